@@ -1,0 +1,1 @@
+"""The neuron-plugin command, one file a command."""

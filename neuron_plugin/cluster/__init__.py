@@ -1,0 +1,1 @@
+"""The API server: list, watch, bind, patch, as small typed records."""

@@ -1,0 +1,1 @@
+"""The scheduler's verbs and the cluster's state."""

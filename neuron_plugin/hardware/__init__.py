@@ -1,0 +1,1 @@
+"""One machine's Neuron hardware as sysfs, /dev and udev show it."""

@@ -1,0 +1,1 @@
+"""The kubelet's sockets: device plugin service, registration, PodResources."""

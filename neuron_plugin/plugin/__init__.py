@@ -1,0 +1,1 @@
+"""The node daemon: joins hardware, kubelet, cluster and allocation."""

@@ -1,0 +1,1 @@
+"""A stand-in node, kubelet and API server, for the demo, the tests and planning."""

@@ -1,0 +1,49 @@
+"""Every chore of the project, one session each; `make` and CI run the same ones."""
+
+from __future__ import annotations
+
+import nox
+
+nox.options.default_venv_backend = "none"
+
+PROTOS = "neuron_plugin/kubelet/_proto"
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff's rules and its formatting."""
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Mypy, strict, over the package and its tests."""
+    session.run("mypy")
+
+
+@nox.session
+def layers(session: nox.Session) -> None:
+    """Which room may import which."""
+    session.run("lint-imports", "--no-logo", silent=True)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The test suite; arguments go to pytest."""
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """The test suite with branch coverage."""
+    session.run("coverage", "run", "-m", "pytest", *session.posargs)
+    session.run("coverage", "report", "--skip-covered", "--show-missing")
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Resolve both locks anew: versions and hashes for every platform, no index named."""
+    common = ("--universal", "--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate", "--quiet")
+    session.run("uv", "pip", "compile", "pyproject.toml", *common, "--output-file", "locks/runtime.txt")
+    session.run("uv", "pip", "compile", "pyproject.toml", "--group", "dev", *common, "--output-file", "locks/dev.txt")
