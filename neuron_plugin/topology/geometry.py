@@ -1,0 +1,106 @@
+"""The shape of one node's Neuron hardware, and cores as bit masks.
+
+Everything that is handed out is a mask of host-global *logical* cores: core ``k`` of device ``N`` is bit
+``N * cores_per_device + k``, and a device is the mask of its cores. So "is it free", "does it overlap" and
+"which devices does it touch" are single integer operations, and a missing device is only a hole in a mask:
+no id ever moves.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NewType
+
+DeviceId = NewType("DeviceId", int)
+"""N of ``/dev/neuronN``."""
+
+CoreId = NewType("CoreId", int)
+"""Host-global logical core: device * logical cores per device + position."""
+
+CoreMask = NewType("CoreMask", int)
+"""A set of logical cores of one node; bit i is core i."""
+
+NO_CORES = CoreMask(0)
+
+
+class Topology(enum.StrEnum):
+    """How a node's devices are linked."""
+
+    SINGLE = "single"
+    LINE = "line"
+    RING = "ring"
+    TORUS = "torus"
+    UNLINKED = "unlinked"
+    """Nothing known: only one device or all of them can be handed out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What decides which sets of one node may be handed out.
+
+    ``device_count`` is the nominal count of the type: ids run from 0 to ``device_count - 1`` even when a chip is
+    missing. ``cores_per_device`` is logical (LNC applied). ``block_sizes`` are the device counts that are handed
+    out as aligned blocks; empty means any run of consecutive devices. Equal geometries share every computed set.
+    """
+
+    instance_type: str
+    topology: Topology
+    device_count: int
+    cores_per_device: int
+    block_sizes: tuple[int, ...] = ()
+
+    @property
+    def core_count(self) -> int:
+        """Logical cores of the whole node."""
+        return self.device_count * self.cores_per_device
+
+    @property
+    def all_mask(self) -> CoreMask:
+        """Every core of the node."""
+        return CoreMask((1 << self.core_count) - 1)
+
+    def device_mask(self, device: int) -> CoreMask:
+        """The cores of one device; the device must be one of ``range(device_count)``."""
+        return CoreMask(((1 << self.cores_per_device) - 1) << (device * self.cores_per_device))
+
+    def devices_mask(self, devices: Iterable[int]) -> CoreMask:
+        """The cores of several devices; ids outside the geometry add nothing."""
+        mask = 0
+        for device in devices:
+            if 0 <= device < self.device_count:
+                mask |= self.device_mask(device)
+        return CoreMask(mask)
+
+    def cores_mask(self, cores: Iterable[int]) -> CoreMask:
+        """The mask of core ids; ids outside the geometry add nothing."""
+        mask = 0
+        for core in cores:
+            if 0 <= core < self.core_count:
+                mask |= 1 << core
+        return CoreMask(mask)
+
+    def devices_touched(self, mask: int) -> tuple[DeviceId, ...]:
+        """Devices with at least one core in ``mask``, ascending."""
+        return tuple(DeviceId(device) for device in range(self.device_count) if mask & self.device_mask(device))
+
+    def whole_devices(self, mask: int) -> tuple[DeviceId, ...]:
+        """Devices with every core in ``mask``, ascending."""
+        return tuple(
+            DeviceId(device) for device in range(self.device_count) if (own := self.device_mask(device)) & mask == own
+        )
+
+    def widened(self, mask: int) -> CoreMask:
+        """``mask`` grown to whole devices: what a held core takes from whole-device requests."""
+        return self.devices_mask(self.devices_touched(mask))
+
+
+def cores_in(mask: int) -> tuple[CoreId, ...]:
+    """The core ids of a mask, ascending."""
+    cores = []
+    while mask:
+        lowest = mask & -mask
+        cores.append(CoreId(lowest.bit_length() - 1))
+        mask ^= lowest
+    return tuple(cores)

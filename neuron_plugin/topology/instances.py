@@ -1,0 +1,113 @@
+"""EC2 instance types with Neuron devices, as data.
+
+The machine's own sysfs is asked first; a type is needed for what sysfs cannot say: how many devices there should be,
+which sets the collectives support, and the links when a missing chip has blanked them (the driver then prints none).
+Sources: Neuron driver 2.24.7 and 2.25.4 (counts, links), SDK documentation to 2.32 (memory, valid counts), captured
+PCI bus numbers (NUMA nodes, constant per type).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from neuron_plugin.topology.geometry import Geometry, Topology
+from neuron_plugin.topology.links import Links, topology_of
+
+TORUS_BLOCKS = (1, 4, 8, 16)
+"""Device counts with collectives support on a torus: 2, 8, 16 or a multiple of 32 cores on Trn1."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceType:
+    """One EC2 type. ``cores_per_device`` is physical; ``logical_core_size`` is the default LNC.
+
+    ``block_sizes`` empty means any run of consecutive devices. ``numa_nodes`` gives the NUMA node of each device by
+    id, and is empty where it is not known.
+    """
+
+    name: str
+    device_name: str
+    devices: int
+    cores_per_device: int
+    memory_gib: int
+    topology: Topology
+    logical_core_size: int = 1
+    block_sizes: tuple[int, ...] = ()
+    numa_nodes: tuple[int, ...] = ()
+
+
+Catalogue = Mapping[str, InstanceType]
+
+
+def catalogue(extra: Iterable[InstanceType] = ()) -> dict[str, InstanceType]:
+    """The types shipped with this package by name, with the user's ``extra`` ones added or replacing them."""
+    return {instance.name: instance for instance in (*SHIPPED, *extra)}
+
+
+def geometry_of(
+    types: Catalogue, instance_type: str, *, device_ids: Iterable[int], cores_per_device: int, links: Links
+) -> Geometry:
+    """The geometry of a machine from its type if that is known, else from what its sysfs says.
+
+    ``cores_per_device`` is logical, as read on the machine. A machine with more devices than its type should have is
+    believed over the type.
+    """
+    seen = max(device_ids, default=-1) + 1
+    known = types.get(instance_type)
+    if known and seen <= known.devices:
+        return Geometry(known.name, known.topology, known.devices, cores_per_device, known.block_sizes)
+    topology = topology_of(links)
+    return Geometry(instance_type or "unknown", topology, seen, cores_per_device, _blocks(topology))
+
+
+def _blocks(topology: Topology) -> tuple[int, ...]:
+    match topology:
+        case Topology.TORUS:
+            return TORUS_BLOCKS
+        case Topology.UNLINKED:
+            return (1,)
+        case _:
+            return ()
+
+
+def _inf1(name: str, devices: int, topology: Topology) -> InstanceType:
+    return InstanceType(name, "Inferentia", devices, 4, 8, topology)
+
+
+def _inf2(name: str, devices: int, topology: Topology, numa: tuple[int, ...] = ()) -> InstanceType:
+    return InstanceType(name, "Inferentia2", devices, 2, 32, topology, numa_nodes=numa)
+
+
+def _torus(name: str, device_name: str, cores: int, memory: int, lnc: int, numa: tuple[int, ...] = ()) -> InstanceType:
+    return InstanceType(name, device_name, 16, cores, memory, Topology.TORUS, lnc, TORUS_BLOCKS, numa)
+
+
+_TRN1_NUMA = (0, 0, 1, 1) * 4
+_TRN2_NUMA = (1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1)
+
+SHIPPED: tuple[InstanceType, ...] = (
+    _inf1("inf1.xlarge", 1, Topology.SINGLE),
+    _inf1("inf1.2xlarge", 1, Topology.SINGLE),
+    _inf1("inf1.6xlarge", 4, Topology.LINE),
+    _inf1("inf1.24xlarge", 16, Topology.RING),
+    _inf2("inf2.xlarge", 1, Topology.SINGLE),
+    _inf2("inf2.8xlarge", 1, Topology.SINGLE),
+    _inf2("inf2.24xlarge", 6, Topology.LINE, (1, 1, 0, 0, 0, 1)),
+    _inf2("inf2.48xlarge", 12, Topology.RING, (2, 3, 2, 3, 2, 3, 1, 1, 0, 0, 0, 1)),
+    InstanceType("trn1.2xlarge", "Trainium1", 1, 2, 32, Topology.SINGLE),
+    _torus("trn1.32xlarge", "Trainium1", 2, 32, 1, _TRN1_NUMA),
+    _torus("trn1n.32xlarge", "Trainium1", 2, 32, 1),
+    InstanceType("trn2.3xlarge", "Trainium2", 1, 8, 96, Topology.SINGLE, 2, numa_nodes=(0,)),
+    _torus("trn2.48xlarge", "Trainium2", 8, 96, 2, _TRN2_NUMA),
+    *(
+        _torus(f"{name}.48xlarge", "Trainium2", 8, 96, 2)
+        for name in ("trn2n", "trn2u", "trn2p", "trn2eu", "trn2e", "trn2es")
+    ),
+    *(
+        _torus(f"{name}.48xlarge", "Trainium3", 8, 144, 2)
+        for name in ("trn3", "trn3n", "trn3p", "trn3pd98", "trn3s", "trn3s-es", "trn3-dev0", "trn3-dev1")
+    ),
+    InstanceType("trn3en.24xlarge", "Trainium3", 4, 8, 144, Topology.UNLINKED, 2, (1, 4)),
+    InstanceType("trn3pd98.3xlarge", "Trainium3", 1, 8, 144, Topology.SINGLE, 2),
+)

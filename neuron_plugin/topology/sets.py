@@ -1,0 +1,75 @@
+"""Which sets of cores may be handed out together, per geometry and count.
+
+A set is *valid* when the hardware links its devices and the runtime can address it: consecutive ids on a line or
+ring, never across the wrap (the driver offsets by the first device only), and on a torus one device, a row, two
+aligned rows or all. Computed once per geometry; callers only test masks against these tuples.
+"""
+
+from __future__ import annotations
+
+import enum
+from functools import cache
+
+from neuron_plugin.topology.geometry import CoreMask, Geometry
+
+
+class Unit(enum.StrEnum):
+    """What a resource counts; the value is the vendor's word in refusals."""
+
+    DEVICE = "device"
+    CORE = "core"
+
+
+@cache
+def valid_sets(geometry: Geometry, unit: Unit, count: int) -> tuple[CoreMask, ...]:
+    """Every valid set of ``count`` devices or cores, lowest ids first; empty when the count can never be met."""
+    if count <= 0:
+        return ()
+    if unit is Unit.DEVICE:
+        return _device_sets(geometry, count)
+    if count <= geometry.cores_per_device:
+        return _windows_inside_devices(geometry, count)
+    return _core_runs(geometry, count)
+
+
+@cache
+def valid_counts(geometry: Geometry, unit: Unit) -> tuple[int, ...]:
+    """Every count that has a valid set, ascending."""
+    most = geometry.device_count if unit is Unit.DEVICE else geometry.core_count
+    return tuple(count for count in range(1, most + 1) if valid_sets(geometry, unit, count))
+
+
+def _device_sets(geometry: Geometry, count: int) -> tuple[CoreMask, ...]:
+    step = _step(geometry, count)
+    starts = range(0, geometry.device_count - count + 1, step) if step else ()
+    return tuple(geometry.devices_mask(range(start, start + count)) for start in starts)
+
+
+def _step(geometry: Geometry, count: int) -> int:
+    """Distance between the first devices of neighbouring sets; 0 when the count has none."""
+    if count in (1, geometry.device_count):
+        return 1
+    if not geometry.block_sizes:
+        return 1
+    return count if count in geometry.block_sizes else 0
+
+
+def _windows_inside_devices(geometry: Geometry, count: int) -> tuple[CoreMask, ...]:
+    window = (1 << count) - 1
+    return tuple(
+        CoreMask(window << (device * geometry.cores_per_device + offset))
+        for device in range(geometry.device_count)
+        for offset in range(geometry.cores_per_device - count + 1)
+    )
+
+
+def _core_runs(geometry: Geometry, count: int) -> tuple[CoreMask, ...]:
+    """More cores than one device has: from a device boundary, and only whole devices where blocks rule."""
+    devices, rest = divmod(count, geometry.cores_per_device)
+    if not rest:
+        return _device_sets(geometry, devices)
+    if geometry.block_sizes:
+        return ()
+    run = (1 << count) - 1
+    firsts = range(geometry.device_count - devices)
+    return tuple(CoreMask(run << (first * geometry.cores_per_device)) for first in firsts)
