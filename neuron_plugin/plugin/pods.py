@@ -1,0 +1,52 @@
+"""The pods of this node that ask for Neuron, reduced to what serving them needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from neuron_plugin.allocation.annotations import ASSIGNMENT_KEYS, AnnotationError, Decision, read
+from neuron_plugin.allocation.ledger import Ledger, Pod, PodUid
+from neuron_plugin.allocation.requests import ContainerRequest, ContainerSpec, PodRequest, RequestError, pod_request
+from neuron_plugin.allocation.resources import Resource
+
+
+@dataclass(frozen=True, slots=True)
+class NodePod:
+    """A live pod on this node with a demand for Neuron.
+
+    ``assignment_keys`` are the annotations that say ids, whoever wrote them. ``problem`` says why its request or its annotations cannot be followed; such a pod has no decision and is served,
+    if at all, by the ids the kubelet names.
+    """
+
+    pod: Pod
+    request: PodRequest
+    decision: Decision | None = None
+    problem: str = ""
+    assignment_keys: frozenset[str] = frozenset()
+
+
+NodePods = Mapping[PodUid, NodePod]
+
+
+def node_pod(pod: Pod, containers: Iterable[ContainerSpec], annotations: Mapping[str, str]) -> NodePod | None:
+    """What serving this pod needs, or None when it asks for no Neuron."""
+    try:
+        request = pod_request(containers)
+    except RequestError as error:
+        return NodePod(pod, (), problem=f"pod {pod}: {error}")
+    if not request:
+        return None
+    keys = frozenset(key for key in ASSIGNMENT_KEYS if key in annotations)
+    try:
+        return NodePod(pod, request, read(str(pod), annotations, request), assignment_keys=keys)
+    except AnnotationError as error:
+        return NodePod(pod, request, problem=str(error), assignment_keys=keys)
+
+
+def unserved(pod: NodePod, ledger: Ledger, resource: Resource, count: int) -> ContainerRequest | None:
+    """The first container of a pod that asks for this and holds nothing yet, in the kubelet's order."""
+    holder = ledger.holders.get(pod.pod.uid)
+    served = {holding.container for holding in holder.holdings} if holder else set()
+    asking = (part for part in pod.request if part.resource is resource and part.count == count)
+    return next((part for part in asking if part.container not in served), None)
