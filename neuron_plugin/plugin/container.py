@@ -7,12 +7,12 @@ follows the driver, and cores are given relative to the first device in the newe
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from neuron_plugin.allocation.idlists import format_ids
 from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.hardware.attributes import DriverVersion
 from neuron_plugin.kubelet.devices import ContainerAllocation, DeviceNode
 from neuron_plugin.plugin.settings import Numbering
 from neuron_plugin.topology.geometry import Geometry, cores_in
@@ -43,13 +43,11 @@ class ContainerStyle:
     cdi: bool = False
 
 
-def resolve_numbering(setting: Numbering, driver_version: str) -> Numbering:
+def resolve_numbering(setting: Numbering, driver: DriverVersion | None) -> Numbering:
     """HOST or CONTAINER; a driver whose version is unknown is treated like an old one."""
     if setting is not Numbering.AUTO:
         return setting
-    version = re.match(r"(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?", driver_version, re.ASCII)
-    numbers = tuple(int(part or 0) for part in version.groups()) if version else (0, 0, 0)
-    return Numbering.CONTAINER if numbers >= FIRST_OFFSET_DRIVER else Numbering.HOST
+    return Numbering.CONTAINER if driver and driver.at_least(*FIRST_OFFSET_DRIVER) else Numbering.HOST
 
 
 def container_allocation(

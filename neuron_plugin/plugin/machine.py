@@ -8,13 +8,17 @@ pod, and reads its topology without a nil check; pkg/kubelet/cm/devicemanager).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from neuron_plugin.allocation.inventory import NodeInventory
 from neuron_plugin.allocation.ledger import Ledger
 from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
+from neuron_plugin.hardware.attributes import DriverVersion
+from neuron_plugin.hardware.health import assess_all
+from neuron_plugin.hardware.records import Inventory
 from neuron_plugin.kubelet.devices import AdvertisedDevice
-from neuron_plugin.topology.geometry import CoreMask, Geometry
+from neuron_plugin.topology.geometry import CoreMask, DeviceId, Geometry
+from neuron_plugin.topology.instances import Catalogue, geometry_of
 from neuron_plugin.topology.sets import Unit
 
 MISSING = "missing: the driver does not list it"
@@ -28,7 +32,7 @@ class Machine:
     listed: tuple[int, ...]
     unhealthy: Mapping[int, str] = field(default_factory=dict)
     device_name: str = ""
-    driver_version: str = ""
+    driver_version: DriverVersion | None = None
     logical_core_size: int = 1
 
     @property
@@ -44,30 +48,57 @@ class Machine:
             present=tuple(device for device in self.listed if device not in missing),
             unhealthy={device: reason for device, reason in self.unhealthy.items() if device not in missing},
             device_name=self.device_name,
-            driver_version=self.driver_version,
+            driver_version=self.driver_version.text if self.driver_version else "",
             logical_core_size=self.logical_core_size,
         )
 
 
-def machine_after(previous: Machine | None, seen: Machine) -> Machine:
-    """The machine to advertise after a look that found ``seen``, ids and geometry of the last one kept.
+def seen_machine(inventory: Inventory, types: Catalogue, instance_type: str = "") -> Machine | None:
+    """One look at the hardware, judged; None when there is no device to speak of.
 
-    When the driver is gone nothing is seen: all that was listed stays, unhealthy. Ids are never re-interpreted: a
-    look with another number of cores per device replaces the machine as a whole.
+    A type that is known says which ids there should be: those that are not there are listed as missing, because a
+    pod may have held one a moment ago and because a full node asks for all of them. ``instance_type`` stands in where
+    the machine does not tell its own.
     """
-    if previous is None or (seen.listed and not _same_ids(previous, seen)):
-        return seen
-    geometry = max(previous.geometry, seen.geometry, key=lambda geometry: geometry.device_count)
-    listed = tuple(sorted({*previous.listed, *seen.listed}))
-    gone = {device: MISSING for device in previous.listed if device not in seen.listed}
-    known = seen if seen.listed else previous
+    if not inventory.devices:
+        return None
+    geometry = geometry_of(
+        types,
+        inventory.instance_type or instance_type,
+        device_ids=inventory.device_ids,
+        cores_per_device=inventory.cores_per_device,
+        links=inventory.links,
+    )
+    nominal = range(geometry.device_count) if geometry.instance_type in types else ()
+    skipped = {device.id: device.reason for device in inventory.skipped}
+    listed = sorted({*inventory.device_ids, *nominal})
+    absent = {device: skipped.get(DeviceId(device), MISSING) for device in listed if device not in inventory.device_ids}
+    sick = {device: verdict.reason for device, verdict in assess_all(inventory).items() if not verdict.healthy}
     return Machine(
         geometry=geometry,
-        listed=listed,
-        unhealthy={**seen.unhealthy, **gone},
-        device_name=known.device_name,
-        driver_version=known.driver_version,
-        logical_core_size=known.logical_core_size,
+        listed=tuple(listed),
+        unhealthy={**sick, **absent},
+        device_name=inventory.device_name,
+        driver_version=inventory.driver_version,
+        logical_core_size=inventory.logical_core_size.size,
+    )
+
+
+def machine_after(previous: Machine | None, seen: Machine | None) -> Machine | None:
+    """The machine to advertise after a look that found ``seen``: what was listed once stays listed.
+
+    When the driver is gone nothing is seen, and all that was listed is unhealthy. Ids are never re-interpreted: a
+    look with another number of cores per device is another machine as a whole.
+    """
+    if previous is None or (seen and not _same_ids(previous, seen)):
+        return seen
+    latest = seen or previous
+    gone = {device: MISSING for device in previous.listed if not seen or device not in seen.listed}
+    return replace(
+        latest,
+        geometry=max(previous.geometry, latest.geometry, key=lambda geometry: geometry.device_count),
+        listed=tuple(sorted({*previous.listed, *latest.listed})),
+        unhealthy={**(seen.unhealthy if seen else {}), **gone},
     )
 
 
@@ -79,12 +110,30 @@ def advertised(machine: Machine, ledger: Ledger, resource: Resource) -> tuple[Ad
     """
     listed = machine.geometry.devices_mask(machine.listed)
     elsewhere = ledger.used_mask & ~ledger.held_as(resource)
-    usable = machine.healthy_mask & ~elsewhere
     geometry, unit = machine.geometry, resource.unit
-    return tuple(
-        AdvertisedDevice(str(number), healthy=mask_of(geometry, unit, (number,)) & ~usable == 0)
-        for number in ids_of(geometry, unit, listed)
+    devices = []
+    for number in ids_of(geometry, unit, listed):
+        mask = mask_of(geometry, unit, (number,))
+        reason = _why_unusable(machine, ledger, resource, mask, elsewhere)
+        devices.append(AdvertisedDevice(str(number), healthy=not reason, reason=reason))
+    return tuple(devices)
+
+
+def _why_unusable(machine: Machine, ledger: Ledger, resource: Resource, mask: int, elsewhere: int) -> str:
+    sick = [
+        machine.unhealthy[device] for device in machine.geometry.devices_touched(mask) if device in machine.unhealthy
+    ]
+    if sick:
+        return sick[0]
+    if not mask & elsewhere:
+        return ""
+    held = (
+        f"held by pod {holder.pod} as {holding.resource.value}"
+        for holder in ledger.holders_of(mask & elsewhere)
+        for holding in holder.holdings
+        if holding.mask & mask and holding.resource is not resource
     )
+    return next(held, "held under another name")
 
 
 def describe(machine: Machine) -> dict[str, object]:

@@ -32,14 +32,18 @@ class NodeState:
     held_since: dict[PodUid, float] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
-    def see_machine(self, seen: Machine) -> None:
-        """Take in a look at the hardware; ids that pods hold are not given another meaning."""
+    def see_machine(self, seen: Machine | None) -> bool:
+        """Take in a look at the hardware; whether it was taken.
+
+        A look that gives core ids another meaning (LNC was changed) has to wait until no pod holds any.
+        """
         machine = machine_after(self.machine, seen)
-        if self.machine and self.ledger.holders and _renumbered(self.machine, machine):
-            return
+        if self.machine and machine and self.ledger.holders and _renumbered(self.machine, machine):
+            return False
         if machine != self.machine:
             self.machine = machine
             self.on_change()
+        return True
 
     def see_pod(self, pod: NodePod) -> None:
         """Take in a live pod of this node."""

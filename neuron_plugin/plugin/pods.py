@@ -15,8 +15,8 @@ from neuron_plugin.allocation.resources import Resource
 class NodePod:
     """A live pod on this node with a demand for Neuron.
 
-    ``assignment_keys`` are the annotations that say ids, whoever wrote them. ``problem`` says why its request or its annotations cannot be followed; such a pod has no decision and is served,
-    if at all, by the ids the kubelet names.
+    ``problem`` says why its request or its annotations cannot be followed; such a pod has no decision and is served,
+    if at all, by the ids the kubelet names. ``assignment_keys`` are the annotations that say ids, whoever wrote them.
     """
 
     pod: Pod
