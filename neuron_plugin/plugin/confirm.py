@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from neuron_plugin.allocation.ledger import Holding, PodUid
-from neuron_plugin.kubelet.pod_resources import PodDevices, PodResourcesError
+from neuron_plugin.kubelet.pod_resources import GetUnsupportedError, PodDevices, PodResourcesError
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.plugin.truth import listed_holdings, stands_in, true_holdings
@@ -58,6 +58,7 @@ class Confirmation:
         self._cluster = cluster
         self._news = asyncio.Event()
         self._confirmed: set[PodUid] = set()
+        self._can_get = True
 
     def notify(self) -> None:
         """Something was allocated, or a pod came."""
@@ -84,8 +85,14 @@ class Confirmation:
 
     async def _ask(self) -> None:
         try:
-            if self._cluster:
+            if self._cluster and self._can_get:
                 await self._ask_for_pods()
+        except GetUnsupportedError as error:
+            logger.info("asking the kubelet for all pods at once instead", extra={"why": str(error)})
+            self._can_get = False
+        except PodResourcesError as error:
+            logger.debug("confirming later", extra={"why": str(error)})
+        try:
             if self._wants_list():
                 self._take_list(await self._pod_resources.list())
         except PodResourcesError as error:
@@ -93,12 +100,15 @@ class Confirmation:
 
     async def _ask_for_pods(self) -> None:
         """Get every live pod that has not been confirmed yet."""
-        self._confirmed &= set(self._state.pods)
-        for uid in [uid for uid, pod in self._state.pods.items() if pod.request and uid not in self._confirmed]:
+        for uid in self._unconfirmed():
             pod = self._state.pods.get(uid)
             found = await self._pod_resources.get(pod.pod.namespace, pod.pod.name) if pod else None
             if found and pod and uid in self._state.pods:
                 self._take(pod, found)
+
+    def _unconfirmed(self) -> list[PodUid]:
+        self._confirmed &= set(self._state.pods)
+        return [uid for uid, pod in self._state.pods.items() if pod.request and uid not in self._confirmed]
 
     def _take(self, pod: NodePod, found: PodDevices) -> None:
         machine = self._state.machine
@@ -112,7 +122,8 @@ class Confirmation:
     def _wants_list(self) -> bool:
         """Whether a List would tell something, and none of our calls is under way."""
         quiet = self._age_of_latest() >= QUIET_SECONDS
-        return quiet and (not self._cluster or any(stands_in(holder) for holder in self._state.ledger))
+        supposed = any(stands_in(holder) for holder in self._state.ledger)
+        return quiet and (not self._cluster or supposed or (not self._can_get and bool(self._unconfirmed())))
 
     def _age_of_latest(self) -> float:
         return self._state.clock() - max(self._state.held_since.values(), default=float("-inf"))
@@ -122,10 +133,12 @@ class Confirmation:
         if self._state.machine is None:
             return
         geometry = self._state.machine.geometry
-        names = {(pod.pod.namespace, pod.pod.name) for pod in self._state.pods.values()}
+        pods = {(pod.pod.namespace, pod.pod.name): pod for pod in self._state.pods.values()}
         for found in listed:
-            holdings = listed_holdings(geometry, found)
-            if holdings and (found.namespace, found.name) not in names:
+            holdings, pod = listed_holdings(geometry, found), pods.get((found.namespace, found.name))
+            if pod and pod.pod.uid not in self._confirmed:
+                self._take(pod, found)
+            elif holdings and not pod:
                 self._state.confirm(self._state.named_stand_in(found.namespace, found.name), holdings)
         self._release_unlisted(geometry, listed)
 

@@ -67,13 +67,13 @@ def seen_machine(inventory: Inventory, types: Catalogue, instance_type: str = ""
         inventory.instance_type or instance_type,
         device_ids=inventory.device_ids,
         cores_per_device=inventory.cores_per_device,
-        links=inventory.links,
+        links={int(device): frozenset(map(int, linked)) for device, linked in inventory.links.items()},
     )
     nominal = range(geometry.device_count) if geometry.instance_type in types else ()
     skipped = {device.id: device.reason for device in inventory.skipped}
     listed = sorted({*inventory.device_ids, *nominal})
     absent = {device: skipped.get(DeviceId(device), MISSING) for device in listed if device not in inventory.device_ids}
-    sick = {device: verdict.reason for device, verdict in assess_all(inventory).items() if not verdict.healthy}
+    sick = {int(device): verdict.reason for device, verdict in assess_all(inventory).items() if not verdict.healthy}
     return Machine(
         geometry=geometry,
         listed=tuple(listed),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from neuron_plugin.allocation.resources import mask_of
 from neuron_plugin.allocation.ledger import Holder, Holding, Ledger, Pod, PodUid
 from neuron_plugin.plugin.claims import Claims
 from neuron_plugin.plugin.decisions import WaitingDecision, waiting_decisions
@@ -42,12 +43,15 @@ class NodeState:
             return False
         if machine != self.machine:
             self.machine = machine
+            for pod in self.pods.values():
+                self._remember(pod)
             self.on_change()
         return True
 
     def see_pod(self, pod: NodePod) -> None:
-        """Take in a live pod of this node."""
+        """Take in a live pod of this node; one that was served before this daemon started holds what it was given."""
         self.pods[pod.pod.uid] = pod
+        self._remember(pod)
 
     def forget_pod(self, uid: PodUid) -> None:
         """A pod's end: what it held is free."""
@@ -91,10 +95,20 @@ class NodeState:
 
     def free_mask(self, machine: Machine) -> CoreMask:
         """Healthy cores that nobody holds and no decision waits for."""
-        taken = self.ledger.used_mask
+        taken = int(self.ledger.used_mask)
         for decision in self.waiting():
             taken |= decision.mask
         return CoreMask(machine.healthy_mask & ~taken)
+
+    def _remember(self, pod: NodePod) -> None:
+        """Believe a pod's own annotation that it was allocated, until the kubelet says otherwise."""
+        if not (self.machine and pod.decision and pod.decision.allocated) or pod.pod.uid in self.ledger.holders:
+            return
+        for part in pod.decision.containers:
+            mask = mask_of(self.machine.geometry, part.request.resource.unit, part.ids)
+            self._set_ledger(
+                self.ledger.with_holding(pod.pod, Holding(part.request.container, part.request.resource, mask))
+            )
 
     def _set_ledger(self, ledger: Ledger) -> None:
         if ledger != self.ledger:
