@@ -13,7 +13,7 @@ import grpc
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.kubelet.channels import channel_to
+from neuron_plugin.kubelet.channels import channel_to, connection_fault
 from neuron_plugin.kubelet.messages import API_VERSION
 
 KUBELET_SOCKET = "kubelet.sock"
@@ -42,7 +42,7 @@ async def announce(endpoint: Path, resource: str, options: pb.DevicePluginOption
 def _reason(error: grpc.aio.AioRpcError, kubelet: Path, resource: str) -> str:
     details = error.details() or error.code().name
     if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return f"nobody answers on {kubelet} ({details}): is the kubelet running?"
+        return f"nobody answers on {kubelet} ({connection_fault(error)}): is the kubelet running?"
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return f"the kubelet did not answer within {REGISTER_DEADLINE_SECONDS:g} s when told of {resource}"
     return f"the kubelet refused {resource}: {details}"

@@ -21,3 +21,8 @@ _OPTIONS = (
 def channel_to(socket: Path) -> grpc.aio.Channel:
     """A channel to the Unix socket; it connects with the first call and is the caller's to close."""
     return grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
+
+
+def connection_fault(error: grpc.aio.AioRpcError) -> str:
+    """Why a socket could not be reached, in the system's words alone: gRPC wraps them in a line of its own."""
+    return (error.details() or error.code().name).rpartition("error: ")[2]

@@ -19,7 +19,7 @@ import grpc
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.backoff import Backoff
-from neuron_plugin.kubelet.channels import channel_to
+from neuron_plugin.kubelet.channels import channel_to, connection_fault
 from neuron_plugin.kubelet.devices import in_numeric_order
 
 POD_RESOURCES_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
@@ -139,7 +139,8 @@ class PodResourcesClient:
         details = error.details() or ""
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             return PodResourcesAbsentError(
-                f"nobody answers on {self._socket} ({details}): is the kubelet running and the directory mounted?"
+                f"nobody answers on {self._socket} ({connection_fault(error)}): "
+                "is the kubelet running and the directory mounted?"
             )
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return PodResourcesThrottledError(f"{self._socket}: {details}")
