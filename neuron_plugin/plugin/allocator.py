@@ -81,6 +81,9 @@ class Allocator:
         self._log(resource, numbers, claim, pod, allocation)
         return allocation
 
+    async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
+        """Let the container start: the kubelet is told not to ask, because a gate would need the plugin at every start."""
+
     def _decision(
         self, resource: Resource, available: list[int], must_include: list[int], size: int
     ) -> WaitingDecision | None:

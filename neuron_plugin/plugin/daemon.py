@@ -47,7 +47,7 @@ class NodeDaemon:
         self._found = asyncio.Event()
         self.state = NodeState(on_change=self._refresh)
         self._link = ClusterLink(settings, self.state, self._pod_came) if settings.cluster else None
-        report = Reporter(self._link.send_event if self._link else None)
+        report = self._link.report if self._link else Reporter()
         self._confirmation = Confirmation(
             self.state,
             PodResourcesClient(settings.pod_resources_socket),

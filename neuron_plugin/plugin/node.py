@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from neuron_plugin.allocation.resources import mask_of
 from neuron_plugin.allocation.ledger import Holder, Holding, Ledger, Pod, PodUid
+from neuron_plugin.allocation.resources import mask_of
 from neuron_plugin.plugin.claims import Claims
 from neuron_plugin.plugin.decisions import WaitingDecision, waiting_decisions
 from neuron_plugin.plugin.machine import Machine, machine_after

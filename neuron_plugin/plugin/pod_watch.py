@@ -10,7 +10,8 @@ from neuron_plugin.allocation.requests import ContainerSpec, Kind
 from neuron_plugin.cluster import records
 from neuron_plugin.cluster.api import ApiServer
 from neuron_plugin.cluster.kinds import PODS
-from neuron_plugin.cluster.reflector import Reflector, Scope
+from neuron_plugin.cluster.lists import Scope
+from neuron_plugin.cluster.reflector import Reflector
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pods import NodePod, node_pod
 from neuron_plugin.plugin.report import Report

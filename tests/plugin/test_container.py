@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from neuron_plugin.kubelet.devices import DeviceNode
 
 from neuron_plugin.allocation.idlists import parse_ids
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.hardware.attributes import parse_driver_version
+from neuron_plugin.kubelet.devices import DeviceNode
 from neuron_plugin.plugin.container import (
     ContainerStyle,
     cdi_specification,
