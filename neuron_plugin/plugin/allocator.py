@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from neuron_plugin.allocation.choice import why_not
 from neuron_plugin.allocation.idlists import format_ids
 from neuron_plugin.allocation.ledger import Holding, Pod
+from neuron_plugin.allocation.placement import place
+from neuron_plugin.allocation.refusals import Refusal
 from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
 from neuron_plugin.kubelet.devices import AllocationRefusedError, ContainerAllocation
 from neuron_plugin.plugin.claims import Claim, Conflict
@@ -20,9 +22,11 @@ from neuron_plugin.plugin.container import ContainerStyle, container_allocation
 from neuron_plugin.plugin.decisions import WaitingDecision, decision_for
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import NodeState
+from neuron_plugin.plugin.pods import NodePod, explains
 from neuron_plugin.plugin.preference import preferred_ids
 from neuron_plugin.plugin.report import Report
 from neuron_plugin.plugin.settings import TopologyPolicy
+from neuron_plugin.topology.geometry import CoreMask
 from neuron_plugin.topology.sets import valid_sets
 
 logger = logging.getLogger(__name__)
@@ -74,6 +78,8 @@ class Allocator:
         claim = self._state.claims(machine).claim(resource, mask, len(numbers))
         if isinstance(claim, Conflict):
             raise self._refuse_conflict(machine, resource, numbers, claim)
+        if claim.pod is None:
+            self._check_request(resource, len(numbers))
         self._check_links(machine, resource, claim)
         pod = claim.pod or self._state.nameless_stand_in()
         self._state.hold(pod, Holding(claim.container, resource, claim.mask))
@@ -82,7 +88,7 @@ class Allocator:
         return allocation
 
     async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
-        """Let the container start: the kubelet is told not to ask, because a gate would need the plugin at every start."""
+        """Let the container start. The kubelet is told not to ask: a gate would need the plugin at every start."""
 
     def _decision(
         self, resource: Resource, available: list[int], must_include: list[int], size: int
@@ -90,26 +96,43 @@ class Allocator:
         return decision_for(self._state.waiting(), resource, available, must_include, size)
 
     def _may_be_decided(self, resource: Resource, size: int) -> bool:
-        """Whether the pod may be one the watch has not shown yet: none of those it has shown explains the call."""
-        explained = any(
-            part.resource is resource and part.count == size and pod.decision is None
-            for pod in self._state.pods.values()
-            if pod.pod.uid not in self._state.ledger.holders
-            for part in pod.request
-        )
-        return not explained
+        """Whether the watch may not have shown the pod yet: none of those it has shown explains the call."""
+        return not any(pod.decision is None for pod in self._explaining(resource, size))
+
+    def _explaining(self, resource: Resource, count: int) -> list[NodePod]:
+        """Pods that hold nothing yet and ask for exactly this."""
+        ledger = self._state.ledger
+        return [pod for pod in self._state.pods.values() if explains(pod, ledger, resource, count)]
 
     def _best(
         self, machine: Machine, resource: Resource, available: list[int], must_include: list[int], size: int
     ) -> tuple[int, ...]:
-        return preferred_ids(
-            machine.geometry,
-            resource.unit,
-            available=available,
-            must_include=must_include,
-            free=self._state.free_mask(machine),
-            size=size,
+        free = self._state.free_mask(machine)
+        planned = None if must_include else self._planned(machine, resource, available, free, size)
+        return planned or preferred_ids(
+            machine.geometry, resource.unit, available=available, must_include=must_include, free=free, size=size
         )
+
+    def _planned(
+        self, machine: Machine, resource: Resource, available: list[int], free: CoreMask, size: int
+    ) -> tuple[int, ...] | None:
+        """Where the pod's first container goes if all of its containers are to get linked sets."""
+        pods = [pod for pod in self._explaining(resource, size) if len(pod.request) > 1 and pod.decision is None]
+        placement = place(machine.geometry, free, pods[0].request) if pods else None
+        if placement is None or isinstance(placement, Refusal):
+            return None
+        first = placement[0]
+        ids = ids_of(machine.geometry, resource.unit, first.mask)
+        fits = first.request.resource is resource and len(ids) == size and set(ids) <= set(available)
+        return ids if fits else None
+
+    def _check_request(self, resource: Resource, count: int) -> None:
+        """Refuse a call that only a pod with an unservable request can have made."""
+        if self._explaining(resource, count):
+            return
+        for pod in self._state.pods.values():
+            if (resource, str(count)) in pod.refused:
+                raise AllocationRefusedError(pod.problem)
 
     def _check_links(self, machine: Machine, resource: Resource, claim: Claim) -> None:
         """Sets that no scheduler decided are held against the topology; the policy says what that means."""
@@ -117,10 +140,9 @@ class Allocator:
         if claim.decided or claim.mask in valid_sets(machine.geometry, resource.unit, len(ids)):
             return
         refusal = why_not(machine.geometry, claim.mask, resource.unit, len(ids))
-        text = f"{resource.value} {format_ids(ids)} are not linked. {refusal.text}"
-        self._report.report("UnlinkedDevices", text, claim.pod)
         if self._policy is TopologyPolicy.REQUIRED:
             raise AllocationRefusedError(refusal.text)
+        self._report.report("UnlinkedDevices", unlinked_text(resource, ids, refusal), claim.pod)
 
     def _refuse_conflict(
         self, machine: Machine, resource: Resource, ids: tuple[int, ...], conflict: Conflict
@@ -140,12 +162,7 @@ class Allocator:
 
     def _asking(self, resource: Resource, count: int) -> str:
         """The pods that may have made a call which no decision names."""
-        names = [
-            str(pod.pod)
-            for uid, pod in self._state.pods.items()
-            if uid not in self._state.ledger.holders
-            and any(part.resource is resource and part.count == count for part in pod.request)
-        ]
+        names = [str(pod.pod) for pod in self._explaining(resource, count)]
         return f"pod {' or '.join(sorted(names))}" if names else "a pod without a decision"
 
     def _machine(self) -> Machine:
@@ -170,6 +187,11 @@ class Allocator:
                 "env": dict(allocation.envs),
             },
         )
+
+
+def unlinked_text(resource: Resource, ids: tuple[int, ...], refusal: Refusal) -> str:
+    """What is told of ids that are not linked, and why there were no better ones."""
+    return f"{resource.value} {format_ids(ids)} are not linked. {refusal.text}"
 
 
 def _named(pod: Pod) -> str:

@@ -68,13 +68,17 @@ class Confirmation:
         """Ask whenever there is news, until cancelled."""
         while True:
             try:
-                async with asyncio.timeout(PERIOD_SECONDS):
+                async with asyncio.timeout(self._pause_seconds()):
                     await self._news.wait()
                 await asyncio.sleep(SETTLE_SECONDS)
             except TimeoutError:
                 pass  # nothing new: what is still open is asked again
             self._news.clear()
             await self._ask()
+
+    def _pause_seconds(self) -> float:
+        """Until the next look without news: soon when a List only waits for a quiet moment."""
+        return PERIOD_SECONDS if self._is_quiet() or not self._needs_list() else QUIET_SECONDS
 
     async def rebuild(self) -> None:
         """Learn what live pods hold before anything is offered. Without a kubelet there is nothing to learn."""
@@ -93,7 +97,7 @@ class Confirmation:
         except PodResourcesError as error:
             logger.debug("confirming later", extra={"why": str(error)})
         try:
-            if self._wants_list():
+            if self._needs_list() and self._is_quiet():
                 self._take_list(await self._pod_resources.list())
         except PodResourcesError as error:
             logger.debug("confirming later", extra={"why": str(error)})
@@ -119,11 +123,14 @@ class Confirmation:
             self._confirmed.add(pod.pod.uid)
             self._on_confirmed(pod, holdings)
 
-    def _wants_list(self) -> bool:
-        """Whether a List would tell something, and none of our calls is under way."""
-        quiet = self._age_of_latest() >= QUIET_SECONDS
+    def _needs_list(self) -> bool:
+        """Whether a List would tell something that nothing else does."""
         supposed = any(stands_in(holder) for holder in self._state.ledger)
-        return quiet and (not self._cluster or supposed or (not self._can_get and bool(self._unconfirmed())))
+        return not self._cluster or supposed or (not self._can_get and bool(self._unconfirmed()))
+
+    def _is_quiet(self) -> bool:
+        """Whether none of our calls can be under way."""
+        return self._age_of_latest() >= QUIET_SECONDS
 
     def _age_of_latest(self) -> float:
         return self._state.clock() - max(self._state.held_since.values(), default=float("-inf"))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from neuron_plugin.allocation.ledger import Pod, PodUid
+from neuron_plugin.plugin.truth import STAND_IN
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Reporter:
         self._told[key] = None
         if len(self._told) > _REMEMBERED:
             self._told.popitem(last=False)
-        logger.warning(text, extra={"reason": reason, "pod": str(pod) if pod else "unknown"})
-        if pod and self._send:
+        known = pod is not None and not pod.uid.startswith(STAND_IN)
+        logger.warning(text, extra={"reason": reason, "pod": str(pod) if known else "not known yet"})
+        if pod and known and self._send:
             self._send(pod, reason, text)
