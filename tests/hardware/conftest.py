@@ -17,10 +17,10 @@ Interfere = Callable[[str, Callable[[], None]], None]
 
 @pytest.fixture
 def make_node(tmp_path: Path) -> MakeNode:
-    """Write a simulated machine; its per-core counters, which nothing here reads, are left out."""
+    """Write a simulated machine; its usage counters, which nothing here reads, are left out."""
 
     def make(instance_type: str = "inf2.24xlarge", **options: Any) -> SimulatedNode:
-        return write_node(tmp_path / "node", instance_type, core_counters=False, **options)
+        return write_node(tmp_path / "node", instance_type, usage_counters=False, **options)
 
     return make
 
@@ -35,7 +35,8 @@ def on_open(monkeypatch: pytest.MonkeyPatch) -> Interfere:
         for ending, action in actions.items():
             if str(self).endswith(ending):
                 action()
-        return real_open(self, *args, **kwargs)
+        opened: IO[Any] = real_open(self, *args, **kwargs)
+        return opened
 
     monkeypatch.setattr(Path, "open", opening)
     return actions.__setitem__
