@@ -1,0 +1,222 @@
+"""The assignment on a pod, as annotations in two dialects.
+
+Ours says devices in ``NEURON_DEVS`` and cores in ``NEURON_CORES``, one list per container that requests that unit, in
+spec order with init containers first, joined by ``|``. The vendor's says one list in ``AWS_NEURON_IDS``, of the unit
+that the pod requests. Both are hints from outside: whatever stands in them, reading ends in a decision that fits the
+pod's request or in one typed error.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from neuron_plugin.allocation.idlists import IdListError, format_ids, parse_ids
+from neuron_plugin.allocation.placement import Placement
+from neuron_plugin.allocation.requests import ContainerRequest, Kind, PodRequest
+from neuron_plugin.allocation.resources import Resource, ids_of
+from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology.sets import Unit
+
+DEVICES_KEY = "NEURON_DEVS"
+CORES_KEY = "NEURON_CORES"
+ALLOC_TIME_KEY = "NEURON_ALLOC_TIME"
+ALLOCATED_KEY = "NEURON_ALLOCATED"
+VENDOR_IDS_KEY = "AWS_NEURON_IDS"
+VENDOR_RESOURCE_KEY = "NEURON_RESOURCE_TYPE"
+
+ASSIGNMENT_KEYS = (DEVICES_KEY, CORES_KEY, VENDOR_IDS_KEY)
+"""The keys that say which ids; any of them makes an assignment."""
+
+_UNIT_KEYS = {Unit.DEVICE: DEVICES_KEY, Unit.CORE: CORES_KEY}
+_LIST_SEPARATOR = "|"
+_MOST_DIGITS = 19
+
+
+class Dialect(enum.StrEnum):
+    """Whose keys carry the assignment."""
+
+    NEURON_PLUGIN = "neuron-plugin"
+    VENDOR = "vendor"
+
+
+class AnnotationError(ValueError):
+    """An annotation that cannot be followed: which pod, which key, what it says and what was expected."""
+
+    def __init__(self, pod: str, key: str, value: str, expected: str) -> None:
+        """Keep the parts: events and metrics name them one by one."""
+        super().__init__(f"pod {pod} has {key}={value[:200]!r}: {expected}")
+        self.pod = pod
+        self.key = key
+        self.value = value
+        self.expected = expected
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerIds:
+    """The ids one container is to get, ascending, in the unit of the resource it asked for."""
+
+    request: ContainerRequest
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An assignment read from a pod: one list per requesting container, in the order of the request."""
+
+    containers: tuple[ContainerIds, ...]
+    alloc_time_ns: int = 0
+    allocated: bool = False
+
+
+def write(
+    geometry: Geometry,
+    placement: Placement,
+    alloc_time_ns: int,
+    dialects: Collection[Dialect] = (Dialect.NEURON_PLUGIN,),
+) -> dict[str, str]:
+    """The annotations that carry a placement. ``alloc_time_ns`` is unix time; ``NEURON_ALLOCATED`` starts false."""
+    lists = [(part.request, ids_of(geometry, part.request.resource.unit, part.mask)) for part in placement]
+    if not lists:
+        return {}
+    keys = {ALLOC_TIME_KEY: str(alloc_time_ns), ALLOCATED_KEY: "false"}
+    if Dialect.NEURON_PLUGIN in dialects:
+        keys |= _write_ours(lists)
+    if Dialect.VENDOR in dialects:
+        keys |= _write_vendors(lists)
+    return keys
+
+
+def read(pod: str, annotations: Mapping[str, str], request: PodRequest) -> Decision | None:
+    """The decision on a pod, or None when no assignment key is there.
+
+    ``pod`` is its name for errors. Ids are not held against a geometry here: whether they exist and are linked is
+    the node's business.
+
+    Raises:
+        AnnotationError: a key is malformed, does not fit what the pod requests, or the dialects contradict.
+    """
+    ours = _read_ours(pod, annotations, request)
+    vendors = _read_vendors(pod, annotations, request)
+    if ours and vendors and _all_ids(ours) != _all_ids(vendors):
+        theirs = annotations[VENDOR_IDS_KEY]
+        raise AnnotationError(pod, VENDOR_IDS_KEY, theirs, f"expected the ids that {DEVICES_KEY} and {CORES_KEY} give")
+    chosen = ours or vendors
+    if not chosen:
+        return None
+    return Decision(chosen, _read_time(pod, annotations), annotations.get(ALLOCATED_KEY, "").lower() == "true")
+
+
+def _write_ours(lists: list[tuple[ContainerRequest, tuple[int, ...]]]) -> dict[str, str]:
+    keys = {}
+    for unit, key in _UNIT_KEYS.items():
+        of_unit = [format_ids(ids) for request, ids in lists if request.resource.unit is unit]
+        if of_unit:
+            keys[key] = _LIST_SEPARATOR.join(of_unit)
+    return keys
+
+
+def _write_vendors(lists: list[tuple[ContainerRequest, tuple[int, ...]]]) -> dict[str, str]:
+    """One list for the whole pod; a pod that asks for two resources cannot be said in this dialect."""
+    resources = {request.resource for request, _ in lists}
+    if len(resources) > 1:
+        return {}
+    ids = {number for _, numbers in lists for number in numbers}
+    return {VENDOR_IDS_KEY: format_ids(ids), VENDOR_RESOURCE_KEY: resources.pop().value}
+
+
+def _read_ours(pod: str, annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerIds, ...]:
+    if DEVICES_KEY not in annotations and CORES_KEY not in annotations:
+        return ()
+    lists = {unit: iter(_read_unit(pod, annotations, request, unit)) for unit in Unit}
+    return tuple(next(lists[part.resource.unit]) for part in request)
+
+
+def _read_unit(pod: str, annotations: Mapping[str, str], request: PodRequest, unit: Unit) -> list[ContainerIds]:
+    """The lists of one key, each held against the container it belongs to."""
+    key, parts = _UNIT_KEYS[unit], [part for part in request if part.resource.unit is unit]
+    value = annotations.get(key)
+    if value is None:
+        if parts:
+            raise AnnotationError(pod, key, "", f"expected {_expectation(parts)}: the key is missing")
+        return []
+    texts = value.split(_LIST_SEPARATOR)
+    if len(texts) != len(parts):
+        raise AnnotationError(pod, key, value, f"expected {_expectation(parts)}")
+    return [_held_against(pod, key, value, part, text) for part, text in zip(parts, texts, strict=True)]
+
+
+def _read_vendors(pod: str, annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerIds, ...]:
+    """One flat list, dealt out to the containers in order; with ``|`` a list each."""
+    value = annotations.get(VENDOR_IDS_KEY)
+    if value is None:
+        return ()
+    if not request or not _resource_fits(annotations, request):
+        expected = "expected ids of the one Neuron resource that the pod requests"
+        raise AnnotationError(pod, VENDOR_IDS_KEY, value, expected)
+    if len(request) == 1 or _LIST_SEPARATOR in value:
+        texts = value.split(_LIST_SEPARATOR)
+        if len(texts) != len(request):
+            raise AnnotationError(pod, VENDOR_IDS_KEY, value, f"expected {_expectation(list(request))}")
+        return tuple(
+            _held_against(pod, VENDOR_IDS_KEY, value, part, text) for part, text in zip(request, texts, strict=True)
+        )
+    return _deal(pod, value, request)
+
+
+def _resource_fits(annotations: Mapping[str, str], request: PodRequest) -> bool:
+    units = {part.resource.unit for part in request}
+    named = annotations.get(VENDOR_RESOURCE_KEY)
+    if named is None:
+        return len(units) == 1
+    return named in {resource.value for resource in Resource} and units == {Resource(named).unit}
+
+
+def _deal(pod: str, value: str, request: PodRequest) -> tuple[ContainerIds, ...]:
+    """Share one list out as the kubelet would: what plain init containers had goes to later ones first."""
+    fresh = list(_parsed(pod, VENDOR_IDS_KEY, value, value))
+    dealt: list[ContainerIds] = []
+    reusable: list[int] = []
+    for part in request:
+        again, reusable = reusable[: part.count], reusable[part.count :]
+        missing = part.count - len(again)
+        ids, fresh = [*again, *fresh[:missing]], fresh[missing:]
+        dealt.append(ContainerIds(part, tuple(sorted(ids))))
+        if part.kind is Kind.INIT:
+            reusable = [*ids, *reusable]
+    if fresh or any(len(part.ids) != part.request.count for part in dealt):
+        raise AnnotationError(pod, VENDOR_IDS_KEY, value, f"expected {_expectation(list(request))}")
+    return tuple(dealt)
+
+
+def _all_ids(containers: tuple[ContainerIds, ...]) -> set[tuple[Unit, int]]:
+    return {(part.request.resource.unit, number) for part in containers for number in part.ids}
+
+
+def _held_against(pod: str, key: str, value: str, part: ContainerRequest, text: str) -> ContainerIds:
+    ids = _parsed(pod, key, value, text)
+    if len(ids) != part.count:
+        raise AnnotationError(pod, key, value, f"expected {part.count} ids for container {part.container}")
+    return ContainerIds(part, ids)
+
+
+def _parsed(pod: str, key: str, value: str, text: str) -> tuple[int, ...]:
+    try:
+        return parse_ids(text)
+    except IdListError as error:
+        raise AnnotationError(pod, key, value, str(error)) from None
+
+
+def _expectation(parts: list[ContainerRequest]) -> str:
+    if not parts:
+        return "no list: no container requests that unit"
+    lists = ", ".join(f"{part.count} for {part.container}" for part in parts)
+    return f"{len(parts)} list(s) of ids joined by {_LIST_SEPARATOR!r} ({lists})"
+
+
+def _read_time(pod: str, annotations: Mapping[str, str]) -> int:
+    value = annotations.get(ALLOC_TIME_KEY, "0")
+    if value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS:
+        return int(value)
+    raise AnnotationError(pod, ALLOC_TIME_KEY, value, "expected unix nanoseconds in decimal")

@@ -1,0 +1,50 @@
+"""Which set a request gets, or why it gets none.
+
+Pure functions of (geometry, free cores, request), so the plugin and the extender, given the same node, choose the
+same set. Among the sets that fit, the one that costs later pods least; ties go to the lowest id.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from neuron_plugin.allocation.cost import cost
+from neuron_plugin.allocation.refusals import Refusal, fragmented, not_free, too_many, unsupported_count
+from neuron_plugin.topology.geometry import NO_CORES, CoreMask, Geometry
+from neuron_plugin.topology.sets import Unit, valid_sets
+
+_MEMO_SIZE = 65_536
+"""Distinct (geometry, free mask, request) states kept; a cluster has far fewer at a time."""
+
+
+@lru_cache(maxsize=_MEMO_SIZE)
+def candidates(
+    geometry: Geometry, free: int, unit: Unit, count: int, must_include: int = NO_CORES
+) -> tuple[CoreMask, ...]:
+    """The valid sets of ``count`` inside ``free`` and around ``must_include``, best first."""
+    fitting = [
+        mask
+        for mask in valid_sets(geometry, unit, count)
+        if mask & free == mask and mask & must_include == must_include
+    ]
+    return tuple(sorted(fitting, key=lambda mask: (cost(geometry, free, mask), mask)))
+
+
+def choose(geometry: Geometry, free: int, unit: Unit, count: int, must_include: int = NO_CORES) -> CoreMask | Refusal:
+    """The best set of ``count`` devices or cores, or the reason there is none.
+
+    ``free`` are the cores nobody holds, of devices that are present and healthy; ``must_include`` is part of it.
+    """
+    fitting = candidates(geometry, free, unit, count, must_include)
+    return fitting[0] if fitting else why_not(geometry, free, unit, count)
+
+
+def why_not(geometry: Geometry, free: int, unit: Unit, count: int) -> Refusal:
+    """The reason why no set of ``count`` lies in ``free``; asked only when there is none."""
+    whole = geometry.device_count if unit is Unit.DEVICE else geometry.core_count
+    if count > whole:
+        return too_many(geometry, unit, count)
+    if not valid_sets(geometry, unit, count):
+        return unsupported_count(geometry, unit, count)
+    available = len(geometry.whole_devices(free)) if unit is Unit.DEVICE else free.bit_count()
+    return not_free(unit, count) if available < count else fragmented(unit, count)

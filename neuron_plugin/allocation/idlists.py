@@ -1,0 +1,58 @@
+"""Lists of ids as text: ``2,3``, ``0-3,8``, and several containers' lists joined by ``|``.
+
+The written form is ascending and comma separated, whatever was read, so a text round-trips through every component.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+HIGHEST_ID = 4095
+"""More than 64 devices of 8 cores have (the driver's limits), and small enough that no text can exhaust memory."""
+
+_LONGEST_TEXT = 65_536
+
+
+class IdListError(ValueError):
+    """A text that is no list of ids; the message says which part and what was expected."""
+
+
+def format_ids(ids: Iterable[int]) -> str:
+    """Ids ascending, as ``2,3``; an empty list is the empty text."""
+    return ",".join(str(number) for number in sorted(ids))
+
+
+def parse_ids(text: str) -> tuple[int, ...]:
+    """Read one list of ids or inclusive ranges, in any order, into ascending ids.
+
+    Raises:
+        IdListError: the list is empty, a part is no id or range, an id is twice in it or above ``HIGHEST_ID``.
+    """
+    if len(text) > _LONGEST_TEXT:
+        raise IdListError(f"a list of {len(text)} characters, expected at most {_LONGEST_TEXT}")
+    ids: list[int] = []
+    for part in text.split(","):
+        ids.extend(_parse_part(part.strip()))
+        if len(ids) > HIGHEST_ID + 1:
+            raise IdListError("an id is twice in the list")
+    if len(set(ids)) != len(ids):
+        raise IdListError("an id is twice in the list")
+    return tuple(sorted(ids))
+
+
+def _parse_part(part: str) -> range:
+    first, dash, last = part.partition("-")
+    low = _parse_id(first, part)
+    high = _parse_id(last, part) if dash else low
+    if high < low:
+        raise IdListError(f"the range {part!r} runs backwards")
+    return range(low, high + 1)
+
+
+def _parse_id(text: str, part: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(HIGHEST_ID))):
+        raise IdListError(f"{part[:40]!r} is no id: expected decimal ids from 0 to {HIGHEST_ID} such as 2,3 or 0-3")
+    number = int(text)
+    if number > HIGHEST_ID:
+        raise IdListError(f"the id {number} is above {HIGHEST_ID}")
+    return number

@@ -1,0 +1,145 @@
+"""What a node's plugin tells the cluster about its hardware, as the text of one node annotation.
+
+The plugin writes it, the extender reads it, both through this module: versioned JSON, so that either side can be
+upgraded first. A version the reader does not know is refused by name, never guessed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from neuron_plugin.topology.geometry import CoreMask, Geometry, Topology
+
+INVENTORY_KEY = "neuron-plugin.io/inventory"
+VERSION = 1
+
+_MOST_DEVICES = 64
+_MOST_CORES_PER_DEVICE = 8
+
+
+class InventoryError(ValueError):
+    """An inventory annotation that cannot be used; the text names the field, its value and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInventory:
+    """The hardware of one node: its geometry, which devices are there, and what is wrong with some of them.
+
+    ``unhealthy`` maps a device id to the reason; a nominal device that is not ``present`` is missing.
+    ``logical_core_size`` is the LNC in force.
+    """
+
+    geometry: Geometry
+    present: tuple[int, ...]
+    unhealthy: Mapping[int, str] = field(default_factory=dict)
+    device_name: str = ""
+    driver_version: str = ""
+    logical_core_size: int = 1
+
+    @property
+    def healthy_mask(self) -> CoreMask:
+        """The cores that may be handed out."""
+        return self.geometry.devices_mask(device for device in self.present if device not in self.unhealthy)
+
+
+def write_inventory(inventory: NodeInventory) -> str:
+    """The annotation's text; equal inventories give equal texts."""
+    geometry = inventory.geometry
+    fields = {
+        "version": VERSION,
+        "instanceType": geometry.instance_type,
+        "topology": geometry.topology.value,
+        "devices": geometry.device_count,
+        "coresPerDevice": geometry.cores_per_device,
+        "blockSizes": list(geometry.block_sizes),
+        "present": sorted(inventory.present),
+        "unhealthy": {str(device): inventory.unhealthy[device] for device in sorted(inventory.unhealthy)},
+        "deviceName": inventory.device_name,
+        "driverVersion": inventory.driver_version,
+        "logicalCoreSize": inventory.logical_core_size,
+    }
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def read_inventory(text: str) -> NodeInventory:
+    """Read the annotation's text; unknown fields of the same version are passed over.
+
+    Raises:
+        InventoryError: no JSON object, another version, or a field that is missing or out of range.
+    """
+    fields = _Fields(_object(text))
+    version = fields.integer("version", 1, 2**31)
+    if version != VERSION:
+        raise InventoryError(f"version is {version}, expected {VERSION}: upgrade the older of plugin and extender")
+    devices = fields.integer("devices", 0, _MOST_DEVICES)
+    geometry = Geometry(
+        instance_type=fields.text("instanceType"),
+        topology=fields.topology("topology"),
+        device_count=devices,
+        cores_per_device=fields.integer("coresPerDevice", 1, _MOST_CORES_PER_DEVICE),
+        block_sizes=fields.integers("blockSizes", 1, _MOST_DEVICES),
+    )
+    return NodeInventory(
+        geometry=geometry,
+        present=fields.integers("present", 0, devices - 1),
+        unhealthy=fields.reasons("unhealthy", devices),
+        device_name=fields.text("deviceName"),
+        driver_version=fields.text("driverVersion"),
+        logical_core_size=fields.integer("logicalCoreSize", 1, _MOST_CORES_PER_DEVICE),
+    )
+
+
+def _object(text: str) -> dict[str, object]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InventoryError(f"{text[:60]!r} is no JSON object")
+    return value
+
+
+class _Fields:
+    """Typed access to the fields of a JSON object."""
+
+    def __init__(self, fields: dict[str, object]) -> None:
+        self._fields = fields
+
+    def integer(self, key: str, low: int, high: int) -> int:
+        return self._integer(key, self._fields.get(key), low, high)
+
+    def integers(self, key: str, low: int, high: int) -> tuple[int, ...]:
+        value = self._fields.get(key)
+        if not isinstance(value, list) or len(value) > _MOST_DEVICES:
+            raise InventoryError(f"{key} is {_short(value)}, expected a list of whole numbers")
+        return tuple(self._integer(key, item, low, high) for item in value)
+
+    def text(self, key: str) -> str:
+        value = self._fields.get(key)
+        if not isinstance(value, str):
+            raise InventoryError(f"{key} is {_short(value)}, expected a text")
+        return value
+
+    def topology(self, key: str) -> Topology:
+        value = self.text(key)
+        if value not in {topology.value for topology in Topology}:
+            raise InventoryError(f"{key} is {_short(value)}, expected one of {', '.join(Topology)}")
+        return Topology(value)
+
+    def reasons(self, key: str, devices: int) -> dict[int, str]:
+        value = self._fields.get(key)
+        ids = {str(device): device for device in range(devices)}
+        if not isinstance(value, dict) or not all(name in ids and isinstance(why, str) for name, why in value.items()):
+            raise InventoryError(f"{key} is {_short(value)}, expected device ids with a reason each")
+        return {ids[name]: why for name, why in value.items()}
+
+    def _integer(self, key: str, value: object, low: int, high: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise InventoryError(f"{key} is {_short(value)}, expected a whole number from {low} to {high}")
+        return value
+
+
+def _short(value: object) -> str:
+    return repr(value)[:60]

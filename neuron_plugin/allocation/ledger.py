@@ -1,0 +1,107 @@
+"""Who holds which cores of one node.
+
+The kubelet says which ids it hands out, never when they come back. So nothing is "released" here: the ledger
+follows from the pods that live, and a holder is gone when its pod's UID is. It cannot leak and cannot go negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NewType
+
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.topology.geometry import NO_CORES, CoreMask
+
+PodUid = NewType("PodUid", str)
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """The pod that holds something, for people and for keys. Names are re-used, UIDs are not."""
+
+    uid: PodUid
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Cores that one container holds under one resource name."""
+
+    container: str
+    resource: Resource
+    mask: CoreMask
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A live pod and what its containers hold; init and app containers of one pod may overlap."""
+
+    pod: Pod
+    holdings: tuple[Holding, ...]
+
+    @property
+    def mask(self) -> CoreMask:
+        """Every core the pod holds."""
+        mask = 0
+        for holding in self.holdings:
+            mask |= holding.mask
+        return CoreMask(mask)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """An immutable account of a node's holders; a change is a new ledger."""
+
+    holders: Mapping[PodUid, Holder] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Holder]:
+        return iter(self.holders.values())
+
+    @property
+    def used_mask(self) -> CoreMask:
+        """Every core that some pod holds."""
+        mask = 0
+        for holder in self:
+            mask |= holder.mask
+        return CoreMask(mask)
+
+    def held_as(self, resource: Resource) -> CoreMask:
+        """Every core held under one resource name."""
+        mask = 0
+        for holder in self:
+            for holding in holder.holdings:
+                if holding.resource is resource:
+                    mask |= holding.mask
+        return CoreMask(mask)
+
+    def held_by(self, uid: PodUid) -> CoreMask:
+        """What one pod holds; nothing when it is not a holder."""
+        holder = self.holders.get(uid)
+        return holder.mask if holder else NO_CORES
+
+    def holders_of(self, mask: int) -> tuple[Holder, ...]:
+        """The pods that hold a part of ``mask``."""
+        return tuple(holder for holder in self if holder.mask & mask)
+
+    def with_holder(self, holder: Holder) -> Ledger:
+        """The ledger in which this pod holds exactly this."""
+        return Ledger({**self.holders, holder.pod.uid: holder})
+
+    def with_holding(self, pod: Pod, holding: Holding) -> Ledger:
+        """The ledger in which one more container of a pod holds something; the same again changes nothing."""
+        held = self.holders.get(pod.uid)
+        others = tuple(other for other in (held.holdings if held else ()) if not _same_place(other, holding))
+        return self.with_holder(Holder(pod, (*others, holding)))
+
+    def without(self, uid: PodUid) -> Ledger:
+        """The ledger after a pod's end."""
+        return Ledger({other: holder for other, holder in self.holders.items() if other != uid})
+
+
+def _same_place(one: Holding, other: Holding) -> bool:
+    return (one.container, one.resource) == (other.container, other.resource)

@@ -1,0 +1,109 @@
+"""What a pod asks for.
+
+Read as the kubelet reads it: limits decide and requests stand in where there is no limit, init containers come first
+in spec order with sidecars among them, and containers without Neuron count for nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from neuron_plugin.allocation.resources import Resource
+
+MOST = 2**63 - 1
+"""Kubernetes quantities are 64-bit."""
+
+_QUANTITY = re.compile(
+    r"([+-]?[0-9]+(?:\.[0-9]*)?|[+-]?\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,3})?", re.ASCII
+)
+_SUFFIXES = {"n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000), "": Fraction(1)}
+_SUFFIXES |= {suffix: Fraction(1000**power) for power, suffix in enumerate("kMGTPE", 1)}
+_SUFFIXES |= {f"{suffix}i": Fraction(1024**power) for power, suffix in enumerate("KMGTPE", 1)}
+_LONGEST_QUANTITY = 64
+
+
+class RequestError(ValueError):
+    """A pod asks for Neuron in a way that cannot be served; the text says what to change."""
+
+
+class Kind(enum.Enum):
+    """When a container runs, which decides whose silicon it may re-use."""
+
+    INIT = "init"
+    SIDECAR = "sidecar"
+    APP = "app"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSpec:
+    """The part of a container's spec that matters here; quantities as they stand in the API."""
+
+    name: str
+    kind: Kind = Kind.APP
+    limits: Mapping[str, str] = field(default_factory=dict)
+    requests: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRequest:
+    """One container's demand: ``count`` of one resource."""
+
+    container: str
+    kind: Kind
+    resource: Resource
+    count: int
+
+
+PodRequest = tuple[ContainerRequest, ...]
+"""The requesting containers of a pod in spec order, init containers first; empty when it asks for nothing."""
+
+
+def pod_request(containers: Iterable[ContainerSpec]) -> PodRequest:
+    """The demand of a pod's containers, which are given init containers first, each part in spec order.
+
+    Raises:
+        RequestError: a quantity is no whole number from 0 to 2^63-1, or a container asks for two Neuron resources:
+            the kubelet merges the two answers in random order, so their environments would collide
+            (pkg/kubelet/cm/devicemanager/pod_devices.go).
+    """
+    found = (_container_request(container) for container in containers)
+    return tuple(request for request in found if request is not None)
+
+
+def parse_count(text: str) -> int:
+    """A Kubernetes quantity that must be a whole number: ``4``, ``1k``, ``2e0``.
+
+    Raises:
+        ValueError: negative, fractional, over 2^63-1 or not a quantity.
+    """
+    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST_QUANTITY else None
+    if match is None:
+        raise ValueError(f"{text[:_LONGEST_QUANTITY]!r} is not a quantity")
+    number, suffix = Fraction(match[1]), match[2] or ""
+    value = number * (_SUFFIXES[suffix] if suffix in _SUFFIXES else Fraction(10) ** int(suffix[1:]))
+    if value.denominator != 1 or not 0 <= value <= MOST:
+        raise ValueError(f"{text!r} is not a whole number from 0 to 2^63-1")
+    return int(value)
+
+
+def _container_request(container: ContainerSpec) -> ContainerRequest | None:
+    counts = {resource: _count(container, resource) for resource in Resource}
+    asked = [(resource, count) for resource, count in counts.items() if count]
+    if not asked:
+        return None
+    if len(asked) > 1:
+        names = " and ".join(resource.value for resource, _ in asked)
+        raise RequestError(f"container {container.name} asks for {names}: ask for one Neuron resource per container")
+    return ContainerRequest(container.name, container.kind, *asked[0])
+
+
+def _count(container: ContainerSpec, resource: Resource) -> int:
+    text = container.limits.get(resource.value, container.requests.get(resource.value, "0"))
+    try:
+        return parse_count(text)
+    except ValueError as error:
+        raise RequestError(f"container {container.name} asks for {resource.value}: {error}") from None
