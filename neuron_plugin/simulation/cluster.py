@@ -1,0 +1,184 @@
+"""A cluster of one simulated node: machine, kubelet and API server stand in, the node daemon is the real one.
+
+The daemon runs as a process of its own and meets the stand-ins over the same sockets, files and messages as on a real
+node. What a kubelet does between the API server and the node is done here: admit a bound pod, tell its phase.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.cluster.kinds import PODS
+from neuron_plugin.cluster.records import Container as ContainerRecord
+from neuron_plugin.cluster.records import Pod as PodRecord
+from neuron_plugin.simulation import api_server, kubelet_pods
+from neuron_plugin.simulation.api_server import JsonObject, StandInApiServer
+from neuron_plugin.simulation.kubelet import StandInKubelet
+from neuron_plugin.simulation.kubelet_pods import AdmittedPod, ContainerKind
+from neuron_plugin.simulation.node import SimulatedNode, write_node
+
+NODE_NAME = "simulated-node"
+READY_SECONDS = 30.0
+STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedPod:
+    """A pod to create: its containers' limits by container name, init containers apart."""
+
+    name: str
+    containers: Mapping[str, Mapping[str, int]]
+    init_containers: Mapping[str, Mapping[str, int]]
+
+    def manifest(self) -> JsonObject:
+        """The pod as a user would apply it."""
+        return {
+            "metadata": {"name": self.name, "namespace": "default"},
+            "spec": {
+                "containers": [_container(name, limits) for name, limits in self.containers.items()],
+                "initContainers": [_container(name, limits) for name, limits in self.init_containers.items()],
+            },
+        }
+
+
+class SimulatedCluster:
+    """An async context: everything is up inside it, and gone after it."""
+
+    def __init__(
+        self,
+        root: Path,
+        instance_type: str,
+        *,
+        driver_version: str = "",
+        daemon_flags: Sequence[str] = (),
+        seed: int = 0,
+    ) -> None:
+        """All files are made under ``root``. ``seed`` fixes the kubelet's random choices."""
+        self.root = root
+        self.kubelet_dir = root / "device-plugins"
+        self.pod_resources_dir = root / "pod-resources"
+        self._daemon_flags = tuple(daemon_flags)
+        self.node: SimulatedNode = write_node(root / "node", instance_type, driver_version=driver_version)
+        for directory in (self.kubelet_dir, self.pod_resources_dir):
+            directory.mkdir()
+        self.api = StandInApiServer()
+        self.kubelet = StandInKubelet(self.kubelet_dir, self.pod_resources_dir, random=Random(seed))  # noqa: S311 - chooses ids, guards nothing
+        self.log_path = root / "daemon.log"
+        self._daemon: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.api.start()
+        self.api.create_node({"metadata": {"name": NODE_NAME}})
+        await self.kubelet.start()
+        await self.start_daemon()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop_daemon()
+        await self.kubelet.stop()
+        await self.api.stop()
+
+    @property
+    def pod_resources_socket(self) -> Path:
+        """Where the kubelet tells who holds what."""
+        return self.pod_resources_dir / "kubelet.sock"
+
+    async def start_daemon(self) -> None:
+        """Start the node daemon as its own process; its log goes to ``log_path``."""
+        kubeconfig = self.api.write_kubeconfig(self.root / "kubeconfig")
+        flags = {
+            "--node-name": NODE_NAME,
+            "--kubeconfig": kubeconfig,
+            "--sysfs": self.node.paths.sysfs,
+            "--dev": self.node.paths.dev,
+            "--logical-core-file": self.node.paths.logical_nc_config,
+            "--kubelet-dir": self.kubelet_dir,
+            "--pod-resources-socket": self.pod_resources_socket,
+        }
+        command = [text for flag, value in flags.items() for text in (flag, str(value))]
+        with self.log_path.open("ab") as log:
+            self._daemon = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "neuron_plugin.cli.main", "run", *command, *self._daemon_flags, stderr=log
+            )
+
+    async def stop_daemon(self) -> int | None:
+        """Ask the daemon to end, as Kubernetes would; its exit status, or None when it did not run."""
+        daemon, self._daemon = self._daemon, None
+        if daemon is None or daemon.returncode is not None:
+            return daemon.returncode if daemon else None
+        daemon.terminate()
+        async with asyncio.timeout(STOP_SECONDS):
+            return await daemon.wait()
+
+    async def kill_daemon(self) -> None:
+        """End the daemon without a word (SIGKILL)."""
+        if self._daemon is not None:
+            self._daemon.kill()
+            await self._daemon.wait()
+            self._daemon = None
+
+    async def wait_until_offered(self, resource: Resource, count: int) -> None:
+        """Wait until the kubelet has so many healthy ids of a resource.
+
+        Raises:
+            TimeoutError: it has not; the daemon's log says why.
+        """
+        await self.kubelet.wait_for_capacity(resource.value, count, timeout_seconds=READY_SECONDS)
+
+    async def wait_for_annotation(self, pod: str, key: str, value: str) -> None:
+        """Wait until an annotation of a pod reads so."""
+        async with asyncio.timeout(READY_SECONDS):
+            while self.pod(pod).annotations.get(key) != value:
+                await asyncio.sleep(0.02)
+
+    def pod(self, name: str) -> PodRecord:
+        """A pod as the API server has it."""
+        return PODS.decode(msgspec.json.encode(self.api.get(api_server.PODS, name, "default")))
+
+    async def admit(self, name: str) -> AdmittedPod:
+        """Do the kubelet's part for a pod that was bound to this node; what its containers received.
+
+        Raises:
+            PodRejectedError: the kubelet failed the pod, as its phase then says.
+        """
+        record = self.pod(name)
+        try:
+            admitted = await self.kubelet.admit(_kubelet_pod(record))
+        except kubelet_pods.PodRejectedError as error:
+            status: JsonObject = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": str(error)}
+            self.api.set_pod_status("default", name, status)
+            raise
+        self.api.set_pod_status("default", name, {"phase": "Running"})
+        return admitted
+
+    def end(self, name: str) -> None:
+        """The pod's containers have ended and the object is deleted."""
+        self.kubelet.finish(self.pod(name).uid)
+        self.api.delete_pod("default", name, grace_seconds=0)
+
+
+def _container(name: str, limits: Mapping[str, int]) -> JsonObject:
+    return {"name": name, "resources": {"limits": {resource: str(count) for resource, count in limits.items()}}}
+
+
+def _kubelet_pod(record: PodRecord) -> kubelet_pods.Pod:
+    init = [(one, ContainerKind.SIDECAR if one.is_sidecar else ContainerKind.INIT) for one in record.init_containers]
+    apps = [(one, ContainerKind.APP) for one in record.containers]
+    containers = tuple(kubelet_pods.Container(one.name, _limits(one), kind) for one, kind in [*init, *apps])
+    return kubelet_pods.Pod(record.uid, record.namespace, record.name, containers)
+
+
+def _limits(container: ContainerRecord) -> dict[str, int]:
+    return {name: int(count) for name, count in container.limits.items() if name in set(Resource)}
