@@ -83,7 +83,7 @@ def run_node(arguments: Namespace) -> int:
             logical_core_size=arguments.lnc,
             missing=_missing(arguments.missing),
             char_nodes=arguments.char_nodes,
-            core_counters=arguments.core_counters,
+            usage_counters=arguments.usage_counters,
             types=load_catalogue(arguments.instance_types),
         )
     except SimulationError as error:
@@ -112,10 +112,10 @@ def _register_node(actions: Subparsers) -> None:
         help="real character devices, as a container runtime needs them; takes root (default: plain files)",
     )
     node.add_argument(
-        "--no-core-counters",
-        dest="core_counters",
+        "--no-usage-counters",
+        dest="usage_counters",
         action="store_false",
-        help="leave out the counters of each core, 100 files a core",
+        help="leave out the counters that only monitors read, 100 files for each core",
     )
     _add_instance_types(node)
 
