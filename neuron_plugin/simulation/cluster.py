@@ -1,20 +1,23 @@
-"""A cluster of one simulated node: machine, kubelet and API server stand in, the node daemon is the real one.
+"""A cluster of one simulated node: machine, kubelet, API server and scheduler stand in, our two daemons are real.
 
-The daemon runs as a process of its own and meets the stand-ins over the same sockets, files and messages as on a real
-node. What a kubelet does between the API server and the node is done here: admit a bound pod, tell its phase.
+The daemons run as processes of their own and meet the stand-ins over the same sockets, files and messages as in a real
+cluster. What a kubelet does between the API server and the node is done here: admit a bound pod, tell its phase.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Self
 
+import aiohttp
 import msgspec
 
 from neuron_plugin.allocation.resources import Resource
@@ -26,6 +29,7 @@ from neuron_plugin.simulation.api_server import JsonObject, StandInApiServer
 from neuron_plugin.simulation.kubelet import StandInKubelet
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod, ContainerKind
 from neuron_plugin.simulation.node import SimulatedNode, write_node
+from neuron_plugin.simulation.scheduler import FilterAnswer, StandInScheduler
 
 NODE_NAME = "simulated-node"
 READY_SECONDS = 30.0
@@ -38,7 +42,7 @@ class SimulatedPod:
 
     name: str
     containers: Mapping[str, Mapping[str, int]]
-    init_containers: Mapping[str, Mapping[str, int]]
+    init_containers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def manifest(self) -> JsonObject:
         """The pod as a user would apply it."""
@@ -73,20 +77,25 @@ class SimulatedCluster:
             directory.mkdir()
         self.api = StandInApiServer()
         self.kubelet = StandInKubelet(self.kubelet_dir, self.pod_resources_dir, random=Random(seed))  # noqa: S311 - chooses ids, guards nothing
-        self.log_path = root / "daemon.log"
         self._daemon: asyncio.subprocess.Process | None = None
+        self._extender: asyncio.subprocess.Process | None = None
+        self._scheduler: StandInScheduler | None = None
 
     async def __aenter__(self) -> Self:
         await self.api.start()
         self.api.create_node({"metadata": {"name": NODE_NAME}})
         await self.kubelet.start()
         await self.start_daemon()
+        await self._start_extender()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._scheduler:
+            await self._scheduler.__aexit__(kind, error, traceback)
         await self.stop_daemon()
+        await _end(self._extender)
         await self.kubelet.stop()
         await self.api.stop()
 
@@ -96,38 +105,80 @@ class SimulatedCluster:
         return self.pod_resources_dir / "kubelet.sock"
 
     async def start_daemon(self) -> None:
-        """Start the node daemon as its own process; its log goes to ``log_path``."""
-        kubeconfig = self.api.write_kubeconfig(self.root / "kubeconfig")
+        """Start the node daemon; its log goes to ``plugin.log``."""
         flags = {
             "--node-name": NODE_NAME,
-            "--kubeconfig": kubeconfig,
+            "--kubeconfig": self._kubeconfig(),
             "--sysfs": self.node.paths.sysfs,
             "--dev": self.node.paths.dev,
             "--logical-core-file": self.node.paths.logical_nc_config,
             "--kubelet-dir": self.kubelet_dir,
             "--pod-resources-socket": self.pod_resources_socket,
         }
-        command = [text for flag, value in flags.items() for text in (flag, str(value))]
-        with self.log_path.open("ab") as log:
-            self._daemon = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "neuron_plugin.cli.main", "run", *command, *self._daemon_flags, stderr=log
-            )
+        self._daemon = await self._start("plugin", "run", flags, *self._daemon_flags)
 
     async def stop_daemon(self) -> int | None:
-        """Ask the daemon to end, as Kubernetes would; its exit status, or None when it did not run."""
+        """Ask the node daemon to end, as Kubernetes would; its exit status, or None when it did not run."""
         daemon, self._daemon = self._daemon, None
-        if daemon is None or daemon.returncode is not None:
-            return daemon.returncode if daemon else None
-        daemon.terminate()
-        async with asyncio.timeout(STOP_SECONDS):
-            return await daemon.wait()
+        return await _end(daemon)
 
     async def kill_daemon(self) -> None:
-        """End the daemon without a word (SIGKILL)."""
+        """End the node daemon without a word (SIGKILL)."""
         if self._daemon is not None:
             self._daemon.kill()
             await self._daemon.wait()
             self._daemon = None
+
+    async def _start_extender(self) -> None:
+        """Start the extender, its log in ``extender.log``, and wait until it serves."""
+        port, health_port = _free_port(), _free_port()
+        flags = {
+            "--kubeconfig": self._kubeconfig(),
+            "--port": port,
+            "--health-address": "127.0.0.1",
+            "--health-port": health_port,
+        }
+        self._extender = await self._start("extender", "extender", flags)
+        self._scheduler = await StandInScheduler(f"http://127.0.0.1:{port}/scheduler").__aenter__()
+        await self._wait_until_ready(f"http://127.0.0.1:{health_port}/readyz")
+
+    async def _start(
+        self, log: str, command: str, flags: Mapping[str, object], *more: str
+    ) -> asyncio.subprocess.Process:
+        texts = [text for flag, value in flags.items() for text in (flag, str(value))]
+        with (self.root / f"{log}.log").open("ab") as stream:
+            return await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "neuron_plugin.cli.main", command, *texts, *more, stderr=stream
+            )
+
+    def _kubeconfig(self) -> Path:
+        return self.api.write_kubeconfig(self.root / "kubeconfig")
+
+    async def _wait_until_ready(self, url: str) -> None:
+        async with asyncio.timeout(READY_SECONDS), aiohttp.ClientSession() as session:
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with session.get(url) as response:
+                        if response.ok:
+                            return
+                await asyncio.sleep(0.05)
+
+    async def filter(self, name: str) -> FilterAnswer:
+        """Do the scheduler's part: ask the extender which nodes take a pod."""
+        return await self._open_scheduler().filter(self.api.get(api_server.PODS, name, "default"), [NODE_NAME])
+
+    async def bind(self, name: str) -> None:
+        """Do the scheduler's part: have the extender bind a pod to the node.
+
+        Raises:
+            ExtenderCallError: it did not.
+        """
+        await self._open_scheduler().bind(self.api.get(api_server.PODS, name, "default"), NODE_NAME)
+
+    def _open_scheduler(self) -> StandInScheduler:
+        if self._scheduler is None:
+            raise RuntimeError("the simulated cluster is not up: use it as 'async with SimulatedCluster(...)'")
+        return self._scheduler
 
     async def wait_until_offered(self, resource: Resource, count: int) -> None:
         """Wait until the kubelet has so many healthy ids of a resource.
@@ -167,6 +218,20 @@ class SimulatedCluster:
         """The pod's containers have ended and the object is deleted."""
         self.kubelet.finish(self.pod(name).uid)
         self.api.delete_pod("default", name, grace_seconds=0)
+
+
+async def _end(process: asyncio.subprocess.Process | None) -> int | None:
+    if process is None or process.returncode is not None:
+        return process.returncode if process else None
+    process.terminate()
+    async with asyncio.timeout(STOP_SECONDS):
+        return await process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _container(name: str, limits: Mapping[str, int]) -> JsonObject:
