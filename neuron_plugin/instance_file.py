@@ -1,0 +1,82 @@
+"""The user's file of further instance types.
+
+It extends the catalogue where a new EC2 type is out before a release of ours, or corrects it::
+
+    instance-types:
+      - name: trn9.48xlarge
+        device-name: Trainium9
+        devices: 16
+        cores-per-device: 8        # physical
+        memory-gib: 144
+        topology: torus            # single, line, ring, torus or unlinked
+        logical-core-size: 2
+        block-sizes: [1, 4, 8, 16] # leave out for any run of consecutive devices
+        numa-nodes: []
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from neuron_plugin.settings import SettingsError, read_yaml
+from neuron_plugin.topology.geometry import Topology
+from neuron_plugin.topology.instances import TORUS_BLOCKS, InstanceType, catalogue
+
+_Devices = Annotated[int, Meta(ge=1, le=64)]
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    name: Annotated[str, Meta(min_length=1)]
+    device_name: str = ""
+    devices: _Devices
+    cores_per_device: Annotated[int, Meta(ge=1, le=8)]
+    memory_gib: Annotated[int, Meta(ge=0)] = 0
+    topology: Topology
+    logical_core_size: Annotated[int, Meta(ge=1, le=8)] = 1
+    block_sizes: tuple[_Devices, ...] | None = None
+    numa_nodes: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    instance_types: tuple[_Entry, ...]
+
+
+def load_catalogue(file: Path | None) -> dict[str, InstanceType]:
+    """The shipped instance types with those of ``file`` added or replacing them.
+
+    Raises:
+        SettingsError: the file cannot be read, or an entry has an unknown key or a value out of range.
+    """
+    if file is None:
+        return catalogue()
+    try:
+        entries = msgspec.convert(read_yaml(file), _File).instance_types
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"instance types of {file}: {error}") from None
+    return catalogue(_instance_type(file, entry) for entry in entries)
+
+
+def _instance_type(file: Path, entry: _Entry) -> InstanceType:
+    if entry.numa_nodes and len(entry.numa_nodes) != entry.devices:
+        raise SettingsError(
+            f"instance type {entry.name} of {file} has {len(entry.numa_nodes)} numa-nodes, expected one for each "
+            f"of its {entry.devices} devices, or none"
+        )
+    return InstanceType(
+        name=entry.name,
+        device_name=entry.device_name,
+        devices=entry.devices,
+        cores_per_device=entry.cores_per_device,
+        memory_gib=entry.memory_gib,
+        topology=entry.topology,
+        logical_core_size=entry.logical_core_size,
+        block_sizes=entry.block_sizes if entry.block_sizes is not None else _DEFAULT_BLOCKS.get(entry.topology, ()),
+        numa_nodes=entry.numa_nodes,
+    )
+
+
+_DEFAULT_BLOCKS = {Topology.TORUS: TORUS_BLOCKS, Topology.UNLINKED: (1,)}

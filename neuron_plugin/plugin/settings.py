@@ -1,0 +1,92 @@
+"""Settings of the node daemon, ``neuron-plugin run``."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.telemetry import LogFormat, LogLevel
+
+
+class Numbering(enum.StrEnum):
+    """How device nodes and cores are numbered inside a container."""
+
+    AUTO = "auto"
+    HOST = "host"
+    CONTAINER = "container"
+
+
+class TopologyPolicy(enum.StrEnum):
+    """What happens to a pod without a decision whose devices are not linked."""
+
+    PREFERRED = "preferred"
+    REQUIRED = "required"
+
+
+class ResourceName(enum.StrEnum):
+    """Resources by their short names, as settings give them."""
+
+    NEURON = "neuron"
+    NEURONDEVICE = "neurondevice"
+    NEURONCORE = "neuroncore"
+
+    @property
+    def resource(self) -> Resource:
+        """The extended resource of this name."""
+        return Resource(f"aws.amazon.com/{self.value}")
+
+
+class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """Settings of the node daemon, ``neuron-plugin run``."""
+
+    node_name: Annotated[str, Meta(description="name of this node in Kubernetes; NODE_NAME also sets it")] = ""
+    cluster: Annotated[
+        bool, Meta(description="use the API server; without it devices are served by their ids alone")
+    ] = True
+    kubeconfig: Annotated[Path | None, Meta(description="kubeconfig file; in-cluster credentials when not given")] = (
+        None
+    )
+    resources: Annotated[
+        tuple[ResourceName, ...], Meta(min_length=1, description="resources to advertise, comma separated")
+    ] = tuple(ResourceName)
+    numbering: Annotated[Numbering, Meta(description="numbers inside containers; auto follows the driver version")] = (
+        Numbering.AUTO
+    )
+    topology_policy: Annotated[
+        TopologyPolicy,
+        Meta(
+            description="devices that are not linked, on a pod without a decision: preferred serves and reports, required refuses"
+        ),
+    ] = TopologyPolicy.PREFERRED
+    visible_devices_env: Annotated[
+        bool,
+        Meta(description="set AWS_NEURON_VISIBLE_DEVICES in container numbering, too; not on hosts with the OCI hook"),
+    ] = False
+    cdi: Annotated[bool, Meta(description="hand devices over by CDI names instead of device nodes")] = False
+    cdi_dir: Annotated[Path, Meta(description="where the CDI specification is written")] = Path("/var/run/cdi")
+    instance_types: Annotated[Path | None, Meta(description="YAML file of further instance types")] = None
+    instance_type: Annotated[str, Meta(description="EC2 instance type when the machine does not tell it")] = ""
+    sysfs: Annotated[Path, Meta(description="where sysfs is mounted")] = Path("/sys")
+    dev: Annotated[Path, Meta(description="directory of the device nodes, as the host has it")] = Path("/dev")
+    logical_core_file: Annotated[Path, Meta(description="the host's LNC setting")] = Path(
+        "/opt/aws/neuron/logical_nc_config"
+    )
+    kubelet_dir: Annotated[Path, Meta(description="the kubelet's device plugin directory")] = Path(
+        "/var/lib/kubelet/device-plugins"
+    )
+    pod_resources_socket: Annotated[Path, Meta(description="the kubelet's PodResources socket")] = Path(
+        "/var/lib/kubelet/pod-resources/kubelet.sock"
+    )
+    rescan_seconds: Annotated[float, Meta(ge=1, description="how often the hardware is read anew without a hint")] = (
+        10.0
+    )
+    decision_deadline_seconds: Annotated[
+        float, Meta(gt=0, le=10, description="how long a preference may wait for the API server")
+    ] = 2.0
+    log_format: Annotated[LogFormat, Meta(description="form of the log lines")] = LogFormat.TEXT
+    log_level: Annotated[LogLevel, Meta(description="least severity that is logged")] = LogLevel.INFO

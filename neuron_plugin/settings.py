@@ -1,0 +1,140 @@
+"""Settings of a daemon from flags, environment and file.
+
+A settings class is a frozen msgspec Struct. Its field ``kubelet_dir`` is the flag ``--kubelet-dir``, the environment
+variable ``NEURON_PLUGIN_KUBELET_DIR`` and the key ``kubelet-dir`` of the YAML file: one name to learn. A flag wins
+over the environment, the environment over the file, the file over the default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+ENVIRONMENT_PREFIX = "NEURON_PLUGIN_"
+
+_Settings = TypeVar("_Settings", bound=msgspec.Struct)
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the text names where it stands, its value and what was expected."""
+
+
+def add_flags(parser: argparse.ArgumentParser, settings: type[msgspec.Struct]) -> None:
+    """Give ``parser`` a flag for every field; a flag that is not used stays None."""
+    for field in msgspec.structs.fields(settings):
+        flag, kind = f"--{field.encode_name}", _kind_of(field)
+        text = f"{_description_of(field)} (default: {as_text(field.default) or 'none'})".replace("%", "%%")
+        if kind is bool:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+        elif isinstance(kind, enum.EnumType):
+            names = [str(member.value) for member in typing.cast("type[enum.StrEnum]", kind)]
+            parser.add_argument(flag, choices=names, help=text)
+        else:
+            parser.add_argument(flag, metavar=_metavar_of(field), help=text)
+
+
+def load(
+    settings: type[_Settings], flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None
+) -> _Settings:
+    """The effective settings.
+
+    ``flags`` maps field names to what the command line gave, None where it gave nothing.
+
+    Raises:
+        SettingsError: an unknown key, a value of the wrong type or out of range, or an unreadable file.
+    """
+    values: dict[str, Any] = _from_file(settings, file) if file else {}
+    for field in msgspec.structs.fields(settings):
+        variable = ENVIRONMENT_PREFIX + field.name.upper()
+        if variable in environment:
+            values[field.encode_name] = _convert(field, environment[variable], variable)
+        if flags.get(field.name) is not None:
+            values[field.encode_name] = _convert(field, flags[field.name], f"--{field.encode_name}")
+    return _build(settings, values, str(file) if file else "settings")
+
+
+def as_yaml(settings: msgspec.Struct) -> str:
+    """The settings in the form of a configuration file, every key given."""
+    return yaml.safe_dump(msgspec.to_builtins(settings, enc_hook=str), sort_keys=False)
+
+
+def as_text(value: object) -> str:
+    """A setting as one would give it to its flag."""
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        return ",".join(as_text(item) for item in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def read_yaml(file: Path) -> object:
+    """The one document of a YAML file.
+
+    Raises:
+        SettingsError: the file cannot be read or is no YAML.
+    """
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingsError(f"cannot read {file}: {' '.join(str(error).split())}") from None
+
+
+def _from_file(settings: type[msgspec.Struct], file: Path) -> dict[str, Any]:
+    values = read_yaml(file) or {}
+    if not isinstance(values, dict):
+        raise SettingsError(f"{file} holds {type(values).__name__}, expected settings by name, such as 'cdi: true'")
+    known = {field.encode_name for field in msgspec.structs.fields(settings)}
+    unknown = sorted(str(key) for key in values if key not in known)
+    if unknown:
+        raise SettingsError(f"{file} has the unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
+    return values
+
+
+def _convert(field: msgspec.structs.FieldInfo, value: object, source: str) -> object:
+    """One value given as text, in the type of its field; lists are comma separated."""
+    if isinstance(value, str) and typing.get_origin(_kind_of(field)) is tuple:
+        value = [item.strip() for item in value.split(",")]
+    try:
+        return msgspec.to_builtins(msgspec.convert(value, field.type, strict=False, dec_hook=_decode), enc_hook=str)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{source} is {value!r}: {error}") from None
+
+
+def _build(settings: type[_Settings], values: dict[str, Any], source: str) -> _Settings:
+    try:
+        return msgspec.convert(values, settings, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{source}: {error}") from None
+
+
+def _decode(kind: type, value: object) -> object:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise TypeError(f"expected a {kind.__name__}")
+
+
+def _kind_of(field: msgspec.structs.FieldInfo) -> Any:
+    """The field's type without its description and without ``None``."""
+    kind = typing.get_args(field.type)[0] if typing.get_origin(field.type) is Annotated else field.type
+    members = [member for member in typing.get_args(kind) if member is not type(None)]
+    return members[0] if type(None) in typing.get_args(kind) else kind
+
+
+def _description_of(field: msgspec.structs.FieldInfo) -> str:
+    notes = [note.description for note in typing.get_args(field.type)[1:] if isinstance(note, Meta)]
+    return notes[0] or "" if notes else ""
+
+
+def _metavar_of(field: msgspec.structs.FieldInfo) -> str:
+    kind = _kind_of(field)
+    if typing.get_origin(kind) is tuple:
+        return "LIST"
+    return {Path: "PATH", float: "SECONDS", int: "NUMBER"}.get(kind, "TEXT")

@@ -1,0 +1,81 @@
+"""Log lines of both daemons: a fixed message, and variables as fields.
+
+Fields are passed the standard way, ``logger.info("registered", extra={"resource": name})``, so libraries that log
+through the standard library come out in the same form.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import TextIO
+
+import msgspec
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class LogFormat(enum.StrEnum):
+    """How a log line is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(enum.StrEnum):
+    """From which severity lines are written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (RFC 3339, UTC), level, logger, message, then the fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write a record; what JSON does not know is written as text."""
+        line: dict[str, object] = {
+            "time": _time_of(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        } | _fields_of(record)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+class TextFormatter(logging.Formatter):
+    """``TIME LEVEL message key=value ...`` for people."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write a record on one line; a traceback follows on its own lines."""
+        fields = "".join(f" {key}={_text_of(value)}" for key, value in _fields_of(record).items())
+        line = f"{_time_of(record)} {record.levelname:<7} {record.getMessage()}{fields}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def start_logging(log_format: LogFormat, level: LogLevel, stream: TextIO | None = None) -> None:
+    """Send the root logger's lines to ``stream`` (standard error by default) in one format."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _fields_of(record: logging.LogRecord) -> dict[str, object]:
+    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+
+
+def _text_of(value: object) -> str:
+    text = str(value)
+    return repr(text) if not text or " " in text else text
