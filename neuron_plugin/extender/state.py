@@ -8,7 +8,7 @@ of reservations that the watch has not shown yet. Freeing is forgetting a UID.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol
@@ -67,7 +67,6 @@ class ClusterState:
         self._by_node: defaultdict[str, dict[PodUid, None]] = defaultdict(dict)
         self._stale: frozenset[str] = frozenset()
         self._observers: list[Observer] = []
-        self._postponed: set[str] | None = None
 
     @property
     def nodes(self) -> Mapping[str, NodeRecord]:
@@ -99,20 +98,12 @@ class ClusterState:
         if known is None or known.facts != facts:
             self._rebuild(facts.name, facts)
 
-    def remove_node(self, name: str) -> None:
-        """A node is gone; its pods are remembered until they go, too."""
-        before = self._nodes.pop(name, None)
-        self._shapes.pop(name, None)
-        if before is not None:
+    def remove_node(self, name: str, uid: str) -> None:
+        """A node is gone, unless another one has its name by now; its pods are remembered until they go, too."""
+        before = self._nodes.get(name)
+        if before is not None and before.facts.uid == uid:
+            del self._nodes[name], self._shapes[name]
             self._tell_node(before, None)
-
-    def replace_nodes(self, listed: Iterable[NodeFacts]) -> None:
-        """The nodes of a fresh list; the others are gone."""
-        facts = {node.name: node for node in listed}
-        for name in self._nodes.keys() - facts.keys():
-            self.remove_node(name)
-        for node in facts.values():
-            self.put_node(node)
 
     def put_pod(self, record: PodRecord) -> None:
         """A live pod that asks for Neuron was added or changed."""
@@ -133,21 +124,6 @@ class ClusterState:
         self._index(uid, touched)
         if before is not None:
             self._tell_pod(before, None)
-
-    def replace_pods(self, listed: Iterable[PodRecord]) -> None:
-        """The live Neuron pods of a fresh list; pods seen before and not listed are gone.
-
-        A reservation for a pod that was never seen stays: the list may be older than the pod.
-        """
-        records = {record.uid: record for record in listed}
-        self._postponed = set()
-        for uid in self._pods.keys() - records.keys():
-            self.remove_pod(uid)
-        for record in records.values():
-            self.put_pod(record)
-        touched, self._postponed = self._postponed, None
-        for name in touched:
-            self._rebuild(name)
 
     def reserve(self, reservation: Reservation) -> None:
         """Hold silicon for a bind, or replace what is held for the same pod."""
@@ -197,17 +173,8 @@ class ClusterState:
                 del self._by_node[name]
         for name in after - before:
             self._by_node[name][uid] = None
-        for name in before | after:
-            self._refresh(name)
-
-    def _refresh(self, name: str) -> None:
-        """Make a known node's record anew; once at the end while a whole list comes in."""
-        if name not in self._nodes:
-            return
-        if self._postponed is None:
+        for name in (before | after) & self._nodes.keys():
             self._rebuild(name)
-        else:
-            self._postponed.add(name)
 
     def _rebuild(self, name: str, facts: NodeFacts | None = None) -> None:
         before = self._nodes.get(name)

@@ -29,8 +29,9 @@ HIGHEST_SCORE = 10
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """Why a node does not fit, and whether pods going away could mend it."""
+    """Why a node does not fit: a code for metrics, the scheduler's text, and whether pods going away could mend it."""
 
+    code: str
     text: str
     can_pass: bool
 
@@ -68,6 +69,10 @@ class VerdictMemo:
         self._verdicts: dict[PodRequest, _Verdicts] = {}
         self._costs: dict[PodRequest, _Costs] = {}
         self._misfits: dict[Misfit, Misfit] = {}
+
+    def code_of(self, text: str) -> str:
+        """The code of a text that a verdict has carried; for labels, which must be few."""
+        return next((misfit.code for misfit in self._misfits if misfit.text == text), "other")
 
     def verdicts(self, request: PodRequest) -> dict[AnyShape, Verdict]:
         """The table of one request: subscript it with a shape; it fills itself."""
@@ -132,7 +137,8 @@ def _one_fits(shape: Shape, request: PodRequest) -> bool:
 
 
 def _misfit(refusal: Refusal | NodeRefusal) -> Misfit:
-    return Misfit(refusal.text, refusal.can_pass)
+    code = refusal.code if isinstance(refusal, NodeRefusal) else refusal.reason.value
+    return Misfit(code, refusal.text, refusal.can_pass)
 
 
 def _forget_oldest(tables: dict[PodRequest, _Verdicts] | dict[PodRequest, _Costs]) -> None:

@@ -8,14 +8,26 @@ came in: the scheduler goes on with the objects we return.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import Raw
 
 _Message = TypeVar("_Message")
+_Canonicaliser: TypeAlias = Callable[[Raw], bytes]
+_ABSENT = Raw(b"null")
+_NULL = b"null"
+_GO_NAMES = {
+    "pod_name": "PodName",
+    "pod_namespace": "PodNamespace",
+    "pod_uid": "PodUID",
+    "node": "Node",
+    "uid": "UID",
+    "pods": "Pods",
+    "violations": "NumPDBViolations",
+}
 
 
 class WireError(ValueError):
@@ -27,25 +39,25 @@ class _NodeList(msgspec.Struct):
 
 
 class _Args(msgspec.Struct, rename="pascal"):
-    pod: Raw | None | UnsetType = UNSET
-    nodes: _NodeList | None | UnsetType = UNSET
-    node_names: list[str] | None | UnsetType = UNSET
+    pod: Raw = _ABSENT
+    nodes: _NodeList | None = None
+    node_names: list[str] | None = None
 
 
-class _BindArgs(msgspec.Struct):
-    PodName: str | UnsetType = UNSET
-    PodNamespace: str | UnsetType = UNSET
-    PodUID: str | UnsetType = UNSET
-    Node: str | UnsetType = UNSET
+class _BindArgs(msgspec.Struct, rename=_GO_NAMES):
+    pod_name: str = ""
+    pod_namespace: str = ""
+    pod_uid: str = ""
+    node: str = ""
 
 
-class _MetaPod(msgspec.Struct):
-    UID: str
+class _MetaPod(msgspec.Struct, rename=_GO_NAMES):
+    uid: str
 
 
-class _MetaVictims(msgspec.Struct):
-    Pods: list[_MetaPod] | None = None
-    NumPDBViolations: int = 0
+class _MetaVictims(msgspec.Struct, rename=_GO_NAMES):
+    pods: list[_MetaPod] | None = None
+    violations: int = 0
 
 
 class _Metadata(msgspec.Struct):
@@ -57,28 +69,28 @@ class _Named(msgspec.Struct):
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
 
 
-class _Victims(msgspec.Struct):
-    Pods: list[_Named] | None = None
-    NumPDBViolations: int = 0
+class _Victims(msgspec.Struct, rename=_GO_NAMES):
+    pods: list[_Named] | None = None
+    violations: int = 0
 
 
-class _PreemptArgs(msgspec.Struct):
-    Pod: Raw | None | UnsetType = UNSET
-    NodeNameToMetaVictims: dict[str, _MetaVictims] | None | UnsetType = UNSET
-    NodeNameToVictims: dict[str, _Victims] | None | UnsetType = UNSET
+class _PreemptArgs(msgspec.Struct, rename="pascal"):
+    pod: Raw = _ABSENT
+    node_name_to_meta_victims: dict[str, _MetaVictims] | None = None
+    node_name_to_victims: dict[str, _Victims] | None = None
 
 
-class _FilterResult(msgspec.Struct):
-    Nodes: dict[str, list[Raw]] | None
-    NodeNames: list[str] | None
-    FailedNodes: Mapping[str, str]
-    FailedAndUnresolvableNodes: Mapping[str, str]
-    Error: str
+class _FilterResult(msgspec.Struct, rename="pascal"):
+    nodes: dict[str, list[Raw]] | None
+    node_names: list[str] | None
+    failed_nodes: Mapping[str, str]
+    failed_and_unresolvable_nodes: Mapping[str, str]
+    error: str = ""
 
 
-class _HostPriority(msgspec.Struct):
-    Host: str
-    Score: int
+class _HostPriority(msgspec.Struct, rename="pascal"):
+    host: str
+    score: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +132,7 @@ _args_decoder = msgspec.json.Decoder(_Args)
 _bind_decoder = msgspec.json.Decoder(_BindArgs)
 _preempt_decoder = msgspec.json.Decoder(_PreemptArgs)
 _named_decoder = msgspec.json.Decoder(_Named)
+_list_decoder = msgspec.json.Decoder(list[Raw])
 _object_decoder = msgspec.json.Decoder(dict[str, Raw])
 _encoder = msgspec.json.Encoder()
 
@@ -136,16 +149,18 @@ def decode_filter(body: bytes) -> FilterArgs:
         WireError: no ExtenderArgs, no Pod, or neither NodeNames nor Nodes.
     """
     args = _decoded(_args_decoder, body, "ExtenderArgs")
-    if not args.pod or not (isinstance(args.node_names, list) or args.nodes):
+    pod = bytes(args.pod)
+    if pod == _NULL or (args.node_names is None and args.nodes is None):
         args = _decoded(_args_decoder, _canonical(body, _FILTER_KEYS, {"Nodes": _canonical_list}), "ExtenderArgs")
-    if not args.pod:
+        pod = bytes(args.pod)
+    if pod == _NULL:
         raise WireError("ExtenderArgs without Pod: send the pod that is to be scheduled")
-    if isinstance(args.node_names, list):
-        return FilterArgs(bytes(args.pod), _once(args.node_names))
-    if not args.nodes:
+    if args.node_names is not None:
+        return FilterArgs(pod, _once(args.node_names))
+    if args.nodes is None:
         raise WireError("ExtenderArgs with neither NodeNames nor Nodes: send the candidate nodes")
-    nodes = {_name_of(node): node for node in args.nodes.items or []}
-    return FilterArgs(bytes(args.pod), list(nodes), nodes)
+    nodes = {_name_of(node): node for node in _items(body, args.nodes)}
+    return FilterArgs(pod, list(nodes), nodes)
 
 
 def decode_bind(body: bytes) -> BindArgs:
@@ -155,11 +170,11 @@ def decode_bind(body: bytes) -> BindArgs:
         WireError: not that, or one of its four texts is missing or empty.
     """
     args = _decoded(_bind_decoder, body, "ExtenderBindingArgs")
-    if not (args.PodName and args.PodNamespace and args.PodUID and args.Node):
+    if not all(msgspec.structs.astuple(args)):
         args = _decoded(_bind_decoder, _canonical(body, _BIND_KEYS), "ExtenderBindingArgs")
-    if not (args.PodName and args.PodNamespace and args.PodUID and args.Node):
+    if not all(msgspec.structs.astuple(args)):
         raise WireError(f"ExtenderBindingArgs needs {', '.join(_BIND_KEYS)}, none of them empty")
-    return BindArgs(args.PodNamespace, args.PodName, args.PodUID, args.Node)
+    return BindArgs(args.pod_namespace, args.pod_name, args.pod_uid, args.node)
 
 
 def decode_preempt(body: bytes) -> PreemptArgs:
@@ -168,20 +183,14 @@ def decode_preempt(body: bytes) -> PreemptArgs:
     Raises:
         WireError: not that, no Pod, or no victims in either form.
     """
-    if not _has_preempt_keys(args := _decoded(_preempt_decoder, body, "ExtenderPreemptionArgs")):
-        nested = {key: _canonical_victims for key in _PREEMPT_KEYS[1:]}
+    args = _decoded(_preempt_decoder, body, "ExtenderPreemptionArgs")
+    if not _is_plain(args):
+        nested = dict.fromkeys(_PREEMPT_KEYS[1:], _canonical_victims)
         args = _decoded(_preempt_decoder, _canonical(body, _PREEMPT_KEYS, nested), "ExtenderPreemptionArgs")
-    if not args.Pod:
+    pod = bytes(args.pod)
+    if pod == _NULL:
         raise WireError("ExtenderPreemptionArgs without Pod: send the pod that is to be scheduled")
-    if args.NodeNameToMetaVictims:
-        by_uid = args.NodeNameToMetaVictims.items()
-        offered = {node: _victims([pod.UID for pod in v.Pods or []], v.NumPDBViolations) for node, v in by_uid}
-    elif args.NodeNameToVictims:
-        whole = args.NodeNameToVictims.items()
-        offered = {node: _victims([pod.metadata.uid for pod in v.Pods or []], v.NumPDBViolations) for node, v in whole}
-    else:
-        offered = {}
-    return PreemptArgs(bytes(args.Pod), offered)
+    return PreemptArgs(pod, _offered(args))
 
 
 def encode_filter(
@@ -189,9 +198,9 @@ def encode_filter(
 ) -> bytes:
     """An ``ExtenderFilterResult`` in the form the question had: names, or the whole nodes unchanged."""
     if args.nodes is None:
-        return _encoder.encode(_FilterResult(None, passed, failed, unresolvable, ""))
+        return _encoder.encode(_FilterResult(None, passed, failed, unresolvable))
     items = [args.nodes[name] for name in passed]
-    return _encoder.encode(_FilterResult({"items": items}, None, failed, unresolvable, ""))
+    return _encoder.encode(_FilterResult({"items": items}, None, failed, unresolvable))
 
 
 def encode_scores(names: Sequence[str], scores: Sequence[int]) -> bytes:
@@ -222,14 +231,14 @@ def _decoded(decoder: msgspec.json.Decoder[_Message], body: bytes | Raw, expecte
         raise WireError(f"{error}, expected {expected} as JSON") from None
 
 
-def _canonical(
-    body: bytes | Raw, keys: Sequence[str], nested: Mapping[str, _Canonicaliser] | None = None
-) -> bytes:
+def _canonical(body: bytes | Raw, keys: Sequence[str], nested: Mapping[str, _Canonicaliser] | None = None) -> bytes:
     """The same object with known keys in Go's spelling; of two spellings of one key the later wins, as in Go."""
     spelling = {key.lower(): key for key in keys}
-    found = {spelling.get(key.lower(), key): value for key, value in _decoded(_object_decoder, body, "an object").items()}
+    found = {
+        spelling.get(key.lower(), key): value for key, value in _decoded(_object_decoder, body, "an object").items()
+    }
     for key, canonicalise in (nested or {}).items():
-        if key in found and bytes(found[key]) != b"null":
+        if key in found and bytes(found[key]) != _NULL:
             found[key] = Raw(canonicalise(found[key]))
     return _encoder.encode(found)
 
@@ -238,23 +247,41 @@ def _canonical_list(value: Raw) -> bytes:
     return _canonical(value, ("items",))
 
 
+def _items(body: bytes, nodes: _NodeList) -> list[Raw]:
+    """The nodes of a list; where none are seen, look for ``items`` in another spelling."""
+    if nodes.items is None:
+        nodes = (
+            _decoded(_args_decoder, _canonical(body, _FILTER_KEYS, {"Nodes": _canonical_list}), "Nodes").nodes or nodes
+        )
+    return nodes.items or []
+
+
 def _canonical_victims(value: Raw) -> bytes:
     by_node = _decoded(_object_decoder, value, "victims by node")
-    return _encoder.encode({node: Raw(_canonical(raw, _VICTIMS_KEYS, {"Pods": _canonical_pods})) for node, raw in by_node.items()})
+    nested = {"Pods": _canonical_pods}
+    return _encoder.encode({node: Raw(_canonical(raw, _VICTIMS_KEYS, nested)) for node, raw in by_node.items()})
 
 
 def _canonical_pods(value: Raw) -> bytes:
-    pods = _decoded(msgspec.json.Decoder(list[Raw]), value, "a list of pods")
-    return _encoder.encode([Raw(_canonical(pod, ("UID", "metadata"))) for pod in pods])
+    return _encoder.encode(
+        [Raw(_canonical(pod, ("UID", "metadata"))) for pod in _decoded(_list_decoder, value, "pods")]
+    )
 
 
-def _has_preempt_keys(args: _PreemptArgs) -> bool:
-    offered = args.NodeNameToMetaVictims or args.NodeNameToVictims or {}
-    return bool(args.Pod) and bool(offered) and all(victims.Pods for victims in offered.values())
+def _is_plain(args: _PreemptArgs) -> bool:
+    """Whether the message came in Go's spelling throughout, as far as one can see."""
+    offered = (args.node_name_to_meta_victims or args.node_name_to_victims or {}).values()
+    return bytes(args.pod) != _NULL and bool(offered) and all(victims.pods for victims in offered)
 
 
-def _victims(uids: list[str], violations: int) -> Victims:
-    return Victims(tuple(uids), violations)
+def _offered(args: _PreemptArgs) -> dict[str, Victims]:
+    if args.node_name_to_meta_victims:
+        by_uid = args.node_name_to_meta_victims.items()
+        return {node: Victims(tuple(pod.uid for pod in found.pods or ()), found.violations) for node, found in by_uid}
+    whole = (args.node_name_to_victims or {}).items()
+    return {
+        node: Victims(tuple(pod.metadata.uid for pod in found.pods or ()), found.violations) for node, found in whole
+    }
 
 
 def _name_of(node: Raw) -> str:
