@@ -122,13 +122,9 @@ class StateCollector(Collector):
         )
 
 
-def fragmentation(geometry: Geometry, free_mask: int) -> float:
-    """Share of the free whole devices that the largest free linked set does not cover: 0 is whole, near 1 is scattered."""
-    return _fragmentation(geometry, free_mask)
-
-
 @lru_cache(maxsize=16_384)
-def _fragmentation(geometry: Geometry, free_mask: int) -> float:
+def fragmentation(geometry: Geometry, free_mask: int) -> float:
+    """Share of the free whole devices outside the largest free linked set: 0 is whole, near 1 is scattered."""
     free = len(geometry.whole_devices(free_mask))
     for count in reversed(valid_counts(geometry, Unit.DEVICE)):
         if any(mask & free_mask == mask for mask in valid_sets(geometry, Unit.DEVICE, count)):

@@ -30,9 +30,7 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     client_ca: Annotated[
         Path | None, Meta(description="CA (PEM) that callers' certificates must come from: mutual TLS")
     ] = None
-    insecure: Annotated[
-        bool, Meta(description="allow plain HTTP beyond loopback: whoever reaches it can bind pods")
-    ] = False
+    insecure: Annotated[bool, Meta(description="allow plain HTTP beyond loopback, unguarded")] = False
     health_address: Annotated[str, Meta(description="address of probes and metrics, plain HTTP")] = "0.0.0.0"  # noqa: S104 - the kubelet probes the pod's address
     health_port: Annotated[int, Meta(ge=0, le=65535, description="port of probes and metrics")] = 12346
     kubeconfig: Annotated[Path | None, Meta(description="kubeconfig file; in-cluster credentials when not given")] = (
@@ -42,9 +40,7 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         tuple[Dialect, ...], Meta(min_length=1, description="annotation dialects to write, comma separated")
     ] = (Dialect.NEURON_PLUGIN, Dialect.VENDOR)
     instance_types: Annotated[Path | None, Meta(description="YAML file of further instance types")] = None
-    leader_election: Annotated[
-        bool, Meta(description="serve only while holding the Lease; off for a single replica")
-    ] = True
+    leader_election: Annotated[bool, Meta(description="serve only while holding the Lease")] = True
     lease_name: Annotated[str, Meta(min_length=1, description="name of the leader's Lease")] = "neuron-extender"
     lease_namespace: Annotated[
         str, Meta(min_length=1, description="namespace of the leader's Lease and of the plugins'")
@@ -54,9 +50,7 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     answer_seconds: Annotated[
         float, Meta(gt=0, le=60, description="deadline of a bind call; below the scheduler's httpTimeout")
     ] = 4.0
-    max_body_mib: Annotated[
-        int, Meta(ge=1, le=1024, description="largest request body; 5000 whole nodes are 57 MiB")
-    ] = 128
+    max_body_mib: Annotated[int, Meta(ge=1, le=1024, description="largest body; 5000 whole nodes are 57")] = 128
     log_format: Annotated[LogFormat, Meta(description="form of the log lines")] = LogFormat.JSON
     log_level: Annotated[LogLevel, Meta(description="least severity that is logged")] = LogLevel.INFO
 

@@ -187,7 +187,8 @@ class ClusterState:
         after = node_record(facts, hardware, pods, holders, stale=name in self._stale)
         self._nodes[name] = after
         self._shapes[name] = after.shape
-        self._tell_node(before, after)
+        if after != before:
+            self._tell_node(before, after)
 
     def _claimants(self, name: str) -> tuple[list[Holder], list[PodRecord]]:
         """What binds have reserved on a node, and the pods bound there that no reservation speaks for."""
