@@ -72,6 +72,11 @@ class Binder:
         """Attempts that have not ended."""
         return len(self._attempts)
 
+    def unseen(self) -> int:
+        """Confirmed bindings that the watch should have shown by now and has not."""
+        held = self._state.reservations.values()
+        return sum(each.confirmed and self._in_doubt(each) for each in held)
+
     async def bind(self, pod: Pod, node: str) -> Outcome:
         """Bind a pod to a node, or say why not, by the deadline.
 

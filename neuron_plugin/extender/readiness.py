@@ -6,13 +6,13 @@ given away. Each condition is set by the part that knows it; the probes and ever
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 
 class Readiness:
     """Conditions by name, each unmet at first, with its reason."""
 
-    def __init__(self, conditions: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, conditions: Mapping[str, str]) -> None:
         self._unmet = dict(conditions)
 
     @property

@@ -59,7 +59,7 @@ def application(routes: list[web.RouteDef], max_body_mib: int) -> web.Applicatio
 
 def runner(app: web.Application) -> web.AppRunner:
     """A runner that leaves gzip alone (a small body may hide a huge one) and lets requests in flight finish."""
-    return web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=3.0, auto_decompress=False)
+    return web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5, auto_decompress=False)
 
 
 def _handler(service: ExtenderService, verb: str, answer: Answer) -> Callable[[web.Request], Awaitable[web.Response]]:
