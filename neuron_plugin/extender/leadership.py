@@ -33,7 +33,7 @@ class Term(Protocol):
 
 
 class Alone(Term):
-    """The term of a single replica without election: from ``start`` on, when no predecessor's write can land any more."""
+    """The term of a single replica without election: from ``start`` on, when no earlier one's write can land."""
 
     def __init__(self, start: float, clock: Callable[[], float]) -> None:
         self._start = start
