@@ -2,9 +2,13 @@ from __future__ import annotations
 
 import pytest
 
+from neuron_plugin.allocation.placement import placement_mask
+from neuron_plugin.allocation.refusals import Refusal
 from neuron_plugin.extender.reasons import NODE_REFUSALS
+from neuron_plugin.extender.shapes import Shape
+from neuron_plugin.extender.verdicts import placement_on
 from neuron_plugin.simulation.manifests import container, node_manifest, pod_manifest
-from tests.extender.world import CORE, DEVICE, World, pod_of
+from tests.extender.world import CORE, DEVICE, World, pod_of, record_of, request_of
 
 TRN1 = "trn1.32xlarge"
 
@@ -232,12 +236,6 @@ def test_e03_single_devices_leave_rows_and_halves_whole_while_leftovers_suffice(
 
 
 def _best(world: World, node: str) -> int:
-    from neuron_plugin.allocation.placement import placement_mask
-    from neuron_plugin.allocation.refusals import Refusal
-    from neuron_plugin.extender.shapes import Shape
-    from neuron_plugin.extender.verdicts import placement_on
-    from tests.extender.world import record_of, request_of
-
     shape = world.state.shapes[node]
     assert isinstance(shape, Shape)
     placed = placement_on(shape, request_of(record_of(pod_manifest("probe", DEVICE, 1))))
