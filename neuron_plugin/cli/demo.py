@@ -160,7 +160,7 @@ def _print_received(admitted: AdmittedPod) -> None:
 
 def _received(container: AdmittedContainer) -> Iterable[str]:
     for node in container.devices:
-        yield f"--device={Path(node.host_path).name}:{node.container_path}"
+        yield f"--device=/dev/{Path(node.host_path).name}:{node.container_path}"
     for name, value in container.envs.items():
         yield f"--env {name}={value}"
 
