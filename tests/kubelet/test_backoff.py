@@ -3,6 +3,7 @@ from __future__ import annotations
 from random import Random
 
 from neuron_plugin.kubelet.backoff import Backoff
+from tests.kubelet.fakes import seeded
 
 
 class NoJitter(Random):
@@ -25,6 +26,6 @@ def test_reset_begins_with_the_shortest() -> None:
 
 
 def test_p6_jitter_cuts_up_to_half_and_differs_between_nodes() -> None:
-    delays = [Backoff(Random(seed), first_seconds=2).next_seconds() for seed in range(50)]
+    delays = [Backoff(seeded(seed), first_seconds=2).next_seconds() for seed in range(50)]
     assert all(1 <= delay <= 2 for delay in delays)
     assert len(set(delays)) == 50

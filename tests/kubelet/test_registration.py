@@ -9,21 +9,22 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 
 import grpc
 import pytest
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet.advertisement import Advertisement
 from neuron_plugin.kubelet.channels import channel_to
 from neuron_plugin.kubelet.observer import RegistrationState
-from neuron_plugin.kubelet.registration import RegistrationTimes
+from neuron_plugin.kubelet.registration import DevicePluginServer, RegistrationTimes
 from neuron_plugin.kubelet.service import ServiceOptions
 from neuron_plugin.kubelet.sockets import endpoint_path, endpoint_prefix, identity_of
+from neuron_plugin.kubelet.watch import DirectoryWatch
 from neuron_plugin.simulation.kubelet import SOCKET_NAME, KubeletOptions, StandInKubelet
 from neuron_plugin.simulation.kubelet_pods import Container, Pod
-from tests.kubelet.fakes import CORE, DEVICE, QUICK, RunningPlugin, running_plugin
+from tests.kubelet.fakes import CORE, DEVICE, QUICK, FakeHandler, RunningPlugin, eventually, running_plugin, seeded
 
 State = RegistrationState
 
@@ -32,10 +33,8 @@ def sockets_of(directory: Path, resource: str = CORE) -> list[Path]:
     return [path for path in directory.iterdir() if path.name.startswith(endpoint_prefix(resource))]
 
 
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.002)
+def modes_of(directory: Path) -> list[int]:
+    return [stat.S_IMODE(path.stat().st_mode) for path in sockets_of(directory)]
 
 
 async def advertised_again(kubelet: StandInKubelet, plugin: RunningPlugin, registrations: int) -> None:
@@ -48,7 +47,6 @@ async def advertised_again(kubelet: StandInKubelet, plugin: RunningPlugin, regis
 class ScriptedRegistration(pb_grpc.RegistrationServicer):
     """A Registration service that answers as a test says, and keeps the requests."""
 
-    answer: Callable[[pb.RegisterRequest], AsyncIterator[None]] | None = None
     requests: list[pb.RegisterRequest] = field(default_factory=list)
     refusal: str | None = None
     during: Callable[[pb.RegisterRequest], object] | None = None
@@ -121,8 +119,7 @@ async def test_a_registered_resource_is_advertised_and_says_so(directory: Path) 
 async def test_the_socket_is_its_owners_alone(directory: Path) -> None:
     async with StandInKubelet(directory), running_plugin(directory) as plugin:
         await plugin.server.registered.wait()
-        assert plugin.server.socket_path is not None
-        assert stat.S_IMODE(plugin.server.socket_path.stat().st_mode) == 0o600
+        assert modes_of(directory) == [0o600]
 
 
 async def test_without_a_kubelet_it_waits_and_binds_nothing(directory: Path) -> None:
@@ -144,35 +141,35 @@ async def test_without_a_directory_it_waits_for_one(directory: Path) -> None:
 
 
 async def test_p3_strays_of_a_killed_predecessor_are_removed(directory: Path) -> None:
-    async with StandInKubelet(directory):
-        stray = endpoint_path(directory, CORE, "killed")
-        with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(str(stray))
-        async with running_plugin(directory) as plugin:
-            await plugin.server.registered.wait()
-            assert sockets_of(directory) == [plugin.server.socket_path]
+    kubelet = StandInKubelet(directory)
+    await kubelet.start()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(endpoint_path(directory, CORE, "killed")))
+    async with running_plugin(directory) as plugin:
+        await plugin.server.registered.wait()
+        assert sockets_of(directory) == [plugin.server.socket_path]
+    await kubelet.stop()
 
 
 async def test_p3_p12_a_second_plugin_for_the_resource_waits_until_the_first_is_gone(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with StandInKubelet(directory) as kubelet:
-        async with running_plugin(directory) as first:
-            await first.server.registered.wait()
-            async with running_plugin(directory, count=3) as second:
-                await second.observer.until(lambda: State.BACKING_OFF in second.observer.states)
-                assert kubelet.registration_count(CORE) == 1
-                await first.server.stop()
-                await kubelet.wait_for_capacity(CORE, 3)
+    async with StandInKubelet(directory) as kubelet, running_plugin(directory) as first:
+        await first.server.registered.wait()
+        async with running_plugin(directory, count=3) as second:
+            await second.observer.until(lambda: State.BACKING_OFF in second.observer.states)
+            assert kubelet.registration_count(CORE) == 1
+            await first.server.stop()
+            await kubelet.wait_for_capacity(CORE, 3)
     reasons = [record.__dict__.get("reason", "") for record in caplog.records]
     assert any("a second plugin offers" in reason for reason in reasons)
 
 
 async def test_p3_a_file_at_the_very_path_is_left_alone_and_another_name_is_taken(directory: Path) -> None:
-    token = f"{Random(7).getrandbits(32):08x}"
+    token = f"{seeded(7).getrandbits(32):08x}"
     blocked = endpoint_path(directory, CORE, token)
     blocked.write_text("precious")
-    async with StandInKubelet(directory), running_plugin(directory, random=Random(7)) as plugin:
+    async with StandInKubelet(directory), running_plugin(directory, random=seeded(7)) as plugin:
         await plugin.server.registered.wait()
         assert State.BACKING_OFF in plugin.observer.states
         assert plugin.server.socket_path != blocked
@@ -264,21 +261,21 @@ async def test_p14_an_accident_in_one_resource_is_logged_and_retried(
 async def test_p8_kubelet_sock_made_anew_is_answered_at_once_for_every_resource(directory: Path) -> None:
     """The goal is 100 ms; typically it takes under 20. The bound here leaves room for a busy machine."""
     resources = (CORE, DEVICE, "aws.amazon.com/neuron")
-    async with StandInKubelet(directory) as kubelet:
-        async with (
-            running_plugin(directory, resources[0], watch_seconds=60, times=RegistrationTimes()),
-            running_plugin(directory, resources[1], watch_seconds=60, times=RegistrationTimes()),
-            running_plugin(directory, resources[2], watch_seconds=60, times=RegistrationTimes()),
-        ):
-            for resource in resources:
-                await kubelet.wait_for_capacity(resource, 4)
-            await kubelet.stop()
-            await asyncio.sleep(0.3)  # long enough for a back-off to have begun
-            begun = time.monotonic()
-            await kubelet.start()
-            for resource in resources:
-                await kubelet.wait_for_capacity(resource, 4)
-            assert time.monotonic() - begun < 2
+    async with (
+        StandInKubelet(directory) as kubelet,
+        running_plugin(directory, resources[0], watch_seconds=60, times=RegistrationTimes()),
+        running_plugin(directory, resources[1], watch_seconds=60, times=RegistrationTimes()),
+        running_plugin(directory, resources[2], watch_seconds=60, times=RegistrationTimes()),
+    ):
+        for resource in resources:
+            await kubelet.wait_for_capacity(resource, 4)
+        await kubelet.stop()
+        await asyncio.sleep(0.3)  # long enough for a back-off to have begun
+        begun = time.monotonic()
+        await kubelet.start()
+        for resource in resources:
+            await kubelet.wait_for_capacity(resource, 4)
+        assert time.monotonic() - begun < 2
 
 
 async def test_p8_it_is_back_before_the_first_pod_is_admitted_again(directory: Path) -> None:
@@ -414,10 +411,10 @@ async def test_pushing_each_other_out_slows_down(directory: Path) -> None:
     times = RegistrationTimes(settled=60, first_delay=0.05, longest_delay=30)
     async with StandInKubelet(directory) as kubelet, running_plugin(directory, times=times):
         begun = time.monotonic()
-        for count in range(1, 5):
-            await eventually(lambda wanted=count: kubelet.registration_count(CORE) >= wanted)  # type: ignore[misc]  # mypy cannot infer the default
+        for _ in range(4):
+            await kubelet.wait_for_capacity(CORE, 4)
             await kubelet.disconnect(CORE)
-        await eventually(lambda: kubelet.registration_count(CORE) == 5)
+        await kubelet.wait_for_capacity(CORE, 4)
         assert time.monotonic() - begun > (0.05 + 0.1 + 0.2 + 0.4) / 2
 
 
@@ -481,12 +478,15 @@ async def test_cancelling_run_tidies_up_as_stopping_does(directory: Path) -> Non
         assert plugin.server.state is State.STOPPED
 
 
-async def test_a_server_that_never_ran_can_be_stopped(directory: Path) -> None:
-    async with running_plugin(directory) as plugin:
-        await plugin.server.stop()
+async def test_a_server_that_never_ran_can_be_stopped_and_then_does_not_run(directory: Path) -> None:
+    server = DevicePluginServer(CORE, FakeHandler(), Advertisement(), DirectoryWatch(directory))
+    await server.stop()
+    await asyncio.wait_for(server.run(), 5)
+    assert server.state is State.STOPPED
 
 
-async def test_stopping_before_an_answer_lets_the_allocation_finish(directory: Path) -> None:
+async def test_stopping_lets_an_admission_finish_that_is_under_way(directory: Path) -> None:
+    """The kubelet fails a pod for good if the stream ends between its preference and its Allocate, or during either."""
     release = asyncio.Event()
 
     async def slow(available: Sequence[str], _must: Sequence[str], size: int) -> Sequence[str]:
@@ -503,9 +503,9 @@ async def test_stopping_before_an_answer_lets_the_allocation_finish(directory: P
         await asyncio.sleep(0.02)
         assert kubelet.capacity(CORE).allocatable == 4
         release.set()
+        assert (await admission).containers[0].ids == {CORE: ("0", "1")}
         await stopping
-        await asyncio.gather(admission, return_exceptions=True)
-    assert plugin.handler.preferences
+        await kubelet.wait_for_capacity(CORE, 0)
 
 
 async def test_every_life_has_a_socket_name_of_its_own(directory: Path) -> None:

@@ -18,7 +18,7 @@ from neuron_plugin.kubelet.channels import channel_to
 from neuron_plugin.kubelet.devices import AllocationRefusedError, ContainerAllocation, NotYetError
 from neuron_plugin.kubelet.server import ServerInstance
 from neuron_plugin.kubelet.service import DevicePluginService, ServiceOptions
-from tests.kubelet.fakes import CORE, FakeHandler, FakeObserver, devices
+from tests.kubelet.fakes import CORE, FakeHandler, FakeObserver, devices, eventually
 
 Status = grpc.StatusCode
 
@@ -130,16 +130,13 @@ async def test_p19_a_thousand_cancelled_streams_leave_nothing_behind(directory: 
             await plugin.allocate(["0"])  # waits for no stream
             for stream in streams:
                 stream.cancel()
-            while plugin.service.streams_open:
-                await asyncio.sleep(0.001)
+            await eventually(lambda: not plugin.service.streams_open)
 
         await open_some(1)
         before = footprint()
         for _ in range(20):
             await open_some(50)
-        async with asyncio.timeout(5):
-            while footprint() > before:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: footprint() <= before)
         assert footprint() == before
         assert plugin.service.streams_begun == 1001
         assert plugin.advertisement.subscribers == 0
@@ -172,8 +169,7 @@ async def test_streams_outlive_a_call_under_way(directory: Path) -> None:
         stream = plugin.stub.ListAndWatch(pb.Empty())
         await stream.read()
         call = asyncio.create_task(plugin.prefer(("0 1", "", 1)))
-        while not plugin.handler.preferences:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: bool(plugin.handler.preferences))
         ending = asyncio.create_task(plugin.service.end_streams(5))
         await asyncio.sleep(0.02)
         assert plugin.service.streams_open == 1
@@ -191,8 +187,7 @@ async def test_patience_with_a_hung_call_ends(directory: Path) -> None:
     async with served(directory) as plugin:
         plugin.handler.prefer = hung
         call = asyncio.create_task(plugin.prefer(("0 1", "", 1)))
-        while not plugin.handler.preferences:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: bool(plugin.handler.preferences))
         async with asyncio.timeout(2):
             await plugin.service.end_streams(0.01)
         call.cancel()
