@@ -54,7 +54,7 @@ def test_every_device_can_be_packed_one_by_one() -> None:
     assert sum(masks) == INF2_RING.all_mask
 
 
-def test_the_largest_goes_first_whatever_its_place_in_the_pod() -> None:
+def test_sets_come_back_in_the_order_of_the_request() -> None:
     free = INF2_RING.devices_mask((0, 1, 2, 4, 5))
     small, large = pack(INF2_RING, free, (device(2), device(3))) or (0, 0)
     assert INF2_RING.devices_touched(small) == (4, 5)

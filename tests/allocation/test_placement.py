@@ -207,6 +207,17 @@ def test_a_dead_end_of_the_cheapest_sets_is_left_again() -> None:
     assert [len(ids) for ids in lists] == [2, 3, 3]
 
 
+@pytest.mark.parametrize(
+    ("held", "sizes"),
+    [((7, 13), (1, 2, 2, 3, 3, 3)), ((4, 12), (1, 1, 1, 2, 3, 3, 3)), ((5, 11), (1, 1, 2, 2, 2, 2, 2, 2))],
+)
+def test_a_pod_that_fills_every_gap_of_a_torn_ring_is_placed(held: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+    """The cheapest sets first end in more dead ends than the walk may try: packing finds these."""
+    free = INF1_RING.all_mask & ~INF1_RING.devices_mask(held)
+    lists = placed(INF1_RING, free, *(device(size, f"c{index}") for index, size in enumerate(sizes)))
+    assert sorted(number for ids in lists for number in ids) == [n for n in range(16) if n not in held]
+
+
 def test_as_many_cores_as_a_node_has_are_placed_one_by_one() -> None:
     lists = placed(TRN2_LNC1, TRN2_LNC1.all_mask, *(core(1, f"c{index}") for index in range(128)))
     assert sorted(ids[0] for ids in lists) == list(range(128))
