@@ -60,12 +60,17 @@ class TextFormatter(logging.Formatter):
 
 
 def start_logging(log_format: LogFormat, level: LogLevel, stream: TextIO | None = None) -> None:
-    """Send the root logger's lines to ``stream`` (standard error by default) in one format."""
+    """Send log lines to ``stream`` (standard error by default) in one format.
+
+    ``level`` is for this package; of the libraries only warnings are wanted: at debug level gRPC alone writes several
+    lines a call.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
+    root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
+    logging.getLogger("neuron_plugin").setLevel(level.upper())
 
 
 def _time_of(record: logging.LogRecord) -> str:

@@ -81,6 +81,7 @@ class Advertisement:
         """
         ordered = _in_order(devices)
         if ordered == self._latest.devices:
+            self._latest = Edition(self._latest.version, ordered)  # reasons may be new, which is no news to a kubelet
             return False
         self._latest = Edition(self._latest.version + 1, ordered)
         for subscription in self._subscriptions:

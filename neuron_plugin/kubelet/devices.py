@@ -15,6 +15,7 @@ from typing import Protocol
 class AdvertisedDevice:
     """One unit of a resource as the kubelet is told of it.
 
+    ``reason`` says why an unhealthy one is; the kubelet never sees it, a refused request does.
     ``numa_nodes`` is empty unless NUMA alignment was asked for and the node is known: with a topology the kubelet may
     fill a request without asking for a preference (``dm/manager.go``, ``devicesToAllocate``).
     """
@@ -22,6 +23,7 @@ class AdvertisedDevice:
     id: str
     healthy: bool = True
     numa_nodes: tuple[int, ...] = ()
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,9 @@ def checked_ids(resource: str, edition: Edition, containers: Sequence[Sequence[s
     if unknown := [each for each in everything if each not in healthy]:
         raise UnknownDeviceError(f"{resource} has no device {_listed(unknown)}: it was never advertised, or is gone")
     if broken := [each for each in everything if not healthy[each]]:
-        raise UnhealthyDeviceError(f"{resource} device {_listed(broken)} is unhealthy or in use under another name")
+        reasons = {device.id: device.reason or "unhealthy" for device in edition.devices}
+        told = "; ".join(f"device {each} is {reasons[each]}" for each in in_numeric_order(broken))
+        raise UnhealthyDeviceError(f"{resource} cannot be given out: {told}")
     return [in_numeric_order(ids) for ids in containers]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,10 @@ from typing import IO, Any
 import pytest
 
 from neuron_plugin.simulation.node import SimulatedNode, write_node
+
+# pytest-asyncio asks for the main thread's loop before the first test, and up to Python 3.13 asking makes one that
+# nobody closes: a warning at some later collection, hence an error in an innocent test.
+asyncio.set_event_loop(None)
 
 MakeNode = Callable[..., SimulatedNode]
 Interfere = Callable[[str, Callable[[], None]], None]

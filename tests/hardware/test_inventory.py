@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from neuron_plugin.hardware.inventory import EVERY_DEVICE, MachinePaths, read_inventory
 from neuron_plugin.hardware.records import Inventory, NodeState
 from neuron_plugin.simulation.node import SimulatedNode, write_node
-from neuron_plugin.topology.geometry import Topology
+from neuron_plugin.topology.geometry import DeviceId, Topology
 from neuron_plugin.topology.instances import InstanceType, catalogue
 from neuron_plugin.topology.links import links_of
 
@@ -36,11 +36,12 @@ def test_a_simulated_node_of_every_type_reads_back_as_described(make_node: MakeN
     assert all(not device.problems for device in inventory.devices)
 
 
-@pytest.mark.parametrize(
-    "instance",
-    [instance for instance in catalogue().values() if instance.devices > 1],
-    ids=lambda instance: instance.name,
-)
+ONE_OF_EACH_SHAPE = {
+    (instance.device_name, instance.devices): instance for instance in catalogue().values() if instance.devices > 1
+}
+
+
+@pytest.mark.parametrize("instance", ONE_OF_EACH_SHAPE.values(), ids=lambda instance: instance.name)
 def test_p24_a_missing_chip_moves_no_id_and_may_blank_all_links(make_node: MakeNode, instance: InstanceType) -> None:
     inventory = read_inventory(make_node(instance.name, missing=(1,)).paths)
     assert inventory.device_ids == (0, *range(2, instance.devices))
@@ -258,7 +259,9 @@ def test_a_product_newer_than_this_package_has_the_lnc_of_the_users_type(make_no
 
 def test_root_readable_attributes_of_old_drivers_read_as_those_of_new_ones(make_node: MakeNode, tmp_path: Path) -> None:
     old = read_inventory(make_node(driver_version="2.26.5.0").paths)
-    new = read_inventory(write_node(tmp_path / "new", "inf2.24xlarge", driver_version="2.28.0.0").paths)
+    new = read_inventory(
+        write_node(tmp_path / "new", "inf2.24xlarge", driver_version="2.28.0.0", usage_counters=False).paths
+    )
     assert old.devices == new.devices
 
 
@@ -318,6 +321,32 @@ def test_p27_whatever_an_attribute_reads_costs_at_most_its_own_device(
         assert set(inventory.device_ids) >= {0, 1, 3, 4, 5}
         assert 2 in inventory.device_ids or inventory.skipped[0].id == 2
         assert all("neuron2" in skipped.reason for skipped in inventory.skipped)
+
+
+@pytest.mark.parametrize("attribute", DEVICE_ATTRIBUTES)
+@pytest.mark.parametrize("instead", ["directory", "dangling link", "link to itself"])
+def test_p27_whatever_stands_in_an_attributes_place_costs_at_most_its_own_device(
+    make_node: MakeNode, attribute: str, instead: str
+) -> None:
+    node = make_node("inf2.24xlarge")
+    path = node.paths.sysfs / "class/neuron_device/neuron2" / attribute
+    path.unlink()
+    if instead == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to("nowhere" if instead == "dangling link" else path.name)
+    for settled in (frozenset[DeviceId](), EVERY_DEVICE):
+        inventory = read_inventory(node.paths, settled=settled)
+        assert set(inventory.device_ids) >= {0, 1, 3, 4, 5}
+        assert 2 in inventory.device_ids or inventory.skipped[0].id == 2
+
+
+def test_a_class_link_to_a_device_that_is_gone_is_no_device(make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge")
+    (node.paths.sysfs / "class/neuron_device/neuron9").symlink_to("../../devices/virtual/neuron_device/neuron9")
+    inventory = read_inventory(node.paths)
+    assert inventory.device_ids == (0, 1, 2, 3, 4, 5)
+    assert inventory.skipped == ()
 
 
 @settings(deadline=None, max_examples=60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Container
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -198,6 +199,19 @@ async def test_a_device_that_is_still_being_made_is_no_problem_to_tell(caplog: p
     await following(changes)
     await following(changes)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_a_slow_read_does_not_hold_the_loop() -> None:
+    loop_went_on = threading.Event()
+
+    def slow(*, settled: Container[DeviceId]) -> Inventory:
+        assert not list(filter(lambda device: device in settled, range(4)))
+        assert loop_went_on.wait(10)  # set by the loop, so a read on the loop would never end
+        return machine(0)
+
+    changes = aiter(InventoryWatcher(slow, NoUevents()).changes())
+    asyncio.get_running_loop().call_soon(loop_went_on.set)
+    assert await following(changes) == machine(0)
 
 
 async def test_a_real_tree_is_followed_through_faults(make_node: MakeNode) -> None:

@@ -18,11 +18,21 @@ from neuron_plugin.kubelet.watch import DirectoryWatch
 
 CORE = "aws.amazon.com/neuroncore"
 DEVICE = "aws.amazon.com/neurondevice"
-LOOK = "look"
 
 
 def devices(count: int, *unhealthy: int) -> list[AdvertisedDevice]:
     return [AdvertisedDevice(str(each), each not in unhealthy) for each in range(count)]
+
+
+def seeded(seed: int) -> Random:
+    return Random(seed)  # noqa: S311 - repeats a test's chance, guards nothing
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for what no event tells a test."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.002)
 
 
 async def lowest(available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:

@@ -7,13 +7,19 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from neuron_plugin.hardware.attributes import ResetState
 from neuron_plugin.hardware.inventory import read_inventory
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.simulation.node_description import DESCRIPTION_FILE, SimulationError
+from neuron_plugin.simulation.node_writer import TreeWriter
+from neuron_plugin.topology.geometry import Topology
+from neuron_plugin.topology.instances import InstanceType
 
 MakeNode = Callable[..., SimulatedNode]
 
@@ -398,6 +404,70 @@ def test_a_fault_that_cannot_be_is_refused_and_changes_nothing(
 def test_inf1_refuses_ecc_errors_it_could_not_show(make_node: MakeNode) -> None:
     with pytest.raises(SimulationError, match="no ECC counters"):
         make_node("inf1.xlarge").set_ecc(0, memory=1)
+
+
+def test_a_product_that_no_driver_has_is_refused(make_node: MakeNode) -> None:
+    strange = InstanceType("trn9.huge", "Trainium9", 4, 8, 1, Topology.UNLINKED)
+    with pytest.raises(SimulationError, match="devices named 'Trainium9', which no known driver has"):
+        make_node("trn9.huge", types={"trn9.huge": strange})
+
+
+ACTIONS: dict[str, Callable[[SimulatedNode, int], None]] = {
+    "errors": lambda node, device: node.set_ecc(device, memory=device + 1),
+    "no errors": lambda node, device: node.set_ecc(device, memory=0),
+    "failed reset": lambda node, device: node.set_reset(device, ResetState.FAILED),
+    "broken parts": lambda node, device: node.set_unhealthy_components(device, ["hbm"]),
+    "device gone": lambda node, device: node.remove_device(device),
+    "device back": lambda node, device: node.restore_device(device),
+    "node gone": lambda node, device: node.remove_node(device),
+    "node back": lambda node, device: node.restore_node(device),
+    "garbage": lambda node, device: node.set_attribute(device, "core_count", "?"),
+    "no attribute": lambda node, device: node.remove_attribute(device, "core_count"),
+    "attribute back": lambda node, device: node.restore_attribute(device, "core_count"),
+    "driver gone": lambda node, _device: node.unload_driver(),
+    "driver back": lambda node, _device: node.load_driver(),
+    "lnc": lambda node, device: node.set_logical_core_size(device or None),
+}
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.tuples(st.sampled_from(sorted(ACTIONS)), st.integers(0, 2)), max_size=12))
+def test_after_any_faults_the_tree_is_the_one_its_description_would_be_written_as(
+    steps: list[tuple[str, int]],
+) -> None:
+    types = {"inf2.small": InstanceType("inf2.small", "Inferentia2", 3, 2, 32, Topology.LINE)}
+    with TemporaryDirectory() as directory:
+        node = write_node(Path(directory) / "node", "inf2.small", usage_counters=False, types=types)
+        for action, device in steps:
+            ACTIONS[action](node, device)
+        fresh = Path(directory) / "fresh"
+        fresh.mkdir()
+        TreeWriter(fresh).build(node.description)
+        assert everything(node.root) == everything(fresh)
+        assert SimulatedNode(fresh).description == node.description
+        read_inventory(node.paths)
+
+
+@pytest.mark.parametrize(("fault", "remedy"), FAULTS.values(), ids=FAULTS.keys())
+def test_a_change_that_was_cut_short_is_completed_when_it_is_made_again(
+    make_node: MakeNode,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[SimulatedNode], None],
+    remedy: Callable[[SimulatedNode], None],
+) -> None:
+    node = make_node()
+    before = everything(node.root)
+    for change in (fault, remedy):
+        with monkeypatch.context() as patch:
+            patch.setattr(TreeWriter, "_describe", cut_short)
+            with pytest.raises(KeyboardInterrupt):
+                change(node)
+        change(node)
+    assert everything(node.root) == before
+
+
+def cut_short(_writer: TreeWriter, _description: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_the_default_driver_is_the_newest_that_has_the_product(tmp_path: Path) -> None:

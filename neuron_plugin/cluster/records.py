@@ -1,0 +1,276 @@
+"""Kubernetes objects as this project sees them: the few fields that matter, decoded straight from the server's bytes.
+
+A pod of 7 KB becomes a record of some hundred bytes in about 15 µs because everything else is skipped unread. The
+structs follow the wire's nesting; the properties on top say what the rest of the code asks for, with nothing to be
+None that need not be.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+"""On the API server's copy of a static pod, which only its kubelet manages (``pkg/kubelet/types/constants.go``)."""
+
+_NOTHING: Mapping[str, str] = {}
+
+
+class _Wire(msgspec.Struct, frozen=True, rename="camel", gc=False):
+    """Base of all: names as on the wire, and no cycles, hence nothing for the garbage collector to visit."""
+
+
+class OwnerReference(_Wire, frozen=True):
+    """What made an object; its end is the object's end."""
+
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    api_version: str = ""
+    controller: bool = False
+
+
+class ObjectReference(_Wire, frozen=True, omit_defaults=True):
+    """Which object an event is about."""
+
+    kind: str
+    name: str
+    uid: str
+    api_version: str
+    namespace: str = ""
+
+
+class Metadata(_Wire, frozen=True):
+    """``metadata``; the server leaves empty parts out or sends null."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    annotations: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
+    owner_references: tuple[OwnerReference, ...] | None = None
+
+
+class Resources(_Wire, frozen=True):
+    """``resources`` of a container: quantities as written, such as ``2`` or ``1k``."""
+
+    limits: dict[str, str] | None = None
+    requests: dict[str, str] | None = None
+
+
+class Container(_Wire, frozen=True):
+    """A container or init container; ``restart_policy`` ``Always`` on an init container makes it a sidecar."""
+
+    name: str = ""
+    restart_policy: str | None = None
+    resources: Resources | None = None
+
+    @property
+    def limits(self) -> Mapping[str, str]:
+        """Resource name to quantity."""
+        return (self.resources and self.resources.limits) or _NOTHING
+
+    @property
+    def requests(self) -> Mapping[str, str]:
+        """Resource name to quantity."""
+        return (self.resources and self.resources.requests) or _NOTHING
+
+    @property
+    def is_sidecar(self) -> bool:
+        """Only meaningful for an init container: it starts before and runs beside the app containers."""
+        return self.restart_policy == "Always"
+
+
+class _PodSpec(_Wire, frozen=True):
+    node_name: str = ""
+    scheduler_name: str = ""
+    priority: int | None = None
+    containers: tuple[Container, ...] | None = None
+    init_containers: tuple[Container, ...] | None = None
+
+
+class _PodStatus(_Wire, frozen=True):
+    phase: str = ""
+    nominated_node_name: str = ""
+    start_time: str | None = None
+
+
+class _Object(_Wire, frozen=True):
+    """What every record has."""
+
+    metadata: Metadata
+
+    @property
+    def uid(self) -> str:
+        """Unique for ever, unlike the name."""
+        return self.metadata.uid
+
+    @property
+    def name(self) -> str:
+        """Unique within its namespace and kind, at one time."""
+        return self.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        """Empty for cluster-wide kinds."""
+        return self.metadata.namespace
+
+    @property
+    def resource_version(self) -> str:
+        """The version of this state of the object, decimal."""
+        return self.metadata.resource_version
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """Possibly empty."""
+        return self.metadata.annotations or _NOTHING
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Possibly empty."""
+        return self.metadata.labels or _NOTHING
+
+
+class Pod(_Object, frozen=True):
+    """A pod."""
+
+    spec: _PodSpec = _PodSpec()
+    status: _PodStatus = _PodStatus()
+
+    @property
+    def node_name(self) -> str:
+        """Where it is bound; empty while it waits."""
+        return self.spec.node_name
+
+    @property
+    def phase(self) -> str:
+        """Pending, Running, Succeeded, Failed or Unknown."""
+        return self.status.phase
+
+    @property
+    def terminal(self) -> bool:
+        """Its containers have ended for good, though the object may stay."""
+        return self.status.phase in TERMINAL_PHASES
+
+    @property
+    def terminating(self) -> bool:
+        """It was told to end; it holds what it holds until it is gone."""
+        return self.metadata.deletion_timestamp is not None
+
+    @property
+    def priority(self) -> int:
+        """0 where no priority class says otherwise."""
+        return self.spec.priority or 0
+
+    @property
+    def scheduler_name(self) -> str:
+        """Which scheduler is to place it."""
+        return self.spec.scheduler_name
+
+    @property
+    def containers(self) -> tuple[Container, ...]:
+        """App containers, in spec order."""
+        return self.spec.containers or ()
+
+    @property
+    def init_containers(self) -> tuple[Container, ...]:
+        """Init containers, sidecars among them, in spec order."""
+        return self.spec.init_containers or ()
+
+    @property
+    def is_mirror(self) -> bool:
+        """The API's reflection of a static pod: no scheduler placed it."""
+        return MIRROR_ANNOTATION in self.annotations
+
+    @property
+    def reference(self) -> ObjectReference:
+        """For an event about it."""
+        return ObjectReference("Pod", self.name, self.uid, "v1", self.namespace)
+
+
+class Condition(_Wire, frozen=True):
+    """A condition of a node's status."""
+
+    type: str = ""
+    status: str = ""
+
+
+class _NodeSpec(_Wire, frozen=True):
+    unschedulable: bool = False
+
+
+class _NodeStatus(_Wire, frozen=True):
+    capacity: dict[str, str] | None = None
+    allocatable: dict[str, str] | None = None
+    conditions: tuple[Condition, ...] | None = None
+
+
+class Node(_Object, frozen=True):
+    """A node."""
+
+    spec: _NodeSpec = _NodeSpec()
+    status: _NodeStatus = _NodeStatus()
+
+    @property
+    def unschedulable(self) -> bool:
+        """Cordoned."""
+        return self.spec.unschedulable
+
+    @property
+    def ready(self) -> bool:
+        """Its kubelet reports Ready, and was heard of lately."""
+        return any(
+            condition.type == "Ready" and condition.status == "True" for condition in self.status.conditions or ()
+        )
+
+    @property
+    def capacity(self) -> Mapping[str, str]:
+        """Resource name to quantity, broken devices included."""
+        return self.status.capacity or _NOTHING
+
+    @property
+    def allocatable(self) -> Mapping[str, str]:
+        """Resource name to quantity that pods can get, the used part included."""
+        return self.status.allocatable or _NOTHING
+
+    @property
+    def reference(self) -> ObjectReference:
+        """For an event about it."""
+        return ObjectReference("Node", self.name, self.uid, "v1")
+
+
+class _LeaseSpec(_Wire, frozen=True):
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    lease_transitions: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+
+
+class Lease(_Object, frozen=True):
+    """A lease: who says they are alive, or are the leader."""
+
+    spec: _LeaseSpec = _LeaseSpec()
+
+    @property
+    def holder(self) -> str:
+        """Empty if nobody holds it."""
+        return self.spec.holder_identity or ""
+
+    @property
+    def duration_seconds(self) -> int:
+        """How long after its last renewal others must leave it alone; 0 if it does not say."""
+        return self.spec.lease_duration_seconds or 0
+
+    @property
+    def transitions(self) -> int:
+        """How often it changed hands."""
+        return self.spec.lease_transitions or 0
