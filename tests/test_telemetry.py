@@ -13,13 +13,15 @@ from neuron_plugin.telemetry import JsonFormatter, LogFormat, LogLevel, TextForm
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def root_logger() -> Iterator[logging.Logger]:
-    """The root logger, put back afterwards."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    """The root logger; it and ours are put back afterwards."""
+    root, ours = logging.getLogger(), logging.getLogger("neuron_plugin")
+    handlers, levels = root.handlers[:], (root.level, ours.level)
     yield root
-    root.handlers[:], root.level = handlers, level
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
 
 
 def record(message: str = "registered", level: int = logging.INFO, **fields: object) -> logging.LogRecord:
@@ -120,7 +122,7 @@ def test_logging_starts_in_one_format_for_everybody(
 ) -> None:
     stream = io.StringIO()
     start_logging(log_format, LogLevel.INFO, stream)
-    logging.getLogger("some.library").info("hello", extra={"a": 1})
+    logging.getLogger("some.library").warning("hello", extra={"a": 1})
     assert stream.getvalue().startswith("{") == is_json
     assert stream.getvalue().count("\n") == 1
     assert len(root_logger.handlers) == 1
@@ -129,18 +131,25 @@ def test_logging_starts_in_one_format_for_everybody(
 @pytest.mark.parametrize(
     ("level", "written"), [(LogLevel.DEBUG, 4), (LogLevel.INFO, 3), (LogLevel.WARNING, 2), (LogLevel.ERROR, 1)]
 )
-@pytest.mark.usefixtures("root_logger")
 def test_lines_below_the_level_are_left_out(level: LogLevel, written: int) -> None:
     stream = io.StringIO()
     start_logging(LogFormat.TEXT, level, stream)
     for severity in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
-        logging.getLogger("x").log(severity, "line")
+        logging.getLogger("neuron_plugin.plugin").log(severity, "line")
     assert stream.getvalue().count("\n") == written
 
 
-@pytest.mark.usefixtures("root_logger")
+@pytest.mark.parametrize(("level", "written"), [(LogLevel.DEBUG, 2), (LogLevel.WARNING, 2), (LogLevel.ERROR, 1)])
+def test_libraries_are_never_more_talkative_than_warnings(level: LogLevel, written: int) -> None:
+    stream = io.StringIO()
+    start_logging(LogFormat.TEXT, level, stream)
+    for severity in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+        logging.getLogger("grpc").log(severity, "line")
+    assert stream.getvalue().count("\n") == written
+
+
 def test_lines_go_to_standard_error_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     start_logging(LogFormat.TEXT, LogLevel.INFO)
-    logging.getLogger("x").info("hello")
+    logging.getLogger("neuron_plugin").info("hello")
     captured = capsys.readouterr()
     assert (captured.out, "hello" in captured.err) == ("", True)

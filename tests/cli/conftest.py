@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -16,10 +15,6 @@ from neuron_plugin.cli import holders
 from neuron_plugin.cli.main import main
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 from tests.cli.doubles import Cli, CliProcess, Container, Hold, MakeNode, Outcome, Pod
-
-# looptime asks for the thread's event loop around every test. Where nobody has said that there is none, asking makes
-# one, which the first asynchronous test then drops unclosed: a ResourceWarning, and warnings are errors.
-asyncio.set_event_loop(None)
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -144,6 +144,14 @@ class Lister(pb_grpc.PodResourcesListerServicer):
             pod_resources=[pb.PodResources(name="train", namespace="ml", containers=[container])]
         )
 
+    async def Get(self, _request: object, _context: object) -> pb.GetPodResourcesResponse:  # noqa: N802 - gRPC's name
+        raise NotImplementedError
+
+    async def GetAllocatableResources(  # noqa: N802 - gRPC's name
+        self, _request: object, _context: object
+    ) -> pb.AllocatableResourcesResponse:
+        raise NotImplementedError
+
 
 async def test_p85_the_cli_tells_the_holder_that_the_kubelet_tells(short_directory: Path) -> None:
     import grpc  # noqa: PLC0415 - only here

@@ -15,7 +15,7 @@ from neuron_plugin.cli.command import CommandError, UsageError
 from neuron_plugin.settings import SettingsError
 from tests.cli.doubles import Cli, CliProcess, MakeNode
 
-COMMANDS = ["devices", "topology", "simulate", "version"]
+COMMANDS = ["demo", "devices", "topology", "simulate", "run", "extender", "version"]
 
 
 def test_help_names_every_command_and_the_exit_statuses(cli: Cli) -> None:
@@ -35,7 +35,8 @@ def test_every_command_has_help_of_its_own(cli: Cli, command: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_shows_examples_to_copy(cli: Cli, command: str) -> None:
-    assert f"examples:\n  neuron-plugin {command}" in cli(command, "--help").out
+    examples = cli(command, "--help").out.partition("\nexamples:\n  ")[2]
+    assert f"neuron-plugin {command}" in examples
 
 
 def test_the_version_flag_prints_one_line(cli: Cli) -> None:
