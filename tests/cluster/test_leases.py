@@ -384,6 +384,18 @@ async def test_one_that_did_not_lead_leaves_the_lease_alone_at_its_end() -> None
 
 
 @pytest.mark.looptime
+async def test_e4_a_leader_that_cannot_give_the_lease_up_ends_all_the_same() -> None:
+    async with election_of(Cluster()) as stand:
+        leader = stand("a")
+        await asyncio.sleep(5)
+        leader.link.cut = True
+        begun = asyncio.get_running_loop().time()
+        await leader.stop()
+        assert not leader.election.leading
+        assert asyncio.get_running_loop().time() - begun <= 2
+
+
+@pytest.mark.looptime
 async def test_seconds_left_is_what_a_bind_may_take() -> None:
     async with election_of(Cluster()) as stand:
         leader = stand("a")

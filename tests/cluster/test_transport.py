@@ -5,6 +5,7 @@ import json
 import ssl
 import subprocess
 import sys
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -235,6 +236,16 @@ async def test_refused_credentials_are_not_read_again_all_the_time(
             assert (await api.request(PODS, timeout_seconds=5)).status == 200
 
 
+async def test_calls_refused_at_the_same_time_read_the_credentials_once(tmp_path: Path) -> None:
+    async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        async with await connect(kubeconfig, clock=lambda: 0.0) as api:
+            server.rotate(token="second")  # noqa: S106 - as above
+            server.write_kubeconfig(kubeconfig)
+            answers = await asyncio.gather(*(api.request(PODS, timeout_seconds=5) for _ in range(8)))
+            assert [answer.status for answer in answers] == [200] * 8, "once: the clock stands still"
+
+
 async def test_an_open_watch_survives_that_its_client_is_replaced(tmp_path: Path) -> None:
     async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
         kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
@@ -287,6 +298,8 @@ async def test_a_server_that_is_not_trusted_is_unreachable(tmp_path: Path) -> No
         with pytest.raises(UnreachableError, match="certificate verify failed") as raised:
             await api.request(PODS, timeout_seconds=5)
         assert not raised.value.may_have_arrived
+        with pytest.raises(UnreachableError, match="certificate verify failed"):
+            await api.request(PODS, timeout_seconds=5)
 
 
 @pytest.fixture
@@ -312,6 +325,21 @@ async def test_in_a_pod_the_service_account_is_used_and_its_new_token_read(
             server.rotate(token="second")  # noqa: S106 - as above
             (service_account / "token").write_text("second")
             assert (await api.request(PODS, timeout_seconds=5)).status == 200
+
+
+async def test_in_a_pod_a_token_that_became_empty_is_a_trouble_of_its_own(
+    service_account: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = trustme.CA()
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    (service_account / "token").write_text("first")
+    (service_account / "ca.crt").write_text(pem(authority))
+    async with await connect(None) as api:
+        hook = api._client.api_client.configuration.refresh_api_key_hook
+        (service_account / "token").write_text("")
+        hook.__closure__[0].cell_contents.token_expires_at = datetime.min  # noqa: DTZ901 - as the library keeps it
+        with pytest.raises(ConnectionSettingsError, match="Token file exists but empty"):
+            await api.request(PODS, timeout_seconds=5)
 
 
 @pytest.mark.usefixtures("service_account")
