@@ -1,0 +1,241 @@
+"""A stand-in for the Kubernetes API server, for the demo, tests and planning.
+
+It keeps pods, nodes, leases and events in memory and speaks their API over HTTP on loopback: lists with selectors and
+pages, watches with bookmarks and everything that ends them, bindings, patches, preconditions, graceful deletion. What
+it promises is what ``docs`` of Kubernetes 1.36 and its code say about the few calls that this project makes; it is no
+place to learn about others. There is no admission, no validation of specs, no garbage collection, no permissions beyond
+one token.
+
+    async with StandInApiServer() as api:
+        api.create_node({"metadata": {"name": "worker-1"}})
+        api.create_pod({"metadata": {"name": "a"}, "spec": {"containers": []}})
+        api.bind("default", "a", node="worker-1", annotations={"NEURON_DEVS": "0"})
+        kubeconfig = api.write_kubeconfig(directory / "kubeconfig")
+
+Objects handed out are the server's own: read them, do not change them.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+from aiohttp import web
+
+from neuron_plugin.simulation.api_server_faults import Fault, Match
+from neuron_plugin.simulation.api_server_http import ApiHttp, SeenRequest
+from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, ServedKind, Target
+from neuron_plugin.simulation.api_server_objects import MERGE_PATCH, ApiObjects
+from neuron_plugin.simulation.api_server_status import JsonObject, Refusal
+from neuron_plugin.simulation.api_server_watch import WatchList
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = [
+    "EVENTS",
+    "LEASES",
+    "NODES",
+    "PODS",
+    "Fault",
+    "JsonObject",
+    "Match",
+    "Refusal",
+    "SeenRequest",
+    "StandInApiServer",
+    "WatchList",
+]
+
+_LOOPBACK = "127.0.0.1"
+
+
+class StandInApiServer:
+    """The server. Its methods play everybody else: users, schedulers, kubelets.
+
+    ``token`` empty lets everybody in. ``port`` 0 takes a free one, and keeps it over ``stop`` and ``start``.
+    ``watch_list`` says how it takes requests for ``sendInitialEvents``. With ``tls`` it serves HTTPS; ``ca`` is then
+    the PEM text of the authority that clients are to trust.
+    """
+
+    def __init__(
+        self,
+        *,
+        token: str = "",
+        port: int = 0,
+        watch_list: WatchList = WatchList.SERVED,
+        bookmark_seconds: float = 60.0,
+        tls: ssl.SSLContext | None = None,
+        ca: str = "",
+    ) -> None:
+        self._objects = ApiObjects()
+        self._http = ApiHttp(self._objects, token=token, watch_list=watch_list)
+        self._http.watches.bookmark_seconds = bookmark_seconds
+        self._tls = tls
+        self._ca = ca
+        self._port = port
+        self._runner: web.AppRunner | None = None
+
+    # Life.
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen, after a ``stop`` again on the same port and with the same objects."""
+        self._runner = web.AppRunner(self._http.application(), shutdown_timeout=1.0, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, _LOOPBACK, self._port, ssl_context=self._tls, reuse_address=True)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Stop listening and cut all watches."""
+        if self._runner is not None:
+            self.cut_watches()
+            await self._runner.cleanup()
+            self._runner = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"{'https' if self._tls else 'http'}://{_LOOPBACK}:{self._port}"
+
+    def write_kubeconfig(self, path: Path) -> Path:
+        """Write a kubeconfig for this server, with its token and CA, and return its path (mode 0600)."""
+        cluster: JsonObject = {"server": self.url}
+        if self._ca:
+            cluster["certificate-authority-data"] = base64.b64encode(self._ca.encode()).decode()
+        config: JsonObject = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "stand-in",
+            "clusters": [{"name": "stand-in", "cluster": cluster}],
+            "users": [{"name": "stand-in", "user": {"token": self._http.token} if self._http.token else {}}],
+            "contexts": [{"name": "stand-in", "context": {"cluster": "stand-in", "user": "stand-in"}}],
+        }
+        path.touch(mode=0o600)
+        path.write_bytes(msgspec.json.encode(config))  # JSON is YAML
+        return path
+
+    def rotate(self, *, token: str = "", tls: ssl.SSLContext | None = None, ca: str = "") -> None:
+        """Change the token at once; a certificate and its CA at the next ``start``."""
+        self._http.token = token or self._http.token
+        self._tls = tls or self._tls
+        self._ca = ca or self._ca
+
+    # Playing the others.
+
+    def create_pod(self, manifest: JsonObject) -> JsonObject:
+        """Create a pod, in namespace ``default`` unless its metadata says otherwise; a UID given is kept."""
+        return self._create(PODS, manifest, "default")
+
+    def create_node(self, manifest: JsonObject) -> JsonObject:
+        """Create a node."""
+        return self._create(NODES, manifest, "")
+
+    def bind(self, namespace: str, name: str, *, node: str, annotations: Mapping[str, str] | None = None) -> None:
+        """Bind a pod, as a scheduler would."""
+        metadata: JsonObject = {"name": name, "annotations": dict(annotations or {})}
+        self._objects.bind(namespace, name, {"metadata": metadata, "target": {"kind": "Node", "name": node}})
+
+    def patch_pod(self, namespace: str, name: str, change: JsonObject) -> JsonObject:
+        """Merge-patch a pod, as a user would."""
+        return self._objects.patch(Target(PODS, namespace, name), change, MERGE_PATCH).value
+
+    def set_pod_status(self, namespace: str, name: str, status: JsonObject) -> JsonObject:
+        """Merge-patch a pod's status, as a kubelet would: ``{"phase": "Running"}``."""
+        return self._objects.patch(Target(PODS, namespace, name, "status"), {"status": status}, MERGE_PATCH).value
+
+    def patch_node(self, name: str, change: JsonObject, *, status: bool = False) -> JsonObject:
+        """Merge-patch a node, or its status."""
+        return self._objects.patch(Target(NODES, "", name, "status" if status else ""), change, MERGE_PATCH).value
+
+    def delete_pod(self, namespace: str, name: str, *, grace_seconds: int | None = None) -> None:
+        """Delete a pod.
+
+        On a node it only begins to end, unless ``grace_seconds`` is 0, as from its kubelet at the end.
+        """
+        options = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
+        self._objects.delete(Target(PODS, namespace, name), options)
+
+    def delete_node(self, name: str) -> None:
+        """Delete a node."""
+        self._objects.delete(Target(NODES, "", name))
+
+    def get(self, kind: ServedKind, name: str, namespace: str = "") -> JsonObject:
+        """Return an object.
+
+        Raises:
+            Refusal: 404, there is none.
+        """
+        return self._objects.read(Target(kind, namespace, name)).value
+
+    def objects(self, kind: ServedKind) -> list[JsonObject]:
+        """Return all objects of a kind, by namespace and name."""
+        return [stored.value for stored in self._objects.collections[kind].snapshot().objects]
+
+    # Trouble.
+
+    def fail(self, fault: Fault) -> None:
+        """Have a trouble happen to the next requests that match it."""
+        self._http.faults.add(fault)
+
+    def forgive(self) -> None:
+        """Take back all troubles that have not happened yet."""
+        self._http.faults.clear()
+
+    def compact(self) -> None:
+        """Forget the history: watches from older versions and further pages of older lists get a 410.
+
+        Open watches stay.
+        """
+        for collection in self._objects.collections.values():
+            collection.compact()
+
+    def expire_watches(self) -> None:
+        """End all open watches with a 410 inside the stream."""
+        for collection in self._objects.collections.values():
+            collection.expire_followers()
+
+    def end_watches(self) -> None:
+        """End all open watches cleanly."""
+        self._http.watches.endings += 1
+        self._wake_watches()
+
+    def cut_watches(self) -> None:
+        """Cut the connections of all open watches."""
+        self._http.watches.cuts += 1
+        self._wake_watches()
+
+    def send_bookmarks(self) -> None:
+        """Send a bookmark on every open watch that asked for them, now."""
+        self._http.watches.bookmarks += 1
+        self._wake_watches()
+
+    def mute_watches(self, *, muted: bool = True) -> None:
+        """Have watches stay open and say nothing, as behind a dead connection; what they swallow is never said."""
+        self._http.watches.muted = muted
+
+    def drop_binding_annotations(self, *, drop: bool = True) -> None:
+        """Forget the annotations of bindings from now on."""
+        self._objects.keep_binding_annotations = not drop
+
+    @property
+    def requests(self) -> list[SeenRequest]:
+        """The latest requests, oldest first."""
+        return list(self._http.seen)
+
+    def _create(self, kind: ServedKind, manifest: JsonObject, namespace: str) -> JsonObject:
+        chosen = (manifest.get("metadata") or {}).get("namespace", namespace)
+        return self._objects.create(kind, manifest, chosen).value
+
+    def _wake_watches(self) -> None:
+        for collection in self._objects.collections.values():
+            collection.wake()

@@ -1,0 +1,232 @@
+"""The stand-in API server's memory: objects, the one counter of versions, and the history that watches read.
+
+Like etcd it numbers every write with one counter for all kinds, keeps what happened until it is compacted, and serves a
+list's further pages from the version of its first. Objects are kept as values with their bytes beside them: a list of
+ten thousand pods costs no encoding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from neuron_plugin.simulation.api_server_status import JsonObject, Refusal, expired
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Key = tuple[str, str]
+"""Namespace (empty for cluster-wide kinds) and name: the order of lists."""
+
+_KEPT_SNAPSHOTS = 8
+_encode = msgspec.json.encode
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One state of one object. Never change ``value`` in place: readers hold it."""
+
+    value: JsonObject
+    encoded: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One write.
+
+    ``old`` None is a creation, ``gone`` an end, whose ``new`` is the last state with the end's version.
+    """
+
+    version: int
+    old: Stored | None
+    new: Stored
+    gone: bool = False
+
+    def line(self, meant: Callable[[JsonObject], bool]) -> bytes | None:
+        """Return the change as a watch with a selector sees it: objects enter and leave the selection.
+
+        None is unseen.
+        """
+        before = self.old is not None and meant(self.old.value)
+        after = not self.gone and meant(self.new.value)
+        if not before and not after:
+            return None
+        return event_line("MODIFIED" if before and after else "ADDED" if after else "DELETED", self.new.encoded)
+
+
+def event_line(change: str, encoded: bytes) -> bytes:
+    """Frame a watch event as the real server does: one JSON object and a newline."""
+    return b'{"type":"%s","object":%s}\n' % (change.encode(), encoded)
+
+
+class Versions:
+    """The one counter."""
+
+    def __init__(self) -> None:
+        self.current = 1
+
+    def step(self) -> int:
+        """Count one write."""
+        self.current += 1
+        return self.current
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A whole collection at one version, in the order of its keys."""
+
+    version: int
+    keys: list[Key]
+    objects: list[Stored]
+
+
+class Collection:
+    """All objects of one kind, and their history."""
+
+    def __init__(self, versions: Versions) -> None:
+        self._versions = versions
+        self._objects: dict[Key, Stored] = {}
+        self._history: list[Change] = []
+        self._compacted = 0  # nothing can start below this
+        self._forgotten = 0  # the newest change that was forgotten
+        self._expirations = 0
+        self._snapshots: dict[int, Snapshot] = {}
+        self._stirred = asyncio.Event()
+
+    @property
+    def version(self) -> int:
+        """The newest version of all kinds."""
+        return self._versions.current
+
+    def get(self, key: Key) -> Stored | None:
+        """Return the present state, or None."""
+        return self._objects.get(key)
+
+    def put(self, key: Key, value: JsonObject) -> Stored:
+        """Write an object; a write that changes nothing is none, as on the real server."""
+        old = self._objects.get(key)
+        if old is not None and old.value == value:
+            return old
+        stored = self._stamp(value)
+        self._objects[key] = stored
+        self._record(Change(stored.version, old, stored))
+        return stored
+
+    def remove(self, key: Key) -> Stored:
+        """Take an object away; its last state carries the version of its end."""
+        old = self._objects.pop(key)
+        last = self._stamp(old.value)
+        self._record(Change(last.version, old, last, gone=True))
+        return last
+
+    def snapshot(self) -> Snapshot:
+        """Return the collection as it is, and remember it for further pages."""
+        version = self._versions.current
+        keys = sorted(self._objects)
+        taken = Snapshot(version, keys, [self._objects[key] for key in keys])
+        self._snapshots[version] = taken
+        while len(self._snapshots) > _KEPT_SNAPSHOTS:
+            del self._snapshots[min(self._snapshots)]
+        return taken
+
+    def snapshot_at(self, version: int) -> Snapshot:
+        """Return the snapshot an earlier page was read from.
+
+        Raises:
+            Refusal: 410, it was compacted away.
+        """
+        try:
+            return self._snapshots[version]
+        except KeyError:
+            raise expired(
+                "The provided continue parameter is too old to display a consistent list result. You can start a new "
+                "list without the continue parameter."
+            ) from None
+
+    def compact(self) -> None:
+        """Forget the history and all snapshots: older versions can be neither watched nor paged any more."""
+        self._compacted = self._versions.current
+        self._forgotten = self._history[-1].version if self._history else self._forgotten
+        self._history.clear()
+        self._snapshots.clear()
+
+    def follow(self, version: int) -> Cursor:
+        """Start reading the history behind a version.
+
+        Raises:
+            Refusal: 410, the history was compacted beyond it.
+        """
+        if version < self._compacted:
+            raise too_old(version, self._compacted)
+        return Cursor(self, version)
+
+    def expire_followers(self) -> None:
+        """Make every cursor that reads now fail with 410, as when a watch is too slow for the server's memory."""
+        self._expirations += 1
+        self.wake()
+
+    def wake(self) -> None:
+        """Have every waiting cursor look up."""
+        self._stirred.set()
+        self._stirred = asyncio.Event()
+
+    @property
+    def stirred(self) -> asyncio.Event:
+        """Set at the next ``wake`` or write."""
+        return self._stirred
+
+    @property
+    def expirations(self) -> int:
+        """How often followers were expired."""
+        return self._expirations
+
+    def changes_after(self, version: int) -> list[Change]:
+        """Return what happened since a version.
+
+        Raises:
+            Refusal: 410, part of it was compacted away.
+        """
+        if version < self._forgotten:
+            raise too_old(version, self._forgotten)
+        return self._history[bisect.bisect_right(self._history, version, key=lambda change: change.version) :]
+
+    def _stamp(self, value: JsonObject) -> Stored:
+        version = self._versions.step()
+        stamped = value | {"metadata": value["metadata"] | {"resourceVersion": str(version)}}
+        return Stored(stamped, _encode(stamped), version)
+
+    def _record(self, change: Change) -> None:
+        self._history.append(change)
+        self.wake()
+
+
+class Cursor:
+    """One reader of a collection's history."""
+
+    def __init__(self, collection: Collection, version: int) -> None:
+        self._collection = collection
+        self._expirations = collection.expirations
+        self._version = version
+
+    def take(self) -> list[Change]:
+        """Return what happened since the last call.
+
+        Raises:
+            Refusal: 410, it is not known any more.
+        """
+        if self._expirations != self._collection.expirations:
+            raise too_old(self._version, self._version + 1)
+        changes = self._collection.changes_after(self._version)
+        if changes:
+            self._version = changes[-1].version
+        return changes
+
+
+def too_old(version: int, oldest: int) -> Refusal:
+    """Return the refusal of a watch that starts before the server's memory."""
+    return expired(f"too old resource version: {version} ({oldest})")

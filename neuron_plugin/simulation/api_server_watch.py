@@ -1,0 +1,180 @@
+"""How the stand-in API server speaks on a watch: what comes first, what follows, and when it ends.
+
+Follows ``staging/src/k8s.io/apiserver/pkg/storage/cacher`` of 1.36.2: a version from which the history is gone is
+answered with 200 and an ERROR event; no version, or 0, means the present objects as ADDED events first; and with
+``sendInitialEvents`` (KEP-3157) these end with a bookmark that says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from neuron_plugin.simulation.api_server_status import JsonObject, Refusal, invalid
+from neuron_plugin.simulation.api_server_store import Collection, Cursor, event_line
+
+if TYPE_CHECKING:
+    from neuron_plugin.simulation.api_server_kinds import ServedKind
+    from neuron_plugin.simulation.api_server_selectors import Selector
+
+Write = Callable[[bytes], Awaitable[None]]
+
+
+_SWITCHED_OFF = (
+    "sendInitialEvents: Forbidden: "
+    "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
+)
+_NEEDS_MATCH = (
+    "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+)
+
+
+class WatchList(Enum):
+    """What the server does when asked for ``sendInitialEvents``."""
+
+    SERVED = "served"
+    REFUSED = "refused"
+    IGNORED = "ignored"
+
+
+@dataclass(slots=True)
+class WatchState:
+    """What holds for all open watches: each of them compares these counters with those it began with."""
+
+    bookmark_seconds: float = 60.0
+    bookmarks: int = 0
+    endings: int = 0
+    cuts: int = 0
+    muted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WatchQuery:
+    """What a watch asks for."""
+
+    version: int | None
+    initial_events: bool
+    bookmarks: bool
+    timeout_seconds: float
+
+    @classmethod
+    def parse(cls, query: dict[str, str], watch_list: WatchList) -> WatchQuery:
+        """Read the query of a watch.
+
+        Raises:
+            Refusal: 422, WatchList is asked for and switched off.
+        """
+        wants_initial = query.get("sendInitialEvents") == "true"
+        if wants_initial and watch_list is WatchList.REFUSED:
+            raise invalid("ListOptions.meta.k8s.io", "", _SWITCHED_OFF)
+        if wants_initial and query.get("resourceVersionMatch") != "NotOlderThan":
+            raise invalid(
+                "ListOptions.meta.k8s.io",
+                "",
+                _NEEDS_MATCH,
+            )
+        version = query.get("resourceVersion", "")
+        return cls(
+            version=int(version) if version not in {"", "0"} else None,
+            initial_events=wants_initial and watch_list is WatchList.SERVED,
+            bookmarks=query.get("allowWatchBookmarks") == "true",
+            timeout_seconds=float(query.get("timeoutSeconds", "1800")),
+        )
+
+
+class CutError(Exception):
+    """The connection is to be cut."""
+
+
+class Watch:
+    """One open watch."""
+
+    def __init__(
+        self,
+        kind: ServedKind,
+        collection: Collection,
+        meant: Selector,
+        query: WatchQuery,
+        state: WatchState,
+        write: Write,
+    ) -> None:
+        self._kind = kind
+        self._collection = collection
+        self._meant = meant
+        self._query = query
+        self._state = state
+        self._write = write
+        self._version = 0
+        self._begun_with = (state.endings, state.cuts)
+        self._bookmarks = state.bookmarks
+        self._bookmark_due = False
+
+    async def run(self, gone: Callable[[], bool]) -> None:
+        """Speak until the time is up, somebody ends it, or ``gone`` says that nobody listens.
+
+        Raises:
+            CutError: the connection is to be cut without an end.
+        """
+        try:
+            async with asyncio.timeout(self._query.timeout_seconds):
+                cursor = await self._begin()
+                while not gone() and not self._ended():
+                    await self._turn(cursor)
+        except TimeoutError:
+            return
+        except Refusal as refusal:
+            await self._write(event_line("ERROR", msgspec.json.encode(refusal.status())))
+
+    async def _begin(self) -> Cursor:
+        """Say the initial events if any are due, and find the place in the history."""
+        if self._query.version is not None:
+            return self._collection.follow(self._query.version)
+        snapshot = self._collection.snapshot()
+        self._version = snapshot.version
+        for stored in snapshot.objects:
+            if self._meant(stored.value):
+                await self._write(event_line("ADDED", stored.encoded))
+        if self._query.initial_events:
+            await self._bookmark({"k8s.io/initial-events-end": "true"})
+        return self._collection.follow(self._version)
+
+    async def _turn(self, cursor: Cursor) -> None:
+        """Say what is new, then a bookmark if one is due, then wait for more; a muted watch hears and says nothing."""
+        stirred = self._collection.stirred
+        changes, self._version = cursor.take(), self._collection.version
+        for line in filter(None, (change.line(self._meant) for change in changes)):
+            if not self._state.muted:
+                await self._write(line)
+        if self._bookmark_due and not self._state.muted:
+            await self._bookmark({})
+        self._bookmark_due = await self._wait_for_bookmark(stirred)
+
+    async def _wait_for_bookmark(self, stirred: asyncio.Event) -> bool:
+        """Wait until something happens; True if a bookmark is due then."""
+        try:
+            async with asyncio.timeout(self._state.bookmark_seconds):
+                await stirred.wait()
+        except TimeoutError:
+            return True
+        asked, self._bookmarks = self._state.bookmarks != self._bookmarks, self._state.bookmarks
+        return asked
+
+    def _ended(self) -> bool:
+        endings, cuts = self._begun_with
+        if self._state.cuts != cuts:
+            raise CutError
+        return self._state.endings != endings
+
+    async def _bookmark(self, annotations: dict[str, str]) -> None:
+        if not self._query.bookmarks:
+            return
+        metadata: JsonObject = {"resourceVersion": str(self._version), "creationTimestamp": None}
+        if annotations:
+            metadata["annotations"] = annotations
+        bookmark = {"kind": self._kind.kind, "apiVersion": self._kind.version, "metadata": metadata}
+        await self._write(event_line("BOOKMARK", msgspec.json.encode(bookmark)))
