@@ -55,7 +55,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Write a record on one line; a traceback follows on its own lines."""
         fields = "".join(f" {key}={_text_of(value)}" for key, value in _fields_of(record).items())
-        line = f"{_time_of(record)} {record.levelname:<7} {record.getMessage()}{fields}"
+        line = f"{_time_of(record)} {record.levelname:<7} {_in_one_line(record.getMessage())}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
@@ -83,4 +83,10 @@ def _fields_of(record: logging.LogRecord) -> dict[str, object]:
 
 def _text_of(value: object) -> str:
     text = str(value)
-    return repr(text) if not text or " " in text else text
+    plain = text.isprintable() and text and not set(text) & set(" =\"'")
+    return text if plain else repr(text)
+
+
+def _in_one_line(message: str) -> str:
+    """A name with a newline in it must not look like a line of its own."""
+    return message if message.isprintable() else repr(message)[1:-1]

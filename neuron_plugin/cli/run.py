@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import signal
 from argparse import Namespace
 
 import msgspec
 
-from neuron_plugin import __version__
 from neuron_plugin.cli.command import Exit, Subparsers, add_command
 from neuron_plugin.cli.configuration import add_settings, load_settings, printed_settings
+from neuron_plugin.cli.daemons import run_daemon
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.settings import SettingsError, as_text
-from neuron_plugin.telemetry import start_logging
-from neuron_plugin.topology.instances import Catalogue
-
-logger = logging.getLogger(__name__)
+from neuron_plugin.settings import SettingsError
 
 EXAMPLES = """
 NODE_NAME=$(hostname) neuron-plugin run --kubeconfig /etc/kubernetes/kubelet.conf
@@ -51,29 +45,21 @@ def run(arguments: Namespace) -> int:
         return Exit.FINE
     if settings.cluster and not settings.node_name:
         raise SettingsError(
-            "no node name: set NODE_NAME or --node-name to this node's name in Kubernetes, or --no-cluster"
+            "no node name: set NODE_NAME or --node-name to this node's name in Kubernetes, or give --no-cluster"
         )
     types = load_catalogue(settings.instance_types)
-    start_logging(settings.log_format, settings.log_level)
-    shown = {field: as_text(value) for field, value in msgspec.structs.asdict(settings).items()}
-    logger.info("neuron-plugin starts", extra={"version": __version__, **shown})
-    asyncio.run(_serve(settings, types))
+
+    async def serve(stop: asyncio.Event) -> None:
+        from neuron_plugin.plugin.daemon import NodeDaemon  # noqa: PLC0415 - grpc: other commands start without it
+
+        await NodeDaemon(settings, types).run(stop)
+
+    run_daemon("neuron-plugin", settings, settings.log_format, settings.log_level, serve)
     return Exit.FINE
 
 
 def with_node_name(settings: PluginSettings) -> PluginSettings:
     """``NODE_NAME``, which manifests set from ``spec.nodeName``, is the node's name unless one was given."""
-    return (
-        settings if settings.node_name else msgspec.structs.replace(settings, node_name=os.environ.get("NODE_NAME", ""))
-    )
-
-
-async def _serve(settings: PluginSettings, types: Catalogue) -> None:
-    from neuron_plugin.plugin.daemon import NodeDaemon  # noqa: PLC0415 - grpc: other commands start without it
-
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await NodeDaemon(settings, types).run(stop)
-    logger.info("neuron-plugin has ended")
+    if settings.node_name:
+        return settings
+    return msgspec.structs.replace(settings, node_name=os.environ.get("NODE_NAME", ""))

@@ -1,1 +1,1 @@
-"""The scheduler's verbs and the cluster's state."""
+"""The scheduler extender: which node and which linked set a pod gets, and the one write that says so."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -145,8 +144,7 @@ class DevicePluginServer:
             observer=self._observer,
             on_stream_change=self._news.set,
         )
-        # Process ids repeat between containers, hence the random part.
-        token = f"{os.getpid()}-{self._random.getrandbits(32):08x}"
+        token = f"{self._random.getrandbits(32):08x}"  # not the process id: it repeats between containers
         path = endpoint_path(self._watch.directory, self.resource, token)
         self._instance = instance = await ServerInstance.start(service, path)
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -25,6 +25,8 @@ from neuron_plugin.kubelet.observer import Observer, SilentObserver
 from neuron_plugin.kubelet.requests import PreferenceRequest, checked_ids, preferred_ids
 
 _log = logging.getLogger(__name__)
+
+_ALLOCATE_FOLLOWS_SECONDS = 0.1  # after a preference the kubelet does nothing else first (``dm/manager.go``)
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -71,8 +73,8 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         self._streams: set[Subscription] = set()
         self._ending = False
         self._calls = 0
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._allocate_due_until = 0.0
+        self._changed = asyncio.Event()
         self.streams_begun = 0
 
     @property
@@ -84,12 +86,21 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         """End every stream, once no other call is under way or patience runs out; new streams end at once."""
         try:
             async with asyncio.timeout(patience_seconds):
-                await self._quiet.wait()
+                await self._calls_ended()
         except TimeoutError:
             _log.warning("stopping with calls under way", extra={"resource": self._resource, "calls": self._calls})
         self._ending = True
         for stream in self._streams:
             stream.close()
+
+    async def _calls_ended(self) -> None:
+        """Wait for calls under way, and for the Allocate that follows a preference at once."""
+        loop = asyncio.get_running_loop()
+        while self._calls or (self._streams and loop.time() < self._allocate_due_until):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ALLOCATE_FOLLOWS_SECONDS):
+                    await self._changed.wait()
+            self._changed.clear()
 
     async def GetDevicePluginOptions(  # noqa: N802 - the API's name
         self,
@@ -119,6 +130,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         """Answer each container's demand; never with an error, which would fail the pod for good."""
         self._begin_call(context)
         answers = [await self._preferred(demand) for demand in request.container_requests]
+        self._allocate_due_until = asyncio.get_running_loop().time() + _ALLOCATE_FOLLOWS_SECONDS
         return pb.PreferredAllocationResponse(
             container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=ids) for ids in answers]
         )
@@ -133,6 +145,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         Nothing is awaited between the check and the last answer, so calls are one at a time without a lock.
         """
         self._begin_call(context)
+        self._allocate_due_until = 0.0
         try:
             return self._allocate(request)
         except Exception as error:  # noqa: BLE001 - every error gets its status in one place
@@ -204,10 +217,8 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
     def _begin_call(self, context: grpc.aio.ServicerContext[_Request, _Response]) -> None:
         """Count the call until gRPC has sent its answer, which is after the handler has returned."""
         self._calls += 1
-        self._quiet.clear()
         context.add_done_callback(self._end_call)  # type: ignore[arg-type]  # the stubs forget that their callback is a protocol
 
     def _end_call(self, _context: object) -> None:
         self._calls -= 1
-        if not self._calls:
-            self._quiet.set()
+        self._changed.set()

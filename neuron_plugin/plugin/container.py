@@ -8,6 +8,7 @@ follows the driver, and cores are given relative to the first device in the newe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from neuron_plugin.allocation.idlists import format_ids
@@ -50,10 +51,14 @@ def resolve_numbering(setting: Numbering, driver: DriverVersion | None) -> Numbe
     return Numbering.CONTAINER if driver and driver.at_least(*FIRST_OFFSET_DRIVER) else Numbering.HOST
 
 
+@lru_cache(maxsize=1024)
 def container_allocation(
     geometry: Geometry, resource: Resource, mask: int, style: ContainerStyle
 ) -> ContainerAllocation:
-    """Nodes and environment for exactly the cores of ``mask``, requested as ``resource``."""
+    """Nodes and environment for exactly the cores of ``mask``, requested as ``resource``.
+
+    Remembered, because Allocate waits for it and a node has few sets; nobody changes what is returned.
+    """
     nodes = _nodes(geometry, mask, style)
     return ContainerAllocation(
         envs=_environment(geometry, resource, mask, style),

@@ -39,7 +39,7 @@ def write_node(
     logical_core_size: int | None = None,
     missing: Iterable[int] = (),
     char_nodes: bool = False,
-    core_counters: bool = True,
+    usage_counters: bool = True,
     types: Catalogue | None = None,
 ) -> SimulatedNode:
     """Write a machine of ``instance_type`` into ``root``, which must be empty or not exist.
@@ -47,7 +47,8 @@ def write_node(
     ``driver_version`` is by default the newest that has this product. ``logical_core_size`` (LNC) goes into the
     host's file, which is not written without. ``missing`` chips never came up. ``char_nodes`` makes real character
     devices, which takes root and which a real container runtime needs; else plain files stand for them.
-    ``core_counters=False`` leaves out the per-core counters, 100 files for each core (13 000 on a Trn2).
+    ``usage_counters=False`` leaves out the counters of memory and of the cores' work, which only monitors read:
+    100 files for each core, 13 000 on a Trn2.
 
     Raises:
         SimulationError: an unknown type, a directory in use, or a machine that cannot be.
@@ -67,7 +68,7 @@ def write_node(
         logical_core_size=logical_core_size,
         missing=tuple(sorted(set(missing))),
         char_nodes=char_nodes,
-        core_counters=core_counters,
+        usage_counters=usage_counters,
     )
     check(description)
     _claim(root)

@@ -49,7 +49,7 @@ class NodeDescription(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     missing: tuple[int, ...] = ()
     char_nodes: bool = False
     major: int = 243
-    core_counters: bool = True
+    usage_counters: bool = True
     driver_loaded: bool = True
     devices: dict[int, SimulatedDevice] = {}
 

@@ -46,7 +46,8 @@ def write_char_node(root: Path, path: Path, major: int, minor: int) -> None:
 
 
 def write_directory(root: Path, path: Path, files: Mapping[str, File], links: Mapping[str, str]) -> None:
-    """Make a directory of ``files`` and symbolic ``links`` appear at ``path`` at once."""
+    """Make a directory of ``files`` and symbolic ``links`` appear at ``path`` at once, whatever was there."""
+    remove(root, path)  # a writer that was killed may have got this far
     aside = _aside(root)
     aside.mkdir()
     for parent in sorted({(aside / name).parent for name in files}):

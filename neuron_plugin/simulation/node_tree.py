@@ -56,12 +56,13 @@ def device_files(description: NodeDescription, device: int) -> dict[str, File]:
     files = {
         **_identity(description, device, state),
         **_hardware(description, state),
-        **_memory("stats/memory_usage/host_mem", _HOST_MEMORY),
     }
+    if description.usage_counters:
+        files.update(_memory("stats/memory_usage/host_mem", _HOST_MEMORY))
     arch = description.generation.core_arch
     for core in range(description.generation.cores_per_device):
         files[f"neuron_core{core}/info/architecture/arch_type"] = File(arch + "\n")
-        if description.core_counters:
+        if description.usage_counters:
             files.update(_core_counters(core, tensor_engine=arch != "NCv1"))
     return _overridden(files, state)
 

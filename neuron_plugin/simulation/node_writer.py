@@ -55,7 +55,10 @@ class TreeWriter:
             self._node(after, device)
         if before.logical_core_size != after.logical_core_size:
             self._logical_core_size(after.logical_core_size)
-        described = msgspec.json.format(msgspec.json.encode(after), indent=2).decode()
+        self._describe(after)
+
+    def _describe(self, description: NodeDescription) -> None:
+        described = msgspec.json.format(msgspec.json.encode(description), indent=2).decode()
         write_file(self.root, self.root / DESCRIPTION_FILE, File(described + "\n"))
 
     def _module(self, before: NodeDescription, after: NodeDescription) -> None:

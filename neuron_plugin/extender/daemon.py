@@ -1,0 +1,169 @@
+"""The extender put together: watches, election, binds and the servers, from start to SIGTERM.
+
+The order of the end matters: unready first, so that the scheduler's Service lets go; then watchers are sent away and
+binds under way are waited for; only then the Lease is given up and the server closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from neuron_plugin.cluster.api import ApiServer
+from neuron_plugin.cluster.leases import Election, LeaseName
+from neuron_plugin.extender.binding import Binder, BindTimes
+from neuron_plugin.extender.change_log import ChangeLog
+from neuron_plugin.extender.closings import Closings
+from neuron_plugin.extender.feeds import Feeds
+from neuron_plugin.extender.inspection import inspection_routes
+from neuron_plugin.extender.leadership import CONDITION, NOT_LEADER, Alone, Leadership, fence
+from neuron_plugin.extender.metrics import ExtenderMetrics, StateCollector
+from neuron_plugin.extender.monitor import Monitor
+from neuron_plugin.extender.pod_writes import ApiPodWrites
+from neuron_plugin.extender.probes import probe_routes
+from neuron_plugin.extender.readiness import Readiness
+from neuron_plugin.extender.reporting import Reporting
+from neuron_plugin.extender.server import application, runner, verb_routes
+from neuron_plugin.extender.service import ExtenderService
+from neuron_plugin.extender.settings import ExtenderSettings
+from neuron_plugin.extender.state import ClusterState
+from neuron_plugin.extender.tls import ServerCertificate
+from neuron_plugin.topology.instances import Catalogue
+
+_log = logging.getLogger(__name__)
+
+SETTLE_SECONDS = 1.0
+DRAIN_SECONDS = 2.6
+"""Of the five seconds a shutdown may take; a write ends by its own deadline of 2.5."""
+
+
+class ExtenderDaemon:
+    """One replica of the extender; ``run`` ends when ``stop`` is set."""
+
+    def __init__(self, settings: ExtenderSettings, types: Catalogue, api: ApiServer) -> None:
+        self._settings = settings
+        self._identity = settings.identity or socket.gethostname()
+        self._registry = CollectorRegistry()
+        self._metrics = ExtenderMetrics(self._registry)
+        self.readiness = Readiness({"synced": "the first lists are not in yet", CONDITION: NOT_LEADER})
+        self.state = ClusterState(types)
+        self._changes = ChangeLog(time.time_ns() // 1000)
+        self.state.observe(self._changes)
+        self._monitor = Monitor(self.state, self._changes)
+        namespace = settings.lease_namespace if settings.plugin_leases else ""
+        self._feeds = Feeds(api, self.state, self._metrics, lease_namespace=namespace)
+        times = replace(BindTimes(), answer=settings.answer_seconds)
+        self._leadership = Leadership(self.readiness, self._feeds.pods.list_consistently, landing_seconds=times.landing)
+        self._election = self._candidate(api) if settings.leader_election else None
+        term = self._election or Alone(time.monotonic() + times.landing, time.monotonic)
+        self.binder = Binder(
+            self.state,
+            ApiPodWrites(api),
+            fence=fence(self.readiness, term, times.write),
+            dialects=settings.dialects,
+            times=times,
+        )
+        self.service = ExtenderService(self.state, self.binder, self.readiness, self._metrics)
+        self._reporting = Reporting(
+            api, self.state, Closings(self._metrics), self.readiness, instance=self._identity, clock=time.monotonic
+        )
+        self._registry.register(
+            StateCollector(
+                self.state,
+                ages=self._feeds.ages,
+                drift=self.binder.unseen,
+                under_way=lambda: self.binder.under_way,
+            )
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop`` is set, then leave in order.
+
+        Raises:
+            OSError: an address cannot be listened on, or a certificate not be read.
+        """
+        async with self._serving(), asyncio.TaskGroup() as group:
+            tasks = [group.create_task(job, name=name) for name, job in self._jobs().items()]
+            await stop.wait()
+            await self._leave()
+            for task in tasks:
+                task.cancel()
+
+    def _jobs(self) -> dict[str, Coroutine[None, None, None]]:
+        jobs: dict[str, Coroutine[None, None, None]] = {
+            "feeds": self._feeds.run(self.readiness),
+            "settle": self._settle(),
+            "report": self._reporting.run(),
+        }
+        if self._election:
+            return jobs | {"election": self._election.run(), "leadership": self._leadership.run()}
+        self.readiness.met(CONDITION)
+        return jobs
+
+    async def _leave(self) -> None:
+        _log.info("stopping", extra={"binds_under_way": self.binder.under_way})
+        self.readiness.unmet("stopping", "this replica is shutting down")
+        self._monitor.stop()
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await self.binder.drain()
+        except TimeoutError:
+            _log.warning("binds left undecided", extra={"binds_under_way": self.binder.under_way})
+
+    async def _settle(self) -> None:
+        while True:
+            await self.binder.settle()
+            await asyncio.sleep(SETTLE_SECONDS)
+
+    def _candidate(self, api: ApiServer) -> Election:
+        lease = LeaseName(self._settings.lease_namespace, self._settings.lease_name, self._identity)
+        return Election(api, lease, on_change=self._leadership.changed)
+
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        """Both servers, up for the length of the block."""
+        settings = self._settings
+        probes = probe_routes(self.readiness, self._registry)
+        routes = [*verb_routes(self.service), *self._monitor.routes(), *inspection_routes(self.state), *probes]
+        certificate = _certificate(settings)
+        context = certificate.context if certificate else None
+        async with _site(application(routes, settings.max_body_mib), settings.address, settings.port, context) as port:
+            _log.info("serving", extra={"address": settings.address, "port": port, "tls": settings.tls})
+            self.port = port
+            async with _site(application(probes, 1), settings.health_address, settings.health_port) as health_port:
+                self.health_port = health_port
+                watching = asyncio.create_task(certificate.watch(), name="certificate") if certificate else None
+                try:
+                    yield
+                finally:
+                    if watching:
+                        watching.cancel()
+
+
+def _certificate(settings: ExtenderSettings) -> ServerCertificate | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return ServerCertificate(settings.tls_cert, settings.tls_key, settings.client_ca)
+
+
+@asynccontextmanager
+async def _site(
+    app: web.Application, address: str, port: int, context: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
+    """Serve an application for the length of the block; gives the port, which the system chooses for 0."""
+    serving = runner(app)
+    await serving.setup()
+    try:
+        await web.TCPSite(serving, address, port, ssl_context=context, reuse_address=True).start()
+        yield serving.addresses[0][1]
+    finally:
+        await serving.cleanup()

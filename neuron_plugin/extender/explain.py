@@ -1,0 +1,119 @@
+"""Why a pod fits a node or does not: which set it would get, or which sets are in whose way.
+
+The same functions that decide are asked here, so an explanation cannot differ from what the scheduler was told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from neuron_plugin.allocation.idlists import format_ids
+from neuron_plugin.allocation.ledger import Holder
+from neuron_plugin.allocation.placement import Placement
+from neuron_plugin.allocation.refusals import Refusal
+from neuron_plugin.allocation.requests import ContainerRequest, PodRequest
+from neuron_plugin.allocation.resources import ids_of
+from neuron_plugin.extender.claims import PodRecord, Unreadable
+from neuron_plugin.extender.hardware import Hardware
+from neuron_plugin.extender.nodes import NodeRecord
+from neuron_plugin.extender.shapes import ClosedShape
+from neuron_plugin.extender.state import ClusterState
+from neuron_plugin.extender.verdicts import placement_on
+from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology.sets import Unit, valid_sets
+
+MOST_SETS = 4
+"""Sets shown per container and node: those with the fewest pods in their way."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedSet:
+    """A set that would do, the pods that hold a part of it, and its devices that may not be used."""
+
+    ids: str
+    holders: tuple[str, ...]
+    unhealthy_devices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeExplanation:
+    """One node's answer. ``sets`` says what each container would get, ``blocked`` what stands in its way if nothing."""
+
+    node: str
+    fits: bool
+    reason: str
+    sets: tuple[str, ...] = ()
+    blocked: tuple[BlockedSet, ...] = ()
+    details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A pod's prospects. ``note`` says what holds for all nodes, such as that it is bound already."""
+
+    pod: str
+    request: str
+    note: str
+    nodes: tuple[NodeExplanation, ...]
+
+
+def explain(state: ClusterState, record: PodRecord) -> Explanation:
+    """A pod's prospects on every node, fitting ones first."""
+    pod = str(record.pod)
+    if isinstance(record.request, Unreadable):
+        return Explanation(pod, "", record.request.text, ())
+    asked = ", ".join(f"{part.container}: {part.count} {part.resource.value}" for part in record.request)
+    if not record.request:
+        return Explanation(pod, "", "The pod asks for no Neuron resource: it fits every node.", ())
+    if target := state.bound_to(record.uid) or record.node:
+        return Explanation(pod, asked, f"The pod is bound, or being bound, to {target}.", ())
+    nodes = [explain_node(node, record.request) for node in state.nodes.values()]
+    nodes.sort(key=lambda each: (not each.fits, each.node))
+    return Explanation(pod, asked, "", tuple(nodes))
+
+
+def explain_node(node: NodeRecord, request: PodRequest) -> NodeExplanation:
+    """What one node says to a request."""
+    if isinstance(node.shape, ClosedShape):
+        details = [claim.detail for claim in node.unclear]
+        if not isinstance(node.hardware, Hardware) and node.hardware.detail:
+            details.append(node.hardware.detail)
+        return NodeExplanation(node.name, fits=False, reason=node.shape.refusal.text, details=tuple(details))
+    placed = placement_on(node.shape, request)
+    if not isinstance(placed, Refusal):
+        return NodeExplanation(node.name, fits=True, reason="", sets=_sets(node.shape.geometry, placed))
+    blocked = [each for part in request for each in _blocked(node, node.shape.geometry, part)]
+    return NodeExplanation(node.name, fits=False, reason=placed.text, blocked=tuple(blocked))
+
+
+def _sets(geometry: Geometry, placed: Placement) -> tuple[str, ...]:
+    return tuple(
+        f"{part.request.container}: {_ids(geometry, part.request.resource.unit, part.mask)}" for part in placed
+    )
+
+
+def _blocked(node: NodeRecord, geometry: Geometry, part: ContainerRequest) -> list[BlockedSet]:
+    """The sets of one container that are nearest to being free."""
+    unit = part.resource.unit
+    found = [
+        _obstacles(node, geometry, unit, mask)
+        for mask in valid_sets(geometry, unit, part.count)
+        if mask & ~node.free_mask
+    ]
+    found.sort(key=lambda each: (len(each.unhealthy_devices), len(each.holders)))
+    return found[:MOST_SETS]
+
+
+def _obstacles(node: NodeRecord, geometry: Geometry, unit: Unit, mask: int) -> BlockedSet:
+    holders: tuple[Holder, ...] = node.ledger.holders_of(mask)
+    healthy = node.hardware.healthy_mask if isinstance(node.hardware, Hardware) else 0
+    return BlockedSet(
+        _ids(geometry, unit, mask),
+        tuple(str(holder.pod) for holder in holders),
+        geometry.devices_touched(mask & ~healthy),
+    )
+
+
+def _ids(geometry: Geometry, unit: Unit, mask: int) -> str:
+    ids = ids_of(geometry, unit, mask)
+    return f"{unit}{'s' if len(ids) > 1 else ''} {format_ids(ids)}"

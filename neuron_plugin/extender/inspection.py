@@ -1,0 +1,116 @@
+"""``GET /inspect[/NODE]`` and ``GET /explain/NAMESPACE/POD``: the state of the moment for a person at a terminal.
+
+Plain text by default, one line a node, and JSON for ``?format=json``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from aiohttp import web
+
+from neuron_plugin.allocation.idlists import format_ids
+from neuron_plugin.extender.claims import PodRecord
+from neuron_plugin.extender.explain import Explanation, NodeExplanation, explain
+from neuron_plugin.extender.hardware import Hardware
+from neuron_plugin.extender.nodes import NodeRecord
+from neuron_plugin.extender.objects import neuron_node
+from neuron_plugin.extender.shapes import ClosedShape
+from neuron_plugin.extender.state import ClusterState
+from neuron_plugin.topology.geometry import cores_in
+
+_HEADINGS = ("NODE", "TYPE", "FREE DEVICES", "USED CORES", "PODS", "STATE")
+_encode = msgspec.json.Encoder().encode
+
+
+def inspection_routes(state: ClusterState) -> list[web.RouteDef]:
+    """The routes."""
+
+    async def inspect(request: web.Request) -> web.Response:
+        name = request.match_info.get("node")
+        if name and name not in state.nodes:
+            raise web.HTTPNotFound(text=f"node {name} is not known here\n")
+        records = [state.nodes[name]] if name else [state.nodes[each] for each in sorted(state.nodes)]
+        if request.query.get("format") == "json":
+            return _json([neuron_node(record, 0) for record in records])
+        return web.Response(text=inspect_text(records, details=bool(name)))
+
+    async def explain_pod(request: web.Request) -> web.Response:
+        namespace, name = request.match_info["namespace"], request.match_info["pod"]
+        record = find_pod(state, namespace, name)
+        if record is None:
+            raise web.HTTPNotFound(text=f"no live pod {namespace}/{name} that asks for Neuron is known here\n")
+        found = explain(state, record)
+        return _json(found) if request.query.get("format") == "json" else web.Response(text=explain_text(found))
+
+    return [
+        web.get("/inspect", inspect),
+        web.get("/inspect/{node}", inspect),
+        web.get("/explain/{namespace}/{pod}", explain_pod),
+    ]
+
+
+def find_pod(state: ClusterState, namespace: str, name: str) -> PodRecord | None:
+    """The live Neuron pod of a name; the one that is not terminating where a name is there twice."""
+    found = [each for each in state.pods.values() if (each.pod.namespace, each.pod.name) == (namespace, name)]
+    return min(found, key=lambda each: each.terminating, default=None)
+
+
+def inspect_text(records: Iterable[NodeRecord], *, details: bool) -> str:
+    """A table of nodes; with ``details`` also the holders, and why a node is closed."""
+    records = list(records)
+    lines = _table([_HEADINGS, *(_row(record) for record in records)])
+    for record in records if details else ():
+        lines += [f"  closed: {claim.detail}" for claim in record.unclear]
+        if isinstance(record.hardware, Hardware):
+            lines += [f"  unhealthy: device {device}: {why}" for device, why in record.hardware.unhealthy.items()]
+        lines += [f"  {holder.pod} holds cores {format_ids(cores_in(holder.mask))}" for holder in record.ledger]
+    return "\n".join(lines) + "\n"
+
+
+def explain_text(found: Explanation) -> str:
+    """An explanation as lines of text."""
+    lines = [f"{found.pod} asks for {found.request or 'nothing'}"]
+    if found.note:
+        lines.append(found.note)
+    for node in found.nodes:
+        lines += _node_lines(node)
+    return "\n".join(lines) + "\n"
+
+
+def _node_lines(node: NodeExplanation) -> list[str]:
+    if node.fits:
+        return [f"{node.node}: fits, would get {'; '.join(node.sets)}"]
+    lines = [f"{node.node}: {node.reason}", *(f"  {detail}" for detail in node.details)]
+    for each in node.blocked:
+        held = f"held by {', '.join(each.holders)}" if each.holders else ""
+        broken = f"unhealthy or missing: {format_ids(each.unhealthy_devices)}" if each.unhealthy_devices else ""
+        lines.append(
+            f"  {each.ids}: {'; '.join(part for part in (held, broken) if part) or 'free, but not all at once'}"
+        )
+    return lines
+
+
+def _row(record: NodeRecord) -> tuple[str, ...]:
+    state = record.shape.refusal.text if isinstance(record.shape, ClosedShape) else "open"
+    if not isinstance(record.hardware, Hardware):
+        return (record.name, "-", "-", "-", "-", state)
+    geometry = record.hardware.geometry
+    return (
+        record.name,
+        geometry.instance_type,
+        format_ids(geometry.whole_devices(record.free_mask)) or "-",
+        format_ids(cores_in(record.used_mask)) or "-",
+        str(len(record.ledger.holders)),
+        state,
+    )
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _json(content: object) -> web.Response:
+    return web.Response(body=_encode(content), content_type="application/json")

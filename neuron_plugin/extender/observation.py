@@ -1,0 +1,72 @@
+"""From the API server's records to what the extender keeps.
+
+Of a cluster's pods only the live ones that ask for Neuron are kept, and of those only what decides: everything else is
+dropped as it comes in, which keeps memory proportional to Neuron pods, not to pods.
+"""
+
+from __future__ import annotations
+
+from neuron_plugin.allocation.inventory import INVENTORY_KEY
+from neuron_plugin.allocation.ledger import Pod, PodUid
+from neuron_plugin.allocation.requests import ContainerSpec, Kind, PodRequest, RequestError, pod_request
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.cluster import records
+from neuron_plugin.extender.claims import PodRecord, Unreadable, decision_of
+from neuron_plugin.extender.hardware import NodeFacts, instance_type_of
+
+_NAMES = tuple(resource.value for resource in Resource)
+_MOST_REQUESTS = 1_024
+
+_interned: dict[PodRequest, PodRequest] = {}
+
+
+def pod_record(pod: records.Pod) -> PodRecord:
+    """What matters of a pod; its request is empty when it asks for no Neuron."""
+    request = request_of(pod)
+    key = Pod(PodUid(pod.uid), pod.namespace, pod.name)
+    return PodRecord(
+        pod=key,
+        request=request,
+        node=pod.node_name,
+        decision=decision_of(key, pod.annotations, request) if request else None,
+        priority=pod.priority,
+        terminating=pod.terminating,
+    )
+
+
+def asks_for_neuron(pod: records.Pod) -> bool:
+    """Whether the extender has to remember this pod while it lives."""
+    return any(
+        name in container.limits or name in container.requests
+        for container in (*pod.init_containers, *pod.containers)
+        for name in _NAMES
+    )
+
+
+def request_of(pod: records.Pod) -> PodRequest | Unreadable:
+    """What a pod asks for; equal requests are one object."""
+    specs = [_spec(container, Kind.SIDECAR if container.is_sidecar else Kind.INIT) for container in pod.init_containers]
+    specs += [_spec(container, Kind.APP) for container in pod.containers]
+    try:
+        request = pod_request(specs)
+    except RequestError as error:
+        return Unreadable(str(error))
+    if len(_interned) > _MOST_REQUESTS:
+        _interned.clear()
+    return _interned.setdefault(request, request)
+
+
+def node_facts(node: records.Node) -> NodeFacts:
+    """What matters of a node."""
+    return NodeFacts(
+        name=node.name,
+        uid=node.uid,
+        inventory=node.annotations.get(INVENTORY_KEY),
+        instance_type=instance_type_of(node.labels),
+        capacity={name: node.capacity[name] for name in _NAMES if name in node.capacity},
+        allocatable={name: node.allocatable[name] for name in _NAMES if name in node.allocatable},
+    )
+
+
+def _spec(container: records.Container, kind: Kind) -> ContainerSpec:
+    return ContainerSpec(container.name, kind, container.limits, container.requests)

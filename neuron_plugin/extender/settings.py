@@ -1,0 +1,77 @@
+"""Settings of the scheduler extender, ``neuron-plugin extender``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from neuron_plugin.allocation.annotations import Dialect
+from neuron_plugin.settings import SettingsError
+from neuron_plugin.telemetry import LogFormat, LogLevel
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """Settings of the scheduler extender, ``neuron-plugin extender``.
+
+    Both dialects are written by default, so that the vendor's device plugin finds its ids, too.
+    """
+
+    address: Annotated[str, Meta(description="address to listen on for the scheduler")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="port for the scheduler")] = 12345
+    tls_cert: Annotated[Path | None, Meta(description="server certificate chain (PEM); read again when it changes")] = (
+        None
+    )
+    tls_key: Annotated[Path | None, Meta(description="private key of the server certificate (PEM)")] = None
+    client_ca: Annotated[
+        Path | None, Meta(description="CA (PEM) that callers' certificates must come from: mutual TLS")
+    ] = None
+    insecure: Annotated[bool, Meta(description="allow plain HTTP beyond loopback, unguarded")] = False
+    health_address: Annotated[str, Meta(description="address of probes and metrics, plain HTTP")] = "0.0.0.0"  # noqa: S104 - the kubelet probes the pod's address
+    health_port: Annotated[int, Meta(ge=0, le=65535, description="port of probes and metrics")] = 12346
+    kubeconfig: Annotated[Path | None, Meta(description="kubeconfig file; in-cluster credentials when not given")] = (
+        None
+    )
+    dialects: Annotated[
+        tuple[Dialect, ...], Meta(min_length=1, description="annotation dialects to write, comma separated")
+    ] = (Dialect.NEURON_PLUGIN, Dialect.VENDOR)
+    instance_types: Annotated[Path | None, Meta(description="YAML file of further instance types")] = None
+    leader_election: Annotated[bool, Meta(description="serve only while holding the Lease")] = True
+    lease_name: Annotated[str, Meta(min_length=1, description="name of the leader's Lease")] = "neuron-extender"
+    lease_namespace: Annotated[
+        str, Meta(min_length=1, description="namespace of the leader's Lease and of the plugins'")
+    ] = "kube-system"
+    identity: Annotated[str, Meta(description="this replica's name in the Lease; the host name when empty")] = ""
+    plugin_leases: Annotated[bool, Meta(description="close a node whose plugin has stopped renewing its Lease")] = True
+    answer_seconds: Annotated[
+        float, Meta(gt=0, le=60, description="deadline of a bind call; below the scheduler's httpTimeout")
+    ] = 4.0
+    max_body_mib: Annotated[int, Meta(ge=1, le=1024, description="largest body; 5000 whole nodes are 57")] = 128
+    log_format: Annotated[LogFormat, Meta(description="form of the log lines")] = LogFormat.JSON
+    log_level: Annotated[LogLevel, Meta(description="least severity that is logged")] = LogLevel.INFO
+
+    @property
+    def tls(self) -> bool:
+        """Whether the scheduler is served over TLS."""
+        return self.tls_cert is not None
+
+
+def check(settings: ExtenderSettings) -> None:
+    """Refuse combinations that would serve less safely than they look.
+
+    Raises:
+        SettingsError: which settings contradict each other and what to change.
+    """
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise SettingsError("tls-cert and tls-key go together: give both or neither")
+    if settings.client_ca and not settings.tls:
+        raise SettingsError(f"client-ca is {settings.client_ca}, but without tls-cert no certificate is asked for")
+    if not settings.tls and not settings.insecure and settings.address not in LOOPBACK:
+        raise SettingsError(
+            f"address is {settings.address!r} and there is no tls-cert: whoever reaches the port can bind pods. "
+            "Give tls-cert, tls-key and client-ca, listen on 127.0.0.1, or allow it with insecure"
+        )

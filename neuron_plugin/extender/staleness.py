@@ -1,0 +1,42 @@
+"""Nodes whose plugin has fallen silent.
+
+A node's plugin renews a Lease of its own. When it stops, what the node says about its devices is a memory: no new pod
+goes there, and nothing that pods hold is freed. A node without such a Lease is not judged: the vendor's plugin has
+none.
+"""
+
+from __future__ import annotations
+
+from neuron_plugin.cluster.leases import Sighting
+from neuron_plugin.cluster.records import Lease
+
+LEASE_PREFIX = "neuron-plugin-"
+
+
+def keep_plugin_lease(lease: Lease) -> Lease | None:
+    """The leases of plugins, of all leases of their namespace."""
+    return lease if lease.name.startswith(LEASE_PREFIX) else None
+
+
+class PluginLeases:
+    """The plugins' leases, and when each was last seen to be renewed, by our own clock."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, tuple[Lease, Sighting]] = {}
+
+    def changed(self, uid: str, lease: Lease | None, now: float) -> None:
+        """A lease was seen at ``now``, or is gone."""
+        if lease is None:
+            self._leases.pop(uid, None)
+            return
+        _, sighting = self._leases.get(uid) or (lease, Sighting())
+        sighting.see(lease, now)
+        self._leases[uid] = (lease, sighting)
+
+    def stale(self, now: float) -> frozenset[str]:
+        """The nodes whose lease has not been renewed for its whole duration, or was given up."""
+        return frozenset(
+            lease.name.removeprefix(LEASE_PREFIX)
+            for lease, sighting in self._leases.values()
+            if sighting.expired(lease, now)
+        )

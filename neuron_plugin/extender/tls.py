@@ -1,0 +1,60 @@
+"""The server's TLS: 1.2 at least, clients' certificates when a CA is given, own certificates replaced in flight.
+
+A certificate is read again into the live context, so connections go on and the next handshake gets the new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+from typing import NoReturn
+
+_log = logging.getLogger(__name__)
+CHECK_SECONDS = 10.0
+
+
+class ServerCertificate:
+    """A certificate chain and key in files that others may replace, and the context that serves them."""
+
+    def __init__(self, chain: Path, key: Path, client_ca: Path | None) -> None:
+        """Load them.
+
+        Raises:
+            OSError: a file cannot be read, or (ssl.SSLError) is not what it should be.
+        """
+        self._chain = chain
+        self._key = key
+        self._seen = _stamp(chain, key)
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context.load_cert_chain(chain, key)
+        if client_ca:
+            self.context.load_verify_locations(client_ca)
+            self.context.verify_mode = ssl.CERT_REQUIRED
+
+    def reload_if_changed(self) -> bool:
+        """Read the files again if they were replaced; a pair that does not match yet is left for the next look."""
+        try:
+            stamp = _stamp(self._chain, self._key)
+            if stamp == self._seen:
+                return False
+            self.context.load_cert_chain(self._chain, self._key)
+        except OSError as error:  # ssl.SSLError is one
+            _log.warning("certificate not reloaded", extra={"path": str(self._chain), "cause": str(error)})
+            return False
+        self._seen = stamp
+        _log.info("certificate reloaded", extra={"path": str(self._chain)})
+        return True
+
+    async def watch(self) -> NoReturn:
+        """Look every few seconds: Kubernetes replaces a mounted Secret by switching a symlink."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            self.reload_if_changed()
+
+
+def _stamp(*files: Path) -> tuple[tuple[int, int, int], ...]:
+    found = [file.stat() for file in files]
+    return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in found)

@@ -1,0 +1,295 @@
+"""kube-scheduler's extender messages: what comes in, as values, and what goes out, in Go's names.
+
+The Go types carry no JSON tags, so today's scheduler sends their capitalised names and older callers lower-case ones
+(staging/src/k8s.io/kube-scheduler/extender/v1/types.go). The usual spelling is decoded in one pass; only a body
+without the expected keys is looked at again with its keys in any case. Whole nodes pass through as the bytes they
+came in: the scheduler goes on with the objects we return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+_Message = TypeVar("_Message")
+_Canonicaliser: TypeAlias = Callable[[Raw], bytes]
+_ABSENT = Raw(b"null")
+_NULL = b"null"
+_GO_NAMES = {
+    "pod_name": "PodName",
+    "pod_namespace": "PodNamespace",
+    "pod_uid": "PodUID",
+    "node": "Node",
+    "uid": "UID",
+    "pods": "Pods",
+    "violations": "NumPDBViolations",
+}
+
+
+class WireError(ValueError):
+    """A body that is not the message the verb takes; the text says what was expected."""
+
+
+class _NodeList(msgspec.Struct):
+    items: list[Raw] | None = None
+
+
+class _Args(msgspec.Struct, rename="pascal"):
+    pod: Raw = _ABSENT
+    nodes: _NodeList | None = None
+    node_names: list[str] | None = None
+
+
+class _BindArgs(msgspec.Struct, rename=_GO_NAMES):
+    pod_name: str = ""
+    pod_namespace: str = ""
+    pod_uid: str = ""
+    node: str = ""
+
+
+class _MetaPod(msgspec.Struct, rename=_GO_NAMES):
+    uid: str
+
+
+class _MetaVictims(msgspec.Struct, rename=_GO_NAMES):
+    pods: list[_MetaPod] | None = None
+    violations: int = 0
+
+
+class _Metadata(msgspec.Struct):
+    name: str = ""
+    uid: str = ""
+
+
+class _Named(msgspec.Struct):
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+
+
+class _Victims(msgspec.Struct, rename=_GO_NAMES):
+    pods: list[_Named] | None = None
+    violations: int = 0
+
+
+class _PreemptArgs(msgspec.Struct, rename="pascal"):
+    pod: Raw = _ABSENT
+    node_name_to_meta_victims: dict[str, _MetaVictims] | None = None
+    node_name_to_victims: dict[str, _Victims] | None = None
+
+
+class _FilterResult(msgspec.Struct, rename="pascal"):
+    nodes: dict[str, list[Raw]] | None
+    node_names: list[str] | None
+    failed_nodes: Mapping[str, str]
+    failed_and_unresolvable_nodes: Mapping[str, str]
+    error: str = ""
+
+
+class _HostPriority(msgspec.Struct, rename="pascal"):
+    host: str
+    score: int
+
+
+@dataclass(frozen=True, slots=True)
+class FilterArgs:
+    """One filter or prioritize call: the pod's JSON, the candidate names once each, and whole nodes if those came."""
+
+    pod: bytes
+    names: list[str]
+    nodes: Mapping[str, Raw] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BindArgs:
+    """One bind call."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Victims:
+    """The pods, by UID in falling priority, whose eviction the scheduler considers on one node."""
+
+    uids: tuple[str, ...]
+    pdb_violations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptArgs:
+    """One preempt call: the pod's JSON and the victims offered per node."""
+
+    pod: bytes
+    victims: Mapping[str, Victims]
+
+
+_args_decoder = msgspec.json.Decoder(_Args)
+_bind_decoder = msgspec.json.Decoder(_BindArgs)
+_preempt_decoder = msgspec.json.Decoder(_PreemptArgs)
+_named_decoder = msgspec.json.Decoder(_Named)
+_list_decoder = msgspec.json.Decoder(list[Raw])
+_object_decoder = msgspec.json.Decoder(dict[str, Raw])
+_encoder = msgspec.json.Encoder()
+
+_FILTER_KEYS = ("Pod", "Nodes", "NodeNames")
+_BIND_KEYS = ("PodName", "PodNamespace", "PodUID", "Node")
+_PREEMPT_KEYS = ("Pod", "NodeNameToMetaVictims", "NodeNameToVictims")
+_VICTIMS_KEYS = ("Pods", "NumPDBViolations")
+
+
+def decode_filter(body: bytes) -> FilterArgs:
+    """Read ``ExtenderArgs``. Names decide where both forms came; an empty list is a list.
+
+    Raises:
+        WireError: no ExtenderArgs, no Pod, or neither NodeNames nor Nodes.
+    """
+    args = _decoded(_args_decoder, body, "ExtenderArgs")
+    pod = bytes(args.pod)
+    if pod == _NULL or (args.node_names is None and args.nodes is None):
+        args = _decoded(_args_decoder, _canonical(body, _FILTER_KEYS, {"Nodes": _canonical_list}), "ExtenderArgs")
+        pod = bytes(args.pod)
+    if pod == _NULL:
+        raise WireError("ExtenderArgs without Pod: send the pod that is to be scheduled")
+    if args.node_names is not None:
+        return FilterArgs(pod, _once(args.node_names))
+    if args.nodes is None:
+        raise WireError("ExtenderArgs with neither NodeNames nor Nodes: send the candidate nodes")
+    nodes = {_name_of(node): node for node in _items(body, args.nodes)}
+    return FilterArgs(pod, list(nodes), nodes)
+
+
+def decode_bind(body: bytes) -> BindArgs:
+    """Read ``ExtenderBindingArgs``.
+
+    Raises:
+        WireError: not that, or one of its four texts is missing or empty.
+    """
+    args = _decoded(_bind_decoder, body, "ExtenderBindingArgs")
+    if not all(msgspec.structs.astuple(args)):
+        args = _decoded(_bind_decoder, _canonical(body, _BIND_KEYS), "ExtenderBindingArgs")
+    if not all(msgspec.structs.astuple(args)):
+        raise WireError(f"ExtenderBindingArgs needs {', '.join(_BIND_KEYS)}, none of them empty")
+    return BindArgs(args.pod_namespace, args.pod_name, args.pod_uid, args.node)
+
+
+def decode_preempt(body: bytes) -> PreemptArgs:
+    """Read ``ExtenderPreemptionArgs``, with victims as UIDs or as whole pods.
+
+    Raises:
+        WireError: not that, no Pod, or no victims in either form.
+    """
+    args = _decoded(_preempt_decoder, body, "ExtenderPreemptionArgs")
+    if not _is_plain(args):
+        nested = dict.fromkeys(_PREEMPT_KEYS[1:], _canonical_victims)
+        args = _decoded(_preempt_decoder, _canonical(body, _PREEMPT_KEYS, nested), "ExtenderPreemptionArgs")
+    pod = bytes(args.pod)
+    if pod == _NULL:
+        raise WireError("ExtenderPreemptionArgs without Pod: send the pod that is to be scheduled")
+    return PreemptArgs(pod, _offered(args))
+
+
+def encode_filter(
+    args: FilterArgs, passed: list[str], failed: Mapping[str, str], unresolvable: Mapping[str, str]
+) -> bytes:
+    """An ``ExtenderFilterResult`` in the form the question had: names, or the whole nodes unchanged."""
+    if args.nodes is None:
+        return _encoder.encode(_FilterResult(None, passed, failed, unresolvable))
+    items = [args.nodes[name] for name in passed]
+    return _encoder.encode(_FilterResult({"items": items}, None, failed, unresolvable))
+
+
+def encode_scores(names: Sequence[str], scores: Sequence[int]) -> bytes:
+    """A ``HostPriorityList``: a bare list."""
+    return _encoder.encode([_HostPriority(name, score) for name, score in zip(names, scores, strict=True)])
+
+
+def encode_victims(victims: Mapping[str, Victims]) -> bytes:
+    """An ``ExtenderPreemptionResult``, always by UID."""
+    answer = {
+        node: _MetaVictims([_MetaPod(uid) for uid in chosen.uids], chosen.pdb_violations)
+        for node, chosen in victims.items()
+    }
+    return _encoder.encode({"NodeNameToMetaVictims": answer})
+
+
+def encode_error(text: str) -> bytes:
+    """Any verb's failure. It goes out with HTTP 200: of any other status the scheduler does not read the body."""
+    return _encoder.encode({"Error": text})
+
+
+def _decoded(decoder: msgspec.json.Decoder[_Message], body: bytes | Raw, expected: str) -> _Message:
+    try:
+        return decoder.decode(body)
+    except RecursionError:
+        raise WireError(f"the body is nested too deeply, expected {expected} as JSON") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise WireError(f"{error}, expected {expected} as JSON") from None
+
+
+def _canonical(body: bytes | Raw, keys: Sequence[str], nested: Mapping[str, _Canonicaliser] | None = None) -> bytes:
+    """The same object with known keys in Go's spelling; of two spellings of one key the later wins, as in Go."""
+    spelling = {key.lower(): key for key in keys}
+    found = {
+        spelling.get(key.lower(), key): value for key, value in _decoded(_object_decoder, body, "an object").items()
+    }
+    for key, canonicalise in (nested or {}).items():
+        if key in found and bytes(found[key]) != _NULL:
+            found[key] = Raw(canonicalise(found[key]))
+    return _encoder.encode(found)
+
+
+def _canonical_list(value: Raw) -> bytes:
+    return _canonical(value, ("items",))
+
+
+def _items(body: bytes, nodes: _NodeList) -> list[Raw]:
+    """The nodes of a list; where none are seen, look for ``items`` in another spelling."""
+    if nodes.items is None:
+        nodes = (
+            _decoded(_args_decoder, _canonical(body, _FILTER_KEYS, {"Nodes": _canonical_list}), "Nodes").nodes or nodes
+        )
+    return nodes.items or []
+
+
+def _canonical_victims(value: Raw) -> bytes:
+    by_node = _decoded(_object_decoder, value, "victims by node")
+    nested = {"Pods": _canonical_pods}
+    return _encoder.encode({node: Raw(_canonical(raw, _VICTIMS_KEYS, nested)) for node, raw in by_node.items()})
+
+
+def _canonical_pods(value: Raw) -> bytes:
+    return _encoder.encode(
+        [Raw(_canonical(pod, ("UID", "metadata"))) for pod in _decoded(_list_decoder, value, "pods")]
+    )
+
+
+def _is_plain(args: _PreemptArgs) -> bool:
+    """Whether the message came in Go's spelling throughout, as far as one can see."""
+    offered = (args.node_name_to_meta_victims or args.node_name_to_victims or {}).values()
+    return bytes(args.pod) != _NULL and bool(offered) and all(victims.pods for victims in offered)
+
+
+def _offered(args: _PreemptArgs) -> dict[str, Victims]:
+    if args.node_name_to_meta_victims:
+        by_uid = args.node_name_to_meta_victims.items()
+        return {node: Victims(tuple(pod.uid for pod in found.pods or ()), found.violations) for node, found in by_uid}
+    whole = (args.node_name_to_victims or {}).items()
+    return {
+        node: Victims(tuple(pod.metadata.uid for pod in found.pods or ()), found.violations) for node, found in whole
+    }
+
+
+def _name_of(node: Raw) -> str:
+    name = _decoded(_named_decoder, node, "a Node").metadata.name
+    if not name:
+        raise WireError("Nodes holds a node without metadata.name")
+    return name
+
+
+def _once(names: list[str]) -> list[str]:
+    return names if len(set(names)) == len(names) else list(dict.fromkeys(names))

@@ -1,0 +1,84 @@
+"""Nodes and pods with Neuron, as JSON for the stand-in API server, the demo and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+
+from neuron_plugin.allocation.inventory import INVENTORY_KEY, NodeInventory, write_inventory
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.simulation.api_server_status import JsonObject
+from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology.instances import catalogue
+
+_uids = count(1)
+
+
+def shipped_geometry(instance_type: str) -> Geometry:
+    """The geometry of a complete node of a shipped type, with its default logical core size."""
+    known = catalogue()[instance_type]
+    cores = known.cores_per_device // known.logical_core_size
+    return Geometry(known.name, known.topology, known.devices, cores, known.block_sizes)
+
+
+def node_manifest(
+    name: str,
+    instance_type: str,
+    *,
+    unhealthy: Mapping[int, str] | None = None,
+    missing: Sequence[int] = (),
+    inventory: bool = True,
+) -> JsonObject:
+    """A node as its kubelet and plugin describe it; without ``inventory`` as the vendor's plugin leaves it."""
+    geometry = shipped_geometry(instance_type)
+    present = tuple(device for device in range(geometry.device_count) if device not in missing)
+    counts = {
+        Resource.NEURON.value: str(len(present)),
+        Resource.NEURONDEVICE.value: str(len(present)),
+        Resource.NEURONCORE.value: str(len(present) * geometry.cores_per_device),
+    }
+    text = write_inventory(NodeInventory(geometry, present, unhealthy or {}))
+    return {
+        "metadata": {
+            "name": name,
+            "uid": f"node-{next(_uids)}",
+            "labels": {"node.kubernetes.io/instance-type": instance_type},
+            "annotations": {INVENTORY_KEY: text} if inventory else {},
+        },
+        "status": {"capacity": counts, "allocatable": counts},
+    }
+
+
+def pod_manifest(
+    name: str,
+    resource: Resource = Resource.NEURONCORE,
+    amount: int = 0,
+    *,
+    containers: Sequence[JsonObject] | None = None,
+    init_containers: Sequence[JsonObject] = (),
+    annotations: Mapping[str, str] | None = None,
+    node: str = "",
+    priority: int = 0,
+) -> JsonObject:
+    """A pod of one container that asks for ``amount`` of a resource, or of the containers given."""
+    spec: JsonObject = {
+        "priority": priority,
+        "containers": list(containers or [container("main", resource, amount)]),
+        "initContainers": list(init_containers),
+    }
+    if node:
+        spec["nodeName"] = node
+    metadata: JsonObject = {
+        "name": name,
+        "namespace": "default",
+        "uid": f"pod-{next(_uids)}",
+        "annotations": dict(annotations or {}),
+    }
+    return {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}
+
+
+def container(name: str, resource: Resource | str, amount: int | str, *, sidecar: bool = False) -> JsonObject:
+    """A container with one extended resource, in limits and requests as the API server's defaulting leaves it."""
+    quantities = {str(resource): str(amount)} if amount else {}
+    found: JsonObject = {"name": name, "image": "neuron", "resources": {"limits": quantities, "requests": quantities}}
+    return {**found, "restartPolicy": "Always"} if sidecar else found

@@ -1,0 +1,165 @@
+"""A stand-in for what kube-scheduler does with an extender: filter, prioritize, bind, and preempt.
+
+It sends what kube-scheduler 1.36 sends (Go's capitalised names, NodeNames with Nodes null, keep-alive) and reads
+answers as it does: only a 200 counts, a name that was not asked about fails the attempt, a node that is named nowhere
+is unresolvable. Of the scheduler's own plugins there is none: every node given is offered. Source: pkg/scheduler/
+extender.go and staging/src/k8s.io/kube-scheduler/extender/v1/types.go.
+
+    async with StandInScheduler("http://127.0.0.1:12345") as scheduler:
+        placed = await scheduler.schedule(pod, ["worker-1", "worker-2"])
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+
+from neuron_plugin.simulation.api_server_status import JsonObject
+
+HTTP_TIMEOUT_SECONDS = 5.0
+"""The default of an extender's httpTimeout."""
+
+_FINE = 200
+_UNRESOLVABLE = "unresolvable"
+
+
+class ExtenderCallError(Exception):
+    """A call that fails the scheduling attempt, in the scheduler's words where it has some."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilterAnswer:
+    """What a filter call left over, and why not the others."""
+
+    nodes: list[str]
+    failed: Mapping[str, str] = field(default_factory=dict)
+    unresolvable: Mapping[str, str] = field(default_factory=dict)
+
+    def message(self, asked: int) -> str:
+        """The text of the FailedScheduling event."""
+        reasons = Counter([*self.failed.values(), *self.unresolvable.values()])
+        parts = ", ".join(f"{number} {text}" for text, number in sorted(reasons.items()))
+        return f"0/{asked} nodes are available: {parts}."
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The end of one attempt: a node, or a message."""
+
+    node: str = ""
+    message: str = ""
+
+
+class StandInScheduler:
+    """A client of one extender. Use it as an asynchronous context manager."""
+
+    def __init__(self, url_prefix: str, *, tls: ssl.SSLContext | None = None) -> None:
+        self._prefix = url_prefix.rstrip("/")
+        self._tls = tls
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=HTTP_TIMEOUT_SECONDS)
+        connector = aiohttp.TCPConnector(ssl=self._tls) if self._tls else aiohttp.TCPConnector()
+        headers = {"Content-Type": "application/json", "User-Agent": "Go-http-client/1.1"}
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session:
+            await self._session.close()
+
+    async def schedule(self, pod: JsonObject, nodes: Sequence[str]) -> Placed:
+        """One scheduling attempt; of equally scored nodes the first."""
+        try:
+            found = await self.filter(pod, nodes)
+            if not found.nodes:
+                return Placed(message=found.message(len(nodes)))
+            scores = await self.prioritize(pod, found.nodes) if len(found.nodes) > 1 else {}
+            chosen = max(found.nodes, key=lambda node: scores.get(node, 0))
+            await self.bind(pod, chosen)
+        except ExtenderCallError as error:
+            return Placed(message=str(error))
+        return Placed(node=chosen)
+
+    async def filter(self, pod: JsonObject, nodes: Sequence[str]) -> FilterAnswer:
+        """The filter verb, as with nodeCacheCapable.
+
+        Raises:
+            ExtenderCallError: no 200, an ``Error``, or a node that was not asked about.
+        """
+        answer = await self._call("filter", {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)})
+        if answer.get("Error"):
+            raise ExtenderCallError(answer["Error"])
+        names = answer.get("NodeNames") or []
+        for name in names:
+            if name not in nodes:
+                text = f'extender "{self._prefix}" claims a filtered node "{name}"'
+                raise ExtenderCallError(f"{text} which is not found in the input node list")
+        failed, unresolvable = answer.get("FailedNodes") or {}, answer.get("FailedAndUnresolvableNodes") or {}
+        unnamed = dict.fromkeys((name for name in nodes if name not in {*names, *failed, *unresolvable}), _UNRESOLVABLE)
+        return FilterAnswer(names, failed, {**unresolvable, **unnamed})
+
+    async def prioritize(self, pod: JsonObject, nodes: Sequence[str]) -> dict[str, int]:
+        """The prioritize verb; like the scheduler, nothing on any failure."""
+        try:
+            answer = await self._call("prioritize", {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)})
+        except ExtenderCallError:
+            return {}
+        return {entry["Host"]: entry["Score"] for entry in answer} if isinstance(answer, list) else {}
+
+    async def bind(self, pod: JsonObject, node: str) -> None:
+        """The bind verb.
+
+        Raises:
+            ExtenderCallError: no 200, no answer in time, or an ``Error``.
+        """
+        metadata = pod["metadata"]
+        args = {
+            "PodName": metadata["name"],
+            "PodNamespace": metadata["namespace"],
+            "PodUID": metadata["uid"],
+            "Node": node,
+        }
+        answer = await self._call("bind", args)
+        if answer.get("Error"):
+            raise ExtenderCallError(answer["Error"])
+
+    async def preempt(self, pod: JsonObject, victims: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """The preempt verb: victims by UID per node, in falling priority; the answer likewise.
+
+        Raises:
+            ExtenderCallError: no 200, or a victim that was not offered.
+        """
+        offered = {
+            node: {"Pods": [{"UID": uid} for uid in uids], "NumPDBViolations": 0} for node, uids in victims.items()
+        }
+        answer = await self._call("preempt", {"Pod": pod, "NodeNameToVictims": None, "NodeNameToMetaVictims": offered})
+        chosen = answer.get("NodeNameToMetaVictims") or {}
+        found = {node: [each["UID"] for each in entry["Pods"]] for node, entry in chosen.items()}
+        for node, uids in found.items():
+            for uid in uids:
+                if uid not in victims.get(node, ()):
+                    raise ExtenderCallError(
+                        f"extender: {self._prefix} claims to preempt pod (UID: {uid}) on node: {node}, "
+                        "but the pod is not found on that node"
+                    )
+        return found
+
+    async def _call(self, verb: str, args: JsonObject) -> Any:
+        if self._session is None:
+            raise RuntimeError("the stand-in scheduler is not open: use it as 'async with StandInScheduler(...)'")
+        url = f"{self._prefix}/{verb}"
+        try:
+            async with self._session.post(url, data=msgspec.json.encode(args)) as response:
+                if response.status != _FINE:
+                    raise ExtenderCallError(f"failed {verb} with extender at URL {url}, code {response.status}")
+                return msgspec.json.decode(await response.read())
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+            raise ExtenderCallError(f'Post "{url}": {error!r}') from error

@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from neuron_plugin.allocation.ledger import Holder, Holding, Pod, PodUid
+from neuron_plugin.extender.claims import PodRecord
+from neuron_plugin.extender.nodes import NodeRecord
+from neuron_plugin.extender.state import Reservation
+from neuron_plugin.simulation.manifests import pod_manifest
+from neuron_plugin.topology.geometry import CoreMask
+from tests.extender.world import CORE, DEVICE, World, pod_of
+
+TRN1 = "trn1.32xlarge"
+
+
+def reservation(pod: Pod, node: str, mask: int, *, confirmed: bool = False) -> Reservation:
+    holder = Holder(pod, (Holding("main", DEVICE, CoreMask(mask)),))
+    return Reservation(pod, node, holder, {"NEURON_DEVS": "0"}, since=0.0, confirmed=confirmed)
+
+
+def test_t26_a_lone_delete_frees_exactly_that_pods_silicon(world: World) -> None:
+    world.node("node", TRN1)
+    first = world.held("first", "node", DEVICE, "0")
+    world.held("second", "node", DEVICE, "1")
+
+    world.gone(first)
+
+    assert world.state.nodes["node"].used_mask == 0b1100
+    assert len(world.state.pods) == 1
+
+
+def test_t27_a_terminating_pod_holds_until_it_is_gone(world: World) -> None:
+    world.node("node", TRN1)
+    pod = world.held("pod", "node", DEVICE, "0")
+
+    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    world.tell(pod, phase="Running")
+    assert world.state.nodes["node"].used_mask == 0b11
+
+    world.gone(pod)
+    assert world.state.nodes["node"].used_mask == 0
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_t28_a_terminal_phase_frees_though_the_object_stays(world: World, phase: str) -> None:
+    world.node("node", TRN1)
+    pod = world.held("pod", "node", DEVICE, "0")
+
+    world.tell(pod, phase=phase)
+
+    assert world.state.nodes["node"].used_mask == 0
+    assert not world.state.pods
+
+
+def test_t29_finished_pods_of_the_first_list_hold_nothing(world: World) -> None:
+    manifest = pod_manifest("done", DEVICE, 1, node="node", annotations={"NEURON_DEVS": "0"})
+    world.tell(manifest, phase="Succeeded")
+    world.node("node", TRN1)
+
+    assert world.fits(DEVICE, 16, "node")
+
+
+def test_t30_unbound_pods_hold_nothing_and_bound_ones_do_whatever_their_state(world: World) -> None:
+    world.node("node", TRN1)
+    world.pod("annotated", DEVICE, 1, annotations={"AWS_NEURON_IDS": "0", "NEURON_RESOURCE_TYPE": DEVICE.value})
+    assert world.state.nodes["node"].used_mask == 0
+
+    world.held("not-allocated-yet", "node", DEVICE, "1")
+    ending = world.held("ending", "node", DEVICE, "2")
+    ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    world.tell(ending, phase="Running")
+
+    assert world.state.nodes["node"].used_mask == 0b111100
+
+
+def test_t31_two_pods_of_one_name_are_two_records_in_either_order(world: World) -> None:
+    world.node("node", TRN1)
+    old = world.held("web-0", "node", DEVICE, "0")
+    world.held("web-0", "node", DEVICE, "1")
+
+    world.gone(old)
+    assert world.state.nodes["node"].used_mask == 0b1100
+
+    world.gone(old)
+    assert world.state.nodes["node"].used_mask == 0b1100
+
+
+def test_t33_a_node_made_anew_is_judged_by_its_new_geometry(world: World) -> None:
+    world.node("node", TRN1)
+    old = world.state.nodes["node"]
+    assert world.fits(DEVICE, 16, "node")
+
+    world.state.remove_node("node", old.facts.uid)
+    assert world.why_not(DEVICE, 1, "node") == "The node is not known to the Neuron extender yet."
+    world.node("node", "inf2.24xlarge")
+
+    assert world.fits(DEVICE, 6, "node")
+    assert not world.fits(DEVICE, 16, "node")
+
+
+def test_t33_a_late_delete_of_the_old_node_leaves_the_new_one(world: World) -> None:
+    world.node("node", TRN1)
+    old = world.state.nodes["node"].facts.uid
+    world.node("node", "inf2.24xlarge")
+
+    world.state.remove_node("node", old)
+
+    assert world.fits(DEVICE, 6, "node")
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {"NEURON_DEVS": "x"},
+        {"NEURON_DEVS": "0,1,2"},
+        {"NEURON_DEVS": "98"},
+        {"NEURON_CORES": "0"},
+        {"NEURON_DEVS": "0", "AWS_NEURON_IDS": "1"},
+        {"NEURON_DEVS": "0", "NEURON_ALLOC_TIME": "yesterday"},
+    ],
+    ids=str,
+)
+def test_t34_an_assignment_that_cannot_be_read_closes_its_node_until_the_pod_ends(
+    world: World, annotations: dict[str, str]
+) -> None:
+    world.node("node", TRN1)
+    world.node("other", TRN1)
+    pod = world.pod("odd", DEVICE, 1, node="node", annotations=annotations)
+
+    found = world.filter(pod_manifest("new", DEVICE, 4))
+    assert found.passed == ["other"]
+    assert found.failed == {"node": "A pod on the node has a Neuron assignment that cannot be read."}
+
+    world.gone(pod)
+    assert world.fits(DEVICE, 4, "node")
+
+
+def test_t35_a_pod_bound_by_others_closes_its_node_until_the_plugin_says_what_it_holds(world: World) -> None:
+    world.node("node", TRN1)
+    pod = world.pod("stock", DEVICE, 1, node="node")
+    assert world.why_not(DEVICE, 4, "node") == "A pod on the node uses Neuron and its assignment is not known yet."
+
+    pod["metadata"]["annotations"] = {"NEURON_DEVS": "5", "NEURON_ALLOCATED": "true"}
+    world.tell(pod, phase="Running")
+
+    assert world.fits(DEVICE, 4, "node")
+    assert world.state.nodes["node"].used_mask == 0b11 << 10
+
+
+def test_t44_between_the_two_patches_of_a_swap_the_node_gives_nothing_away(world: World) -> None:
+    world.node("node", TRN1)
+    first = world.held("first", "node", DEVICE, "0")
+    second = world.held("second", "node", DEVICE, "1")
+
+    first["metadata"]["annotations"] = {"NEURON_DEVS": "1"}
+    world.tell(first)
+    assert world.why_not(DEVICE, 1, "node") == "Two pods on the node claim the same Neuron devices."
+
+    second["metadata"]["annotations"] = {"NEURON_DEVS": "0"}
+    world.tell(second)
+    assert world.fits(DEVICE, 4, "node")
+    holders = {str(holder.pod): holder.mask for holder in world.state.nodes["node"].ledger}
+    assert holders == {"default/first": 0b1100, "default/second": 0b11}
+
+
+def test_e10_the_vendors_dialect_counts_like_our_own(world: World) -> None:
+    world.node("node", TRN1)
+    keys = {"AWS_NEURON_IDS": "4,5", "NEURON_RESOURCE_TYPE": CORE.value, "NEURON_ALLOCATED": "false"}
+    world.pod("vendors", CORE, 2, node="node", annotations=keys)
+
+    assert world.state.nodes["node"].used_mask == 0b110000
+
+
+def test_a_reservation_holds_until_the_watch_shows_the_assignment(world: World) -> None:
+    world.node("node", TRN1)
+    pod = world.pod("pod", DEVICE, 1)
+    world.state.reserve(reservation(pod_of(pod), "node", 0b11))
+    assert world.state.nodes["node"].used_mask == 0b11
+
+    pod["spec"]["nodeName"] = "node"
+    world.tell(pod)
+    assert world.state.nodes["node"].used_mask == 0b11
+    assert world.fits(DEVICE, 1, "node"), "bound and not annotated, but we know what we reserved"
+
+    pod["metadata"]["annotations"] = {"NEURON_DEVS": "1"}
+    world.tell(pod)
+    assert world.state.nodes["node"].used_mask == 0b1100
+    assert not world.state.reservations
+
+
+def test_a_pod_that_shows_up_on_another_node_gives_its_reservation_back(world: World) -> None:
+    world.node("here", TRN1)
+    world.node("there", TRN1)
+    pod = world.pod("pod", DEVICE, 1)
+    world.state.reserve(reservation(pod_of(pod), "here", 0b11))
+
+    pod["spec"]["nodeName"] = "there"
+    pod["metadata"]["annotations"] = {"NEURON_DEVS": "3"}
+    world.tell(pod)
+
+    assert world.state.nodes["here"].used_mask == 0
+    assert world.state.nodes["there"].used_mask == 0b11 << 6
+
+
+def test_a_deleted_pods_reservation_is_gone_with_it_and_releasing_again_changes_nothing(world: World) -> None:
+    world.node("node", TRN1)
+    pod = world.pod("pod", DEVICE, 1)
+    world.state.reserve(reservation(pod_of(pod), "node", 0b11))
+
+    world.gone(pod)
+    world.state.release(pod_of(pod).uid)
+    world.state.confirm(pod_of(pod).uid)
+
+    assert world.state.nodes["node"].used_mask == 0
+    assert not world.state.reservations
+
+
+def test_reservations_of_a_node_that_comes_back_are_remembered(world: World) -> None:
+    world.node("node", TRN1)
+    uid = world.state.nodes["node"].facts.uid
+    world.state.reserve(reservation(pod_of(pod_manifest("pod")), "node", 0b11))
+
+    world.state.remove_node("node", uid)
+    world.node("node", TRN1)
+
+    assert world.state.nodes["node"].used_mask == 0b11
+
+
+def test_e07_a_stale_plugin_closes_its_node_and_frees_nothing(world: World) -> None:
+    world.node("node", TRN1)
+    world.held("holder", "node", DEVICE, "0")
+
+    world.state.set_stale(frozenset({"node", "unknown"}))
+    assert world.why_not(DEVICE, 1, "node") == "The node's Neuron plugin does not renew its lease."
+    assert world.state.nodes["node"].used_mask == 0b11
+
+    world.state.set_stale(frozenset())
+    assert world.fits(DEVICE, 1, "node")
+
+
+class _Recorder:
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, bool, bool]] = []
+
+    def node_changed(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
+        self.heard.append(("node", before is not None, after is not None))
+
+    def pod_changed(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        self.heard.append(("pod", before is not None, after is not None))
+
+
+def test_observers_hear_of_changes_and_not_of_repetitions(world: World) -> None:
+    recorder = _Recorder()
+    world.state.observe(recorder)
+    world.node("node", TRN1)
+    pod = world.held("pod", "node", DEVICE, "0")
+    world.tell(pod)
+    world.gone(pod)
+    world.gone(pod)
+
+    assert recorder.heard == [
+        ("node", False, True),
+        ("node", True, True),
+        ("pod", False, True),
+        ("node", True, True),
+        ("pod", True, False),
+    ]
+
+
+def test_t32_whatever_order_events_come_in_the_state_equals_one_made_from_a_fresh_list() -> None:
+    """Relists, repeated and late events of 40 pods over 5 nodes, in a thousand random steps."""
+    chance = random.Random(7)  # noqa: S311 - a reproducible shuffle
+    world, truth = World(), {}
+    for index in range(5):
+        world.node(f"node-{index}", TRN1)
+    nodes = dict(world.state.nodes)
+    for step in range(1000):
+        name = f"pod-{chance.randrange(40)}"
+        if name in truth and chance.random() < 0.5:
+            world.gone(truth.pop(name))
+        elif name not in truth:
+            ids = str(chance.randrange(16))
+            truth[name] = world.held(name, f"node-{chance.randrange(5)}", DEVICE, ids)
+        else:
+            world.tell(truth[name], phase="Running")
+        if step % 100 == 99:
+            fresh = World()
+            for manifest in truth.values():
+                fresh.tell(manifest)
+            for record in nodes.values():
+                fresh.state.put_node(record.facts)
+            for node, record in fresh.state.nodes.items():
+                assert world.state.nodes[node].ledger.holders == record.ledger.holders
+                assert world.state.shapes[node] is record.shape
+
+
+def test_a_thousand_comings_and_goings_leave_no_trace(world: World) -> None:
+    world.node("node", TRN1)
+    empty = world.state.nodes["node"]
+    for number in range(1000):
+        manifest = pod_manifest(f"pod-{number}", DEVICE, 1)
+        world.tell(manifest)
+        world.state.reserve(reservation(pod_of(manifest), "node", 0b11))
+        world.gone(manifest)
+
+    assert world.state.nodes["node"] == empty
+    assert not world.state.pods
+    assert not world.state.reservations
+    assert world.state.bound_to(PodUid("pod-1")) == ""

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import pytest
+
+from neuron_plugin.allocation.placement import placement_mask
+from neuron_plugin.allocation.refusals import Refusal
+from neuron_plugin.extender.reasons import NODE_REFUSALS
+from neuron_plugin.extender.shapes import Shape
+from neuron_plugin.extender.verdicts import placement_on
+from neuron_plugin.simulation.manifests import container, node_manifest, pod_manifest
+from tests.extender.world import CORE, DEVICE, World, pod_of, record_of, request_of
+
+TRN1 = "trn1.32xlarge"
+
+
+def test_t06_every_candidate_is_answered_exactly_once_and_no_other_name_appears(world: World) -> None:
+    world.node("free", TRN1)
+    world.node("small", "inf1.xlarge")
+    world.node("full", TRN1)
+    world.held("holder", "full", DEVICE, ",".join(str(device) for device in range(16)))
+    names = ["free", "small", "full", "ghost"]
+
+    found = world.filter(pod_manifest("new", DEVICE, 4), names)
+
+    answered = [*found.passed, *found.failed, *found.unresolvable]
+    assert sorted(answered) == sorted(names)
+
+
+def test_t08_what_no_pods_end_can_mend_is_unresolvable_and_the_rest_only_failed(world: World) -> None:
+    world.node("full", TRN1)
+    world.held("holder", "full", DEVICE, ",".join(str(device) for device in range(16)))
+    world.node("fragmented", TRN1)
+    for device in (0, 4, 8, 12):
+        world.held(f"single-{device}", "fragmented", DEVICE, str(device))
+    world.node("small", "inf1.xlarge")
+    world.node("broken", TRN1, unhealthy=dict.fromkeys((0, 5, 10, 15), "reset"))
+    world.tell_node({"metadata": {"name": "plain", "uid": "p"}})
+
+    found = world.filter(pod_manifest("new", DEVICE, 4))
+
+    assert set(found.failed) == {"full", "fragmented"}
+    assert set(found.unresolvable) == {"small", "broken", "plain"}
+    assert found.failed["full"] == "Fewer than 4 free Neuron devices."
+    assert found.failed["fragmented"] == "No free linked set of 4 Neuron devices."
+    assert found.unresolvable["plain"] == "The node has no Neuron devices."
+
+
+def test_t07_no_reason_names_a_node_so_that_the_scheduler_can_count_nodes_per_text(world: World) -> None:
+    for index in range(50):
+        world.tell_node({"metadata": {"name": f"plain-{index}", "uid": str(index)}})
+        world.node(f"small-{index}", "inf1.xlarge")
+
+    found = world.filter(pod_manifest("new", DEVICE, 4))
+
+    assert len(found.reasons) == 2
+    assert len({refusal.text for refusal in NODE_REFUSALS}) == len(NODE_REFUSALS)
+
+
+def test_t16_seven_devices_on_a_torus_are_refused_in_the_vendors_words(world: World) -> None:
+    world.node("torus", TRN1)
+
+    assert world.why_not(DEVICE, 7, "torus") == (
+        "Instance type trn1.32xlarge does not support requests for device: 7. "
+        "Please request a different number of devices."
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "amount", "fits"),
+    [
+        ((1, 5, 9), 4, True),
+        ((1, 5, 9, 13), 4, False),
+        ((0, 15), 8, False),
+        ((8,), 8, True),
+        ((0,), 16, False),
+        ((), 16, True),
+        ((0, 3, 4, 7, 8, 11, 12, 15), 4, False),
+    ],
+    ids=str,
+)
+def test_t16_a_torus_hands_out_rows_and_halves_and_nothing_between(
+    world: World, held: tuple[int, ...], amount: int, *, fits: bool
+) -> None:
+    world.node("torus", TRN1)
+    for device in held:
+        world.held(f"pod-{device}", "torus", DEVICE, str(device))
+
+    assert world.fits(DEVICE, amount, "torus") is fits
+
+
+def test_t12_t13_each_node_is_judged_by_its_own_cores_per_device(world: World) -> None:
+    world.node("four-per-device", "inf1.6xlarge")
+    world.node("two-per-device", "inf2.24xlarge")
+    world.held("a", "four-per-device", DEVICE, "0,1,2")
+    world.held("b", "two-per-device", DEVICE, "0,1,2,3")
+
+    assert not world.fits(CORE, 5, "four-per-device")
+    assert not world.fits(CORE, 5, "two-per-device")
+    assert world.fits(CORE, 4, "four-per-device")
+    assert world.fits(CORE, 4, "two-per-device")
+    assert world.fits(CORE, 3, "four-per-device")
+
+
+def test_t15_the_two_ends_of_a_ring_are_no_set(world: World) -> None:
+    world.node("ring", "inf2.48xlarge")
+    world.held("middle", "ring", DEVICE, "1,2,3,4,5,6,7,8,9,10")
+
+    assert world.why_not(DEVICE, 2, "ring") == "No free linked set of 2 Neuron devices."
+    assert world.fits(DEVICE, 1, "ring")
+
+
+def test_t17_everything_is_valid_only_on_a_wholly_free_and_healthy_node(world: World) -> None:
+    world.node("free", "inf2.48xlarge")
+    world.node("one-broken", "inf2.48xlarge", unhealthy={7: "ECC"})
+    world.node("one-core-held", "inf2.48xlarge")
+    world.held("holder", "one-core-held", CORE, "23")
+
+    found = world.filter(pod_manifest("new", DEVICE, 12))
+
+    assert found.passed == ["free"]
+    assert set(found.failed) == {"one-core-held"}
+    assert set(found.unresolvable) == {"one-broken"}
+
+
+def test_t18_more_than_a_node_has_is_unresolvable_there_and_nowhere_else(world: World) -> None:
+    world.node("small", "inf1.xlarge")
+    world.node("large", TRN1)
+
+    found = world.filter(pod_manifest("new", DEVICE, 8))
+
+    assert found.passed == ["large"]
+    assert found.unresolvable["small"] == "Instance type inf1.xlarge has 1 Neuron devices, 8 were requested."
+
+
+def test_t21_devices_and_cores_in_two_containers_need_disjoint_silicon(world: World) -> None:
+    world.node("pair", "inf2.24xlarge")
+    world.held("holder", "pair", DEVICE, "1,2,3,4,5")
+    both = [container("a", DEVICE, 1), container("b", CORE, 1)]
+
+    assert world.filter(pod_manifest("new", containers=both)).passed == []
+    assert world.filter(pod_manifest("one", containers=both[:1])).passed == ["pair"]
+
+
+def test_t25_an_unhealthy_device_is_in_no_set_while_its_holder_keeps_it(world: World) -> None:
+    world.node("node", "inf1.6xlarge")
+    world.held("holder", "node", DEVICE, "1")
+    world.node("node", "inf1.6xlarge", unhealthy={1: "ECC", 2: "reset"})
+
+    record = world.state.nodes["node"]
+
+    assert world.fits(DEVICE, 1, "node")
+    assert not world.fits(DEVICE, 2, "node")
+    assert record.used_mask == 0xF0
+    assert record.free_mask == 0xF00F
+
+
+def test_t25_a_node_that_shrinks_below_what_is_used_is_closed_and_nothing_goes_negative(world: World) -> None:
+    world.node("node", TRN1)
+    world.held("holder", "node", DEVICE, "12,13,14,15")
+
+    world.node("node", "inf1.6xlarge")
+
+    assert world.why_not(DEVICE, 1, "node") == "A pod on the node has a Neuron assignment that cannot be read."
+    assert world.state.nodes["node"].free_mask == 0xFFFF
+
+
+def test_t42_a_pod_that_asks_for_nothing_passes_everywhere(world: World) -> None:
+    world.tell_node({"metadata": {"name": "plain", "uid": "p"}})
+    world.node("torus", TRN1)
+
+    assert world.filter(pod_manifest("new", CORE, 0), ["plain", "torus", "ghost"]).passed == ["plain", "torus", "ghost"]
+
+
+def test_t48_unknown_nodes_and_nodes_without_neuron_carry_one_constant_text_each(world: World) -> None:
+    for index in range(20):
+        world.tell_node({"metadata": {"name": f"plain-{index}", "uid": str(index)}})
+    names = [f"plain-{index}" for index in range(20)] + [f"ghost-{index}" for index in range(20)]
+
+    found = world.filter(pod_manifest("new", DEVICE, 1), names)
+
+    assert found.reasons == {
+        "The node has no Neuron devices.": 20,
+        "The node is not known to the Neuron extender yet.": 20,
+    }
+    assert not found.failed
+
+
+def test_a_pod_that_is_bound_fits_its_own_node_only(world: World) -> None:
+    world.node("here", TRN1)
+    world.node("there", TRN1)
+    bound = world.held("pod", "here", DEVICE, "0")
+
+    found = world.filter(bound, ["there", "here"])
+
+    assert found.passed == ["here"]
+    assert set(found.failed) == {"there"}
+    assert pod_of(bound).name == "pod"
+
+
+def test_e02_the_node_where_the_pod_costs_later_pods_least_scores_highest(world: World) -> None:
+    world.node("empty", TRN1)
+    world.node("broken-row", TRN1)
+    world.held("single", "broken-row", DEVICE, "0")
+    world.node("nearly-full", TRN1)
+    world.held("most", "nearly-full", DEVICE, "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14")
+
+    scores = world.scores(DEVICE, 1, ["empty", "broken-row", "nearly-full"])
+
+    assert scores[0] < scores[1] == scores[2] == 10
+    assert all(0 <= score <= 10 for score in scores)
+
+
+def test_e02_equal_states_get_equal_scores_and_nodes_without_cost_the_best(world: World) -> None:
+    world.node("a", TRN1)
+    world.node("b", TRN1)
+
+    assert world.scores(DEVICE, 4, ["a", "b"]) == [10, 10]
+    assert world.scores(CORE, 0, ["a", "b"]) == [10, 10]
+
+
+def test_e03_single_devices_leave_rows_and_halves_whole_while_leftovers_suffice(world: World) -> None:
+    world.node("a", TRN1)
+    world.node("b", TRN1)
+    for number in range(8):
+        scores = world.scores(DEVICE, 1, ["a", "b"])
+        node = max(("a", "b"), key=dict(zip(("a", "b"), scores, strict=True)).__getitem__)
+        free = world.state.nodes[node]
+        choice = _best(world, node)
+        assert free.free_mask & choice == choice
+        device = choice.bit_length() // 2 - 1
+        world.held(f"single-{number}", node, DEVICE, str(device))
+
+    assert {world.fits(DEVICE, 16, node) for node in ("a", "b")} == {True, False}
+    used = next(node for node in ("a", "b") if not world.fits(DEVICE, 16, node))
+    assert world.fits(DEVICE, 8, used)
+
+
+def _best(world: World, node: str) -> int:
+    shape = world.state.shapes[node]
+    assert isinstance(shape, Shape)
+    placed = placement_on(shape, request_of(record_of(pod_manifest("probe", DEVICE, 1))))
+    assert not isinstance(placed, Refusal)
+    return placement_mask(placed)
+
+
+def test_e09_a_malformed_or_newer_inventory_closes_the_node_whatever_its_type_says(world: World) -> None:
+    for text in ("{", '{"version":2}', "[]", '{"version":1,"devices":99}'):
+        manifest = node_manifest("node", TRN1)
+        manifest["metadata"]["annotations"] = {"neuron-plugin.io/inventory": text}
+        world.tell_node(manifest)
+
+        assert world.why_not(DEVICE, 1, "node") == "The node's Neuron inventory cannot be read."

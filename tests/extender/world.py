@@ -1,0 +1,94 @@
+"""A cluster in memory for the extender's tests: manifests in, verbs asked, no API server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from neuron_plugin.allocation.ledger import Pod, PodUid
+from neuron_plugin.allocation.requests import PodRequest
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.cluster.kinds import NODES, PODS
+from neuron_plugin.extender.claims import PodRecord, Unreadable
+from neuron_plugin.extender.feeds import keep_pod
+from neuron_plugin.extender.observation import node_facts, pod_record
+from neuron_plugin.extender.state import ClusterState
+from neuron_plugin.extender.verbs import Filtered, filter_nodes, score_nodes
+from neuron_plugin.extender.verdicts import VerdictMemo
+from neuron_plugin.simulation.manifests import node_manifest, pod_manifest
+from neuron_plugin.topology.instances import catalogue
+
+CORE, DEVICE = Resource.NEURONCORE, Resource.NEURON
+
+
+class World:
+    """A state that is told of manifests as the watches would tell it."""
+
+    def __init__(self) -> None:
+        self.state = ClusterState(catalogue())
+        self.memo = VerdictMemo()
+
+    def node(self, name: str, instance_type: str, **described: Any) -> None:
+        """A node is there, or has changed."""
+        self.tell_node(node_manifest(name, instance_type, **described))
+
+    def tell_node(self, manifest: Mapping[str, Any]) -> None:
+        self.state.put_node(node_facts(NODES.decode(msgspec.json.encode(manifest))))
+
+    def pod(self, name: str, resource: Resource = CORE, amount: int = 0, **described: Any) -> dict[str, Any]:
+        """A pod is there; gives its manifest."""
+        manifest = pod_manifest(name, resource, amount, **described)
+        self.tell(manifest)
+        return manifest
+
+    def tell(self, manifest: Mapping[str, Any], **status: str) -> None:
+        """The watch shows a pod."""
+        pod = PODS.decode(msgspec.json.encode({**manifest, "status": status or manifest.get("status", {})}))
+        record = keep_pod(pod)
+        if record is None:
+            self.state.remove_pod(PodUid(pod.uid))
+        else:
+            self.state.put_pod(record)
+
+    def gone(self, manifest: Mapping[str, Any]) -> None:
+        """The watch shows a pod deleted."""
+        self.state.remove_pod(PodUid(manifest["metadata"]["uid"]))
+
+    def held(self, name: str, node: str, resource: Resource, ids: str, **described: Any) -> dict[str, Any]:
+        """A pod is bound and says which ids it was given."""
+        key = "NEURON_CORES" if resource is CORE else "NEURON_DEVS"
+        amount = len(ids.split(","))
+        return self.pod(name, resource, amount, node=node, annotations={key: ids}, **described)
+
+    def filter(self, manifest: Mapping[str, Any], names: Sequence[str] | None = None) -> Filtered:
+        record = record_of(manifest)
+        return filter_nodes(self.state, self.memo, record.uid, request_of(record), list(names or self.state.nodes))
+
+    def fits(self, resource: Resource, amount: int, node: str) -> bool:
+        """Whether a new pod of one container would pass there."""
+        return self.filter(pod_manifest("probe", resource, amount), [node]).passed == [node]
+
+    def why_not(self, resource: Resource, amount: int, node: str) -> str:
+        """The reason a new pod of one container is refused with."""
+        found = self.filter(pod_manifest("probe", resource, amount), [node])
+        return (dict(found.failed) | dict(found.unresolvable))[node]
+
+    def scores(self, resource: Resource, amount: int, names: Sequence[str]) -> list[int]:
+        request = request_of(record_of(pod_manifest("probe", resource, amount)))
+        return score_nodes(self.state, self.memo, request, names)
+
+
+def record_of(manifest: Mapping[str, Any]) -> PodRecord:
+    return pod_record(PODS.decode(msgspec.json.encode(manifest)))
+
+
+def request_of(record: PodRecord) -> PodRequest:
+    assert not isinstance(record.request, Unreadable), record.request.text
+    return record.request
+
+
+def pod_of(manifest: Mapping[str, Any]) -> Pod:
+    metadata = manifest["metadata"]
+    return Pod(PodUid(metadata["uid"]), metadata["namespace"], metadata["name"])
