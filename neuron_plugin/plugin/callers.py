@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from neuron_plugin.allocation.ledger import Ledger, PodUid
+from neuron_plugin.allocation.ledger import Ledger, Pod, PodUid
 from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.plugin.pods import NodePod, NodePods
-from neuron_plugin.plugin.standins import is_nameless
+from neuron_plugin.plugin.standins import is_nameless, named_stand_in
 from neuron_plugin.topology.geometry import Geometry
 from neuron_plugin.topology.sets import Unit
 
@@ -29,7 +29,7 @@ class Callers:
 
     def asking(self) -> list[NodePod]:
         """Pods that hold nothing and ask for exactly this, in the order in which they came."""
-        return [pod for pod in self.pods.values() if pod.pod.uid not in self.ledger.holders and self._asks(pod)]
+        return [pod for pod in self.pods.values() if not self._holds(pod.pod) and self._asks(pod)]
 
     def undecided(self) -> list[NodePod]:
         """Those without a decision, less the first ones, for whom nameless holders stand in already."""
@@ -58,6 +58,9 @@ class Callers:
         """Who it may be, for people."""
         names = sorted(str(pod.pod) for pod in self.asking())
         return f"pod {' or '.join(names)}" if names else "a pod without a decision"
+
+    def _holds(self, pod: Pod) -> bool:
+        return pod.uid in self.ledger.holders or named_stand_in(pod.namespace, pod.name).uid in self.ledger.holders
 
     def _asks(self, pod: NodePod) -> bool:
         return any(part.resource is self.resource and part.count == self.count for part in pod.request)

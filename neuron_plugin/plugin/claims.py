@@ -63,13 +63,15 @@ class Claims:
         if decision and (asked or all(holder.pod.uid == decision.pod.uid for holder in holders)):
             return Claim(decision.pod, decision.request.container, mask, decided=True)
         if len(holders) == 1:
-            own = self._of_holder(holders[0], resource, mask, count)
+            own = self._of_holder(holders[0], resource, mask, count, asked=asked)
             if own:
                 return own
         lasting = tuple(holder for holder in holders if not (asked and is_outdated(holder, resource, mask)))
         return Conflict(lasting) if lasting else Claim(None, "", mask)
 
-    def _of_holder(self, holder: Holder, resource: Resource, mask: CoreMask, count: int) -> Claim | None:
+    def _of_holder(
+        self, holder: Holder, resource: Resource, mask: CoreMask, count: int, *, asked: bool
+    ) -> Claim | None:
         """The holder's own call: a later container re-using ids, or the same call again."""
         pod = self.pods.get(holder.pod.uid)
         part = unserved(pod, self.ledger, resource, count) if pod else None
@@ -79,7 +81,7 @@ class Claims:
         again = next((one for one in holder.holdings if one.resource is resource and one.mask == mask), None)
         if again:
             return Claim(holder.pod, again.container, mask)
-        if is_nameless(holder) and _is_nested(holder, resource, mask):
+        if is_nameless(holder) and _goes_on(holder, resource, mask, asked=asked):
             return Claim(holder.pod, f"#{len(holder.holdings)}", mask)
         return None
 
@@ -104,7 +106,8 @@ def _same_size(one: int, other: int) -> bool:
     return one.bit_count() == other.bit_count()
 
 
-def _is_nested(holder: Holder, resource: Resource, mask: int) -> bool:
-    """Whether a pod nobody has told us of goes on with what it holds: more around it, or a part of it."""
-    same = all(holding.resource is resource for holding in holder.holdings)
-    return same and (mask & holder.mask == mask or mask & holder.mask == holder.mask)
+def _goes_on(holder: Holder, resource: Resource, mask: int, *, asked: bool) -> bool:
+    """Whether a pod nobody has told us of goes on with what it holds: more around it, or a part of it unasked."""
+    if any(holding.resource is not resource for holding in holder.holdings):
+        return False
+    return mask & holder.mask == (holder.mask if asked else mask)

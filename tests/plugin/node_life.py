@@ -239,7 +239,7 @@ class NodeLife:
 
     def must_get_its_set(self, live: LivePod) -> bool:
         """Whether nothing stands between a pod and what was decided for it: nobody has it, nobody else waits."""
-        alone = all(other.admitted for other in self.pods.values() if other is not live)
+        alone = all(PodUid(f"uid-{name}") in self.state.confirmed for name in self.pods if name != live.name)
         masks = [mask_of(self.geometry, part.request.resource.unit, part.ids) for part in self.decided_sets(live)]
         return alone and bool(masks) and not any(mask & self.state.ledger.used_mask for mask in masks)
 
