@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import nox
 
 nox.options.default_venv_backend = "none"
-
-PROTOS = "neuron_plugin/kubelet/_proto"
 
 
 @nox.session
@@ -26,6 +26,25 @@ def types(session: nox.Session) -> None:
 def layers(session: nox.Session) -> None:
     """Which room may import which."""
     session.run("lint-imports", "--no-logo", silent=True)
+
+
+@nox.session
+def protos(session: nox.Session) -> None:
+    """Make the gRPC stubs anew from protos/."""
+    session.run("python", "protos/generate.py")
+
+
+@nox.session(name="protos-check")
+def protos_check(session: nox.Session) -> None:
+    """The committed stubs are what protos/ gives."""
+    session.run("python", "protos/generate.py", "--check")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Every benchmark, with its floor."""
+    for script in sorted(Path("benchmarks").glob("*.py")):
+        session.run("python", str(script), *session.posargs)
 
 
 @nox.session

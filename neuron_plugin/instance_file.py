@@ -16,6 +16,7 @@ It extends the catalogue where a new EC2 type is out before a release of ours, o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,7 @@ from msgspec import Meta
 from neuron_plugin.settings import SettingsError, read_yaml
 from neuron_plugin.topology.geometry import Topology
 from neuron_plugin.topology.instances import TORUS_BLOCKS, InstanceType, catalogue
+from neuron_plugin.topology.links import TORUS_SIDE
 
 _Devices = Annotated[int, Meta(ge=1, le=64)]
 
@@ -61,11 +63,9 @@ def load_catalogue(file: Path | None) -> dict[str, InstanceType]:
 
 
 def _instance_type(file: Path, entry: _Entry) -> InstanceType:
-    if entry.numa_nodes and len(entry.numa_nodes) != entry.devices:
-        raise SettingsError(
-            f"instance type {entry.name} of {file} has {len(entry.numa_nodes)} numa-nodes, expected one for each "
-            f"of its {entry.devices} devices, or none"
-        )
+    fault = next(_faults(entry), None)
+    if fault:
+        raise SettingsError(f"instance type {entry.name} of {file}: {fault}")
     return InstanceType(
         name=entry.name,
         device_name=entry.device_name,
@@ -80,3 +80,18 @@ def _instance_type(file: Path, entry: _Entry) -> InstanceType:
 
 
 _DEFAULT_BLOCKS = {Topology.TORUS: TORUS_BLOCKS, Topology.UNLINKED: (1,)}
+
+
+def _faults(entry: _Entry) -> Iterator[str]:
+    """What no machine can be: single values are checked already, these contradict each other."""
+    if entry.numa_nodes and len(entry.numa_nodes) != entry.devices:
+        yield f"{len(entry.numa_nodes)} numa-nodes, expected one for each of its {entry.devices} devices, or none"
+    if entry.topology is Topology.TORUS and entry.devices % _TORUS_DEVICES:
+        yield f"a torus of {entry.devices} devices, expected {_TORUS_DEVICES} or a multiple of it"
+    if entry.topology is Topology.SINGLE and entry.devices != 1:
+        yield f"single with {entry.devices} devices: say how they are linked, or unlinked"
+    if entry.cores_per_device % entry.logical_core_size:
+        yield f"logical-core-size {entry.logical_core_size} does not divide its {entry.cores_per_device} cores-per-device"
+
+
+_TORUS_DEVICES = TORUS_SIDE * TORUS_SIDE

@@ -46,7 +46,8 @@ def load(
 ) -> _Settings:
     """The effective settings.
 
-    ``flags`` maps field names to what the command line gave, None where it gave nothing.
+    ``flags`` maps field names to what the command line gave, None where it gave nothing; other names are passed over.
+    An empty environment variable is as good as none: manifests are full of them.
 
     Raises:
         SettingsError: an unknown key, a value of the wrong type or out of range, or an unreadable file.
@@ -54,11 +55,11 @@ def load(
     values: dict[str, Any] = _from_file(settings, file) if file else {}
     for field in msgspec.structs.fields(settings):
         variable = ENVIRONMENT_PREFIX + field.name.upper()
-        if variable in environment:
+        if environment.get(variable):
             values[field.encode_name] = _convert(field, environment[variable], variable)
         if flags.get(field.name) is not None:
             values[field.encode_name] = _convert(field, flags[field.name], f"--{field.encode_name}")
-    return _build(settings, values, str(file) if file else "settings")
+    return msgspec.convert(values, settings, dec_hook=_decode)
 
 
 def as_yaml(settings: msgspec.Struct) -> str:
@@ -83,7 +84,7 @@ def read_yaml(file: Path) -> object:
     """
     try:
         return yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise SettingsError(f"cannot read {file}: {' '.join(str(error).split())}") from None
 
 
@@ -95,24 +96,23 @@ def _from_file(settings: type[msgspec.Struct], file: Path) -> dict[str, Any]:
     unknown = sorted(str(key) for key in values if key not in known)
     if unknown:
         raise SettingsError(f"{file} has the unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
-    return values
+    fields = {field.encode_name: field for field in msgspec.structs.fields(settings)}
+    return {key: _checked(fields[key], value, f"{key} in {file}", strict=True) for key, value in values.items()}
 
 
 def _convert(field: msgspec.structs.FieldInfo, value: object, source: str) -> object:
     """One value given as text, in the type of its field; lists are comma separated."""
     if isinstance(value, str) and typing.get_origin(_kind_of(field)) is tuple:
         value = [item.strip() for item in value.split(",")]
-    try:
-        return msgspec.to_builtins(msgspec.convert(value, field.type, strict=False, dec_hook=_decode), enc_hook=str)
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"{source} is {value!r}: {error}") from None
+    return _checked(field, value, source, strict=False)
 
 
-def _build(settings: type[_Settings], values: dict[str, Any], source: str) -> _Settings:
+def _checked(field: msgspec.structs.FieldInfo, value: object, source: str, *, strict: bool) -> object:
+    """The value in plain types, if it can be the field's; ``strict`` takes no text for a number."""
     try:
-        return msgspec.convert(values, settings, dec_hook=_decode)
+        return msgspec.to_builtins(msgspec.convert(value, field.type, strict=strict, dec_hook=_decode), enc_hook=str)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{source}: {error}") from None
+        raise SettingsError(f"{source} is {value!r}: {error}{_choices_of(field)}") from None
 
 
 def _decode(kind: type, value: object) -> object:
@@ -131,6 +131,15 @@ def _kind_of(field: msgspec.structs.FieldInfo) -> Any:
 def _description_of(field: msgspec.structs.FieldInfo) -> str:
     notes = [note.description for note in typing.get_args(field.type)[1:] if isinstance(note, Meta)]
     return notes[0] or "" if notes else ""
+
+
+def _choices_of(field: msgspec.structs.FieldInfo) -> str:
+    """What the library leaves out of its error for an unknown choice."""
+    kind = _kind_of(field)
+    item = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
+    return (
+        f"; choose among {', '.join(str(member.value) for member in item)}" if isinstance(item, enum.EnumType) else ""
+    )
 
 
 def _metavar_of(field: msgspec.structs.FieldInfo) -> str:

@@ -55,17 +55,22 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Write a record on one line; a traceback follows on its own lines."""
         fields = "".join(f" {key}={_text_of(value)}" for key, value in _fields_of(record).items())
-        line = f"{_time_of(record)} {record.levelname:<7} {record.getMessage()}{fields}"
+        line = f"{_time_of(record)} {record.levelname:<7} {_in_one_line(record.getMessage())}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
 def start_logging(log_format: LogFormat, level: LogLevel, stream: TextIO | None = None) -> None:
-    """Send the root logger's lines to ``stream`` (standard error by default) in one format."""
+    """Send log lines to ``stream`` (standard error by default) in one format.
+
+    ``level`` is for this package; of the libraries only warnings are wanted: at debug level gRPC alone writes several
+    lines a call.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
+    root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
+    logging.getLogger("neuron_plugin").setLevel(level.upper())
 
 
 def _time_of(record: logging.LogRecord) -> str:
@@ -78,4 +83,10 @@ def _fields_of(record: logging.LogRecord) -> dict[str, object]:
 
 def _text_of(value: object) -> str:
     text = str(value)
-    return repr(text) if not text or " " in text else text
+    plain = text.isprintable() and text and not set(text) & set(" =\"'")
+    return text if plain else repr(text)
+
+
+def _in_one_line(message: str) -> str:
+    """A name with a newline in it must not look like a line of its own."""
+    return message if message.isprintable() else repr(message)[1:-1]

@@ -89,22 +89,26 @@ def write(
 
 
 def read(pod: str, annotations: Mapping[str, str], request: PodRequest) -> Decision | None:
-    """The decision on a pod, or None when no assignment key is there.
+    """The decision on a pod, or None when no assignment key is there or the pod requests nothing.
 
     ``pod`` is its name for errors. Ids are not held against a geometry here: whether they exist and are linked is
-    the node's business.
+    the node's business. A pod without requests cannot hold anything, so whatever stands on it says nothing.
 
     Raises:
-        AnnotationError: a key is malformed, does not fit what the pod requests, or the dialects contradict.
+        AnnotationError: a key is malformed, does not fit what the pod requests, gives an id to two containers that
+            the kubelet would keep apart, or the dialects contradict.
     """
+    if not request:
+        return None
     ours = _read_ours(pod, annotations, request)
     vendors = _read_vendors(pod, annotations, request)
-    if ours and vendors and _all_ids(ours) != _all_ids(vendors):
+    if ours and vendors and not _agree(ours, vendors, listed=_LIST_SEPARATOR in annotations[VENDOR_IDS_KEY]):
         theirs = annotations[VENDOR_IDS_KEY]
         raise AnnotationError(pod, VENDOR_IDS_KEY, theirs, f"expected the ids that {DEVICES_KEY} and {CORES_KEY} give")
     chosen = ours or vendors
     if not chosen:
         return None
+    _refuse_sharing(pod, annotations, chosen)
     return Decision(chosen, _read_time(pod, annotations), annotations.get(ALLOCATED_KEY, "").lower() == "true")
 
 
@@ -152,9 +156,7 @@ def _read_vendors(pod: str, annotations: Mapping[str, str], request: PodRequest)
     value = annotations.get(VENDOR_IDS_KEY)
     if value is None:
         return ()
-    if not request or not _resource_fits(annotations, request):
-        expected = "expected ids of the one Neuron resource that the pod requests"
-        raise AnnotationError(pod, VENDOR_IDS_KEY, value, expected)
+    _check_vendors_resource(pod, annotations, request)
     if len(request) == 1 or _LIST_SEPARATOR in value:
         texts = value.split(_LIST_SEPARATOR)
         if len(texts) != len(request):
@@ -165,33 +167,59 @@ def _read_vendors(pod: str, annotations: Mapping[str, str], request: PodRequest)
     return _deal(pod, value, request)
 
 
-def _resource_fits(annotations: Mapping[str, str], request: PodRequest) -> bool:
+def _check_vendors_resource(pod: str, annotations: Mapping[str, str], request: PodRequest) -> None:
+    """One list of ids says one unit: the one that the pod requests, and the one that is named if any is."""
     units = {part.resource.unit for part in request}
+    if len(units) > 1:
+        expected = "expected a pod that requests devices or cores, this one requests both"
+        raise AnnotationError(pod, VENDOR_IDS_KEY, annotations[VENDOR_IDS_KEY], expected)
     named = annotations.get(VENDOR_RESOURCE_KEY)
-    if named is None:
-        return len(units) == 1
-    return named in {resource.value for resource in Resource} and units == {Resource(named).unit}
+    fitting = [resource.value for resource in Resource if resource.unit in units]
+    if named is not None and named not in fitting:
+        raise AnnotationError(pod, VENDOR_RESOURCE_KEY, named, f"expected {' or '.join(fitting)}, as the pod requests")
 
 
 def _deal(pod: str, value: str, request: PodRequest) -> tuple[ContainerIds, ...]:
     """Share one list out as the kubelet would: what plain init containers had goes to later ones first."""
     fresh = list(_parsed(pod, VENDOR_IDS_KEY, value, value))
     dealt: list[ContainerIds] = []
-    reusable: list[int] = []
+    reusable: dict[Resource, list[int]] = {resource: [] for resource in Resource}
     for part in request:
-        again, reusable = reusable[: part.count], reusable[part.count :]
+        held = reusable[part.resource]
+        again, unused = held[: part.count], held[part.count :]
         missing = part.count - len(again)
         ids, fresh = [*again, *fresh[:missing]], fresh[missing:]
         dealt.append(ContainerIds(part, tuple(sorted(ids))))
-        if part.kind is Kind.INIT:
-            reusable = [*ids, *reusable]
+        reusable[part.resource] = [*ids, *unused] if part.kind is Kind.INIT else unused
     if fresh or any(len(part.ids) != part.request.count for part in dealt):
         raise AnnotationError(pod, VENDOR_IDS_KEY, value, f"expected {_expectation(list(request))}")
     return tuple(dealt)
 
 
+def _agree(ours: tuple[ContainerIds, ...], vendors: tuple[ContainerIds, ...], *, listed: bool) -> bool:
+    """Container by container where the vendor's dialect lists them, else on all ids together."""
+    return ours == vendors if listed else _all_ids(ours) == _all_ids(vendors)
+
+
 def _all_ids(containers: tuple[ContainerIds, ...]) -> set[tuple[Unit, int]]:
     return {(part.request.resource.unit, number) for part in containers for number in part.ids}
+
+
+def _refuse_sharing(pod: str, annotations: Mapping[str, str], containers: tuple[ContainerIds, ...]) -> None:
+    """Containers share an id only where a later one re-uses a plain init container's, under the same resource name."""
+    taken: dict[Unit, set[int]] = {unit: set() for unit in Unit}
+    reusable: dict[Resource, set[int]] = {resource: set() for resource in Resource}
+    for part in containers:
+        request, ids = part.request, set(part.ids)
+        if shared := (ids - reusable[request.resource]) & taken[request.resource.unit]:
+            unit_key = _UNIT_KEYS[request.resource.unit]
+            key = unit_key if unit_key in annotations else VENDOR_IDS_KEY
+            expected = f"the id {min(shared)} of container {request.container} is another container's, expected its own"
+            raise AnnotationError(pod, key, annotations[key], expected)
+        taken[request.resource.unit] |= ids
+        reusable[request.resource] -= ids
+        if request.kind is Kind.INIT:
+            reusable[request.resource] |= ids
 
 
 def _held_against(pod: str, key: str, value: str, part: ContainerRequest, text: str) -> ContainerIds:

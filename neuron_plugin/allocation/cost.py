@@ -10,38 +10,50 @@ part of is one family, so "the free sets that this choice breaks" is a few integ
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from neuron_plugin.topology.geometry import CoreMask, Geometry, cores_in
 from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
 
+_GEOMETRIES = 64
+"""Geometries whose families are kept; the bound is against nodes that tell a new one each time."""
+
 
 def cost(geometry: Geometry, free: int, chosen: int) -> int:
-    """What ``chosen``, a part of ``free``, breaks; 0 means later pods lose nothing.
+    """What ``chosen``, a part of ``free``, breaks; 0 means later pods lose nothing of its size or larger.
 
-    Each broken set weighs its size in devices: losing a half takes more from a later pod than losing a row.
+    Each broken set weighs its size in devices: losing a half takes more from a later pod than losing a row. Cores
+    outside the geometry count for nothing.
     """
+    return costs(geometry, free, (CoreMask(chosen & geometry.all_mask),))[0]
+
+
+def costs(geometry: Geometry, free: int, sets: Iterable[CoreMask]) -> list[int]:
+    """The cost of each of several sets, which lie in the geometry, in the same state of a node."""
     catalogue = _catalogue(geometry)
     live = catalogue.everything & ~catalogue.touching(geometry.all_mask & ~free)
-    broken = live & catalogue.touching(chosen) & catalogue.at_least(chosen.bit_count()) & ~catalogue.same_as(chosen)
-    return sum(weight * (broken & family).bit_count() for weight, family in catalogue.by_weight)
+    weighted = [(weight, live & family) for weight, family in catalogue.by_weight if live & family]
+    breaks = map(catalogue.breaking, sets)
+    return [sum(weight * (broken & family).bit_count() for weight, family in weighted) for broken in breaks]
 
 
 @dataclass(frozen=True)
 class _SetCatalogue:
     """The valid sets of one geometry, smallest first, and the families they form."""
 
-    masks: tuple[CoreMask, ...]
+    sizes: tuple[int, ...]
     by_core: tuple[int, ...]
     by_weight: tuple[tuple[int, int], ...]
     numbers: dict[int, int]
-    first_of_size: tuple[int, ...]
+    broken_by: dict[int, int]
+    """What each valid set breaks; filled as they are asked for, so it never outgrows the valid sets."""
 
     @property
     def everything(self) -> int:
-        return (1 << len(self.masks)) - 1
+        return (1 << len(self.sizes)) - 1
 
     def touching(self, mask: int) -> int:
         """The family of sets with a core in ``mask``."""
@@ -50,27 +62,31 @@ class _SetCatalogue:
             family |= self.by_core[core]
         return family
 
-    def at_least(self, cores: int) -> int:
-        """The family of sets with that many cores or more."""
-        return self.everything >> self.first_of_size[cores] << self.first_of_size[cores]
-
-    def same_as(self, mask: int) -> int:
-        """The family of the one set that is ``mask``; empty when it is not a valid set."""
+    def breaking(self, mask: int) -> int:
+        """The family of sets that ``mask`` breaks: those it touches, at least as large, and not itself."""
         number = self.numbers.get(mask)
-        return 0 if number is None else 1 << number
+        if number is None:
+            return self._larger(mask)
+        if mask not in self.broken_by:
+            self.broken_by[mask] = self._larger(mask) & ~(1 << number)
+        return self.broken_by[mask]
+
+    def _larger(self, mask: int) -> int:
+        smaller = bisect_left(self.sizes, mask.bit_count())
+        return self.touching(mask) >> smaller << smaller
 
 
-@cache
+@lru_cache(maxsize=_GEOMETRIES)
 def _catalogue(geometry: Geometry) -> _SetCatalogue:
     masks = _all_sets(geometry)
-    sizes = [mask.bit_count() for mask in masks]
+    sizes = tuple(mask.bit_count() for mask in masks)
     weights = [-(-size // geometry.cores_per_device) for size in sizes]
     return _SetCatalogue(
-        masks=masks,
-        by_core=tuple(_family(bool(mask >> core & 1) for mask in masks) for core in range(geometry.core_count)),
+        sizes=sizes,
+        by_core=_by_core(geometry, masks),
         by_weight=tuple((weight, _family(own == weight for own in weights)) for weight in sorted(set(weights))),
         numbers={mask: number for number, mask in enumerate(masks)},
-        first_of_size=tuple(sum(size < cores for size in sizes) for cores in range(geometry.core_count + 1)),
+        broken_by={},
     )
 
 
@@ -82,5 +98,12 @@ def _all_sets(geometry: Geometry) -> tuple[CoreMask, ...]:
     return tuple(sorted(masks, key=lambda mask: (mask.bit_count(), mask)))
 
 
+def _by_core(geometry: Geometry, masks: tuple[CoreMask, ...]) -> tuple[int, ...]:
+    """The family of every core: the columns of the table whose rows are the sets."""
+    rows = [format(mask, f"0{geometry.core_count}b") for mask in reversed(masks)]
+    return tuple(int("".join(column), 2) for column in reversed(list(zip(*rows, strict=True))))
+
+
 def _family(members: Iterable[bool]) -> int:
-    return sum(1 << number for number, belongs in enumerate(members) if belongs)
+    """The members' numbers as a bit mask, made of text: bit by bit takes seconds for the largest geometries."""
+    return int("".join("1" if belongs else "0" for belongs in members)[::-1] or "0", 2)

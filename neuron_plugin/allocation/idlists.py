@@ -30,13 +30,12 @@ def parse_ids(text: str) -> tuple[int, ...]:
     """
     if len(text) > _LONGEST_TEXT:
         raise IdListError(f"a list of {len(text)} characters, expected at most {_LONGEST_TEXT}")
-    ids: list[int] = []
+    ids: set[int] = set()
     for part in text.split(","):
-        ids.extend(_parse_part(part.strip()))
-        if len(ids) > HIGHEST_ID + 1:
-            raise IdListError("an id is twice in the list")
-    if len(set(ids)) != len(ids):
-        raise IdListError("an id is twice in the list")
+        more = _parse_part(part.strip())
+        if twice := ids.intersection(more):
+            raise IdListError(f"the id {min(twice)} is twice in the list")
+        ids.update(more)
     return tuple(sorted(ids))
 
 

@@ -7,16 +7,17 @@ upgraded first. A version the reader does not know is refused by name, never gue
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from neuron_plugin.topology.geometry import CoreMask, Geometry, Topology
+from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, MOST_DEVICES, CoreMask, Geometry, Topology
 
 INVENTORY_KEY = "neuron-plugin.io/inventory"
 VERSION = 1
 
-_MOST_DEVICES = 64
-_MOST_CORES_PER_DEVICE = 8
+_LONGEST_TEXT = 65_536
+_LONGEST_WORD = 256
 
 
 class InventoryError(ValueError):
@@ -69,17 +70,19 @@ def read_inventory(text: str) -> NodeInventory:
     Raises:
         InventoryError: no JSON object, another version, or a field that is missing or out of range.
     """
+    if len(text) > _LONGEST_TEXT:
+        raise InventoryError(f"the inventory has {len(text)} characters, expected at most {_LONGEST_TEXT}")
     fields = _Fields(_object(text))
     version = fields.integer("version", 1, 2**31)
     if version != VERSION:
         raise InventoryError(f"version is {version}, expected {VERSION}: upgrade the older of plugin and extender")
-    devices = fields.integer("devices", 0, _MOST_DEVICES)
+    devices = fields.integer("devices", 0, MOST_DEVICES)
     geometry = Geometry(
         instance_type=fields.text("instanceType"),
         topology=fields.topology("topology"),
         device_count=devices,
-        cores_per_device=fields.integer("coresPerDevice", 1, _MOST_CORES_PER_DEVICE),
-        block_sizes=fields.integers("blockSizes", 1, _MOST_DEVICES),
+        cores_per_device=fields.integer("coresPerDevice", 0, MOST_CORES_PER_DEVICE),
+        block_sizes=fields.integers("blockSizes", 1, MOST_DEVICES),
     )
     return NodeInventory(
         geometry=geometry,
@@ -87,7 +90,7 @@ def read_inventory(text: str) -> NodeInventory:
         unhealthy=fields.reasons("unhealthy", devices),
         device_name=fields.text("deviceName"),
         driver_version=fields.text("driverVersion"),
-        logical_core_size=fields.integer("logicalCoreSize", 1, _MOST_CORES_PER_DEVICE),
+        logical_core_size=fields.integer("logicalCoreSize", 1, MOST_CORES_PER_DEVICE),
     )
 
 
@@ -112,14 +115,14 @@ class _Fields:
 
     def integers(self, key: str, low: int, high: int) -> tuple[int, ...]:
         value = self._fields.get(key)
-        if not isinstance(value, list) or len(value) > _MOST_DEVICES:
+        if not isinstance(value, list) or len(value) > MOST_DEVICES:
             raise InventoryError(f"{key} is {_short(value)}, expected a list of whole numbers")
-        return tuple(self._integer(key, item, low, high) for item in value)
+        return tuple(sorted({self._integer(key, item, low, high) for item in value}))
 
     def text(self, key: str) -> str:
         value = self._fields.get(key)
-        if not isinstance(value, str):
-            raise InventoryError(f"{key} is {_short(value)}, expected a text")
+        if not isinstance(value, str) or len(value) > _LONGEST_WORD:
+            raise InventoryError(f"{key} is {_short(value)}, expected a text of at most {_LONGEST_WORD} characters")
         return value
 
     def topology(self, key: str) -> Topology:
@@ -142,4 +145,5 @@ class _Fields:
 
 
 def _short(value: object) -> str:
-    return repr(value)[:60]
+    """Bounded in depth as well: what JSON can nest, ``repr`` may not be able to print."""
+    return reprlib.repr(value)[:60]

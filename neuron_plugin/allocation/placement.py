@@ -8,17 +8,22 @@ is what admission will do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from neuron_plugin.allocation.choice import candidates, choose, why_not
-from neuron_plugin.allocation.refusals import Refusal, unhealthy
+from neuron_plugin.allocation.choice import candidates, choose
+from neuron_plugin.allocation.packing import pack
+from neuron_plugin.allocation.refusals import Refusal, crowded, fragmented, not_free, unhealthy
 from neuron_plugin.allocation.requests import ContainerRequest, Kind, PodRequest
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.topology.geometry import NO_CORES, CoreMask, Geometry
+from neuron_plugin.topology.sets import Unit
 
-_STEPS = 5_000
-"""Bound of the search over a pod's containers; a pod of 16 containers on a torus needs some dozens."""
+_DETOURS = 200
+"""Steps the search may take beyond one per container: some 20 ms on the largest node."""
+
+MOST_CONTAINERS = 256
+"""Requesting containers a pod may have: more than a node has cores for, and far from Python's recursion limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,9 @@ class ContainerSet:
 Placement = tuple[ContainerSet, ...]
 """One set per requesting container, in the order of the request."""
 
+_Reusable = Mapping[Resource, CoreMask]
+"""What plain init containers left for later containers, by resource name."""
+
 
 def placement_mask(placement: Placement) -> CoreMask:
     """Every core a placement uses."""
@@ -42,15 +50,25 @@ def placement_mask(placement: Placement) -> CoreMask:
 
 
 def place(geometry: Geometry, free: int, request: PodRequest) -> Placement | Refusal:
-    """Sets for all requesting containers out of ``free``, or the refusal of the first that cannot be met."""
-    search = _Search(geometry, request)
-    found = search.solve(0, free, {})
-    return found if found is not None else search.refusal(free)
+    """Sets for all requesting containers out of ``free``, or why not.
+
+    The cheapest sets first, container by container; where that leads into a dead end, any sets that fit. The search is
+    bounded: for a pod of many unlike containers on a torn node it may refuse what would just have fitted.
+    """
+    if len(request) > MOST_CONTAINERS:
+        return crowded(geometry)
+    within = free & geometry.all_mask
+    masks = _Walk(geometry, request).solve(0, within, {})
+    if masks is None and not any(part.kind is Kind.INIT for part in request):
+        masks = pack(geometry, within, request)
+    if masks is None:
+        return _why_not(geometry, within, request)
+    return tuple(ContainerSet(part, mask) for part, mask in zip(request, masks, strict=True))
 
 
 def place_healthy(geometry: Geometry, healthy: int, free: int, request: PodRequest) -> Placement | Refusal:
     """Like ``place``, and told apart when no pod's end could help because hardware is missing or unhealthy."""
-    found = place(geometry, free, request)
+    found = place(geometry, free & healthy, request)
     if not isinstance(found, Refusal) or not found.can_pass:
         return found
     if not isinstance(place(geometry, healthy, request), Refusal):
@@ -58,58 +76,71 @@ def place_healthy(geometry: Geometry, healthy: int, free: int, request: PodReque
     on_all = place(geometry, geometry.all_mask, request)
     if isinstance(on_all, Refusal):
         return on_all
-    largest = max(request, key=lambda part: part.count)
+    largest = max(request, key=lambda part: _cores(geometry, part))
     return unhealthy(largest.resource.unit, largest.count)
 
 
-class _Search:
-    """Depth-first over the containers, best sets first; remembers dead ends and gives up after ``_STEPS``."""
+class _Walk:
+    """Depth-first over the containers as the kubelet walks them, best sets first; remembers dead ends."""
 
     def __init__(self, geometry: Geometry, request: PodRequest) -> None:
         self._geometry = geometry
         self._request = request
-        self._dead: set[tuple[int, int, tuple[tuple[Resource, int], ...]]] = set()
-        self._steps = _STEPS
-        self._furthest = 0
+        self._steps = len(request) + _DETOURS
+        self._dead: set[tuple[int, int, tuple[tuple[Resource, CoreMask], ...]]] = set()
 
-    def solve(self, index: int, free: int, reusable: dict[Resource, int]) -> Placement | None:
-        """Sets for the containers from ``index`` on; ``reusable`` is what plain init containers left, by resource."""
+    def solve(self, index: int, free: int, reusable: _Reusable) -> tuple[CoreMask, ...] | None:
+        """Sets for the containers from ``index`` on."""
         if index == len(self._request):
             return ()
         state = (index, free, tuple(sorted(reusable.items())))
         if state in self._dead or self._steps <= 0:
             return None
         self._steps -= 1
-        self._furthest = max(self._furthest, index)
-        for mask in self._options(self._request[index], free, reusable):
-            rest = self.solve(index + 1, free & ~mask, self._after(self._request[index], mask, reusable))
+        part = self._request[index]
+        for mask in self._options(part, free, reusable.get(part.resource, NO_CORES)):
+            rest = self.solve(index + 1, free & ~mask, _left(part, mask, reusable))
             if rest is not None:
-                return (ContainerSet(self._request[index], mask), *rest)
+                return (mask, *rest)
         self._dead.add(state)
         return None
 
-    def refusal(self, free: int) -> Refusal:
-        """Why: the container that can never fit, else the one that stopped the search."""
-        for part in self._request:
-            alone = choose(self._geometry, free, part.resource.unit, part.count)
-            if isinstance(alone, Refusal):
-                return alone
-        stuck = self._request[self._furthest]
-        return why_not(self._geometry, NO_CORES, stuck.resource.unit, stuck.count)
+    def _options(self, part: ContainerRequest, free: int, held: CoreMask) -> tuple[CoreMask, ...]:
+        unit = part.resource.unit
+        if _cores(self._geometry, part) <= held.bit_count():
+            return candidates(self._geometry, held, unit, part.count)
+        return candidates(self._geometry, free | held, unit, part.count, held)
 
-    def _options(self, part: ContainerRequest, free: int, reusable: dict[Resource, int]) -> Iterator[CoreMask]:
-        unit, held = part.resource.unit, reusable.get(part.resource, 0)
-        fits_in_held = held and part.count <= held.bit_count() // self._cores_of_one(part)
-        if fits_in_held:
-            yield from candidates(self._geometry, held, unit, part.count)
-        else:
-            yield from candidates(self._geometry, free | held, unit, part.count, CoreMask(held))
 
-    def _after(self, part: ContainerRequest, mask: int, reusable: dict[Resource, int]) -> dict[Resource, int]:
-        """Plain init containers leave what they had to later ones; sidecars and apps keep theirs."""
-        held = reusable.get(part.resource, 0)
-        left = held | mask if part.kind is Kind.INIT else held & ~mask
-        return {**reusable, part.resource: left}
+def _left(part: ContainerRequest, mask: CoreMask, reusable: _Reusable) -> _Reusable:
+    """Plain init containers leave what they had to later ones; sidecars and apps keep theirs."""
+    held = reusable.get(part.resource, NO_CORES)
+    left = held | mask if part.kind is Kind.INIT else held & ~mask
+    return {**reusable, part.resource: CoreMask(left)}
 
-    def _cores_of_one(self, part: ContainerRequest) -> int:
-        return self._geometry.device_mask(0).bit_count() if part.resource is not Resource.NEURONCORE else 1
+
+def _why_not(geometry: Geometry, free: int, request: PodRequest) -> Refusal:
+    """The refusal of the first container that has no set of its own, else of all of them together."""
+    for part in request:
+        alone = choose(geometry, free, part.resource.unit, part.count)
+        if isinstance(alone, Refusal):
+            return alone
+    if free == geometry.all_mask:
+        return crowded(geometry)
+    unit, needed, available = _together(geometry, free, request)
+    if available < needed:
+        return not_free(unit, needed)
+    largest = max(request, key=lambda part: _cores(geometry, part))
+    return fragmented(largest.resource.unit, largest.count)
+
+
+def _together(geometry: Geometry, free: int, request: PodRequest) -> tuple[Unit, int, int]:
+    """What sidecars and apps need together, and what is free of it; in devices where all ask for these."""
+    lasting = [part for part in request if part.kind is not Kind.INIT]
+    if all(part.resource.unit is Unit.DEVICE for part in request):
+        return Unit.DEVICE, sum(part.count for part in lasting), len(geometry.whole_devices(free))
+    return Unit.CORE, sum(_cores(geometry, part) for part in lasting), free.bit_count()
+
+
+def _cores(geometry: Geometry, part: ContainerRequest) -> int:
+    return part.count * (geometry.cores_per_device if part.resource.unit is Unit.DEVICE else 1)

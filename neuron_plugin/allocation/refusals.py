@@ -20,7 +20,7 @@ class Reason(enum.Enum):
     UNSUPPORTED_COUNT = "unsupported-count"
     """The topology never hands out that many."""
     TOO_MANY = "too-many"
-    """More than the node has."""
+    """More than the node has, in one container or in all of them together."""
     UNHEALTHY = "unhealthy"
     """It would fit if every device were present and healthy."""
     NOT_FREE = "not-free"
@@ -55,6 +55,12 @@ def too_many(geometry: Geometry, unit: Unit, count: int) -> Refusal:
     """More than every node of this type has."""
     has = geometry.device_count if unit is Unit.DEVICE else geometry.core_count
     text = f"Instance type {geometry.instance_type} has {has} Neuron {_PLURALS[unit]}, {count} were requested."
+    return Refusal(Reason.TOO_MANY, text)
+
+
+def crowded(geometry: Geometry) -> Refusal:
+    """Each container could be served alone, but never all of them together."""
+    text = f"Instance type {geometry.instance_type} has no room for all containers of the pod at once."
     return Refusal(Reason.TOO_MANY, text)
 
 

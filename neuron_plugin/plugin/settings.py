@@ -60,7 +60,7 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     topology_policy: Annotated[
         TopologyPolicy,
         Meta(
-            description="devices that are not linked, on a pod without a decision: preferred serves and reports, required refuses"
+            description="unlinked devices on a pod without a decision: preferred serves and reports, required refuses"
         ),
     ] = TopologyPolicy.PREFERRED
     visible_devices_env: Annotated[

@@ -232,6 +232,11 @@ class StandInApiServer:
         """The latest requests, oldest first."""
         return list(self._http.seen)
 
+    @property
+    def open_watches(self) -> int:
+        """How many watches are being served."""
+        return self._http.watches.open
+
     def _create(self, kind: ServedKind, manifest: JsonObject, namespace: str) -> JsonObject:
         chosen = (manifest.get("metadata") or {}).get("namespace", namespace)
         return self._objects.create(kind, manifest, chosen).value

@@ -44,8 +44,9 @@ class WatchList(Enum):
 
 @dataclass(slots=True)
 class WatchState:
-    """What holds for all open watches: each of them compares these counters with those it began with."""
+    """What holds for all open watches: each of them compares the counters with those it began with."""
 
+    open: int = 0
     bookmark_seconds: float = 60.0
     bookmarks: int = 0
     endings: int = 0
@@ -120,6 +121,7 @@ class Watch:
         Raises:
             CutError: the connection is to be cut without an end.
         """
+        self._state.open += 1
         try:
             async with asyncio.timeout(self._query.timeout_seconds):
                 cursor = await self._begin()
@@ -129,6 +131,8 @@ class Watch:
             return
         except Refusal as refusal:
             await self._write(event_line("ERROR", msgspec.json.encode(refusal.status())))
+        finally:
+            self._state.open -= 1
 
     async def _begin(self) -> Cursor:
         """Say the initial events if any are due, and find the place in the history."""

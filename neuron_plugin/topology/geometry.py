@@ -24,6 +24,14 @@ CoreMask = NewType("CoreMask", int)
 
 NO_CORES = CoreMask(0)
 
+MOST_DEVICES = 64
+MOST_CORES_PER_DEVICE = 8
+"""The Neuron driver's own limits (2.24.7 and 2.25.4); they bound every mask and table made from a geometry."""
+
+
+class GeometryError(ValueError):
+    """A geometry beyond the driver's limits; the text names the field, its value and the limit."""
+
 
 class Topology(enum.StrEnum):
     """How a node's devices are linked."""
@@ -41,8 +49,12 @@ class Geometry:
     """What decides which sets of one node may be handed out.
 
     ``device_count`` is the nominal count of the type: ids run from 0 to ``device_count - 1`` even when a chip is
-    missing. ``cores_per_device`` is logical (LNC applied). ``block_sizes`` are the device counts that are handed
-    out as aligned blocks; empty means any run of consecutive devices. Equal geometries share every computed set.
+    missing. ``cores_per_device`` is logical (LNC applied), and 0 while no device has told: nothing can be handed out
+    then. ``block_sizes`` are the device counts that are handed out as aligned blocks; empty means any run of
+    consecutive devices. Equal geometries share every computed set.
+
+    Raises:
+        GeometryError: a count is negative or above ``MOST_DEVICES`` or ``MOST_CORES_PER_DEVICE``.
     """
 
     instance_type: str
@@ -50,6 +62,10 @@ class Geometry:
     device_count: int
     cores_per_device: int
     block_sizes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check("device_count", self.device_count, MOST_DEVICES)
+        _check("cores_per_device", self.cores_per_device, MOST_CORES_PER_DEVICE)
 
     @property
     def core_count(self) -> int:
@@ -87,9 +103,7 @@ class Geometry:
 
     def whole_devices(self, mask: int) -> tuple[DeviceId, ...]:
         """Devices with every core in ``mask``, ascending."""
-        return tuple(
-            DeviceId(device) for device in range(self.device_count) if (own := self.device_mask(device)) & mask == own
-        )
+        return tuple(device for device in self.devices_touched(mask) if (own := self.device_mask(device)) & mask == own)
 
     def widened(self, mask: int) -> CoreMask:
         """``mask`` grown to whole devices: what a held core takes from whole-device requests."""
@@ -97,10 +111,15 @@ class Geometry:
 
 
 def cores_in(mask: int) -> tuple[CoreId, ...]:
-    """The core ids of a mask, ascending."""
+    """The core ids of a mask, which is not negative, ascending."""
     cores = []
     while mask:
         lowest = mask & -mask
         cores.append(CoreId(lowest.bit_length() - 1))
         mask ^= lowest
     return tuple(cores)
+
+
+def _check(name: str, value: int, most: int) -> None:
+    if not 0 <= value <= most:
+        raise GeometryError(f"{name} is {value}, expected 0 to {most}: the Neuron driver knows no more")

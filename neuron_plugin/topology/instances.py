@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from neuron_plugin.topology.geometry import Geometry, Topology
+from neuron_plugin.topology.geometry import MOST_DEVICES, Geometry, Topology
 from neuron_plugin.topology.links import Links, topology_of
 
 TORUS_BLOCKS = (1, 4, 8, 16)
@@ -51,10 +51,14 @@ def geometry_of(
     """The geometry of a machine from its type if that is known, else from what its sysfs says.
 
     ``cores_per_device`` is logical, as read on the machine. A machine with more devices than its type should have is
-    believed over the type.
+    believed over the type; ids the driver cannot have (``MOST_DEVICES`` and above) are passed over. HyperPod's ``ml.``
+    in front of a type's name means nothing.
+
+    Raises:
+        GeometryError: ``cores_per_device``, or the count of the user's own type, is beyond the driver's limits.
     """
-    seen = max(device_ids, default=-1) + 1
-    known = types.get(instance_type)
+    seen = max((device for device in device_ids if device < MOST_DEVICES), default=-1) + 1
+    known = types.get(instance_type) or types.get(instance_type.removeprefix("ml."))
     if known and seen <= known.devices:
         return Geometry(known.name, known.topology, known.devices, cores_per_device, known.block_sizes)
     topology = topology_of(links)

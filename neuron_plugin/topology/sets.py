@@ -8,7 +8,7 @@ aligned rows or all. Computed once per geometry; callers only test masks against
 from __future__ import annotations
 
 import enum
-from functools import cache
+from functools import lru_cache
 
 from neuron_plugin.topology.geometry import CoreMask, Geometry
 
@@ -20,23 +20,28 @@ class Unit(enum.StrEnum):
     CORE = "core"
 
 
-@cache
+_GEOMETRIES = 256
+"""Geometries whose sets are kept. A cluster has a few dozen; the bound is for nodes that tell a new one each time."""
+
+
 def valid_sets(geometry: Geometry, unit: Unit, count: int) -> tuple[CoreMask, ...]:
     """Every valid set of ``count`` devices or cores, lowest ids first; empty when the count can never be met."""
-    if count <= 0:
-        return ()
-    if unit is Unit.DEVICE:
-        return _device_sets(geometry, count)
-    if count <= geometry.cores_per_device:
-        return _windows_inside_devices(geometry, count)
-    return _core_runs(geometry, count)
+    return _sets_by_count(geometry, unit).get(count, ())
 
 
-@cache
 def valid_counts(geometry: Geometry, unit: Unit) -> tuple[int, ...]:
     """Every count that has a valid set, ascending."""
-    most = geometry.device_count if unit is Unit.DEVICE else geometry.core_count
-    return tuple(count for count in range(1, most + 1) if valid_sets(geometry, unit, count))
+    return tuple(_sets_by_count(geometry, unit))
+
+
+@lru_cache(maxsize=_GEOMETRIES * len(Unit))
+def _sets_by_count(geometry: Geometry, unit: Unit) -> dict[int, tuple[CoreMask, ...]]:
+    """All valid sets by count, ascending: a count from outside is looked up, never computed with."""
+    if not geometry.core_count:
+        return {}
+    of_unit = {Unit.DEVICE: (_device_sets, geometry.device_count), Unit.CORE: (_core_sets, geometry.core_count)}
+    sets, most = of_unit[unit]
+    return {count: found for count in range(1, most + 1) if (found := sets(geometry, count))}
 
 
 def _device_sets(geometry: Geometry, count: int) -> tuple[CoreMask, ...]:
@@ -52,6 +57,11 @@ def _step(geometry: Geometry, count: int) -> int:
     if not geometry.block_sizes:
         return 1
     return count if count in geometry.block_sizes else 0
+
+
+def _core_sets(geometry: Geometry, count: int) -> tuple[CoreMask, ...]:
+    fits_one = count <= geometry.cores_per_device
+    return _windows_inside_devices(geometry, count) if fits_one else _core_runs(geometry, count)
 
 
 def _windows_inside_devices(geometry: Geometry, count: int) -> tuple[CoreMask, ...]:

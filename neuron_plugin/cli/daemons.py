@@ -1,0 +1,36 @@
+"""What starting a daemon has in common: its log, the line that says its settings, the signals that end it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from neuron_plugin import __version__
+from neuron_plugin.settings import as_text
+from neuron_plugin.telemetry import LogFormat, LogLevel, start_logging
+
+logger = logging.getLogger(__name__)
+
+Serve = Callable[[asyncio.Event], Awaitable[None]]
+"""A daemon: serves until the event is set."""
+
+
+def run_daemon(name: str, settings: msgspec.Struct, log_format: LogFormat, log_level: LogLevel, serve: Serve) -> None:
+    """Log the effective settings, then serve until SIGTERM or SIGINT."""
+    start_logging(log_format, log_level)
+    shown = {field: as_text(value) for field, value in msgspec.structs.asdict(settings).items()}
+    logger.info("%s starts", name, extra={"version": __version__, **shown})
+    asyncio.run(_until_signal(serve))
+    logger.info("%s has ended", name)
+
+
+async def _until_signal(serve: Serve) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await serve(stop)

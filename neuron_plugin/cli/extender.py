@@ -1,0 +1,53 @@
+"""``neuron-plugin extender``: the scheduler extender."""
+
+from __future__ import annotations
+
+import asyncio
+from argparse import Namespace
+
+from neuron_plugin.cli.command import Exit, Subparsers, add_command
+from neuron_plugin.cli.configuration import add_settings, load_settings, printed_settings
+from neuron_plugin.cli.daemons import run_daemon
+from neuron_plugin.extender.settings import ExtenderSettings, check
+from neuron_plugin.instance_file import load_catalogue
+
+EXAMPLES = """
+neuron-plugin extender --kubeconfig ~/.kube/config
+neuron-plugin extender --address 0.0.0.0 --tls-cert tls.crt --tls-key tls.key --client-ca ca.crt
+neuron-plugin extender --config /etc/neuron-extender.yaml --print-config
+"""
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = add_command(
+        subparsers,
+        "extender",
+        run,
+        summary="serve kube-scheduler as its extender (a daemon, once or twice a cluster)",
+        description=(
+            "Answer kube-scheduler's filter, prioritize, preempt and bind for pods that ask for Neuron: choose nodes "
+            "by their free linked sets and write the set on the pod as it is bound. Runs until SIGTERM."
+        ),
+        examples=EXAMPLES,
+    )
+    add_settings(parser, ExtenderSettings)
+
+
+def run(arguments: Namespace) -> int:
+    """Run the extender until a signal ends it."""
+    settings = load_settings(ExtenderSettings, arguments)
+    if printed_settings(settings, arguments):
+        return Exit.FINE
+    check(settings)
+    types = load_catalogue(settings.instance_types)
+
+    async def serve(stop: asyncio.Event) -> None:
+        from neuron_plugin.cluster.transport import connect  # noqa: PLC0415 - other commands start without it
+        from neuron_plugin.extender.daemon import ExtenderDaemon  # noqa: PLC0415 - as above
+
+        async with await connect(settings.kubeconfig) as api:
+            await ExtenderDaemon(settings, types, api).run(stop)
+
+    run_daemon("neuron-plugin extender", settings, settings.log_format, settings.log_level, serve)
+    return Exit.FINE

@@ -1,0 +1,82 @@
+"""The ``neuron-plugin`` command: finds the command that was asked for, and turns its errors into one line.
+
+A new command is one more name in ``COMMANDS``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
+
+from neuron_plugin import __version__
+from neuron_plugin.cli import demo, devices, extender, run, simulate, topology, version
+from neuron_plugin.cli.command import EXIT_STATUSES, CommandError, Exit, Parser, complain
+from neuron_plugin.settings import SettingsError
+
+COMMANDS = (demo, devices, topology, simulate, run, extender, version)
+"""In the order of the help."""
+
+DESCRIPTION = """\
+AWS Neuron devices for Kubernetes.
+
+Look at the Neuron hardware of this machine, or at a simulated one."""
+
+EPILOG = f"""\
+try it without hardware:
+  neuron-plugin simulate node ./trn1 --type trn1.32xlarge
+  neuron-plugin devices --root ./trn1
+  neuron-plugin topology --root ./trn1
+
+{EXIT_STATUSES}"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status. Wrong usage and --help raise SystemExit, as argparse does."""
+    _never_fail_to_encode()
+    arguments = build_parser().parse_args(argv)
+    try:
+        status = int(arguments.run(arguments))
+        sys.stdout.flush()  # here, where a reader that is gone can still be noticed
+    except CommandError as error:
+        complain(str(error))
+        return error.status
+    except SettingsError as error:
+        complain(str(error))
+        return Exit.USAGE
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        _forget_stdout()
+        return Exit.READER_GONE
+    except OSError as error:
+        complain(f"{error.filename or arguments.command}: {error.strerror or error}")
+        return Exit.TROUBLE
+    return status
+
+
+def build_parser() -> Parser:
+    """The parser of all commands."""
+    parser = Parser(prog="neuron-plugin", description=DESCRIPTION, epilog=EPILOG)
+    parser.add_argument("--version", action="version", version=f"neuron-plugin {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
+    for command in COMMANDS:
+        command.register(subparsers)
+    return parser
+
+
+def _never_fail_to_encode() -> None:
+    """A name in a script that this terminal cannot show is no reason to show nothing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _forget_stdout() -> None:
+    """Let the interpreter's last flush go nowhere, or it would complain about the reader that is gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""``neuron-plugin simulate``: a machine with Neuron hardware as a directory, and faults in it."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neuron_plugin.allocation.idlists import IdListError, parse_ids
+from neuron_plugin.cli import simulate_fault
+from neuron_plugin.cli.command import CommandError, Exit, Subparsers, UsageError, add_command
+from neuron_plugin.cli.tables import print_table
+from neuron_plugin.cli.text import plural, ranges
+from neuron_plugin.instance_file import load_catalogue
+from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology.instances import InstanceType
+from neuron_plugin.topology.sets import Unit, valid_counts
+
+if TYPE_CHECKING:
+    from neuron_plugin.simulation.node import SimulatedNode
+
+DESCRIPTION = """\
+Write a machine with Neuron hardware into a directory, to try things without one.
+
+The files are those of the Neuron driver, byte for byte, so whatever reads a machine can be pointed there."""
+
+EXAMPLES = """
+neuron-plugin simulate types
+neuron-plugin simulate node ./trn1 --type trn1.32xlarge
+neuron-plugin devices --root ./trn1
+neuron-plugin simulate fault ./trn1 ecc 3 --sram 1
+neuron-plugin simulate fault ./trn1 device 5 gone
+neuron-plugin simulate fault ./trn1 device 5 back
+"""
+
+NODE_EXAMPLES = """
+neuron-plugin simulate node ./trn1 --type trn1.32xlarge
+neuron-plugin simulate node ./trn2 --type trn2.48xlarge --lnc 1
+neuron-plugin simulate node ./broken --type inf2.48xlarge --missing 3,7
+neuron-plugin simulate node ./old --type inf2.24xlarge --driver-version 2.10.11.0
+"""
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the command with its three."""
+    parser = add_command(
+        subparsers,
+        "simulate",
+        run_types,
+        summary="write a simulated machine into a directory, and put faults into it",
+        description=DESCRIPTION,
+        examples=EXAMPLES,
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
+    _register_types(actions)
+    _register_node(actions)
+    simulate_fault.register(actions)
+
+
+def run_types(arguments: Namespace) -> int:
+    """List the instance types that are known."""
+    types = load_catalogue(arguments.instance_types)
+    headers = ("TYPE", "DEVICES", "PRODUCT", "CORES/DEVICE", "LNC", "MEMORY/DEVICE", "TOPOLOGY", "DEVICE-COUNTS")
+    print_table(headers, [_row(types[name]) for name in sorted(types)])
+    return Exit.FINE
+
+
+def run_node(arguments: Namespace) -> int:
+    """Write a simulated machine.
+
+    Raises:
+        UsageError: a list of devices that cannot be read.
+        CommandError: no such type, a directory in use, or a machine that cannot be.
+    """
+    from neuron_plugin.simulation.node import write_node  # noqa: PLC0415 - for this command only
+    from neuron_plugin.simulation.node_description import SimulationError  # noqa: PLC0415 - as above
+
+    try:
+        node = write_node(
+            arguments.directory,
+            arguments.type,
+            driver_version=arguments.driver_version,
+            logical_core_size=arguments.lnc,
+            missing=_missing(arguments.missing),
+            char_nodes=arguments.char_nodes,
+            usage_counters=arguments.usage_counters,
+            types=load_catalogue(arguments.instance_types),
+        )
+    except SimulationError as error:
+        raise CommandError(str(error)) from error
+    _tell(node)
+    return Exit.FINE
+
+
+def _register_types(actions: Subparsers) -> None:
+    types = add_command(actions, "types", run_types, summary="list the instance types that can be simulated")
+    _add_instance_types(types)
+
+
+def _register_node(actions: Subparsers) -> None:
+    node = add_command(
+        actions, "node", run_node, summary="write a machine into an empty directory", examples=NODE_EXAMPLES
+    )
+    node.add_argument("directory", type=Path, metavar="DIR", help="where to write; made if it does not exist")
+    node.add_argument("--type", required=True, metavar="TYPE", help="EC2 instance type, see: simulate types")
+    node.add_argument("--lnc", type=int, metavar="N", help="logical core size set on the host (default: not set)")
+    node.add_argument("--missing", default="", metavar="IDS", help="devices that never came up, such as 3,7")
+    node.add_argument("--driver-version", default="", metavar="V", help="default: the newest that has this product")
+    node.add_argument(
+        "--char-nodes",
+        action="store_true",
+        help="real character devices, as a container runtime needs them; takes root (default: plain files)",
+    )
+    node.add_argument(
+        "--no-usage-counters",
+        dest="usage_counters",
+        action="store_false",
+        help="leave out the counters that only monitors read, 100 files for each core",
+    )
+    _add_instance_types(node)
+
+
+def _add_instance_types(parser: ArgumentParser) -> None:
+    parser.add_argument("--instance-types", type=Path, metavar="FILE", help="YAML file of further instance types")
+
+
+def _missing(text: str) -> tuple[int, ...]:
+    try:
+        return parse_ids(text) if text else ()
+    except IdListError as error:
+        raise UsageError(f"--missing {text}: {error}") from error
+
+
+def _tell(node: SimulatedNode) -> None:
+    description = node.description
+    missing = f", without {ranges(description.missing)}" if description.missing else ""
+    devices = plural(len(description.chips), "device")
+    print(f"{node.root}: {description.instance_type}, {devices}{missing}, driver {description.driver_version}")
+    print(f"Look at it: neuron-plugin devices --root {node.root}")
+
+
+def _row(instance: InstanceType) -> tuple[str, ...]:
+    size = instance.logical_core_size
+    geometry = Geometry(
+        instance.name, instance.topology, instance.devices, instance.cores_per_device // size, instance.block_sizes
+    )
+    return (
+        instance.name,
+        str(instance.devices),
+        instance.device_name,
+        str(instance.cores_per_device),
+        str(size),
+        f"{instance.memory_gib}Gi",
+        instance.topology.value,
+        ranges(valid_counts(geometry, Unit.DEVICE)),
+    )

@@ -1,0 +1,110 @@
+"""``neuron-plugin topology``: how a machine's devices are linked, who has them, and which sets are free."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+
+from neuron_plugin.allocation.ledger import Ledger
+from neuron_plugin.cli import machine
+from neuron_plugin.cli.command import CommandError, Exit, Subparsers, add_command, complain
+from neuron_plugin.cli.device_columns import title_of
+from neuron_plugin.cli.drawing import ASCII, UNICODE, Drawing, Mark, grids_of, undrawn
+from neuron_plugin.cli.holders import HolderReading, Holders
+from neuron_plugin.cli.machine import Machine
+from neuron_plugin.cli.occupancy import Occupancy
+from neuron_plugin.cli.report import report_of
+from neuron_plugin.cli.tables import print_marks
+from neuron_plugin.cli.text import ranges
+from neuron_plugin.topology.geometry import CoreMask, Geometry
+from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
+
+DESCRIPTION = """\
+Draw the devices of this machine with their links and holders, and say what can be requested.
+
+Each box is a device with its id; below it stands one mark a core: a letter for each pod (in colour on a terminal), "."
+for a free core. A stub at the edge of a torus goes on at the opposite edge. A set of devices can be handed out together
+when its devices are linked; the list says which counts exist and which of their sets are free now."""
+
+EXAMPLES = """
+neuron-plugin topology
+neuron-plugin topology --ascii > topology.txt
+neuron-plugin topology --root ./trn1       # a simulated machine, see: neuron-plugin simulate --help
+"""
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = add_command(
+        subparsers,
+        "topology",
+        run,
+        summary="draw the devices with their links and holders, and say which sets are free",
+        description=DESCRIPTION,
+        examples=EXAMPLES,
+    )
+    parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
+    machine.add_flags(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Draw the machine.
+
+    Raises:
+        CommandError: there is no Neuron device.
+    """
+    seen = machine.look(arguments)
+    if seen.geometry is None:
+        raise CommandError(f"no Neuron device: {seen.inventory.absence}")
+    holders = HolderReading(machine.pod_resources_socket_of(arguments)).read(seen.geometry)
+    report = report_of(seen, holders)
+    print_marks([_plain(title_of(report)), _plain("")])
+    print_marks(drawn_lines(seen, seen.geometry, holders.ledger, ascii_only=arguments.ascii))
+    print_marks([_plain(line) for line in ["", *request_lines(seen, seen.geometry, holders)]])
+    for note in report.notes:
+        complain(f"note: {note}")
+    return Exit.FINE
+
+
+def drawn_lines(seen: Machine, geometry: Geometry, ledger: Ledger | None, *, ascii_only: bool) -> list[Sequence[Mark]]:
+    """The drawing and its legend."""
+    strokes = ASCII if ascii_only or not _shows_unicode() else UNICODE
+    occupancy = Occupancy(seen, geometry, ledger)
+    marks, grids = occupancy.marks(), grids_of(geometry.topology, geometry.device_count)
+    lines: list[Sequence[Mark]] = []
+    for grid in grids:
+        of_grid = {device: marks[device] for device in grid.places}
+        lines += [*Drawing(grid, seen.links, of_grid, strokes).lines(), _plain("")]
+    further = undrawn(grids, seen.links)
+    if further:
+        lines += [_plain("also linked: " + ", ".join(f"{one}-{other}" for one, other in further)), _plain("")]
+    return lines + [[line.mark, *_plain(f"  {line.text}")] for line in occupancy.legend()]
+
+
+def request_lines(seen: Machine, geometry: Geometry, holders: Holders) -> Iterator[str]:
+    """Which counts a pod can request, and which sets of them are free."""
+    counts = {unit: ranges(valid_counts(geometry, unit)) for unit in Unit}
+    yield f"Counts that can be requested: devices {counts[Unit.DEVICE]}; cores {counts[Unit.CORE]}."
+    free = seen.usable_mask & ~(holders.ledger.used_mask if holders.ledger is not None else 0)
+    known = holders.ledger is not None
+    yield "Sets of devices that are free now:" if known else "Sets of devices, free unless a pod holds them:"
+    for count in valid_counts(geometry, Unit.DEVICE):
+        sets, fitting = valid_sets(geometry, Unit.DEVICE, count), _fitting(geometry, free, Unit.DEVICE, count)
+        listed = "  ".join(ranges(geometry.whole_devices(mask)) for mask in fitting)
+        yield f"  {count:>2}: {len(fitting):>2} of {len(sets):<2}  {listed}".rstrip()
+    possible = [count for count in valid_counts(geometry, Unit.CORE) if _fitting(geometry, free, Unit.CORE, count)]
+    state = "free now" if known else "free unless a pod holds them"
+    yield f"Counts of cores that are {state}: {ranges(possible) if possible else 'none'}."
+
+
+def _fitting(geometry: Geometry, free: int, unit: Unit, count: int) -> list[CoreMask]:
+    return [mask for mask in valid_sets(geometry, unit, count) if mask & free == mask]
+
+
+def _plain(text: str) -> list[Mark]:
+    return [Mark(character) for character in text]
+
+
+def _shows_unicode() -> bool:
+    return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")

@@ -1,0 +1,108 @@
+"""Socket files: which one is it, is anyone behind it, and may we have this path.
+
+A path says little: a restarted kubelet makes kubelet.sock anew under the same name, ext4 gives the new file the old
+inode number, and a gRPC server binds over another's socket without a word. So a socket is known by device, inode *and*
+time of change, and a path is taken only after a look at what is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+LONGEST_PATH_BYTES = 107  # sun_path holds 108 with the final NUL (unix(7))
+
+
+class EndpointError(Exception):
+    """A socket of ours cannot be had at the path; says what is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class SocketIdentity:
+    """What tells one socket file from the next one under the same name."""
+
+    device: int
+    inode: int
+    changed_ns: int
+
+
+def identity_of(path: Path) -> SocketIdentity | None:
+    """The identity of the socket at ``path``, or None if there is none, or something that is no socket."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    if not stat.S_ISSOCK(found.st_mode):
+        return None
+    return SocketIdentity(found.st_dev, found.st_ino, found.st_ctime_ns)
+
+
+def is_served(path: Path) -> bool:
+    """Whether a process accepts connections at ``path``; never blocks for long, a full backlog counts as served."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        try:
+            probe.connect(os.fspath(path))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return True
+
+
+def endpoint_prefix(resource: str) -> str:
+    """What the names of all sockets of a resource begin with, and no other resource's do."""
+    digest = hashlib.sha256(resource.encode()).hexdigest()[:8]
+    readable = "".join(each if each.isalnum() and each.isascii() else "-" for each in resource.rpartition("/")[2])
+    return f"neuron-plugin.{readable[:24]}.{digest}."
+
+
+def endpoint_path(directory: Path, resource: str, token: str) -> Path:
+    """Where one server instance of a resource listens; ``token`` is that instance's own.
+
+    Raises:
+        EndpointError: the directory's name is too long for any socket in it.
+    """
+    path = directory / f"{endpoint_prefix(resource)}{token}.sock"
+    if (length := len(os.fsencode(path))) > LONGEST_PATH_BYTES:
+        raise EndpointError(
+            f"socket path {path} has {length} bytes, expected at most {LONGEST_PATH_BYTES}: use a shorter directory"
+        )
+    return path
+
+
+def clear_strays(directory: Path, resource: str) -> list[Path]:
+    """Remove sockets that dead servers of ``resource`` have left in ``directory``; their paths.
+
+    Raises:
+        EndpointError: one of them is alive. Two registrations of a resource make the kubelet drop both in the end.
+    """
+    prefix = endpoint_prefix(resource)
+    strays = [path for path in directory.glob("*.sock") if path.name.startswith(prefix) and identity_of(path)]
+    for path in strays:
+        if is_served(path):
+            raise EndpointError(
+                f"{path} is served by another process: a second plugin offers {resource} on this node; stop one of them"
+            )
+    for path in strays:
+        path.unlink(missing_ok=True)
+    return strays
+
+
+def require_vacant(path: Path) -> None:
+    """Make sure that binding ``path`` takes nothing from anybody; a dead socket is removed.
+
+    Raises:
+        EndpointError: a live server or something that is no socket is there.
+    """
+    if not os.path.lexists(path):
+        return
+    if identity_of(path) is None:
+        raise EndpointError(f"{path} exists and is not a socket; remove it, it is not ours")
+    if is_served(path):
+        raise EndpointError(f"{path} is served by another process; stop that one first")
+    path.unlink(missing_ok=True)

@@ -1,0 +1,110 @@
+"""The node daemon's line to the API server: this node's pods in; assignments, inventory and events out.
+
+Nothing that serves a container waits for it. While the API server is away the node goes on with what it knows, and
+what it wants to say waits in the outbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from neuron_plugin.allocation.ledger import Holding, Pod
+from neuron_plugin.cluster.api import ClusterError, ConnectionSettingsError
+from neuron_plugin.cluster.leases import utc_now
+from neuron_plugin.cluster.records import ObjectReference
+from neuron_plugin.cluster.transport import KubernetesApi, connect
+from neuron_plugin.cluster.writes import annotate_pod, create_event
+from neuron_plugin.plugin.annotate import confirmed_annotations
+from neuron_plugin.plugin.machine import Machine
+from neuron_plugin.plugin.node import NodeState
+from neuron_plugin.plugin.outbox import Outbox
+from neuron_plugin.plugin.pod_watch import PodReflector, follow_pods
+from neuron_plugin.plugin.pods import NodePod
+from neuron_plugin.plugin.publish import publication
+from neuron_plugin.plugin.report import Reporter
+from neuron_plugin.plugin.settings import PluginSettings
+
+logger = logging.getLogger(__name__)
+
+REPORTER = "neuron-plugin.io/plugin"
+RETRY_SECONDS = 10.0
+"""Between two looks for usable API server settings: a service account's files may come late."""
+
+
+class ClusterLink:
+    """Connects when ``run``; everything else may be called before and meanwhile, and never waits but ``look_again``."""
+
+    def __init__(self, settings: PluginSettings, state: NodeState, on_pod: Callable[[], None]) -> None:
+        """``on_pod`` is called when a pod of this node came or changed."""
+        self._settings = settings
+        self._state = state
+        self._on_pod = on_pod
+        self._outbox = Outbox()
+        self._pods: PodReflector | None = None
+        self._published: Machine | None = None
+        self.report = Reporter(self.send_event)
+
+    async def run(self) -> None:
+        """Connect, then keep this node's pods and the outbox going until cancelled."""
+        async with await self._connect() as api:
+            self._pods = follow_pods(api, self._settings.node_name, self._state, self.report, self._on_pod)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._pods.run(), name="pods")
+                tasks.create_task(self._outbox.run(api), name="outbox")
+
+    async def look_again(self) -> None:
+        """Take in this node's pods as the API server knows them now; give up quietly at the decision deadline."""
+        if self._pods is None:
+            return
+        try:
+            await self._pods.list_consistently(self._settings.decision_deadline_seconds)
+        except ClusterError as error:
+            logger.warning("choosing without a look at the API server", extra={"why": str(error)})
+
+    def publish(self, machine: Machine) -> None:
+        """Have the node say what the machine is, if that is news."""
+        if machine != self._published:
+            self._published = machine
+            self._outbox.put("inventory", publication(self._settings.node_name, machine))
+
+    def write_assignment(self, pod: NodePod, holdings: tuple[Holding, ...]) -> None:
+        """Have the pod say what it holds, if it does not."""
+        machine = self._state.machine
+        annotations = confirmed_annotations(machine.geometry, pod, holdings, time.time_ns()) if machine else {}
+        if not annotations:
+            return
+        where = pod.pod
+        request = annotate_pod(namespace=where.namespace, name=where.name, uid=where.uid, annotations=dict(annotations))
+        self._outbox.put(f"assignment of {where.uid}", request)
+        if pod.decision and len(annotations) > 1:
+            said = ", ".join(f"{key}={value}" for key, value in annotations.items())
+            self.report.report("AssignmentCorrected", f"The kubelet gave pod {where} another set: {said}", where)
+
+    def send_event(self, pod: Pod, reason: str, text: str) -> None:
+        """Have an event recorded about a pod."""
+        event = create_event(
+            ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace),
+            reason=reason,
+            note=text,
+            action="Allocating",
+            reporter=REPORTER,
+            instance=self._settings.node_name,
+            now=utc_now(),
+            warning=True,
+        )
+        self._outbox.put(f"event {reason} of {pod.uid}", event)
+
+    async def _connect(self) -> KubernetesApi:
+        """A client, as soon as there are settings for one."""
+        told = ""
+        while True:
+            try:
+                return await connect(self._settings.kubeconfig)
+            except ConnectionSettingsError as error:
+                if str(error) != told:
+                    logger.warning("not connected to the API server", extra={"why": str(error)})
+                told = str(error)
+            await asyncio.sleep(RETRY_SECONDS)

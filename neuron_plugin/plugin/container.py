@@ -1,0 +1,136 @@
+"""What a container is given for its cores: device nodes and environment, or CDI names.
+
+From driver 2.12.14 on the runtime finds its devices as ``/dev/neuron0`` and up, and the driver adds the host index of
+the first one to every core it marks; before, both sides spoke host numbers. So the numbering inside a container
+follows the driver, and cores are given relative to the first device in the newer one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+
+from neuron_plugin.allocation.idlists import format_ids
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.hardware.attributes import DriverVersion
+from neuron_plugin.kubelet.devices import ContainerAllocation, DeviceNode
+from neuron_plugin.plugin.settings import Numbering
+from neuron_plugin.topology.geometry import Geometry, cores_in
+from neuron_plugin.topology.sets import Unit
+
+VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
+VISIBLE_DEVICES = "AWS_NEURON_VISIBLE_DEVICES"
+LOGICAL_CORE_CONFIG = "NEURON_LOGICAL_NC_CONFIG"
+CDI_KIND = "neuron-plugin.io/device"
+
+FIRST_OFFSET_DRIVER = (2, 12, 14)
+"""First driver that adds the offset of the first device (SDK 2.13.2; required by the vendor's plugin 2.16.18)."""
+
+_PERMISSIONS = "rw"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerStyle:
+    """How sets are presented on this node.
+
+    ``numbering`` is resolved, never AUTO. ``logical_core_size`` is None where the hardware has no LNC to choose.
+    """
+
+    numbering: Numbering
+    dev: Path = Path("/dev")
+    logical_core_size: int | None = None
+    visible_devices_env: bool = False
+    cdi: bool = False
+
+
+def resolve_numbering(setting: Numbering, driver: DriverVersion | None) -> Numbering:
+    """HOST or CONTAINER; a driver whose version is unknown is treated like an old one."""
+    if setting is not Numbering.AUTO:
+        return setting
+    return Numbering.CONTAINER if driver and driver.at_least(*FIRST_OFFSET_DRIVER) else Numbering.HOST
+
+
+@lru_cache(maxsize=1024)
+def container_allocation(
+    geometry: Geometry, resource: Resource, mask: int, style: ContainerStyle
+) -> ContainerAllocation:
+    """Nodes and environment for exactly the cores of ``mask``, requested as ``resource``.
+
+    Remembered, because Allocate waits for it and a node has few sets; nobody changes what is returned.
+    """
+    nodes = _nodes(geometry, mask, style)
+    return ContainerAllocation(
+        envs=_environment(geometry, resource, mask, style),
+        devices=() if style.cdi else tuple(node for _, node in nodes),
+        cdi_devices=tuple(f"{CDI_KIND}={name}" for name, _ in nodes) if style.cdi else (),
+    )
+
+
+def cdi_specification(geometry: Geometry, style: ContainerStyle) -> dict[str, object]:
+    """A CDI specification of every device under every number it can have in a container.
+
+    ``13-0`` is host device 13 as ``/dev/neuron0``. Version 0.5.0 is the first with ``hostPath``.
+    """
+    pairs = [
+        (host, inside)
+        for host in range(geometry.device_count)
+        for inside in (range(host + 1) if style.numbering is Numbering.CONTAINER else (host,))
+    ]
+    return {
+        "cdiVersion": "0.5.0",
+        "kind": CDI_KIND,
+        "devices": [
+            {
+                "name": _cdi_name(host, inside),
+                "containerEdits": {"deviceNodes": [_cdi_node(_node(style, host, inside))]},
+            }
+            for host, inside in pairs
+        ],
+    }
+
+
+def _nodes(geometry: Geometry, mask: int, style: ContainerStyle) -> list[tuple[str, DeviceNode]]:
+    """The CDI name and the node of every device touched, ascending by host id."""
+    renumber = style.numbering is Numbering.CONTAINER
+    numbered = [(host, place if renumber else host) for place, host in enumerate(geometry.devices_touched(mask))]
+    return [(_cdi_name(host, inside), _node(style, host, inside)) for host, inside in numbered]
+
+
+def _environment(geometry: Geometry, resource: Resource, mask: int, style: ContainerStyle) -> dict[str, str]:
+    envs = {}
+    devices = geometry.devices_touched(mask)
+    if style.logical_core_size is not None:
+        envs[LOGICAL_CORE_CONFIG] = str(style.logical_core_size)
+    if resource.unit is Unit.CORE:
+        envs[VISIBLE_CORES] = format_ids(_visible_cores(geometry, mask, style))
+    elif style.numbering is Numbering.HOST or style.visible_devices_env:
+        envs[VISIBLE_DEVICES] = format_ids(devices)
+    return envs
+
+
+def _visible_cores(geometry: Geometry, mask: int, style: ContainerStyle) -> list[int]:
+    """Core ids as the container's runtime counts them."""
+    if style.numbering is Numbering.HOST:
+        return list(cores_in(mask))
+    place = {device: index for index, device in enumerate(geometry.devices_touched(mask))}
+    size = geometry.cores_per_device
+    return [
+        place[device] * size + core % size for core in cores_in(mask) for device in geometry.devices_touched(1 << core)
+    ]
+
+
+def _node(style: ContainerStyle, host: int, inside: int) -> DeviceNode:
+    return DeviceNode(
+        host_path=str(style.dev / f"neuron{host}"),
+        container_path=str(PurePosixPath("/dev") / f"neuron{inside}"),
+        permissions=_PERMISSIONS,
+    )
+
+
+def _cdi_name(host: int, inside: int) -> str:
+    return f"{host}-{inside}"
+
+
+def _cdi_node(node: DeviceNode) -> dict[str, str]:
+    return {"path": node.container_path, "hostPath": node.host_path, "permissions": node.permissions}

@@ -1,0 +1,137 @@
+"""The node daemon: hardware in, devices out to the kubelet, decisions in from the cluster.
+
+The parts know nothing of each other; they meet in the node's state. Start-up is in the order of what a pod needs:
+the hardware, what live pods hold already, registration; the API server's client, slow to import, comes after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from functools import partial
+
+from neuron_plugin.hardware.generations import GENERATIONS
+from neuron_plugin.hardware.inventory import MachinePaths, read_inventory
+from neuron_plugin.hardware.uevents import open_uevents
+from neuron_plugin.hardware.watch import InventoryWatcher, WatchPeriods
+from neuron_plugin.kubelet.pod_resources import PodResourcesClient
+from neuron_plugin.kubelet.service import ServiceOptions
+from neuron_plugin.plugin.allocator import Allocator
+from neuron_plugin.plugin.cdi import Specification, keep_written
+from neuron_plugin.plugin.cluster_link import ClusterLink
+from neuron_plugin.plugin.confirm import Confirmation
+from neuron_plugin.plugin.container import ContainerStyle, cdi_specification, resolve_numbering
+from neuron_plugin.plugin.machine import Machine, describe, seen_machine
+from neuron_plugin.plugin.node import NodeState
+from neuron_plugin.plugin.offering import Offering
+from neuron_plugin.plugin.report import Reporter
+from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.supervision import keep_going
+from neuron_plugin.topology.instances import Catalogue
+
+logger = logging.getLogger(__name__)
+
+PREFERENCE_SLACK_SECONDS = 1.0
+"""A preference may take the decision deadline and a little more before the service answers without it."""
+
+
+class NodeDaemon:
+    """The daemon of one node; ``run`` ends when ``stop`` is set."""
+
+    def __init__(self, settings: PluginSettings, types: Catalogue) -> None:
+        self._settings = settings
+        self._types = types
+        self._found = asyncio.Event()
+        self.state = NodeState(on_change=self._refresh)
+        self._link = ClusterLink(settings, self.state, self._pod_came) if settings.cluster else None
+        report = self._link.report if self._link else Reporter()
+        self._confirmation = Confirmation(
+            self.state,
+            PodResourcesClient(settings.pod_resources_socket),
+            self._link.write_assignment if self._link else lambda _pod, _holdings: None,
+            cluster=settings.cluster,
+        )
+        handler = Allocator(
+            self.state, self._style, settings.topology_policy, report, self._link.look_again if self._link else None
+        )
+        self.offering = Offering(
+            self.state,
+            handler,
+            [name.resource for name in settings.resources],
+            settings.kubelet_dir,
+            ServiceOptions(preference_deadline_seconds=settings.decision_deadline_seconds + PREFERENCE_SLACK_SECONDS),
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop`` is set; then end the streams, remove the sockets and return."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(keep_going(name, job), name=name) for name, job in self._jobs().items()]
+            await stop.wait()
+            await self.offering.stop()
+            for task in tasks:
+                task.cancel()
+
+    def _jobs(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        jobs: dict[str, Callable[[], Awaitable[None]]] = {
+            "hardware": self._follow_hardware,
+            "offer": self._offer,
+            "confirm": self._confirmation.run,
+        }
+        if self._link:
+            jobs["cluster"] = self._link.run
+        if self._settings.cdi:
+            jobs["cdi"] = partial(keep_written, self._settings.cdi_dir, self._cdi_specification)
+        return jobs
+
+    async def _follow_hardware(self) -> None:
+        """Every look at the hardware that differs from the last, into the state."""
+        paths = MachinePaths(self._settings.sysfs, self._settings.dev, self._settings.logical_core_file)
+        read = partial(read_inventory, paths, environ=os.environ, types=self._types)
+        with closing(await open_uevents()) as uevents:
+            watcher = InventoryWatcher(read, uevents, WatchPeriods(rescan_seconds=self._settings.rescan_seconds))
+            async for inventory in watcher.changes():
+                self._see(seen_machine(inventory, self._types, self._settings.instance_type))
+
+    def _see(self, machine: Machine | None) -> None:
+        if not self.state.see_machine(machine):
+            logger.warning("the logical core size has changed while pods hold cores: it counts once they have ended")
+            return
+        if self.state.machine:
+            logger.info("hardware", extra=describe(self.state.machine))
+            self._found.set()
+
+    async def _offer(self) -> None:
+        """Once there is a device: learn who holds what, then register."""
+        await self._found.wait()
+        await self._confirmation.rebuild()
+        self._refresh()
+        await self.offering.run()
+
+    def _refresh(self) -> None:
+        """The state has changed: tell whom it concerns."""
+        self.offering.refresh()
+        self._confirmation.notify()
+        if self._link and self.state.machine:
+            self._link.publish(self.state.machine)
+
+    def _pod_came(self) -> None:
+        self._confirmation.notify()
+
+    def _style(self, machine: Machine) -> ContainerStyle:
+        """How sets are presented in containers on this machine."""
+        generation = GENERATIONS.get(machine.device_name)
+        has_lnc = generation is not None and generation.largest_logical_core_size > 1
+        return ContainerStyle(
+            numbering=resolve_numbering(self._settings.numbering, machine.driver_version),
+            dev=self._settings.dev,
+            logical_core_size=machine.logical_core_size if has_lnc else None,
+            visible_devices_env=self._settings.visible_devices_env,
+            cdi=self._settings.cdi,
+        )
+
+    def _cdi_specification(self) -> Specification | None:
+        machine = self.state.machine
+        return cdi_specification(machine.geometry, self._style(machine)) if machine else None

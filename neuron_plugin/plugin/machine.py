@@ -1,0 +1,151 @@
+"""The node's hardware as the daemon advertises it.
+
+Between two looks at sysfs a device may vanish or the driver may be reloaded. What was advertised once stays listed,
+as unhealthy: the kubelet treats a device that leaves the list worse than a sick one (it reports it as healthy to its
+pod, and reads its topology without a nil check; pkg/kubelet/cm/devicemanager).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from neuron_plugin.allocation.inventory import NodeInventory
+from neuron_plugin.allocation.ledger import Ledger
+from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
+from neuron_plugin.hardware.attributes import DriverVersion
+from neuron_plugin.hardware.health import assess_all
+from neuron_plugin.hardware.records import Inventory
+from neuron_plugin.kubelet.devices import AdvertisedDevice
+from neuron_plugin.topology.geometry import CoreMask, DeviceId, Geometry
+from neuron_plugin.topology.instances import Catalogue, geometry_of
+from neuron_plugin.topology.sets import Unit
+
+MISSING = "missing: the driver does not list it"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Geometry, the device ids that are listed, and why some of them are not to be given out."""
+
+    geometry: Geometry
+    listed: tuple[int, ...]
+    unhealthy: Mapping[int, str] = field(default_factory=dict)
+    device_name: str = ""
+    driver_version: DriverVersion | None = None
+    logical_core_size: int = 1
+
+    @property
+    def healthy_mask(self) -> CoreMask:
+        """Cores of listed devices with nothing wrong."""
+        return self.geometry.devices_mask(device for device in self.listed if device not in self.unhealthy)
+
+    def inventory(self) -> NodeInventory:
+        """What the cluster is told: missing devices are not present, sick ones have their reason."""
+        missing = {device for device, reason in self.unhealthy.items() if reason == MISSING}
+        return NodeInventory(
+            geometry=self.geometry,
+            present=tuple(device for device in self.listed if device not in missing),
+            unhealthy={device: reason for device, reason in self.unhealthy.items() if device not in missing},
+            device_name=self.device_name,
+            driver_version=self.driver_version.text if self.driver_version else "",
+            logical_core_size=self.logical_core_size,
+        )
+
+
+def seen_machine(inventory: Inventory, types: Catalogue, instance_type: str = "") -> Machine | None:
+    """One look at the hardware, judged; None when there is no device to speak of.
+
+    A type that is known says which ids there should be: those that are not there are listed as missing, because a
+    pod may have held one a moment ago and because a full node asks for all of them. ``instance_type`` stands in where
+    the machine does not tell its own.
+    """
+    if not inventory.devices:
+        return None
+    geometry = geometry_of(
+        types,
+        inventory.instance_type or instance_type,
+        device_ids=inventory.device_ids,
+        cores_per_device=inventory.cores_per_device,
+        links={int(device): frozenset(map(int, linked)) for device, linked in inventory.links.items()},
+    )
+    nominal = range(geometry.device_count) if geometry.instance_type in types else ()
+    skipped = {device.id: device.reason for device in inventory.skipped}
+    listed = sorted({*inventory.device_ids, *nominal})
+    absent = {device: skipped.get(DeviceId(device), MISSING) for device in listed if device not in inventory.device_ids}
+    sick = {int(device): verdict.reason for device, verdict in assess_all(inventory).items() if not verdict.healthy}
+    return Machine(
+        geometry=geometry,
+        listed=tuple(listed),
+        unhealthy={**sick, **absent},
+        device_name=inventory.device_name,
+        driver_version=inventory.driver_version,
+        logical_core_size=inventory.logical_core_size.size,
+    )
+
+
+def machine_after(previous: Machine | None, seen: Machine | None) -> Machine | None:
+    """The machine to advertise after a look that found ``seen``: what was listed once stays listed.
+
+    When the driver is gone nothing is seen, and all that was listed is unhealthy. Ids are never re-interpreted: a
+    look with another number of cores per device is another machine as a whole.
+    """
+    if previous is None or (seen and not _same_ids(previous, seen)):
+        return seen
+    latest = seen or previous
+    gone = {device: MISSING for device in previous.listed if not seen or device not in seen.listed}
+    return replace(
+        latest,
+        geometry=max(previous.geometry, latest.geometry, key=lambda geometry: geometry.device_count),
+        listed=tuple(sorted({*previous.listed, *latest.listed})),
+        unhealthy={**(seen.unhealthy if seen else {}), **gone},
+    )
+
+
+def advertised(machine: Machine, ledger: Ledger, resource: Resource) -> tuple[AdvertisedDevice, ...]:
+    """The ids of one resource: healthy when the hardware is and nothing of it is held under another name.
+
+    What is held under this same name stays healthy: the kubelet keeps that account itself, and the health of a
+    running pod's devices shows in its status.
+    """
+    listed = machine.geometry.devices_mask(machine.listed)
+    elsewhere = ledger.used_mask & ~ledger.held_as(resource)
+    geometry, unit = machine.geometry, resource.unit
+    devices = []
+    for number in ids_of(geometry, unit, listed):
+        mask = mask_of(geometry, unit, (number,))
+        reason = _why_unusable(machine, ledger, resource, mask, elsewhere)
+        devices.append(AdvertisedDevice(str(number), healthy=not reason, reason=reason))
+    return tuple(devices)
+
+
+def _why_unusable(machine: Machine, ledger: Ledger, resource: Resource, mask: int, elsewhere: int) -> str:
+    sick = [
+        machine.unhealthy[device] for device in machine.geometry.devices_touched(mask) if device in machine.unhealthy
+    ]
+    if sick:
+        return sick[0]
+    if not mask & elsewhere:
+        return ""
+    held = (
+        f"held by pod {holder.pod} as {holding.resource.value}"
+        for holder in ledger.holders_of(mask & elsewhere)
+        for holding in holder.holdings
+        if holding.mask & mask and holding.resource is not resource
+    )
+    return next(held, "held under another name")
+
+
+def describe(machine: Machine) -> dict[str, object]:
+    """The machine in a few fields, for a log line."""
+    return {
+        "instance_type": machine.geometry.instance_type,
+        "devices": len(machine.listed),
+        "cores": len(ids_of(machine.geometry, Unit.CORE, machine.geometry.devices_mask(machine.listed))),
+        "unhealthy": dict(machine.unhealthy) or "none",
+    }
+
+
+def _same_ids(one: Machine, other: Machine) -> bool:
+    """Whether a core id means the same silicon in both."""
+    return one.geometry.cores_per_device == other.geometry.cores_per_device

@@ -1,0 +1,62 @@
+"""What the daemon wants the API server to know, sent until it does.
+
+Whoever writes here never waits: Allocate does not care whether the API server is up. The newest word on a subject
+replaces an unsent older one. A refusal is final (asking again would be refused again); silence is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from neuron_plugin.cluster.api import ApiError, ApiRequest, ApiServer, ClusterError, send
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 10.0
+LONGEST_PAUSE_SECONDS = 30.0
+_SERVER_TROUBLE = 500
+_TOO_MANY_REQUESTS = 429
+
+
+class Outbox:
+    """Requests by subject, in the order in which the subjects came up."""
+
+    def __init__(self, chance: Callable[[], float] = random.random) -> None:
+        """``chance`` spreads retries of many nodes."""
+        self._unsent: dict[str, ApiRequest] = {}
+        self._news = asyncio.Event()
+        self._chance = chance
+
+    def put(self, subject: str, request: ApiRequest) -> None:
+        """Have ``request`` sent; an unsent one on the same subject is out of date now."""
+        self._unsent[subject] = request
+        self._news.set()
+
+    async def run(self, api: ApiServer) -> None:
+        """Send what there is and what comes, until cancelled."""
+        pause = 0.0
+        while True:
+            while self._unsent:
+                pause = 0.0 if await self._send_first(api) else min(max(0.2, pause * 2), LONGEST_PAUSE_SECONDS)
+                await asyncio.sleep(pause * (0.5 + self._chance() / 2))
+            self._news.clear()
+            await self._news.wait()
+
+    async def _send_first(self, api: ApiServer) -> bool:
+        """Send the oldest; False when it has to be tried again."""
+        subject, request = next(iter(self._unsent.items()))
+        try:
+            await send(api, request, timeout_seconds=TIMEOUT_SECONDS)
+        except ApiError as error:
+            if error.status >= _SERVER_TROUBLE or error.status == _TOO_MANY_REQUESTS:
+                return False
+            logger.warning("the API server refused", extra={"subject": subject, "why": str(error)})
+        except ClusterError as error:
+            logger.debug("not told the API server yet", extra={"subject": subject, "why": str(error)})
+            return False
+        if self._unsent.get(subject) is request:
+            del self._unsent[subject]
+        return True

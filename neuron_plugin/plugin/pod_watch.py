@@ -1,0 +1,56 @@
+"""This node's pods, from the API server into the node's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from neuron_plugin.allocation.ledger import Pod, PodUid
+from neuron_plugin.allocation.requests import ContainerSpec, Kind
+from neuron_plugin.cluster import records
+from neuron_plugin.cluster.api import ApiServer
+from neuron_plugin.cluster.kinds import PODS
+from neuron_plugin.cluster.lists import Scope
+from neuron_plugin.cluster.reflector import Reflector
+from neuron_plugin.plugin.node import NodeState
+from neuron_plugin.plugin.pods import NodePod, node_pod
+from neuron_plugin.plugin.report import Report
+
+PodReflector = Reflector[records.Pod, NodePod]
+
+
+def follow_pods(
+    api: ApiServer, node_name: str, state: NodeState, report: Report, on_pod: Callable[[], None]
+) -> PodReflector:
+    """A reflector of this node's pods that keeps ``state`` up to date; ``on_pod`` is called when one came."""
+    reflector: PodReflector = Reflector(api, PODS, live_pod, scope=Scope(field_selector=f"spec.nodeName={node_name}"))
+    reflector.subscribe(partial(_take_in, state, report, on_pod))
+    return reflector
+
+
+def live_pod(record: records.Pod) -> NodePod | None:
+    """A pod that may hold Neuron: it asks for some and has not ended. One being deleted still may."""
+    if record.terminal:
+        return None
+    pod = Pod(PodUid(record.uid), record.namespace, record.name)
+    return node_pod(pod, _containers(record), record.annotations)
+
+
+def _take_in(
+    state: NodeState, report: Report, on_pod: Callable[[], None], uid: str, _old: NodePod | None, new: NodePod | None
+) -> None:
+    if new is None:
+        state.forget_pod(PodUid(uid))
+        return
+    state.see_pod(new)
+    if new.problem:
+        report.report("InvalidNeuronRequest", new.problem, new.pod)
+    on_pod()
+
+
+def _containers(record: records.Pod) -> Iterator[ContainerSpec]:
+    for container in record.init_containers:
+        kind = Kind.SIDECAR if container.is_sidecar else Kind.INIT
+        yield ContainerSpec(container.name, kind, container.limits, container.requests)
+    for container in record.containers:
+        yield ContainerSpec(container.name, Kind.APP, container.limits, container.requests)

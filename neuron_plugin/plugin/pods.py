@@ -1,0 +1,72 @@
+"""The pods of this node that ask for Neuron, reduced to what serving them needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from neuron_plugin.allocation.annotations import ASSIGNMENT_KEYS, AnnotationError, Decision, read
+from neuron_plugin.allocation.ledger import Ledger, Pod, PodUid
+from neuron_plugin.allocation.requests import ContainerRequest, ContainerSpec, PodRequest, RequestError, pod_request
+from neuron_plugin.allocation.resources import Resource
+
+
+@dataclass(frozen=True, slots=True)
+class NodePod:
+    """A live pod on this node with a demand for Neuron.
+
+    ``problem`` says why its request or its annotations cannot be followed; such a pod has no decision and is served,
+    if at all, by the ids the kubelet names. ``refused`` are the demands of a request that cannot be served.
+    ``assignment_keys`` are the annotations that say ids, whoever wrote them.
+    """
+
+    pod: Pod
+    request: PodRequest
+    decision: Decision | None = None
+    problem: str = ""
+    refused: frozenset[tuple[Resource, str]] = frozenset()
+    assignment_keys: frozenset[str] = frozenset()
+
+
+NodePods = Mapping[PodUid, NodePod]
+
+
+def node_pod(pod: Pod, containers: Iterable[ContainerSpec], annotations: Mapping[str, str]) -> NodePod | None:
+    """What serving this pod needs, or None when it asks for no Neuron."""
+    specs = tuple(containers)
+    try:
+        request = pod_request(specs)
+    except RequestError as error:
+        return NodePod(pod, (), problem=f"pod {pod}: {error}", refused=_demands(specs))
+    if not request:
+        return None
+    keys = frozenset(key for key in ASSIGNMENT_KEYS if key in annotations)
+    try:
+        return NodePod(pod, request, read(str(pod), annotations, request), assignment_keys=keys)
+    except AnnotationError as error:
+        return NodePod(pod, request, problem=str(error), assignment_keys=keys)
+
+
+def unserved(pod: NodePod, ledger: Ledger, resource: Resource, count: int) -> ContainerRequest | None:
+    """The first container of a pod that asks for this and holds nothing yet, in the kubelet's order."""
+    holder = ledger.holders.get(pod.pod.uid)
+    served = {holding.container for holding in holder.holdings} if holder else set()
+    asking = (part for part in pod.request if part.resource is resource and part.count == count)
+    return next((part for part in asking if part.container not in served), None)
+
+
+def explains(pod: NodePod, ledger: Ledger, resource: Resource, count: int) -> bool:
+    """Whether a call for so much of a resource may be this pod's: it holds nothing yet and asks for exactly that."""
+    if pod.pod.uid in ledger.holders:
+        return False
+    return any(part.resource is resource and part.count == count for part in pod.request)
+
+
+def _demands(containers: Iterable[ContainerSpec]) -> frozenset[tuple[Resource, str]]:
+    """Everything asked for, as it stands in the spec: limits decide, requests stand in."""
+    return frozenset(
+        (resource, {**container.requests, **container.limits}[resource.value])
+        for container in containers
+        for resource in Resource
+        if resource.value in {**container.requests, **container.limits}
+    )

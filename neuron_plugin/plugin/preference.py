@@ -1,0 +1,50 @@
+"""Which ids the kubelet should prefer for a container.
+
+The answer always has exactly the asked size, lies inside what the kubelet offers and includes what it must: anything
+else the kubelet cuts or fills at random (pkg/kubelet/cm/devicemanager/manager.go).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from neuron_plugin.allocation.choice import choose
+from neuron_plugin.allocation.refusals import Refusal
+from neuron_plugin.allocation.resources import ids_of, mask_of
+from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology.sets import Unit
+
+
+def preferred_ids(
+    geometry: Geometry,
+    unit: Unit,
+    *,
+    available: Collection[int],
+    must_include: Collection[int],
+    free: int,
+    size: int,
+) -> tuple[int, ...]:
+    """The best valid set of ``available`` ids whose cores are ``free``, else the tightest ids there are.
+
+    ``free`` are the cores no other pod holds and no other pod waits for. When no valid set is left the pod gets ids
+    all the same, free ones first: whether such a pod is served is Allocate's decision, not the preference's.
+    """
+    offered = mask_of(geometry, unit, tuple(available))
+    must = mask_of(geometry, unit, tuple(must_include))
+    found = choose(geometry, (offered & free) | must, unit, size, must)
+    if not isinstance(found, Refusal):
+        return ids_of(geometry, unit, found)
+    usable = set(ids_of(geometry, unit, offered & free)) | set(must_include)
+    if len(usable) >= size:
+        return tightest(usable, must_include, size)
+    extra = tightest(set(available) - usable, (), size - len(usable))
+    return tuple(sorted({*usable, *extra}))
+
+
+def tightest(available: Collection[int], must_include: Collection[int], size: int) -> tuple[int, ...]:
+    """``size`` ids around ``must_include`` with the least distance between first and last; lowest on a tie."""
+    others = sorted(set(available) - set(must_include))
+    missing = size - len(must_include)
+    windows = [(*must_include, *others[start : start + missing]) for start in range(len(others) - missing + 1)]
+    best = min(windows, key=lambda ids: (max(ids, default=0) - min(ids, default=0), ids), default=tuple(must_include))
+    return tuple(sorted(best))

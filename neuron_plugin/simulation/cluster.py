@@ -1,0 +1,249 @@
+"""A cluster of one simulated node: machine, kubelet, API server and scheduler stand in, our two daemons are real.
+
+The daemons run as processes of their own and meet the stand-ins over the same sockets, files and messages as in a real
+cluster. What a kubelet does between the API server and the node is done here: admit a bound pod, tell its phase.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+import msgspec
+
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.cluster.kinds import PODS
+from neuron_plugin.cluster.records import Container as ContainerRecord
+from neuron_plugin.cluster.records import Pod as PodRecord
+from neuron_plugin.simulation import api_server, kubelet_pods
+from neuron_plugin.simulation.api_server import JsonObject, StandInApiServer
+from neuron_plugin.simulation.kubelet import StandInKubelet
+from neuron_plugin.simulation.kubelet_pods import AdmittedPod, ContainerKind
+from neuron_plugin.simulation.node import SimulatedNode, write_node
+from neuron_plugin.simulation.scheduler import FilterAnswer, StandInScheduler
+
+NODE_NAME = "simulated-node"
+READY_SECONDS = 30.0
+STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedPod:
+    """A pod to create: its containers' limits by container name, init containers apart."""
+
+    name: str
+    containers: Mapping[str, Mapping[str, int]]
+    init_containers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def manifest(self) -> JsonObject:
+        """The pod as a user would apply it."""
+        return {
+            "metadata": {"name": self.name, "namespace": "default"},
+            "spec": {
+                "containers": [_container(name, limits) for name, limits in self.containers.items()],
+                "initContainers": [_container(name, limits) for name, limits in self.init_containers.items()],
+            },
+        }
+
+
+class SimulatedCluster:
+    """An async context: everything is up inside it, and gone after it."""
+
+    def __init__(
+        self,
+        root: Path,
+        instance_type: str,
+        *,
+        driver_version: str = "",
+        daemon_flags: Sequence[str] = (),
+        seed: int = 0,
+    ) -> None:
+        """All files are made under ``root``. ``seed`` fixes the kubelet's random choices."""
+        self.root = root
+        self.kubelet_dir = root / "device-plugins"
+        self.pod_resources_dir = root / "pod-resources"
+        self._daemon_flags = tuple(daemon_flags)
+        self.node: SimulatedNode = write_node(root / "node", instance_type, driver_version=driver_version)
+        for directory in (self.kubelet_dir, self.pod_resources_dir):
+            directory.mkdir()
+        self.api = StandInApiServer()
+        self.kubelet = StandInKubelet(self.kubelet_dir, self.pod_resources_dir, random=Random(seed))  # noqa: S311 - chooses ids, guards nothing
+        self._daemon: asyncio.subprocess.Process | None = None
+        self._extender: asyncio.subprocess.Process | None = None
+        self._scheduler: StandInScheduler | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.api.start()
+        self.api.create_node({"metadata": {"name": NODE_NAME}})
+        await self.kubelet.start()
+        await self.start_daemon()
+        await self._start_extender()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._scheduler:
+            await self._scheduler.__aexit__(kind, error, traceback)
+        await self.stop_daemon()
+        await _end(self._extender)
+        await self.kubelet.stop()
+        await self.api.stop()
+
+    @property
+    def pod_resources_socket(self) -> Path:
+        """Where the kubelet tells who holds what."""
+        return self.pod_resources_dir / "kubelet.sock"
+
+    async def start_daemon(self) -> None:
+        """Start the node daemon; its log goes to ``plugin.log``."""
+        flags = {
+            "--node-name": NODE_NAME,
+            "--kubeconfig": self._kubeconfig(),
+            "--sysfs": self.node.paths.sysfs,
+            "--dev": self.node.paths.dev,
+            "--logical-core-file": self.node.paths.logical_nc_config,
+            "--kubelet-dir": self.kubelet_dir,
+            "--pod-resources-socket": self.pod_resources_socket,
+        }
+        self._daemon = await self._start("plugin", "run", flags, *self._daemon_flags)
+
+    async def stop_daemon(self) -> int | None:
+        """Ask the node daemon to end, as Kubernetes would; its exit status, or None when it did not run."""
+        daemon, self._daemon = self._daemon, None
+        return await _end(daemon)
+
+    async def kill_daemon(self) -> None:
+        """End the node daemon without a word (SIGKILL)."""
+        if self._daemon is not None:
+            self._daemon.kill()
+            await self._daemon.wait()
+            self._daemon = None
+
+    async def _start_extender(self) -> None:
+        """Start the extender, its log in ``extender.log``, and wait until it serves."""
+        port, health_port = _free_port(), _free_port()
+        flags = {
+            "--kubeconfig": self._kubeconfig(),
+            "--port": port,
+            "--health-address": "127.0.0.1",
+            "--health-port": health_port,
+        }
+        self._extender = await self._start("extender", "extender", flags, "--no-leader-election")
+        self._scheduler = await StandInScheduler(f"http://127.0.0.1:{port}/scheduler").__aenter__()
+        await self._wait_until_ready(f"http://127.0.0.1:{health_port}/readyz")
+
+    async def _start(
+        self, log: str, command: str, flags: Mapping[str, object], *more: str
+    ) -> asyncio.subprocess.Process:
+        texts = [text for flag, value in flags.items() for text in (flag, str(value))]
+        with (self.root / f"{log}.log").open("ab") as stream:
+            return await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "neuron_plugin.cli.main", command, *texts, *more, stderr=stream
+            )
+
+    def _kubeconfig(self) -> Path:
+        return self.api.write_kubeconfig(self.root / "kubeconfig")
+
+    async def _wait_until_ready(self, url: str) -> None:
+        async with asyncio.timeout(READY_SECONDS), aiohttp.ClientSession() as session:
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with session.get(url) as response:
+                        if response.ok:
+                            return
+                await asyncio.sleep(0.05)
+
+    async def filter(self, name: str) -> FilterAnswer:
+        """Do the scheduler's part: ask the extender which nodes take a pod."""
+        return await self._open_scheduler().filter(self.api.get(api_server.PODS, name, "default"), [NODE_NAME])
+
+    async def bind(self, name: str) -> None:
+        """Do the scheduler's part: have the extender bind a pod to the node.
+
+        Raises:
+            ExtenderCallError: it did not.
+        """
+        await self._open_scheduler().bind(self.api.get(api_server.PODS, name, "default"), NODE_NAME)
+
+    def _open_scheduler(self) -> StandInScheduler:
+        if self._scheduler is None:
+            raise RuntimeError("the simulated cluster is not up: use it as 'async with SimulatedCluster(...)'")
+        return self._scheduler
+
+    async def wait_until_offered(self, resource: Resource, count: int) -> None:
+        """Wait until the kubelet has so many healthy ids of a resource.
+
+        Raises:
+            TimeoutError: it has not; the daemon's log says why.
+        """
+        await self.kubelet.wait_for_capacity(resource.value, count, timeout_seconds=READY_SECONDS)
+
+    async def wait_for_annotation(self, pod: str, key: str, value: str) -> None:
+        """Wait until an annotation of a pod reads so."""
+        async with asyncio.timeout(READY_SECONDS):
+            while self.pod(pod).annotations.get(key) != value:  # noqa: ASYNC110 - the stand-in is asked as a user would
+                await asyncio.sleep(0.02)
+
+    def pod(self, name: str) -> PodRecord:
+        """A pod as the API server has it."""
+        return PODS.decode(msgspec.json.encode(self.api.get(api_server.PODS, name, "default")))
+
+    async def admit(self, name: str) -> AdmittedPod:
+        """Do the kubelet's part for a pod that was bound to this node; what its containers received.
+
+        Raises:
+            PodRejectedError: the kubelet failed the pod, as its phase then says.
+        """
+        record = self.pod(name)
+        try:
+            admitted = await self.kubelet.admit(_kubelet_pod(record))
+        except kubelet_pods.PodRejectedError as error:
+            status: JsonObject = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": str(error)}
+            self.api.set_pod_status("default", name, status)
+            raise
+        self.api.set_pod_status("default", name, {"phase": "Running"})
+        return admitted
+
+    def end(self, name: str) -> None:
+        """The pod's containers have ended and the object is deleted."""
+        self.kubelet.finish(self.pod(name).uid)
+        self.api.delete_pod("default", name, grace_seconds=0)
+
+
+async def _end(process: asyncio.subprocess.Process | None) -> int | None:
+    if process is None or process.returncode is not None:
+        return process.returncode if process else None
+    process.terminate()
+    async with asyncio.timeout(STOP_SECONDS):
+        return await process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _container(name: str, limits: Mapping[str, int]) -> JsonObject:
+    return {"name": name, "resources": {"limits": {resource: str(count) for resource, count in limits.items()}}}
+
+
+def _kubelet_pod(record: PodRecord) -> kubelet_pods.Pod:
+    init = [(one, ContainerKind.SIDECAR if one.is_sidecar else ContainerKind.INIT) for one in record.init_containers]
+    apps = [(one, ContainerKind.APP) for one in record.containers]
+    containers = tuple(kubelet_pods.Container(one.name, _limits(one), kind) for one, kind in [*init, *apps])
+    return kubelet_pods.Pod(record.uid, record.namespace, record.name, containers)
+
+
+def _limits(container: ContainerRecord) -> dict[str, int]:
+    return {name: int(count) for name, count in container.limits.items() if name in set(Resource)}

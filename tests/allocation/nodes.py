@@ -1,0 +1,56 @@
+"""Torn nodes and pods, for the properties of this room."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from neuron_plugin.allocation.requests import ContainerRequest, Kind, PodRequest
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology.sets import Unit, valid_counts
+from tests.topology.oracle import INF1, INF2_LINE, TRN1, UNLINKED, distinct_geometries
+
+SMALL = (INF1, INF2_LINE, UNLINKED, TRN1)
+"""Geometries whose placements can be searched exhaustively."""
+
+
+def any_geometry() -> st.SearchStrategy[Geometry]:
+    return st.sampled_from(distinct_geometries())
+
+
+@st.composite
+def free_masks(draw: st.DrawFn, geometry: Geometry) -> int:
+    """Free cores of a node: whole, torn by devices, torn by cores, or both."""
+    devices = draw(st.sets(st.integers(0, geometry.device_count - 1)))
+    cores = draw(st.sets(st.integers(0, geometry.core_count - 1), max_size=12))
+    return geometry.all_mask & ~geometry.devices_mask(devices) & ~geometry.cores_mask(cores)
+
+
+@st.composite
+def counts(draw: st.DrawFn, geometry: Geometry, unit: Unit) -> int:
+    """Mostly counts that have a set, and some that have none."""
+    valid = st.sampled_from(valid_counts(geometry, unit))
+    return draw(st.one_of(valid, valid, valid, st.integers(1, geometry.core_count + 2)))
+
+
+def device(count: int, name: str = "main", kind: Kind = Kind.APP) -> ContainerRequest:
+    return ContainerRequest(name, kind, Resource.NEURONDEVICE, count)
+
+
+def neuron(count: int, name: str = "main", kind: Kind = Kind.APP) -> ContainerRequest:
+    return ContainerRequest(name, kind, Resource.NEURON, count)
+
+
+def core(count: int, name: str = "main", kind: Kind = Kind.APP) -> ContainerRequest:
+    return ContainerRequest(name, kind, Resource.NEURONCORE, count)
+
+
+@st.composite
+def pods(draw: st.DrawFn, geometry: Geometry, most: int = 4, kinds: tuple[Kind, ...] = tuple(Kind)) -> PodRequest:
+    """Init and sidecar containers mixed, then apps."""
+    drawn = draw(st.lists(st.tuples(st.sampled_from(kinds), st.sampled_from(Resource)), min_size=1, max_size=most))
+    ordered = sorted(drawn, key=lambda pair: pair[0] is Kind.APP)
+    return tuple(
+        ContainerRequest(f"c{index}", kind, resource, draw(counts(geometry, resource.unit)))
+        for index, (kind, resource) in enumerate(ordered)
+    )

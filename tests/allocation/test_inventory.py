@@ -1,0 +1,177 @@
+"""A node's inventory reads back as written, and garbage is refused by field."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuron_plugin.allocation.inventory import InventoryError, NodeInventory, read_inventory, write_inventory
+from neuron_plugin.topology.geometry import Geometry, Topology
+from tests.topology.oracle import INF2_LINE, TRN1, every_geometry
+
+TORN = NodeInventory(
+    geometry=TRN1,
+    present=tuple(device for device in range(16) if device != 3),
+    unhealthy={10: "sram_ecc_uncorrected rose by 2", 9: "reset failed"},
+    device_name="Trainium1",
+    driver_version="2.26.5.0",
+)
+
+FIELDS = json.loads(write_inventory(TORN))
+
+
+@st.composite
+def inventories(draw: st.DrawFn) -> NodeInventory:
+    geometry = draw(st.sampled_from(every_geometry()))
+    ids = st.integers(0, geometry.device_count - 1)
+    return NodeInventory(
+        geometry=geometry,
+        present=tuple(sorted(draw(st.sets(ids)))),
+        unhealthy=draw(st.dictionaries(ids, st.text(max_size=40))),
+        device_name=draw(st.text(max_size=20)),
+        driver_version=draw(st.text(max_size=20)),
+        logical_core_size=draw(st.sampled_from([1, 2])),
+    )
+
+
+def refusal(**changes: object) -> str:
+    with pytest.raises(InventoryError) as caught:
+        read_inventory(json.dumps({**FIELDS, **changes}))
+    return str(caught.value)
+
+
+@given(inventories())
+def test_an_inventory_reads_back_as_written(inventory: NodeInventory) -> None:
+    assert read_inventory(write_inventory(inventory)) == inventory
+
+
+def test_the_text_is_this_one() -> None:
+    assert write_inventory(TORN) == (
+        '{"version":1,"instanceType":"trn1.32xlarge","topology":"torus","devices":16,"coresPerDevice":2,'
+        '"blockSizes":[1,4,8,16],"present":[0,1,2,4,5,6,7,8,9,10,11,12,13,14,15],'
+        '"unhealthy":{"9":"reset failed","10":"sram_ecc_uncorrected rose by 2"},'
+        '"deviceName":"Trainium1","driverVersion":"2.26.5.0","logicalCoreSize":1}'
+    )
+
+
+def test_equal_inventories_give_equal_texts_whatever_their_order() -> None:
+    one = NodeInventory(INF2_LINE, (0, 1, 5), {5: "b", 1: "a"})
+    other = NodeInventory(INF2_LINE, (5, 0, 1), {1: "a", 5: "b"})
+    assert write_inventory(one) == write_inventory(other)
+
+
+def test_t25_missing_and_unhealthy_devices_are_not_handed_out() -> None:
+    assert TRN1.whole_devices(TORN.healthy_mask) == (0, 1, 2, 4, 5, 6, 7, 8, 11, 12, 13, 14, 15)
+
+
+def test_p24_an_unhealthy_device_that_is_also_missing_takes_nothing_twice() -> None:
+    inventory = NodeInventory(INF2_LINE, present=(0, 1), unhealthy={4: "gone"})
+    assert INF2_LINE.whole_devices(inventory.healthy_mask) == (0, 1)
+
+
+def test_a_node_without_devices_has_an_inventory() -> None:
+    empty = NodeInventory(Geometry("unknown", Topology.UNLINKED, 0, 0, (1,)), present=())
+    assert read_inventory(write_inventory(empty)) == empty
+    assert empty.healthy_mask == 0
+
+
+def test_p65_fields_of_a_newer_plugin_are_passed_over() -> None:
+    assert read_inventory(json.dumps({**FIELDS, "ultraserver": {"id": 4}})) == TORN
+
+
+@pytest.mark.parametrize("version", [2, 17])
+def test_e9_another_version_is_refused_by_name(version: int) -> None:
+    assert refusal(version=version) == f"version is {version}, expected 1: upgrade the older of plugin and extender"
+
+
+@pytest.mark.parametrize("key", sorted(FIELDS))
+def test_e9_a_missing_field_is_named(key: str) -> None:
+    fields = {name: value for name, value in FIELDS.items() if name != key}
+    with pytest.raises(InventoryError, match=f"^{key} is None, expected"):
+        read_inventory(json.dumps(fields))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("version", "1"),
+        ("version", True),
+        ("version", 0),
+        ("instanceType", 7),
+        ("instanceType", "x" * 257),
+        ("topology", "moebius"),
+        ("topology", 1),
+        ("devices", -1),
+        ("devices", 65),
+        ("devices", 16.0),
+        ("devices", 10**4000),
+        ("coresPerDevice", 9),
+        ("coresPerDevice", -1),
+        ("coresPerDevice", None),
+        ("blockSizes", 4),
+        ("blockSizes", [0]),
+        ("blockSizes", ["4"]),
+        ("blockSizes", [1] * 65),
+        ("present", [16]),
+        ("present", [-1]),
+        ("present", [True]),
+        ("present", "0"),
+        ("unhealthy", ["3"]),
+        ("unhealthy", {"16": "x"}),
+        ("unhealthy", {"03": "x"}),
+        ("unhealthy", {"3": 1}),
+        ("deviceName", None),
+        ("driverVersion", 2.26),
+        ("logicalCoreSize", 0),
+    ],
+)
+def test_e9_a_field_out_of_range_is_named_with_its_value(key: str, value: object) -> None:
+    text = refusal(**{key: value})
+    assert text.startswith(f"{key} is ")
+    assert "expected" in text
+    assert len(text) < 300
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "7", "{", "true,false", '{"version":1', "\ud800", "NaN"])
+def test_e9_what_is_no_json_object_is_refused(text: str) -> None:
+    with pytest.raises(InventoryError, match="is no JSON object"):
+        read_inventory(text)
+
+
+@pytest.mark.parametrize("text", ["[" * 60_000, '{"a":' * 10_000, "x" * 10**7, "9" * 60_000])
+def test_e9_deep_and_huge_texts_are_refused(text: str) -> None:
+    with pytest.raises(InventoryError) as caught:
+        read_inventory(text)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("depth", range(50, 1000, 25))
+def test_e9_a_value_of_any_depth_is_refused_by_its_field(depth: int) -> None:
+    text = json.dumps(FIELDS).replace('"trn1.32xlarge"', "[" * depth + "]" * depth)
+    with pytest.raises(InventoryError, match=r"instanceType is|is no JSON object"):
+        read_inventory(text)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from(sorted(FIELDS)), json_values)
+def test_e9_any_value_in_any_field_is_read_or_refused(key: str, value: object) -> None:
+    try:
+        inventory = read_inventory(json.dumps({**FIELDS, key: value}))
+    except InventoryError:
+        return
+    assert read_inventory(write_inventory(inventory)) == inventory
+
+
+@given(st.text(max_size=60))
+def test_e9_any_text_is_read_or_refused(text: str) -> None:
+    with pytest.raises(InventoryError):
+        read_inventory(text)

@@ -1,0 +1,290 @@
+"""Every container gets its set as the kubelet's walk will ask for it, or the pod is told why not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neuron_plugin.allocation.placement import MOST_CONTAINERS, Placement, place, place_healthy, placement_mask
+from neuron_plugin.allocation.refusals import Reason, Refusal
+from neuron_plugin.allocation.requests import ContainerRequest, Kind, PodRequest
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology.sets import Unit
+from tests.allocation.nodes import SMALL, any_geometry, core, device, free_masks, neuron, pods
+from tests.topology.oracle import (
+    INF1,
+    INF1_RING,
+    INF2_LINE,
+    INF2_RING,
+    TRN1,
+    TRN2_LNC1,
+    Cores,
+    as_cores,
+    distinct_geometries,
+    oracle_sets,
+)
+
+Held = dict[Resource, Cores]
+
+
+def next_sets(geometry: Geometry, part: ContainerRequest, free: Cores, held: Cores) -> list[Cores]:
+    """What devicesToAllocate lets a container have: a part of what init containers left, or all of it and more."""
+    size = part.count * (geometry.cores_per_device if part.resource.unit is Unit.DEVICE else 1)
+    sets = oracle_sets(geometry, part.resource.unit, part.count)
+    if size <= len(held):
+        return [cores for cores in sets if cores <= held]
+    return [cores for cores in sets if held <= cores <= held | free]
+
+
+def after(part: ContainerRequest, cores: Cores, held: Held) -> Held:
+    own = held.get(part.resource, frozenset())
+    return {**held, part.resource: own | cores if part.kind is Kind.INIT else own - cores}
+
+
+def fits(geometry: Geometry, free: Cores, request: PodRequest, held: Held | None = None) -> bool:
+    """Whether any choice of sets serves all containers: tries every one."""
+    held = held or {}
+    if not request:
+        return True
+    part, rest = request[0], request[1:]
+    return any(
+        fits(geometry, free - cores, rest, after(part, cores, held))
+        for cores in next_sets(geometry, part, free, held.get(part.resource, frozenset()))
+    )
+
+
+def assert_the_kubelet_admits(geometry: Geometry, free: int, request: PodRequest, placement: Placement) -> None:
+    left, held = as_cores(free), Held()
+    assert tuple(part.request for part in placement) == request
+    for part in placement:
+        cores = as_cores(part.mask)
+        assert cores in next_sets(geometry, part.request, left, held.get(part.request.resource, frozenset()))
+        left -= cores
+        held = after(part.request, cores, held)
+    assert placement_mask(placement) & ~free == 0
+    assert left == as_cores(free & ~placement_mask(placement))
+
+
+def placed(geometry: Geometry, free: int, *request: ContainerRequest) -> list[list[int]]:
+    """The ids each container gets, in its own unit."""
+    placement = place(geometry, free, request)
+    assert not isinstance(placement, Refusal), placement.text
+    assert_the_kubelet_admits(geometry, free, request, placement)
+    return [
+        sorted(as_cores(part.mask))
+        if part.request.resource.unit is Unit.CORE
+        else [int(number) for number in geometry.devices_touched(part.mask)]
+        for part in placement
+    ]
+
+
+def refused(geometry: Geometry, free: int, *request: ContainerRequest) -> Refusal:
+    placement = place(geometry, free, request)
+    assert isinstance(placement, Refusal)
+    return placement
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), any_geometry())
+def test_t20_every_container_gets_its_own_valid_set_out_of_what_is_free(
+    data: st.DataObject, geometry: Geometry
+) -> None:
+    free = data.draw(free_masks(geometry))
+    request = data.draw(pods(geometry, most=6))
+    placement = place(geometry, free, request)
+    if not isinstance(placement, Refusal):
+        assert_the_kubelet_admits(geometry, free, request, placement)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), st.sampled_from(SMALL))
+def test_a_pod_is_refused_only_when_no_choice_of_sets_serves_it(data: st.DataObject, geometry: Geometry) -> None:
+    free = data.draw(free_masks(geometry))
+    request = data.draw(pods(geometry, most=3))
+    assert isinstance(place(geometry, free, request), Refusal) == (not fits(geometry, as_cores(free), request))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), any_geometry())
+def test_t8_a_refusal_that_can_pass_does_pass_on_the_free_node(data: st.DataObject, geometry: Geometry) -> None:
+    free = data.draw(free_masks(geometry))
+    healthy = free | data.draw(free_masks(geometry))
+    request = data.draw(pods(geometry, most=4))
+    found = place_healthy(geometry, healthy, free, request)
+    if not isinstance(found, Refusal):
+        assert found == place(geometry, free, request)
+    elif found.can_pass:
+        assert not isinstance(place(geometry, healthy, request), Refusal)
+    else:
+        on_all = place(geometry, geometry.all_mask, request)
+        assert isinstance(place(geometry, healthy, request), Refusal)
+        assert (found.reason is Reason.UNHEALTHY) == (not isinstance(on_all, Refusal))
+
+
+@given(st.data(), any_geometry())
+def test_the_same_node_and_pod_get_the_same_placement(data: st.DataObject, geometry: Geometry) -> None:
+    free = data.draw(free_masks(geometry))
+    request = data.draw(pods(geometry))
+    assert place(geometry, free, request) == place(geometry, free, request)
+
+
+@given(any_geometry(), st.integers(), st.integers(), st.integers())
+def test_any_numbers_at_all_are_placed_or_refused(geometry: Geometry, healthy: int, free: int, count: int) -> None:
+    found = place_healthy(geometry, healthy, free, (core(count), device(count)))
+    if not isinstance(found, Refusal):
+        assert placement_mask(found) & ~(geometry.all_mask & healthy & free) == 0
+
+
+def test_a_pod_that_requests_nothing_is_placed_nowhere() -> None:
+    assert place(TRN1, 0, ()) == ()
+    assert place_healthy(TRN1, 0, 0, ()) == ()
+    assert placement_mask(()) == 0
+
+
+def test_t20_two_containers_get_disjoint_rows_in_spec_order() -> None:
+    assert placed(TRN1, TRN1.all_mask, device(4, "a"), device(4, "b")) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_t21_devices_and_cores_of_one_pod_are_disjoint_silicon() -> None:
+    assert placed(TRN1, TRN1.devices_mask((0, 1)), core(2, "a"), device(1, "b")) == [[0, 1], [1]]
+    assert refused(TRN1, TRN1.device_mask(0), core(1, "a"), device(1, "b")).can_pass
+
+
+def test_t19_an_app_gets_what_its_init_container_had() -> None:
+    init = device(4, "i", Kind.INIT)
+    assert placed(TRN1, TRN1.devices_mask(range(4, 8)), init, device(4, "a")) == [[4, 5, 6, 7], [4, 5, 6, 7]]
+
+
+def test_t19_a_larger_app_includes_what_its_init_container_had() -> None:
+    free = TRN1.devices_mask((1, *range(8, 12)))
+    assert placed(TRN1, free, device(1, "i", Kind.INIT), device(4, "a")) == [[8], [8, 9, 10, 11]]
+
+
+def test_p46_smaller_apps_share_out_what_their_init_container_had() -> None:
+    init = device(3, "i", Kind.INIT)
+    whole, first, second = placed(INF2_LINE, INF2_LINE.devices_mask((1, 2, 3)), init, device(1, "a"), device(2, "b"))
+    assert whole == [1, 2, 3]
+    assert sorted(first + second) == whole
+
+
+def test_a_sidecar_keeps_what_it_took_from_an_init_container() -> None:
+    request = (device(1, "i", Kind.INIT), device(1, "s", Kind.SIDECAR), device(1, "a"))
+    init, sidecar, app = placed(INF2_LINE, INF2_LINE.all_mask, *request)
+    assert init == sidecar != app
+    assert refused(INF2_LINE, INF2_LINE.device_mask(2), *request).can_pass
+
+
+def test_t19_sidecars_add_up() -> None:
+    request = (device(2, "s", Kind.SIDECAR), device(2, "a"))
+    assert placed(INF1, INF1.all_mask, *request) == [[0, 1], [2, 3]]
+    assert refused(INF1, INF1.devices_mask((0, 1, 2)), *request).reason is Reason.NOT_FREE
+
+
+def test_init_containers_nest_in_each_other() -> None:
+    request = (device(1, "i", Kind.INIT), device(3, "j", Kind.INIT), device(2, "k", Kind.INIT), device(3, "a"))
+    first, second, third, app = placed(INF2_LINE, INF2_LINE.devices_mask((2, 3, 4)), *request)
+    assert set(first) < set(second) == set(app)
+    assert set(third) < set(second)
+
+
+def test_nothing_is_re_used_under_another_resource_name() -> None:
+    init, app = placed(TRN1, TRN1.all_mask, neuron(1, "i", Kind.INIT), device(1, "a"))
+    assert init != app
+    assert refused(TRN1, TRN1.device_mask(0), neuron(1, "i", Kind.INIT), device(1, "a")).can_pass
+    assert refused(INF1, INF1.device_mask(0), core(4, "i", Kind.INIT), device(1, "a")).can_pass
+
+
+def test_a_single_does_not_stand_in_the_way_of_a_row_beside_it() -> None:
+    free = TRN1.devices_mask((0, 1, 2, 3, 9))
+    assert placed(TRN1, free, device(1, "a"), device(4, "b")) == [[9], [0, 1, 2, 3]]
+
+
+def test_a_dead_end_of_the_cheapest_sets_is_left_again() -> None:
+    free = INF2_RING.devices_mask((0, 1, 2, 4, 5, 7, 8, 9))
+    lists = placed(INF2_RING, free, device(2, "a"), device(3, "b"), device(3, "c"))
+    assert [len(ids) for ids in lists] == [2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("held", "sizes"),
+    [((7, 13), (1, 2, 2, 3, 3, 3)), ((4, 12), (1, 1, 1, 2, 3, 3, 3)), ((5, 11), (1, 1, 2, 2, 2, 2, 2, 2))],
+)
+def test_a_pod_that_fills_every_gap_of_a_torn_ring_is_placed(held: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+    """The cheapest sets first end in more dead ends than the walk may try: packing finds these."""
+    free = INF1_RING.all_mask & ~INF1_RING.devices_mask(held)
+    lists = placed(INF1_RING, free, *(device(size, f"c{index}") for index, size in enumerate(sizes)))
+    assert sorted(number for ids in lists for number in ids) == [n for n in range(16) if n not in held]
+
+
+def test_as_many_cores_as_a_node_has_are_placed_one_by_one() -> None:
+    lists = placed(TRN2_LNC1, TRN2_LNC1.all_mask, *(core(1, f"c{index}") for index in range(128)))
+    assert sorted(ids[0] for ids in lists) == list(range(128))
+
+
+def test_t18_each_alone_but_never_all_together_is_final() -> None:
+    for request in ((device(16, "a"), device(1, "b")), (device(8, "a"), device(8, "b"), core(1, "c"))):
+        refusal = place_healthy(TRN1, TRN1.all_mask, TRN1.all_mask & ~1, request)
+        assert isinstance(refusal, Refusal)
+        assert refusal.reason is Reason.TOO_MANY
+        assert not refusal.can_pass
+        assert refusal.text == "Instance type trn1.32xlarge has no room for all containers of the pod at once."
+
+
+def test_t18_five_windows_of_three_cores_never_fit_four_devices_of_four() -> None:
+    refusal = place_healthy(INF1, INF1.all_mask, INF1.all_mask & ~1, tuple(core(3, f"c{index}") for index in range(5)))
+    assert isinstance(refusal, Refusal)
+    assert not refusal.can_pass
+
+
+def test_the_container_that_can_never_fit_is_the_reason() -> None:
+    assert refused(TRN1, TRN1.all_mask, device(4, "a"), device(7, "b")).reason is Reason.UNSUPPORTED_COUNT
+
+
+def test_all_together_are_said_to_be_too_many_in_the_unit_they_ask_for() -> None:
+    seven = TRN1.devices_mask(range(7))
+    assert refused(TRN1, seven, device(4, "a"), device(4, "b")).text == "Fewer than 8 free Neuron devices."
+    assert refused(TRN1, seven, device(4, "a"), core(8, "b")).text == "Fewer than 16 free Neuron cores."
+
+
+def test_enough_free_but_no_two_rows_is_fragmented() -> None:
+    torn = TRN1.devices_mask((0, 1, 2, 3, 5, 6, 9, 10, 13))
+    assert refused(TRN1, torn, device(4, "a"), device(4, "b")).text == "No free linked set of 4 Neuron devices."
+
+
+def test_t25_an_unhealthy_device_is_in_no_new_set_whatever_is_free() -> None:
+    healthy = TRN1.all_mask & ~TRN1.device_mask(2)
+    found = place_healthy(TRN1, healthy, TRN1.all_mask, (device(4),))
+    assert not isinstance(found, Refusal)
+    assert not placement_mask(found) & TRN1.device_mask(2)
+
+
+def test_t17_all_devices_never_fit_beside_an_unhealthy_one() -> None:
+    healthy = TRN1.all_mask & ~TRN1.device_mask(2)
+    refusal = place_healthy(TRN1, healthy, healthy, (device(16),))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.UNHEALTHY
+    assert refusal.text == "No set of 16 healthy linked Neuron devices on the node."
+    assert not refusal.can_pass
+
+
+def test_t8_a_full_node_may_come_free() -> None:
+    refusal = place_healthy(TRN1, TRN1.all_mask, 0, (device(4),))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.NOT_FREE
+
+
+@pytest.mark.parametrize("geometry", distinct_geometries(), ids=str)
+def test_t17_a_whole_node_is_placed_in_one_container_and_in_singles(geometry: Geometry) -> None:
+    assert placed(geometry, geometry.all_mask, device(geometry.device_count)) == [list(range(geometry.device_count))]
+    singles = placed(geometry, geometry.all_mask, *(device(1, f"c{n}") for n in range(geometry.device_count)))
+    assert sorted(singles) == [[number] for number in range(geometry.device_count)]
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_more_containers_than_any_pod_has_are_refused_without_a_search(kind: Kind) -> None:
+    crowd = tuple(core(1, f"c{index}", kind) for index in range(MOST_CONTAINERS + 1))
+    assert refused(TRN1, TRN1.all_mask, *crowd).reason is Reason.TOO_MANY
+    most = place(INF1_RING, INF1_RING.all_mask, crowd[:MOST_CONTAINERS])
+    assert isinstance(most, Refusal) == (kind is not Kind.INIT), "init containers all use the same core"

@@ -1,0 +1,57 @@
+"""Refusals are a few fixed texts, and say whether waiting helps."""
+
+from __future__ import annotations
+
+import pytest
+
+from neuron_plugin.allocation.refusals import (
+    Reason,
+    Refusal,
+    crowded,
+    fragmented,
+    not_free,
+    too_many,
+    unhealthy,
+    unsupported_count,
+)
+from neuron_plugin.topology.sets import Unit
+from tests.topology.oracle import INF1, TRN1
+
+TEXTS = [
+    (
+        unsupported_count(TRN1, Unit.DEVICE, 7),
+        (
+            "Instance type trn1.32xlarge does not support requests for device: 7. "
+            "Please request a different number of devices."
+        ),
+    ),
+    (
+        unsupported_count(TRN1, Unit.CORE, 5),
+        (
+            "Instance type trn1.32xlarge does not support requests for core: 5. "
+            "Please request a different number of cores."
+        ),
+    ),
+    (too_many(INF1, Unit.DEVICE, 5), "Instance type inf1.6xlarge has 4 Neuron devices, 5 were requested."),
+    (too_many(INF1, Unit.CORE, 17), "Instance type inf1.6xlarge has 16 Neuron cores, 17 were requested."),
+    (crowded(INF1), "Instance type inf1.6xlarge has no room for all containers of the pod at once."),
+    (unhealthy(Unit.DEVICE, 4), "No set of 4 healthy linked Neuron devices on the node."),
+    (not_free(Unit.CORE, 3), "Fewer than 3 free Neuron cores."),
+    (fragmented(Unit.DEVICE, 4), "No free linked set of 4 Neuron devices."),
+]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "text"), TEXTS, ids=lambda part: part.reason.name if isinstance(part, Refusal) else ""
+)
+def test_t7_a_text_is_exactly_this(refusal: Refusal, text: str) -> None:
+    assert refusal.text == text
+
+
+def test_t8_only_what_pods_hold_can_pass() -> None:
+    assert {reason for reason in Reason if Refusal(reason, "").can_pass} == {Reason.NOT_FREE, Reason.FRAGMENTED}
+
+
+def test_equal_refusals_are_one_text_for_the_scheduler_to_count() -> None:
+    assert not_free(Unit.DEVICE, 4) == not_free(Unit.DEVICE, 4)
+    assert len({refusal.text for refusal, _ in TEXTS}) == len(TEXTS)

@@ -1,0 +1,204 @@
+"""What the texts of the driver's attributes mean; the texts are those of captured trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuron_plugin.hardware.attributes import (
+    MAX_CORES_PER_DEVICE,
+    MAX_DEVICES,
+    DriverVersion,
+    ResetState,
+    parse_components,
+    parse_connected_devices,
+    parse_core_count,
+    parse_counter,
+    parse_device_numbers,
+    parse_driver_version,
+    parse_product_name,
+    parse_reset,
+    parse_serial_number,
+    parse_word,
+)
+
+PARSERS: list[Callable[[str], object]] = [
+    parse_components,
+    parse_connected_devices,
+    parse_core_count,
+    parse_counter,
+    parse_device_numbers,
+    parse_driver_version,
+    parse_product_name,
+    parse_reset,
+    parse_serial_number,
+    parse_word,
+]
+
+
+@pytest.mark.parametrize(("text", "cores"), [("2", 2), ("4", 4), ("8", 8), ("8\n", 8)])
+def test_p27_core_count_is_read_with_and_without_a_newline(text: str, cores: int) -> None:
+    assert parse_core_count(text) == cores
+
+
+@pytest.mark.parametrize("text", ["", "\n", "0", "-2", "+2", " 2", "2 ", "2\n\n", "two", "2.0", "0x2", "²", "٢", "999"])
+def test_a_core_count_that_no_device_has_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="cores"):
+        parse_core_count(text)
+
+
+def test_a_core_count_is_refused_before_it_can_make_masks_of_a_billion_bits() -> None:
+    assert parse_core_count(str(MAX_CORES_PER_DEVICE)) == MAX_CORES_PER_DEVICE
+    with pytest.raises(ValueError, match="1 to 64 cores"):
+        parse_core_count("1000000000")
+    with pytest.raises(ValueError, match="decimal number of cores"):
+        parse_core_count("9" * 5000)  # int() itself would refuse it with another sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [
+        ("12, 3, 4, 1\n", {1, 3, 4, 12}),  # trn1.32xlarge, device 0
+        ("12, 1, 9, 14\n", {1, 9, 12, 14}),  # trn2.48xlarge, device 13
+        ("4\n", {4}),  # inf2.24xlarge, device 5
+        ("2, 0\n", {0, 2}),  # inf1.6xlarge, device 1
+        ("\n", set()),
+        ("", set()),  # the driver's answer where the list would take 20 bytes
+        ("1,2\n", {1, 2}),
+        ("63", {63}),
+    ],
+)
+def test_connected_devices_are_a_set_of_ids(text: str, devices: set[int]) -> None:
+    assert parse_connected_devices(text) == devices
+
+
+def test_the_order_of_connected_devices_means_nothing() -> None:
+    assert parse_connected_devices("12, 1, 3, 4\n") == parse_connected_devices("12, 3, 4, 1\n")
+
+
+@pytest.mark.parametrize("text", ["-1\n", "1, \n", ",", "1 2\n", "a\n", "1, b\n", "1\n2\n", "0x1\n"])
+def test_neighbours_that_are_no_ids_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match='device ids joined by ", "'):
+        parse_connected_devices(text)
+
+
+def test_a_neighbour_beyond_the_drivers_limit_is_refused() -> None:
+    with pytest.raises(ValueError, match=f"below {MAX_DEVICES}"):
+        parse_connected_devices("1, 64\n")
+
+
+def test_reset_has_three_states() -> None:
+    assert [parse_reset(text) for text in ("0\n", "1\n", "2\n")] == [
+        ResetState.RESETTING,
+        ResetState.READY,
+        ResetState.FAILED,
+    ]
+
+
+@pytest.mark.parametrize("text", ["3\n", "-1\n", "", "ready\n"])
+def test_another_reset_state_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="0 \\(resetting\\), 1 \\(ready\\) or 2 \\(failed\\)"):
+        parse_reset(text)
+
+
+def test_counters_are_plain_decimal_numbers() -> None:
+    assert parse_counter("0\n") == 0
+    assert parse_counter("18446744073709551615\n") == 2**64 - 1
+    with pytest.raises(ValueError, match="decimal count"):
+        parse_counter("0xdeadbeef\n")
+
+
+def test_an_architecture_is_one_word() -> None:
+    assert parse_word("Trainium1\n") == "Trainium1"
+    for text in ("", "\n", "two words\n", "a\nb\n", "x" * 65, "a\0b"):
+        with pytest.raises(ValueError, match="one word"):
+            parse_word(text)
+
+
+def test_a_serial_number_may_be_empty_because_firmware_may_not_answer() -> None:
+    assert parse_serial_number("00000B1C2D3E4F50\n") == "00000b1c2d3e4f50"
+    assert parse_serial_number("\n") == ""
+    with pytest.raises(ValueError, match="hexadecimal"):
+        parse_serial_number("unknown\n")
+
+
+def test_device_numbers_are_major_and_minor() -> None:
+    assert parse_device_numbers("243:13\n") == (243, 13)
+    for text in ("243\n", "243:\n", ":1\n", "a:b\n", ""):
+        with pytest.raises(ValueError, match="major:minor"):
+            parse_device_numbers(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "components"),
+    [
+        ("\n", set()),
+        ("", set()),
+        ("hbm\n", {"hbm"}),
+        ("hbm,link_intraserver\n", {"hbm", "link_intraserver"}),
+        (" hbm, sram ,\n", {"hbm", "sram"}),
+        ("hbm\nsram\n", {"hbm", "sram"}),
+    ],
+)
+def test_unhealthy_components_are_read_liberally(text: str, components: set[str]) -> None:
+    assert parse_components(text) == components
+
+
+def test_components_that_are_no_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="component names"):
+        parse_components('{"hbm": 1}\n')
+
+
+def test_a_driver_version_is_compared_by_number_not_by_text() -> None:
+    version = parse_driver_version("2.26.5.0\n")
+    assert version == DriverVersion("2.26.5.0", (2, 26, 5, 0))
+    assert version.at_least(2, 12, 14)
+    assert version.at_least(2, 26, 5)
+    assert version.at_least(2, 26, 5, 0)
+    assert not version.at_least(2, 26, 5, 1)
+    assert not version.at_least(2, 28)
+    assert not parse_driver_version("2.9.1").at_least(2, 12, 14)
+
+
+def test_numbers_left_out_of_a_version_count_as_zero() -> None:
+    assert parse_driver_version("2.28").at_least(2, 28, 0, 0)
+    assert not parse_driver_version("2.28").at_least(2, 28, 0, 1)
+
+
+@pytest.mark.parametrize("text", ["", "2", "dev", "2.x", "2.26.5.0-rc1", "2..1", "1.2.3.4.5.6.7"])
+def test_what_is_no_driver_version_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"a version such as 2\.26\.5\.0"):
+        parse_driver_version(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "instance_type"),
+    [
+        ("trn1.32xlarge\n", "trn1.32xlarge"),
+        ("ml.trn1.32xlarge\n", "trn1.32xlarge"),
+        ("trn3-dev0.48xlarge\n", "trn3-dev0.48xlarge"),
+        ("trn2u-ac.24xlarge", "trn2u-ac.24xlarge"),
+        ("HVM domU\n", ""),
+        ("Standard PC (Q35 + ICH9, 2009)\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_product_name_is_an_instance_type_or_nothing(text: str, instance_type: str) -> None:
+    assert parse_product_name(text) == instance_type
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_value_or_a_value_error(text: str) -> None:
+    for parse in PARSERS:
+        try:
+            parse(text)
+        except ValueError as error:
+            assert str(error)  # noqa: PT017 - either outcome is right, a silent error is not
+
+
+@given(st.sets(st.integers(0, MAX_DEVICES - 1), min_size=1, max_size=8))
+def test_every_list_the_driver_can_print_is_read_back(devices: set[int]) -> None:
+    assert parse_connected_devices(", ".join(map(str, devices)) + "\n") == devices

@@ -1,0 +1,263 @@
+"""One device: complete, skipped with a reason, or gone; and what stands at its node."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from neuron_plugin.hardware.attributes import ResetState
+from neuron_plugin.hardware.device import SIMULATED_MARKER, DeviceReader, node_state
+from neuron_plugin.hardware.records import Device, EccCounts, NodeState, SkippedDevice
+from neuron_plugin.hardware.sysfs import Sysfs
+from neuron_plugin.simulation.node import SimulatedNode
+from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.topology.instances import catalogue
+
+MakeNode = Callable[..., SimulatedNode]
+NEEDED = [
+    "core_count",
+    "connected_devices",
+    "reset",
+    "info/architecture/device_name",
+    "info/architecture/arch_type",
+]
+
+
+def read(node: SimulatedNode, device: int = 1, *, settled: bool = False, known: bool = True) -> object:
+    instance = catalogue().get(node.description.instance_type) if known else None
+    return DeviceReader(Sysfs(node.paths.sysfs), node.paths.dev, instance).read(DeviceId(device), settled=settled)
+
+
+def read_known(node: SimulatedNode, device: int = 1, *, settled: bool = False) -> Device:
+    found = read(node, device, settled=settled)
+    assert isinstance(found, Device)
+    return found
+
+
+def read_skipped(node: SimulatedNode, device: int = 1, *, settled: bool = False, known: bool = True) -> SkippedDevice:
+    found = read(node, device, settled=settled, known=known)
+    assert isinstance(found, SkippedDevice)
+    return found
+
+
+def test_a_complete_device_is_known_in_full(make_node: MakeNode) -> None:
+    device = read_known(make_node("trn1.32xlarge"), 0)
+    assert (device.id, device.cores, device.device_name, device.architecture) == (0, 2, "Trainium1", "NDv2")
+    assert device.connected == {1, 3, 4, 12}
+    assert device.node is NodeState.PRESENT
+    assert device.health.reset is ResetState.READY
+    assert device.health.ecc == EccCounts()
+    assert device.problems == ()
+
+
+@pytest.mark.parametrize("attribute", NEEDED)
+def test_p23_a_device_without_all_its_attributes_is_incomplete(make_node: MakeNode, attribute: str) -> None:
+    node = make_node()
+    node.remove_attribute(1, attribute)
+    skipped = read_skipped(node)
+    assert skipped.incomplete
+    assert attribute in skipped.reason
+    assert "still making" in skipped.reason
+    node.restore_attribute(1, attribute)
+    assert read_known(node).problems == ()
+
+
+@pytest.mark.parametrize("attribute", ["core_count", "info/architecture/device_name"])
+def test_p23_an_attribute_without_text_is_not_there_yet(make_node: MakeNode, attribute: str) -> None:
+    node = make_node()
+    node.set_attribute(1, attribute, "")
+    assert read_skipped(node).incomplete
+
+
+def test_once_settled_a_missing_attribute_is_taken_from_the_instance_type(make_node: MakeNode) -> None:
+    node = make_node()
+    for attribute in NEEDED:
+        node.remove_attribute(1, attribute)
+    device = read_known(node, settled=True)
+    assert (device.cores, device.device_name, device.architecture) == (2, "Inferentia2", "NDv3")
+    assert device.connected == frozenset()
+    assert device.health.reset is None
+    assert [problem.split("; ")[1] for problem in device.problems] == [
+        "2 is assumed",
+        "nothing is assumed",
+        "Inferentia2 is assumed",
+        "NDv3 is assumed",
+    ]
+
+
+def test_once_settled_a_device_of_unknown_size_is_left_out(make_node: MakeNode) -> None:
+    node = make_node()
+    node.remove_attribute(1, "core_count")
+    skipped = read_skipped(node, settled=True, known=False)
+    assert not skipped.incomplete
+    assert "core_count does not exist" in skipped.reason
+
+
+def test_a_driver_before_2_13_4_prints_no_links_and_its_devices_are_used(make_node: MakeNode) -> None:
+    node = make_node(driver_version="2.12.11.0")
+    assert read_skipped(node).incomplete
+    device = read_known(node, settled=True)
+    assert device.connected == frozenset()
+    assert device.cores == 2
+
+
+@pytest.mark.parametrize("attribute", ["core_count", "connected_devices", "info/architecture/device_name"])
+@pytest.mark.parametrize("settled", [False, True])
+def test_p27_garbage_in_what_a_device_is_takes_it_out(make_node: MakeNode, attribute: str, settled: bool) -> None:  # noqa: FBT001 - parametrized
+    node = make_node()
+    node.set_attribute(1, attribute, "no, such\nthing")
+    skipped = read_skipped(node, settled=settled)
+    assert not skipped.incomplete
+    assert attribute in skipped.reason
+    assert "reads 'no, such\\nthing'" in skipped.reason
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+def test_p27_an_unreadable_core_count_takes_the_device_out(
+    make_node: MakeNode, fail_open: Callable[[str, int], None], number: int
+) -> None:
+    fail_open("neuron1/core_count", number)
+    node = make_node()
+    assert "neuron1/core_count" in read_skipped(node, settled=True).reason
+    assert read_known(node, 2).cores == 2
+
+
+@pytest.mark.parametrize(
+    "attribute",
+    [
+        "reset",
+        "info/serial_number",
+        "stats/hardware/mem_ecc_uncorrected",
+        "stats/hardware/health_status/unhealthy_components",
+    ],
+)
+def test_garbage_in_a_health_attribute_is_reported_and_the_device_stays(make_node: MakeNode, attribute: str) -> None:
+    node = make_node()
+    node.set_attribute(1, attribute, "?!\n")
+    device = read_known(node)
+    assert len(device.problems) == 1
+    assert attribute in device.problems[0]
+    assert "'?!\\n'" in device.problems[0]
+
+
+def test_without_root_the_reset_state_is_unknown_and_the_device_stays(
+    make_node: MakeNode, fail_open: Callable[[str, int], None]
+) -> None:
+    fail_open("neuron1/reset", errno.EACCES)
+    device = read_known(make_node())
+    assert device.health.reset is None
+    assert "root can" in device.problems[0]
+
+
+def test_a_device_that_vanishes_while_it_is_read_is_gone_not_broken(
+    make_node: MakeNode, on_open: Callable[[str, Callable[[], None]], None]
+) -> None:
+    node = make_node()
+    on_open("neuron1/core_count", lambda: node.remove_device(1))
+    assert read(node) is None
+
+
+def test_a_device_that_vanishes_after_it_was_read_is_gone_too(
+    make_node: MakeNode, on_open: Callable[[str, Callable[[], None]], None]
+) -> None:
+    node = make_node()
+    on_open("neuron1/info/serial_number", lambda: node.remove_device(1))
+    assert read(node) is None
+
+
+def test_a_plain_file_with_a_devices_name_is_no_device(make_node: MakeNode) -> None:
+    node = make_node()
+    (node.paths.sysfs / "class/neuron_device/neuron9").write_text("")
+    assert read(node, 9) is None
+
+
+def test_counters_reach_the_record(make_node: MakeNode) -> None:
+    node = make_node()
+    node.set_ecc(1, sram=3, memory=5, repairable=7)
+    node.set_unhealthy_components(1, ["hbm", "sram"])
+    node.set_reset(1, ResetState.FAILED)
+    health = read_known(node).health
+    assert health.ecc == EccCounts(sram=3, memory=5, repairable=7)
+    assert health.unhealthy_components == {"hbm", "sram"}
+    assert health.reset is ResetState.FAILED
+
+
+def test_a_product_without_counters_has_none_rather_than_zero(make_node: MakeNode) -> None:
+    assert read_known(make_node("inf1.6xlarge")).health.ecc is None
+
+
+def test_a_masked_core_is_reported(make_node: MakeNode) -> None:
+    node = make_node()
+    node.remove_attribute(1, "neuron_core1/info/architecture/arch_type")
+    for directory in ("neuron_core1/info/architecture", "neuron_core1/info", "neuron_core1"):
+        (node.paths.sysfs / "class/neuron_device/neuron1" / directory).rmdir()
+    assert "has no neuron_core1: masked by the module parameter dev_nc_map?" in read_known(node).problems[0]
+
+
+def state_of(node: SimulatedNode, device: int = 1) -> NodeState:
+    return node_state(node.paths.dev, DeviceId(device), Sysfs(node.paths.sysfs).device(DeviceId(device)))
+
+
+def test_p67_a_node_that_is_not_there_is_absent(make_node: MakeNode) -> None:
+    node = make_node()
+    node.remove_node(1)
+    assert state_of(node) is NodeState.ABSENT
+    assert read_known(node).node is NodeState.ABSENT
+
+
+def test_p67_a_plain_file_is_no_device_outside_a_simulated_machine(make_node: MakeNode) -> None:
+    node = make_node()
+    assert state_of(node) is NodeState.PRESENT
+    (node.paths.dev / SIMULATED_MARKER).unlink()
+    assert state_of(node) is NodeState.NOT_A_DEVICE
+
+
+def test_a_directory_is_no_device_even_in_a_simulated_machine(make_node: MakeNode) -> None:
+    node = make_node()
+    (node.paths.dev / "neuron1").unlink()
+    (node.paths.dev / "neuron1").mkdir()
+    assert state_of(node) is NodeState.NOT_A_DEVICE
+
+
+def with_numbers(monkeypatch: pytest.MonkeyPatch, major: int, minor: int) -> None:
+    """Let every node look like a character device of these numbers; making one takes root."""
+    real_stat = Path.stat
+
+    def looked_at(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if self.parent.name != "dev":
+            return real_stat(self, follow_symlinks=follow_symlinks)
+        fields: dict[str, int] = {"st_rdev": os.makedev(major, minor)}
+        return os.stat_result((stat.S_IFCHR | 0o666, 0, 0, 1, 0, 0, 0, 0, 0, 0), fields)
+
+    monkeypatch.setattr(Path, "stat", looked_at)
+
+
+def test_a_character_device_with_the_drivers_numbers_is_present(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make_node()
+    with_numbers(monkeypatch, 243, 1)
+    assert state_of(node) is NodeState.PRESENT
+
+
+@pytest.mark.parametrize(("major", "minor"), [(248, 1), (243, 2)])
+def test_a_node_left_from_before_a_driver_reload_is_stale(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, major: int, minor: int
+) -> None:
+    node = make_node()
+    with_numbers(monkeypatch, major, minor)
+    assert state_of(node) is NodeState.STALE
+
+
+def test_without_the_drivers_numbers_a_character_device_is_believed(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make_node()
+    node.set_attribute(1, "dev", "?\n")
+    with_numbers(monkeypatch, 9, 9)
+    assert state_of(node) is NodeState.PRESENT

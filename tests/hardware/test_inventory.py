@@ -1,0 +1,359 @@
+"""One look at a whole machine: what is there, what is left out and why, and that nothing found there is an error."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neuron_plugin.hardware.inventory import EVERY_DEVICE, MachinePaths, read_inventory
+from neuron_plugin.hardware.records import Inventory, NodeState
+from neuron_plugin.simulation.node import SimulatedNode, write_node
+from neuron_plugin.topology.geometry import DeviceId, Topology
+from neuron_plugin.topology.instances import InstanceType, catalogue
+from neuron_plugin.topology.links import links_of
+
+MakeNode = Callable[..., SimulatedNode]
+
+
+@pytest.mark.parametrize("instance", catalogue().values(), ids=lambda instance: instance.name)
+def test_a_simulated_node_of_every_type_reads_back_as_described(make_node: MakeNode, instance: InstanceType) -> None:
+    inventory = read_inventory(make_node(instance.name).paths)
+    assert inventory.instance_type == instance.name
+    assert inventory.device_ids == tuple(range(instance.devices))
+    assert inventory.device_name == instance.device_name
+    assert inventory.physical_cores_per_device == instance.cores_per_device
+    assert inventory.cores_per_device == instance.cores_per_device // instance.logical_core_size
+    assert inventory.links == links_of(instance.topology, instance.devices)
+    assert {device.node for device in inventory.devices} == {NodeState.PRESENT}
+    serials = {device.serial_number for device in inventory.devices}
+    assert len(serials) == (1 if instance.device_name == "Inferentia" else instance.devices)
+    assert (inventory.skipped, inventory.problems, inventory.absence) == ((), (), "")
+    assert all(not device.problems for device in inventory.devices)
+
+
+ONE_OF_EACH_SHAPE = {
+    (instance.device_name, instance.devices): instance for instance in catalogue().values() if instance.devices > 1
+}
+
+
+@pytest.mark.parametrize("instance", ONE_OF_EACH_SHAPE.values(), ids=lambda instance: instance.name)
+def test_p24_a_missing_chip_moves_no_id_and_may_blank_all_links(make_node: MakeNode, instance: InstanceType) -> None:
+    inventory = read_inventory(make_node(instance.name, missing=(1,)).paths)
+    assert inventory.device_ids == (0, *range(2, instance.devices))
+    if instance.device_name == "Inferentia":  # read from firmware, neighbour by neighbour
+        whole = links_of(instance.topology, instance.devices)
+        assert inventory.links == {device: whole[device] - {1} for device in inventory.device_ids}
+    else:
+        assert set(inventory.links.values()) == {frozenset()}
+
+
+def test_the_same_machine_reads_as_an_equal_value(make_node: MakeNode) -> None:
+    node = make_node()
+    assert read_inventory(node.paths) == read_inventory(node.paths)
+
+
+def test_p22_without_sysfs_there_is_no_device_and_a_reason(tmp_path: Path) -> None:
+    inventory = read_inventory(MachinePaths.under(tmp_path / "nowhere"))
+    assert inventory.devices == ()
+    assert inventory.absence.endswith(
+        "class/neuron_device does not exist: the Neuron driver is not loaded, or sysfs is not mounted here"
+    )
+    assert inventory.problems == ()
+
+
+def test_p22_an_empty_class_directory_is_a_driver_without_hardware(tmp_path: Path) -> None:
+    (tmp_path / "sys/class/neuron_device").mkdir(parents=True)
+    inventory = read_inventory(MachinePaths.under(tmp_path))
+    assert inventory.absence.endswith("lists no device: the driver found no Neuron hardware")
+
+
+def test_p22_a_file_in_the_class_directorys_place_is_no_driver(tmp_path: Path) -> None:
+    (tmp_path / "sys/class").mkdir(parents=True)
+    (tmp_path / "sys/class/neuron_device").write_text("")
+    assert read_inventory(MachinePaths.under(tmp_path)).absence
+
+
+def test_p22_a_class_directory_that_may_not_be_listed_is_told_as_such(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make_node()
+
+    def refuse(_self: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert "may not be read (Permission denied)" in read_inventory(node.paths).absence
+
+
+def test_p25_a_driver_reload_brings_everything_back(make_node: MakeNode) -> None:
+    node = make_node()
+    before = read_inventory(node.paths)
+    node.unload_driver()
+    unloaded = read_inventory(node.paths)
+    assert unloaded.devices == ()
+    assert unloaded.driver_version is None
+    assert "not loaded" in unloaded.absence
+    assert unloaded.instance_type == before.instance_type
+    node.load_driver()
+    assert read_inventory(node.paths) == before
+
+
+def test_p24_a_device_that_leaves_takes_only_its_own_id_with_it(make_node: MakeNode) -> None:
+    node = make_node("inf2.48xlarge")
+    node.remove_device(3)
+    inventory = read_inventory(node.paths)
+    assert inventory.device_ids == (0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11)
+    node.restore_device(3)
+    assert 3 in read_inventory(node.paths).device_ids
+
+
+def test_p23_an_incomplete_device_is_not_among_the_devices(make_node: MakeNode) -> None:
+    node = make_node()
+    node.remove_attribute(2, "core_count")
+    inventory = read_inventory(node.paths)
+    assert inventory.device_ids == (0, 1, 3, 4, 5)
+    assert inventory.incomplete == {2}
+
+
+def test_p23_a_settled_device_is_taken_with_what_its_type_says(make_node: MakeNode) -> None:
+    node = make_node()
+    node.remove_attribute(2, "core_count")
+    inventory = read_inventory(node.paths, settled=EVERY_DEVICE)
+    assert inventory.device_ids == (0, 1, 2, 3, 4, 5)
+    assert inventory.incomplete == frozenset()
+
+
+def test_p27_one_garbage_device_is_left_out_and_the_others_stay(make_node: MakeNode) -> None:
+    node = make_node()
+    node.set_attribute(2, "core_count", "x")
+    inventory = read_inventory(node.paths)
+    assert inventory.device_ids == (0, 1, 3, 4, 5)
+    (skipped,) = inventory.skipped
+    assert (skipped.id, skipped.incomplete) == (2, False)
+    assert skipped.reason.endswith("neuron2/core_count reads 'x', expected a decimal number of cores")
+
+
+def test_when_no_device_can_be_used_the_first_reason_is_told(make_node: MakeNode) -> None:
+    node = make_node("inf2.xlarge")
+    node.set_attribute(0, "core_count", "x")
+    inventory = read_inventory(node.paths)
+    assert inventory.absence.startswith("none of 1 devices can be used; neuron0: ")
+    assert "reads 'x'" in inventory.absence
+
+
+def test_when_every_device_vanishes_meanwhile_that_is_told(
+    make_node: MakeNode, on_open: Callable[[str, Callable[[], None]], None]
+) -> None:
+    node = make_node("inf2.xlarge")
+    on_open("neuron0/core_count", node.unload_driver)
+    inventory = read_inventory(node.paths)
+    assert inventory.devices == ()
+    assert inventory.absence == "every device vanished while it was read"
+
+
+def test_p24_a_device_with_another_number_of_cores_would_move_all_ids_and_is_left_out(make_node: MakeNode) -> None:
+    node = make_node()
+    node.set_attribute(0, "core_count", "4")
+    inventory = read_inventory(node.paths)
+    assert inventory.device_ids == (1, 2, 3, 4, 5)
+    assert inventory.physical_cores_per_device == 2
+    assert inventory.skipped[0].reason == (
+        "neuron0 is Inferentia2 with core_count 4, most devices here are Inferentia2 with core_count 2"
+    )
+
+
+def test_p26_an_unknown_instance_type_is_read_from_sysfs(make_node: MakeNode) -> None:
+    strange = InstanceType("inf9.huge", "Inferentia2", 3, 2, 32, Topology.UNLINKED)
+    inventory = read_inventory(make_node("inf9.huge", types={strange.name: strange}).paths)
+    assert inventory.instance_type == "inf9.huge"
+    assert inventory.device_ids == (0, 1, 2)
+    assert inventory.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("product_name", "instance_type"), [("ml.inf2.24xlarge\n", "inf2.24xlarge"), ("HVM domU\n", ""), (None, "")]
+)
+def test_a_machine_is_used_whatever_dmi_says(make_node: MakeNode, product_name: str | None, instance_type: str) -> None:
+    node = make_node()
+    path = node.paths.sysfs / "class/dmi/id/product_name"
+    path.unlink()
+    if product_name is not None:
+        path.write_text(product_name)
+    inventory = read_inventory(node.paths)
+    assert (inventory.instance_type, inventory.problems) == (instance_type, ())
+    assert len(inventory.devices) == 6
+
+
+def test_a_driver_version_that_is_none_is_a_problem_and_no_more(make_node: MakeNode) -> None:
+    node = make_node()
+    path = node.paths.sysfs / "module/neuron/version"
+    path.unlink()
+    path.write_text("unreleased\n")
+    inventory = read_inventory(node.paths)
+    assert inventory.driver_version is None
+    assert "reads 'unreleased\\n', expected a version such as 2.26.5.0" in inventory.problems[0]
+    assert len(inventory.devices) == 6
+
+
+def test_an_unreadable_product_name_is_a_problem_and_no_more(
+    make_node: MakeNode, fail_open: Callable[[str, int], None]
+) -> None:
+    fail_open("product_name", errno.EACCES)
+    inventory = read_inventory(make_node().paths)
+    assert inventory.instance_type == ""
+    assert "product_name may not be read" in inventory.problems[0]
+
+
+def test_p28_logical_cores_follow_the_hosts_file(make_node: MakeNode) -> None:
+    node = make_node("trn2.3xlarge")
+    assert read_inventory(node.paths).cores_per_device == 4
+    node.set_logical_core_size(1)
+    inventory = read_inventory(node.paths)
+    assert (inventory.logical_core_size.size, inventory.cores_per_device) == (1, 8)
+    node.set_logical_core_size(None)
+    assert read_inventory(node.paths).cores_per_device == 4
+
+
+def test_p28_logical_cores_follow_the_environment(make_node: MakeNode) -> None:
+    node = make_node("trn2.3xlarge", logical_core_size=2)
+    assert read_inventory(node.paths, environ={"NEURON_RT_VIRTUAL_CORE_SIZE": "1"}).cores_per_device == 8
+
+
+def test_p28_an_illegal_lnc_is_a_problem_and_the_default_holds(make_node: MakeNode) -> None:
+    inventory = read_inventory(make_node("trn1.2xlarge", logical_core_size=2).paths)
+    assert inventory.cores_per_device == 2
+    assert "at most 1, that divides 2 cores" in inventory.problems[0]
+
+
+def test_an_unreadable_lnc_file_is_a_problem_and_the_default_holds(
+    make_node: MakeNode, fail_open: Callable[[str, int], None]
+) -> None:
+    fail_open("logical_nc_config", errno.EACCES)
+    inventory = read_inventory(make_node("trn2.3xlarge").paths)
+    assert inventory.cores_per_device == 4
+    assert "logical_nc_config may not be read" in inventory.problems[0]
+
+
+def test_without_a_device_lnc_is_told_for_a_known_type_only(make_node: MakeNode) -> None:
+    node = make_node("trn2.3xlarge", logical_core_size=1)
+    node.unload_driver()
+    assert read_inventory(node.paths).logical_core_size.size == 1
+    unknown = read_inventory(node.paths, types={})
+    assert (unknown.logical_core_size.source, unknown.problems) == ("no device to ask", ())
+
+
+def test_a_product_newer_than_this_package_has_the_lnc_of_the_users_type(make_node: MakeNode) -> None:
+    node = make_node("trn2.3xlarge")
+    node.set_attribute(0, "info/architecture/device_name", "Trainium9\n")
+    ours = {"trn2.3xlarge": InstanceType("trn2.3xlarge", "Trainium9", 1, 8, 1, Topology.SINGLE, 4)}
+    assert read_inventory(node.paths, types=ours).cores_per_device == 2
+    assert read_inventory(node.paths, types={}).cores_per_device == 8
+    nonsense = {"trn2.3xlarge": InstanceType("trn2.3xlarge", "Trainium9", 1, 8, 1, Topology.SINGLE, 3)}
+    assert read_inventory(node.paths, types=nonsense).cores_per_device == 8
+
+
+def test_root_readable_attributes_of_old_drivers_read_as_those_of_new_ones(make_node: MakeNode, tmp_path: Path) -> None:
+    old = read_inventory(make_node(driver_version="2.26.5.0").paths)
+    new = read_inventory(
+        write_node(tmp_path / "new", "inf2.24xlarge", driver_version="2.28.0.0", usage_counters=False).paths
+    )
+    assert old.devices == new.devices
+
+
+def test_default_paths_are_the_hosts() -> None:
+    assert MachinePaths() == MachinePaths.under(Path("/"))
+    assert MachinePaths().logical_nc_config == Path("/opt/aws/neuron/logical_nc_config")
+
+
+DEVICE_ATTRIBUTES = [
+    "core_count",
+    "connected_devices",
+    "reset",
+    "dev",
+    "info/serial_number",
+    "info/architecture/device_name",
+    "info/architecture/arch_type",
+    "stats/hardware/mem_ecc_uncorrected",
+    "stats/hardware/health_status/unhealthy_components",
+]
+MACHINE_FILES = [
+    "sys/module/neuron/version",
+    "sys/class/dmi/id/product_name",
+    "sys/class/neuron_device/ultraserver_mode",
+    "sys/class/neuron_device/server_id_4",
+    "opt/aws/neuron/logical_nc_config",
+]
+garbage = st.one_of(
+    st.binary(max_size=40), st.text(max_size=20).map(str.encode), st.integers().map(lambda n: b"%d\n" % n)
+)
+
+
+@pytest.fixture(scope="module")
+def shared_node(tmp_path_factory: pytest.TempPathFactory) -> SimulatedNode:
+    return write_node(
+        tmp_path_factory.mktemp("shared") / "node", "inf2.24xlarge", logical_core_size=1, usage_counters=False
+    )
+
+
+def with_bytes(node: SimulatedNode, path: Path, content: bytes) -> Iterator[Inventory]:
+    kept = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(content)
+    try:
+        yield read_inventory(node.paths)
+        yield read_inventory(node.paths, settled=EVERY_DEVICE)
+    finally:
+        path.write_bytes(kept)
+
+
+@settings(deadline=None, max_examples=150)
+@given(attribute=st.sampled_from(DEVICE_ATTRIBUTES), content=garbage)
+def test_p27_whatever_an_attribute_reads_costs_at_most_its_own_device(
+    shared_node: SimulatedNode, attribute: str, content: bytes
+) -> None:
+    path = shared_node.paths.sysfs / "class/neuron_device/neuron2" / attribute
+    for inventory in with_bytes(shared_node, path, content):
+        assert set(inventory.device_ids) >= {0, 1, 3, 4, 5}
+        assert 2 in inventory.device_ids or inventory.skipped[0].id == 2
+        assert all("neuron2" in skipped.reason for skipped in inventory.skipped)
+
+
+@pytest.mark.parametrize("attribute", DEVICE_ATTRIBUTES)
+@pytest.mark.parametrize("instead", ["directory", "dangling link", "link to itself"])
+def test_p27_whatever_stands_in_an_attributes_place_costs_at_most_its_own_device(
+    make_node: MakeNode, attribute: str, instead: str
+) -> None:
+    node = make_node("inf2.24xlarge")
+    path = node.paths.sysfs / "class/neuron_device/neuron2" / attribute
+    path.unlink()
+    if instead == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to("nowhere" if instead == "dangling link" else path.name)
+    for settled in (frozenset[DeviceId](), EVERY_DEVICE):
+        inventory = read_inventory(node.paths, settled=settled)
+        assert set(inventory.device_ids) >= {0, 1, 3, 4, 5}
+        assert 2 in inventory.device_ids or inventory.skipped[0].id == 2
+
+
+def test_a_class_link_to_a_device_that_is_gone_is_no_device(make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge")
+    (node.paths.sysfs / "class/neuron_device/neuron9").symlink_to("../../devices/virtual/neuron_device/neuron9")
+    inventory = read_inventory(node.paths)
+    assert inventory.device_ids == (0, 1, 2, 3, 4, 5)
+    assert inventory.skipped == ()
+
+
+@settings(deadline=None, max_examples=60)
+@given(name=st.sampled_from(MACHINE_FILES), content=garbage)
+def test_p27_whatever_the_machines_own_files_read_costs_no_device(
+    shared_node: SimulatedNode, name: str, content: bytes
+) -> None:
+    for inventory in with_bytes(shared_node, shared_node.root / name, content):
+        assert len(inventory.devices) == 6
+        assert inventory.cores_per_device == 2

@@ -1,0 +1,232 @@
+"""Hints from the kernel, without them, and after an overrun."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from neuron_plugin.hardware import uevents as module
+from neuron_plugin.hardware.uevents import KernelUevents, NoUevents, open_uevents
+
+SOON = 5.0
+LIBRARY = "libumockdev.so.0"
+
+
+@dataclass
+class Event:
+    """What pyudev's Device tells."""
+
+    action: str = "add"
+    sys_name: str = "neuron0"
+
+
+@dataclass
+class FakeMonitor:
+    """pyudev's Monitor by its three methods, on a socket pair: a byte is an event, ``broken`` an overrun."""
+
+    events: list[Event | OSError] = field(default_factory=list)
+    ours: socket.socket = field(default_factory=socket.socket)
+    theirs: socket.socket = field(default_factory=socket.socket)
+
+    def __post_init__(self) -> None:
+        self.ours.close()
+        self.theirs.close()
+        self.ours, self.theirs = socket.socketpair()
+        self.ours.settimeout(0)
+
+    def fileno(self) -> int:
+        return self.ours.fileno()
+
+    def poll(self, timeout: float) -> Event | None:
+        assert timeout == 0  # anything else would block the loop
+        try:
+            self.ours.recv(1)
+        except BlockingIOError:
+            return None
+        event = self.events.pop(0)
+        if isinstance(event, OSError):
+            raise event
+        return event
+
+    def happen(self, *events: Event | OSError) -> None:
+        self.events.extend(events)
+        self.theirs.send(b"." * len(events))
+
+    def close(self) -> None:
+        self.ours.close()
+        self.theirs.close()
+
+
+@pytest.fixture
+def monitors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeMonitor]]:
+    """Every monitor that is opened, in order; opening takes from the list ``opened`` in turn."""
+    opened: list[FakeMonitor] = []
+
+    def start() -> FakeMonitor:
+        opened.append(FakeMonitor())
+        return opened[-1]
+
+    monkeypatch.setattr(module, "_started_monitor", start)
+    yield opened
+    for monitor in opened:
+        monitor.close()
+
+
+async def hint(uevents: module.Uevents) -> None:
+    async with asyncio.timeout(SOON):
+        await uevents.wait()
+
+
+def nothing_is_pending(uevents: module.Uevents) -> bool:
+    assert isinstance(uevents, KernelUevents)
+    return not uevents._hint.is_set()
+
+
+async def test_an_event_is_a_hint_and_is_taken_once(monitors: list[FakeMonitor]) -> None:
+    uevents = await open_uevents()
+    monitors[0].happen(Event())
+    await hint(uevents)
+    assert nothing_is_pending(uevents)
+    uevents.close()
+
+
+async def test_a_burst_of_events_is_one_hint(monitors: list[FakeMonitor]) -> None:
+    uevents = await open_uevents()
+    monitors[0].happen(*[Event(sys_name=f"neuron{device}") for device in range(16)])
+    await hint(uevents)
+    assert monitors[0].events == []
+    assert nothing_is_pending(uevents)
+    uevents.close()
+
+
+async def test_a_hint_that_nobody_waited_for_is_kept(monitors: list[FakeMonitor]) -> None:
+    uevents = await open_uevents()
+    monitors[0].happen(Event())
+    assert isinstance(uevents, KernelUevents)
+    async with asyncio.timeout(SOON):
+        await uevents._hint.wait()
+    await hint(uevents)
+    uevents.close()
+
+
+async def test_closing_twice_is_harmless_and_silences(monitors: list[FakeMonitor]) -> None:
+    uevents = await open_uevents()
+    uevents.close()
+    uevents.close()
+    monitors[0].happen(Event())
+    await asyncio.sleep(0)
+    assert nothing_is_pending(uevents)
+
+
+async def test_after_an_overrun_there_is_a_hint_and_listening_goes_on(monitors: list[FakeMonitor]) -> None:
+    uevents = await open_uevents()
+    monitors[0].happen(OSError("Error while polling fd: 9"))
+    await hint(uevents)
+    assert len(monitors) == 2
+    monitors[1].happen(Event())
+    await hint(uevents)
+    uevents.close()
+
+
+async def test_a_socket_that_fails_again_and_again_is_given_up_with_one_warning(
+    monitors: list[FakeMonitor], caplog: pytest.LogCaptureFixture
+) -> None:
+    uevents = await open_uevents()
+    for broken in range(4):
+        monitors[broken].happen(OSError("Error while polling fd: 9"))
+        await hint(uevents)
+    assert len(monitors) == 4
+    assert [record.message for record in caplog.records] == [
+        "uevents are lost from now on, devices are found by rescans only"
+    ]
+    uevents.close()
+
+
+async def test_a_socket_that_cannot_be_opened_again_is_given_up_with_one_warning(
+    monitors: list[FakeMonitor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    uevents = await open_uevents()
+
+    def refuse() -> None:
+        raise OSError("Could not create udev monitor")
+
+    monkeypatch.setattr(module, "_started_monitor", refuse)
+    monitors[0].happen(OSError("Error while polling fd: 9"))
+    await hint(uevents)
+    assert len(caplog.records) == 1
+    uevents.close()
+
+
+@pytest.mark.parametrize("error", [ImportError("No library named udev"), OSError("Could not create udev monitor")])
+async def test_p70_without_libudev_or_netlink_hints_are_lost_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    def refuse() -> None:
+        raise error
+
+    monkeypatch.setattr(module, "_started_monitor", refuse)
+    uevents = await open_uevents()
+    assert isinstance(uevents, NoUevents)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await uevents.wait()
+    uevents.close()
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.__dict__["error"] == str(error)
+
+
+def played(scenario: str) -> list[str]:
+    """The lines of a scenario of ``hotplug.py``, run under umockdev."""
+    script = Path(__file__).with_name("hotplug.py")
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "LD_PRELOAD": "libumockdev-preload.so.0", "PYTHONPATH": str(root)}
+    done = subprocess.run(  # noqa: S603 - our own script
+        [sys.executable, str(script), scenario],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=40,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def umockdev() -> None:
+    """Skip where the library is absent, but never in CI, where a skip would hide that nothing was tested."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        if os.environ.get("CI"):
+            pytest.fail(f"{LIBRARY} is not installed: CI must install Debian's umockdev")
+        pytest.skip(f"{LIBRARY} is not installed")
+
+
+@pytest.mark.umockdev
+@pytest.mark.usefixtures("umockdev")
+def test_pyudev_hears_neuron_devices_come_and_go_and_no_others() -> None:
+    assert played("hints") == ["add neuron0", "hint", "remove neuron0", "hint", "add neuron1", "hint"]
+
+
+@pytest.mark.umockdev
+@pytest.mark.usefixtures("umockdev")
+def test_p25_hot_plugged_devices_are_seen_long_before_the_next_rescan() -> None:
+    assert played("hotplug") == ["devices []", "devices [5]", "devices [5, 6]", "devices [6]"]
+
+
+@pytest.mark.umockdev
+@pytest.mark.usefixtures("umockdev")
+def test_p23_a_device_announced_before_its_attributes_is_offered_after_them() -> None:
+    assert played("late") == ["devices [] incomplete [3]", "devices [3]"]

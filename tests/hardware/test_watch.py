@@ -1,0 +1,286 @@
+"""The inventory kept up to date: when it is looked at, what is published, what is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Container
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import pytest
+
+from neuron_plugin.hardware.attributes import DriverVersion
+from neuron_plugin.hardware.inventory import read_inventory
+from neuron_plugin.hardware.records import Device, Inventory, NodeState, SkippedDevice
+from neuron_plugin.hardware.uevents import NoUevents
+from neuron_plugin.hardware.watch import InventoryWatcher, WatchPeriods, _Patience
+from neuron_plugin.simulation.node import SimulatedNode
+from neuron_plugin.topology.geometry import DeviceId
+
+MakeNode = Callable[..., SimulatedNode]
+
+NO_DRIVER = Inventory(absence="the driver is not loaded")
+INCOMPLETE = Inventory(
+    skipped=(SkippedDevice(DeviceId(0), "not yet", incomplete=True),), absence="none of 1 devices can be used"
+)
+DEADLINE = 3600
+
+
+def machine(*devices: int) -> Inventory:
+    return Inventory(
+        devices=tuple(
+            Device(DeviceId(device), 2, "Inferentia2", "NDv3", frozenset(), NodeState.PRESENT) for device in devices
+        ),
+        driver_version=DriverVersion("2.26.5.0", (2, 26, 5, 0)),
+    )
+
+
+@dataclass
+class Machine:
+    """Reads as ``inventory`` says, and remembers which devices had had their time at each look."""
+
+    inventory: Inventory | Exception
+    looks: list[frozenset[DeviceId]] = field(default_factory=list)
+    after: dict[int, Inventory] = field(default_factory=dict)
+
+    def __call__(self, *, settled: Container[DeviceId]) -> Inventory:
+        self.looks.append(frozenset(DeviceId(device) for device in range(4) if DeviceId(device) in settled))
+        self.inventory = self.after.get(len(self.looks), self.inventory)
+        if isinstance(self.inventory, Exception):
+            raise self.inventory
+        return self.inventory
+
+
+class Hints:
+    """A source of hints in the hand of the test."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+
+    async def wait(self) -> None:
+        await self.event.wait()
+        self.event.clear()
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def watch(read: Machine, uevents: NoUevents | Hints | None = None) -> AsyncIterator[Inventory]:
+    return aiter(InventoryWatcher(read, uevents or NoUevents()).changes())
+
+
+async def following(changes: AsyncIterator[Inventory]) -> Inventory:
+    async with asyncio.timeout(DEADLINE):
+        return await anext(changes)
+
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_p22_the_first_inventory_comes_at_once_even_without_a_driver() -> None:
+    assert await following(watch(Machine(NO_DRIVER))) == NO_DRIVER
+
+
+async def test_p22_devices_appear_when_the_driver_is_loaded_later() -> None:
+    changes = watch(Machine(NO_DRIVER, after={4: machine(0, 1)}))
+    await following(changes)
+    assert await following(changes) == machine(0, 1)
+
+
+async def test_what_did_not_change_is_not_published() -> None:
+    read = Machine(machine(0), after={20: machine(0, 1)})
+    changes = watch(read)
+    assert [await following(changes), await following(changes)] == [machine(0), machine(0, 1)]
+    assert len(read.looks) == 20
+
+
+async def test_without_hints_a_change_is_found_by_the_next_rescan() -> None:
+    loop = asyncio.get_running_loop()
+    changes = watch(Machine(machine(0), after={2: machine(0, 1)}))
+    await following(changes)
+    begun = loop.time()
+    await following(changes)
+    assert 4.9 < loop.time() - begun < 5.5
+
+
+async def test_a_hint_brings_the_next_look_forward() -> None:
+    loop = asyncio.get_running_loop()
+    hints = Hints()
+    changes = watch(Machine(machine(0), after={2: machine(0, 1)}), hints)
+    await following(changes)
+    begun = loop.time()
+    loop.call_later(0.5, hints.event.set)
+    await following(changes)
+    assert 0.4 < loop.time() - begun < 1.0
+
+
+async def test_p23_an_incomplete_device_is_looked_at_again_soon() -> None:
+    loop = asyncio.get_running_loop()
+    changes = watch(Machine(INCOMPLETE, after={3: machine(0)}))
+    begun = loop.time()
+    assert await following(changes) == INCOMPLETE
+    assert await following(changes) == machine(0)
+    assert loop.time() - begun < 1.0
+
+
+async def test_p23_a_device_that_stays_incomplete_is_settled_after_its_time() -> None:
+    read = Machine(INCOMPLETE, after={15: machine(0)})
+    changes = watch(read)
+    await following(changes)
+    await following(changes)
+    assert read.looks[0] == frozenset()
+    assert read.looks[-1] == {0}
+    first_settled = read.looks.index(frozenset({DeviceId(0)}))
+    assert 8 <= first_settled <= 14  # 0.05 s doubling up to 5 s, for 30 s: no busy loop
+
+
+async def test_a_machine_that_cannot_be_read_leaves_what_was_known_and_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    read = Machine(machine(0))
+    changes = watch(read)
+    await following(changes)
+    read.inventory = RuntimeError("a bug")
+    read.after = {3: machine(0, 1)}
+    assert await following(changes) == machine(0, 1)
+    assert [record.levelno for record in caplog.records if record.exc_info] == [logging.ERROR]
+
+
+async def test_a_machine_that_could_never_be_read_is_one_without_devices() -> None:
+    inventory = await following(watch(Machine(RuntimeError("a bug"))))
+    assert inventory == Inventory(absence="the machine cannot be read: a bug")
+
+
+async def test_cancellation_passes_through() -> None:
+    changes = watch(Machine(machine(0)))
+    await following(changes)
+    waiting = asyncio.create_task(following(changes), name="wait for a change")
+    await asyncio.sleep(1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_p22_a_missing_driver_and_its_return_are_told_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    later = replace(NO_DRIVER, instance_type="trn1.2xlarge")  # a change, but no news about the driver
+    changes = watch(Machine(NO_DRIVER, after={3: later, 6: machine(0, 1), 9: NO_DRIVER, 12: machine(0, 1)}))
+    for _ in range(5):
+        await following(changes)
+    assert [record.message for record in caplog.records] == [
+        "no Neuron device to offer",
+        "found Neuron devices",
+        "no Neuron device to offer",
+        "found Neuron devices",
+    ]
+    assert caplog.records[0].__dict__["reason"] == "the driver is not loaded"
+    assert caplog.records[1].__dict__["devices"] == [0, 1]
+    assert caplog.records[1].__dict__["driver_version"] == "2.26.5.0"
+
+
+async def test_p27_a_problem_is_told_once_and_again_only_after_it_was_gone(caplog: pytest.LogCaptureFixture) -> None:
+    garbage = replace(machine(0), skipped=(SkippedDevice(DeviceId(1), "core_count reads 'x'"),))
+    worse = replace(garbage, problems=("no version",))
+    changes = watch(Machine(garbage, after={2: worse, 3: machine(0), 4: garbage}))
+    for _ in range(4):
+        await following(changes)
+    told = [record.__dict__["problem"] for record in caplog.records]
+    assert told == [
+        "neuron1 is left out: core_count reads 'x'",
+        "no version",
+        "neuron1 is left out: core_count reads 'x'",
+    ]
+
+
+async def test_a_device_that_is_still_being_made_is_no_problem_to_tell(caplog: pytest.LogCaptureFixture) -> None:
+    changes = watch(Machine(replace(machine(1), skipped=INCOMPLETE.skipped), after={2: machine(0, 1)}))
+    await following(changes)
+    await following(changes)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_a_slow_read_does_not_hold_the_loop() -> None:
+    loop_went_on = threading.Event()
+
+    def slow(*, settled: Container[DeviceId]) -> Inventory:
+        assert not list(filter(lambda device: device in settled, range(4)))
+        assert loop_went_on.wait(10)  # set by the loop, so a read on the loop would never end
+        return machine(0)
+
+    changes = aiter(InventoryWatcher(slow, NoUevents()).changes())
+    asyncio.get_running_loop().call_soon(loop_went_on.set)
+    assert await following(changes) == machine(0)
+
+
+async def test_a_real_tree_is_followed_through_faults(make_node: MakeNode) -> None:
+    node = make_node("inf2.xlarge")
+    changes = aiter(InventoryWatcher(partial(read_inventory, node.paths), NoUevents()).changes())
+    assert (await following(changes)).device_ids == (0,)
+    node.remove_node(0)
+    assert (await following(changes)).devices[0].node is NodeState.ABSENT
+    node.unload_driver()
+    assert (await following(changes)).devices == ()
+    node.load_driver()
+    node.restore_node(0)
+    while not (found := await following(changes)).devices:
+        pass
+    assert found.device_ids == (0,)
+
+
+PERIODS = WatchPeriods(rescan_seconds=5.0, settle_seconds=30.0, first_retry_seconds=0.05)
+
+
+def pauses(patience: _Patience, until: float) -> list[float]:
+    found, now = [], 0.0
+    while now < until:
+        found.append(patience.pause(now))
+        now += found[-1]
+    return found
+
+
+async def test_retries_double_up_to_the_rescan_period() -> None:
+    patience = _Patience(PERIODS)
+    patience.note(INCOMPLETE, 0.0)
+    found = pauses(patience, 29)
+    assert found[:8] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
+    assert set(found[8:]) == {5.0}
+
+
+async def test_a_machine_at_rest_is_looked_at_in_the_rescan_period() -> None:
+    patience = _Patience(PERIODS)
+    patience.note(machine(0), 0.0)
+    assert pauses(patience, 20) == [5.0] * 4
+
+
+async def test_a_hint_makes_retries_frequent_again() -> None:
+    patience = _Patience(PERIODS)
+    patience.note(INCOMPLETE, 0.0)
+    pauses(patience, 10)
+    patience.hurry()
+    assert patience.pause(10.0) == 0.05
+
+
+async def test_a_device_that_left_has_its_time_anew_when_it_returns() -> None:
+    patience = _Patience(PERIODS)
+    patience.note(INCOMPLETE, 0.0)
+    assert patience.settled(30.0) == {0}
+    patience.note(NO_DRIVER, 31.0)
+    patience.note(INCOMPLETE, 32.0)
+    assert patience.settled(40.0) == frozenset()
+
+
+async def test_a_settled_device_stays_settled_while_it_is_taken_as_it_is() -> None:
+    patience = _Patience(PERIODS)
+    patience.note(INCOMPLETE, 0.0)
+    patience.note(machine(0), 31.0)
+    assert patience.settled(31.0) == {0}
+    assert patience.pause(31.0) == 5.0
+
+
+async def test_a_device_that_became_complete_in_time_is_not_settled() -> None:
+    patience = _Patience(PERIODS)
+    patience.note(INCOMPLETE, 0.0)
+    patience.note(machine(0), 1.0)
+    assert patience.settled(100.0) == frozenset()

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
+from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet.pod_resources import (
+    ContainerDevices,
+    GetUnsupportedError,
+    PodDevices,
+    PodResourcesAbsentError,
+    PodResourcesClient,
+    PodResourcesError,
+    PodResourcesThrottledError,
+)
+from tests.kubelet.fakes import CORE, DEVICE
+
+
+def entries(resource: str, *ids: str) -> list[pb.ContainerDevices]:
+    """As the kubelet does it: one for each id."""
+    return [pb.ContainerDevices(resource_name=resource, device_ids=[each]) for each in ids]
+
+
+POD = pb.PodResources(
+    name="pod",
+    namespace="ns",
+    containers=[
+        pb.ContainerResources(name="a", devices=entries(CORE, "10", "9", "2") + entries(DEVICE, "7")),
+        pb.ContainerResources(name="b"),
+    ],
+)
+POD_DEVICES = PodDevices(
+    "ns", "pod", (ContainerDevices("a", CORE, ("2", "9", "10")), ContainerDevices("a", DEVICE, ("7",)))
+)
+
+
+class Lister(pb_grpc.PodResourcesListerServicer):
+    def __init__(self, *failures: tuple[grpc.StatusCode, str]) -> None:
+        self.failures = list(failures)
+        self.asked: list[tuple[str, str]] = []
+        self.calls = 0
+
+    async def fail(self, context: grpc.aio.ServicerContext[object, object]) -> None:
+        self.calls += 1
+        if self.failures:
+            await context.abort(*(self.failures.pop(0) if len(self.failures) > 1 else self.failures[0]))
+
+    async def List(  # noqa: N802 - the API's name
+        self, request: pb.ListPodResourcesRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.ListPodResourcesResponse:
+        del request
+        await self.fail(context)
+        return pb.ListPodResourcesResponse(pod_resources=[POD])
+
+    async def Get(  # noqa: N802 - the API's name
+        self, request: pb.GetPodResourcesRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.GetPodResourcesResponse:
+        self.asked.append((request.pod_namespace, request.pod_name))
+        await self.fail(context)
+        return pb.GetPodResourcesResponse(pod_resources=POD)
+
+    async def GetAllocatableResources(  # noqa: N802 - the API's name
+        self, request: pb.AllocatableResourcesRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.AllocatableResourcesResponse:
+        del request
+        await self.fail(context)
+        return pb.AllocatableResourcesResponse(devices=entries(CORE, "10", "9"))
+
+
+@asynccontextmanager
+async def client_of(lister: Lister, directory: Path, deadline: float = 5.0) -> AsyncIterator[PodResourcesClient]:
+    server = grpc.aio.server()
+    pb_grpc.add_PodResourcesListerServicer_to_server(lister, server)
+    server.add_insecure_port(f"unix:{directory / 's'}")
+    await server.start()
+    yield PodResourcesClient(directory / "s", deadline_seconds=deadline)
+    await server.stop(None)
+
+
+async def test_the_entries_of_a_resource_are_summed_up_in_numeric_order(directory: Path) -> None:
+    async with client_of(Lister(), directory) as client:
+        assert await client.list() == (POD_DEVICES,)
+
+
+async def test_one_pod_is_asked_for_by_namespace_and_name(directory: Path) -> None:
+    lister = Lister()
+    async with client_of(lister, directory) as client:
+        assert await client.get("ns", "pod") == POD_DEVICES
+    assert lister.asked == [("ns", "pod")]
+
+
+async def test_allocatable_ids_come_by_resource(directory: Path) -> None:
+    async with client_of(Lister(), directory) as client:
+        assert await client.allocatable() == {CORE: ("9", "10")}
+
+
+async def test_a_pod_the_kubelet_does_not_know_is_none(directory: Path) -> None:
+    unknown = (grpc.StatusCode.UNKNOWN, "pod pod in namespace ns not found")
+    async with client_of(Lister(unknown), directory) as client:
+        assert await client.get("ns", "pod") is None
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        (grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled"),
+        (grpc.StatusCode.UNIMPLEMENTED, "unknown method Get for service v1.PodResourcesLister"),
+    ],
+)
+async def test_p62_a_kubelet_without_get_is_told_apart(directory: Path, failure: tuple[grpc.StatusCode, str]) -> None:
+    async with client_of(Lister(failure), directory) as client:
+        with pytest.raises(GetUnsupportedError, match="does not serve PodResources Get"):
+            await client.get("ns", "pod")
+
+
+async def test_a_service_that_lacks_the_method_altogether_is_one_without_get(directory: Path) -> None:
+    server = grpc.aio.server()
+    server.add_insecure_port(f"unix:{directory / 's'}")
+    await server.start()
+    with pytest.raises(GetUnsupportedError):
+        await PodResourcesClient(directory / "s").get("ns", "pod")
+    await server.stop(None)
+
+
+async def test_p62_a_throttled_call_is_tried_again(directory: Path) -> None:
+    throttled = (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+    not_found = (grpc.StatusCode.UNKNOWN, "pod pod in namespace ns not found")
+    lister = Lister(throttled, throttled, not_found)
+    async with client_of(lister, directory) as client:
+        assert await client.get("ns", "pod") is None
+    assert lister.calls == 3
+
+
+async def test_p62_a_call_throttled_past_its_deadline_is_told_apart(directory: Path) -> None:
+    lister = Lister((grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"))
+    async with client_of(lister, directory, deadline=0.2) as client:
+        with pytest.raises(PodResourcesThrottledError, match="rejected by rate limit"):
+            await client.list()
+    assert 2 <= lister.calls <= 5
+
+
+async def test_p62_no_socket_is_told_apart_and_says_what_to_look_at(directory: Path) -> None:
+    with pytest.raises(
+        PodResourcesAbsentError, match=r"No such file.*is the kubelet running and the directory mounted"
+    ):
+        await PodResourcesClient(directory / "absent").list()
+
+
+async def test_p62_a_dead_socket_is_absent_too(directory: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(directory / "s"))
+    with pytest.raises(PodResourcesAbsentError, match="Connection refused"):
+        await PodResourcesClient(directory / "s").get("ns", "pod")
+
+
+async def test_the_kubelet_is_found_again_at_once_when_it_returns(directory: Path) -> None:
+    client = PodResourcesClient(directory / "s")
+    with pytest.raises(PodResourcesAbsentError):
+        await client.list()
+    async with client_of(Lister(), directory):
+        assert await client.list() == (POD_DEVICES,)
+
+
+async def test_any_other_error_names_its_status(directory: Path) -> None:
+    async with client_of(Lister((grpc.StatusCode.INTERNAL, "broken")), directory) as client:
+        with pytest.raises(PodResourcesError, match="PodResources answered INTERNAL: broken"):
+            await client.get("ns", "pod")
+
+
+async def test_a_hung_kubelet_is_given_up_at_the_deadline(directory: Path) -> None:
+    class Hung(Lister):
+        async def fail(self, context: grpc.aio.ServicerContext[object, object]) -> None:
+            del context
+            await asyncio.Event().wait()
+
+    async with client_of(Hung(), directory, deadline=0.05) as client:
+        with pytest.raises(PodResourcesError, match="DEADLINE_EXCEEDED"):
+            await client.list()
+
+
+async def test_a_list_beyond_grpcs_usual_four_megabytes_is_read(directory: Path) -> None:
+    class Large(Lister):
+        async def List(  # noqa: N802 - the API's name
+            self, request: pb.ListPodResourcesRequest, context: grpc.aio.ServicerContext[object, object]
+        ) -> pb.ListPodResourcesResponse:
+            del request, context
+            return pb.ListPodResourcesResponse(pod_resources=[pb.PodResources(name="x" * (5 << 20))])
+
+    async with client_of(Large(), directory) as client:
+        assert len((await client.list())[0].name) == 5 << 20

@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
+from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet.advertisement import Advertisement
+from neuron_plugin.kubelet.channels import channel_to
+from neuron_plugin.kubelet.devices import AllocationRefusedError, ContainerAllocation, NotYetError
+from neuron_plugin.kubelet.server import ServerInstance
+from neuron_plugin.kubelet.service import DevicePluginService, ServiceOptions
+from tests.kubelet.fakes import CORE, FakeHandler, FakeObserver, devices, eventually
+
+Status = grpc.StatusCode
+
+
+@dataclass
+class Served:
+    stub: pb_grpc.DevicePluginAsyncStub
+    service: DevicePluginService
+    handler: FakeHandler
+    advertisement: Advertisement
+    observer: FakeObserver
+
+    async def allocate(self, *containers: Sequence[str]) -> pb.AllocateResponse:
+        requests = [pb.ContainerAllocateRequest(devices_ids=ids) for ids in containers]
+        return await self.stub.Allocate(pb.AllocateRequest(container_requests=requests), timeout=5)
+
+    async def prefer(self, *demands: tuple[str, str, int]) -> list[list[str]]:
+        requests = [
+            pb.ContainerPreferredAllocationRequest(
+                available_deviceIDs=available.split(), must_include_deviceIDs=must.split(), allocation_size=size
+            )
+            for available, must, size in demands
+        ]
+        call = self.stub.GetPreferredAllocation(pb.PreferredAllocationRequest(container_requests=requests), timeout=5)
+        return [list(each.deviceIDs) for each in (await call).container_responses]
+
+
+@asynccontextmanager
+async def served(directory: Path, options: ServiceOptions | None = None) -> AsyncIterator[Served]:
+    handler, advertisement, observer = FakeHandler(), Advertisement(devices(4, 3)), FakeObserver()
+    service = DevicePluginService(CORE, handler, advertisement, options=options, observer=observer)
+    instance = await ServerInstance.start(service, directory / "s")
+    async with channel_to(directory / "s") as channel:
+        stub: pb_grpc.DevicePluginAsyncStub = pb_grpc.DevicePluginStub(channel)
+        yield Served(stub, service, handler, advertisement, observer)
+    await instance.stop()
+
+
+async def refused(plugin: Served, *containers: Sequence[str]) -> tuple[Status, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await plugin.allocate(*containers)
+    return error.value.code(), error.value.details() or ""
+
+
+def health(message: object) -> list[tuple[str, str]]:
+    assert isinstance(message, pb.ListAndWatchResponse)
+    return [(device.ID, device.health) for device in message.devices]
+
+
+# Options
+
+
+async def test_the_default_options_ask_for_preferences_and_not_for_pre_start(directory: Path) -> None:
+    async with served(directory) as plugin:
+        options = await plugin.stub.GetDevicePluginOptions(pb.Empty())
+    assert options == pb.DevicePluginOptions(get_preferred_allocation_available=True)
+
+
+async def test_pre_start_can_be_asked_for(directory: Path) -> None:
+    async with served(directory, ServiceOptions(pre_start_required=True)) as plugin:
+        assert (await plugin.stub.GetDevicePluginOptions(pb.Empty())).pre_start_required
+
+
+# ListAndWatch
+
+
+async def test_p15_p20_a_stream_begins_with_the_full_list_unhealthy_devices_included(directory: Path) -> None:
+    async with served(directory) as plugin:
+        stream = plugin.stub.ListAndWatch(pb.Empty())
+        assert health(await stream.read()) == [("0", "Healthy"), ("1", "Healthy"), ("2", "Healthy"), ("3", "Unhealthy")]
+        stream.cancel()
+
+
+async def test_p16_p17_one_message_for_each_change_and_none_for_none(directory: Path) -> None:
+    async with served(directory) as plugin:
+        stream = plugin.stub.ListAndWatch(pb.Empty())
+        await stream.read()
+        plugin.advertisement.publish(reversed(devices(4, 3)))
+        plugin.advertisement.publish(devices(2, 0))
+        assert health(await stream.read()) == [("0", "Unhealthy"), ("1", "Healthy")]
+        plugin.advertisement.publish(devices(2))
+        assert health(await stream.read()) == [("0", "Healthy"), ("1", "Healthy")]
+        stream.cancel()
+
+
+async def test_p18_two_streams_both_get_every_change(directory: Path) -> None:
+    async with served(directory) as plugin:
+        streams = [plugin.stub.ListAndWatch(pb.Empty()) for _ in range(2)]
+        for stream in streams:
+            await stream.read()
+        plugin.advertisement.publish(devices(1))
+        assert [health(await stream.read()) for stream in streams] == [[("0", "Healthy")]] * 2
+        for stream in streams:
+            stream.cancel()
+
+
+async def test_p19_a_thousand_cancelled_streams_leave_nothing_behind(directory: Path) -> None:
+    def footprint() -> tuple[int, int, int]:
+        gc.collect()
+        return len(asyncio.all_tasks()), threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+    async with served(directory) as plugin:
+
+        async def open_some(count: int) -> None:
+            streams = [plugin.stub.ListAndWatch(pb.Empty()) for _ in range(count)]
+            for stream in streams:
+                await stream.read()
+            assert plugin.service.streams_open == count
+            await plugin.allocate(["0"])  # waits for no stream
+            for stream in streams:
+                stream.cancel()
+            await eventually(lambda: not plugin.service.streams_open)
+
+        await open_some(1)
+        before = footprint()
+        for _ in range(20):
+            await open_some(50)
+        await eventually(lambda: footprint() <= before)
+        assert footprint() == before
+        assert plugin.service.streams_begun == 1001
+        assert plugin.advertisement.subscribers == 0
+
+
+async def test_ending_the_streams_ends_them_without_an_error(directory: Path) -> None:
+    async with served(directory) as plugin:
+        stream = plugin.stub.ListAndWatch(pb.Empty())
+        await stream.read()
+        await plugin.service.end_streams(1)
+        assert await stream.read() is grpc.aio.EOF
+        assert await stream.code() is Status.OK
+
+
+async def test_a_stream_opened_after_the_end_ends_at_once(directory: Path) -> None:
+    async with served(directory) as plugin:
+        await plugin.service.end_streams(1)
+        assert await plugin.stub.ListAndWatch(pb.Empty()).read() is grpc.aio.EOF
+
+
+async def test_streams_outlive_a_call_under_way(directory: Path) -> None:
+    release = asyncio.Event()
+
+    async def slow(available: Sequence[str], _must: Sequence[str], size: int) -> Sequence[str]:
+        await release.wait()
+        return available[:size]
+
+    async with served(directory) as plugin:
+        plugin.handler.prefer = slow
+        stream = plugin.stub.ListAndWatch(pb.Empty())
+        await stream.read()
+        call = asyncio.create_task(plugin.prefer(("0 1", "", 1)))
+        await eventually(lambda: bool(plugin.handler.preferences))
+        ending = asyncio.create_task(plugin.service.end_streams(5))
+        await asyncio.sleep(0.02)
+        assert plugin.service.streams_open == 1
+        release.set()
+        assert await call == [["0"]]
+        await ending
+        assert await stream.read() is grpc.aio.EOF
+
+
+async def test_patience_with_a_hung_call_ends(directory: Path) -> None:
+    async def hung(*_: object) -> Sequence[str]:
+        await asyncio.Event().wait()
+        return ()
+
+    async with served(directory) as plugin:
+        plugin.handler.prefer = hung
+        call = asyncio.create_task(plugin.prefer(("0 1", "", 1)))
+        await eventually(lambda: bool(plugin.handler.preferences))
+        async with asyncio.timeout(2):
+            await plugin.service.end_streams(0.01)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+
+
+# GetPreferredAllocation
+
+
+async def test_p29_preferences_are_answered_container_by_container(directory: Path) -> None:
+    async with served(directory) as plugin:
+        assert await plugin.prefer(("2 1 0", "2", 2), ("1 0", "", 1)) == [["0", "2"], ["0"]]
+    assert plugin.handler.preferences[0] == (["2", "1", "0"], ["2"], 2)
+
+
+async def test_p33_a_broken_choice_is_a_valid_answer_and_reported_never_an_error(directory: Path) -> None:
+    async def broken(*_: object) -> Sequence[str]:
+        raise KeyError("decision")
+
+    async with served(directory) as plugin:
+        plugin.handler.prefer = broken
+        assert await plugin.prefer(("2 1 0", "2", 2)) == [["0", "2"]]
+    assert plugin.observer.replaced == ["failed: KeyError: 'decision'"]
+
+
+async def test_p33_a_slow_choice_is_replaced_at_the_services_deadline(directory: Path) -> None:
+    async def hung(*_: object) -> Sequence[str]:
+        await asyncio.Event().wait()
+        return ()
+
+    async with served(directory, ServiceOptions(preference_deadline_seconds=0.02)) as plugin:
+        plugin.handler.prefer = hung
+        assert await plugin.prefer(("2 1 0", "", 1)) == [["0"]]
+    assert plugin.observer.replaced == ["took longer than 0.02 s"]
+
+
+# Allocate
+
+
+async def test_p39_one_response_for_each_request_in_order(directory: Path) -> None:
+    async with served(directory) as plugin:
+        answer = await plugin.allocate(["2", "0"], ["1"])
+    assert [dict(each.envs) for each in answer.container_responses] == [{"IDS": "0,2"}, {"IDS": "1"}]
+    assert plugin.handler.allocations == [(CORE, ["0", "2"]), (CORE, ["1"])]
+
+
+@pytest.mark.parametrize(
+    ("ids", "status", "text"),
+    [
+        ([["9"]], Status.NOT_FOUND, "no device 9"),
+        ([["0", "0"]], Status.INVALID_ARGUMENT, "names 0 twice"),
+        ([[]], Status.INVALID_ARGUMENT, "names no device ids"),
+        ([], Status.INVALID_ARGUMENT, "names no device ids"),
+        ([["0", "3"]], Status.FAILED_PRECONDITION, "device 3 is unhealthy"),
+        ([["0"], ["9"]], Status.NOT_FOUND, "no device 9"),
+    ],
+)
+async def test_p38_a_bad_request_is_a_status_and_nothing_is_recorded(
+    directory: Path, ids: list[list[str]], status: Status, text: str
+) -> None:
+    async with served(directory) as plugin:
+        code, details = await refused(plugin, *ids)
+    assert code is status
+    assert text in details
+    assert plugin.handler.allocations == []
+    assert [method for method, _ in plugin.observer.refused] == ["Allocate"]
+
+
+async def test_the_daemons_refusal_reaches_the_kubelet_word_for_word(directory: Path) -> None:
+    def held(_resource: str, _ids: Sequence[str]) -> ContainerAllocation:
+        raise AllocationRefusedError("device 0 of ns/b is held by ns/a")
+
+    async with served(directory) as plugin:
+        plugin.handler.allocation = held
+        assert await refused(plugin, ["0"]) == (Status.FAILED_PRECONDITION, "device 0 of ns/b is held by ns/a")
+
+
+async def test_an_accident_in_the_daemon_is_an_internal_error_that_names_the_resource(directory: Path) -> None:
+    def broken(_resource: str, _ids: Sequence[str]) -> ContainerAllocation:
+        raise ZeroDivisionError("x")
+
+    async with served(directory) as plugin:
+        plugin.handler.allocation = broken
+        code, details = await refused(plugin, ["0"])
+    assert code is Status.INTERNAL
+    assert details == f"Allocate of {CORE} failed: ZeroDivisionError: x"
+
+
+async def test_p38_health_is_judged_by_the_latest_edition(directory: Path) -> None:
+    async with served(directory) as plugin:
+        plugin.advertisement.publish(devices(4, 0))
+        assert (await refused(plugin, ["0"]))[0] is Status.FAILED_PRECONDITION
+        assert len((await plugin.allocate(["3"])).container_responses) == 1
+
+
+async def test_p51_concurrent_allocations_run_one_at_a_time_and_none_is_lost(directory: Path) -> None:
+    async with served(directory) as plugin:
+        plugin.advertisement.publish(devices(50))
+        await asyncio.gather(*(plugin.allocate([str(each)]) for each in range(50)))
+    assert sorted(ids[0] for _, ids in plugin.handler.allocations) == sorted(str(each) for each in range(50))
+
+
+# PreStartContainer
+
+
+async def test_pre_start_passes_on_the_ids_even_of_an_unhealthy_device(directory: Path) -> None:
+    async with served(directory) as plugin:
+        await plugin.stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=["3", "1"]))
+    assert plugin.handler.starts == [["1", "3"]]
+
+
+async def test_pre_start_holds_a_container_with_the_daemons_text(directory: Path) -> None:
+    async def busy(_ids: Sequence[str]) -> None:
+        raise NotYetError("neuron3 is still open in process 17")
+
+    async with served(directory) as plugin:
+        plugin.handler.start = busy
+        with pytest.raises(grpc.aio.AioRpcError, match="still open in process 17") as error:
+            await plugin.stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=["3"]))
+    assert error.value.code() is Status.UNAVAILABLE

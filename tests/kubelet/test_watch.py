@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from neuron_plugin.kubelet.watch import DirectoryWatch
+
+NEVER = 30.0
+
+
+@asynccontextmanager
+async def watched(directory: Path, period: float) -> AsyncIterator[asyncio.Event]:
+    hint = asyncio.Event()
+    watch = DirectoryWatch(directory, period_seconds=period)
+    with watch.listening(hint.set):
+        task = asyncio.create_task(watch.run())
+        await hinted(hint)  # each beginning gives one
+        yield hint
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def hinted(hint: asyncio.Event) -> None:
+    async with asyncio.timeout(5):
+        await hint.wait()
+    hint.clear()
+
+
+async def test_a_new_file_is_hinted_at_by_an_event(directory: Path) -> None:
+    async with watched(directory, NEVER) as hint:
+        (directory / "kubelet.sock").touch()
+        await hinted(hint)
+
+
+async def test_a_removed_file_is_hinted_at_by_an_event(directory: Path) -> None:
+    (directory / "own.sock").touch()
+    async with watched(directory, NEVER) as hint:
+        (directory / "own.sock").unlink()
+        await hinted(hint)
+
+
+async def test_a_file_moved_into_place_is_hinted_at_by_an_event(directory: Path) -> None:
+    (directory / "sub").mkdir()
+    (directory / "sub" / "new").touch()
+    async with watched(directory, NEVER) as hint:
+        (directory / "sub" / "new").rename(directory / "kubelet.sock")
+        await hinted(hint)
+
+
+async def test_every_listener_gets_the_hint(directory: Path) -> None:
+    watch = DirectoryWatch(directory, period_seconds=NEVER)
+    hints = [asyncio.Event(), asyncio.Event()]
+    with watch.listening(hints[0].set), watch.listening(hints[1].set):
+        task = asyncio.create_task(watch.run())
+        for hint in hints:
+            await hinted(hint)
+        task.cancel()
+
+
+async def test_a_listener_that_left_gets_none(directory: Path) -> None:
+    gone = asyncio.Event()
+    watch = DirectoryWatch(directory, period_seconds=NEVER)
+    with watch.listening(gone.set):
+        pass
+    stays = asyncio.Event()
+    with watch.listening(stays.set):
+        task = asyncio.create_task(watch.run())
+        await hinted(stays)
+        task.cancel()
+    assert not gone.is_set()
+
+
+async def test_hints_come_without_events_too(directory: Path) -> None:
+    async with watched(directory, 0.01) as hint:
+        await hinted(hint)
+        await hinted(hint)
+
+
+async def test_a_replaced_directory_is_watched_again(directory: Path) -> None:
+    plugins = directory / "device-plugins"
+    plugins.mkdir()
+    async with watched(plugins, 0.05) as hint:
+        shutil.move(plugins, directory / "old")
+        plugins.mkdir()
+        for _ in range(3):  # the old directory's own event, and the clock
+            await hinted(hint)
+    async with watched(plugins, NEVER) as hint:
+        (plugins / "kubelet.sock").touch()
+        await hinted(hint)
+
+
+async def test_a_directory_that_does_not_exist_yet_is_waited_for(directory: Path) -> None:
+    plugins = directory / "device-plugins"
+    async with watched(plugins, 0.02) as hint:
+        plugins.mkdir()
+        await asyncio.sleep(0.1)  # by then the clock has found it
+        hint.clear()
+        (plugins / "kubelet.sock").touch()
+        await hinted(hint)
+
+
+async def test_cancelling_leaves_no_descriptor_behind(directory: Path) -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = descriptors()
+    for _ in range(5):
+        async with watched(directory, NEVER):
+            pass
+    assert descriptors() == before

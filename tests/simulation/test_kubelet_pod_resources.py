@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
+from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet.channels import channel_to
+from neuron_plugin.kubelet.devices import AdvertisedDevice
+from neuron_plugin.kubelet.pod_resources import (
+    ContainerDevices,
+    GetUnsupportedError,
+    PodDevices,
+    PodResourcesClient,
+    PodResourcesThrottledError,
+)
+from neuron_plugin.simulation.kubelet import KubeletOptions, StandInKubelet
+from neuron_plugin.simulation.kubelet_pod_resources import RateLimit
+from neuron_plugin.simulation.kubelet_pods import Container, ContainerKind, Pod
+from tests.kubelet.fakes import CORE, RunningPlugin, eventually, running_plugin
+
+asyncio.set_event_loop(None)  # see tests/kubelet/conftest.py
+
+UNLIMITED = KubeletOptions(pod_resources_per_second=0)
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="np-") as path:
+        yield Path(path)
+
+
+@dataclass
+class Node:
+    kubelet: StandInKubelet
+    plugin: RunningPlugin
+    client: PodResourcesClient
+    socket: Path
+
+
+@asynccontextmanager
+async def node(directory: Path, options: KubeletOptions = UNLIMITED) -> AsyncIterator[Node]:
+    plugins, pods = directory / "dp", directory / "pr"
+    plugins.mkdir()
+    pods.mkdir()
+    async with StandInKubelet(plugins, pods, options=options) as kubelet, running_plugin(plugins) as plugin:
+        await kubelet.wait_for_capacity(CORE, 4)
+        socket = pods / "kubelet.sock"
+        yield Node(kubelet, plugin, PodResourcesClient(socket, deadline_seconds=1), socket)
+
+
+def pod(name: str, *containers: tuple[str, int, ContainerKind]) -> Pod:
+    return Pod(f"uid-{name}", "ns", name, tuple(Container(n, {CORE: count}, kind) for n, count, kind in containers))
+
+
+APP = ContainerKind.APP
+
+
+async def test_a_pod_is_listed_with_its_ids(directory: Path) -> None:
+    async with node(directory) as n:
+        await n.kubelet.admit(pod("a", ("c", 2, APP)))
+        expected = PodDevices("ns", "a", (ContainerDevices("c", CORE, ("0", "1")),))
+        assert await n.client.list() == (expected,)
+        assert await n.client.get("ns", "a") == expected
+
+
+async def test_there_is_one_entry_for_each_id(directory: Path) -> None:
+    async with node(directory) as n, channel_to(n.socket) as channel:
+        await n.kubelet.admit(pod("a", ("c", 3, APP)))
+        answer = await pb_grpc.PodResourcesListerStub(channel).List(pb.ListPodResourcesRequest())
+        entries = answer.pod_resources[0].containers[0].devices
+    assert [entry.resource_name for entry in entries] == [CORE] * 3
+    assert sorted(list(entry.device_ids) for entry in entries) == [["0"], ["1"], ["2"]]
+
+
+async def test_p74_sidecar_and_app_are_listed_and_the_plain_init_container_is_not(directory: Path) -> None:
+    containers = (("i", 1, ContainerKind.INIT), ("s", 1, ContainerKind.SIDECAR), ("c", 1, APP))
+    async with node(directory) as n:
+        await n.kubelet.admit(pod("a", *containers))
+        (listed,) = await n.client.list()
+    assert [each.container for each in listed.containers] == ["s", "c"]
+
+
+async def test_a_pod_without_devices_is_listed_empty(directory: Path) -> None:
+    async with node(directory) as n:
+        await n.kubelet.admit(Pod("uid", "ns", "plain", (Container("c"),)))
+        assert await n.client.list() == (PodDevices("ns", "plain", ()),)
+
+
+async def test_unknown_and_ended_pods_are_not_found(directory: Path) -> None:
+    async with node(directory) as n:
+        await n.kubelet.admit(pod("a", ("c", 1, APP)))
+        n.kubelet.finish("uid-a")
+        assert await n.client.get("ns", "a") is None
+        assert await n.client.get("ns", "never") is None
+        assert await n.client.list() == ()
+
+
+async def test_a_pod_under_admission_is_already_known_but_holds_nothing_yet(directory: Path) -> None:
+    async with node(directory) as n:
+        release = asyncio.Event()
+
+        async def slow(available: object, _must: object, size: int) -> list[str]:
+            del available
+            await release.wait()
+            return [str(each) for each in range(size)]
+
+        n.plugin.handler.prefer = slow
+        admission = asyncio.create_task(n.kubelet.admit(pod("a", ("c", 1, APP))))
+        await eventually(lambda: bool(n.plugin.handler.preferences))
+        assert await n.client.get("ns", "a") == PodDevices("ns", "a", ())
+        release.set()
+        await admission
+        assert (await n.client.get("ns", "a")) == PodDevices("ns", "a", (ContainerDevices("c", CORE, ("0",)),))
+
+
+async def test_allocatable_lists_healthy_devices_whether_free_or_not(directory: Path) -> None:
+    async with node(directory) as n:
+        await n.kubelet.admit(pod("a", ("c", 2, APP)))
+        n.plugin.advertisement.publish([AdvertisedDevice("0"), AdvertisedDevice("1", healthy=False)])
+        await n.kubelet.wait_for_capacity(CORE, 1)
+        assert await n.client.allocatable() == {CORE: ("0",)}
+        await n.plugin.server.stop()
+        await n.kubelet.wait_for_capacity(CORE, 0)
+        assert await n.client.allocatable() == {}
+
+
+async def test_numa_nodes_are_passed_on_node_zero_included(directory: Path) -> None:
+    async with node(directory) as n, channel_to(n.socket) as channel:
+        n.plugin.advertisement.publish([AdvertisedDevice("0", numa_nodes=(0, 1))])
+        await n.kubelet.wait_for_capacity(CORE, 1)
+        answer = await pb_grpc.PodResourcesListerStub(channel).GetAllocatableResources(pb.AllocatableResourcesRequest())
+    assert [entry.ID for entry in answer.devices[0].topology.nodes] == [0, 1]
+
+
+async def test_assignments_outlive_a_dead_plugin_and_a_restarted_kubelet(directory: Path) -> None:
+    async with node(directory) as n:
+        await n.kubelet.admit(pod("a", ("c", 2, APP)))
+        before = await n.client.list()
+        await n.plugin.server.stop()
+        assert await n.client.list() == before
+        await n.kubelet.restart()
+        assert await n.client.list() == before
+
+
+async def test_a_list_frees_what_ended_pods_held_and_get_does_not(directory: Path) -> None:
+    async with node(directory) as n:
+        await n.kubelet.admit(pod("a", ("c", 4, APP)))
+        n.kubelet.finish("uid-a")
+        memory = n.kubelet._memory
+        await n.client.get("ns", "a")
+        assert memory.held_ids() != {}
+        await n.client.list()
+        assert memory.held_ids() == {}
+
+
+async def test_a_list_during_an_allocate_can_hand_one_device_to_two_pods(directory: Path) -> None:
+    """kubernetes/kubernetes#137534, which is why the plugin never lists while an Allocate is under way."""
+    async with node(directory) as n:
+        await n.kubelet.admit(pod("old", ("c", 1, APP)))
+        endpoint = n.kubelet._devices.endpoints[CORE]
+        assert endpoint is not None
+        allocate = endpoint.allocate
+
+        async def listed_meanwhile(ids: list[str]) -> object:
+            n.kubelet.finish("uid-old")
+            await n.client.list()
+            return await allocate(ids)
+
+        endpoint.allocate = listed_meanwhile  # type: ignore[assignment,method-assign]  # a wedge in the stand-in
+        first = (await n.kubelet.admit(pod("a", ("c", 1, APP)))).container("c").ids[CORE]
+        endpoint.allocate = allocate  # type: ignore[method-assign]  # and out again
+        await n.kubelet.admit(pod("b", ("c", 4, APP)))
+        available, _, _ = n.plugin.handler.preferences[-1]
+    assert set(first) <= set(available)
+
+
+async def test_a_kubelet_whose_gate_is_off_says_that_get_is_disabled(directory: Path) -> None:
+    async with node(directory, KubeletOptions(pod_resources_get=False)) as n:
+        with pytest.raises(GetUnsupportedError, match="PodResources API Get method disabled"):
+            await n.client.get("ns", "a")
+
+
+async def test_a_tight_loop_is_throttled(directory: Path) -> None:
+    async with node(directory, KubeletOptions(pod_resources_per_second=0.001, pod_resources_burst=3)) as n:
+        for _ in range(3):
+            await n.client.list()
+        with pytest.raises(PodResourcesThrottledError, match="rejected by rate limit"):
+            await PodResourcesClient(n.socket, deadline_seconds=0.05).list()
+
+
+def test_the_rate_limit_fills_up_again_with_time() -> None:
+    now = 0.0
+    limit = RateLimit(100, 2, lambda: now)
+    assert [limit.allows() for _ in range(3)] == [True, True, False]
+    now = 0.01
+    assert [limit.allows() for _ in range(2)] == [True, False]
+    now = 10.0
+    assert [limit.allows() for _ in range(3)] == [True, True, False]

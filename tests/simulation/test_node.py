@@ -1,0 +1,478 @@
+"""A simulated machine: the driver's very bytes, faults, and readers that scan meanwhile."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neuron_plugin.hardware.attributes import ResetState
+from neuron_plugin.hardware.inventory import read_inventory
+from neuron_plugin.simulation.node import SimulatedNode, write_node
+from neuron_plugin.simulation.node_description import DESCRIPTION_FILE, SimulationError
+from neuron_plugin.simulation.node_writer import TreeWriter
+from neuron_plugin.topology.geometry import Topology
+from neuron_plugin.topology.instances import InstanceType
+
+MakeNode = Callable[..., SimulatedNode]
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> MakeNode:
+    """Write a machine without the usage counters, which take most of the time."""
+
+    def make(instance_type: str = "inf2.24xlarge", **options: object) -> SimulatedNode:
+        chosen = {"usage_counters": False, **options}
+        return write_node(tmp_path / "node", instance_type, **chosen)  # type: ignore[arg-type]  # checked at run time
+
+    return make
+
+
+def device_dir(node: SimulatedNode, device: int) -> Path:
+    return node.root / "sys/devices/virtual/neuron_device" / f"neuron{device}"
+
+
+def text(node: SimulatedNode, device: int, name: str) -> str:
+    return (device_dir(node, device) / name).read_bytes().decode()
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def everything(root: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file and link below sys/, dev/ and opt/ with its mode and content."""
+    return {
+        str(path.relative_to(root)): (
+            path.lstat().st_mode,
+            str(path.readlink()).encode() if path.is_symlink() else path.read_bytes(),
+        )
+        for part in ("sys", "dev", "opt")
+        for path in (root / part).rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+# The published bytes, column by column: core_count, connected_devices, the three architecture files, cores.
+@pytest.mark.parametrize(
+    ("instance_type", "driver", "device", "core_count", "connected", "architecture", "core_arch"),
+    [
+        ("trn1.32xlarge", "2.24.7.0", 0, "2", "12, 3, 4, 1\n", ("NDv2\n", "Trn1\n", "Trainium1\n"), "NCv2\n"),
+        ("trn2.48xlarge", "2.26.5.0", 13, "8", "12, 1, 9, 14\n", ("NDv3\n", "Trn2\n", "Trainium2\n"), "NCv3\n"),
+        ("inf2.24xlarge", "2.26.5.0", 5, "2", "4\n", ("NDv3\n", "Inf2\n", "Inferentia2\n"), "NCv2\n"),
+        ("inf1.6xlarge", "2.24.7.0", 1, "4", "2, 0\n", ("NDv1\n", "Inf1\n", "Inferentia\n"), "NCv1\n"),
+        ("trn1.2xlarge", "2.26.5.0", 0, "2", "\n", ("NDv2\n", "Trn1\n", "Trainium1\n"), "NCv2\n"),
+        ("trn3.48xlarge", "2.25.4.0", 0, "8", "12, 1, 3, 4\n", ("NDv4\n", "Trn3\n", "Trainium3\n"), "NCv4\n"),
+    ],
+)
+def test_the_bytes_are_the_drivers(
+    make_node: MakeNode,
+    instance_type: str,
+    driver: str,
+    device: int,
+    core_count: str,
+    connected: str,
+    architecture: tuple[str, str, str],
+    core_arch: str,
+) -> None:
+    node = make_node(instance_type, driver_version=driver)
+    assert text(node, device, "core_count") == core_count
+    assert text(node, device, "connected_devices") == connected
+    assert text(node, device, "reset") == "1\n"
+    assert text(node, device, "dev") == f"243:{device}\n"
+    assert text(node, device, "uevent") == f"MAJOR=243\nMINOR={device}\nDEVNAME=neuron{device}\n"
+    assert text(node, device, "info/notify_delay") == "-1\n"
+    names = ("arch_type", "instance_type", "device_name")
+    assert tuple(text(node, device, f"info/architecture/{name}") for name in names) == architecture
+    cores = sorted(path.name for path in device_dir(node, device).glob("neuron_core*"))
+    assert cores == [f"neuron_core{core}" for core in range(int(core_count))]
+    assert text(node, device, "neuron_core0/info/architecture/arch_type") == core_arch
+
+
+def test_the_machine_says_which_it_is(make_node: MakeNode) -> None:
+    node = make_node("trn1.2xlarge", driver_version="2.26.5.0", logical_core_size=1)
+    assert (node.root / "sys/class/dmi/id/product_name").read_bytes() == b"trn1.2xlarge\n"
+    assert (node.root / "sys/module/neuron/version").read_bytes() == b"2.26.5.0\n"
+    assert (node.root / "opt/aws/neuron/logical_nc_config").read_bytes() == b"NEURON_LOGICAL_NC_CONFIG=1\n"
+
+
+def test_without_lnc_there_is_no_file_for_it(make_node: MakeNode) -> None:
+    assert not (make_node("trn2.3xlarge").root / "opt").exists()
+
+
+def test_the_class_links_to_the_devices_and_holds_plain_files(make_node: MakeNode) -> None:
+    class_dir = make_node("inf2.xlarge").root / "sys/class/neuron_device"
+    assert str((class_dir / "neuron0").readlink()) == "../../devices/virtual/neuron_device/neuron0"
+    assert (class_dir / "neuron0").resolve() == class_dir.parents[1] / "devices/virtual/neuron_device/neuron0"
+    assert (class_dir / "neuron0/subsystem").resolve() == class_dir
+    plain = {path.name: path.read_text() for path in class_dir.iterdir() if not path.is_symlink()}
+    assert plain == {
+        "node_id_2": "-1\n",
+        "node_id_4": "-1\n",
+        "server_id_2": "0000000000000000\n",
+        "server_id_4": "0000000000000000\n",
+        "ultraserver_mode": "\n",
+    }
+    assert {mode(class_dir / name) for name in plain} == {0o444}
+
+
+@pytest.mark.parametrize(("driver", "expected"), [("2.26.5.0", 0o400), ("2.27.9.9", 0o400), ("2.28.0.0", 0o444)])
+def test_p27_modes_follow_the_driver(make_node: MakeNode, driver: str, expected: int) -> None:
+    directory = device_dir(make_node("inf2.xlarge", driver_version=driver), 0)
+    assert mode(directory / "core_count") == expected
+    assert mode(directory / "connected_devices") == expected
+    assert mode(directory / "reset") == 0o600
+    assert mode(directory / "stats/hardware/mem_ecc_uncorrected") == 0o644
+
+
+def test_modes_do_not_depend_on_the_umask(make_node: MakeNode) -> None:
+    previous = os.umask(0o077)
+    try:
+        node = make_node("inf2.xlarge", driver_version="2.28.0.0")
+    finally:
+        os.umask(previous)
+    assert mode(device_dir(node, 0) / "core_count") == 0o444
+    assert mode(node.root / "dev/neuron0") == 0o666
+
+
+@pytest.mark.parametrize(
+    ("driver", "attribute", "exists"),
+    [
+        ("2.13.3.0", "connected_devices", False),
+        ("2.13.4.0", "connected_devices", True),
+        ("2.14.4.0", "stats/hardware/mem_ecc_uncorrected", False),
+        ("2.14.5.0", "stats/hardware/mem_ecc_uncorrected", True),
+        ("2.21.36.0", "stats/power/utilization", False),
+        ("2.21.37.0", "stats/power/utilization", True),
+        ("2.28.0.0", "stats/hardware/health_status/unhealthy_components", False),
+        ("2.30.2.0", "stats/hardware/health_status/unhealthy_components", True),
+    ],
+)
+def test_attributes_come_with_the_driver_that_brought_them(
+    make_node: MakeNode,
+    driver: str,
+    attribute: str,
+    exists: bool,  # noqa: FBT001 - parametrized
+) -> None:
+    assert (device_dir(make_node("inf2.xlarge", driver_version=driver), 0) / attribute).exists() is exists
+
+
+def test_inf1_has_neither_serial_number_nor_hardware_counters(make_node: MakeNode) -> None:
+    directory = device_dir(make_node("inf1.xlarge"), 0)
+    assert not (directory / "info/serial_number").exists()
+    assert not (directory / "stats/hardware").exists()
+    assert (directory / "stats/power/utilization").exists()
+
+
+def test_serial_numbers_are_sixteen_digits_and_differ(make_node: MakeNode) -> None:
+    node = make_node("trn1.32xlarge")
+    serials = {text(node, device, "info/serial_number") for device in range(16)}
+    assert len(serials) == 16
+    assert {len(serial) for serial in serials} == {17}
+
+
+def test_core_counters_are_written_for_every_core(make_node: MakeNode) -> None:
+    node = make_node("inf2.xlarge", usage_counters=True)
+    core = "neuron_core1/stats"
+    assert text(node, 0, f"{core}/status/hw_nc_ue_error/total") == "0\n"
+    assert text(node, 0, f"{core}/memory_usage/device_mem/collectives/peak") == "0\n"
+    assert text(node, 0, f"{core}/memory_usage/host_mem/present") == "0\n"
+    assert text(node, 0, f"{core}/other_info/nc_time_in_use/present") == "0\n"
+    assert text(node, 0, f"{core}/tensor_engine/pe_cntrs") == "xrow_grp,mm_active,wl_active,idle\n"
+    assert len(list((device_dir(node, 0) / "neuron_core1").rglob("total"))) == 24 + 6 + 1 + 1 + 11
+
+
+def test_inf1_cores_have_no_tensor_engine_counters(make_node: MakeNode) -> None:
+    node = make_node("inf1.xlarge", usage_counters=True)
+    assert not (device_dir(node, 0) / "neuron_core0/stats/tensor_engine").exists()
+
+
+def test_a_switched_type_has_other_class_files(make_node: MakeNode) -> None:
+    class_dir = make_node("trn3s.48xlarge").root / "sys/class/neuron_device"
+    assert {path.name for path in class_dir.iterdir() if not path.is_symlink()} == {"node_id", "reservation_id"}
+
+
+def test_p24_missing_chips_leave_a_gap(make_node: MakeNode) -> None:
+    node = make_node("trn1.32xlarge", missing=(3, 7, 3))
+    assert read_inventory(node.paths).device_ids == (0, 1, 2, 4, 5, 6, *range(8, 16))
+    assert not (node.root / "dev/neuron3").exists()
+    assert text(node, 0, "connected_devices") == "\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="making character devices takes root")
+def test_character_devices_are_made_on_request(make_node: MakeNode) -> None:
+    try:
+        node = make_node("inf2.24xlarge", char_nodes=True)
+    except PermissionError:
+        pytest.skip("this container may not make device nodes")
+    status = (node.root / "dev/neuron5").stat()
+    assert stat.S_ISCHR(status.st_mode)
+    assert (os.major(status.st_rdev), os.minor(status.st_rdev)) == (243, 5)
+    assert stat.S_IMODE(status.st_mode) == 0o666
+    node.remove_node(5)
+    assert not (node.root / "dev/neuron5").exists()
+    node.restore_node(5)
+    assert (node.root / "dev/neuron5").is_char_device()
+
+
+FAULTS: dict[str, tuple[Callable[[SimulatedNode], None], Callable[[SimulatedNode], None]]] = {
+    "ecc": (lambda node: node.set_ecc(2, sram=1, memory=2), lambda node: node.set_ecc(2, sram=0, memory=0)),
+    "reset": (lambda node: node.set_reset(2, ResetState.FAILED), lambda node: node.set_reset(2, ResetState.READY)),
+    "components": (
+        lambda node: node.set_unhealthy_components(2, ("hbm", "sram")),
+        lambda node: node.set_unhealthy_components(2, ()),
+    ),
+    "device": (lambda node: node.remove_device(2), lambda node: node.restore_device(2)),
+    "node": (lambda node: node.remove_node(2), lambda node: node.restore_node(2)),
+    "driver": (lambda node: node.unload_driver(), lambda node: node.load_driver()),
+    "garbage": (
+        lambda node: node.set_attribute(2, "core_count", "many"),
+        lambda node: node.restore_attribute(2, "core_count"),
+    ),
+    "late attribute": (
+        lambda node: node.remove_attribute(2, "connected_devices"),
+        lambda node: node.restore_attribute(2, "connected_devices"),
+    ),
+    "new attribute": (
+        lambda node: node.set_attribute(2, "stats/hardware/new", "1\n"),
+        lambda node: node.restore_attribute(2, "stats/hardware/new"),
+    ),
+    "lnc": (lambda node: node.set_logical_core_size(1), lambda node: node.set_logical_core_size(None)),
+}
+
+
+@pytest.mark.parametrize(("fault", "remedy"), FAULTS.values(), ids=FAULTS.keys())
+def test_p68_every_fault_changes_the_tree_and_every_remedy_restores_its_bytes(
+    make_node: MakeNode,
+    fault: Callable[[SimulatedNode], None],
+    remedy: Callable[[SimulatedNode], None],
+) -> None:
+    node = make_node()
+    before = everything(node.root)
+    fault(node)
+    assert everything(node.root) != before
+    remedy(node)
+    assert everything(node.root) == before
+
+
+def test_faults_read_as_the_driver_would_print_them(make_node: MakeNode) -> None:
+    node = make_node()
+    node.set_ecc(2, sram=1, memory=2, repairable=3)
+    node.set_ecc(2, memory=7)
+    node.set_reset(2, ResetState.RESETTING)
+    node.set_unhealthy_components(2, ["hbm", "link_host"])
+    hardware = "stats/hardware"
+    assert text(node, 2, f"{hardware}/sram_ecc_uncorrected") == "1\n"
+    assert text(node, 2, f"{hardware}/mem_ecc_uncorrected") == "7\n"
+    assert text(node, 2, f"{hardware}/mem_ecc_repairable_uncorrected") == "3\n"
+    assert text(node, 2, f"{hardware}/health_status/unhealthy_components") == "hbm,link_host\n"
+    assert text(node, 2, "reset") == "0\n"
+    assert text(node, 1, "reset") == "1\n"
+
+
+def test_p25_faults_survive_a_driver_reload_because_counters_live_in_firmware(make_node: MakeNode) -> None:
+    node = make_node()
+    node.set_ecc(2, memory=4)
+    node.unload_driver()
+    assert not (node.root / "sys/class/neuron_device").exists()
+    assert not (node.root / "sys/module/neuron").exists()
+    assert [path.name for path in (node.root / "dev").glob("neuron*")] == []
+    node.set_ecc(2, sram=1)
+    node.load_driver()
+    assert text(node, 2, "stats/hardware/mem_ecc_uncorrected") == "4\n"
+    assert text(node, 2, "stats/hardware/sram_ecc_uncorrected") == "1\n"
+
+
+def test_a_device_that_goes_blanks_the_links_of_the_others_until_it_is_back(make_node: MakeNode) -> None:
+    node = make_node("inf2.48xlarge")
+    node.remove_device(3)
+    assert text(node, 8, "connected_devices") == "\n"
+    node.restore_device(3)
+    assert text(node, 8, "connected_devices") == "7, 9\n"
+
+
+def test_another_process_finds_the_machine_with_its_faults(make_node: MakeNode) -> None:
+    node = make_node()
+    node.set_ecc(2, memory=1)
+    again = SimulatedNode.open(node.root)
+    again.remove_device(4)
+    assert read_inventory(node.paths).device_ids == (0, 1, 2, 3, 5)
+    assert again.description.device(2).memory_ecc == 1
+    node.restore_device(4)
+    assert text(node, 2, "stats/hardware/mem_ecc_uncorrected") == "1\n"
+
+
+def test_faults_from_many_sides_at_once_are_all_kept(make_node: MakeNode) -> None:
+    node = make_node()
+    threads = [
+        threading.Thread(target=SimulatedNode.open(node.root).set_ecc, args=(device,), kwargs={"memory": device + 1})
+        for device in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ecc = [device.health.ecc for device in read_inventory(node.paths).devices]
+    assert [counts.memory for counts in ecc if counts] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_reader_that_scans_during_changes_sees_whole_files_only(make_node: MakeNode) -> None:
+    node = make_node("inf2.48xlarge")
+    done = threading.Event()
+
+    def disturb() -> None:
+        for round_ in range(15):
+            node.set_ecc(5, memory=10 ** (round_ % 8))
+            node.remove_device(7)
+            node.restore_device(7)
+        done.set()
+
+    disturber = threading.Thread(target=disturb)
+    disturber.start()
+    looks = 0
+    while not done.is_set():
+        inventory = read_inventory(node.paths)
+        assert inventory.skipped == ()
+        assert set(inventory.device_ids) | {7} == set(range(12))
+        assert all(not device.problems for device in inventory.devices)
+        looks += 1
+    disturber.join()
+    assert looks > 3
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "options", "complaint"),
+    [
+        ("p5.48xlarge", {}, "'p5.48xlarge' is not known: choose among inf1.24xlarge, inf1.2xlarge"),
+        ("inf1.xlarge", {"driver_version": "2.26.5.0"}, "has no Inf1 any more: use 2.24.7.0 or older"),
+        ("trn3.48xlarge", {"driver_version": "2.24.7.0"}, "does not know Trn3 yet: use 2.25.4 or newer"),
+        ("inf2.xlarge", {"driver_version": "latest"}, "'latest': expected a version such as 2.26.5.0"),
+        ("inf2.24xlarge", {"missing": (6,)}, "missing device 6: inf2.24xlarge has devices 0 to 5"),
+        ("inf2.24xlarge", {"logical_core_size": 0}, "logical core size 0: expected 1 or more"),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused_and_nothing_is_written(
+    tmp_path: Path, make_node: MakeNode, instance_type: str, options: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(SimulationError, match=complaint):
+        make_node(instance_type, **options)
+    assert not (tmp_path / "node").exists()
+
+
+def test_a_directory_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("data")
+    with pytest.raises(SimulationError, match="is not empty"):
+        write_node(tmp_path, "inf2.xlarge")
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+def test_opening_what_is_no_simulated_machine_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SimulationError, match="holds no simulated node"):
+        SimulatedNode.open(tmp_path)
+    (tmp_path / DESCRIPTION_FILE).write_text('{"instance_type": 1}')
+    with pytest.raises(SimulationError, match="does not describe a simulated node"):
+        SimulatedNode.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "complaint"),
+    [
+        (lambda node: node.set_ecc(9, memory=1), "device 9: inf2.24xlarge here has"),
+        (lambda node: node.remove_device(1), "device 1: inf2.24xlarge here has"),
+        (lambda node: node.set_attribute(2, "../../x", "1"), "expected a path below the device"),
+        (lambda node: node.set_attribute(2, "/etc/x", "1"), "expected a path below the device"),
+        (lambda node: node.set_unhealthy_components(2, ["hbm"]), "has no unhealthy_components"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_refused_and_changes_nothing(
+    make_node: MakeNode, fault: Callable[[SimulatedNode], None], complaint: str
+) -> None:
+    node = make_node(missing=(1,), driver_version="2.26.5.0")
+    before = everything(node.root)
+    with pytest.raises(SimulationError, match=complaint):
+        fault(node)
+    assert everything(node.root) == before
+
+
+def test_inf1_refuses_ecc_errors_it_could_not_show(make_node: MakeNode) -> None:
+    with pytest.raises(SimulationError, match="no ECC counters"):
+        make_node("inf1.xlarge").set_ecc(0, memory=1)
+
+
+def test_a_product_that_no_driver_has_is_refused(make_node: MakeNode) -> None:
+    strange = InstanceType("trn9.huge", "Trainium9", 4, 8, 1, Topology.UNLINKED)
+    with pytest.raises(SimulationError, match="devices named 'Trainium9', which no known driver has"):
+        make_node("trn9.huge", types={"trn9.huge": strange})
+
+
+ACTIONS: dict[str, Callable[[SimulatedNode, int], None]] = {
+    "errors": lambda node, device: node.set_ecc(device, memory=device + 1),
+    "no errors": lambda node, device: node.set_ecc(device, memory=0),
+    "failed reset": lambda node, device: node.set_reset(device, ResetState.FAILED),
+    "broken parts": lambda node, device: node.set_unhealthy_components(device, ["hbm"]),
+    "device gone": lambda node, device: node.remove_device(device),
+    "device back": lambda node, device: node.restore_device(device),
+    "node gone": lambda node, device: node.remove_node(device),
+    "node back": lambda node, device: node.restore_node(device),
+    "garbage": lambda node, device: node.set_attribute(device, "core_count", "?"),
+    "no attribute": lambda node, device: node.remove_attribute(device, "core_count"),
+    "attribute back": lambda node, device: node.restore_attribute(device, "core_count"),
+    "driver gone": lambda node, _device: node.unload_driver(),
+    "driver back": lambda node, _device: node.load_driver(),
+    "lnc": lambda node, device: node.set_logical_core_size(device or None),
+}
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.tuples(st.sampled_from(sorted(ACTIONS)), st.integers(0, 2)), max_size=12))
+def test_after_any_faults_the_tree_is_the_one_its_description_would_be_written_as(
+    steps: list[tuple[str, int]],
+) -> None:
+    types = {"inf2.small": InstanceType("inf2.small", "Inferentia2", 3, 2, 32, Topology.LINE)}
+    with TemporaryDirectory() as directory:
+        node = write_node(Path(directory) / "node", "inf2.small", usage_counters=False, types=types)
+        for action, device in steps:
+            ACTIONS[action](node, device)
+        fresh = Path(directory) / "fresh"
+        fresh.mkdir()
+        TreeWriter(fresh).build(node.description)
+        assert everything(node.root) == everything(fresh)
+        assert SimulatedNode(fresh).description == node.description
+        read_inventory(node.paths)
+
+
+@pytest.mark.parametrize(("fault", "remedy"), FAULTS.values(), ids=FAULTS.keys())
+def test_a_change_that_was_cut_short_is_completed_when_it_is_made_again(
+    make_node: MakeNode,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[SimulatedNode], None],
+    remedy: Callable[[SimulatedNode], None],
+) -> None:
+    node = make_node()
+    before = everything(node.root)
+    for change in (fault, remedy):
+        with monkeypatch.context() as patch:
+            patch.setattr(TreeWriter, "_describe", cut_short)
+            with pytest.raises(KeyboardInterrupt):
+                change(node)
+        change(node)
+    assert everything(node.root) == before
+
+
+def cut_short(_writer: TreeWriter, _description: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_the_default_driver_is_the_newest_that_has_the_product(tmp_path: Path) -> None:
+    versions = {
+        name: write_node(tmp_path / name, name, usage_counters=False).description.driver_version
+        for name in ("inf1.xlarge", "inf2.xlarge", "trn3pd98.3xlarge")
+    }
+    assert versions == {"inf1.xlarge": "2.24.7.0", "inf2.xlarge": "2.30.2.0", "trn3pd98.3xlarge": "2.30.2.0"}

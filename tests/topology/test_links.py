@@ -1,0 +1,98 @@
+"""Links are those the driver prints, and links tell the topology."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuron_plugin.topology.geometry import Topology
+from neuron_plugin.topology.links import links_of, topology_of
+
+TORUS_AS_THE_DRIVER_PRINTS_IT = """
+12 3 4 1; 13 0 5 2; 14 1 6 3; 15 2 7 0; 0 7 8 5; 1 4 9 6; 2 5 10 7; 3 6 11 4;
+4 11 12 9; 5 8 13 10; 6 9 14 11; 7 10 15 8; 8 15 0 13; 9 12 1 14; 10 13 2 15; 11 14 3 12
+"""
+"""connected_devices of trn1.32xlarge, devices 0 to 15 (driver 2.24.7)."""
+
+
+def driver_torus() -> dict[int, frozenset[int]]:
+    lists = TORUS_AS_THE_DRIVER_PRINTS_IT.split(";")
+    return {device: frozenset(int(other) for other in text.split()) for device, text in enumerate(lists)}
+
+
+def test_the_torus_is_the_drivers() -> None:
+    assert links_of(Topology.TORUS, 16) == driver_torus()
+
+
+def test_a_host_of_32_devices_is_two_tori_that_share_no_link() -> None:
+    links = links_of(Topology.TORUS, 32)
+    assert {device: links[device] for device in range(16)} == driver_torus()
+    for device in range(16):
+        assert links[device + 16] == frozenset(other | 0x10 for other in links[device])
+
+
+def test_the_ring_of_inf2_48xlarge_closes() -> None:
+    links = links_of(Topology.RING, 12)
+    assert links[0] == {11, 1}
+    assert links[11] == {10, 0}
+    assert links[5] == {4, 6}
+
+
+def test_the_line_of_inf2_24xlarge_has_ends() -> None:
+    links = links_of(Topology.LINE, 6)
+    assert links[0] == {1}
+    assert links[5] == {4}
+
+
+@pytest.mark.parametrize("topology", list(Topology))
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 6, 12, 15, 16, 20, 32])
+def test_links_go_both_ways_and_stay_inside_the_node(topology: Topology, count: int) -> None:
+    links = links_of(topology, count)
+    assert sorted(links) == list(range(count))
+    for device, others in links.items():
+        assert device not in others
+        assert all(device in links[other] for other in others)
+
+
+@pytest.mark.parametrize(
+    ("topology", "count"),
+    [
+        (Topology.SINGLE, 1),
+        (Topology.LINE, 4),
+        (Topology.LINE, 6),
+        (Topology.RING, 12),
+        (Topology.RING, 16),
+        (Topology.TORUS, 16),
+    ],
+)
+def test_p26_a_topology_is_recognised_by_its_links(topology: Topology, count: int) -> None:
+    assert topology_of(links_of(topology, count)) is topology
+
+
+@pytest.mark.parametrize("gone", [0, 3, 5])
+def test_p26_a_hole_may_hide_any_topology(gone: int) -> None:
+    links = {device: others - {gone} for device, others in links_of(Topology.LINE, 6).items() if device != gone}
+    assert topology_of(links) is (Topology.LINE if gone == 5 else Topology.UNLINKED)
+
+
+def test_p26_a_single_device_that_is_not_the_first_is_no_single_device_machine() -> None:
+    assert topology_of({3: frozenset()}) is Topology.UNLINKED
+
+
+def test_links_that_the_driver_blanked_say_nothing() -> None:
+    assert topology_of({device: frozenset() for device in range(11)}) is Topology.UNLINKED
+
+
+def test_no_device_has_no_topology() -> None:
+    assert topology_of({}) is Topology.UNLINKED
+
+
+def test_one_more_link_is_another_machine() -> None:
+    links = links_of(Topology.RING, 12)
+    assert topology_of({**links, 0: links[0] | {6}, 6: links[6] | {0}}) is Topology.UNLINKED
+
+
+@given(st.dictionaries(st.integers(-3, 70), st.frozensets(st.integers(-3, 70), max_size=4), max_size=34))
+def test_any_links_have_some_topology(links: dict[int, frozenset[int]]) -> None:
+    assert topology_of(links) in Topology

@@ -1,0 +1,161 @@
+"""The valid sets of every shipped type are the documentation's, no more and no fewer."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, MOST_DEVICES, Geometry, Topology
+from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
+from tests.topology.oracle import (
+    INF1,
+    INF2_LINE,
+    INF2_RING,
+    LINEAR,
+    TRN1,
+    TRN2,
+    TRN2_LNC1,
+    UNLINKED,
+    as_cores,
+    every_geometry,
+    is_consecutive,
+    oracle_sets,
+    shipped,
+)
+
+
+def name_of(geometry: Geometry) -> str:
+    return f"{geometry.instance_type}-{geometry.cores_per_device}"
+
+
+def devices_of(geometry: Geometry, count: int) -> list[list[int]]:
+    return [list(geometry.devices_touched(mask)) for mask in valid_sets(geometry, Unit.DEVICE, count)]
+
+
+@pytest.mark.parametrize("geometry", every_geometry(), ids=name_of)
+@pytest.mark.parametrize("unit", list(Unit))
+def test_every_count_has_exactly_the_sets_of_the_oracle(geometry: Geometry, unit: Unit) -> None:
+    for count in range(-1, geometry.core_count + 3):
+        sets = valid_sets(geometry, unit, count)
+        assert {as_cores(mask) for mask in sets} == oracle_sets(geometry, unit, count), count
+        assert len(set(sets)) == len(sets)
+
+
+@pytest.mark.parametrize("geometry", every_geometry(), ids=name_of)
+@pytest.mark.parametrize("unit", list(Unit))
+def test_sets_come_lowest_ids_first(geometry: Geometry, unit: Unit) -> None:
+    for count in valid_counts(geometry, unit):
+        sets = valid_sets(geometry, unit, count)
+        assert list(sets) == sorted(sets)
+
+
+@pytest.mark.parametrize("geometry", every_geometry(), ids=name_of)
+def test_t15_every_set_is_one_ascending_window_of_consecutive_cores(geometry: Geometry) -> None:
+    for unit in Unit:
+        for count in valid_counts(geometry, unit):
+            assert all(is_consecutive(as_cores(mask)) for mask in valid_sets(geometry, unit, count))
+
+
+@pytest.mark.parametrize("geometry", every_geometry(), ids=name_of)
+def test_t17_one_and_all_are_valid_on_every_topology(geometry: Geometry) -> None:
+    assert len(valid_sets(geometry, Unit.DEVICE, 1)) == geometry.device_count
+    assert len(valid_sets(geometry, Unit.CORE, 1)) == geometry.core_count
+    assert (
+        valid_sets(geometry, Unit.DEVICE, geometry.device_count)[-1] == geometry.all_mask or geometry.device_count == 1
+    )
+    assert geometry.all_mask in valid_sets(geometry, Unit.CORE, geometry.core_count)
+
+
+def test_t16_four_devices_on_a_torus_are_exactly_its_rows() -> None:
+    for geometry in (TRN1, TRN2, TRN2_LNC1):
+        assert devices_of(geometry, 4) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+
+
+def test_t16_eight_devices_on_a_torus_are_exactly_its_aligned_halves() -> None:
+    assert devices_of(TRN1, 8) == [list(range(8)), list(range(8, 16))]
+
+
+def test_t16_no_other_count_of_devices_is_handed_out_on_a_torus() -> None:
+    assert valid_counts(TRN1, Unit.DEVICE) == (1, 4, 8, 16)
+
+
+def test_three_devices_on_a_line_are_consecutive_and_never_every_other_one() -> None:
+    assert devices_of(INF2_LINE, 3) == [[0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5]]
+
+
+def test_t15_a_ring_is_never_cut_across_its_wrap() -> None:
+    assert [11, 0] not in devices_of(INF2_RING, 2)
+    assert len(devices_of(INF2_RING, 2)) == 11
+    for count in range(2, 12):
+        assert not any({0, 11} <= set(devices) for devices in devices_of(INF2_RING, count))
+
+
+def test_t12_three_cores_stay_inside_one_device() -> None:
+    assert [sorted(as_cores(mask)) for mask in valid_sets(INF1, Unit.CORE, 3)][:3] == [[0, 1, 2], [1, 2, 3], [4, 5, 6]]
+
+
+def test_t12_five_cores_start_at_a_device() -> None:
+    assert [min(as_cores(mask)) for mask in valid_sets(INF1, Unit.CORE, 5)] == [0, 4, 8]
+
+
+def test_t13_five_cores_span_two_devices_of_four_cores_and_three_of_two() -> None:
+    assert {len(INF1.devices_touched(mask)) for mask in valid_sets(INF1, Unit.CORE, 5)} == {2}
+    assert {len(INF2_LINE.devices_touched(mask)) for mask in valid_sets(INF2_LINE, Unit.CORE, 5)} == {3}
+
+
+def test_t14_nine_cores_on_four_devices_of_four_cores_are_the_first_nine_or_start_at_the_second_device() -> None:
+    first, second = valid_sets(INF1, Unit.CORE, 9)
+    assert as_cores(first) == frozenset(range(9))
+    assert as_cores(second) == frozenset(range(4, 13))
+
+
+@pytest.mark.parametrize("count", [3, 5, 9])
+def test_t12_odd_core_counts_beyond_a_device_are_never_cut_on_a_torus(count: int) -> None:
+    assert valid_sets(TRN1, Unit.CORE, count) == ()
+
+
+def test_t12_cores_beyond_a_device_come_as_whole_devices_in_a_valid_count_on_a_torus() -> None:
+    assert valid_counts(TRN1, Unit.CORE) == (1, 2, 8, 16, 32)
+    assert valid_counts(TRN2, Unit.CORE) == (1, 2, 3, 4, 16, 32, 64)
+    assert valid_sets(TRN1, Unit.CORE, 8) == valid_sets(TRN1, Unit.DEVICE, 4)
+
+
+def test_p26_unknown_links_give_one_device_or_all_of_them() -> None:
+    unknown = Geometry("trn9.big", Topology.UNLINKED, 6, 2, (1,))
+    assert valid_counts(unknown, Unit.DEVICE) == (1, 6)
+    assert valid_counts(unknown, Unit.CORE) == (1, 2, 12)
+    assert valid_counts(UNLINKED, Unit.DEVICE) == (1, 4)
+
+
+def test_a_torus_of_two_blocks_keeps_rows_and_halves_inside_a_block() -> None:
+    double = Geometry("lab", Topology.TORUS, 32, 2, (1, 4, 8, 16))
+    assert devices_of(double, 16) == [list(range(16)), list(range(16, 32))]
+    assert valid_counts(double, Unit.DEVICE) == (1, 4, 8, 16, 32)
+
+
+def test_a_node_without_devices_or_cores_hands_out_nothing() -> None:
+    for geometry in (Geometry("none", Topology.UNLINKED, 0, 2), Geometry("unread", Topology.RING, 12, 0)):
+        for unit in Unit:
+            assert valid_counts(geometry, unit) == ()
+            assert valid_sets(geometry, unit, 1) == ()
+
+
+@given(count=st.integers(), name=st.sampled_from(["inf2.48xlarge", "trn1.32xlarge", "trn3en.24xlarge"]))
+def test_t23_any_count_however_large_or_negative_is_looked_up_and_never_computed_with(count: int, name: str) -> None:
+    geometry = shipped(name)
+    for unit in Unit:
+        assert bool(valid_sets(geometry, unit, count)) == (count in valid_counts(geometry, unit))
+
+
+def test_t23_a_count_of_two_to_the_63_has_no_set() -> None:
+    for geometry in (INF1, INF2_RING, TRN1):
+        assert valid_sets(geometry, Unit.CORE, 2**63 - 1) == ()
+        assert valid_sets(geometry, Unit.DEVICE, 2**63 - 1) == ()
+
+
+@pytest.mark.parametrize("topology", LINEAR)
+def test_the_largest_line_the_driver_allows_is_tabled(topology: Topology) -> None:
+    geometry = Geometry(f"largest-{topology}", topology, MOST_DEVICES, MOST_CORES_PER_DEVICE)
+    assert len(valid_sets(geometry, Unit.CORE, 511)) == 1
+    assert len(valid_sets(geometry, Unit.DEVICE, 2)) == MOST_DEVICES - 1
