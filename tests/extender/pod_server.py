@@ -30,7 +30,7 @@ def never_sent() -> UnreachableError:
 
 
 class PodServer:
-    """``PodWrites`` on manifests. ``before`` and ``after`` hold errors for the next binds: not done, or done and untold."""
+    """``PodWrites`` on manifests. ``before``, ``after``: errors of the next binds, not done or done and untold."""
 
     def __init__(self) -> None:
         self.pods: dict[str, Manifest] = {}

@@ -393,9 +393,7 @@ async def test_a_caller_waits_no_longer_than_the_deadline_and_the_attempt_goes_o
     assert pod["spec"]["nodeName"] == "node"
 
 
-async def test_a_fault_of_ours_ends_one_bind_and_not_the_daemon(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_fault_of_ours_ends_one_bind_and_not_the_daemon(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.server.before = [ZeroDivisionError()]
 
     outcome = await bench.bind(bench.waiting("pod"))
