@@ -277,7 +277,7 @@ async def test_t37_to_t43_no_core_has_two_live_holders_and_nothing_leaks(seed: i
 
     for number in range(STEPS):
         await run.step()
-        if number % 10 == 0:
+        if number % 25 == 0:
             run.check()
 
     await run.wait()
