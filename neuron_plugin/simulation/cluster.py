@@ -138,7 +138,7 @@ class SimulatedCluster:
             "--health-address": "127.0.0.1",
             "--health-port": health_port,
         }
-        self._extender = await self._start("extender", "extender", flags, "--no-leader-election")
+        self._extender = await self._start("extender", "extender", flags)
         self._scheduler = await StandInScheduler(f"http://127.0.0.1:{port}/scheduler").__aenter__()
         await self._wait_until_ready(f"http://127.0.0.1:{health_port}/readyz")
 

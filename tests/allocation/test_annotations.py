@@ -99,7 +99,7 @@ def test_p52_every_set_of_every_geometry_reads_back_as_it_was_written(geometry: 
                 assert read(POD, written, request) == Decision((ContainerIds(request[0], ids),), 99)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data(), any_geometry(), st.sets(st.sampled_from(Dialect), min_size=1))
 def test_p52_what_the_extender_places_the_plugin_reads(
     data: st.DataObject, geometry: Geometry, dialects: set[Dialect]
@@ -266,7 +266,7 @@ id_texts = st.text(alphabet="0123456789,-| x٣", max_size=12)
 texts = st.one_of(id_texts, st.text(max_size=30), st.sampled_from([resource.value for resource in Resource]))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data(), any_geometry(), st.dictionaries(st.sampled_from(KEYS), texts))
 def test_t34_any_texts_are_a_decision_that_fits_the_pod_or_the_one_typed_error(
     data: st.DataObject, geometry: Geometry, annotations: dict[str, str]

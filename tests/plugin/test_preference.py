@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from neuron_plugin.allocation.resources import ids_of
 from neuron_plugin.plugin.preference import preferred_ids, tightest
 from neuron_plugin.topology.geometry import Geometry, Topology
-from neuron_plugin.topology.sets import Unit, valid_sets
+from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
 
 TRN1 = Geometry("trn1.32xlarge", Topology.TORUS, 16, 2, (1, 4, 8, 16))
 INF2 = Geometry("inf2.48xlarge", Topology.RING, 12, 2)
@@ -30,7 +30,7 @@ def test_p29_the_answer_has_the_size_is_available_and_includes_what_it_must(
 
 @given(data=st.data(), unit=st.sampled_from(list(Unit)))
 def test_p31_a_linked_set_is_preferred_whenever_one_is_free(data: st.DataObject, unit: Unit) -> None:
-    count = data.draw(st.sampled_from([1, 4, 8]))
+    count = data.draw(st.sampled_from(valid_counts(TRN1, unit)))
     target = data.draw(st.sampled_from(valid_sets(TRN1, unit, count)))
     free = target | data.draw(st.integers(0, TRN1.all_mask))
     ids = preferred_ids(TRN1, unit, available=ids_of(TRN1, unit, TRN1.all_mask), must_include=(), free=free, size=count)
