@@ -65,10 +65,11 @@ class ExtenderDaemon:
         self._leadership = Leadership(self.readiness, self._feeds.pods.list_consistently, landing_seconds=times.landing)
         self._election = self._candidate(api) if settings.leader_election else None
         term = self._election or Alone(time.monotonic() + times.landing, time.monotonic)
+        self.barred = fence(self.readiness, term, times.write)
         self.binder = Binder(
             self.state,
             ApiPodWrites(api),
-            fence=fence(self.readiness, term, times.write),
+            fence=self.barred,
             dialects=settings.dialects,
             times=times,
         )

@@ -10,10 +10,10 @@ from neuron_plugin.allocation.placement import placement_mask
 from neuron_plugin.allocation.refusals import Refusal
 from neuron_plugin.allocation.requests import PodRequest
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.extender import shapes, verdicts
+from neuron_plugin.extender import shapes
 from neuron_plugin.extender.reasons import STALE
 from neuron_plugin.extender.shapes import Shape, closed_shape, open_shape
-from neuron_plugin.extender.verdicts import VerdictMemo, cost_on, judge, placement_on, scores
+from neuron_plugin.extender.verdicts import cost_on, judge, placement_on, scores
 from neuron_plugin.simulation.manifests import container, pod_manifest, shipped_geometry
 from neuron_plugin.topology.geometry import CoreMask
 from tests.extender.world import CORE, DEVICE, record_of, request_of
@@ -53,40 +53,6 @@ def test_a_verdict_says_fits_exactly_when_a_placement_exists(free: int, asked: t
     request = asking(*asked)
 
     assert (judge(shape(free), request) is None) is not isinstance(placement_on(shape(free), request), Refusal)
-
-
-def test_the_memo_answers_like_the_functions_it_remembers() -> None:
-    memo, request = VerdictMemo(), asking(DEVICE, 4)
-    for free in (0, 0xFF, 0xFF00FF, 0x0F0F0F0F):
-        assert memo.verdicts(request)[shape(free)] == judge(shape(free), request)
-        assert memo.costs(request)[shape(free)] == cost_on(shape(free), request)
-
-
-def test_equal_misfits_are_one_object_and_their_code_is_found_by_text() -> None:
-    memo, request = VerdictMemo(), asking(DEVICE, 4)
-
-    first, second = (memo.verdicts(request)[shape(free)] for free in (0b1, 0b11))
-
-    assert first is second
-    assert first is not None
-    assert memo.code_of(first.text) == "not-free"
-    assert memo.code_of("something else") == "other"
-
-
-def test_the_memo_forgets_the_oldest_request_and_starts_a_full_table_anew() -> None:
-    memo = VerdictMemo()
-    oldest = memo.verdicts(asking(CORE, 1))
-    for amount in range(2, verdicts.MOST_REQUESTS + 2):
-        memo.verdicts(asking(CORE, amount))
-    assert memo.verdicts(asking(CORE, 1)) is not oldest
-
-    full = memo.verdicts(asking(CORE, 3))
-    full.update(dict.fromkeys((unregistered(number) for number in range(verdicts.MOST_SHAPES + 1)), None))
-    assert memo.verdicts(asking(CORE, 3)) is not full
-
-
-def unregistered(number: int) -> Shape:
-    return Shape(TRN1, TRN1.all_mask, CoreMask(number))
 
 
 def test_a_cost_is_that_of_the_best_placement_of_all_containers() -> None:
