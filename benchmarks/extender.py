@@ -15,6 +15,7 @@ import os
 import random
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -402,8 +403,6 @@ async def _daemon(api: KubernetesApi) -> AsyncIterator[ExtenderDaemon]:
     running = asyncio.create_task(daemon.run(stop))
     while daemon.readiness.why_not:
         await asyncio.sleep(0.01)
-    while daemon.barred():
-        await asyncio.sleep(0.1)
     try:
         yield daemon
     finally:
@@ -427,7 +426,7 @@ async def start() -> None:
         began = time.perf_counter()
         arguments = ["extender", "--kubeconfig", str(kubeconfig), "--port", "19345", "--health-port", "19346"]
         process = await asyncio.create_subprocess_exec(
-            "python",
+            sys.executable,
             "-m",
             "neuron_plugin.cli.main",
             *arguments,

@@ -88,7 +88,7 @@ class ExtenderService:
         answer = wire.encode_filter(args, filtered.passed, filtered.failed, filtered.unresolvable)
         reasons = filtered.reasons
         self._metrics.refused({self._memo.code_of(text): count for text, count in reasons.items()})
-        flowlog.log_filter(pod, request, filtered, _us(self._clock() - started))
+        flowlog.log_filter(pod, request, filtered, reasons, _us(self._clock() - started))
         return answer
 
     def _prioritize(self, body: bytes, started: float) -> bytes:
