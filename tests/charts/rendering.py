@@ -50,7 +50,7 @@ def render_plain(values: Path) -> str:
 
 
 def render_notes(values: Path) -> str:
-    """The notes after an installation. ``helm template`` leaves them out: a copy of the chart has them in a manifest."""
+    """The notes after an installation. ``helm template`` leaves them out: a copy has them in a manifest."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = shutil.copytree(CHART, Path(scratch) / "neuron-plugin")
         for template in copy.glob("templates/*.yaml"):
