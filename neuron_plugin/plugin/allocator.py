@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from neuron_plugin.allocation.choice import why_not
 from neuron_plugin.allocation.idlists import format_ids
@@ -19,6 +20,7 @@ from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
 from neuron_plugin.kubelet.devices import AllocationRefusedError, ContainerAllocation
 from neuron_plugin.plugin.claims import Claim, Conflict
 from neuron_plugin.plugin.container import ContainerStyle, container_allocation
+from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.decisions import WaitingDecision, decision_for
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import NodeState
@@ -26,10 +28,14 @@ from neuron_plugin.plugin.pods import NodePod, explains
 from neuron_plugin.plugin.preference import preferred_ids
 from neuron_plugin.plugin.report import Report
 from neuron_plugin.plugin.settings import TopologyPolicy
+from neuron_plugin.plugin.witness import Witness
 from neuron_plugin.topology.geometry import CoreMask
 from neuron_plugin.topology.sets import valid_sets
 
 logger = logging.getLogger(__name__)
+
+Later = Callable[[Callable[[], None]], object]
+"""Do something once the kubelet has its answer."""
 
 LookAgain = Callable[[], Awaitable[None]]
 """Read this node's pods from the API server once more, consistently and under a deadline."""
@@ -45,13 +51,21 @@ class Allocator:
         policy: TopologyPolicy,
         report: Report,
         look_again: LookAgain | None = None,
+        *,
+        witness: Witness | None = None,
+        later: Later = lambda work: work(),
     ) -> None:
-        """``style`` says how a machine's sets are presented in containers; no ``look_again`` means no API server."""
+        """``style`` says how a machine's sets are presented in containers; no ``look_again`` means no API server.
+
+        ``later`` puts off what is written to the log about an Allocate; by default nothing is put off.
+        """
         self._state = state
         self._style = style
         self._policy = policy
         self._report = report
         self._look_again = look_again
+        self._witness = witness or Witness("", state, Counts())
+        self._later = later
 
     async def preferred(
         self, resource_name: str, available: Sequence[str], must_include: Sequence[str], size: int
@@ -64,6 +78,7 @@ class Allocator:
             await self._look_again()
             decision = self._decision(resource, offered, must, size)
         ids = decision.ids if decision else self._best(machine, resource, offered, must, size)
+        self._witness.preferred(resource, offered, must, decision, ids)
         return [str(number) for number in ids]
 
     def allocate(self, resource_name: str, ids: Sequence[str]) -> ContainerAllocation:
@@ -81,10 +96,11 @@ class Allocator:
         if claim.pod is None:
             self._check_request(resource, len(numbers))
         self._check_links(machine, resource, claim)
-        pod = claim.pod or self._state.nameless_stand_in()
+        pod, before = claim.pod or self._state.nameless_stand_in(), self._state.ledger
         self._state.hold(pod, Holding(claim.container, resource, claim.mask))
         allocation = container_allocation(machine.geometry, resource, claim.mask, self._style(machine))
-        self._log(resource, numbers, claim, pod, allocation)
+        self._witness.allocated(machine, before, resource, mask, claim)
+        self._later(partial(self._log, resource, numbers, claim, pod, allocation))
         return allocation
 
     async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
