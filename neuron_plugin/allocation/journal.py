@@ -19,8 +19,8 @@ from neuron_plugin.allocation.ledger import Pod
 from neuron_plugin.allocation.resources import Resource, ids_of
 from neuron_plugin.topology.geometry import NO_CORES, Geometry
 
-REMEMBERED = 512
-"""Entries kept: some hundred kilobytes, and on a busy node the last hour."""
+REMEMBERED = 300
+"""Entries kept, some 100 KB: on a busy node about the last hundred pods."""
 MOST_CANDIDATES = 5
 """Candidates shown of one entry, the best ones; how many there were is told."""
 

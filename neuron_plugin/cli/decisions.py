@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -79,22 +78,7 @@ def ask(server: str) -> Sequence[Decision]:
     host, _, port = server.rpartition(":")
     if not (host and port.isascii() and port.isdecimal()):
         raise UsageError(f"--server is {server!r}, expected HOST:PORT such as {SERVER}")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=TIMEOUT_SECONDS)
-    try:
-        connection.request("GET", "/decisions")
-        response = connection.getresponse()
-        body = response.read()
-    except (OSError, http.client.HTTPException) as error:
-        raise CommandError(
-            f"nobody tells decisions on {server} ({error}): does the plugin run here, with --health-port {port}?"
-        ) from error
-    finally:
-        connection.close()
-    if response.status != http.client.OK:
-        raise CommandError(
-            f"{server} answers {response.status} {response.reason} to /decisions: is it a neuron-plugin?"
-        )
-    return _read(server, body)
+    return _read(server, _page(host.strip("[]"), int(port)))
 
 
 def chosen(decisions: Sequence[Decision], pod: str, last: int) -> list[Decision]:
@@ -118,6 +102,27 @@ def row_of(decision: Decision) -> tuple[str, ...]:
         ";".join(candidates) + (f";+{more}" if more > 0 else ""),
         decision["reason"],
     )
+
+
+def _page(host: str, port: int) -> bytes:
+    import http.client  # noqa: PLC0415 - the daemons load every command's module and have no use for it
+
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
+    try:
+        connection.request("GET", "/decisions")
+        response = connection.getresponse()
+        body = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise CommandError(
+            f"nobody tells decisions on {host}:{port} ({error}): does the plugin run here, with --health-port {port}?"
+        ) from error
+    finally:
+        connection.close()
+    if response.status != http.client.OK:
+        raise CommandError(
+            f"{host}:{port} answers {response.status} {response.reason} to /decisions: is it a neuron-plugin?"
+        )
+    return body
 
 
 def _read(server: str, body: bytes) -> Sequence[Decision]:

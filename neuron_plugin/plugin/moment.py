@@ -1,7 +1,4 @@
-"""One moment of the daemon, as metrics and probes see it.
-
-Apart from both, because metrics load a library that a node whose metrics nobody reads should not pay for.
-"""
+"""One moment of the daemon, as metrics and probes show it."""
 
 from __future__ import annotations
 
@@ -15,7 +12,11 @@ from neuron_plugin.plugin.node import NodeState
 
 @dataclass(frozen=True)
 class Moment:
-    """All that a scrape shows. ``watch_age_seconds`` and ``outbox_requests`` are None without an API server."""
+    """``registered`` says of each resource whether the kubelet follows it now.
+
+    ``silent_sources`` are sources of news about the hardware that are not running, and why. ``watch_age_seconds`` and
+    ``outbox_requests`` are None without an API server.
+    """
 
     state: NodeState
     counts: Counts
