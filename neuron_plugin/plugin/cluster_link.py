@@ -17,12 +17,13 @@ from neuron_plugin.cluster.leases import utc_now
 from neuron_plugin.cluster.records import ObjectReference
 from neuron_plugin.cluster.transport import KubernetesApi, connect
 from neuron_plugin.cluster.writes import annotate_pod, create_event
-from neuron_plugin.plugin.annotate import confirmed_annotations
+from neuron_plugin.plugin.annotate import Annotations, confirmed_annotations, inherited_annotations
+from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease
 from neuron_plugin.plugin.outbox import Outbox
-from neuron_plugin.plugin.pod_watch import PodReflector, follow_pods
+from neuron_plugin.plugin.pod_watch import PodReflector, follow_pods, take_stock
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.plugin.publish import publication
 from neuron_plugin.plugin.report import Reporter
@@ -44,16 +45,17 @@ class ClusterLink:
         settings: PluginSettings,
         state: NodeState,
         on_pod: Callable[[], None],
-        witness: Witness,
-        serving: Callable[[], bool],
+        *,
+        witness: Witness | None = None,
+        serving: Callable[[], bool] = lambda: True,
     ) -> None:
         """``on_pod`` is called when a pod of this node came or changed; the Lease is renewed while ``serving``."""
         self._settings = settings
         self._state = state
         self._on_pod = on_pod
-        self._witness = witness
         self._outbox = Outbox()
         self._pods: PodReflector | None = None
+        self._witness = witness or Witness(settings.node_name, state, Counts())
         self._described: Machine | None = None
         self._published: ApiRequest | None = None
         self._lease = NodeLease(
@@ -68,7 +70,7 @@ class ClusterLink:
     @property
     def unsent(self) -> int:
         """How many requests wait for the API server."""
-        return len(self._outbox)
+        return self._outbox.unsent
 
     @property
     def age_seconds(self) -> float | None:
@@ -88,6 +90,7 @@ class ClusterLink:
                 if self._settings.node_lease:
                     tasks.create_task(self._lease.run(api), name="lease")
                 tasks.create_task(self._pods.run(), name="pods")
+                tasks.create_task(take_stock(self._pods, self._state), name="all pods")
                 tasks.create_task(self._outbox.run(api), name="outbox")
 
     async def look_again(self) -> None:
@@ -102,7 +105,7 @@ class ClusterLink:
     def publish(self, machine: Machine) -> None:
         """Have the node say what the machine is, if that is news."""
         if machine is self._described:
-            return  # asked at every change of who holds what, an Allocate's too: it must cost nothing
+            return  # this is asked at every change of who holds what
         self._described = machine
         request = publication(self._settings.node_name, machine)
         if request != self._published:
@@ -117,17 +120,23 @@ class ClusterLink:
     def write_assignment(self, pod: NodePod, holdings: tuple[Holding, ...]) -> None:
         """Have the pod say what it holds, if it does not."""
         machine = self._state.machine
-        annotations = confirmed_annotations(machine.geometry, pod, holdings, time.time_ns()) if machine else {}
-        if not annotations:
+        if machine is None:
             return
-        where = pod.pod
-        request = annotate_pod(namespace=where.namespace, name=where.name, uid=where.uid, annotations=dict(annotations))
-        self._outbox.put(f"assignment of {where.uid}", request)
+        heir = self._state.heir_of(pod)
+        if heir:  # first, so that no two pods claim one set
+            self._annotate(heir.pod, inherited_annotations(machine.geometry, heir, pod))
+        annotations = confirmed_annotations(machine.geometry, pod, holdings, time.time_ns())
+        self._annotate(pod.pod, annotations)
         if pod.decision and len(annotations) > 1:
             said = ", ".join(f"{key}={value}" for key, value in annotations.items())
-            text = f"The kubelet gave pod {where} another set: {said}"
-            self._witness.corrected(where, holdings, text)
-            self.report.report("AssignmentCorrected", text, where)
+            text = f"The kubelet gave pod {pod.pod} another set: {said}"
+            self._witness.corrected(pod.pod, holdings, text)
+            self.report.report("AssignmentCorrected", text, pod.pod)
+
+    def _annotate(self, pod: Pod, annotations: Annotations) -> None:
+        if annotations:
+            request = annotate_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, annotations=annotations)
+            self._outbox.put(f"assignment of {pod.uid}", request)
 
     def send_event(self, pod: Pod, reason: str, text: str) -> None:
         """Have an event recorded about a pod."""

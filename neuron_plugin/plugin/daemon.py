@@ -34,6 +34,7 @@ from neuron_plugin.plugin.pages import pages
 from neuron_plugin.plugin.report import Reporter
 from neuron_plugin.plugin.responder import Responder
 from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.steering import Steering
 from neuron_plugin.plugin.supervision import keep_going
 from neuron_plugin.plugin.witness import Timed, Witness
 from neuron_plugin.topology.instances import Catalogue
@@ -51,15 +52,12 @@ class NodeDaemon:
         self._settings = settings
         self._types = types
         self._found = asyncio.Event()
-        self.state = NodeState(on_change=self._refresh)
+        self._refreshing = False
+        self.state = NodeState(on_change=self._changed)
         self._inventory: Inventory | None = None
         self.silent_sources: dict[str, str] = {}
         self.witness = Witness(settings.node_name, self.state, Counts(), on_advertised=self._serving_began)
-        self._link = (
-            ClusterLink(settings, self.state, self._pod_came, self.witness, lambda: self.offering.serving)
-            if settings.cluster
-            else None
-        )
+        self._link = self._cluster_link() if settings.cluster else None
         report = self._link.report if self._link else Reporter()
         self._confirmation = Confirmation(
             self.state,
@@ -67,12 +65,13 @@ class NodeDaemon:
             self._link.write_assignment if self._link else lambda _pod, _holdings: None,
             cluster=settings.cluster,
         )
+        steering = Steering(self.state, self._link.look_again if self._link else None, self._confirmation.look_again)
         handler = Allocator(
             self.state,
             self._style,
             settings.topology_policy,
             report,
-            self._link.look_again if self._link else None,
+            steering,
             witness=self.witness,
             later=lambda work: asyncio.get_running_loop().call_soon(work),
         )
@@ -127,7 +126,6 @@ class NodeDaemon:
             return
         if self.state.machine:
             logger.info("hardware", extra=describe(self.state.machine))
-            self.witness.saw(self.state.machine)
             self._found.set()
 
     async def _offer(self) -> None:
@@ -137,15 +135,32 @@ class NodeDaemon:
         self._refresh()
         await self.offering.run()
 
+    def _changed(self) -> None:
+        """The state has changed: tell whom it concerns, once Allocate has its answer and for several changes once."""
+        if not self._refreshing:
+            self._refreshing = True
+            asyncio.get_running_loop().call_soon(self._refresh)
+
     def _refresh(self) -> None:
-        """The state has changed: tell whom it concerns."""
+        self._refreshing = False
         self.offering.refresh()
         self._confirmation.notify()
+        if self.state.machine:
+            self.witness.saw(self.state.machine)
         if self._link and self.state.machine:
             self._link.publish(self.state.machine)
 
     def _pod_came(self) -> None:
         self._confirmation.notify()
+
+    def _cluster_link(self) -> ClusterLink:
+        return ClusterLink(
+            self._settings,
+            self.state,
+            self._pod_came,
+            witness=self.witness,
+            serving=lambda: self.offering.serving,
+        )
 
     def _serving_began(self) -> None:
         if self._link:

@@ -25,7 +25,7 @@ from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.moment import Moment
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.responder import Page
-from neuron_plugin.plugin.truth import stands_in
+from neuron_plugin.plugin.standins import stands_in
 
 PREFIX = "neuron_plugin_"
 

@@ -18,7 +18,7 @@ from neuron_plugin.kubelet.devices import AllocationRefusedError, ContainerAlloc
 from neuron_plugin.kubelet.observer import RegistrationState
 from neuron_plugin.plugin.claims import Claim
 from neuron_plugin.plugin.counts import Counts, Latencies
-from neuron_plugin.plugin.decisions import WaitingDecision
+from neuron_plugin.plugin.decisions import WaitingDecision, decision_of
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import NodeState
 
@@ -59,7 +59,6 @@ class Witness:
         resource: Resource,
         offered: Sequence[int],
         must_include: Sequence[int],
-        decision: WaitingDecision | None,
         ids: Sequence[int],
     ) -> None:
         """The kubelet was told to prefer ``ids``."""
@@ -67,7 +66,8 @@ class Witness:
         if machine is None:
             return
         geometry, unit = machine.geometry, resource.unit
-        waiting = () if decision else self._state.waiting()
+        chosen, waiting = mask_of(geometry, unit, tuple(ids)), self._state.waiting()
+        decision = decision_of(waiting, resource, chosen)
         within, must = mask_of(geometry, unit, tuple(offered)), mask_of(geometry, unit, tuple(must_include))
         self.journal.record(
             Entry(
@@ -76,18 +76,18 @@ class Witness:
                 node=self._node,
                 geometry=geometry,
                 resource=resource,
-                chosen=mask_of(geometry, unit, tuple(ids)),
+                chosen=chosen,
                 reason=STEERED if decision else BEST,
                 pod=decision.pod if decision else None,
                 container=decision.request.container if decision else "",
-                usable=partial(_offered_and_free, machine, self._state.ledger, waiting, within, must),
+                usable=partial(_open_to, machine, self._state.ledger, () if decision else waiting, within, must),
                 offered=within,
                 must_include=must,
             )
         )
 
-    def allocated(self, machine: Machine, before: Ledger, resource: Resource, asked: int, claim: Claim) -> None:
-        """A container was given the cores of ``claim``; the kubelet asked for those of ``asked``.
+    def allocated(self, machine: Machine, before: Ledger, resource: Resource, ids: Sequence[int], claim: Claim) -> None:
+        """A container was given the cores of ``claim`` when the kubelet asked for ``ids``.
 
         ``before`` is the ledger as it was before that.
         """
@@ -106,7 +106,7 @@ class Witness:
                 claim.pod,
                 claim.container,
                 usable,
-                asked,
+                mask_of(machine.geometry, resource.unit, tuple(ids)),
             )
         )
 
@@ -156,6 +156,8 @@ class Witness:
 
     def saw(self, machine: Machine) -> None:
         """The machine as it is advertised from now on."""
+        if machine.unhealthy is self._unhealthy:
+            return
         before, self._unhealthy = self._unhealthy.keys(), machine.unhealthy
         for device in machine.unhealthy.keys() - before:
             self.counts.health_transitions[device, "unhealthy"] += 1
@@ -231,7 +233,7 @@ def _free(machine: Machine, ledger: Ledger) -> int:
     return machine.healthy_mask & ~ledger.used_mask
 
 
-def _offered_and_free(
+def _open_to(
     machine: Machine, ledger: Ledger, waiting: Sequence[WaitingDecision], offered: int, must_include: int
 ) -> int:
     free = _free(machine, ledger)
