@@ -19,12 +19,12 @@ COMMANDS = (demo, devices, topology, decisions, simulate, run, extender, uninsta
 """In the order of the help."""
 
 DESCRIPTION = """\
-AWS Neuron devices for Kubernetes.
-
-Look at the Neuron hardware of this machine, or at a simulated one."""
+AWS Neuron devices for Kubernetes: the daemon of a node (run), the scheduler's extender (extender), and commands that
+look at the Neuron hardware of this machine or of a simulated one."""
 
 EPILOG = f"""\
-try it without hardware:
+try it without hardware or cluster:
+  neuron-plugin demo
   neuron-plugin simulate node ./trn1 --type trn1.32xlarge
   neuron-plugin devices --root ./trn1
   neuron-plugin topology --root ./trn1

@@ -69,8 +69,8 @@ class SimulatedCluster:
     ) -> None:
         """All files are made under ``root``. ``seed`` fixes the kubelet's random choices."""
         self.root = root
-        self.kubelet_dir = root / "device-plugins"
-        self.pod_resources_dir = root / "pod-resources"
+        self.kubelet_dir = root / "dp"
+        self.pod_resources_dir = root / "pr"
         self._daemon_flags = tuple(daemon_flags)
         self.node: SimulatedNode = write_node(root / "node", instance_type, driver_version=driver_version)
         for directory in (self.kubelet_dir, self.pod_resources_dir):
@@ -188,9 +188,13 @@ class SimulatedCluster:
         """Wait until the kubelet has so many healthy ids of a resource.
 
         Raises:
-            TimeoutError: it has not; the daemon's log says why.
+            TimeoutError: it has not; with the last lines of the daemon's log.
         """
-        await self.kubelet.wait_for_capacity(resource.value, count, timeout_seconds=READY_SECONDS)
+        try:
+            await self.kubelet.wait_for_capacity(resource.value, count, timeout_seconds=READY_SECONDS)
+        except TimeoutError as error:
+            last = "\n".join((self.root / "plugin.log").read_text().splitlines()[-5:])
+            raise TimeoutError(f"{error}; the daemon's log ends with:\n{last}") from error
 
     async def wait_for_annotation(self, pod: str, key: str, value: str) -> None:
         """Wait until an annotation of a pod reads so."""
