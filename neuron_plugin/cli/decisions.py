@@ -64,7 +64,7 @@ def run(arguments: Namespace) -> int:
     if arguments.output == "json":
         print(json.dumps({"decisions": found}, indent=2))
     else:
-        print_table(HEADERS, [row_of(decision) for decision in found])
+        print_table(HEADERS, [[(cell, "") for cell in row_of(decision)] for decision in found])
     return Exit.FINE
 
 

@@ -127,9 +127,7 @@ class Allocator:
         return self._state.machine
 
 
-def _log(
-    resource: Resource, ids: tuple[int, ...], claim: Claim, pod: Pod, allocation: ContainerAllocation
-) -> None:
+def _log(resource: Resource, ids: tuple[int, ...], claim: Claim, pod: Pod, allocation: ContainerAllocation) -> None:
     logger.info("allocated", extra=allocation_fields(resource, ids, claim, pod, allocation))
 
 

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from neuron_plugin.allocation.choice import Refusal, choose
+from neuron_plugin.allocation.choice import choose
 from neuron_plugin.allocation.journal import MOST_CANDIDATES, Entry, Journal, Step, explain
 from neuron_plugin.allocation.ledger import Pod, PodUid
+from neuron_plugin.allocation.refusals import Refusal
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.topology.sets import Unit
 from tests.topology.oracle import INF1, TRN1
