@@ -129,13 +129,6 @@ def test_values_yaml_shows_every_key_that_the_schema_knows() -> None:
             assert shown == known, path
 
 
-def test_every_key_of_values_yaml_has_a_comment_or_speaks_for_itself() -> None:
-    lines = (CHART / "values.yaml").read_text(encoding="utf-8").splitlines()
-    top = [number for number, line in enumerate(lines) if line[:1].isalpha()]
-    silent = {lines[number].split(":")[0] for number in top if not lines[number - 1].startswith("#")}
-    assert silent == {"devicePlugin", "networkPolicy", "monitoring", "openshift"}
-
-
 def test_the_affinity_lists_the_instance_types_of_the_catalogue() -> None:
     listed = default_values()["devicePlugin"]["nodeAffinity"]["instanceTypes"]
     assert listed == [instance.name for instance in SHIPPED]
