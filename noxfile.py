@@ -65,6 +65,12 @@ def sbom(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """Make the pages that come from the code anew."""
+    session.run("python", "docs/generate.py")
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Every benchmark, with its floor."""
     for script in sorted(Path("benchmarks").glob("*.py")):

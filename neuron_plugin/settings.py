@@ -31,7 +31,7 @@ def add_flags(parser: argparse.ArgumentParser, settings: type[msgspec.Struct]) -
     """Give ``parser`` a flag for every field; a flag that is not used stays None."""
     for field in msgspec.structs.fields(settings):
         flag, kind = f"--{field.encode_name}", _kind_of(field)
-        text = f"{_description_of(field)} (default: {as_text(field.default) or 'none'})".replace("%", "%%")
+        text = f"{description_of(field)} (default: {as_text(field.default) or 'none'})".replace("%", "%%")
         if kind is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
         elif isinstance(kind, enum.EnumType):
@@ -128,7 +128,8 @@ def _kind_of(field: msgspec.structs.FieldInfo) -> Any:
     return members[0] if type(None) in typing.get_args(kind) else kind
 
 
-def _description_of(field: msgspec.structs.FieldInfo) -> str:
+def description_of(field: msgspec.structs.FieldInfo) -> str:
+    """What a setting means, as its help says."""
     notes = [note.description for note in typing.get_args(field.type)[1:] if isinstance(note, Meta)]
     return notes[0] or "" if notes else ""
 
