@@ -15,7 +15,8 @@ from functools import partial
 
 from neuron_plugin.hardware.generations import GENERATIONS
 from neuron_plugin.hardware.inventory import MachinePaths, read_inventory
-from neuron_plugin.hardware.uevents import open_uevents
+from neuron_plugin.hardware.records import Inventory
+from neuron_plugin.hardware.uevents import NoUevents, open_uevents
 from neuron_plugin.hardware.watch import InventoryWatcher, WatchPeriods
 from neuron_plugin.kubelet.pod_resources import PodResourcesClient
 from neuron_plugin.kubelet.service import ServiceOptions
@@ -24,12 +25,18 @@ from neuron_plugin.plugin.cdi import Specification, keep_written
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.confirm import Confirmation
 from neuron_plugin.plugin.container import ContainerStyle, cdi_specification, resolve_numbering
+from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.machine import Machine, describe, seen_machine
+from neuron_plugin.plugin.moment import Moment
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.offering import Offering
+from neuron_plugin.plugin.pages import pages
 from neuron_plugin.plugin.report import Reporter
+from neuron_plugin.plugin.responder import Responder
 from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.steering import Steering
 from neuron_plugin.plugin.supervision import keep_going
+from neuron_plugin.plugin.witness import Timed, Witness
 from neuron_plugin.topology.instances import Catalogue
 
 logger = logging.getLogger(__name__)
@@ -45,8 +52,12 @@ class NodeDaemon:
         self._settings = settings
         self._types = types
         self._found = asyncio.Event()
-        self.state = NodeState(on_change=self._refresh)
-        self._link = ClusterLink(settings, self.state, self._pod_came) if settings.cluster else None
+        self._refreshing = False
+        self.state = NodeState(on_change=self._changed)
+        self._inventory: Inventory | None = None
+        self.silent_sources: dict[str, str] = {}
+        self.witness = Witness(settings.node_name, self.state, Counts(), on_advertised=self._serving_began)
+        self._link = self._cluster_link() if settings.cluster else None
         report = self._link.report if self._link else Reporter()
         self._confirmation = Confirmation(
             self.state,
@@ -54,16 +65,25 @@ class NodeDaemon:
             self._link.write_assignment if self._link else lambda _pod, _holdings: None,
             cluster=settings.cluster,
         )
+        steering = Steering(self.state, self._link.look_again if self._link else None, self._confirmation.look_again)
         handler = Allocator(
-            self.state, self._style, settings.topology_policy, report, self._link.look_again if self._link else None
+            self.state,
+            self._style,
+            settings.topology_policy,
+            report,
+            steering,
+            witness=self.witness,
+            later=lambda work: asyncio.get_running_loop().call_soon(work),
         )
         self.offering = Offering(
             self.state,
-            handler,
+            Timed(handler, self.witness),
             [name.resource for name in settings.resources],
             settings.kubelet_dir,
             ServiceOptions(preference_deadline_seconds=settings.decision_deadline_seconds + PREFERENCE_SLACK_SECONDS),
+            self.witness,
         )
+        self.responder = Responder(pages(self.offering, self._moment, self.witness.journal))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set; then end the streams, remove the sockets and return."""
@@ -82,6 +102,8 @@ class NodeDaemon:
         }
         if self._link:
             jobs["cluster"] = self._link.run
+        if self._settings.health_port:
+            jobs["probes"] = partial(self.responder.run, self._settings.health_address, self._settings.health_port)
         if self._settings.cdi:
             jobs["cdi"] = partial(keep_written, self._settings.cdi_dir, self._cdi_specification)
         return jobs
@@ -91,8 +113,11 @@ class NodeDaemon:
         paths = MachinePaths(self._settings.sysfs, self._settings.dev, self._settings.logical_core_file)
         read = partial(read_inventory, paths, environ=os.environ, types=self._types)
         with closing(await open_uevents()) as uevents:
+            if isinstance(uevents, NoUevents):
+                self.silent_sources["uevents"] = "devices are found by rescans only"
             watcher = InventoryWatcher(read, uevents, WatchPeriods(rescan_seconds=self._settings.rescan_seconds))
             async for inventory in watcher.changes():
+                self._inventory = inventory
                 self._see(seen_machine(inventory, self._types, self._settings.instance_type))
 
     def _see(self, machine: Machine | None) -> None:
@@ -110,15 +135,48 @@ class NodeDaemon:
         self._refresh()
         await self.offering.run()
 
+    def _changed(self) -> None:
+        """The state has changed: tell whom it concerns, once Allocate has its answer and for several changes once."""
+        if not self._refreshing:
+            self._refreshing = True
+            asyncio.get_running_loop().call_soon(self._refresh)
+
     def _refresh(self) -> None:
-        """The state has changed: tell whom it concerns."""
+        self._refreshing = False
         self.offering.refresh()
         self._confirmation.notify()
+        if self.state.machine:
+            self.witness.saw(self.state.machine)
         if self._link and self.state.machine:
             self._link.publish(self.state.machine)
 
     def _pod_came(self) -> None:
         self._confirmation.notify()
+
+    def _cluster_link(self) -> ClusterLink:
+        return ClusterLink(
+            self._settings,
+            self.state,
+            self._pod_came,
+            witness=self.witness,
+            serving=lambda: self.offering.serving,
+        )
+
+    def _serving_began(self) -> None:
+        if self._link:
+            self._link.serving_began()
+
+    def _moment(self) -> Moment:
+        """What metrics and readiness are made of, as of now."""
+        return Moment(
+            self.state,
+            self.witness.counts,
+            {server.resource: server.registered.is_set() for server in self.offering.servers},
+            self._inventory,
+            self.silent_sources,
+            self._link.age_seconds if self._link else None,
+            self._link.unsent if self._link else None,
+        )
 
     def _style(self, machine: Machine) -> ContainerStyle:
         """How sets are presented in containers on this machine."""

@@ -77,6 +77,8 @@ class SimulatedCluster:
             directory.mkdir()
         self.api = StandInApiServer()
         self.kubelet = StandInKubelet(self.kubelet_dir, self.pod_resources_dir, random=Random(seed))  # noqa: S311 - chooses ids, guards nothing
+        self.health_port = _free_port()
+        """The node daemon's probes, metrics and decisions."""
         self._daemon: asyncio.subprocess.Process | None = None
         self._extender: asyncio.subprocess.Process | None = None
         self._scheduler: StandInScheduler | None = None
@@ -114,6 +116,8 @@ class SimulatedCluster:
             "--logical-core-file": self.node.paths.logical_nc_config,
             "--kubelet-dir": self.kubelet_dir,
             "--pod-resources-socket": self.pod_resources_socket,
+            "--health-address": "127.0.0.1",
+            "--health-port": self.health_port,
         }
         self._daemon = await self._start("plugin", "run", flags, *self._daemon_flags)
 
