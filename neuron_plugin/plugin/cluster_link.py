@@ -59,6 +59,7 @@ class ClusterLink:
         self._witness = witness or Witness(settings.node_name, state, Counts())
         self._described: Machine | None = None
         self._published: ApiRequest | None = None
+        self._lease_was_made = False
         self._lease = NodeLease(
             settings.lease_namespace,
             settings.node_name,
@@ -114,8 +115,9 @@ class ClusterLink:
             self._outbox.put("inventory", request)
 
     def _publish_again(self) -> None:
-        """The node was made anew under us, without what we had said on it."""
-        if self._published:
+        """The Lease is made a second time: the node was made anew under us, without what we had said on it."""
+        again, self._lease_was_made = self._lease_was_made, True
+        if again and self._published:
             self._outbox.put("inventory", self._published)
 
     def write_assignment(self, pod: NodePod, holdings: tuple[Holding, ...]) -> None:
