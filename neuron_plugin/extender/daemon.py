@@ -42,8 +42,11 @@ from neuron_plugin.topology.instances import Catalogue
 _log = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 1.0
-DRAIN_SECONDS = 2.6
-"""Of the five seconds a shutdown may take; a write ends by its own deadline of 2.5."""
+DRAIN_SECONDS = 2.0
+"""Of the five seconds a shutdown may take: giving up the Lease may take two, closing the servers some tenths.
+
+A bind that is not decided by then is told to the scheduler as undecided, and the next process finds what became of it.
+"""
 
 
 class ExtenderDaemon:

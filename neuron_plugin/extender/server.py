@@ -67,7 +67,7 @@ def runner(app: web.Application) -> web.AppRunner:
         app,
         access_log=None,
         handle_signals=False,
-        shutdown_timeout=0.5,
+        shutdown_timeout=0.3,
         keepalive_timeout=120.0,
         auto_decompress=False,
     )

@@ -12,6 +12,7 @@ from neuron_plugin.cluster import kinds
 from neuron_plugin.cluster.api import send
 from neuron_plugin.cluster.leases import LeaseName, Terms, create_lease, release_lease, renew_lease, utc_now
 from neuron_plugin.cluster.transport import KubernetesApi
+from neuron_plugin.extender import daemon as daemon_module
 from neuron_plugin.extender import leadership
 from neuron_plugin.extender.binding import BindTimes
 from neuron_plugin.extender.settings import ExtenderSettings
@@ -214,6 +215,39 @@ async def test_t02_t30_until_the_lists_are_in_every_verb_answers_an_error(
         await extender.ready()
         assert await extender.get("/readyz", health=True) == (200, "ok\n")
         assert await extender.get("/healthz", health=True) == (200, "ok\n")
+
+
+async def test_without_the_right_to_read_leases_it_serves_and_judges_no_plugin(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    server.create_node(node_manifest("node", TRN1))
+    server.fail(Fault(match=Match(path="/leases"), status=403, times=10_000))
+
+    async with extender_on(api) as extender:
+        await extender.ready()
+
+        found = await extender.post("/filter", {"Pod": pod_manifest("pod", DEVICE, 1), "NodeNames": ["node"]})
+        assert found["NodeNames"] == ["node"]
+
+
+async def test_t10_a_bind_that_hangs_does_not_keep_the_process(
+    server: StandInApiServer, extender: Extender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_module, "DRAIN_SECONDS", 0.05)
+    await add_node(server, extender, "node")
+    pod = await add_pod(server, extender, pod_manifest("pod", DEVICE, 4))
+    gate = asyncio.Event()
+    server.fail(Fault(match=BINDING, gate=gate))
+    async with StandInScheduler(extender.url) as scheduler:
+        binding = asyncio.create_task(scheduler.bind(pod, "node"))
+        await until(lambda: extender.daemon.binder.under_way)
+        started = time.monotonic()
+        extender.stop.set()
+        await extender.task
+        assert time.monotonic() - started < 5
+        gate.set()
+        await asyncio.gather(binding, return_exceptions=True)
+    await extender.daemon.binder.drain()
 
 
 async def test_t10_sigterm_lets_a_bind_finish_and_refuses_new_work(
