@@ -25,6 +25,7 @@ from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.topology.instances import catalogue
 
 NODE = "worker-1"
+_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory in it; a simulated node is 1 500 small files
 NAMESPACE = "default"
 _KINDS = {Kind.INIT: ContainerKind.INIT, Kind.SIDECAR: ContainerKind.SIDECAR, Kind.APP: ContainerKind.APP}
 
@@ -126,7 +127,7 @@ async def a_site(
     seed: int = 1,
 ) -> AsyncIterator[Site]:
     """A node of this type, with everything but the daemon running."""
-    with tempfile.TemporaryDirectory(prefix="np-") as directory:
+    with tempfile.TemporaryDirectory(prefix="np-", dir=_MEMORY if _MEMORY.is_dir() else None) as directory:
         root = Path(directory)
         plugins, pod_resources = root / "dp", root / "pr"
         plugins.mkdir()
