@@ -45,6 +45,7 @@ class Allocator:
         self._policy = policy
         self._report = report
         self._steering = steering
+        self._answer: tuple[Resource, tuple[int, ...]] | None = None
 
     async def preferred(
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
@@ -52,7 +53,9 @@ class Allocator:
         """Steer to the oldest waiting decision that fits, else to the best linked set."""
         self._state.called()
         offer = Offer(Resource(resource), _numbers(available), _numbers(must_include), size)
-        return [str(number) for number in await self._steering.preferred(self._machine(), offer)]
+        ids = await self._steering.preferred(self._machine(), offer)
+        self._answer = offer.resource, ids
+        return [str(number) for number in ids]
 
     def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
         """Give a container its devices for exactly these ids.
@@ -80,7 +83,8 @@ class Allocator:
         """Whom the ids are for."""
         callers = Callers(machine.geometry, self._state.pods, self._state.ledger, resource, len(ids))
         mask = mask_of(machine.geometry, resource.unit, ids)
-        claim = self._state.claims(machine).claim(resource, mask, len(ids))
+        answer, self._answer = self._answer, None
+        claim = self._state.claims(machine).claim(resource, mask, len(ids), asked=answer == (resource, ids))
         if isinstance(claim, Conflict):
             text = conflict_text(machine.geometry, resource, ids, callers.described(), claim.holders)
             asking = callers.asking()

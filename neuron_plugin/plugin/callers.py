@@ -6,13 +6,13 @@ watch showed them is the best guess: it is the order of their bindings, which is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from neuron_plugin.allocation.ledger import Ledger, PodUid
+from neuron_plugin.allocation.ledger import Ledger, Pod, PodUid
+from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.plugin.pods import NodePod, NodePods
-from neuron_plugin.plugin.standins import is_nameless
+from neuron_plugin.plugin.standins import is_nameless, named_stand_in
 from neuron_plugin.topology.geometry import Geometry
 from neuron_plugin.topology.sets import Unit
 
@@ -29,12 +29,18 @@ class Callers:
 
     def asking(self) -> list[NodePod]:
         """Pods that hold nothing and ask for exactly this, in the order in which they came."""
-        return [pod for pod in self.pods.values() if pod.pod.uid not in self.ledger.holders and self._asks(pod)]
+        return [pod for pod in self.pods.values() if not self._holds(pod.pod) and self._asks(pod)]
 
     def undecided(self) -> list[NodePod]:
         """Those without a decision, less the first ones, for whom nameless holders stand in already."""
-        undecided = [pod for pod in self.asking() if pod.decision is None]
-        return undecided[sum(1 for _ in self._stood_for()) :]
+        stood_for = self._stood_for()
+        open_pods = []
+        for pod in (pod for pod in self.asking() if pod.decision is None):
+            calls = self._calls(pod)
+            if stood_for < calls:
+                open_pods.append(pod)
+            stood_for = max(0, stood_for - calls)
+        return open_pods
 
     def undecided_before(self, uid: PodUid) -> bool:
         """Whether a pod without a decision came before this one, so that the call is probably not its."""
@@ -53,12 +59,19 @@ class Callers:
         names = sorted(str(pod.pod) for pod in self.asking())
         return f"pod {' or '.join(names)}" if names else "a pod without a decision"
 
+    def _holds(self, pod: Pod) -> bool:
+        return pod.uid in self.ledger.holders or named_stand_in(pod.namespace, pod.name).uid in self.ledger.holders
+
     def _asks(self, pod: NodePod) -> bool:
         return any(part.resource is self.resource and part.count == self.count for part in pod.request)
 
-    def _stood_for(self) -> Iterator[None]:
+    def _calls(self, pod: NodePod) -> int:
+        """How many sets of this size the pod is given in all: its init containers' are re-used."""
+        asking = [part for part in pod.request if part.resource is self.resource and part.count == self.count]
+        return max(1, sum(part.kind is not Kind.INIT for part in asking))
+
+    def _stood_for(self) -> int:
+        """Sets of this size that nameless holders have."""
         cores = self.count * (1 if self.resource.unit is Unit.CORE else self.geometry.cores_per_device)
-        for holder in self.ledger:
-            first = holder.holdings[0]
-            if is_nameless(holder) and first.resource is self.resource and first.mask.bit_count() == cores:
-                yield
+        nameless = (holding for holder in self.ledger if is_nameless(holder) for holding in holder.holdings)
+        return sum(one.resource is self.resource and one.mask.bit_count() == cores for one in nameless)

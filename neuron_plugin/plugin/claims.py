@@ -4,8 +4,9 @@ The kubelet names ids, never a pod. These rules read the answer from the ids: a 
 holds them already (init containers leave theirs to later ones, and a call may come twice), or nobody does. Ids that
 another live pod holds are a conflict, however they came.
 
-A nameless stand-in is not known to live: its pod may have been rejected right after its Allocate. When the kubelet
-itself gives its ids out again under the same resource, then they were free in the kubelet's account, and that counts.
+Ids that were asked about just before (GetPreferredAllocation and its Allocate follow each other at once) are free in
+the kubelet's account; ids that come unasked are re-used from an init container. So a nameless stand-in, of which nobody
+knows whether its pod lives, gives way to the former and goes on with the latter.
 """
 
 from __future__ import annotations
@@ -52,20 +53,25 @@ class Claims:
     ledger: Ledger
     waiting: tuple[WaitingDecision, ...]
 
-    def claim(self, resource: Resource, mask: CoreMask, count: int) -> Claim | Conflict:
-        """Find whom ``count`` ids of ``resource``, together ``mask``, are for."""
+    def claim(self, resource: Resource, mask: CoreMask, count: int, *, asked: bool) -> Claim | Conflict:
+        """Find whom ``count`` ids of ``resource``, together ``mask``, are for.
+
+        ``asked``: they are our answer to the preference call just before.
+        """
         decision = decision_of(self.waiting, resource, mask)
-        if decision:
-            return Claim(decision.pod, decision.request.container, mask, decided=True)
         holders = self.ledger.holders_of(mask)
+        if decision and (asked or all(holder.pod.uid == decision.pod.uid for holder in holders)):
+            return Claim(decision.pod, decision.request.container, mask, decided=True)
         if len(holders) == 1:
-            own = self._of_holder(holders[0], resource, mask, count)
+            own = self._of_holder(holders[0], resource, mask, count, asked=asked)
             if own:
                 return own
-        lasting = tuple(holder for holder in holders if not is_outdated(holder, resource, mask))
+        lasting = tuple(holder for holder in holders if not (asked and is_outdated(holder, resource, mask)))
         return Conflict(lasting) if lasting else Claim(None, "", mask)
 
-    def _of_holder(self, holder: Holder, resource: Resource, mask: CoreMask, count: int) -> Claim | None:
+    def _of_holder(
+        self, holder: Holder, resource: Resource, mask: CoreMask, count: int, *, asked: bool
+    ) -> Claim | None:
         """The holder's own call: a later container re-using ids, or the same call again."""
         pod = self.pods.get(holder.pod.uid)
         part = unserved(pod, self.ledger, resource, count) if pod else None
@@ -75,7 +81,7 @@ class Claims:
         again = next((one for one in holder.holdings if one.resource is resource and one.mask == mask), None)
         if again:
             return Claim(holder.pod, again.container, mask)
-        if is_nameless(holder) and _is_nested(holder, resource, mask):
+        if is_nameless(holder) and _goes_on(holder, resource, mask, asked=asked):
             return Claim(holder.pod, f"#{len(holder.holdings)}", mask)
         return None
 
@@ -100,7 +106,8 @@ def _same_size(one: int, other: int) -> bool:
     return one.bit_count() == other.bit_count()
 
 
-def _is_nested(holder: Holder, resource: Resource, mask: int) -> bool:
-    """Whether a pod nobody has told us of goes on with what it holds: more around it, or a part of it."""
-    same = all(holding.resource is resource for holding in holder.holdings)
-    return same and (mask & holder.mask == mask or mask & holder.mask == holder.mask)
+def _goes_on(holder: Holder, resource: Resource, mask: int, *, asked: bool) -> bool:
+    """Whether a pod nobody has told us of goes on with what it holds: more around it, or a part of it unasked."""
+    if any(holding.resource is not resource for holding in holder.holdings):
+        return False
+    return mask & holder.mask == (holder.mask if asked else mask)

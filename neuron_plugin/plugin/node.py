@@ -86,8 +86,8 @@ class NodeState:
         self.pods.pop(uid, None)
         holder = self.ledger.holders.get(uid)
         ledger = self.ledger.without(uid)
-        if holder and uid not in self.confirmed and self._may_be_anothers(holder):
-            ledger = self._under_stand_in(ledger, holder.holdings)
+        if holder and uid not in self.confirmed:
+            ledger = self._under_stand_in(ledger, filter(self._may_be_anothers, holder.holdings))
         self.confirmed.discard(uid)
         self.held_since.pop(uid, None)
         self._set_ledger(ledger)
@@ -179,15 +179,15 @@ class NodeState:
             ledger = _without_cores(ledger, other, told.mask)
         self._set_ledger(ledger.with_holder(told))
 
-    def _may_be_anothers(self, holder: Holder) -> bool:
-        """Whether another live pod that holds nothing asks for what this one has first been given."""
+    def _may_be_anothers(self, holding: Holding) -> bool:
+        """Whether another pod, of which nothing is certain either, asks for what one was supposed to have been given."""
         if self.machine is None:
             return False
-        geometry, first = self.machine.geometry, holder.holdings[0]
+        geometry, size = self.machine.geometry, holding.mask.bit_count()
         return any(
-            part.resource is first.resource and demanded_cores(geometry, part) == first.mask.bit_count()
-            for pod in self.pods.values()
-            if pod.pod.uid not in self.ledger.holders
+            part.resource is holding.resource and demanded_cores(geometry, part) == size
+            for uid, pod in self.pods.items()
+            if uid not in self.confirmed
             for part in pod.request
         )
 

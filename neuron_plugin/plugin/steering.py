@@ -69,8 +69,13 @@ class Steering:
         return Callers(machine.geometry, self.state.pods, self.state.ledger, offer.resource, offer.size)
 
     def _decision(self, machine: Machine, offer: Offer) -> WaitingDecision | None:
-        """The waiting decision to follow, unless a pod without one came earlier: its call this is, most probably."""
-        waiting = self.state.waiting()
+        """The waiting decision to follow, unless a pod without one came earlier: its call this is, most probably.
+
+        What must be included tells the pod: its init containers have it.
+        """
+        must = mask_of(machine.geometry, offer.resource.unit, offer.must_include)
+        own = {holder.pod.uid for holder in self.state.ledger.holders_of(must)}
+        waiting = [one for one in self.state.waiting() if not must or one.pod.uid in own]
         decision = decision_for(waiting, offer.resource, offer.available, offer.must_include, offer.size)
         if decision and self._callers(machine, offer).undecided_before(decision.pod.uid):
             return None
