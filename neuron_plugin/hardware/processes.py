@@ -83,7 +83,7 @@ def _opened(
     try:
         for descriptor in (process / "fd").iterdir():
             identity = _identity(descriptor)
-            if identity in wanted:
+            if identity is not None and identity in wanted:
                 opened.setdefault(identity, []).append(descriptor)
     except PermissionError:
         on_denied(process)

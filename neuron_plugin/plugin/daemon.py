@@ -17,6 +17,7 @@ from neuron_plugin.hardware.generations import GENERATIONS
 from neuron_plugin.hardware.inventory import MachinePaths, read_inventory
 from neuron_plugin.hardware.uevents import open_uevents
 from neuron_plugin.hardware.watch import InventoryWatcher, WatchPeriods
+from neuron_plugin.kubelet.announcement import KUBELET_SOCKET
 from neuron_plugin.kubelet.pod_resources import PodResourcesClient
 from neuron_plugin.kubelet.service import ServiceOptions
 from neuron_plugin.plugin.allocator import Allocator
@@ -24,9 +25,11 @@ from neuron_plugin.plugin.cdi import Specification, keep_written
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.confirm import Confirmation
 from neuron_plugin.plugin.container import ContainerStyle, cdi_specification, resolve_numbering
-from neuron_plugin.plugin.machine import Machine, describe, seen_machine
+from neuron_plugin.plugin.device_users import DeviceUsers
+from neuron_plugin.plugin.machine import Machine, describe, seen_machine, told_machine
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.offering import Offering
+from neuron_plugin.plugin.quarantine import Quarantine
 from neuron_plugin.plugin.report import Reporter
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.steering import Steering
@@ -47,7 +50,8 @@ class NodeDaemon:
         self._types = types
         self._found = asyncio.Event()
         self._refreshing = False
-        self.state = NodeState(on_change=self._changed)
+        self.state = NodeState(on_change=self._changed, quarantine=Quarantine(settings.quarantine_seconds))
+        self._users = DeviceUsers(self.state, settings.dev, settings.proc, settings.kubelet_dir / KUBELET_SOCKET)
         self._link = ClusterLink(settings, self.state, self._pod_came) if settings.cluster else None
         report = self._link.report if self._link else Reporter()
         self._confirmation = Confirmation(
@@ -55,6 +59,7 @@ class NodeDaemon:
             PodResourcesClient(settings.pod_resources_socket),
             self._link.write_assignment if self._link else lambda _pod, _holdings: None,
             cluster=settings.cluster,
+            look_at_users=self._users.look,
         )
         steering = Steering(self.state, self._link.look_again if self._link else None, self._confirmation.look_again)
         handler = Allocator(self.state, self._style, settings.topology_policy, report, steering)
@@ -80,6 +85,7 @@ class NodeDaemon:
             "hardware": self._follow_hardware,
             "offer": self._offer,
             "confirm": self._confirmation.run,
+            "quarantine": self._users.run,
         }
         if self._link:
             jobs["cluster"] = self._link.run
@@ -121,8 +127,9 @@ class NodeDaemon:
         self._refreshing = False
         self.offering.refresh()
         self._confirmation.notify()
+        self._users.notify()
         if self._link and self.state.machine:
-            self._link.publish(self.state.machine)
+            self._link.publish(told_machine(self.state.machine, self.state.quarantine))
 
     def _pod_came(self) -> None:
         self._confirmation.notify()

@@ -17,6 +17,7 @@ from neuron_plugin.hardware.attributes import DriverVersion
 from neuron_plugin.hardware.health import assess_all
 from neuron_plugin.hardware.records import Inventory
 from neuron_plugin.kubelet.devices import AdvertisedDevice
+from neuron_plugin.plugin.quarantine import Quarantine
 from neuron_plugin.topology.geometry import CoreMask, DeviceId, Geometry, Topology
 from neuron_plugin.topology.instances import Catalogue, geometry_of
 from neuron_plugin.topology.sets import Unit
@@ -109,12 +110,15 @@ def health_after(previous: Machine, seen: Machine) -> Machine:
     return replace(previous, unhealthy={**found, **gone})
 
 
-def advertised(machine: Machine, ledger: Ledger, resource: Resource) -> tuple[AdvertisedDevice, ...]:
-    """The ids of one resource: healthy when the hardware is and nothing of it is held under another name.
+def advertised(
+    machine: Machine, ledger: Ledger, resource: Resource, quarantine: Quarantine | None = None
+) -> tuple[AdvertisedDevice, ...]:
+    """The ids of one resource: healthy when the hardware is and nothing of it is held under another name, or suspect.
 
     What is held under this same name stays healthy: the kubelet keeps that account itself, and the health of a
     running pod's devices shows in its status.
     """
+    suspect = quarantine.mask & ~ledger.held_as(resource) if quarantine else 0
     listed = machine.geometry.devices_mask(machine.listed)
     elsewhere = ledger.used_mask & ~ledger.held_as(resource)
     geometry, unit = machine.geometry, resource.unit
@@ -122,6 +126,8 @@ def advertised(machine: Machine, ledger: Ledger, resource: Resource) -> tuple[Ad
     for number in ids_of(geometry, unit, listed):
         mask = mask_of(geometry, unit, (number,))
         reason = _why_unusable(machine, ledger, resource, mask, elsewhere)
+        if not reason and quarantine and mask & suspect:
+            reason = quarantine.reason_for(mask & suspect)
         devices.append(AdvertisedDevice(str(number), healthy=not reason, reason=reason))
     return tuple(devices)
 
@@ -141,6 +147,12 @@ def _why_unusable(machine: Machine, ledger: Ledger, resource: Resource, mask: in
         if holding.mask & mask and holding.resource is not resource
     )
     return next(held, "held under another name")
+
+
+def told_machine(machine: Machine, quarantine: Quarantine | None) -> Machine:
+    """What the cluster is told: devices that are not offered because of a vanished pod count as unhealthy."""
+    suspect = quarantine.devices(machine.geometry) if quarantine else {}
+    return replace(machine, unhealthy={**suspect, **machine.unhealthy}) if suspect else machine
 
 
 def describe(machine: Machine) -> dict[str, object]:

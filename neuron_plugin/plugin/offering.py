@@ -42,7 +42,7 @@ class Offering:
         if machine is None:
             return
         for resource, advertisement in self._advertisements.items():
-            advertisement.publish(advertised(machine, self._state.ledger, resource))
+            advertisement.publish(advertised(machine, self._state.ledger, resource, self._state.quarantine))
 
     async def run(self) -> None:
         """Keep every resource registered until ``stop``; one that fails leaves the others alone."""

@@ -82,6 +82,13 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     pod_resources_socket: Annotated[Path, Meta(description="the kubelet's PodResources socket")] = Path(
         "/var/lib/kubelet/pod-resources/kubelet.sock"
     )
+    proc: Annotated[
+        Path, Meta(description="the host's /proc, to see whose processes have a device open; needs hostPID or a mount")
+    ] = Path("/proc")
+    quarantine_seconds: Annotated[
+        float,
+        Meta(ge=0, le=600, description="how long a vanished pod's devices rest where its processes cannot be seen"),
+    ] = 30.0
     rescan_seconds: Annotated[float, Meta(ge=1, description="how often the hardware is read anew without a hint")] = (
         10.0
     )
