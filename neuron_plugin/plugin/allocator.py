@@ -17,6 +17,7 @@ from neuron_plugin.kubelet.devices import AllocationRefusedError, ContainerAlloc
 from neuron_plugin.plugin.callers import Callers
 from neuron_plugin.plugin.claims import Claim, Conflict
 from neuron_plugin.plugin.container import ContainerStyle, container_allocation
+from neuron_plugin.plugin.gate import StartGate
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.report import Report
@@ -38,13 +39,15 @@ class Allocator:
         policy: TopologyPolicy,
         report: Report,
         steering: Steering,
+        gate: StartGate | None = None,
     ) -> None:
-        """``style`` says how a machine's sets are presented in containers."""
+        """``style`` says how a machine's sets are presented in containers; no ``gate`` lets every container start."""
         self._state = state
         self._style = style
         self._policy = policy
         self._report = report
         self._steering = steering
+        self._gate = gate
         self._answer: tuple[Resource, tuple[int, ...]] | None = None
 
     async def preferred(
@@ -68,7 +71,13 @@ class Allocator:
         return self._allocate(self._machine(), Resource(resource), _numbers(ids))
 
     async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
-        """Let the container start. The kubelet is told not to ask: a gate would need the plugin at every start."""
+        """Let the container start, or hold it for what passes by itself; asked only where there is a gate.
+
+        Raises:
+            NotYetError: the kubelet is to ask again.
+        """
+        if self._gate:
+            await self._gate.pass_through(Resource(resource), _numbers(ids))
 
     def _allocate(self, machine: Machine, resource: Resource, ids: tuple[int, ...]) -> ContainerAllocation:
         claim = self._claim(machine, resource, ids)

@@ -26,6 +26,7 @@ from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.confirm import Confirmation
 from neuron_plugin.plugin.container import ContainerStyle, cdi_specification, resolve_numbering
 from neuron_plugin.plugin.device_users import DeviceUsers
+from neuron_plugin.plugin.gate import StartGate
 from neuron_plugin.plugin.machine import Machine, describe, seen_machine, told_machine
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.offering import Offering
@@ -62,13 +63,17 @@ class NodeDaemon:
             look_at_users=self._users.look,
         )
         steering = Steering(self.state, self._link.look_again if self._link else None, self._confirmation.look_again)
-        handler = Allocator(self.state, self._style, settings.topology_policy, report, steering)
+        gate = StartGate(self.state, self._users, settings.sysfs) if settings.pre_start_gate else None
+        handler = Allocator(self.state, self._style, settings.topology_policy, report, steering, gate)
         self.offering = Offering(
             self.state,
             handler,
             [name.resource for name in settings.resources],
             settings.kubelet_dir,
-            ServiceOptions(preference_deadline_seconds=settings.decision_deadline_seconds + PREFERENCE_SLACK_SECONDS),
+            ServiceOptions(
+                pre_start_required=settings.pre_start_gate,
+                preference_deadline_seconds=settings.decision_deadline_seconds + PREFERENCE_SLACK_SECONDS,
+            ),
         )
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -89,6 +89,10 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         float,
         Meta(ge=0, le=600, description="how long a vanished pod's devices rest where its processes cannot be seen"),
     ] = 30.0
+    pre_start_gate: Annotated[
+        bool,
+        Meta(description="hold containers while their device is in use or reset; none can restart without the plugin"),
+    ] = False
     rescan_seconds: Annotated[float, Meta(ge=1, description="how often the hardware is read anew without a hint")] = (
         10.0
     )
