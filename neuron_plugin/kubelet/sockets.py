@@ -92,6 +92,15 @@ def endpoint_path(directory: Path, resource: str, token: str) -> Path:
     return path
 
 
+def standing_path(directory: Path, resource: str) -> Path:
+    """The one path of a resource where each instance follows the last one.
+
+    Raises:
+        EndpointError: the directory's name is too long for any socket in it.
+    """
+    return endpoint_path(directory, resource, "standing")
+
+
 def clear_strays(directory: Path, resource: str) -> list[Path]:
     """Remove sockets that dead servers of ``resource`` have left in ``directory``; their paths.
 

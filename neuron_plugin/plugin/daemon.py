@@ -29,7 +29,7 @@ from neuron_plugin.plugin.device_users import DeviceUsers
 from neuron_plugin.plugin.gate import StartGate
 from neuron_plugin.plugin.machine import Machine, describe, seen_machine, told_machine
 from neuron_plugin.plugin.node import NodeState
-from neuron_plugin.plugin.offering import Offering
+from neuron_plugin.plugin.offering import Offering, route
 from neuron_plugin.plugin.quarantine import Quarantine
 from neuron_plugin.plugin.report import Reporter
 from neuron_plugin.plugin.settings import PluginSettings
@@ -69,11 +69,12 @@ class NodeDaemon:
             self.state,
             handler,
             [name.resource for name in settings.resources],
-            settings.kubelet_dir,
+            route(settings),
             ServiceOptions(
                 pre_start_required=settings.pre_start_gate,
                 preference_deadline_seconds=settings.decision_deadline_seconds + PREFERENCE_SLACK_SECONDS,
             ),
+            numa_hints=settings.numa_hints,
         )
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -27,7 +27,10 @@ MISSING = "missing: the driver does not list it"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Geometry, the device ids that are listed, and why some of them are not to be given out."""
+    """Geometry, the device ids that are listed, and why some of them are not to be given out.
+
+    ``numa_nodes`` are those of the instance type; sysfs does not tell them (a Neuron device has no PCI parent there).
+    """
 
     geometry: Geometry
     listed: tuple[int, ...]
@@ -35,6 +38,7 @@ class Machine:
     device_name: str = ""
     driver_version: DriverVersion | None = None
     logical_core_size: int = 1
+    numa_nodes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def healthy_mask(self) -> CoreMask:
@@ -70,6 +74,7 @@ def seen_machine(inventory: Inventory, types: Catalogue, instance_type: str = ""
         cores_per_device=inventory.cores_per_device,
         links={int(device): frozenset(map(int, linked)) for device, linked in inventory.links.items()},
     )
+    known = types.get(geometry.instance_type)
     nominal = range(geometry.device_count) if geometry.instance_type in types else ()
     skipped = {device.id: device.reason for device in inventory.skipped}
     listed = sorted({*inventory.device_ids, *nominal})
@@ -82,6 +87,7 @@ def seen_machine(inventory: Inventory, types: Catalogue, instance_type: str = ""
         device_name=inventory.device_name,
         driver_version=inventory.driver_version,
         logical_core_size=inventory.logical_core_size.size,
+        numa_nodes=dict(enumerate(known.numa_nodes)) if known else {},
     )
 
 
@@ -147,6 +153,19 @@ def _why_unusable(machine: Machine, ledger: Ledger, resource: Resource, mask: in
         if holding.mask & mask and holding.resource is not resource
     )
     return next(held, "held under another name")
+
+
+def with_numa_nodes(
+    machine: Machine, resource: Resource, devices: tuple[AdvertisedDevice, ...]
+) -> tuple[AdvertisedDevice, ...]:
+    """``devices`` with the NUMA node of each where it is known; an unknown one says nothing rather than 0."""
+    geometry = machine.geometry
+    masks = (mask_of(geometry, resource.unit, (int(device.id),)) for device in devices)
+    owners = (geometry.devices_touched(mask)[0] for mask in masks)
+    return tuple(
+        replace(device, numa_nodes=(node,) if (node := machine.numa_nodes.get(owner, -1)) >= 0 else ())
+        for device, owner in zip(devices, owners, strict=True)
+    )
 
 
 def told_machine(machine: Machine, quarantine: Quarantine | None) -> Machine:
