@@ -125,7 +125,7 @@ QUICK = RegistrationTimes(stream_deadline=0.2, settled=0.0, first_delay=0.02, lo
 
 
 @asynccontextmanager
-async def running_plugin(
+async def running_plugin(  # noqa: PLR0913 - what a test may vary
     directory: Path,
     resource: str = CORE,
     *,
