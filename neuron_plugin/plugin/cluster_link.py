@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from neuron_plugin.allocation.annotations import ASSIGNMENT_KEYS
 from neuron_plugin.allocation.ledger import Holding, Pod
 from neuron_plugin.cluster.api import ClusterError, ConnectionSettingsError
 from neuron_plugin.cluster.leases import utc_now
@@ -78,17 +79,20 @@ class ClusterLink:
             return
         heir = self._state.heir_of(pod)
         if heir:  # first, so that no two pods claim one set
-            self._annotate(heir.pod, inherited_annotations(machine.geometry, heir, pod))
-        annotations = confirmed_annotations(machine.geometry, pod, holdings, time.time_ns())
-        self._annotate(pod.pod, annotations)
-        if pod.decision and len(annotations) > 1:
-            said = ", ".join(f"{key}={value}" for key, value in annotations.items())
-            self.report.report("AssignmentCorrected", f"The kubelet gave pod {pod.pod} another set: {said}", pod.pod)
+            self._annotate(heir, inherited_annotations(machine.geometry, heir, pod))
+        self._annotate(pod, confirmed_annotations(machine.geometry, pod, holdings, time.time_ns()))
 
-    def _annotate(self, pod: Pod, annotations: Annotations) -> None:
-        if annotations:
-            request = annotate_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, annotations=annotations)
-            self._outbox.put(f"assignment of {pod.uid}", request)
+    def _annotate(self, pod: NodePod, annotations: Annotations) -> None:
+        """Write them, and tell of it where they are not what was decided: the same words however it is found out."""
+        if not annotations:
+            return
+        where = pod.pod
+        request = annotate_pod(namespace=where.namespace, name=where.name, uid=where.uid, annotations=annotations)
+        self._outbox.put(f"assignment of {where.uid}", request)
+        ids = [f"{key}={annotations[key]}" for key in ASSIGNMENT_KEYS if annotations.get(key)]
+        if pod.decision and ids:
+            text = f"pod {where} has another set than was decided for it: {', '.join(ids)}"
+            self.report.report("AssignmentCorrected", text, where)
 
     def send_event(self, pod: Pod, reason: str, text: str) -> None:
         """Have an event recorded about a pod."""
