@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
 from neuron_plugin.allocation.ledger import Holder, Holding, PodUid
@@ -53,13 +53,23 @@ class Confirmation:
     """Keeps the ledger true: asks after each Allocate, and every few seconds while anything is only supposed."""
 
     def __init__(
-        self, state: NodeState, pod_resources: PodResources, on_confirmed: OnConfirmed, *, cluster: bool
+        self,
+        state: NodeState,
+        pod_resources: PodResources,
+        on_confirmed: OnConfirmed,
+        *,
+        cluster: bool,
+        look_at_users: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """``cluster``: pods and their ends come from the API server; without it they come from List alone."""
+        """``cluster``: pods and their ends come from the API server; without it they come from List alone.
+
+        ``look_at_users`` looks which suspect devices are still open, see ``quarantine``.
+        """
         self._state = state
         self._pod_resources = pod_resources
         self._on_confirmed = on_confirmed
         self._cluster = cluster
+        self._look_at_users = look_at_users
         self._news = asyncio.Event()
         self._can_get = True
         self._rebuilt = False
@@ -105,6 +115,8 @@ class Confirmation:
         for holder in disputed:
             if not is_nameless(holder) and (holder.pod.namespace, holder.pod.name) not in names:
                 self._state.end(holder.pod.uid)
+        if self._look_at_users:
+            await self._look_at_users()
 
     # When to ask.
 

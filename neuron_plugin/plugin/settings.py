@@ -29,6 +29,13 @@ class TopologyPolicy(enum.StrEnum):
     REQUIRED = "required"
 
 
+class Registration(enum.StrEnum):
+    """How the kubelet learns of the plugin."""
+
+    SOCKET = "socket"
+    WATCHER = "watcher"
+
+
 class ResourceName(enum.StrEnum):
     """Resources by their short names, as settings give them."""
 
@@ -80,9 +87,30 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kubelet_dir: Annotated[Path, Meta(description="the kubelet's device plugin directory")] = Path(
         "/var/lib/kubelet/device-plugins"
     )
+    registration: Annotated[
+        Registration,
+        Meta(description="how to register: by a call to kubelet.sock, or by the kubelet's plugin watcher"),
+    ] = Registration.SOCKET
+    plugins_registry: Annotated[Path, Meta(description="directory that the kubelet's plugin watcher looks into")] = (
+        Path("/var/lib/kubelet/plugins_registry")
+    )
     pod_resources_socket: Annotated[Path, Meta(description="the kubelet's PodResources socket")] = Path(
         "/var/lib/kubelet/pod-resources/kubelet.sock"
     )
+    proc: Annotated[
+        Path, Meta(description="the host's /proc, to see whose processes have a device open; needs hostPID or a mount")
+    ] = Path("/proc")
+    quarantine_seconds: Annotated[
+        float,
+        Meta(ge=0, le=600, description="how long a vanished pod's devices rest where its processes cannot be seen"),
+    ] = 30.0
+    pre_start_gate: Annotated[
+        bool,
+        Meta(description="hold containers while their device is in use or reset; none can restart without the plugin"),
+    ] = False
+    numa_hints: Annotated[
+        bool, Meta(description="tell the kubelet each device's NUMA node; it then may choose without asking")
+    ] = False
     rescan_seconds: Annotated[float, Meta(ge=1, description="how often the hardware is read anew without a hint")] = (
         10.0
     )

@@ -50,6 +50,9 @@ class Site:
         try:
             if registered:
                 await eventually(lambda: all(server.registered.is_set() for server in daemon.offering.servers))
+                await eventually(
+                    lambda: all(self.kubelet.capacity(s.resource).capacity for s in daemon.offering.servers)
+                )
                 if self.api:
                     await eventually(lambda: daemon.state.pods_known or self.api_is_down)
             yield daemon
@@ -82,9 +85,10 @@ class Site:
         return await self.admit(name)
 
     def end(self, name: str) -> None:
-        """The containers are dead and the pod is gone from the API server."""
+        """The containers are dead, the kubelet says so, and the pod is gone from the API server."""
         self.kubelet.finish(self.kubelet_pods.pop(name).uid)
         if self.api:
+            self.api.set_pod_status(NAMESPACE, name, {"phase": "Succeeded"})
             self.api.delete_pod(NAMESPACE, name, grace_seconds=0)
 
     def annotations(self, name: str) -> dict[str, str]:

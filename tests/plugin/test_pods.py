@@ -10,7 +10,7 @@ import pytest
 from neuron_plugin.allocation.ledger import Holding, Ledger
 from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.cluster.records import Pod as PodRecord
-from neuron_plugin.plugin.pod_watch import _take_in, live_pod, take_stock
+from neuron_plugin.plugin.pod_watch import _take_in, neuron_pod, take_stock
 from neuron_plugin.plugin.pods import annotated_holdings, demanded_cores, node_pod, unserved
 from tests.plugin.site import manifest
 from tests.plugin.world import (
@@ -39,7 +39,7 @@ def record(*containers: object, **metadata: object) -> PodRecord:
 def test_a_pod_that_asks_for_no_neuron_is_none_of_ours() -> None:
     spec = type(app(1))("app", Kind.APP, {"cpu": "1", NEURON.value: "0"})
     assert node_pod(ref("a"), [spec], {"NEURON_DEVS": "0"}) is None
-    assert live_pod(record(spec)) is None
+    assert neuron_pod(record(spec)) is None
 
 
 def test_a_malformed_annotation_leaves_a_pod_without_a_decision_and_says_why() -> None:
@@ -100,7 +100,7 @@ def test_a_demand_is_counted_in_cores() -> None:
 
 
 def test_a_record_gives_kinds_in_the_order_of_admission() -> None:
-    found = live_pod(record(init(1), sidecar(1), app(2)))
+    found = neuron_pod(record(init(1), sidecar(1), app(2)))
     assert found is not None
     assert [(part.container, part.kind, part.count) for part in found.request] == [
         ("init", Kind.INIT, 1),
@@ -112,12 +112,14 @@ def test_a_record_gives_kinds_in_the_order_of_admission() -> None:
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_p59_a_terminal_pod_holds_nothing(phase: str) -> None:
     made = manifest("a", "uid-a", (app(1),)) | {"status": {"phase": phase}}
-    assert live_pod(msgspec.convert(made, PodRecord)) is None
+    found = neuron_pod(msgspec.convert(made, PodRecord))
+    assert found is not None
+    assert found.ended
 
 
 def test_p66_a_pod_that_is_being_deleted_is_still_one() -> None:
     annotations = assignment(TRN1, [app(1)], [[3]])
-    found = live_pod(record(app(1), deletionTimestamp="2026-01-01T00:00:00Z", annotations=annotations))
+    found = neuron_pod(record(app(1), deletionTimestamp="2026-01-01T00:00:00Z", annotations=annotations))
     assert found is not None
     assert found.decision is not None
 
