@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from neuron_plugin.allocation.ledger import Holding, Pod
-from neuron_plugin.cluster.api import ClusterError, ConnectionSettingsError
+from neuron_plugin.cluster.api import ApiRequest, ClusterError, ConnectionSettingsError
 from neuron_plugin.cluster.leases import utc_now
 from neuron_plugin.cluster.records import ObjectReference
 from neuron_plugin.cluster.transport import KubernetesApi, connect
@@ -69,6 +69,10 @@ class ClusterLink:
         if machine != self._published:
             self._published = machine
             self._outbox.put("inventory", publication(self._settings.node_name, machine))
+
+    def tell(self, subject: str, request: ApiRequest) -> None:
+        """Have a request sent; an unsent one on the same subject is out of date."""
+        self._outbox.put(subject, request)
 
     def write_assignment(self, pod: NodePod, holdings: tuple[Holding, ...]) -> None:
         """Have the pod say what it holds, if it does not."""

@@ -24,6 +24,8 @@ from neuron_plugin.plugin.cdi import Specification, keep_written
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.confirm import Confirmation
 from neuron_plugin.plugin.container import ContainerStyle, cdi_specification, resolve_numbering
+from neuron_plugin.plugin.health_report import HealthReport
+from neuron_plugin.plugin.health_watch import HealthWatch
 from neuron_plugin.plugin.machine import Machine, describe, seen_machine
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.offering import Offering
@@ -47,6 +49,8 @@ class NodeDaemon:
         self._found = asyncio.Event()
         self.state = NodeState(on_change=self._refresh)
         self._link = ClusterLink(settings, self.state, self._pod_came) if settings.cluster else None
+        told = HealthReport(settings.node_name, settings.node_condition, self._link.tell if self._link else None)
+        self.health = HealthWatch(settings, self._judged, [told])
         report = self._link.report if self._link else Reporter()
         self._confirmation = Confirmation(
             self.state,
@@ -77,6 +81,7 @@ class NodeDaemon:
     def _jobs(self) -> dict[str, Callable[[], Awaitable[None]]]:
         jobs: dict[str, Callable[[], Awaitable[None]]] = {
             "hardware": self._follow_hardware,
+            "health": self.health.run,
             "offer": self._offer,
             "confirm": self._confirmation.run,
         }
@@ -90,10 +95,18 @@ class NodeDaemon:
         """Every look at the hardware that differs from the last, into the state."""
         paths = MachinePaths(self._settings.sysfs, self._settings.dev, self._settings.logical_core_file)
         read = partial(read_inventory, paths, environ=os.environ, types=self._types)
-        with closing(await open_uevents()) as uevents:
-            watcher = InventoryWatcher(read, uevents, WatchPeriods(rescan_seconds=self._settings.rescan_seconds))
+        with closing(await open_uevents()) as uevents, self.health.listening(paths.sysfs, uevents) as hints:
+            watcher = InventoryWatcher(read, hints, WatchPeriods(rescan_seconds=self._settings.rescan_seconds))
             async for inventory in watcher.changes():
-                self._see(seen_machine(inventory, self._types, self._settings.instance_type))
+                self.health.look(inventory)
+                self._judged()
+
+    def _judged(self) -> None:
+        """The last look at the hardware, or what is thought of it, has changed."""
+        if self.health.inventory:
+            self._see(
+                seen_machine(self.health.inventory, self._types, self._settings.instance_type, self.health.unhealthy)
+            )
 
     def _see(self, machine: Machine | None) -> None:
         if not self.state.see_machine(machine):
