@@ -177,9 +177,10 @@ def _choices_of(field: msgspec.structs.FieldInfo) -> str:
     """What the library leaves out of its error for an unknown choice."""
     kind = _kind_of(field)
     item = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
-    return (
-        f"; choose among {', '.join(str(member.value) for member in item)}" if isinstance(item, enum.EnumType) else ""
-    )
+    if not isinstance(item, enum.EnumType):
+        return ""
+    names = [str(member.value) for member in typing.cast("type[enum.StrEnum]", item)]
+    return f"; choose among {', '.join(names)}"
 
 
 def _metavar_of(field: msgspec.structs.FieldInfo) -> str:

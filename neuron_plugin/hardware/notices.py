@@ -24,6 +24,17 @@ from neuron_plugin.topology.geometry import DeviceId
 logger = logging.getLogger(__name__)
 
 
+def open_file(path: Path) -> int:
+    """A descriptor of a health file."""
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+
+def read_again(descriptor: int) -> None:
+    """Read a health file from its beginning, whatever it says: the inventory is told by its own reading."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.read(descriptor, PAGE_BYTES)
+
+
 @dataclass(frozen=True, slots=True)
 class _Followed:
     """An open file, and which file that was: after a driver reload another one has its name."""
@@ -89,9 +100,9 @@ class HealthNotices:
         return ""
 
     def _open(self, path: Path, identity: tuple[int, int]) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = open_file(path)
         try:
-            os.read(descriptor, PAGE_BYTES)  # the kernel notifies of what changed since the last read
+            read_again(descriptor)  # the kernel notifies of what changed since the last read
             self._epoll.register(descriptor, select.EPOLLPRI)
         except PermissionError:  # a plain file, of a simulated machine: nobody notifies of it
             os.close(descriptor)
@@ -118,8 +129,7 @@ class HealthNotices:
     def _rearm(self, path: Path) -> None:
         """Read the file again, so that only a further change notifies; a dead one (driver reload) is let go."""
         try:
-            os.lseek(self._followed[path].descriptor, 0, os.SEEK_SET)
-            os.read(self._followed[path].descriptor, PAGE_BYTES)
+            read_again(self._followed[path].descriptor)
         except OSError as error:
             logger.debug("a health file has gone", extra={"path": str(path), "why": str(error)})
             self._drop(path)
