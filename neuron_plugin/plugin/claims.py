@@ -3,19 +3,23 @@
 The kubelet names ids, never a pod. These rules read the answer from the ids: a waiting decision has them, or one pod
 holds them already (init containers leave theirs to later ones, and a call may come twice), or nobody does. Ids that
 another live pod holds are a conflict, however they came.
+
+Ids that were asked about just before (GetPreferredAllocation and its Allocate follow each other at once) are free in
+the kubelet's account; ids that come unasked are re-used from an init container. So a nameless stand-in, of which nobody
+knows whether its pod lives, gives way to the former and goes on with the latter.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from neuron_plugin.allocation.choice import choose
 from neuron_plugin.allocation.ledger import Holder, Ledger, Pod
-from neuron_plugin.allocation.refusals import Refusal
-from neuron_plugin.allocation.requests import ContainerRequest, Kind
+from neuron_plugin.allocation.requests import ContainerRequest
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.plugin.decisions import WaitingDecision, decision_of
 from neuron_plugin.plugin.pods import NodePods, unserved
+from neuron_plugin.plugin.reuse import held_as, part_of, reusable_mask
+from neuron_plugin.plugin.standins import is_nameless, is_outdated
 from neuron_plugin.topology.geometry import CoreMask, Geometry
 
 
@@ -38,7 +42,6 @@ class Conflict:
     """Ids that other live pods hold."""
 
     holders: tuple[Holder, ...]
-    wanted_by: Pod | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,67 +53,61 @@ class Claims:
     ledger: Ledger
     waiting: tuple[WaitingDecision, ...]
 
-    def claim(self, resource: Resource, mask: CoreMask, count: int) -> Claim | Conflict:
-        """Find whom ``count`` ids of ``resource``, together ``mask``, are for."""
+    def claim(self, resource: Resource, mask: CoreMask, count: int, *, asked: bool) -> Claim | Conflict:
+        """Find whom ``count`` ids of ``resource``, together ``mask``, are for.
+
+        ``asked``: they are our answer to the preference call just before.
+        """
         decision = decision_of(self.waiting, resource, mask)
-        if decision:
-            return Claim(decision.pod, decision.request.container, mask, decided=True)
         holders = self.ledger.holders_of(mask)
-        if not holders:
-            return Claim(None, "", mask)
+        if decision and (asked or all(holder.pod.uid == decision.pod.uid for holder in holders)):
+            return Claim(decision.pod, decision.request.container, mask, decided=True)
         if len(holders) == 1:
-            own = self._of_holder(holders[0], resource, mask, count)
+            own = self._of_holder(holders[0], resource, mask, count, asked=asked)
             if own:
                 return own
-        return Conflict(holders, None)
+        lasting = tuple(holder for holder in holders if not (asked and is_outdated(holder, resource, mask)))
+        return Conflict(lasting) if lasting else Claim(None, "", mask)
 
-    def _of_holder(self, holder: Holder, resource: Resource, mask: CoreMask, count: int) -> Claim | None:
+    def _of_holder(
+        self, holder: Holder, resource: Resource, mask: CoreMask, count: int, *, asked: bool
+    ) -> Claim | None:
         """The holder's own call: a later container re-using ids, or the same call again."""
         pod = self.pods.get(holder.pod.uid)
         part = unserved(pod, self.ledger, resource, count) if pod else None
-        if part:
-            return self._next_container(holder, part, mask)
+        next_one = self._next_container(holder, part, mask) if part else None
+        if next_one:
+            return next_one
         again = next((one for one in holder.holdings if one.resource is resource and one.mask == mask), None)
         if again:
             return Claim(holder.pod, again.container, mask)
-        if pod is None and _nested(holder, resource, mask):
-            return Claim(holder.pod, _unnamed(holder), mask)
+        if is_nameless(holder) and _goes_on(holder, resource, mask, asked=asked):
+            return Claim(holder.pod, f"#{len(holder.holdings)}", mask)
         return None
 
     def _next_container(self, holder: Holder, part: ContainerRequest, mask: CoreMask) -> Claim | None:
-        """A container that goes on with what its pod's init containers had."""
-        reusable = self._reusable(holder, part.resource)
-        if not reusable or (mask & holder.mask) & ~self._held_as(holder, part.resource):
+        """A container that goes on with what its pod's init containers had.
+
+        More than that: all of it and the new ids. Not more: a linked part of it, because the kubelet draws at random.
+        """
+        pod = self.pods[holder.pod.uid]
+        reusable = reusable_mask(pod, holder, part.resource)
+        if not reusable or (mask & holder.mask) & ~held_as(holder, part.resource):
             return None
-        if mask & ~holder.mask:
-            return Claim(holder.pod, part.container, mask)
-        linked = choose(self.geometry, reusable, part.resource.unit, part.count)
-        return Claim(holder.pod, part.container, mask if isinstance(linked, Refusal) else linked)
-
-    def _reusable(self, holder: Holder, resource: Resource) -> CoreMask:
-        """What plain init containers hold and no later container of the pod has been given."""
-        kinds = {part.container: part.kind for part in self.pods[holder.pod.uid].request}
-        left = taken = 0
-        for holding in holder.holdings:
-            if holding.resource is resource and kinds.get(holding.container) is Kind.INIT:
-                left |= holding.mask
-            else:
-                taken |= holding.mask
-        return CoreMask(left & ~taken)
-
-    def _held_as(self, holder: Holder, resource: Resource) -> CoreMask:
-        mask = 0
-        for holding in holder.holdings:
-            if holding.resource is resource:
-                mask |= holding.mask
-        return CoreMask(mask)
+        added = mask & ~holder.mask
+        if added:
+            whole = added | reusable
+            return Claim(holder.pod, part.container, CoreMask(whole if _same_size(whole, mask) else mask))
+        given = part_of(self.geometry, pod, part, reusable, mask)
+        return Claim(holder.pod, part.container, given, decided=pod.decision is not None)
 
 
-def _nested(holder: Holder, resource: Resource, mask: int) -> bool:
-    """Whether a pod nobody has told us of goes on with what it holds: more around it, or a part of it."""
-    same = all(holding.resource is resource for holding in holder.holdings)
-    return same and (mask & holder.mask == mask or mask & holder.mask == holder.mask)
+def _same_size(one: int, other: int) -> bool:
+    return one.bit_count() == other.bit_count()
 
 
-def _unnamed(holder: Holder) -> str:
-    return f"#{len(holder.holdings)}"
+def _goes_on(holder: Holder, resource: Resource, mask: int, *, asked: bool) -> bool:
+    """Whether a pod nobody has told us of goes on with what it holds: more around it, or a part of it unasked."""
+    if any(holding.resource is not resource for holding in holder.holdings):
+        return False
+    return mask & holder.mask == (holder.mask if asked else mask)

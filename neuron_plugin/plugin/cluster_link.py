@@ -11,17 +11,18 @@ import logging
 import time
 from collections.abc import Callable
 
+from neuron_plugin.allocation.annotations import ASSIGNMENT_KEYS
 from neuron_plugin.allocation.ledger import Holding, Pod
 from neuron_plugin.cluster.api import ApiRequest, ClusterError, ConnectionSettingsError
 from neuron_plugin.cluster.leases import utc_now
 from neuron_plugin.cluster.records import ObjectReference
 from neuron_plugin.cluster.transport import KubernetesApi, connect
 from neuron_plugin.cluster.writes import annotate_pod, create_event
-from neuron_plugin.plugin.annotate import confirmed_annotations
+from neuron_plugin.plugin.annotate import Annotations, confirmed_annotations, inherited_annotations
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.outbox import Outbox
-from neuron_plugin.plugin.pod_watch import PodReflector, follow_pods
+from neuron_plugin.plugin.pod_watch import PodReflector, follow_pods, take_stock
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.plugin.publish import publication
 from neuron_plugin.plugin.report import Reporter
@@ -53,6 +54,7 @@ class ClusterLink:
             self._pods = follow_pods(api, self._settings.node_name, self._state, self.report, self._on_pod)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._pods.run(), name="pods")
+                tasks.create_task(take_stock(self._pods, self._state), name="all pods")
                 tasks.create_task(self._outbox.run(api), name="outbox")
 
     async def look_again(self) -> None:
@@ -77,15 +79,24 @@ class ClusterLink:
     def write_assignment(self, pod: NodePod, holdings: tuple[Holding, ...]) -> None:
         """Have the pod say what it holds, if it does not."""
         machine = self._state.machine
-        annotations = confirmed_annotations(machine.geometry, pod, holdings, time.time_ns()) if machine else {}
+        if machine is None:
+            return
+        heir = self._state.heir_of(pod)
+        if heir:  # first, so that no two pods claim one set
+            self._annotate(heir, inherited_annotations(machine.geometry, heir, pod))
+        self._annotate(pod, confirmed_annotations(machine.geometry, pod, holdings, time.time_ns()))
+
+    def _annotate(self, pod: NodePod, annotations: Annotations) -> None:
+        """Write them, and tell of it where they are not what was decided: the same words however it is found out."""
         if not annotations:
             return
         where = pod.pod
-        request = annotate_pod(namespace=where.namespace, name=where.name, uid=where.uid, annotations=dict(annotations))
+        request = annotate_pod(namespace=where.namespace, name=where.name, uid=where.uid, annotations=annotations)
         self._outbox.put(f"assignment of {where.uid}", request)
-        if pod.decision and len(annotations) > 1:
-            said = ", ".join(f"{key}={value}" for key, value in annotations.items())
-            self.report.report("AssignmentCorrected", f"The kubelet gave pod {where} another set: {said}", where)
+        ids = [f"{key}={annotations[key]}" for key in ASSIGNMENT_KEYS if annotations.get(key)]
+        if pod.decision and ids:
+            text = f"pod {where} has another set than was decided for it: {', '.join(ids)}"
+            self.report.report("AssignmentCorrected", text, where)
 
     def send_event(self, pod: Pod, reason: str, text: str) -> None:
         """Have an event recorded about a pod."""

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
-from neuron_plugin.allocation.ledger import Holding, PodUid
+from neuron_plugin.allocation.ledger import Holder, Holding, PodUid
+from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.kubelet.pod_resources import GetUnsupportedError, PodDevices, PodResourcesError
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pods import NodePod
-from neuron_plugin.plugin.truth import listed_holdings, stands_in, true_holdings
+from neuron_plugin.plugin.standins import is_nameless, named_stand_in, stands_in
+from neuron_plugin.plugin.truth import listed_holdings, true_holdings, with_unlisted
 from neuron_plugin.topology.geometry import Geometry
 
 logger = logging.getLogger(__name__)
@@ -29,6 +31,8 @@ QUIET_SECONDS = 1.0
 GRACE_SECONDS = 30.0
 """How long a stand-in that the kubelet does not list is kept: far longer than an admission takes."""
 PERIOD_SECONDS = 10.0
+LOOK_SECONDS = 1.0
+"""How long a preference may wait for the kubelet's own account."""
 
 
 class PodResources(Protocol):
@@ -57,8 +61,8 @@ class Confirmation:
         self._on_confirmed = on_confirmed
         self._cluster = cluster
         self._news = asyncio.Event()
-        self._confirmed: set[PodUid] = set()
         self._can_get = True
+        self._rebuilt = False
 
     def notify(self) -> None:
         """Something was allocated, or a pod came."""
@@ -76,16 +80,53 @@ class Confirmation:
             self._news.clear()
             await self._ask()
 
-    def _pause_seconds(self) -> float:
-        """Until the next look without news: soon when a List only waits for a quiet moment."""
-        return PERIOD_SECONDS if self._is_quiet() or not self._needs_list() else QUIET_SECONDS
-
     async def rebuild(self) -> None:
-        """Learn what live pods hold before anything is offered. Without a kubelet there is nothing to learn."""
+        """Learn what live pods hold before anything is offered.
+
+        Without a kubelet nothing can be offered either, so then this is made up for soon after it is there.
+        """
         try:
-            self._take_list(await self._pod_resources.list())
+            await self._list()
         except PodResourcesError as error:
             logger.info("the kubelet does not say yet who holds what", extra={"why": str(error)})
+
+    async def look_again(self, disputed: Collection[Holder]) -> None:
+        """Let go of those holders that the kubelet no longer lists: it offers what they hold, so they may have ended.
+
+        For the time of a preference call only: the kubelet has reserved nothing then that a List could lose.
+        """
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                listed = await self._list()
+        except (PodResourcesError, TimeoutError) as error:
+            logger.warning("choosing without the kubelet's account of its pods", extra={"why": str(error)})
+            return
+        names = {(found.namespace, found.name) for found in listed}
+        for holder in disputed:
+            if not is_nameless(holder) and (holder.pod.namespace, holder.pod.name) not in names:
+                self._state.end(holder.pod.uid)
+
+    # When to ask.
+
+    def _pause_seconds(self) -> float:
+        """Until the next look without news: soon when a List only waits for a quiet moment."""
+        waits = self._needs_list() and not self._is_quiet()
+        behind = self._state.machine is not None and not self._rebuilt
+        return QUIET_SECONDS if waits or behind else PERIOD_SECONDS
+
+    def _needs_list(self) -> bool:
+        """Whether a List would tell something that nothing else does."""
+        if self._state.machine is None:
+            return False
+        supposed = any(stands_in(holder) for holder in self._state.ledger)
+        unasked = not self._can_get and bool(self._unconfirmed())
+        return not self._cluster or not self._rebuilt or supposed or unasked
+
+    def _is_quiet(self) -> bool:
+        """Whether none of our calls can be under way."""
+        return self._state.clock() - self._state.last_call >= QUIET_SECONDS
+
+    # Asking.
 
     async def _ask(self) -> None:
         try:
@@ -98,63 +139,82 @@ class Confirmation:
             logger.debug("confirming later", extra={"why": str(error)})
         try:
             if self._needs_list() and self._is_quiet():
-                self._take_list(await self._pod_resources.list())
+                await self._list()
         except PodResourcesError as error:
             logger.debug("confirming later", extra={"why": str(error)})
 
     async def _ask_for_pods(self) -> None:
         """Get every live pod that has not been confirmed yet."""
-        for uid in self._unconfirmed():
-            pod = self._state.pods.get(uid)
-            found = await self._pod_resources.get(pod.pod.namespace, pod.pod.name) if pod else None
-            if found and pod and uid in self._state.pods:
-                self._take(pod, found)
+        for pod in self._unconfirmed():
+            found = await self._pod_resources.get(pod.pod.namespace, pod.pod.name)
+            if found:
+                self._take(pod.pod.uid, found)
 
-    def _unconfirmed(self) -> list[PodUid]:
-        self._confirmed &= set(self._state.pods)
-        return [uid for uid, pod in self._state.pods.items() if pod.request and uid not in self._confirmed]
+    def _unconfirmed(self) -> list[NodePod]:
+        return [pod for uid, pod in self._state.pods.items() if pod.request and uid not in self._state.confirmed]
 
-    def _take(self, pod: NodePod, found: PodDevices) -> None:
-        machine = self._state.machine
-        listed = listed_holdings(machine.geometry, found) if machine else ()
-        holdings = true_holdings(machine.geometry, pod, listed, self._state.ledger) if machine and listed else None
+    async def _list(self) -> tuple[PodDevices, ...]:
+        listed = await self._pod_resources.list()
+        if self._state.machine is not None:
+            self._take_list(self._state.machine.geometry, listed)
+            self._rebuilt = True
+        return listed
+
+    # Taking in what the kubelet says.
+
+    def _take(self, uid: PodUid, found: PodDevices) -> None:
+        """One pod's devices, once they are complete. The pod may have ended or changed while the kubelet was asked."""
+        pod, machine = self._state.pods.get(uid), self._state.machine
+        if pod is None or machine is None or uid in self._state.confirmed:
+            return
+        listed = listed_holdings(machine.geometry, found)
+        ledger, confirmed = self._state.ledger, self._state.confirmed
+        holdings = true_holdings(machine.geometry, pod, listed, ledger, confirmed) if listed else None
         if holdings:
             self._state.confirm(pod.pod, holdings)
-            self._confirmed.add(pod.pod.uid)
             self._on_confirmed(pod, holdings)
 
-    def _needs_list(self) -> bool:
-        """Whether a List would tell something that nothing else does."""
-        supposed = any(stands_in(holder) for holder in self._state.ledger)
-        return not self._cluster or supposed or (not self._can_get and bool(self._unconfirmed()))
-
-    def _is_quiet(self) -> bool:
-        """Whether none of our calls can be under way."""
-        return self._age_of_latest() >= QUIET_SECONDS
-
-    def _age_of_latest(self) -> float:
-        return self._state.clock() - max(self._state.held_since.values(), default=float("-inf"))
-
-    def _take_list(self, listed: tuple[PodDevices, ...]) -> None:
-        """Pods that the watch has not shown are held by name; stand-ins that are not listed are let go."""
-        if self._state.machine is None:
-            return
-        geometry = self._state.machine.geometry
-        pods = {(pod.pod.namespace, pod.pod.name): pod for pod in self._state.pods.values()}
+    def _take_list(self, geometry: Geometry, listed: tuple[PodDevices, ...]) -> None:
+        """Pods that no watch has shown are held by name; stand-ins that are not listed are let go."""
+        uids = {(pod.pod.namespace, pod.pod.name): uid for uid, pod in self._state.pods.items()}
         for found in listed:
-            holdings, pod = listed_holdings(geometry, found), pods.get((found.namespace, found.name))
-            if pod and pod.pod.uid not in self._confirmed:
-                self._take(pod, found)
-            elif holdings and not pod:
-                self._state.confirm(self._state.named_stand_in(found.namespace, found.name), holdings)
-        self._release_unlisted(geometry, listed)
+            uid = uids.get((found.namespace, found.name))
+            if uid:
+                self._take(uid, found)
+            elif not self._state.pods_known:
+                self._take_by_name(geometry, found)
+        self._release_stand_ins(geometry, listed)
 
-    def _release_unlisted(self, geometry: Geometry, listed: tuple[PodDevices, ...]) -> None:
+    def _take_by_name(self, geometry: Geometry, found: PodDevices) -> None:
+        listed, pod = listed_holdings(geometry, found), named_stand_in(found.namespace, found.name)
+        if listed:
+            self._state.confirm(pod, with_unlisted(pod, listed, self._state.ledger))
+
+    def _release_stand_ins(self, geometry: Geometry, listed: tuple[PodDevices, ...]) -> None:
+        """Those that the kubelet does not list; a nameless one later if it may be an init container's.
+
+        Where the watch knows all pods, a name that it does not know is a pod that has ended: kubelets before 1.34 go
+        on listing it.
+        """
+        names = {(found.namespace, found.name) for found in listed}
+        if self._state.pods_known:
+            names &= {(pod.pod.namespace, pod.pod.name) for pod in self._state.pods.values()}
         held = 0
         for found in listed:
             for holding in listed_holdings(geometry, found):
                 held |= holding.mask
-        for holder in [holder for holder in self._state.ledger if stands_in(holder) and not holder.mask & held]:
-            age = self._state.clock() - self._state.held_since.get(holder.pod.uid, float("-inf"))
-            if holder.pod.namespace or age > GRACE_SECONDS:
+        for holder in [holder for holder in self._state.ledger if stands_in(holder)]:
+            name = (holder.pod.namespace, holder.pod.name)
+            lasts = holder.mask & held or self._may_be_unlisted(holder) if is_nameless(holder) else name in names
+            if not lasts:
                 self._state.release(holder.pod.uid)
+
+    def _may_be_unlisted(self, holder: Holder) -> bool:
+        """Whether a nameless holder may be a plain init container, of a pod that the watch knows or will yet show."""
+        since = self._state.held_since.get(holder.pod.uid, float("-inf"))
+        if self._state.clock() - since > GRACE_SECONDS:
+            return False
+        asking = [part for pod in self._unconfirmed() for part in pod.request if part.kind is Kind.INIT]
+        return not self._state.pods_known or any(
+            part.resource is holding.resource for part in asking for holding in holder.holdings
+        )

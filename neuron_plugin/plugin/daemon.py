@@ -31,6 +31,7 @@ from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.offering import Offering
 from neuron_plugin.plugin.report import Reporter
 from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.steering import Steering
 from neuron_plugin.plugin.supervision import keep_going
 from neuron_plugin.topology.instances import Catalogue
 
@@ -47,7 +48,8 @@ class NodeDaemon:
         self._settings = settings
         self._types = types
         self._found = asyncio.Event()
-        self.state = NodeState(on_change=self._refresh)
+        self._refreshing = False
+        self.state = NodeState(on_change=self._changed)
         self._link = ClusterLink(settings, self.state, self._pod_came) if settings.cluster else None
         told = HealthReport(settings.node_name, settings.node_condition, self._link.tell if self._link else None)
         self.health = HealthWatch(settings, self._judged, [told])
@@ -58,9 +60,8 @@ class NodeDaemon:
             self._link.write_assignment if self._link else lambda _pod, _holdings: None,
             cluster=settings.cluster,
         )
-        handler = Allocator(
-            self.state, self._style, settings.topology_policy, report, self._link.look_again if self._link else None
-        )
+        steering = Steering(self.state, self._link.look_again if self._link else None, self._confirmation.look_again)
+        handler = Allocator(self.state, self._style, settings.topology_policy, report, steering)
         self.offering = Offering(
             self.state,
             handler,
@@ -123,8 +124,14 @@ class NodeDaemon:
         self._refresh()
         await self.offering.run()
 
+    def _changed(self) -> None:
+        """The state has changed: tell whom it concerns, once Allocate has its answer and for several changes once."""
+        if not self._refreshing:
+            self._refreshing = True
+            asyncio.get_running_loop().call_soon(self._refresh)
+
     def _refresh(self) -> None:
-        """The state has changed: tell whom it concerns."""
+        self._refreshing = False
         self.offering.refresh()
         self._confirmation.notify()
         if self._link and self.state.machine:

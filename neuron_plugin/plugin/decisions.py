@@ -2,18 +2,21 @@
 
 Allocate names no pod, so a decision is found by its ids: GetPreferredAllocation steers the kubelet to the ids of the
 oldest decision that fits, and the ids that come back name it. A decided set is a token: it waits until its ids are
-held, whoever's pod the kubelet admitted with it, so two equal pods can at worst swap sets and never share one.
+held, whoever's pod the kubelet admitted with it, so two equal pods can at worst swap sets and never share one. Once a
+swap is certain, the set that was left over waits for the pod whose own is gone: its heir.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from neuron_plugin.allocation.ledger import Ledger, Pod
-from neuron_plugin.allocation.requests import ContainerRequest
+from neuron_plugin.allocation.annotations import ContainerIds
+from neuron_plugin.allocation.ledger import Ledger, Pod, PodUid
+from neuron_plugin.allocation.requests import ContainerRequest, Kind
 from neuron_plugin.allocation.resources import Resource, mask_of
-from neuron_plugin.plugin.pods import NodePod
+from neuron_plugin.plugin.pods import NodePod, demanded_cores
+from neuron_plugin.plugin.standins import is_outdated
 from neuron_plugin.topology.geometry import CoreMask, Geometry
 
 
@@ -27,14 +30,17 @@ class WaitingDecision:
     mask: CoreMask
 
 
-def waiting_decisions(geometry: Geometry, pods: Iterable[NodePod], ledger: Ledger) -> tuple[WaitingDecision, ...]:
+def waiting_decisions(
+    geometry: Geometry, pods: Iterable[NodePod], ledger: Ledger, confirmed: Collection[PodUid] = ()
+) -> tuple[WaitingDecision, ...]:
     """Every decided set that nobody has been given yet, in the order of the bindings.
 
     A set that another pod holds, or that has an id this node does not have, does not wait: it can no longer be given.
+    What ``confirmed`` pods hold is certain, so they wait for nothing: their sets are their heirs'.
     """
     decided = [pod for pod in pods if pod.decision and not pod.decision.allocated]
     decided.sort(key=lambda pod: pod.decision.alloc_time_ns if pod.decision else 0)
-    sets = (waiting for pod in decided for waiting in _sets_of(geometry, pod))
+    sets = (waiting for pod in decided for waiting in _sets_of(geometry, pod, decided, ledger, confirmed))
     return tuple(waiting for waiting in sets if _can_be_given(waiting, ledger))
 
 
@@ -60,22 +66,52 @@ def decision_of(waiting: Iterable[WaitingDecision], resource: Resource, mask: in
     return next((one for one in waiting if one.request.resource is resource and one.mask == mask), None)
 
 
-def _sets_of(geometry: Geometry, pod: NodePod) -> Iterable[WaitingDecision]:
-    for part in pod.decision.containers if pod.decision else ():
-        mask = mask_of(geometry, part.request.resource.unit, part.ids)
-        known = mask.bit_count() == len(part.ids) * _cores_of_one(geometry, part.request.resource)
-        if known:
-            yield WaitingDecision(pod.pod, part.request, part.ids, mask)
+def heir_of(geometry: Geometry, pod: NodePod, pods: Iterable[NodePod], ledger: Ledger) -> NodePod | None:
+    """The pod whose decided sets ``pod`` was given in place of its own, while it holds nothing itself."""
+    holder = ledger.holders.get(pod.pod.uid)
+    if holder is None or pod.decision is None:
+        return None
+    by_container = {holding.container: holding.mask for holding in holder.holdings}
+    held = [by_container.get(part.container) for part in pod.request]
+    if held == _decided_masks(geometry, pod):
+        return None
+    equal = (other for other in pods if other.decision and other.pod.uid != pod.pod.uid and _same_demand(other, pod))
+    unserved = (other for other in equal if other.pod.uid not in ledger.holders)
+    return next((other for other in unserved if _decided_masks(geometry, other) == held), None)
+
+
+def _same_demand(one: NodePod, other: NodePod) -> bool:
+    return _demand(one) == _demand(other)
+
+
+def _demand(pod: NodePod) -> list[tuple[Kind, Resource, int]]:
+    return [(part.kind, part.resource, part.count) for part in pod.request]
+
+
+def _decided_masks(geometry: Geometry, pod: NodePod) -> list[CoreMask]:
+    return [_mask(geometry, part) for part in (pod.decision.containers if pod.decision else ())]
+
+
+def _sets_of(
+    geometry: Geometry, pod: NodePod, decided: Sequence[NodePod], ledger: Ledger, confirmed: Collection[PodUid]
+) -> Iterator[WaitingDecision]:
+    """The decided sets of a pod that this node has, for the pod or for its heir."""
+    waits = heir_of(geometry, pod, decided, ledger) if pod.pod.uid in confirmed else pod
+    if waits is None or pod.decision is None:
+        return
+    for part, request in zip(pod.decision.containers, waits.request, strict=True):
+        mask = _mask(geometry, part)
+        if mask.bit_count() == demanded_cores(geometry, request):
+            yield WaitingDecision(waits.pod, request, part.ids, mask)
 
 
 def _can_be_given(waiting: WaitingDecision, ledger: Ledger) -> bool:
-    others = [holder for holder in ledger.holders_of(waiting.mask) if holder.pod.uid != waiting.pod.uid]
     own = ledger.holders.get(waiting.pod.uid)
-    given = own is not None and any(
-        (holding.container, holding.mask) == (waiting.request.container, waiting.mask) for holding in own.holdings
-    )
-    return not others and not given
+    if own and any(holding.container == waiting.request.container for holding in own.holdings):
+        return False
+    others = (holder for holder in ledger.holders_of(waiting.mask) if holder.pod.uid != waiting.pod.uid)
+    return all(is_outdated(holder, waiting.request.resource, waiting.mask) for holder in others)
 
 
-def _cores_of_one(geometry: Geometry, resource: Resource) -> int:
-    return 1 if resource is Resource.NEURONCORE else geometry.cores_per_device
+def _mask(geometry: Geometry, part: ContainerIds) -> CoreMask:
+    return mask_of(geometry, part.request.resource.unit, part.ids)

@@ -17,7 +17,7 @@ from neuron_plugin.hardware.attributes import DriverVersion
 from neuron_plugin.hardware.health import assess_all
 from neuron_plugin.hardware.records import Inventory
 from neuron_plugin.kubelet.devices import AdvertisedDevice
-from neuron_plugin.topology.geometry import CoreMask, DeviceId, Geometry
+from neuron_plugin.topology.geometry import CoreMask, DeviceId, Geometry, Topology
 from neuron_plugin.topology.instances import Catalogue, geometry_of
 from neuron_plugin.topology.sets import Unit
 
@@ -98,16 +98,23 @@ def machine_after(previous: Machine | None, seen: Machine | None) -> Machine | N
     When the driver is gone nothing is seen, and all that was listed is unhealthy. Ids are never re-interpreted: a
     look with another number of cores per device is another machine as a whole.
     """
-    if previous is None or (seen and not _same_ids(previous, seen)):
+    if previous is None or (seen and not same_ids(previous, seen)):
         return seen
     latest = seen or previous
     gone = {device: MISSING for device in previous.listed if not seen or device not in seen.listed}
     return replace(
         latest,
-        geometry=max(previous.geometry, latest.geometry, key=lambda geometry: geometry.device_count),
+        geometry=max(latest.geometry, previous.geometry, key=_knowledge),
         listed=tuple(sorted({*previous.listed, *latest.listed})),
         unhealthy={**(seen.unhealthy if seen else {}), **gone},
     )
+
+
+def health_after(previous: Machine, seen: Machine) -> Machine:
+    """``previous`` with what a look whose core ids mean something else says of its devices."""
+    found = {device: reason for device, reason in seen.unhealthy.items() if device in previous.listed}
+    gone = {device: MISSING for device in previous.listed if device not in seen.listed}
+    return replace(previous, unhealthy={**found, **gone})
 
 
 def advertised(machine: Machine, ledger: Ledger, resource: Resource) -> tuple[AdvertisedDevice, ...]:
@@ -154,6 +161,11 @@ def describe(machine: Machine) -> dict[str, object]:
     }
 
 
-def _same_ids(one: Machine, other: Machine) -> bool:
+def same_ids(one: Machine, other: Machine) -> bool:
     """Whether a core id means the same silicon in both."""
     return one.geometry.cores_per_device == other.geometry.cores_per_device
+
+
+def _knowledge(geometry: Geometry) -> tuple[int, bool]:
+    """How much a geometry tells: the driver lists no links while a device is missing."""
+    return geometry.device_count, geometry.topology is not Topology.UNLINKED

@@ -2,95 +2,156 @@
 
 One object, changed only from the event loop and never across an await, so whoever reads it sees one moment. Every
 change that matters to the kubelet ends in ``on_change``.
+
+What an Allocate was for is only supposed until the kubelet has been asked. So a supposition that turns out wrong is
+never simply dropped: the silicon was given to somebody, and a stand-in holds it until it is known to whom.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from neuron_plugin.allocation.ledger import Holder, Holding, Ledger, Pod, PodUid
-from neuron_plugin.allocation.resources import mask_of
 from neuron_plugin.plugin.claims import Claims
-from neuron_plugin.plugin.decisions import WaitingDecision, waiting_decisions
-from neuron_plugin.plugin.machine import Machine, machine_after
-from neuron_plugin.plugin.pods import NodePod
-from neuron_plugin.plugin.truth import STAND_IN
+from neuron_plugin.plugin.decisions import WaitingDecision, heir_of, waiting_decisions
+from neuron_plugin.plugin.machine import Machine, health_after, machine_after, same_ids
+from neuron_plugin.plugin.pods import NodePod, annotated_holdings, demanded_cores
+from neuron_plugin.plugin.standins import is_known, is_nameless, nameless_stand_in, stands_in
 from neuron_plugin.topology.geometry import CoreMask
 
 
 @dataclass
 class NodeState:
-    """What this node has, who is on it and who holds what."""
+    """What this node has, who is on it and who holds what.
+
+    ``confirmed`` are the pods whose holdings the kubelet has confirmed. ``pods_known`` says whether the API server has
+    told all pods of this node. ``last_call`` is when the kubelet last asked for something.
+    """
 
     on_change: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
     machine: Machine | None = None
     ledger: Ledger = field(default_factory=Ledger)
     pods: dict[PodUid, NodePod] = field(default_factory=dict)
+    pods_known: bool = False
+    confirmed: set[PodUid] = field(default_factory=set)
     held_since: dict[PodUid, float] = field(default_factory=dict)
+    last_call: float = float("-inf")
+    _renumbered: Machine | None = None
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
-    def see_machine(self, seen: Machine | None) -> bool:
-        """Take in a look at the hardware; whether it was taken.
+    # Hardware.
 
-        A look that gives core ids another meaning (LNC was changed) has to wait until no pod holds any.
+    def see_machine(self, seen: Machine | None) -> bool:
+        """Take in a look at the hardware; whether it was taken whole.
+
+        A look that gives core ids another meaning (LNC was changed) has to wait until no pod holds any; until then
+        only what it says of the devices' health counts.
         """
         machine = machine_after(self.machine, seen)
-        if self.machine and machine and self.ledger.holders and _renumbered(self.machine, machine):
-            return False
-        if machine != self.machine:
-            self.machine = machine
-            for pod in self.pods.values():
-                self._remember(pod)
-            self.on_change()
-        return True
+        waits = self.machine and machine and self.ledger.holders and not same_ids(self.machine, machine)
+        self._renumbered = machine if waits else None
+        self._use(health_after(self.machine, machine) if waits and self.machine and machine else machine)
+        return not waits
+
+    def _use(self, machine: Machine | None) -> None:
+        if machine == self.machine:
+            return
+        self.machine = machine
+        for pod in self.pods.values():
+            self._remember(pod)
+        self.on_change()
+
+    # Pods.
 
     def see_pod(self, pod: NodePod) -> None:
         """Take in a live pod of this node; one that was served before this daemon started holds what it was given."""
         self.pods[pod.pod.uid] = pod
         self._remember(pod)
 
+    def see_all_pods(self, uids: Collection[str]) -> None:
+        """These are all the pods there are: others have ended while nobody was watching."""
+        for uid in [uid for uid in self.pods if uid not in uids]:
+            self.forget_pod(uid)
+        self.pods_known = True
+
     def forget_pod(self, uid: PodUid) -> None:
-        """A pod's end: what it held is free."""
+        """A pod's end: what it held is free.
+
+        What it was only supposed to hold may have been another pod's that asks for the same; that one keeps it.
+        """
+        self.pods.pop(uid, None)
+        holder = self.ledger.holders.get(uid)
+        ledger = self.ledger.without(uid)
+        if holder and uid not in self.confirmed:
+            ledger = self._under_stand_in(ledger, filter(self._may_be_anothers, holder.holdings))
+        self.confirmed.discard(uid)
+        self.held_since.pop(uid, None)
+        self._set_ledger(ledger)
+
+    def end(self, uid: PodUid) -> None:
+        """The kubelet has no such pod any more, whatever the API server still says."""
         self.pods.pop(uid, None)
         self.release(uid)
+
+    # Holders.
+
+    def hold(self, pod: Pod, holding: Holding) -> None:
+        """Note that a container of a pod was given cores; a nameless holder that had them has them no more."""
+        self.held_since[pod.uid] = self.clock()
+        ledger = self.ledger
+        for holder in ledger.holders_of(holding.mask):
+            if is_nameless(holder) and holder.pod.uid != pod.uid:
+                ledger = _without_cores(ledger, holder, holding.mask)
+        self._set_ledger(ledger.with_holding(pod, holding))
+
+    def confirm(self, pod: Pod, holdings: Iterable[Holding]) -> None:
+        """Write down what a pod really holds; holders we only supposed for those cores were mistaken."""
+        truth = Holder(pod, tuple(holdings))
+        if not truth.holdings:
+            return
+        supposed = self.ledger.holders.get(pod.uid)
+        ledger = self.ledger
+        for holder in ledger.holders_of(truth.mask):
+            if holder.pod.uid != pod.uid and holder.pod.uid not in self.confirmed:
+                ledger = _without_cores(ledger, holder, truth.mask)
+        if supposed and pod.uid not in self.confirmed and is_known(pod):
+            ledger = self._under_stand_in(ledger, [one for one in supposed.holdings if not one.mask & truth.mask])
+        if is_known(pod):
+            self.confirmed.add(pod.uid)
+        self._set_ledger(ledger.with_holder(truth))
 
     def release(self, uid: PodUid) -> None:
         """Strike a holder off the ledger."""
         self.held_since.pop(uid, None)
+        self.confirmed.discard(uid)
         self._set_ledger(self.ledger.without(uid))
 
-    def hold(self, pod: Pod, holding: Holding) -> None:
-        """Note that a container of a pod holds cores."""
-        self.held_since[pod.uid] = self.clock()
-        self._set_ledger(self.ledger.with_holding(pod, holding))
-
-    def confirm(self, pod: Pod, holdings: Iterable[Holding]) -> None:
-        """Write down what a pod really holds; holders we only supposed for those cores were mistaken."""
-        confirmed = Holder(pod, tuple(holdings))
-        ledger = self.ledger
-        for holder in ledger.holders_of(confirmed.mask):
-            if holder.pod.uid != pod.uid:
-                ledger = _without_cores(ledger, holder, confirmed.mask)
-        self._set_ledger(ledger.with_holder(confirmed) if confirmed.holdings else ledger.without(pod.uid))
-
-    def nameless_stand_in(self) -> Pod:
+    def new_stand_in(self) -> Pod:
         """A holder for an Allocate of a pod that nobody has told us of, until the kubelet names it."""
-        return Pod(PodUid(f"{STAND_IN}#{next(self._numbers)}"), "", "")
+        return nameless_stand_in(next(self._numbers))
 
-    def named_stand_in(self, namespace: str, name: str) -> Pod:
-        """A holder for a pod that the kubelet lists and no watch has shown."""
-        return Pod(PodUid(f"{STAND_IN}{namespace}/{name}"), namespace, name)
+    def called(self) -> None:
+        """The kubelet has asked for something just now."""
+        self.last_call = self.clock()
+
+    # What is known at this moment.
 
     def waiting(self) -> tuple[WaitingDecision, ...]:
         """Decisions whose sets nobody has been given yet, in the order of the bindings."""
-        return waiting_decisions(self.machine.geometry, self.pods.values(), self.ledger) if self.machine else ()
+        if self.machine is None:
+            return ()
+        return waiting_decisions(self.machine.geometry, self.pods.values(), self.ledger, self.confirmed)
+
+    def heir_of(self, pod: NodePod) -> NodePod | None:
+        """The pod that is to get what was decided for ``pod``, because ``pod`` was given what was decided for it."""
+        return heir_of(self.machine.geometry, pod, self.pods.values(), self.ledger) if self.machine else None
 
     def claims(self, machine: Machine) -> Claims:
-        """What is known at this moment about who may ask for what."""
+        """What is known about who may ask for what."""
         return Claims(machine.geometry, self.pods, self.ledger, self.waiting())
 
     def free_mask(self, machine: Machine) -> CoreMask:
@@ -100,24 +161,56 @@ class NodeState:
             taken |= decision.mask
         return CoreMask(machine.healthy_mask & ~taken)
 
+    # Inside.
+
     def _remember(self, pod: NodePod) -> None:
-        """Believe a pod's own annotation that it was allocated, until the kubelet says otherwise."""
-        if not (self.machine and pod.decision and pod.decision.allocated) or pod.pod.uid in self.ledger.holders:
+        """Believe a pod's own annotation that it was allocated, until the kubelet says otherwise.
+
+        Not against another pod: what the kubelet lists by this pod's own name is the only holder that gives way.
+        """
+        if self.machine is None or pod.pod.uid in self.ledger.holders:
             return
-        for part in pod.decision.containers:
-            mask = mask_of(self.machine.geometry, part.request.resource.unit, part.ids)
-            self._set_ledger(
-                self.ledger.with_holding(pod.pod, Holding(part.request.container, part.request.resource, mask))
-            )
+        told = Holder(pod.pod, annotated_holdings(self.machine.geometry, pod))
+        others = self.ledger.holders_of(told.mask)
+        if not told.holdings or not all(stands_in(other) and _same_name(other.pod, pod.pod) for other in others):
+            return
+        ledger = self.ledger
+        for other in others:
+            ledger = _without_cores(ledger, other, told.mask)
+        self._set_ledger(ledger.with_holder(told))
+
+    def _may_be_anothers(self, holding: Holding) -> bool:
+        """Whether another pod, of which nothing is certain either, asks for what one was supposed to have been given."""
+        if self.machine is None:
+            return False
+        geometry, size = self.machine.geometry, holding.mask.bit_count()
+        return any(
+            part.resource is holding.resource and demanded_cores(geometry, part) == size
+            for uid, pod in self.pods.items()
+            if uid not in self.confirmed
+            for part in pod.request
+        )
+
+    def _under_stand_in(self, ledger: Ledger, holdings: Iterable[Holding]) -> Ledger:
+        left = tuple(holdings)
+        if not left:
+            return ledger
+        pod = self.new_stand_in()
+        self.held_since[pod.uid] = self.clock()
+        return ledger.with_holder(Holder(pod, left))
 
     def _set_ledger(self, ledger: Ledger) -> None:
-        if ledger != self.ledger:
-            self.ledger = ledger
-            self.on_change()
+        if ledger == self.ledger:
+            return
+        self.ledger = ledger
+        self.on_change()
+        if self._renumbered and not ledger.holders:
+            renumbered, self._renumbered = self._renumbered, None
+            self._use(renumbered)
 
 
-def _renumbered(before: Machine, after: Machine) -> bool:
-    return before.geometry.cores_per_device != after.geometry.cores_per_device
+def _same_name(one: Pod, other: Pod) -> bool:
+    return (one.namespace, one.name) == (other.namespace, other.name)
 
 
 def _without_cores(ledger: Ledger, holder: Holder, mask: int) -> Ledger:

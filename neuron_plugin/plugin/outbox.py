@@ -1,7 +1,8 @@
 """What the daemon wants the API server to know, sent until it does.
 
 Whoever writes here never waits: Allocate does not care whether the API server is up. The newest word on a subject
-replaces an unsent older one. A refusal is final (asking again would be refused again); silence is not.
+replaces an unsent older one. A refusal is final (asking again would be refused again); silence is not, and what could
+not be sent goes behind the others, so that one subject's trouble is not everybody's.
 """
 
 from __future__ import annotations
@@ -52,11 +53,16 @@ class Outbox:
             await send(api, request, timeout_seconds=TIMEOUT_SECONDS)
         except ApiError as error:
             if error.status >= _SERVER_TROUBLE or error.status == _TOO_MANY_REQUESTS:
-                return False
-            logger.warning("the API server refused", extra={"subject": subject, "why": str(error)})
+                return self._postpone(subject, error)
+            level = logging.DEBUG if error.missing or error.other_object else logging.WARNING  # the pod has ended
+            logger.log(level, "the API server refused", extra={"subject": subject, "why": str(error)})
         except ClusterError as error:
-            logger.debug("not told the API server yet", extra={"subject": subject, "why": str(error)})
-            return False
+            return self._postpone(subject, error)
         if self._unsent.get(subject) is request:
             del self._unsent[subject]
         return True
+
+    def _postpone(self, subject: str, error: ClusterError) -> bool:
+        logger.debug("not told the API server yet", extra={"subject": subject, "why": str(error)})
+        self._unsent[subject] = self._unsent.pop(subject)
+        return False

@@ -28,6 +28,12 @@ def follow_pods(
     return reflector
 
 
+async def take_stock(reflector: PodReflector, state: NodeState) -> None:
+    """Once all pods are known, forget those that ended while an earlier reflector was not there to hear of it."""
+    await reflector.synced.wait()
+    state.see_all_pods(set(reflector.values))
+
+
 def live_pod(record: records.Pod) -> NodePod | None:
     """A pod that may hold Neuron: it asks for some and has not ended. One being deleted still may."""
     if record.terminal:

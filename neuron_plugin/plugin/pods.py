@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from neuron_plugin.allocation.annotations import ASSIGNMENT_KEYS, AnnotationError, Decision, read
-from neuron_plugin.allocation.ledger import Ledger, Pod, PodUid
+from neuron_plugin.allocation.ledger import Holding, Ledger, Pod, PodUid
 from neuron_plugin.allocation.requests import ContainerRequest, ContainerSpec, PodRequest, RequestError, pod_request
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
+from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology.sets import Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,23 @@ def unserved(pod: NodePod, ledger: Ledger, resource: Resource, count: int) -> Co
     return next((part for part in asking if part.container not in served), None)
 
 
-def explains(pod: NodePod, ledger: Ledger, resource: Resource, count: int) -> bool:
-    """Whether a call for so much of a resource may be this pod's: it holds nothing yet and asks for exactly that."""
-    if pod.pod.uid in ledger.holders:
-        return False
-    return any(part.resource is resource and part.count == count for part in pod.request)
+def demanded_cores(geometry: Geometry, part: ContainerRequest) -> int:
+    """How many cores a container asks for, in whatever unit it does."""
+    return part.count * (1 if part.resource.unit is Unit.CORE else geometry.cores_per_device)
+
+
+def annotated_holdings(geometry: Geometry, pod: NodePod) -> tuple[Holding, ...]:
+    """What a pod says it was allocated; nothing when it does not, or names an id that this node does not have."""
+    if not (pod.decision and pod.decision.allocated):
+        return ()
+    holdings = []
+    for part in pod.decision.containers:
+        unit = part.request.resource.unit
+        mask = mask_of(geometry, unit, part.ids)
+        if ids_of(geometry, unit, mask) != part.ids:
+            return ()
+        holdings.append(Holding(part.request.container, part.request.resource, mask))
+    return tuple(holdings)
 
 
 def _demands(containers: Iterable[ContainerSpec]) -> frozenset[tuple[Resource, str]]:

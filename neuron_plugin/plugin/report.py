@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from neuron_plugin.allocation.ledger import Pod, PodUid
-from neuron_plugin.plugin.truth import STAND_IN
+from neuron_plugin.plugin.standins import is_known
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Reporter:
         self._told[key] = None
         if len(self._told) > _REMEMBERED:
             self._told.popitem(last=False)
-        known = pod is not None and not pod.uid.startswith(STAND_IN)
-        logger.warning(text, extra={"reason": reason, "pod": str(pod) if known else "not known yet"})
-        if pod and known and self._send:
-            self._send(pod, reason, text)
+        known = pod if pod and is_known(pod) else None
+        logger.warning(text, extra={"reason": reason, "pod": str(known) if known else "not known yet"})
+        if known and self._send:
+            self._send(known, reason, text)

@@ -1,20 +1,21 @@
 """What a pod really holds, from what the kubelet lists and what we gave.
 
 PodResources lists regular containers and sidecars, by name and without UID, and never plain init containers
-(pkg/kubelet/apis/podresources, 1.36). What those hold is known only from the calls that gave it to them.
+(pkg/kubelet/apis/podresources, 1.36). What those hold is known only from the calls that gave it to them, which may
+have been noted under the pod, under an equal pod that the kubelet admitted later, or under a stand-in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
-from neuron_plugin.allocation.ledger import Holder, Holding, Ledger
+from neuron_plugin.allocation.ledger import Holding, Ledger, Pod, PodUid
 from neuron_plugin.allocation.requests import ContainerRequest, Kind
 from neuron_plugin.allocation.resources import Resource, mask_of
 from neuron_plugin.kubelet.pod_resources import PodDevices
-from neuron_plugin.plugin.pods import NodePod
+from neuron_plugin.plugin.pods import NodePod, demanded_cores
+from neuron_plugin.plugin.standins import is_nameless
 from neuron_plugin.topology.geometry import CoreMask, Geometry
-from neuron_plugin.topology.sets import Unit
 
 _NAMES = frozenset(resource.value for resource in Resource)
 
@@ -30,62 +31,101 @@ def listed_holdings(geometry: Geometry, found: PodDevices) -> tuple[Holding, ...
 
 
 def true_holdings(
-    geometry: Geometry, pod: NodePod, listed: tuple[Holding, ...], ledger: Ledger
+    geometry: Geometry,
+    pod: NodePod,
+    listed: tuple[Holding, ...],
+    ledger: Ledger,
+    confirmed: Collection[PodUid] = (),
 ) -> tuple[Holding, ...] | None:
     """What every requesting container of a pod holds, in the order of its request.
 
-    None while the kubelet does not list all of them yet: the pod is being admitted.
+    None while the kubelet does not list all of them yet: the pod is being admitted. What ``confirmed`` pods hold is
+    theirs.
     """
     by_container = {holding.container: holding for holding in listed}
     if any(part.kind is not Kind.INIT and part.container not in by_container for part in pod.request):
         return None
+    given = list(_given(ledger, pod.pod, listed, confirmed))
     found = (
-        _as_given(ledger, pod, by_container[part.container])
+        _as_given(by_container[part.container], given)
         if part.container in by_container
-        else _of_init_container(geometry, ledger, pod, part, listed)
+        else _of_init_container(geometry, pod, part, given, ledger)
         for part in pod.request
     )
     return tuple(holding for holding in found if holding is not None)
 
 
-def _as_given(ledger: Ledger, pod: NodePod, listed: Holding) -> Holding:
-    """The kubelet's ids, unless we gave the container a linked part of its init container's ids in their place."""
-    own = ledger.holders.get(pod.pod.uid)
-    if own is None or listed.mask & ~own.mask:
-        return listed
-    given = (one for one in own.holdings if (one.container, one.resource) == (listed.container, listed.resource))
-    return next((one for one in given if one.mask.bit_count() == listed.mask.bit_count()), listed)
+def with_unlisted(pod: Pod, listed: tuple[Holding, ...], ledger: Ledger) -> tuple[Holding, ...]:
+    """What a pod holds that only the kubelet knows by name: what is listed, and what its init containers were given.
+
+    The latter stands in the ledger under a nameless stand-in, or already under the pod, and shares silicon with what
+    is listed, because later containers re-use it.
+    """
+    mask = _union(listed)
+    holders = [holder for holder in ledger.holders_of(mask) if is_nameless(holder) or holder.pod.uid == pod.uid]
+    listed_sets = {(holding.resource, holding.mask) for holding in listed}
+    names = {holding.container for holding in listed}
+    unlisted = (
+        holding
+        for holder in holders
+        for holding in holder.holdings
+        if holding.mask & mask and (holding.resource, holding.mask) not in listed_sets
+    )
+    return (*listed, *(holding for holding in unlisted if holding.container not in names))
 
 
-def _of_init_container(
-    geometry: Geometry, ledger: Ledger, pod: NodePod, part: ContainerRequest, listed: tuple[Holding, ...]
-) -> Holding | None:
-    """What a plain init container was given: noted under the pod, or under the stand-in of its first calls."""
-    size = part.count * (geometry.cores_per_device if part.resource.unit is Unit.DEVICE else 1)
-    own = ledger.holders.get(pod.pod.uid)
-    noted = (one for one in (own.holdings if own else ()) if one.container == part.container)
-    supposed = (one for one in _stand_in_holdings(ledger, listed) if one.mask.bit_count() == size)
-    given = next(noted, None) or next((one for one in supposed if one.resource is part.resource), None)
-    return Holding(part.container, part.resource, given.mask) if given else None
+def _given(ledger: Ledger, pod: Pod, listed: Iterable[Holding], confirmed: Collection[PodUid]) -> Iterator[Holding]:
+    """What we gave in the calls that were this pod's: its own first, then what was noted under others meanwhile.
 
-
-def _stand_in_holdings(ledger: Ledger, listed: Iterable[Holding]) -> Iterator[Holding]:
-    """What stand-ins hold that overlap what the kubelet lists for the pod: they stood in for this pod."""
-    mask = 0
-    for holding in listed:
-        mask |= holding.mask
-    for holder in ledger.holders_of(mask):
-        if stands_in(holder):
+    The pod's own holder counts only if it has what the kubelet lists: else those were another pod's calls.
+    """
+    mask = _union(listed)
+    holders = sorted(ledger.holders_of(mask), key=lambda holder: holder.pod.uid != pod.uid)
+    for holder in holders:
+        if holder.pod.uid == pod.uid or holder.pod.uid not in confirmed:
             yield from holder.holdings
 
 
-def stands_in(holder: Holder) -> bool:
-    """Whether this holder's pod is not known to the API server's watch yet."""
-    return holder.pod.uid.startswith(STAND_IN)
+def _as_given(listed: Holding, given: Iterable[Holding]) -> Holding:
+    """The kubelet's ids, unless we gave the container a linked part of its init container's ids in their place.
+
+    Then the ids were drawn from a larger set that we gave the same pod, and so was the part.
+    """
+    same = [one for one in given if one.resource is listed.resource]
+    if not any(_is_part(listed.mask, one.mask) for one in same):
+        return listed
+    parts = [one for one in same if one.mask.bit_count() == listed.mask.bit_count()]
+    named = next((one for one in parts if one.container == listed.container), None)
+    if named or any(one.mask == listed.mask for one in parts):
+        return named or listed
+    return Holding(listed.container, listed.resource, parts[0].mask) if parts else listed
 
 
-STAND_IN = "stand-in/"
-"""Prefix of the key of a holder whose UID is not known; no Kubernetes UID has a slash."""
+def _of_init_container(
+    geometry: Geometry, pod: NodePod, part: ContainerRequest, given: Iterable[Holding], ledger: Ledger
+) -> Holding | None:
+    """What a plain init container was given: by its name, else by its size.
+
+    Where no later container re-uses it, nothing ties it to the pod but its size.
+    """
+    alone = all(other.kind is Kind.INIT for other in pod.request if other.resource is part.resource)
+    nameless = [holder.holdings[0] for holder in ledger if alone and is_nameless(holder)]
+    size = demanded_cores(geometry, part)
+    same = [one for one in (*given, *nameless) if one.resource is part.resource and one.mask.bit_count() == size]
+    named = next((one for one in same if one.container == part.container), None)
+    found = named or next(iter(same), None)
+    return Holding(part.container, part.resource, found.mask) if found else None
+
+
+def _is_part(part: int, whole: int) -> bool:
+    return part & whole == part and part != whole
+
+
+def _union(holdings: Iterable[Holding]) -> int:
+    mask = 0
+    for holding in holdings:
+        mask |= holding.mask
+    return mask
 
 
 def _mask(geometry: Geometry, resource: Resource, ids: Iterable[str]) -> CoreMask:
