@@ -134,10 +134,8 @@ class SimulatedNode:
         cores = range(self.description.generation.cores_per_device)
         unknown = sorted(set(counts) - set(CORE_ERRORS))
         if unknown or core not in cores:
-            raise SimulationError(
-                f"core {core}, counter {', '.join(unknown or counts)}: expected a core from 0 to {cores[-1]} and one of "
-                f"{', '.join(CORE_ERRORS)}"
-            )
+            said = f"core {core}, counter {', '.join(unknown or counts)}"
+            raise SimulationError(f"{said}: expected a core from 0 to {cores[-1]} and one of {', '.join(CORE_ERRORS)}")
         errors = self._state(device).core_errors
         self._change(device, core_errors={**errors, core: {**errors.get(core, {}), **counts}})
 

@@ -194,7 +194,7 @@ def test_counters_reach_the_record(make_node: MakeNode) -> None:
     node.set_reset(1, ResetState.FAILED)
     health = read_known(node).health
     assert health.ecc == EccCounts(sram=3, memory=5, repairable=7)
-    assert health.unhealthy_components == {"hbm", "sram"}
+    assert health.unhealthy_components == frozenset({"hbm", "sram"})
     assert health.reset is ResetState.FAILED
 
 

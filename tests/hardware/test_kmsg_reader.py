@@ -58,7 +58,7 @@ async def following(path: Path) -> AsyncIterator[Heard]:
 def device(monkeypatch: pytest.MonkeyPatch) -> socket.socket:
     """The writing end of a stand-in for ``/dev/kmsg``: one record a read, and poll(2) says when."""
     reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    reader.setblocking(False)
+    reader.settimeout(0)
     descriptor = reader.detach()
     monkeypatch.setattr(os, "open", lambda *_arguments: descriptor)
     return writer

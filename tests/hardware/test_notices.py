@@ -36,7 +36,7 @@ class Firmware:
         writer = socket.create_connection(listener.getsockname())
         reader, _ = listener.accept()
         listener.close()
-        reader.setblocking(False)
+        reader.settimeout(0)
         self.writers[path.parents[3].name] = writer
         return reader.detach()
 
