@@ -162,7 +162,7 @@ def bound_pod(name: str, node: str, device: int) -> dict[str, Any]:
 
 def seeded(number: int) -> random.Random:
     """Chance that is the same in every run."""
-    return random.Random(number)  # noqa: S311 - guards nothing
+    return random.Random(number)
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -406,7 +406,7 @@ async def _daemon(api: KubernetesApi) -> AsyncIterator[ExtenderDaemon]:
     settings = ExtenderSettings(port=0, health_port=0, health_address="127.0.0.1", leader_election=False)
     daemon, stop = ExtenderDaemon(settings, catalogue(), api), asyncio.Event()
     running = asyncio.create_task(daemon.run(stop))
-    while daemon.readiness.why_not:  # noqa: ASYNC110 - a daemon has no event for it, its callers ask
+    while daemon.readiness.why_not:
         await asyncio.sleep(0.01)
     try:
         yield daemon
@@ -440,7 +440,7 @@ async def start() -> None:
         )
         body = filter_body([f"node-{number}" for number in range(1000)])
         try:
-            while not await _good(body):  # noqa: ASYNC110 - as a scheduler would try
+            while not await _good(body):
                 await asyncio.sleep(0.02)
             print(f"start of the process to the first good filter, 1000 nodes: {time.perf_counter() - began:.2f} s")
         finally:

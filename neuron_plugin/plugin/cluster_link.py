@@ -120,6 +120,10 @@ class ClusterLink:
         if again and self._published:
             self._outbox.put("inventory", self._published)
 
+    def tell(self, subject: str, request: ApiRequest) -> None:
+        """Have a request sent; an unsent one on the same subject is out of date."""
+        self._outbox.put(subject, request)
+
     def write_assignment(self, pod: NodePod, holdings: tuple[Holding, ...]) -> None:
         """Have the pod say what it holds, if it does not."""
         machine = self._state.machine

@@ -10,8 +10,18 @@ import msgspec
 from msgspec import Meta
 
 from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.plugin.health_policy import HealthSettings
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.telemetry import LogFormat, LogLevel
+
+_KUBELET = "the kubelet"
+TAKEN_CONDITIONS = {
+    **dict.fromkeys(("Ready", "MemoryPressure", "DiskPressure", "PIDPressure"), _KUBELET),
+    "NetworkUnavailable": "the network plugin",
+    "NeuronHealth": "the node problem detector (there True means that something is wrong)",
+    "AcceleratedHardwareReady": "EKS's node monitoring agent",
+}
+"""Node conditions with a writer of their own."""
 
 
 class Numbering(enum.StrEnum):
@@ -114,6 +124,20 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     rescan_seconds: Annotated[float, Meta(ge=1, description="how often the hardware is read anew without a hint")] = (
         10.0
     )
+    kmsg: Annotated[
+        Path | None,
+        Meta(description="kernel log to read hardware errors from; kmsg beside the device nodes if not given"),
+    ] = None
+    node_condition: Annotated[
+        str,
+        Meta(description="node condition to keep: True while all devices are healthy, such as NeuronDevicesHealthy"),
+    ] = ""
+    state_dir: Annotated[
+        Path | None, Meta(description="where to keep which device errors are old; without, a restart forgets")
+    ] = None
+    health: Annotated[HealthSettings, Meta(description="what each health signal means; in the file only")] = (
+        HealthSettings()
+    )
     decision_deadline_seconds: Annotated[
         float, Meta(gt=0, le=10, description="how long a preference may wait for the API server")
     ] = 2.0
@@ -133,6 +157,14 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = 2.0
     log_format: Annotated[LogFormat, Meta(description="form of the log lines")] = LogFormat.TEXT
     log_level: Annotated[LogLevel, Meta(description="least severity that is logged")] = LogLevel.INFO
+
+    def __post_init__(self) -> None:
+        """Refuse a name of the node condition that is somebody else's."""
+        if self.node_condition in TAKEN_CONDITIONS:
+            raise ValueError(
+                f"node-condition is {self.node_condition!r}, which {TAKEN_CONDITIONS[self.node_condition]} writes: "
+                "choose another name, such as NeuronDevicesHealthy"
+            )
 
 
 def check(settings: PluginSettings) -> None:

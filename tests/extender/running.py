@@ -26,7 +26,7 @@ DEADLINE_SECONDS = 20.0
 async def until(holds: Callable[[], object]) -> None:
     """Wait for what other tasks bring about."""
     async with asyncio.timeout(DEADLINE_SECONDS):
-        while not holds():  # noqa: ASYNC110 - what is waited for has no event
+        while not holds():
             await asyncio.sleep(0.005)
 
 

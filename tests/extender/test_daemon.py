@@ -146,7 +146,7 @@ async def test_t46_without_an_api_server_binds_end_in_error_and_recover_without_
 
     await server.start()
     async with asyncio.timeout(15):
-        while not (await scheduler.schedule(pod, ["node"])).node:  # noqa: ASYNC110 - as the scheduler tries again
+        while not (await scheduler.schedule(pod, ["node"])).node:
             await asyncio.sleep(0.05)
     assert written(server, "pod")["NEURON_DEVS"] == "0,1,2,3"
 
