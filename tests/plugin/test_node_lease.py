@@ -62,9 +62,11 @@ async def renewing(api: KubernetesApi, lease: NodeLease) -> AsyncIterator[None]:
 
 
 def of_node(
-    serving: Callable[[], bool] = lambda: True, times: LeaseTimes = QUICK, on_made: Callable[[], None] = lambda: None
+    serving: Callable[[], bool] = lambda: True,
+    times: LeaseTimes = QUICK,
+    on_new_node: Callable[[], None] = lambda: None,
 ) -> NodeLease:
-    return NodeLease(NAMESPACE, NODE, times, serving=serving, on_made=on_made)
+    return NodeLease(NAMESPACE, NODE, times, serving=serving, on_new_node=on_new_node)
 
 
 async def test_e7_the_lease_is_the_one_the_extender_looks_for(server: StandInApiServer, api: KubernetesApi) -> None:
@@ -133,13 +135,14 @@ async def test_an_ended_plugin_leaves_it_to_run_out_by_itself(server: StandInApi
 async def test_a_node_made_anew_gets_a_lease_of_its_own_and_is_described_again(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
-    made: list[bool] = []
-    async with renewing(api, of_node(on_made=lambda: made.append(True))):
+    told: list[bool] = []
+    async with renewing(api, of_node(on_new_node=lambda: told.append(True))):
         await until(lambda: there_is_one(server))
+        assert not told
         server.delete_node(NODE)
         server.create_node({"metadata": {"name": NODE}})
         await api.request(delete_lease(NAMESPACE, NODE), timeout_seconds=5)  # as the garbage collector does
-        await until(lambda: len(made) > 1)
+        await until(lambda: bool(told))
     uid = server.get(api_server.NODES, NODE)["metadata"]["uid"]
     assert lease_of(server)["metadata"]["ownerReferences"][0]["uid"] == uid
 

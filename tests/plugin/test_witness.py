@@ -176,9 +176,7 @@ async def test_p84_the_line_about_an_allocate_is_written_after_its_answer(caplog
     put_off: list[object] = []
     state = a_state()
     steering = Steering(state, None, no_look)
-    allocator = Allocator(
-        state, host_style, TopologyPolicy.PREFERRED, FakeReport(), steering, later=lambda work: put_off.append(work)
-    )
+    allocator = Allocator(state, host_style, TopologyPolicy.PREFERRED, FakeReport(), steering, later=put_off.append)
     with caplog.at_level(logging.INFO, "neuron_plugin"):
         allocator.allocate(NEURON.value, ["0"])
         assert not caplog.records
