@@ -26,7 +26,7 @@ def uninstalled(cli: Cli, kubeconfig: Path, *arguments: str) -> tuple[Outcome, l
 
 
 def described(server: StandInApiServer, name: str) -> bool:
-    return INVENTORY_KEY in server.get(api_server.NODES, name)["metadata"].get("annotations", {})  # type: ignore[operator,attr-defined]  # JSON
+    return INVENTORY_KEY in server.get(api_server.NODES, name)["metadata"].get("annotations", {})
 
 
 def test_the_nodes_that_are_named_are_cleared_and_told(cli: Cli, tmp_path: Path) -> None:

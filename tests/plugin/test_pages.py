@@ -223,7 +223,7 @@ async def test_e7_a_cluster_sees_the_lease_and_the_description_of_a_node_that_se
         api.create_node({"metadata": {"name": NODE}})
         config = api.write_kubeconfig(root / "kubeconfig")
         async with running(root, cluster=True, kubeconfig=config, lease_renew_seconds=1, kubelet_up=False) as site:
-            await until(lambda: INVENTORY_KEY in api.get(api_server.NODES, NODE)["metadata"].get("annotations", {}))  # type: ignore[operator,attr-defined]  # JSON
+            await until(lambda: INVENTORY_KEY in api.get(api_server.NODES, NODE)["metadata"].get("annotations", {}))
             assert api.objects(api_server.LEASES) == []
             await site.kubelet.start()
             await site.ready()
@@ -232,7 +232,7 @@ async def test_e7_a_cluster_sees_the_lease_and_the_description_of_a_node_that_se
             assert await site.metric("neuron_plugin_lists_total", kind="pods") == 1
             assert 0 <= await site.metric("neuron_plugin_watch_age_seconds") < 10
         (lease,) = api.objects(api_server.LEASES)
-        assert lease["metadata"]["name"] == f"neuron-plugin-{NODE}"  # type: ignore[index,call-overload]  # JSON
+        assert lease["metadata"]["name"] == f"neuron-plugin-{NODE}"
 
 
 async def test_p78_an_api_server_that_is_away_makes_nobody_restart_the_plugin(root: Path) -> None:
@@ -250,5 +250,5 @@ async def test_the_lease_can_be_switched_off(root: Path) -> None:
         config = api.write_kubeconfig(root / "kubeconfig")
         async with running(root, cluster=True, kubeconfig=config, node_lease=False) as site:
             await site.ready()
-            await until(lambda: INVENTORY_KEY in api.get(api_server.NODES, NODE)["metadata"].get("annotations", {}))  # type: ignore[operator,attr-defined]  # JSON
+            await until(lambda: INVENTORY_KEY in api.get(api_server.NODES, NODE)["metadata"].get("annotations", {}))
             assert api.objects(api_server.LEASES) == []

@@ -48,11 +48,12 @@ async def lease(api: KubernetesApi, name: LeaseName) -> None:
 
 
 def metadata(server: StandInApiServer, name: str) -> dict[str, Any]:
-    return server.get(api_server.NODES, name)["metadata"]
+    found: dict[str, Any] = server.get(api_server.NODES, name)["metadata"]
+    return found
 
 
 def leases(server: StandInApiServer) -> list[str]:
-    return [one["metadata"]["name"] for one in server.objects(api_server.LEASES)]  # type: ignore[index]  # JSON
+    return [one["metadata"]["name"] for one in server.objects(api_server.LEASES)]
 
 
 async def test_annotation_labels_and_lease_of_a_node_are_taken_back_and_nothing_else(
