@@ -65,7 +65,7 @@ class ClusterLink:
             settings.node_name,
             LeaseTimes(settings.lease_duration_seconds, settings.lease_renew_seconds),
             serving=serving,
-            on_made=self._publish_again,
+            on_new_node=self._publish_again,
         )
         self.report = Reporter(self.send_event)
 

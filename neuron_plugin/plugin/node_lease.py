@@ -56,14 +56,15 @@ class NodeLease:
         times: LeaseTimes,
         *,
         serving: Callable[[], bool],
-        on_made: Callable[[], None] = lambda: None,
+        on_new_node: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_made`` is called when the Lease had to be made: the node is new, and so is all that is said on it."""
+        """``on_new_node`` is called when the node was deleted and made anew, without anything we had said on it."""
         self._namespace = namespace
         self._node = node
         self._times = times
         self._serving = serving
-        self._on_made = on_made
+        self._on_new_node = on_new_node
+        self._node_uid = ""
         self._news = asyncio.Event()
         self._failing = False
 
@@ -108,4 +109,6 @@ class NodeLease:
         lease = node_lease(self._namespace, self._node, ObjectReference("Node", node.name, node.uid, "v1"))
         creation = create_lease(lease, duration_seconds=self._times.duration, now=utc_now())
         await send(api, creation, timeout_seconds=self._times.renew)
-        self._on_made()
+        if self._node_uid not in {"", node.uid}:
+            self._on_new_node()
+        self._node_uid = node.uid

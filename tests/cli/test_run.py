@@ -11,7 +11,7 @@ import pytest
 
 from neuron_plugin.cli.main import main
 from neuron_plugin.cli.run import with_node_name
-from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.settings import PluginSettings, check
 
 COMMAND = [sys.executable, "-m", "neuron_plugin.cli.main", "run"]
 
@@ -73,3 +73,32 @@ def test_p22_without_driver_and_kubelet_it_stays_up_says_so_once_and_ends_on_sig
     assert process.wait(timeout=10) == 0
     assert sum("no Neuron device" in line for line in lines) == 1
     assert not list((tmp_path / "dp").iterdir())
+
+
+def test_sigusr1_has_the_daemon_log_its_stacks_and_go_on(tmp_path: Path) -> None:
+    (tmp_path / "dp").mkdir()
+    flags = ["--no-cluster", "--sysfs", str(tmp_path / "sys"), "--dev", str(tmp_path / "dev"), "--health-port", "0"]
+    flags += ["--kubelet-dir", str(tmp_path / "dp"), "--pod-resources-socket", str(tmp_path / "pr.sock")]
+    process = subprocess.Popen([*COMMAND, *flags], stderr=subprocess.PIPE, text=True)  # noqa: S603 - our own command
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "no Neuron device" in line:
+            process.send_signal(signal.SIGUSR1)
+        if "task_name=hardware" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=10) == 0
+
+
+def test_a_lease_that_one_late_renewal_would_end_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--node-name", "n", "--lease-renew-seconds", "5"]) == 2
+    error = capsys.readouterr().err
+    assert "lease-renew-seconds is 5" in error
+    assert "at least 10" in error
+
+
+@pytest.mark.parametrize("settings", [PluginSettings(), PluginSettings(node_lease=False, lease_renew_seconds=9)])
+def test_defaults_and_a_lease_that_is_off_contradict_nothing(settings: PluginSettings) -> None:
+    check(settings)
