@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: demo test check venv lock protos bench clean
 

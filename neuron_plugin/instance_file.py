@@ -91,7 +91,7 @@ def _faults(entry: _Entry) -> Iterator[str]:
     if entry.topology is Topology.SINGLE and entry.devices != 1:
         yield f"single with {entry.devices} devices: say how they are linked, or unlinked"
     if entry.cores_per_device % entry.logical_core_size:
-        yield f"logical-core-size {entry.logical_core_size} does not divide its {entry.cores_per_device} cores-per-device"
+        yield f"logical-core-size {entry.logical_core_size} does not divide {entry.cores_per_device} cores-per-device"
 
 
 _TORUS_DEVICES = TORUS_SIDE * TORUS_SIDE

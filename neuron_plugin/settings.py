@@ -52,8 +52,7 @@ def load(
     An empty environment variable is as good as none: manifests are full of them.
 
     Raises:
-        SettingsError: an unknown key, a value of the wrong type or out of range, an unreadable file, or what the
-            settings' own ``__post_init__`` refuses with a ValueError.
+        SettingsError: an unknown key, a value of the wrong type or out of range, or an unreadable file.
     """
     values: dict[str, Any] = _from_file(settings, file) if file else {}
     for field in _flat_fields(settings):
@@ -62,10 +61,7 @@ def load(
             values[field.encode_name] = _convert(field, environment[variable], variable)
         if flags.get(field.name) is not None:
             values[field.encode_name] = _convert(field, flags[field.name], f"--{field.encode_name}")
-    try:
-        return msgspec.convert(values, settings, dec_hook=_decode)
-    except msgspec.ValidationError as error:  # each value is fine by itself: the settings' own check has spoken
-        raise SettingsError(str(error)) from None
+    return msgspec.convert(values, settings, dec_hook=_decode)
 
 
 def as_yaml(settings: msgspec.Struct) -> str:
@@ -179,8 +175,7 @@ def _choices_of(field: msgspec.structs.FieldInfo) -> str:
     item = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
     if not isinstance(item, enum.EnumType):
         return ""
-    names = [str(member.value) for member in typing.cast("type[enum.StrEnum]", item)]
-    return f"; choose among {', '.join(names)}"
+    return f"; choose among {', '.join(typing.cast('type[enum.StrEnum]', item))}"
 
 
 def _metavar_of(field: msgspec.structs.FieldInfo) -> str:

@@ -119,9 +119,8 @@ async def _conflict(cluster: SimulatedCluster) -> None:
     _title("The same silicon under another name: all 32 cores, while pods hold some as devices")
     await _refuse(cluster, SimulatedPod("greedy", {"main": {Resource.NEURONCORE.value: CORES}}))
     free = cluster.kubelet.capacity(Resource.NEURON.value)
-    print(
-        f"    Without the extender, too: {Resource.NEURON.value} has {free.capacity} devices, {free.allocatable} to give."
-    )
+    offered = f"{Resource.NEURON.value} has {free.capacity} devices and {free.allocatable} to give"
+    print(f"     The kubelet knows it without the extender, too: {offered}.")
 
 
 async def _place(cluster: SimulatedCluster, pod: SimulatedPod, key: str) -> None:

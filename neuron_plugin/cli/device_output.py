@@ -85,9 +85,8 @@ def _print_table(form: Form, report: MachineReport) -> None:
     columns = columns_of(report, wide=form is Form.WIDE)
     print_table(
         [column.heading for column in columns],
-        [[column.cell(device) for column in columns] for device in report.devices],
+        [[(column.cell(device), column.style(device)) for column in columns] for device in report.devices],
         title=title_of(report),
-        styles=[[column.style(device) for column in columns] for device in report.devices],
     )
 
 

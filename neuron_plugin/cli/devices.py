@@ -54,7 +54,8 @@ def register(subparsers: Subparsers) -> None:
         "--output",
         choices=[form.value for form in Form],
         default=Form.TABLE.value,
-        help="form of the output; neuron-ls is JSON as 'neuron-ls -j' prints it (default: table)",
+        metavar="FORM",
+        help="table, wide, json, yaml, or neuron-ls: JSON as 'neuron-ls -j' prints it (default: table)",
     )
     parser.add_argument(
         "-w",

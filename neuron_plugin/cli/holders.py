@@ -110,12 +110,16 @@ def holders_of(geometry: Geometry, pods: Iterable[PodIds]) -> Holders:
             resource = _RESOURCES.get(container.resource)
             if resource is None:
                 continue
-            ids = tuple(int(text) for text in container.ids if text.isascii() and text.isdigit())
-            strange += [f"{holder} holds {container.resource} {text!r}" for text in container.ids if not text.isdigit()]
+            ids = tuple(int(text) for text in container.ids if _is_id(text))
+            strange += [f"{holder} holds {container.resource} {text!r}" for text in container.ids if not _is_id(text)]
             mask = mask_of(geometry, resource.unit, ids)
             ledger = ledger.with_holding(holder, Holding(container.container, resource, mask))
     note = f"ids that are none of ours (is another device plugin running?): {'; '.join(strange)}" if strange else ""
     return Holders(ledger, note)
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 _RESOURCES = {resource.value: resource for resource in Resource}
@@ -138,6 +142,8 @@ def ask_kubelet(socket: Path) -> Iterable[PodIds]:
     from neuron_plugin.kubelet.pod_resources import PodResourcesClient, PodResourcesError  # noqa: PLC0415 - loads gRPC
 
     try:
-        return asyncio.run(PodResourcesClient(socket).list())
+        # A loop of its own leaves the thread's loop, if it has one, as it is.
+        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+            return runner.run(PodResourcesClient(socket).list())
     except PodResourcesError as error:
         raise UnknownHoldersError(f"holders are not known: {error}") from error

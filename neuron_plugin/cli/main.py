@@ -11,20 +11,46 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 
 from neuron_plugin import __version__
-from neuron_plugin.cli import demo, devices, extender, run, simulate, topology, version
+from neuron_plugin.cli import (
+    decisions,
+    demo,
+    devices,
+    explain,
+    extender,
+    manifests,
+    run,
+    scheduler_config,
+    simulate,
+    topology,
+    uninstall_node,
+    version,
+)
 from neuron_plugin.cli.command import EXIT_STATUSES, CommandError, Exit, Parser, complain
 from neuron_plugin.settings import SettingsError
 
-COMMANDS = (demo, devices, topology, simulate, run, extender, version)
+COMMANDS = (
+    demo,
+    devices,
+    topology,
+    decisions,
+    explain,
+    simulate,
+    run,
+    extender,
+    scheduler_config,
+    manifests,
+    uninstall_node,
+    version,
+)
 """In the order of the help."""
 
 DESCRIPTION = """\
-AWS Neuron devices for Kubernetes.
-
-Look at the Neuron hardware of this machine, or at a simulated one."""
+AWS Neuron devices for Kubernetes: the daemon of a node (run), the scheduler's extender (extender), and commands that
+look at the Neuron hardware of this machine or of a simulated one."""
 
 EPILOG = f"""\
-try it without hardware:
+try it without hardware or cluster:
+  neuron-plugin demo
   neuron-plugin simulate node ./trn1 --type trn1.32xlarge
   neuron-plugin devices --root ./trn1
   neuron-plugin topology --root ./trn1

@@ -61,7 +61,7 @@ def run_types(arguments: Namespace) -> int:
     """List the instance types that are known."""
     types = load_catalogue(arguments.instance_types)
     headers = ("TYPE", "DEVICES", "PRODUCT", "CORES/DEVICE", "LNC", "MEMORY/DEVICE", "TOPOLOGY", "DEVICE-COUNTS")
-    print_table(headers, [_row(types[name]) for name in sorted(types)])
+    print_table(headers, [[(cell, "") for cell in _row(types[name])] for name in sorted(types)])
     return Exit.FINE
 
 

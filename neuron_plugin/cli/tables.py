@@ -1,18 +1,19 @@
-"""Tables: with lines and colour on a terminal; else plain columns, a row a line, for ``grep`` and ``awk``.
+"""Plain columns, a row a line, for people and for ``grep`` and ``awk``; on a terminal with colour.
 
-rich is used on terminals only. Elsewhere it would lay out for 80 columns, cut cells and wrap rows; and it takes 0.1 s
-to import, which a pipe should not wait for.
+Nothing is ever cut or folded: a row that is too long for the terminal is the terminal's to wrap. rich is used on
+terminals only: elsewhere it would lay out for 80 columns, and a pipe should not wait the 0.1 s that it takes to import.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TypeAlias
 
-from neuron_plugin.cli.drawing import Mark
 from neuron_plugin.cli.text import printable
 
-Row = Sequence[str]
+Segment: TypeAlias = tuple[str, str]
+"""A text and its style, in rich's words; the empty style is none."""
 
 
 def on_terminal() -> bool:
@@ -20,19 +21,32 @@ def on_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def print_table(headers: Row, rows: Sequence[Row], *, title: str = "", styles: Sequence[Row] = ()) -> None:
-    """Print rows of cells. ``title`` and ``styles`` (rich's, by row and cell) are for terminals only."""
-    if on_terminal():
-        _print_rich(headers, rows, title, styles)
-    else:
-        print("\n".join(plain_lines(headers, rows)))
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[Segment]], *, title: str = "") -> None:
+    """Print rows of cells under their headers. The ``title`` is for people: it is left out where nobody looks."""
+    lines = table_lines(headers, rows)
+    print_lines([[(printable(title), "bold")], *lines] if title and on_terminal() else lines)
 
 
-def plain_lines(headers: Row, rows: Sequence[Row]) -> list[str]:
-    """Rows as lines, columns two or more blanks apart. Only the last column's cells hold blanks."""
-    lines = [[printable(cell) or "-" for cell in row] for row in (headers, *rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+def table_lines(headers: Sequence[str], rows: Sequence[Sequence[Segment]]) -> list[list[Segment]]:
+    """Cells two or more blanks apart; ``-`` for an empty one. Only cells of the last column may hold blanks."""
+    heading = [(header, "bold") for header in headers]
+    cells = [[(printable(text) or "-", style) for text, style in row] for row in (heading, *rows)]
+    widths = [max(len(text) for text, _ in column) for column in zip(*cells, strict=True)]
+    return [_line(row, widths) for row in cells]
+
+
+def print_lines(lines: Sequence[Sequence[Segment]]) -> None:
+    """Print lines of segments, in colour on a terminal."""
+    if not on_terminal():
+        print("\n".join("".join(text for text, _ in line) for line in lines))
+        return
+    from rich.console import Console  # noqa: PLC0415 - only terminals pay for rich
+    from rich.text import Text  # noqa: PLC0415 - as above
+
+    console = Console()
+    for line in lines:
+        # Text, never str: "[/dev/neuron0]" would be read as markup.
+        console.print(Text.assemble(*line), soft_wrap=True)
 
 
 def clear_terminal() -> None:
@@ -40,30 +54,11 @@ def clear_terminal() -> None:
     print("\x1b[2J\x1b[H", end="")
 
 
-def print_marks(lines: Sequence[Sequence[Mark]]) -> None:
-    """Print drawn lines, in colour on terminals."""
-    if not on_terminal():
-        print("\n".join("".join(mark.character for mark in line) for line in lines))
-        return
-    from rich.console import Console  # noqa: PLC0415 - only terminals pay for rich
-    from rich.text import Text  # noqa: PLC0415 - as above
-
-    console = Console()
-    for line in lines:
-        console.print(Text.assemble(*line), no_wrap=True, crop=False, overflow="ignore")
-
-
-def _print_rich(headers: Row, rows: Sequence[Row], title: str, styles: Sequence[Row]) -> None:
-    from rich import box  # noqa: PLC0415 - only terminals pay for rich
-    from rich.console import Console  # noqa: PLC0415 - as above
-    from rich.table import Table  # noqa: PLC0415 - as above
-    from rich.text import Text  # noqa: PLC0415 - as above
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=Text(printable(title)), title_justify="left")
-    for header in headers:
-        table.add_column(Text(header), overflow="fold")
-    for number, row in enumerate(rows):
-        of_row = styles[number] if styles else [""] * len(row)
-        # Text, never str: a cell such as "[/dev/neuron0]" would be read as markup.
-        table.add_row(*(Text(printable(cell) or "-", style) for cell, style in zip(row, of_row, strict=True)))
-    Console().print(table)
+def _line(row: Sequence[Segment], widths: Sequence[int]) -> list[Segment]:
+    *others, (last, last_style) = row
+    padded = [
+        segment
+        for (text, style), width in zip(others, widths, strict=False)
+        for segment in ((text, style), (" " * (width - len(text) + 2), ""))
+    ]
+    return [*padded, (last, last_style)]

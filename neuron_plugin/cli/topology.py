@@ -15,8 +15,8 @@ from neuron_plugin.cli.holders import HolderReading, Holders
 from neuron_plugin.cli.machine import Machine
 from neuron_plugin.cli.occupancy import Occupancy
 from neuron_plugin.cli.report import report_of
-from neuron_plugin.cli.tables import print_marks
-from neuron_plugin.cli.text import ranges
+from neuron_plugin.cli.tables import print_lines
+from neuron_plugin.cli.text import printable, ranges
 from neuron_plugin.topology.geometry import CoreMask, Geometry
 from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
 
@@ -59,9 +59,9 @@ def run(arguments: Namespace) -> int:
         raise CommandError(f"no Neuron device: {seen.inventory.absence}")
     holders = HolderReading(machine.pod_resources_socket_of(arguments)).read(seen.geometry)
     report = report_of(seen, holders)
-    print_marks([_plain(title_of(report)), _plain("")])
-    print_marks(drawn_lines(seen, seen.geometry, holders.ledger, ascii_only=arguments.ascii))
-    print_marks([_plain(line) for line in ["", *request_lines(seen, seen.geometry, holders)]])
+    print_lines([_plain(title_of(report)), _plain("")])
+    print_lines(drawn_lines(seen, seen.geometry, holders.ledger, ascii_only=arguments.ascii))
+    print_lines([_plain(line) for line in ["", *request_lines(seen, seen.geometry, holders)]])
     for note in report.notes:
         complain(f"note: {note}")
     return Exit.FINE
@@ -79,7 +79,7 @@ def drawn_lines(seen: Machine, geometry: Geometry, ledger: Ledger | None, *, asc
     further = undrawn(grids, seen.links)
     if further:
         lines += [_plain("also linked: " + ", ".join(f"{one}-{other}" for one, other in further)), _plain("")]
-    return lines + [[line.mark, *_plain(f"  {line.text}")] for line in occupancy.legend()]
+    return lines + [[line.mark, *_plain(f"  {printable(line.text)}")] for line in occupancy.legend()]
 
 
 def request_lines(seen: Machine, geometry: Geometry, holders: Holders) -> Iterator[str]:

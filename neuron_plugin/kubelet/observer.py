@@ -17,6 +17,7 @@ class RegistrationState(Enum):
     REGISTERING = "registering"
     REGISTERED = "registered, waiting for the kubelet's ListAndWatch"
     ADVERTISED = "advertised"
+    ENDING = "stopping the server of a registration that is worth nothing any more"
     BACKING_OFF = "waiting before the next attempt"
 
 

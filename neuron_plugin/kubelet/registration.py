@@ -151,6 +151,7 @@ class DevicePluginServer:
             yield instance
         finally:
             self.registered.clear()
+            self._enter(RegistrationState.ENDING)
             self._instance = None
             await instance.stop()
 

@@ -55,11 +55,9 @@ class ServerInstance:
         return self._identity is not None and identity_of(self.path) == self._identity
 
     async def stop(self) -> None:
-        """End the streams, then the server, then be sure that the socket is gone."""
+        """End the streams, then the server, which removes its socket."""
         await self.service.end_streams(_PATIENCE_SECONDS)
         await self._server.stop(_GRACE_SECONDS)
-        if self.is_reachable():
-            self.path.unlink(missing_ok=True)
 
 
 @contextmanager

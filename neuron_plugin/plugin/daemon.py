@@ -24,15 +24,20 @@ from neuron_plugin.plugin.cdi import Specification, keep_written
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.confirm import Confirmation
 from neuron_plugin.plugin.container import ContainerStyle, cdi_specification, resolve_numbering
+from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.health_report import HealthReport
 from neuron_plugin.plugin.health_watch import HealthWatch
 from neuron_plugin.plugin.machine import Machine, describe, seen_machine
+from neuron_plugin.plugin.moment import Moment
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.offering import Offering
+from neuron_plugin.plugin.pages import pages
 from neuron_plugin.plugin.report import Reporter
+from neuron_plugin.plugin.responder import Responder
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.steering import Steering
 from neuron_plugin.plugin.supervision import keep_going
+from neuron_plugin.plugin.witness import Timed, Witness
 from neuron_plugin.topology.instances import Catalogue
 
 logger = logging.getLogger(__name__)
@@ -50,7 +55,8 @@ class NodeDaemon:
         self._found = asyncio.Event()
         self._refreshing = False
         self.state = NodeState(on_change=self._changed)
-        self._link = ClusterLink(settings, self.state, self._pod_came) if settings.cluster else None
+        self.witness = Witness(settings.node_name, self.state, Counts(), on_advertised=self._serving_began)
+        self._link = self._cluster_link() if settings.cluster else None
         told = HealthReport(settings.node_name, settings.node_condition, self._link.tell if self._link else None)
         self.health = HealthWatch(settings, self._judged, [told])
         report = self._link.report if self._link else Reporter()
@@ -61,14 +67,24 @@ class NodeDaemon:
             cluster=settings.cluster,
         )
         steering = Steering(self.state, self._link.look_again if self._link else None, self._confirmation.look_again)
-        handler = Allocator(self.state, self._style, settings.topology_policy, report, steering)
+        handler = Allocator(
+            self.state,
+            self._style,
+            settings.topology_policy,
+            report,
+            steering,
+            witness=self.witness,
+            later=lambda work: asyncio.get_running_loop().call_soon(work),
+        )
         self.offering = Offering(
             self.state,
-            handler,
+            Timed(handler, self.witness),
             [name.resource for name in settings.resources],
             settings.kubelet_dir,
             ServiceOptions(preference_deadline_seconds=settings.decision_deadline_seconds + PREFERENCE_SLACK_SECONDS),
+            self.witness,
         )
+        self.responder = Responder(pages(self.offering, self._moment, self.witness.journal))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set; then end the streams, remove the sockets and return."""
@@ -88,6 +104,8 @@ class NodeDaemon:
         }
         if self._link:
             jobs["cluster"] = self._link.run
+        if self._settings.health_port:
+            jobs["probes"] = partial(self.responder.run, self._settings.health_address, self._settings.health_port)
         if self._settings.cdi:
             jobs["cdi"] = partial(keep_written, self._settings.cdi_dir, self._cdi_specification)
         return jobs
@@ -134,11 +152,38 @@ class NodeDaemon:
         self._refreshing = False
         self.offering.refresh()
         self._confirmation.notify()
+        if self.state.machine:
+            self.witness.saw(self.state.machine)
         if self._link and self.state.machine:
             self._link.publish(self.state.machine)
 
     def _pod_came(self) -> None:
         self._confirmation.notify()
+
+    def _cluster_link(self) -> ClusterLink:
+        return ClusterLink(
+            self._settings,
+            self.state,
+            self._pod_came,
+            witness=self.witness,
+            serving=lambda: self.offering.serving,
+        )
+
+    def _serving_began(self) -> None:
+        if self._link:
+            self._link.serving_began()
+
+    def _moment(self) -> Moment:
+        """What metrics and readiness are made of, as of now."""
+        return Moment(
+            self.state,
+            self.witness.counts,
+            {server.resource: server.registered.is_set() for server in self.offering.servers},
+            self.health.inventory,
+            self.health.silent_sources,
+            self._link.age_seconds if self._link else None,
+            self._link.unsent if self._link else None,
+        )
 
     def _style(self, machine: Machine) -> ContainerStyle:
         """How sets are presented in containers on this machine."""

@@ -16,6 +16,7 @@ from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
 from neuron_plugin.hardware.attributes import DriverVersion
 from neuron_plugin.hardware.health import assess_all
 from neuron_plugin.hardware.records import Inventory
+from neuron_plugin.hardware.ultraserver import UltraServer
 from neuron_plugin.kubelet.devices import AdvertisedDevice
 from neuron_plugin.topology.geometry import CoreMask, DeviceId, Geometry, Topology
 from neuron_plugin.topology.instances import Catalogue, geometry_of
@@ -34,6 +35,13 @@ class Machine:
     device_name: str = ""
     driver_version: DriverVersion | None = None
     logical_core_size: int = 1
+    physical_cores_per_device: int = 0
+    ultraserver: UltraServer | None = None
+
+    @property
+    def physical_core_count(self) -> int:
+        """Physical cores of all listed devices; 0 when it is not known."""
+        return self.physical_cores_per_device * len(self.listed)
 
     @property
     def healthy_mask(self) -> CoreMask:
@@ -50,6 +58,8 @@ class Machine:
             device_name=self.device_name,
             driver_version=self.driver_version.text if self.driver_version else "",
             logical_core_size=self.logical_core_size,
+            physical_cores_per_device=self.physical_cores_per_device,
+            ultraserver=_ids_of(self.ultraserver) if self.ultraserver else {},
         )
 
 
@@ -84,6 +94,8 @@ def seen_machine(
         device_name=inventory.device_name,
         driver_version=inventory.driver_version,
         logical_core_size=inventory.logical_core_size.size,
+        physical_cores_per_device=inventory.physical_cores_per_device,
+        ultraserver=inventory.ultraserver,
     )
 
 
@@ -164,6 +176,18 @@ def describe(machine: Machine) -> dict[str, object]:
 def same_ids(one: Machine, other: Machine) -> bool:
     """Whether a core id means the same silicon in both."""
     return one.geometry.cores_per_device == other.geometry.cores_per_device
+
+
+def _ids_of(ultraserver: UltraServer) -> dict[str, str]:
+    """As the node's annotation names them; what there is not is left out."""
+    ids = {
+        "mode": ultraserver.mode,
+        "serverId2": ultraserver.server_id_2,
+        "nodeId2": ultraserver.node_id_2,
+        "serverId4": ultraserver.server_id_4,
+        "nodeId4": ultraserver.node_id_4,
+    }
+    return {name: value for name, value in ids.items() if value}
 
 
 def _knowledge(geometry: Geometry) -> tuple[int, bool]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.kubelet.advertisement import Advertisement
 from neuron_plugin.kubelet.devices import DeviceHandler
+from neuron_plugin.kubelet.observer import Observer
 from neuron_plugin.kubelet.registration import DevicePluginServer
 from neuron_plugin.kubelet.service import ServiceOptions
 from neuron_plugin.kubelet.watch import DirectoryWatch
@@ -26,15 +27,21 @@ class Offering:
         resources: Iterable[Resource],
         kubelet_dir: Path,
         options: ServiceOptions,
+        observer: Observer | None = None,
     ) -> None:
         """Nothing is served before ``run``."""
         self._state = state
         self._watch = DirectoryWatch(kubelet_dir)
         self._advertisements = {resource: Advertisement() for resource in resources}
         self.servers = [
-            DevicePluginServer(resource.value, handler, advertisement, self._watch, options=options)
+            DevicePluginServer(resource.value, handler, advertisement, self._watch, options=options, observer=observer)
             for resource, advertisement in self._advertisements.items()
         ]
+
+    @property
+    def serving(self) -> bool:
+        """Whether the kubelet follows any resource: each stands for itself, and its allocatable tells which."""
+        return any(server.registered.is_set() for server in self.servers)
 
     def refresh(self) -> None:
         """Advertise the state as it is now; the kubelet hears only of what changed."""

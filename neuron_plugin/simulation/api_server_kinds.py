@@ -15,7 +15,7 @@ class ServedKind:
     version: str
     plural: str
     kind: str
-    namespaced: bool
+    namespaced: bool = True
     fields: tuple[str, ...] = ()
     subresources: tuple[str, ...] = ()
 
@@ -36,10 +36,12 @@ _POD_FIELDS = (
     "status.podIP",
     "status.nominatedNodeName",
 )
-PODS = ServedKind("/api/v1", "v1", "pods", "Pod", True, _POD_FIELDS, ("status", "binding"))  # noqa: FBT003 - a table's column
-NODES = ServedKind("/api/v1", "v1", "nodes", "Node", False, ("spec.unschedulable",), ("status",))  # noqa: FBT003 - as above
-LEASES = ServedKind("/apis/coordination.k8s.io/v1", "coordination.k8s.io/v1", "leases", "Lease", True)  # noqa: FBT003 - as above
-EVENTS = ServedKind("/apis/events.k8s.io/v1", "events.k8s.io/v1", "events", "Event", True, ("reason", "type"))  # noqa: FBT003 - as above
+PODS = ServedKind("/api/v1", "v1", "pods", "Pod", fields=_POD_FIELDS, subresources=("status", "binding"))
+NODES = ServedKind(
+    "/api/v1", "v1", "nodes", "Node", namespaced=False, fields=("spec.unschedulable",), subresources=("status",)
+)
+LEASES = ServedKind("/apis/coordination.k8s.io/v1", "coordination.k8s.io/v1", "leases", "Lease")
+EVENTS = ServedKind("/apis/events.k8s.io/v1", "events.k8s.io/v1", "events", "Event", fields=("reason", "type"))
 KINDS = (PODS, NODES, LEASES, EVENTS)
 
 

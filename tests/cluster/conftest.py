@@ -63,7 +63,7 @@ class Followed:
         reflector.subscribe(self._on_change)
 
     def _on_change(self, uid: str, old: Pod | None, new: Pod | None) -> None:
-        self.changes.append((uid, old and old.resource_version, new and new.resource_version))
+        self.changes.append((uid, old.resource_version if old else None, new.resource_version if new else None))
         self.recorder.stirred.set()
 
     @property
@@ -105,8 +105,8 @@ def follow(api: KubernetesApi) -> Follow:
     @asynccontextmanager
     async def following(through: ApiServer = api, **options: Any) -> AsyncIterator[Followed]:
         recorder = Recorder()
-        options = {"pace": QUICK, "observer": recorder} | options
-        reflector: Reflector[Pod, Pod] = Reflector(through, PODS, lambda pod: pod, **options)
+        options.setdefault("pace", QUICK)
+        reflector: Reflector[Pod, Pod] = Reflector(through, PODS, lambda pod: pod, observer=recorder, **options)
         followed = Followed(reflector, recorder)
         running = asyncio.create_task(reflector.run(), name="reflector under test")
         try:

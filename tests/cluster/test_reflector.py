@@ -440,6 +440,41 @@ async def test_a_watch_that_lasted_makes_the_next_wait_short() -> None:
 
 
 @pytest.mark.looptime
+async def test_a_stream_that_ends_among_its_initial_events_is_no_first_state() -> None:
+    async def half() -> AsyncIterator[bytes]:
+        yield b'{"type":"ADDED","object":{"metadata":{"name":"a","uid":"u","resourceVersion":"3"}}}'
+
+    loop = asyncio.get_running_loop()
+    reflector: Reflector[Pod, Pod] = Reflector(
+        ScriptedServer(half), PODS, lambda pod: pod, clock=Clock(loop.time, asyncio.sleep)
+    )
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(10):
+            await reflector.run()
+    assert not reflector.synced.is_set()
+    assert dict(reflector.values) == {}
+
+
+@pytest.mark.looptime
+async def test_changes_among_the_initial_events_count() -> None:
+    """A server may begin to tell news before it has found the end mark's version."""
+
+    async def news() -> AsyncIterator[bytes]:
+        for change, name, version in (("ADDED", "a", 2), ("ADDED", "b", 3), ("MODIFIED", "a", 4), ("DELETED", "b", 5)):
+            metadata = f'{{"name":"{name}","uid":"{name}","resourceVersion":"{version}"}}'
+            yield f'{{"type":"{change}","object":{{"metadata":{metadata}}}}}'.encode()
+        yield b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"4"}}}'
+        yield INITIAL_END
+        await asyncio.Event().wait()
+
+    reflector: Reflector[Pod, str] = Reflector(ScriptedServer(news), PODS, lambda pod: pod.resource_version)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await reflector.run()
+    assert dict(reflector.values) == {"a": "4"}
+
+
+@pytest.mark.looptime
 async def test_a_thousand_nodes_do_not_come_back_at_once() -> None:
     async def nothing() -> AsyncIterator[bytes]:
         yield INITIAL_END

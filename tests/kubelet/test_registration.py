@@ -19,7 +19,8 @@ from neuron_plugin.kubelet.advertisement import Advertisement
 from neuron_plugin.kubelet.channels import channel_to
 from neuron_plugin.kubelet.observer import RegistrationState
 from neuron_plugin.kubelet.registration import DevicePluginServer, RegistrationTimes
-from neuron_plugin.kubelet.service import ServiceOptions
+from neuron_plugin.kubelet.server import ServerInstance
+from neuron_plugin.kubelet.service import DevicePluginService, ServiceOptions
 from neuron_plugin.kubelet.sockets import endpoint_path, endpoint_prefix, identity_of
 from neuron_plugin.kubelet.watch import DirectoryWatch
 from neuron_plugin.simulation.kubelet import SOCKET_NAME, KubeletOptions, StandInKubelet
@@ -278,6 +279,26 @@ async def test_p8_kubelet_sock_made_anew_is_answered_at_once_for_every_resource(
         assert time.monotonic() - begun < 2
 
 
+async def test_p8_a_new_kubelet_sock_is_not_kept_waiting_by_a_back_off(directory: Path) -> None:
+    times = RegistrationTimes(settled=0, first_delay=60, longest_delay=60)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(directory / SOCKET_NAME))
+    async with running_plugin(directory, times=times, watch_seconds=60) as plugin:
+        await plugin.observer.until(lambda: plugin.server.state is State.BACKING_OFF)
+        async with StandInKubelet(directory) as kubelet:
+            await kubelet.wait_for_capacity(CORE, 4, timeout_seconds=2)
+
+
+async def test_p6_readiness_falls_with_the_kubelet_and_comes_back_with_it(directory: Path) -> None:
+    async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
+        await plugin.server.registered.wait()
+        await kubelet.stop()
+        await eventually(lambda: not plugin.server.registered.is_set())
+        assert plugin.server.state is not State.ADVERTISED
+        await kubelet.start()
+        await asyncio.wait_for(plugin.server.registered.wait(), 5)
+
+
 async def test_p8_it_is_back_before_the_first_pod_is_admitted_again(directory: Path) -> None:
     pod = Pod("uid", "ns", "pod", (Container("c", {CORE: 2}),))
     options = KubeletOptions(sync_delay=1.0)
@@ -394,6 +415,32 @@ async def test_p12_the_old_server_is_gone_before_the_new_registration_is_sent(di
     async with scripted_kubelet(directory, registration), running_plugin(directory) as plugin:
         await plugin.observer.until(lambda: len(plugin.observer.registrations) >= 4)
     assert others[:4] == [[], [], [], []]
+
+
+async def test_p12_no_server_starts_before_the_last_one_has_stopped_fully(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    start, stop = ServerInstance.start, ServerInstance.stop
+
+    async def logged_start(service: DevicePluginService, path: Path) -> ServerInstance:
+        events.append("start")
+        return await start(service, path)
+
+    async def slow_stop(self: ServerInstance) -> None:
+        events.append("stop")
+        await asyncio.sleep(0.1)
+        await stop(self)
+        events.append("stopped")
+
+    monkeypatch.setattr(ServerInstance, "start", logged_start)
+    monkeypatch.setattr(ServerInstance, "stop", slow_stop)
+    async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
+        for count in range(2, 4):
+            await kubelet.wait_for_capacity(CORE, 4)
+            await kubelet.disconnect(CORE)
+            await advertised_again(kubelet, plugin, count)
+    assert events == ["start", "stop", "stopped"] * 3
 
 
 async def test_p12_capacity_survives_many_registrations_in_a_row(directory: Path) -> None:

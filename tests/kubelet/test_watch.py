@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+from asyncinotify import Inotify, Mask, Watch
+
 from neuron_plugin.kubelet.watch import DirectoryWatch
+from tests.kubelet.fakes import eventually
 
 NEVER = 30.0
 
@@ -79,17 +84,22 @@ async def test_hints_come_without_events_too(directory: Path) -> None:
         await hinted(hint)
 
 
-async def test_a_replaced_directory_is_watched_again(directory: Path) -> None:
+async def test_a_replaced_directory_is_watched_anew(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched_directories: list[int] = []
+
+    class CountingInotify(Inotify):
+        def add_watch(self, path: os.PathLike[str] | bytes | str, mask: Mask) -> Watch:
+            watched_directories.append(Path(os.fsdecode(path)).stat().st_ino)
+            return super().add_watch(path, mask)
+
+    monkeypatch.setattr("neuron_plugin.kubelet.watch.Inotify", CountingInotify)
     plugins = directory / "device-plugins"
     plugins.mkdir()
-    async with watched(plugins, 0.05) as hint:
+    async with watched(plugins, 0.05):
         shutil.move(plugins, directory / "old")
         plugins.mkdir()
-        for _ in range(3):  # the old directory's own event, and the clock
-            await hinted(hint)
-    async with watched(plugins, NEVER) as hint:
-        (plugins / "kubelet.sock").touch()
-        await hinted(hint)
+        await eventually(lambda: len(watched_directories) == 2)
+    assert watched_directories[0] != watched_directories[1]
 
 
 async def test_a_directory_that_does_not_exist_yet_is_waited_for(directory: Path) -> None:

@@ -203,7 +203,7 @@ def ids(admitted: AdmittedPod, resource: Resource, container: str = "app") -> tu
     return tuple(int(each) for each in admitted.container(container).ids[resource.value])
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 8.0) -> None:
+async def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Wait for what no event tells a test."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - see above

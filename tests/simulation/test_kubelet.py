@@ -69,8 +69,8 @@ class RawPlugin(pb_grpc.DevicePluginServicer):
         del request
         self.calls.append("stream")
         while not self.stream_ends.is_set():
-            await context.write(pb.ListAndWatchResponse(devices=self.devices))
             self.news.clear()
+            await context.write(pb.ListAndWatchResponse(devices=self.devices))
             await self.news.wait()
 
     async def GetPreferredAllocation(  # noqa: N802 - the API's name
@@ -465,6 +465,15 @@ async def test_numa_affinity_prefers_aligned_devices_and_asks_only_where_there_i
         three = await kubelet.admit(pod("c", wants(3)))
         assert ids_of(three.container("c")) > {"d2", "d3"}
     assert plugin.preferences[1:] == [({"d0", "d1", "d2", "d3"}, {"d2", "d3"}, 3)]
+
+
+async def test_numa_affinity_fills_a_preference_too_short_from_the_aligned_devices(directory: Path) -> None:
+    plugin = RawPlugin()
+    plugin.preference = []
+    for index, device in enumerate(plugin.devices):
+        device.topology.nodes.add(ID=index // 2)
+    async with node(directory, plugin, options=KubeletOptions(numa_affinity=frozenset({1}))) as (kubelet, _):
+        assert ids_of((await kubelet.admit(pod("a", wants(1)))).container("c")) < {"d2", "d3"}
 
 
 # Init containers

@@ -1,0 +1,78 @@
+"""Commands run in this process, on simulated machines, with a kubelet that says what a test wants."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neuron_plugin.cli import holders
+from neuron_plugin.cli.main import main
+from neuron_plugin.simulation.node import SimulatedNode, write_node
+from tests.cli.doubles import Cli, CliProcess, Container, Hold, MakeNode, Outcome, Pod
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Run ``neuron-plugin`` with some arguments."""
+    for name in [name for name in os.environ if name.startswith("NEURON_")]:
+        monkeypatch.delenv(name)
+
+    def run(*arguments: object) -> Outcome:
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        captured = capsys.readouterr()
+        return Outcome(status, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def cli_process() -> CliProcess:
+    """Start ``neuron-plugin`` as a process of its own, with pipes."""
+
+    def start(*arguments: object) -> subprocess.Popen[str]:
+        return subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-m", "neuron_plugin.cli.main", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "utf-8"},
+        )
+
+    return start
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> MakeNode:
+    """Write a simulated machine without the counters that only monitors read."""
+
+    def make(instance_type: str = "trn1.32xlarge", **options: Any) -> SimulatedNode:
+        return write_node(tmp_path / "node", instance_type, usage_counters=False, **options)
+
+    return make
+
+
+@pytest.fixture
+def hold(monkeypatch: pytest.MonkeyPatch) -> Hold:
+    """Let the kubelet tell that these pods hold what they hold: (pod, container, resource, ids) each."""
+
+    def say(*held: tuple[str, str, str, str]) -> None:
+        def ask(_socket: Path) -> Iterable[Pod]:
+            return [
+                Pod("default", pod, (Container(container, f"aws.amazon.com/{resource}", tuple(ids.split(","))),))
+                for pod, container, resource, ids in held
+            ]
+
+        monkeypatch.setattr(holders, "ask_kubelet", ask)
+
+    return say

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from neuron_plugin.cli.drawing import ASCII, UNICODE, Drawing, Grid, Mark, grids_of, undrawn
+from neuron_plugin.topology.geometry import Topology
+from neuron_plugin.topology.instances import SHIPPED, InstanceType
+from neuron_plugin.topology.links import links_of
+
+
+def drawn(topology: Topology, count: int, cores: str = "..", links: Mapping[int, frozenset[int]] | None = None) -> str:
+    nominal = links_of(topology, count) if links is None else links
+    texts = []
+    for grid in grids_of(topology, count):
+        marks = {device: [Mark(character) for character in cores] for device in grid.places}
+        lines = Drawing(grid, nominal, marks, UNICODE).lines()
+        texts.append("\n".join("".join(mark.character for mark in line) for line in lines))
+    return "\n\n".join(texts)
+
+
+def rows(grid: Grid) -> list[list[int]]:
+    """Device ids as they stand."""
+    lines: dict[int, dict[int, int]] = {}
+    for device, (row, column) in grid.places.items():
+        lines.setdefault(row, {})[column] = device
+    return [[line[column] for column in sorted(line)] for _, line in sorted(lines.items())]
+
+
+def test_a_single_device_is_one_box() -> None:
+    assert drawn(Topology.SINGLE, 1, "....") == ("  ┌──────┐\n  │ 0    │\n  │ .... │\n  └──────┘")
+
+
+def test_a_line_has_no_link_from_its_end_to_its_beginning() -> None:
+    assert drawn(Topology.LINE, 4).splitlines() == [
+        "  ┌──────┐  ┌──────┐  ┌──────┐  ┌──────┐",
+        "  │ 0    ├──┤ 1    ├──┤ 2    ├──┤ 3    │",
+        "  │ ..   │  │ ..   │  │ ..   │  │ ..   │",
+        "  └──────┘  └──────┘  └──────┘  └──────┘",
+    ]
+
+
+def test_a_ring_is_folded_so_that_its_ends_meet() -> None:
+    assert drawn(Topology.RING, 6).splitlines() == [
+        "  ┌──────┐  ┌──────┐  ┌──────┐",
+        "  │ 0    ├──┤ 1    ├──┤ 2    │",
+        "  │ ..   │  │ ..   │  │ ..   │",
+        "  └───┬──┘  └──────┘  └───┬──┘",
+        "      │                   │",
+        "  ┌───┴──┐  ┌──────┐  ┌───┴──┐",
+        "  │ 5    ├──┤ 4    ├──┤ 3    │",
+        "  │ ..   │  │ ..   │  │ ..   │",
+        "  └──────┘  └──────┘  └──────┘",
+    ]
+
+
+def test_a_torus_has_stubs_on_all_four_edges() -> None:
+    lines = drawn(Topology.TORUS, 16).splitlines()
+    assert lines[0] == lines[-1] == "      ╎         ╎         ╎         ╎"
+    assert lines[2] == "╌╌┤ 0    ├──┤ 1    ├──┤ 2    ├──┤ 3    ├╌╌"
+    assert lines[17] == "╌╌┤ 12   ├──┤ 13   ├──┤ 14   ├──┤ 15   ├╌╌"
+
+
+def test_a_missing_device_has_no_links() -> None:
+    links = {device: near - {1} for device, near in links_of(Topology.TORUS, 16).items() if device != 1}
+    lines = drawn(Topology.TORUS, 16, links=links).splitlines()
+    assert lines[0] == "      ╎                   ╎         ╎"
+    assert lines[2] == "╌╌┤ 0    │  │ 1    │  │ 2    ├──┤ 3    ├╌╌"
+    assert lines[5] == "      │                   │         │"
+
+
+def test_thirty_two_devices_are_two_tori() -> None:
+    first, second = grids_of(Topology.TORUS, 32)
+    assert rows(first)[0] == [0, 1, 2, 3]
+    assert rows(second)[3] == [28, 29, 30, 31]
+    assert undrawn((first, second), links_of(Topology.TORUS, 32)) == []
+
+
+def test_a_long_line_turns_like_a_snake() -> None:
+    (grid,) = grids_of(Topology.LINE, 10)
+    assert rows(grid) == [[0, 1, 2, 3, 4, 5, 6, 7], [9, 8]]
+    assert grid.places[8].column == 7, "below its neighbour 7"
+    assert undrawn((grid,), links_of(Topology.LINE, 10)) == []
+
+
+@pytest.mark.parametrize("instance", SHIPPED, ids=lambda instance: instance.name)
+def test_every_link_of_every_shipped_type_is_drawn(instance: InstanceType) -> None:
+    links = links_of(instance.topology, instance.devices)
+    grids = grids_of(instance.topology, instance.devices)
+    assert sorted(device for grid in grids for device in grid.places) == list(range(instance.devices))
+    assert undrawn(grids, links) == []
+
+
+@pytest.mark.parametrize(("count", "left"), [(5, [(0, 4)]), (6, []), (16, []), (32, [(0, 31)])])
+def test_a_ring_that_does_not_close_on_paper_leaves_one_link_to_be_told(
+    count: int, left: list[tuple[int, int]]
+) -> None:
+    assert undrawn(grids_of(Topology.RING, count), links_of(Topology.RING, count)) == left
+
+
+def test_links_of_devices_of_unknown_topology_are_told() -> None:
+    grids = grids_of(Topology.UNLINKED, 4)
+    links = {0: frozenset({1, 3}), 1: frozenset({0}), 2: frozenset[int](), 3: frozenset({0})}
+    assert undrawn(grids, links) == [(0, 3)]
+    assert "0    ├──┤ 1" in drawn(Topology.UNLINKED, 4, links=links)
+
+
+@pytest.mark.parametrize("instance", SHIPPED, ids=lambda instance: instance.name)
+def test_no_line_is_longer_than_80_columns_and_none_ends_in_blanks(instance: InstanceType) -> None:
+    cores = "." * (instance.cores_per_device // instance.logical_core_size)
+    for line in drawn(instance.topology, instance.devices, cores).splitlines():
+        assert len(line) <= 80
+        assert line == line.rstrip()
+
+
+def test_ascii_is_ascii() -> None:
+    (grid,) = grids_of(Topology.TORUS, 16)
+    marks = {device: [Mark("."), Mark(".")] for device in grid.places}
+    lines = Drawing(grid, links_of(Topology.TORUS, 16), marks, ASCII).lines()
+    text = "\n".join("".join(mark.character for mark in line) for line in lines)
+    assert text.isascii()
+    assert "~~| 0    |--| 1    |" in text
+
+
+def test_marks_keep_their_styles() -> None:
+    (grid,) = grids_of(Topology.SINGLE, 1)
+    lines = Drawing(grid, {}, {0: [Mark("A", "cyan"), Mark(".", "green")]}, UNICODE).lines()
+    assert [mark for mark in lines[2] if mark.style] == [Mark("A", "cyan"), Mark(".", "green")]
+
+
+def test_boxes_are_as_wide_as_their_cores() -> None:
+    assert drawn(Topology.SINGLE, 1, "AABBCCDD").splitlines()[2] == "  │ AABBCCDD │"

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from neuron_plugin import __version__
+from neuron_plugin.cli import version
+from neuron_plugin.cli.command import CommandError, UsageError
+from neuron_plugin.settings import SettingsError
+from tests.cli.doubles import Cli, CliProcess, MakeNode
+
+COMMANDS = ["demo", "devices", "topology", "simulate", "run", "extender", "version"]
+
+
+def test_help_names_every_command_and_the_exit_statuses(cli: Cli) -> None:
+    shown = cli("--help")
+    assert shown.status == 0
+    assert all(f"\n    {command} " in shown.out for command in COMMANDS)
+    assert "exit status: 0 fine; 1 trouble" in shown.out
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "simulate node", "simulate fault", "simulate fault DIR ecc"])
+def test_every_command_has_help_of_its_own(cli: Cli, command: str) -> None:
+    shown = cli(*command.split(), "--help")
+    assert (shown.status, shown.err) == (0, "")
+    assert shown.out.startswith(f"usage: neuron-plugin {command}")
+    assert "exit status:" in shown.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_shows_examples_to_copy(cli: Cli, command: str) -> None:
+    examples = cli(command, "--help").out.partition("\nexamples:\n  ")[2]
+    assert f"neuron-plugin {command}" in examples
+
+
+def test_the_version_flag_prints_one_line(cli: Cli) -> None:
+    shown = cli("--version")
+    assert (shown.status, shown.out) == (0, f"neuron-plugin {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "COMMAND"),
+        (("devics",), "invalid choice: 'devics'"),
+        (("devices", "--bogus"), "unrecognized arguments: --bogus"),
+        (("devices", "-o", "xml"), "invalid choice: 'xml'"),
+        (("simulate",), "ACTION"),
+        (("simulate", "node", "somewhere"), "--type"),
+    ],
+)
+def test_wrong_usage_is_told_in_one_line_that_names_the_help(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
+    shown = cli(*arguments)
+    assert (shown.status, shown.out) == (2, "")
+    assert said in shown.err
+    assert "--help" in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_flags_are_not_abbreviated_because_a_new_flag_would_break_scripts(cli: Cli) -> None:
+    assert cli("version", "--outp", "json").status == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (CommandError("the disk is full:\nmake room"), 1, "neuron-plugin: the disk is full: make room\n"),
+        (UsageError("--lnc 3: expected 1 or 2"), 2, "neuron-plugin: --lnc 3: expected 1 or 2\n"),
+        (SettingsError("x.yaml has the unknown key 'a'"), 2, "neuron-plugin: x.yaml has the unknown key 'a'\n"),
+        (PermissionError(13, "Permission denied", "/x"), 1, "neuron-plugin: /x: Permission denied\n"),
+        (OSError("no file name"), 1, "neuron-plugin: version: no file name\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_an_error_becomes_one_line_and_a_status(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int, said: str
+) -> None:
+    def fail(_arguments: Namespace) -> int:
+        raise error
+
+    monkeypatch.setattr(version, "run", fail)
+    shown = cli("version")
+    assert (shown.status, shown.err) == (status, said)
+
+
+def test_an_unforeseen_error_keeps_its_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_arguments: Namespace) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(version, "run", fail)
+    with pytest.raises(ZeroDivisionError):
+        cli("version")
+
+
+def test_control_characters_of_others_do_not_reach_the_terminal(cli: Cli) -> None:
+    shown = cli("devices", "--root", "/nowhere\x1b[31m")
+    assert "\x1b" not in shown.err
+    assert "/nowhere\N{REPLACEMENT CHARACTER}[31m" in shown.err
+
+
+def test_a_reader_that_stops_reading_is_met_in_silence(cli_process: CliProcess, make_node: MakeNode) -> None:
+    with cli_process("devices", "--root", make_node().root, "-o", "json") as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        err = process.stderr.read()
+    assert (process.returncode, err) == (141, "")
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def test_ctrl_c_ends_a_watch_quietly_with_130(cli_process: CliProcess, make_node: MakeNode) -> None:
+    with cli_process("devices", "--root", make_node().root, "-o", "json", "--watch") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith('{"version":1')
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "")
+
+
+def test_a_name_that_the_output_cannot_show_is_escaped(make_node: MakeNode) -> None:
+    environment = {**_environment(), "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    command = [*_command(), "topology", "--root", str(make_node("inf2.xlarge").root)]
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)  # noqa: S603 - our own program
+    assert done.returncode == 0
+    assert b"| 0    |" in done.stdout
+
+
+def _command() -> list[str]:
+    return [sys.executable, "-m", "neuron_plugin.cli.main"]
+
+
+def test_starting_loads_nothing_heavy() -> None:
+    heavy = "{'rich', 'grpc', 'aiohttp', 'kubernetes', 'pyudev', 'google'}"
+    script = f"import sys, neuron_plugin.cli.main as m; m.build_parser(); print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run(  # noqa: S603 - our own program
+        [_command()[0], "-c", script], capture_output=True, text=True, env=_environment(), check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neuron_plugin.cluster.store import Entries, Store
+
+Told = list[tuple[str, str | None, str | None]]
+
+
+def store_with(entries: Entries[str], version: int) -> tuple[Store[str], Told]:
+    store: Store[str] = Store()
+    told: Told = []
+    store.subscribe(lambda uid, old, new: told.append((uid, old, new)))
+    store.replace(entries, version, version_at_start=0)
+    told.clear()
+    return store, told
+
+
+def test_a_new_store_knows_nothing() -> None:
+    store: Store[str] = Store()
+    assert (dict(store.values), store.version) == ({}, 0)
+
+
+def test_a_list_is_put_in_place_in_one_step() -> None:
+    store, _ = store_with({"u1": (3, "a"), "u2": (4, "b")}, 9)
+    seen_by_listener: list[dict[str, str]] = []
+    store.subscribe(lambda *_: seen_by_listener.append(dict(store.values)))
+    store.replace({"u2": (4, "b"), "u3": (10, "c")}, 12, version_at_start=9)
+    assert seen_by_listener == [{"u2": "b", "u3": "c"}] * 2
+
+
+def test_a_list_tells_what_is_different_only() -> None:
+    store, told = store_with({"gone": (1, "a"), "same": (2, "b"), "changed": (3, "c")}, 5)
+    store.replace({"same": (2, "b"), "changed": (6, "C"), "new": (7, "d")}, 8, version_at_start=5)
+    assert told == [("gone", "a", None), ("changed", "c", "C"), ("new", None, "d")]
+
+
+def test_events_are_told_with_old_and_new() -> None:
+    store, told = store_with({}, 1)
+    store.put("u", 2, "a")
+    store.put("u", 3, "b")
+    store.remove("u", 4)
+    assert told == [("u", None, "a"), ("u", "a", "b"), ("u", "b", None)]
+    assert store.version == 4
+
+
+def test_t31_one_uids_end_leaves_another_of_the_same_name() -> None:
+    store, _ = store_with({"first": (1, "web-0")}, 1)
+    store.put("second", 3, "web-0")
+    store.remove("first", 4)
+    assert dict(store.values) == {"second": "web-0"}
+
+
+def test_the_end_of_what_was_never_known_is_no_news() -> None:
+    store, told = store_with({}, 1)
+    store.remove("unknown", 2)
+    assert told == []
+
+
+def test_what_nobody_wants_kept_is_not_held() -> None:
+    store, told = store_with({"u": (1, "a")}, 1)
+    store.put("u", 2, None)
+    store.put("v", 3, None)
+    assert dict(store.values) == {}
+    assert told == [("u", "a", None)]
+
+
+def test_an_event_that_a_list_has_told_already_is_old() -> None:
+    store, told = store_with({"u": (5, "new")}, 9)
+    store.put("u", 4, "older")
+    store.put("died-before-the-list", 8, "x")
+    store.remove("u", 9)
+    assert dict(store.values) == {"u": "new"}
+    assert told == []
+
+
+def test_a_list_that_the_watch_overtook_is_dropped() -> None:
+    store, _ = store_with({"u": (1, "a")}, 5)
+    store.remove("u", 8)
+    assert store.replace({"u": (1, "a")}, 7, version_at_start=5) is False
+    assert dict(store.values) == {}
+
+
+def test_a_list_from_before_a_bookmark_is_dropped() -> None:
+    store, _ = store_with({}, 5)
+    store.advance(20)
+    assert store.replace({"u": (9, "a")}, 10, version_at_start=5) is False
+
+
+def test_a_history_that_was_rewritten_is_believed() -> None:
+    """A restored etcd counts from yesterday: a quorum list is below what was known when it was asked for."""
+    store, _ = store_with({"u": (90, "a")}, 100)
+    assert store.replace({"v": (40, "b")}, 50, version_at_start=100) is True
+    store.put("w", 51, "c")
+    assert dict(store.values) == {"v": "b", "w": "c"}
+
+
+def test_a_bookmark_never_moves_the_version_back() -> None:
+    store, _ = store_with({}, 5)
+    store.advance(3)
+    assert store.version == 5
+
+
+def test_values_cannot_be_written_from_outside() -> None:
+    store, _ = store_with({"u": (1, "a")}, 1)
+    assert not hasattr(store.values, "__setitem__")
+
+
+# Against an oracle: a server's history, a watch that lags behind it, and lists taken at any moment and delivered late.
+
+
+@dataclass
+class Server:
+    version: int = 1
+    objects: Entries[str] = field(default_factory=dict)
+    events: list[tuple[int, str, str | None]] = field(default_factory=list)
+
+    def write(self, uid: str) -> None:
+        self.version += 1
+        self.objects[uid] = (self.version, f"{uid}@{self.version}")
+        self.events.append((self.version, uid, self.objects[uid][1]))
+
+    def delete(self, uid: str) -> None:
+        if uid in self.objects:
+            self.version += 1
+            del self.objects[uid]
+            self.events.append((self.version, uid, None))
+
+
+Step = st.one_of(
+    st.tuples(st.just("write"), st.sampled_from("abcd")),
+    st.tuples(st.just("delete"), st.sampled_from("abcd")),
+    st.tuples(st.sampled_from(["watch", "bookmark", "ask", "answer"]), st.just("")),
+)
+
+
+class Mirror:
+    """Rebuilds the store from what it tells, and checks that nothing is told backwards."""
+
+    def __init__(self, store: Store[str]) -> None:
+        self.values: dict[str, str] = {}
+        self._newest: dict[str, int] = {}
+        store.subscribe(self._on_change)
+
+    def _on_change(self, uid: str, old: str | None, new: str | None) -> None:
+        assert self.values.get(uid) == old
+        if new is None:
+            del self.values[uid]
+            return
+        version = int(new.partition("@")[2])
+        assert version > self._newest.get(uid, 0)
+        self._newest[uid] = version
+        self.values[uid] = new
+
+
+class Follower:
+    """Takes steps on a store: a watch that lags, lists that are asked for now and answered later."""
+
+    def __init__(self, server: Server, store: Store[str]) -> None:
+        self._server = server
+        self._store = store
+        self._told = 0
+        self._asked: tuple[Entries[str], int, int] | None = None
+
+    @property
+    def behind(self) -> bool:
+        return self._told < len(self._server.events)
+
+    def step(self, kind: str) -> None:
+        if kind == "watch" and self.behind:
+            self.watch()
+        elif kind == "bookmark" and not self.behind:
+            self._store.advance(self._server.version)
+        elif kind == "ask":
+            self._asked = (dict(self._server.objects), self._server.version, self._store.version)
+        elif kind == "answer" and self._asked:
+            entries, version, at_start = self._asked
+            self._store.replace(entries, version, version_at_start=at_start)
+            self._asked = None
+
+    def watch(self) -> None:
+        version, uid, value = self._server.events[self._told]
+        self._told += 1
+        if value is None:
+            self._store.remove(uid, version)
+        else:
+            self._store.put(uid, version, value)
+
+
+@settings(max_examples=400, deadline=None)
+@given(steps=st.lists(Step, max_size=60))
+def test_t32_any_mixture_of_watch_and_lists_ends_in_the_servers_state(steps: list[tuple[str, str]]) -> None:
+    server, store = Server(), Store[str]()
+    mirror, follower = Mirror(store), Follower(server, store)
+    store.replace({}, 1, version_at_start=0)
+    for step, uid in steps:
+        if step == "write":
+            server.write(uid)
+        elif step == "delete":
+            server.delete(uid)
+        else:
+            follower.step(step)
+    while follower.behind:
+        follower.watch()
+    assert dict(store.values) == {uid: value for uid, (_, value) in server.objects.items()} == mirror.values

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, Target, parse_path
+from neuron_plugin.simulation.api_server_status import Refusal
+
+
+@pytest.mark.parametrize(
+    ("path", "target"),
+    [
+        ("/api/v1/pods", Target(PODS)),
+        ("/api/v1/namespaces/ns/pods", Target(PODS, "ns")),
+        ("/api/v1/namespaces/ns/pods/a", Target(PODS, "ns", "a")),
+        ("/api/v1/namespaces/ns/pods/a/status", Target(PODS, "ns", "a", "status")),
+        ("/api/v1/namespaces/ns/pods/a/binding", Target(PODS, "ns", "a", "binding")),
+        ("/api/v1/nodes", Target(NODES)),
+        ("/api/v1/nodes/n1/status", Target(NODES, "", "n1", "status")),
+        ("/apis/coordination.k8s.io/v1/namespaces/ns/leases/l", Target(LEASES, "ns", "l")),
+        ("/apis/events.k8s.io/v1/namespaces/ns/events", Target(EVENTS, "ns")),
+    ],
+)
+def test_a_path_is_read(path: str, target: Target) -> None:
+    assert parse_path(path) == target
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/",
+        "/api/v1",
+        "/api/v1/",
+        "/api/v1/namespaces",
+        "/api/v1/namespaces/ns",
+        "/api/v1/namespaces/ns/nodes/n1",
+        "/api/v1/pods/a",
+        "/api/v1/nodes/n1/binding",
+        "/api/v1/namespaces/ns/pods/a/status/more",
+        "/apis/coordination.k8s.io/v1/namespaces/ns/pods",
+        "/apis/events.k8s.io/v2/events",
+    ],
+)
+def test_what_is_not_served_is_404(path: str) -> None:
+    with pytest.raises(Refusal) as raised:
+        parse_path(path)
+    assert raised.value.code == 404
+
+
+def test_messages_name_a_kind_with_its_group() -> None:
+    assert [kind.resource for kind in (PODS, NODES, LEASES, EVENTS)] == [
+        "pods",
+        "nodes",
+        "leases.coordination.k8s.io",
+        "events.events.k8s.io",
+    ]

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from neuron_plugin.simulation.api_server_status import Refusal
+from neuron_plugin.simulation.api_server_store import Collection, Versions, event_line
+
+Json = dict[str, Any]
+
+
+def thing(name: str, **rest: Any) -> Json:
+    return {"metadata": {"name": name}, **rest}
+
+
+@pytest.fixture
+async def collection() -> Collection:
+    return Collection(Versions())
+
+
+def everything(_: Json) -> bool:
+    return True
+
+
+def red(candidate: Json) -> bool:
+    return candidate.get("colour") == "red"
+
+
+async def test_what_is_stored_carries_its_version_as_value_and_as_bytes(collection: Collection) -> None:
+    stored = collection.put(("ns", "a"), thing("a"))
+    assert stored.value["metadata"] == {"name": "a", "resourceVersion": "2"}
+    assert json.loads(stored.encoded) == stored.value
+    assert collection.get(("ns", "a")) is stored
+
+
+async def test_a_write_leaves_what_readers_hold_alone(collection: Collection) -> None:
+    first = collection.put(("", "a"), thing("a", colour="red"))
+    collection.put(("", "a"), first.value | {"colour": "blue"})
+    assert first.value["colour"] == "red"
+
+
+async def test_a_write_that_changes_nothing_wakes_nobody(collection: Collection) -> None:
+    stored = collection.put(("", "a"), thing("a"))
+    stirred = collection.stirred
+    assert collection.put(("", "a"), dict(stored.value)) is stored
+    assert not stirred.is_set()
+
+
+async def test_a_snapshot_does_not_change(collection: Collection) -> None:
+    collection.put(("", "b"), thing("b"))
+    taken = collection.snapshot()
+    collection.put(("", "a"), thing("a"))
+    assert taken.keys == [("", "b")]
+    assert collection.snapshot_at(taken.version) is taken
+
+
+async def test_old_snapshots_are_forgotten(collection: Collection) -> None:
+    first = collection.snapshot()
+    for number in range(10):
+        collection.put(("", f"n{number}"), thing(f"n{number}"))
+        collection.snapshot()
+    with pytest.raises(Refusal) as raised:
+        collection.snapshot_at(first.version)
+    assert raised.value.code == 410
+
+
+async def test_a_cursor_reads_each_change_once(collection: Collection) -> None:
+    cursor = collection.follow(1)
+    collection.put(("", "a"), thing("a"))
+    collection.remove(("", "a"))
+    assert [(change.version, change.gone) for change in cursor.take()] == [(2, False), (3, True)]
+    assert cursor.take() == []
+
+
+async def test_a_cursor_can_begin_anywhere_in_the_history(collection: Collection) -> None:
+    for name in "abc":
+        collection.put(("", name), thing(name))
+    assert [change.version for change in collection.follow(3).take()] == [4]
+
+
+async def test_waiting_readers_are_woken_by_a_write(collection: Collection) -> None:
+    waiting = asyncio.create_task(collection.stirred.wait(), name="reader")
+    await asyncio.sleep(0)
+    collection.put(("", "a"), thing("a"))
+    await asyncio.wait_for(waiting, 1)
+
+
+async def test_after_a_compaction_nothing_begins_before_it(collection: Collection) -> None:
+    reading = collection.follow(1)
+    collection.put(("", "a"), thing("a"))
+    reading.take()
+    late = collection.follow(1)
+    collection.compact()
+    with pytest.raises(Refusal, match=r"too old resource version: 1 \(2\)"):
+        collection.follow(1)
+    assert reading.take() == [], "who is up to date goes on"
+    with pytest.raises(Refusal, match="too old"):
+        late.take()
+
+
+async def test_expired_readers_fail_and_new_ones_do_not(collection: Collection) -> None:
+    reading = collection.follow(1)
+    collection.expire_followers()
+    with pytest.raises(Refusal) as raised:
+        reading.take()
+    assert raised.value.code == 410
+    assert collection.follow(1).take() == []
+
+
+async def test_a_change_is_told_as_the_selection_sees_it(collection: Collection) -> None:
+    cursor = collection.follow(1)
+    for colour in ("blue", "red", "pink", "red"):
+        collection.put(("", "a"), thing("a", colour=colour))
+    collection.put(("", "a"), thing("a", colour="red", size=2))
+    collection.remove(("", "a"))
+    changes = cursor.take()
+    told = [line and json.loads(line)["type"] for line in (change.line(red) for change in changes)]
+    assert told == [None, "ADDED", "DELETED", "ADDED", "MODIFIED", "DELETED"]
+    told = [json.loads(line)["type"] for line in (change.line(everything) for change in changes) if line]
+    assert told == ["ADDED", "MODIFIED", "MODIFIED", "MODIFIED", "MODIFIED", "DELETED"]
+
+
+def test_an_event_is_framed_as_one_line() -> None:
+    assert event_line("ADDED", b'{"a":1}') == b'{"type":"ADDED","object":{"a":1}}\n'

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from neuron_plugin.telemetry import JsonFormatter, LogFormat, LogLevel, TextFormatter, start_logging
+
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+
+
+@pytest.fixture(autouse=True)
+def root_logger() -> Iterator[logging.Logger]:
+    """The root logger; it and ours are put back afterwards."""
+    root, ours = logging.getLogger(), logging.getLogger("neuron_plugin")
+    handlers, levels = root.handlers[:], (root.level, ours.level)
+    yield root
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
+
+
+def record(message: str = "registered", level: int = logging.INFO, **fields: object) -> logging.LogRecord:
+    return logging.getLogger("neuron_plugin.x").makeRecord(
+        "neuron_plugin.x", level, "f.py", 1, message, (), None, extra=fields
+    )
+
+
+def failed(message: str) -> logging.LogRecord:
+    one = record(message)
+    try:
+        _ = 1 / 0
+    except ZeroDivisionError as error:
+        one.exc_info = (type(error), error, error.__traceback__)
+    return one
+
+
+def test_a_json_line_has_time_level_logger_message_and_fields() -> None:
+    line = json.loads(JsonFormatter().format(record(resource="neuron", ids=[2, 3])))
+    assert re.fullmatch(TIME, line.pop("time"))
+    assert line == {
+        "level": "info",
+        "logger": "neuron_plugin.x",
+        "message": "registered",
+        "resource": "neuron",
+        "ids": [2, 3],
+    }
+
+
+def test_time_is_utc() -> None:
+    one = record()
+    one.created = 0.5
+    assert json.loads(JsonFormatter().format(one))["time"] == "1970-01-01T00:00:00.500Z"
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (ValueError("bad"), "bad"),
+        (frozenset({1}), [1]),
+        (2**100, 2**100),
+        ({1: "a"}, {"1": "a"}),
+        (float("nan"), None),
+        (LogLevel.INFO, "info"),
+    ],
+)
+def test_a_field_of_any_type_can_be_written(value: object, written: object) -> None:
+    assert json.loads(JsonFormatter().format(record(field=value)))["field"] == written
+
+
+def test_arguments_of_a_library_are_put_into_its_message() -> None:
+    one = logging.LogRecord("grpc", logging.WARNING, "f.py", 1, "lost %s after %d s", ("peer", 3), None)
+    assert json.loads(JsonFormatter().format(one))["message"] == "lost peer after 3 s"
+
+
+@pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter()])
+def test_an_exception_comes_with_its_traceback(formatter: logging.Formatter) -> None:
+    text = formatter.format(failed("it broke"))
+    assert "ZeroDivisionError: division by zero" in text
+    assert "Traceback" in text
+
+
+def test_a_json_line_is_one_line_even_with_a_traceback() -> None:
+    assert "\n" not in JsonFormatter().format(failed("a\nb"))
+
+
+def test_a_text_line_has_its_fields_behind_the_message() -> None:
+    line = TextFormatter().format(record(resource="neuron", count=3))
+    assert re.fullmatch(TIME + r" INFO    registered resource=neuron count=3", line)
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("", "''"),
+        ("two words", "'two words'"),
+        ("a=b", "'a=b'"),
+        ("a\nb", r"'a\nb'"),
+        ('"', "'\"'"),
+        ("\x1b[31m", r"'\x1b[31m'"),
+        ([1, 2], "'[1, 2]'"),
+        ("default/pod-0", "default/pod-0"),
+    ],
+)
+def test_a_value_that_could_be_mistaken_is_quoted(value: object, written: str) -> None:
+    assert TextFormatter().format(record(field=value)).endswith(f" field={written}")
+
+
+def test_a_message_cannot_forge_a_second_line() -> None:
+    line = TextFormatter().format(record("gone\n2026-01-01T00:00:00.000Z INFO all is well"))
+    assert "\n" not in line
+    assert r"gone\n2026" in line
+
+
+@pytest.mark.parametrize(("log_format", "is_json"), [(LogFormat.JSON, True), (LogFormat.TEXT, False)])
+def test_logging_starts_in_one_format_for_everybody(
+    root_logger: logging.Logger, log_format: LogFormat, *, is_json: bool
+) -> None:
+    stream = io.StringIO()
+    start_logging(log_format, LogLevel.INFO, stream)
+    logging.getLogger("some.library").warning("hello", extra={"a": 1})
+    assert stream.getvalue().startswith("{") == is_json
+    assert stream.getvalue().count("\n") == 1
+    assert len(root_logger.handlers) == 1
+
+
+@pytest.mark.parametrize(
+    ("level", "written"), [(LogLevel.DEBUG, 4), (LogLevel.INFO, 3), (LogLevel.WARNING, 2), (LogLevel.ERROR, 1)]
+)
+def test_lines_below_the_level_are_left_out(level: LogLevel, written: int) -> None:
+    stream = io.StringIO()
+    start_logging(LogFormat.TEXT, level, stream)
+    for severity in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+        logging.getLogger("neuron_plugin.plugin").log(severity, "line")
+    assert stream.getvalue().count("\n") == written
+
+
+@pytest.mark.parametrize(("level", "written"), [(LogLevel.DEBUG, 2), (LogLevel.WARNING, 2), (LogLevel.ERROR, 1)])
+def test_libraries_are_never_more_talkative_than_warnings(level: LogLevel, written: int) -> None:
+    stream = io.StringIO()
+    start_logging(LogFormat.TEXT, level, stream)
+    for severity in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+        logging.getLogger("grpc").log(severity, "line")
+    assert stream.getvalue().count("\n") == written
+
+
+def test_lines_go_to_standard_error_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    start_logging(LogFormat.TEXT, LogLevel.INFO)
+    logging.getLogger("neuron_plugin").info("hello")
+    captured = capsys.readouterr()
+    assert (captured.out, "hello" in captured.err) == ("", True)
