@@ -52,8 +52,7 @@ def load(
     An empty environment variable is as good as none: manifests are full of them.
 
     Raises:
-        SettingsError: an unknown key, a value of the wrong type or out of range, an unreadable file, or what the
-            settings' own ``__post_init__`` refuses with a ValueError.
+        SettingsError: an unknown key, a value of the wrong type or out of range, or an unreadable file.
     """
     values: dict[str, Any] = _from_file(settings, file) if file else {}
     for field in _flat_fields(settings):
@@ -62,10 +61,7 @@ def load(
             values[field.encode_name] = _convert(field, environment[variable], variable)
         if flags.get(field.name) is not None:
             values[field.encode_name] = _convert(field, flags[field.name], f"--{field.encode_name}")
-    try:
-        return msgspec.convert(values, settings, dec_hook=_decode)
-    except msgspec.ValidationError as error:  # each value is fine by itself: the settings' own check has spoken
-        raise SettingsError(str(error)) from None
+    return msgspec.convert(values, settings, dec_hook=_decode)
 
 
 def as_yaml(settings: msgspec.Struct) -> str:

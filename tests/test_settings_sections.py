@@ -27,10 +27,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     name: str = "n"
     section: Section = Section()
 
-    def __post_init__(self) -> None:
-        if self.name == "bad":
-            raise ValueError("name is 'bad', expected a good one")
-
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
@@ -82,8 +78,3 @@ def test_a_printed_section_is_whole_and_reads_back(file: Path) -> None:
 def test_in_a_log_line_a_section_is_what_differs_from_its_default() -> None:
     assert as_text(Section()) == "{}"
     assert as_text(Section(first_one=Limits(9, "stop"))) == '{"first-one":{"most-errors":9}}'
-
-
-def test_settings_that_do_not_go_together_are_refused_in_their_own_words() -> None:
-    with pytest.raises(SettingsError, match=r"\Aname is 'bad', expected a good one"):
-        load(Settings, {"name": "bad"}, {})

@@ -194,7 +194,7 @@ class NodeDaemon:
             self.witness.counts,
             {server.resource: server.registered.is_set() for server in self.offering.servers},
             self.health.inventory,
-            {source: why for source, why in self.health.sources.items() if why},
+            self.health.silent_sources,
             self._link.age_seconds if self._link else None,
             self._link.unsent if self._link else None,
         )

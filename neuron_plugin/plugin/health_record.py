@@ -27,6 +27,8 @@ COUNTERS = frozenset(
 )
 """Signals that sysfs counts. One that cannot be read tells nothing, so its trace stays as it is."""
 
+_LASTING = COUNTERS | {Signal.MISSING, Signal.KERNEL_MESSAGE, Signal.KERNEL_MESSAGE_UNNAMED}
+
 Name = tuple[Signal, str]
 """A signal, and its part if several can be seen at once."""
 
@@ -68,12 +70,21 @@ class DeviceRecord:
         return DeviceMemory(dict(self._accepted), latched)
 
     def looked(self, look: Look, now: float) -> None:
-        """Take in a look; a device that has gone ends what waits for a reload."""
+        """Take in a look; that a device has gone ends what waits for a reload."""
         if self._look.present and not look.present:
-            for name, trace in list(self._traces.items()):
-                self._settle(name, trace, reloaded(trace, self._rules(name), now))
+            self._gone(now)
         self._look = look
         self._counted = frozenset((seen.signal, seen.part) for seen in look.observations if seen.count is not None)
+
+    def _gone(self, now: float) -> None:
+        """A device that comes back begins anew, but for what is counted.
+
+        Its node comes and goes a moment apart from it, which is no flapping of the node.
+        """
+        for name, trace in list(self._traces.items()):
+            self._settle(name, trace, reloaded(trace, self._rules(name), now))
+            if name[0] not in _LASTING:
+                del self._traces[name]
 
     def told(self, signal: Signal, text: str, at: float) -> None:
         """Take in a message of the kernel log; one after a long quiet is the first again."""

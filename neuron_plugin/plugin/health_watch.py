@@ -85,6 +85,11 @@ class HealthWatch:
         """Sources that were tried, and why each does not work; empty text for one that does."""
         return dict(self._sources)
 
+    @property
+    def silent_sources(self) -> Mapping[str, str]:
+        """Sources that do not work, and why."""
+        return {source: trouble for source, trouble in self._sources.items() if trouble}
+
     def observe(self, observer: HealthObserver) -> None:
         """Tell ``observer``, too, from now on."""
         self._observers.append(observer)

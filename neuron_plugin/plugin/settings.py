@@ -158,17 +158,9 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     log_format: Annotated[LogFormat, Meta(description="form of the log lines")] = LogFormat.TEXT
     log_level: Annotated[LogLevel, Meta(description="least severity that is logged")] = LogLevel.INFO
 
-    def __post_init__(self) -> None:
-        """Refuse a name of the node condition that is somebody else's."""
-        if self.node_condition in TAKEN_CONDITIONS:
-            raise ValueError(
-                f"node-condition is {self.node_condition!r}, which {TAKEN_CONDITIONS[self.node_condition]} writes: "
-                "choose another name, such as NeuronDevicesHealthy"
-            )
-
 
 def check(settings: PluginSettings) -> None:
-    """Refuse settings that contradict each other.
+    """Refuse settings that contradict each other, or something else on the node.
 
     Raises:
         SettingsError: which, and what to change.
@@ -178,4 +170,9 @@ def check(settings: PluginSettings) -> None:
         raise SettingsError(
             f"lease-renew-seconds is {renew:g} and lease-duration-seconds {duration:g}: one late renewal would close "
             f"the node. Expected a duration of at least {2 * renew:g}, or no-node-lease"
+        )
+    if settings.node_condition in TAKEN_CONDITIONS:
+        raise SettingsError(
+            f"node-condition is {settings.node_condition!r}, which {TAKEN_CONDITIONS[settings.node_condition]} writes: "
+            "choose another name, such as NeuronDevicesHealthy"
         )

@@ -207,6 +207,15 @@ def test_p69_a_device_that_comes_and_goes_is_held_back_as_missing() -> None:
     assert changed(world.wait(10)) == [((0,), "healthy")]
 
 
+def test_p25_a_node_that_goes_and_comes_a_moment_apart_from_its_device_does_not_flap() -> None:
+    world = World()
+    world.see_first()
+    world.see_first(node=NodeState.ABSENT)
+    world.see(device(1))
+    world.see_first(node=NodeState.ABSENT)
+    assert changed(world.see_first()) == [((0,), "healthy")]
+
+
 def test_p25_errors_that_are_counted_outlive_a_driver_reload_without_further_news() -> None:
     world = World()
     world.see_first()

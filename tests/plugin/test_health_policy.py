@@ -17,7 +17,7 @@ from neuron_plugin.plugin.health_policy import (
     hold_seconds,
     policy_of,
 )
-from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.settings import PluginSettings, check
 from neuron_plugin.settings import SettingsError, as_yaml, load
 
 DEFAULTS = HealthSettings()
@@ -86,9 +86,9 @@ def test_p69_damping_never_shortens_the_time_to_recover() -> None:
 )
 def test_a_node_condition_that_somebody_else_writes_is_refused(name: str) -> None:
     with pytest.raises(SettingsError, match=f"node-condition is '{name}', which .* writes: choose another name"):
-        load(PluginSettings, {"node_condition": name}, {})
+        check(PluginSettings(node_condition=name))
 
 
 def test_no_node_condition_is_kept_by_default() -> None:
     assert PluginSettings().node_condition == ""
-    assert load(PluginSettings, {"node_condition": "NeuronDevicesHealthy"}, {}).node_condition == "NeuronDevicesHealthy"
+    check(PluginSettings(node_condition="NeuronDevicesHealthy"))
