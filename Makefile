@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test check venv lock protos bench clean
+.PHONY: demo test check venv lock protos docs bench clean
 
 demo: venv
 	$(BIN)/neuron-plugin demo
@@ -30,6 +30,9 @@ lock: venv
 
 protos: venv
 	$(BIN)/nox --non-interactive --no-venv --sessions protos
+
+docs: venv
+	$(BIN)/nox --non-interactive --no-venv --sessions docs
 
 bench: venv
 	$(BIN)/nox --non-interactive --no-venv --sessions bench

@@ -55,7 +55,7 @@ class DevicePluginServer:
     event loop; ``registered`` is set while the kubelet has accepted the resource and follows its devices.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it is joined from; all but four have a usual value
         self,
         resource: str,
         handler: DeviceHandler,
@@ -66,7 +66,9 @@ class DevicePluginServer:
         observer: Observer | None = None,
         times: RegistrationTimes | None = None,
         random: Random | None = None,
+        other_route: Path | None = None,
     ) -> None:
+        """``other_route`` is where a server of this resource that registers the other way would have its socket."""
         self.resource = resource
         self.state = RegistrationState.STOPPED
         self.registered = asyncio.Event()
@@ -86,6 +88,7 @@ class DevicePluginServer:
         self._stopping = False
         self._running = False
         self._stopped = asyncio.Event()
+        self._other_route = other_route
         self._instance: ServerInstance | None = None
         self._tried: SocketIdentity | None = None
         self._last_trouble: str | None = None
@@ -135,7 +138,9 @@ class DevicePluginServer:
     async def _serving(self) -> AsyncIterator[ServerInstance]:
         self._tried = self._kubelet_identity()
         self._enter(RegistrationState.REGISTERING)
-        clear_strays(self._watch.directory, self.resource)
+        for directory in (self._watch.directory, self._other_route):
+            if directory:
+                clear_strays(directory, self.resource)
         service = DevicePluginService(
             self.resource,
             self._handler,
@@ -144,9 +149,7 @@ class DevicePluginServer:
             observer=self._observer,
             on_stream_change=self._news.set,
         )
-        token = f"{self._random.getrandbits(32):08x}"  # not the process id: it repeats between containers
-        path = endpoint_path(self._watch.directory, self.resource, token)
-        self._instance = instance = await ServerInstance.start(service, path)
+        self._instance = instance = await self._bind(service)
         try:
             yield instance
         finally:
@@ -154,6 +157,10 @@ class DevicePluginServer:
             self._enter(RegistrationState.ENDING)
             self._instance = None
             await instance.stop()
+
+    async def _bind(self, service: DevicePluginService) -> ServerInstance:
+        token = f"{self._random.getrandbits(32):08x}"  # not the process id: it repeats between containers
+        return await ServerInstance.start(service, endpoint_path(self._watch.directory, self.resource, token))
 
     async def _register(self, instance: ServerInstance) -> None:
         try:

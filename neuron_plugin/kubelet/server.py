@@ -8,7 +8,7 @@ registrations of a resource the kubelet (to 1.36) drops the newer when the older
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,8 +32,10 @@ class ServerInstance:
         self.path = path
 
     @classmethod
-    async def start(cls, service: DevicePluginService, path: Path) -> ServerInstance:
-        """Bind ``path`` with mode 0600 and serve.
+    async def start(
+        cls, service: DevicePluginService, path: Path, *, beside: Callable[[grpc.aio.Server], None] = lambda _: None
+    ) -> ServerInstance:
+        """Bind ``path`` with mode 0600 and serve; ``beside`` adds what else is served there.
 
         Raises:
             EndpointError: something is there already, or the directory cannot be written to.
@@ -41,6 +43,7 @@ class ServerInstance:
         require_vacant(path)
         server = grpc.aio.server()
         add_DevicePluginServicer_to_server(service, server)
+        beside(server)
         with _private_files():
             try:
                 server.add_insecure_port(f"unix:{path}")

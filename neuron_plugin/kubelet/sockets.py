@@ -11,8 +11,11 @@ import hashlib
 import os
 import socket
 import stat
+import struct
 from dataclasses import dataclass
 from pathlib import Path
+
+_CREDENTIALS = struct.Struct("3i")  # struct ucred (unix(7)); of a socket's server they are those of its listen(2)
 
 LONGEST_PATH_BYTES = 107  # sun_path holds 108 with the final NUL (unix(7))
 
@@ -54,6 +57,20 @@ def is_served(path: Path) -> bool:
     return True
 
 
+def server_pid(path: Path) -> int | None:
+    """The process that listens at ``path``, None when nobody does or when it is outside of our PID namespace."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        try:
+            probe.connect(os.fspath(path))
+            pid, _uid, _gid = _CREDENTIALS.unpack(
+                probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            )
+        except OSError:
+            return None
+    return int(pid) or None
+
+
 def endpoint_prefix(resource: str) -> str:
     """What the names of all sockets of a resource begin with, and no other resource's do."""
     digest = hashlib.sha256(resource.encode()).hexdigest()[:8]
@@ -73,6 +90,15 @@ def endpoint_path(directory: Path, resource: str, token: str) -> Path:
             f"socket path {path} has {length} bytes, expected at most {LONGEST_PATH_BYTES}: use a shorter directory"
         )
     return path
+
+
+def standing_path(directory: Path, resource: str) -> Path:
+    """The one path of a resource where each instance follows the last one.
+
+    Raises:
+        EndpointError: the directory's name is too long for any socket in it.
+    """
+    return endpoint_path(directory, resource, "standing")
 
 
 def clear_strays(directory: Path, resource: str) -> list[Path]:

@@ -19,6 +19,7 @@ from neuron_plugin.plugin.callers import Callers
 from neuron_plugin.plugin.claims import Claim, Conflict
 from neuron_plugin.plugin.container import ContainerStyle, container_allocation
 from neuron_plugin.plugin.counts import Counts
+from neuron_plugin.plugin.gate import StartGate
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.report import Report
@@ -47,8 +48,9 @@ class Allocator:
         *,
         witness: Witness | None = None,
         later: Later = lambda work: work(),
+        gate: StartGate | None = None,
     ) -> None:
-        """``style`` says how a machine's sets are presented in containers.
+        """``style`` says how a machine's sets are presented in containers; no ``gate`` lets every container start.
 
         ``later`` puts off what the log is told of an Allocate; by default nothing is put off.
         """
@@ -59,6 +61,7 @@ class Allocator:
         self._steering = steering
         self._witness = witness or Witness("", state, Counts())
         self._later = later
+        self._gate = gate
         self._answer: tuple[Resource, tuple[int, ...]] | None = None
 
     async def preferred(
@@ -83,7 +86,13 @@ class Allocator:
         return self._allocate(self._machine(), Resource(resource), _numbers(ids))
 
     async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
-        """Let the container start. The kubelet is told not to ask: a gate would need the plugin at every start."""
+        """Let the container start, or hold it for what passes by itself; asked only where there is a gate.
+
+        Raises:
+            NotYetError: the kubelet is to ask again.
+        """
+        if self._gate:
+            await self._gate.pass_through(Resource(resource), _numbers(ids))
 
     def _allocate(self, machine: Machine, resource: Resource, ids: tuple[int, ...]) -> ContainerAllocation:
         claim = self._claim(machine, resource, ids)

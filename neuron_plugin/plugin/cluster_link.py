@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from neuron_plugin.allocation.annotations import ASSIGNMENT_KEYS
 from neuron_plugin.allocation.ledger import Holding, Pod
 from neuron_plugin.cluster.api import ApiRequest, ClusterError, ConnectionSettingsError
 from neuron_plugin.cluster.leases import utc_now
@@ -58,6 +59,7 @@ class ClusterLink:
         self._witness = witness or Witness(settings.node_name, state, Counts())
         self._described: Machine | None = None
         self._published: ApiRequest | None = None
+        self._lease_was_made = False
         self._lease = NodeLease(
             settings.lease_namespace,
             settings.node_name,
@@ -113,9 +115,14 @@ class ClusterLink:
             self._outbox.put("inventory", request)
 
     def _publish_again(self) -> None:
-        """The node was made anew under us, without what we had said on it."""
-        if self._published:
+        """The Lease is made a second time: the node was made anew under us, without what we had said on it."""
+        again, self._lease_was_made = self._lease_was_made, True
+        if again and self._published:
             self._outbox.put("inventory", self._published)
+
+    def tell(self, subject: str, request: ApiRequest) -> None:
+        """Have a request sent; an unsent one on the same subject is out of date."""
+        self._outbox.put(subject, request)
 
     def write_assignment(self, pod: NodePod, holdings: tuple[Holding, ...]) -> None:
         """Have the pod say what it holds, if it does not."""
@@ -124,19 +131,21 @@ class ClusterLink:
             return
         heir = self._state.heir_of(pod)
         if heir:  # first, so that no two pods claim one set
-            self._annotate(heir.pod, inherited_annotations(machine.geometry, heir, pod))
-        annotations = confirmed_annotations(machine.geometry, pod, holdings, time.time_ns())
-        self._annotate(pod.pod, annotations)
-        if pod.decision and len(annotations) > 1:
-            said = ", ".join(f"{key}={value}" for key, value in annotations.items())
-            text = f"The kubelet gave pod {pod.pod} another set: {said}"
-            self._witness.corrected(pod.pod, holdings, text)
-            self.report.report("AssignmentCorrected", text, pod.pod)
+            self._annotate(heir, inherited_annotations(machine.geometry, heir, pod), ())
+        self._annotate(pod, confirmed_annotations(machine.geometry, pod, holdings, time.time_ns()), holdings)
 
-    def _annotate(self, pod: Pod, annotations: Annotations) -> None:
-        if annotations:
-            request = annotate_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, annotations=annotations)
-            self._outbox.put(f"assignment of {pod.uid}", request)
+    def _annotate(self, pod: NodePod, annotations: Annotations, holdings: tuple[Holding, ...]) -> None:
+        """Write them, and tell of it where they are not what was decided: the same words however it is found out."""
+        if not annotations:
+            return
+        where = pod.pod
+        request = annotate_pod(namespace=where.namespace, name=where.name, uid=where.uid, annotations=annotations)
+        self._outbox.put(f"assignment of {where.uid}", request)
+        ids = [f"{key}={annotations[key]}" for key in ASSIGNMENT_KEYS if annotations.get(key)]
+        if pod.decision and ids:
+            text = f"pod {where} has another set than was decided for it: {', '.join(ids)}"
+            self._witness.corrected(where, holdings, text)
+            self.report.report("AssignmentCorrected", text, where)
 
     def send_event(self, pod: Pod, reason: str, text: str) -> None:
         """Have an event recorded about a pod."""

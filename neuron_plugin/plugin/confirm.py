@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
 from neuron_plugin.allocation.ledger import Holder, Holding, PodUid
+from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.kubelet.pod_resources import GetUnsupportedError, PodDevices, PodResourcesError
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pods import NodePod
@@ -52,13 +53,23 @@ class Confirmation:
     """Keeps the ledger true: asks after each Allocate, and every few seconds while anything is only supposed."""
 
     def __init__(
-        self, state: NodeState, pod_resources: PodResources, on_confirmed: OnConfirmed, *, cluster: bool
+        self,
+        state: NodeState,
+        pod_resources: PodResources,
+        on_confirmed: OnConfirmed,
+        *,
+        cluster: bool,
+        look_at_users: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """``cluster``: pods and their ends come from the API server; without it they come from List alone."""
+        """``cluster``: pods and their ends come from the API server; without it they come from List alone.
+
+        ``look_at_users`` looks which suspect devices are still open, see ``quarantine``.
+        """
         self._state = state
         self._pod_resources = pod_resources
         self._on_confirmed = on_confirmed
         self._cluster = cluster
+        self._look_at_users = look_at_users
         self._news = asyncio.Event()
         self._can_get = True
         self._rebuilt = False
@@ -102,18 +113,23 @@ class Confirmation:
             return
         names = {(found.namespace, found.name) for found in listed}
         for holder in disputed:
-            if (holder.pod.namespace, holder.pod.name) not in names:
+            if not is_nameless(holder) and (holder.pod.namespace, holder.pod.name) not in names:
                 self._state.end(holder.pod.uid)
+        if self._look_at_users:
+            await self._look_at_users()
 
     # When to ask.
 
     def _pause_seconds(self) -> float:
         """Until the next look without news: soon when a List only waits for a quiet moment."""
         waits = self._needs_list() and not self._is_quiet()
-        return QUIET_SECONDS if waits or not self._rebuilt else PERIOD_SECONDS
+        behind = self._state.machine is not None and not self._rebuilt
+        return QUIET_SECONDS if waits or behind else PERIOD_SECONDS
 
     def _needs_list(self) -> bool:
         """Whether a List would tell something that nothing else does."""
+        if self._state.machine is None:
+            return False
         supposed = any(stands_in(holder) for holder in self._state.ledger)
         unasked = not self._can_get and bool(self._unconfirmed())
         return not self._cluster or not self._rebuilt or supposed or unasked
@@ -187,7 +203,7 @@ class Confirmation:
             self._state.confirm(pod, with_unlisted(pod, listed, self._state.ledger))
 
     def _release_stand_ins(self, geometry: Geometry, listed: tuple[PodDevices, ...]) -> None:
-        """Those that the kubelet does not list; a nameless one after a while, it may belong to an init container.
+        """Those that the kubelet does not list; a nameless one later if it may be an init container's.
 
         Where the watch knows all pods, a name that it does not know is a pod that has ended: kubelets before 1.34 go
         on listing it.
@@ -201,10 +217,16 @@ class Confirmation:
                 held |= holding.mask
         for holder in [holder for holder in self._state.ledger if stands_in(holder)]:
             name = (holder.pod.namespace, holder.pod.name)
-            lasts = not self._is_old(holder) or holder.mask & held if is_nameless(holder) else name in names
+            lasts = holder.mask & held or self._may_be_unlisted(holder) if is_nameless(holder) else name in names
             if not lasts:
                 self._state.release(holder.pod.uid)
 
-    def _is_old(self, holder: Holder) -> bool:
+    def _may_be_unlisted(self, holder: Holder) -> bool:
+        """Whether a nameless holder may be a plain init container, of a pod that the watch knows or will yet show."""
         since = self._state.held_since.get(holder.pod.uid, float("-inf"))
-        return self._state.clock() - since > GRACE_SECONDS
+        if self._state.clock() - since > GRACE_SECONDS:
+            return False
+        asking = [part for pod in self._unconfirmed() for part in pod.request if part.kind is Kind.INIT]
+        return not self._state.pods_known or any(
+            part.resource is holding.resource for part in asking for holding in holder.holdings
+        )

@@ -15,9 +15,9 @@ from functools import partial
 
 from neuron_plugin.hardware.generations import GENERATIONS
 from neuron_plugin.hardware.inventory import MachinePaths, read_inventory
-from neuron_plugin.hardware.records import Inventory
-from neuron_plugin.hardware.uevents import NoUevents, open_uevents
+from neuron_plugin.hardware.uevents import open_uevents
 from neuron_plugin.hardware.watch import InventoryWatcher, WatchPeriods
+from neuron_plugin.kubelet.announcement import KUBELET_SOCKET
 from neuron_plugin.kubelet.pod_resources import PodResourcesClient
 from neuron_plugin.kubelet.service import ServiceOptions
 from neuron_plugin.plugin.allocator import Allocator
@@ -26,11 +26,16 @@ from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.confirm import Confirmation
 from neuron_plugin.plugin.container import ContainerStyle, cdi_specification, resolve_numbering
 from neuron_plugin.plugin.counts import Counts
-from neuron_plugin.plugin.machine import Machine, describe, seen_machine
+from neuron_plugin.plugin.device_users import DeviceUsers
+from neuron_plugin.plugin.gate import StartGate
+from neuron_plugin.plugin.health_report import HealthReport
+from neuron_plugin.plugin.health_watch import HealthWatch
+from neuron_plugin.plugin.machine import Machine, describe, seen_machine, told_machine
 from neuron_plugin.plugin.moment import Moment
 from neuron_plugin.plugin.node import NodeState
-from neuron_plugin.plugin.offering import Offering
+from neuron_plugin.plugin.offering import Offering, route
 from neuron_plugin.plugin.pages import pages
+from neuron_plugin.plugin.quarantine import Quarantine
 from neuron_plugin.plugin.report import Reporter
 from neuron_plugin.plugin.responder import Responder
 from neuron_plugin.plugin.settings import PluginSettings
@@ -53,19 +58,22 @@ class NodeDaemon:
         self._types = types
         self._found = asyncio.Event()
         self._refreshing = False
-        self.state = NodeState(on_change=self._changed)
-        self._inventory: Inventory | None = None
-        self.silent_sources: dict[str, str] = {}
+        self.state = NodeState(on_change=self._changed, quarantine=Quarantine(settings.quarantine_seconds))
+        self._users = DeviceUsers(self.state, settings.dev, settings.proc, settings.kubelet_dir / KUBELET_SOCKET)
         self.witness = Witness(settings.node_name, self.state, Counts(), on_advertised=self._serving_began)
         self._link = self._cluster_link() if settings.cluster else None
+        told = HealthReport(settings.node_name, settings.node_condition, self._link.tell if self._link else None)
+        self.health = HealthWatch(settings, self._judged, [told])
         report = self._link.report if self._link else Reporter()
         self._confirmation = Confirmation(
             self.state,
             PodResourcesClient(settings.pod_resources_socket),
             self._link.write_assignment if self._link else lambda _pod, _holdings: None,
             cluster=settings.cluster,
+            look_at_users=self._users.look,
         )
         steering = Steering(self.state, self._link.look_again if self._link else None, self._confirmation.look_again)
+        gate = StartGate(self.state, self._users, settings.sysfs) if settings.pre_start_gate else None
         handler = Allocator(
             self.state,
             self._style,
@@ -74,14 +82,19 @@ class NodeDaemon:
             steering,
             witness=self.witness,
             later=lambda work: asyncio.get_running_loop().call_soon(work),
+            gate=gate,
         )
         self.offering = Offering(
             self.state,
             Timed(handler, self.witness),
             [name.resource for name in settings.resources],
-            settings.kubelet_dir,
-            ServiceOptions(preference_deadline_seconds=settings.decision_deadline_seconds + PREFERENCE_SLACK_SECONDS),
+            route(settings),
+            ServiceOptions(
+                pre_start_required=settings.pre_start_gate,
+                preference_deadline_seconds=settings.decision_deadline_seconds + PREFERENCE_SLACK_SECONDS,
+            ),
             self.witness,
+            numa_hints=settings.numa_hints,
         )
         self.responder = Responder(pages(self.offering, self._moment, self.witness.journal))
 
@@ -97,8 +110,10 @@ class NodeDaemon:
     def _jobs(self) -> dict[str, Callable[[], Awaitable[None]]]:
         jobs: dict[str, Callable[[], Awaitable[None]]] = {
             "hardware": self._follow_hardware,
+            "health": self.health.run,
             "offer": self._offer,
             "confirm": self._confirmation.run,
+            "quarantine": self._users.run,
         }
         if self._link:
             jobs["cluster"] = self._link.run
@@ -112,13 +127,18 @@ class NodeDaemon:
         """Every look at the hardware that differs from the last, into the state."""
         paths = MachinePaths(self._settings.sysfs, self._settings.dev, self._settings.logical_core_file)
         read = partial(read_inventory, paths, environ=os.environ, types=self._types)
-        with closing(await open_uevents()) as uevents:
-            if isinstance(uevents, NoUevents):
-                self.silent_sources["uevents"] = "devices are found by rescans only"
-            watcher = InventoryWatcher(read, uevents, WatchPeriods(rescan_seconds=self._settings.rescan_seconds))
+        with closing(await open_uevents()) as uevents, self.health.listening(paths.sysfs, uevents) as hints:
+            watcher = InventoryWatcher(read, hints, WatchPeriods(rescan_seconds=self._settings.rescan_seconds))
             async for inventory in watcher.changes():
-                self._inventory = inventory
-                self._see(seen_machine(inventory, self._types, self._settings.instance_type))
+                self.health.look(inventory)
+                self._judged()
+
+    def _judged(self) -> None:
+        """The last look at the hardware, or what is thought of it, has changed."""
+        if self.health.inventory:
+            self._see(
+                seen_machine(self.health.inventory, self._types, self._settings.instance_type, self.health.unhealthy)
+            )
 
     def _see(self, machine: Machine | None) -> None:
         if not self.state.see_machine(machine):
@@ -147,8 +167,9 @@ class NodeDaemon:
         self._confirmation.notify()
         if self.state.machine:
             self.witness.saw(self.state.machine)
+        self._users.notify()
         if self._link and self.state.machine:
-            self._link.publish(self.state.machine)
+            self._link.publish(told_machine(self.state.machine, self.state.quarantine))
 
     def _pod_came(self) -> None:
         self._confirmation.notify()
@@ -172,8 +193,8 @@ class NodeDaemon:
             self.state,
             self.witness.counts,
             {server.resource: server.registered.is_set() for server in self.offering.servers},
-            self._inventory,
-            self.silent_sources,
+            self.health.inventory,
+            {source: why for source, why in self.health.sources.items() if why},
             self._link.age_seconds if self._link else None,
             self._link.unsent if self._link else None,
         )

@@ -18,6 +18,7 @@ from neuron_plugin.hardware.health import assess_all
 from neuron_plugin.hardware.records import Inventory
 from neuron_plugin.hardware.ultraserver import UltraServer
 from neuron_plugin.kubelet.devices import AdvertisedDevice
+from neuron_plugin.plugin.quarantine import Quarantine
 from neuron_plugin.topology.geometry import CoreMask, DeviceId, Geometry, Topology
 from neuron_plugin.topology.instances import Catalogue, geometry_of
 from neuron_plugin.topology.sets import Unit
@@ -27,7 +28,10 @@ MISSING = "missing: the driver does not list it"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Geometry, the device ids that are listed, and why some of them are not to be given out."""
+    """Geometry, the device ids that are listed, and why some of them are not to be given out.
+
+    ``numa_nodes`` are those of the instance type; sysfs does not tell them (a Neuron device has no PCI parent there).
+    """
 
     geometry: Geometry
     listed: tuple[int, ...]
@@ -37,6 +41,7 @@ class Machine:
     logical_core_size: int = 1
     physical_cores_per_device: int = 0
     ultraserver: UltraServer | None = None
+    numa_nodes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def physical_core_count(self) -> int:
@@ -63,12 +68,15 @@ class Machine:
         )
 
 
-def seen_machine(inventory: Inventory, types: Catalogue, instance_type: str = "") -> Machine | None:
+def seen_machine(
+    inventory: Inventory, types: Catalogue, instance_type: str = "", unhealthy: Mapping[int, str] | None = None
+) -> Machine | None:
     """One look at the hardware, judged; None when there is no device to speak of.
 
     A type that is known says which ids there should be: those that are not there are listed as missing, because a
     pod may have held one a moment ago and because a full node asks for all of them. ``instance_type`` stands in where
-    the machine does not tell its own.
+    the machine does not tell its own. ``unhealthy`` says which devices are not to be given out and why, as judged over
+    time; without it this look alone is judged.
     """
     if not inventory.devices:
         return None
@@ -79,21 +87,28 @@ def seen_machine(inventory: Inventory, types: Catalogue, instance_type: str = ""
         cores_per_device=inventory.cores_per_device,
         links={int(device): frozenset(map(int, linked)) for device, linked in inventory.links.items()},
     )
+    known = types.get(geometry.instance_type)
     nominal = range(geometry.device_count) if geometry.instance_type in types else ()
     skipped = {device.id: device.reason for device in inventory.skipped}
     listed = sorted({*inventory.device_ids, *nominal})
     absent = {device: skipped.get(DeviceId(device), MISSING) for device in listed if device not in inventory.device_ids}
-    sick = {int(device): verdict.reason for device, verdict in assess_all(inventory).items() if not verdict.healthy}
+    sick = unhealthy_at_one_look(inventory) if unhealthy is None else unhealthy
     return Machine(
         geometry=geometry,
         listed=tuple(listed),
-        unhealthy={**sick, **absent},
+        unhealthy={**{device: why for device, why in sick.items() if device in inventory.device_ids}, **absent},
         device_name=inventory.device_name,
         driver_version=inventory.driver_version,
         logical_core_size=inventory.logical_core_size.size,
         physical_cores_per_device=inventory.physical_cores_per_device,
         ultraserver=inventory.ultraserver,
+        numa_nodes=dict(enumerate(known.numa_nodes)) if known else {},
     )
+
+
+def unhealthy_at_one_look(inventory: Inventory) -> dict[int, str]:
+    """Devices that this look alone finds unhealthy, and why."""
+    return {int(device): verdict.reason for device, verdict in assess_all(inventory).items() if not verdict.healthy}
 
 
 def machine_after(previous: Machine | None, seen: Machine | None) -> Machine | None:
@@ -121,12 +136,15 @@ def health_after(previous: Machine, seen: Machine) -> Machine:
     return replace(previous, unhealthy={**found, **gone})
 
 
-def advertised(machine: Machine, ledger: Ledger, resource: Resource) -> tuple[AdvertisedDevice, ...]:
-    """The ids of one resource: healthy when the hardware is and nothing of it is held under another name.
+def advertised(
+    machine: Machine, ledger: Ledger, resource: Resource, quarantine: Quarantine | None = None
+) -> tuple[AdvertisedDevice, ...]:
+    """The ids of one resource: healthy when the hardware is and nothing of it is held under another name, or suspect.
 
     What is held under this same name stays healthy: the kubelet keeps that account itself, and the health of a
     running pod's devices shows in its status.
     """
+    suspect = quarantine.mask & ~ledger.held_as(resource) if quarantine else 0
     listed = machine.geometry.devices_mask(machine.listed)
     elsewhere = ledger.used_mask & ~ledger.held_as(resource)
     geometry, unit = machine.geometry, resource.unit
@@ -134,6 +152,8 @@ def advertised(machine: Machine, ledger: Ledger, resource: Resource) -> tuple[Ad
     for number in ids_of(geometry, unit, listed):
         mask = mask_of(geometry, unit, (number,))
         reason = _why_unusable(machine, ledger, resource, mask, elsewhere)
+        if not reason and quarantine and mask & suspect:
+            reason = quarantine.reason_for(mask & suspect)
         devices.append(AdvertisedDevice(str(number), healthy=not reason, reason=reason))
     return tuple(devices)
 
@@ -153,6 +173,25 @@ def _why_unusable(machine: Machine, ledger: Ledger, resource: Resource, mask: in
         if holding.mask & mask and holding.resource is not resource
     )
     return next(held, "held under another name")
+
+
+def with_numa_nodes(
+    machine: Machine, resource: Resource, devices: tuple[AdvertisedDevice, ...]
+) -> tuple[AdvertisedDevice, ...]:
+    """``devices`` with the NUMA node of each where it is known; an unknown one says nothing rather than 0."""
+    geometry = machine.geometry
+    masks = (mask_of(geometry, resource.unit, (int(device.id),)) for device in devices)
+    owners = (geometry.devices_touched(mask)[0] for mask in masks)
+    return tuple(
+        replace(device, numa_nodes=(node,) if (node := machine.numa_nodes.get(owner, -1)) >= 0 else ())
+        for device, owner in zip(devices, owners, strict=True)
+    )
+
+
+def told_machine(machine: Machine, quarantine: Quarantine | None) -> Machine:
+    """What the cluster is told: devices that are not offered because of a vanished pod count as unhealthy."""
+    suspect = quarantine.devices(machine.geometry) if quarantine else {}
+    return replace(machine, unhealthy={**suspect, **machine.unhealthy}) if suspect else machine
 
 
 def describe(machine: Machine) -> dict[str, object]:

@@ -19,6 +19,7 @@ from neuron_plugin.plugin.claims import Claims
 from neuron_plugin.plugin.decisions import WaitingDecision, heir_of, waiting_decisions
 from neuron_plugin.plugin.machine import Machine, health_after, machine_after, same_ids
 from neuron_plugin.plugin.pods import NodePod, annotated_holdings, demanded_cores
+from neuron_plugin.plugin.quarantine import Quarantine, Users
 from neuron_plugin.plugin.standins import is_known, is_nameless, nameless_stand_in, stands_in
 from neuron_plugin.topology.geometry import CoreMask
 
@@ -28,7 +29,8 @@ class NodeState:
     """What this node has, who is on it and who holds what.
 
     ``confirmed`` are the pods whose holdings the kubelet has confirmed. ``pods_known`` says whether the API server has
-    told all pods of this node. ``last_call`` is when the kubelet last asked for something.
+    told all pods of this node. ``last_call`` is when the kubelet last asked for something. ``quarantine`` is the
+    silicon of vanished pods that is not offered yet; None where nobody looks after their processes.
     """
 
     on_change: Callable[[], None] = lambda: None
@@ -40,6 +42,7 @@ class NodeState:
     confirmed: set[PodUid] = field(default_factory=set)
     held_since: dict[PodUid, float] = field(default_factory=dict)
     last_call: float = float("-inf")
+    quarantine: Quarantine | None = None
     _renumbered: Machine | None = None
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -52,7 +55,7 @@ class NodeState:
         only what it says of the devices' health counts.
         """
         machine = machine_after(self.machine, seen)
-        waits = self.machine and machine and self.ledger.holders and not same_ids(self.machine, machine)
+        waits = self.machine and machine and self._ids_in_use() and not same_ids(self.machine, machine)
         self._renumbered = machine if waits else None
         self._use(health_after(self.machine, machine) if waits and self.machine and machine else machine)
         return not waits
@@ -75,7 +78,7 @@ class NodeState:
     def see_all_pods(self, uids: Collection[str]) -> None:
         """These are all the pods there are: others have ended while nobody was watching."""
         for uid in [uid for uid in self.pods if uid not in uids]:
-            self.forget_pod(uid)
+            self.lose_pod(uid)
         self.pods_known = True
 
     def forget_pod(self, uid: PodUid) -> None:
@@ -92,10 +95,23 @@ class NodeState:
         self.held_since.pop(uid, None)
         self._set_ledger(ledger)
 
+    def lose_pod(self, uid: PodUid) -> None:
+        """A pod is gone that was not seen to end: it holds nothing, but its processes may run on."""
+        holder = self.ledger.holders.get(uid)
+        if holder:
+            self._suspect(holder)
+        self.forget_pod(uid)
+
     def end(self, uid: PodUid) -> None:
-        """The kubelet has no such pod any more, whatever the API server still says."""
+        """The kubelet has no such pod any more, whatever the API server still says.
+
+        Most such pods have just ended, and a new one waits for its devices: suspect for one look only.
+        """
         self.pods.pop(uid, None)
-        self.release(uid)
+        holder = self.ledger.holders.get(uid)
+        if holder and is_known(holder.pod):
+            self._suspect(holder, seconds=0.0)
+        self._strike(uid)
 
     # Holders.
 
@@ -125,10 +141,16 @@ class NodeState:
         self._set_ledger(ledger.with_holder(truth))
 
     def release(self, uid: PodUid) -> None:
-        """Strike a holder off the ledger."""
-        self.held_since.pop(uid, None)
-        self.confirmed.discard(uid)
-        self._set_ledger(self.ledger.without(uid))
+        """A stand-in that the kubelet does not list any more; one with a name was a pod whose processes may run on."""
+        holder = self.ledger.holders.get(uid)
+        if holder and not is_nameless(holder):
+            self._suspect(holder)
+        self._strike(uid)
+
+    def see_users(self, users: Users) -> None:
+        """Take in who has the devices open: what vanished pods have let go of is offered again."""
+        if self.machine and self.quarantine:
+            self._set_quarantine(self.quarantine.after_look(self.machine.geometry, users))
 
     def new_stand_in(self) -> Pod:
         """A holder for an Allocate of a pod that nobody has told us of, until the kubelet names it."""
@@ -156,7 +178,7 @@ class NodeState:
 
     def free_mask(self, machine: Machine) -> CoreMask:
         """Healthy cores that nobody holds and no decision waits for."""
-        taken = int(self.ledger.used_mask)
+        taken = self.ledger.used_mask | (self.quarantine.mask if self.quarantine else 0)
         for decision in self.waiting():
             taken |= decision.mask
         return CoreMask(machine.healthy_mask & ~taken)
@@ -180,7 +202,7 @@ class NodeState:
         self._set_ledger(ledger.with_holder(told))
 
     def _may_be_anothers(self, holding: Holding) -> bool:
-        """Whether another pod, of which nothing is certain either, asks for what one was supposed to have been given."""
+        """Whether another pod, of which nothing is certain either, asks for what one was supposed to have."""
         if self.machine is None:
             return False
         geometry, size = self.machine.geometry, holding.mask.bit_count()
@@ -204,7 +226,32 @@ class NodeState:
             return
         self.ledger = ledger
         self.on_change()
-        if self._renumbered and not ledger.holders:
+        self._renumber()
+
+    def _strike(self, uid: PodUid) -> None:
+        self.held_since.pop(uid, None)
+        self.confirmed.discard(uid)
+        self._set_ledger(self.ledger.without(uid))
+
+    def _suspect(self, holder: Holder, *, seconds: float | None = None) -> None:
+        """Keep what nobody else holds; before the holder is struck off, so that it is never offered in between."""
+        if self.quarantine:
+            left = CoreMask(holder.mask & ~self.ledger.without(holder.pod.uid).used_mask)
+            self._set_quarantine(self.quarantine.with_suspect(holder.pod, left, self.clock(), seconds=seconds))
+
+    def _set_quarantine(self, quarantine: Quarantine) -> None:
+        if quarantine == self.quarantine:
+            return
+        self.quarantine = quarantine
+        self.on_change()
+        self._renumber()
+
+    def _ids_in_use(self) -> bool:
+        """Whether somebody's core ids have to keep their meaning."""
+        return bool(self.ledger.holders or (self.quarantine and self.quarantine.suspects))
+
+    def _renumber(self) -> None:
+        if self._renumbered and not self._ids_in_use():
             renumbered, self._renumbered = self._renumbered, None
             self._use(renumbered)
 

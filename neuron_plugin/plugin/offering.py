@@ -4,17 +4,39 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.kubelet.advertisement import Advertisement
 from neuron_plugin.kubelet.devices import DeviceHandler
 from neuron_plugin.kubelet.observer import Observer
+from neuron_plugin.kubelet.plugin_watcher import WatchedPluginServer
 from neuron_plugin.kubelet.registration import DevicePluginServer
 from neuron_plugin.kubelet.service import ServiceOptions
 from neuron_plugin.kubelet.watch import DirectoryWatch
-from neuron_plugin.plugin.machine import advertised
+from neuron_plugin.plugin.machine import advertised, with_numa_nodes
 from neuron_plugin.plugin.node import NodeState
+from neuron_plugin.plugin.settings import PluginSettings, Registration
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A way to be registered, the directory it goes by, and that of the way not taken.
+
+    One for all resources: what is registered both ways is disconnected when either ends.
+    """
+
+    server: type[DevicePluginServer]
+    directory: Path
+    other_directory: Path
+
+
+def route(settings: PluginSettings) -> Route:
+    """The way that the settings choose."""
+    if settings.registration is Registration.WATCHER:
+        return Route(WatchedPluginServer, settings.plugins_registry, settings.kubelet_dir)
+    return Route(DevicePluginServer, settings.kubelet_dir, settings.plugins_registry)
 
 
 class Offering:
@@ -25,16 +47,27 @@ class Offering:
         state: NodeState,
         handler: DeviceHandler,
         resources: Iterable[Resource],
-        kubelet_dir: Path,
+        route: Route,
         options: ServiceOptions,
         observer: Observer | None = None,
+        *,
+        numa_hints: bool = False,
     ) -> None:
-        """Nothing is served before ``run``."""
+        """Nothing is served before ``run``. ``numa_hints``: say on which NUMA node a device is, where that is known."""
         self._state = state
-        self._watch = DirectoryWatch(kubelet_dir)
+        self._numa_hints = numa_hints
+        self._watch = DirectoryWatch(route.directory)
         self._advertisements = {resource: Advertisement() for resource in resources}
         self.servers = [
-            DevicePluginServer(resource.value, handler, advertisement, self._watch, options=options, observer=observer)
+            route.server(
+                resource.value,
+                handler,
+                advertisement,
+                self._watch,
+                options=options,
+                observer=observer,
+                other_route=route.other_directory,
+            )
             for resource, advertisement in self._advertisements.items()
         ]
 
@@ -49,7 +82,8 @@ class Offering:
         if machine is None:
             return
         for resource, advertisement in self._advertisements.items():
-            advertisement.publish(advertised(machine, self._state.ledger, resource))
+            devices = advertised(machine, self._state.ledger, resource, self._state.quarantine)
+            advertisement.publish(with_numa_nodes(machine, resource, devices) if self._numa_hints else devices)
 
     async def run(self) -> None:
         """Keep every resource registered until ``stop``; one that fails leaves the others alone."""

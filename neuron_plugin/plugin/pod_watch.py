@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from neuron_plugin.allocation.ledger import Pod, PodUid
@@ -29,7 +30,7 @@ def follow_pods(
 ) -> PodReflector:
     """A reflector of this node's pods that keeps ``state`` up to date; ``on_pod`` is called when one came."""
     scope = Scope(field_selector=f"spec.nodeName={node_name}")
-    reflector: PodReflector = Reflector(api, PODS, live_pod, scope=scope, observer=observer)
+    reflector: PodReflector = Reflector(api, PODS, neuron_pod, scope=scope, observer=observer)
     reflector.subscribe(partial(_take_in, state, report, on_pod))
     return reflector
 
@@ -37,21 +38,22 @@ def follow_pods(
 async def take_stock(reflector: PodReflector, state: NodeState) -> None:
     """Once all pods are known, forget those that ended while an earlier reflector was not there to hear of it."""
     await reflector.synced.wait()
-    state.see_all_pods(set(reflector.values))
+    state.see_all_pods({uid for uid, pod in reflector.values.items() if not pod.ended})
 
 
-def live_pod(record: records.Pod) -> NodePod | None:
-    """A pod that may hold Neuron: it asks for some and has not ended. One being deleted still may."""
-    if record.terminal:
-        return None
-    pod = Pod(PodUid(record.uid), record.namespace, record.name)
-    return node_pod(pod, _containers(record), record.annotations)
+def neuron_pod(record: records.Pod) -> NodePod | None:
+    """A pod that asks for Neuron. One being deleted may still hold some, one that has ended does not."""
+    pod = node_pod(Pod(PodUid(record.uid), record.namespace, record.name), _containers(record), record.annotations)
+    return replace(pod, ended=True) if pod and record.terminal else pod
 
 
 def _take_in(
     state: NodeState, report: Report, on_pod: Callable[[], None], uid: str, _old: NodePod | None, new: NodePod | None
 ) -> None:
     if new is None:
+        state.lose_pod(PodUid(uid))
+        return
+    if new.ended:
         state.forget_pod(PodUid(uid))
         return
     state.see_pod(new)

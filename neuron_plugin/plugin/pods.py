@@ -19,7 +19,8 @@ class NodePod:
 
     ``problem`` says why its request or its annotations cannot be followed; such a pod has no decision and is served,
     if at all, by the ids the kubelet names. ``refused`` are the demands of a request that cannot be served.
-    ``assignment_keys`` are the annotations that say ids, whoever wrote them.
+    ``assignment_keys`` are the annotations that say ids, whoever wrote them. ``ended``: it is terminal, so its
+    containers have stopped; the kubelet says so of every pod that it ends in order.
     """
 
     pod: Pod
@@ -28,6 +29,7 @@ class NodePod:
     problem: str = ""
     refused: frozenset[tuple[Resource, str]] = frozenset()
     assignment_keys: frozenset[str] = frozenset()
+    ended: bool = False
 
 
 NodePods = Mapping[PodUid, NodePod]

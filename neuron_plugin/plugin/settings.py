@@ -10,8 +10,18 @@ import msgspec
 from msgspec import Meta
 
 from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.plugin.health_policy import HealthSettings
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.telemetry import LogFormat, LogLevel
+
+_KUBELET = "the kubelet"
+TAKEN_CONDITIONS = {
+    **dict.fromkeys(("Ready", "MemoryPressure", "DiskPressure", "PIDPressure"), _KUBELET),
+    "NetworkUnavailable": "the network plugin",
+    "NeuronHealth": "the node problem detector (there True means that something is wrong)",
+    "AcceleratedHardwareReady": "EKS's node monitoring agent",
+}
+"""Node conditions with a writer of their own."""
 
 
 class Numbering(enum.StrEnum):
@@ -27,6 +37,13 @@ class TopologyPolicy(enum.StrEnum):
 
     PREFERRED = "preferred"
     REQUIRED = "required"
+
+
+class Registration(enum.StrEnum):
+    """How the kubelet learns of the plugin."""
+
+    SOCKET = "socket"
+    WATCHER = "watcher"
 
 
 class ResourceName(enum.StrEnum):
@@ -80,11 +97,46 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kubelet_dir: Annotated[Path, Meta(description="the kubelet's device plugin directory")] = Path(
         "/var/lib/kubelet/device-plugins"
     )
+    registration: Annotated[
+        Registration,
+        Meta(description="how to register: by a call to kubelet.sock, or by the kubelet's plugin watcher"),
+    ] = Registration.SOCKET
+    plugins_registry: Annotated[Path, Meta(description="directory that the kubelet's plugin watcher looks into")] = (
+        Path("/var/lib/kubelet/plugins_registry")
+    )
     pod_resources_socket: Annotated[Path, Meta(description="the kubelet's PodResources socket")] = Path(
         "/var/lib/kubelet/pod-resources/kubelet.sock"
     )
+    proc: Annotated[
+        Path, Meta(description="the host's /proc, to see whose processes have a device open; needs hostPID or a mount")
+    ] = Path("/proc")
+    quarantine_seconds: Annotated[
+        float,
+        Meta(ge=0, le=600, description="how long a vanished pod's devices rest where its processes cannot be seen"),
+    ] = 30.0
+    pre_start_gate: Annotated[
+        bool,
+        Meta(description="hold containers while their device is in use or reset; none can restart without the plugin"),
+    ] = False
+    numa_hints: Annotated[
+        bool, Meta(description="tell the kubelet each device's NUMA node; it then may choose without asking")
+    ] = False
     rescan_seconds: Annotated[float, Meta(ge=1, description="how often the hardware is read anew without a hint")] = (
         10.0
+    )
+    kmsg: Annotated[
+        Path | None,
+        Meta(description="kernel log to read hardware errors from; kmsg beside the device nodes if not given"),
+    ] = None
+    node_condition: Annotated[
+        str,
+        Meta(description="node condition to keep: True while all devices are healthy, such as NeuronDevicesHealthy"),
+    ] = ""
+    state_dir: Annotated[
+        Path | None, Meta(description="where to keep which device errors are old; without, a restart forgets")
+    ] = None
+    health: Annotated[HealthSettings, Meta(description="what each health signal means; in the file only")] = (
+        HealthSettings()
     )
     decision_deadline_seconds: Annotated[
         float, Meta(gt=0, le=10, description="how long a preference may wait for the API server")
@@ -105,6 +157,14 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = 2.0
     log_format: Annotated[LogFormat, Meta(description="form of the log lines")] = LogFormat.TEXT
     log_level: Annotated[LogLevel, Meta(description="least severity that is logged")] = LogLevel.INFO
+
+    def __post_init__(self) -> None:
+        """Refuse a name of the node condition that is somebody else's."""
+        if self.node_condition in TAKEN_CONDITIONS:
+            raise ValueError(
+                f"node-condition is {self.node_condition!r}, which {TAKEN_CONDITIONS[self.node_condition]} writes: "
+                "choose another name, such as NeuronDevicesHealthy"
+            )
 
 
 def check(settings: PluginSettings) -> None:

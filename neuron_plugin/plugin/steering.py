@@ -18,7 +18,7 @@ from neuron_plugin.plugin.decisions import WaitingDecision, decision_for
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.preference import preferred_ids
-from neuron_plugin.plugin.standins import is_nameless, is_outdated
+from neuron_plugin.plugin.standins import is_outdated
 from neuron_plugin.topology.geometry import CoreMask
 
 LookAtPods = Callable[[], Awaitable[None]]
@@ -108,4 +108,4 @@ class Steering:
         """Who holds what the kubelet offers as free, where nothing else would do."""
         new = mask_of(machine.geometry, offer.resource.unit, tuple(set(ids) - set(offer.must_include)))
         holders = self.state.ledger.holders_of(new)
-        return [holder for holder in holders if not is_nameless(holder) or is_outdated(holder, offer.resource, new)]
+        return [holder for holder in holders if not is_outdated(holder, offer.resource, new)]

@@ -223,8 +223,9 @@ class SimulatedCluster:
         return admitted
 
     def end(self, name: str) -> None:
-        """The pod's containers have ended and the object is deleted."""
+        """The pod's containers have ended, which the kubelet says first, and the object is deleted."""
         self.kubelet.finish(self.pod(name).uid)
+        self.api.set_pod_status("default", name, {"phase": "Succeeded"})
         self.api.delete_pod("default", name, grace_seconds=0)
 
 

@@ -34,6 +34,7 @@ from neuron_plugin.simulation.kubelet_plugins import PluginCallError
 from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService, RateLimit
 from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, AdmittedPod, ContainerKind, Pod, PodRejectedError
 from neuron_plugin.simulation.kubelet_registration import PluginClients
+from neuron_plugin.simulation.kubelet_watcher import PluginWatcher
 
 SOCKET_NAME = "kubelet.sock"
 
@@ -53,6 +54,7 @@ class KubeletOptions:
     pod_resources_burst: int = 10
     pod_resources_get: bool = True
     numa_affinity: frozenset[int] | None = None
+    reconcile_seconds: float = 1.0
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class _LivePod:
 
 
 class StandInKubelet:
-    """One node's kubelet, on ``directory`` and, if given, ``pod_resources_directory``."""
+    """One node's kubelet, on ``directory`` and, if given, ``pod_resources_directory`` and ``plugins_registry``."""
 
     def __init__(
         self,
@@ -71,11 +73,14 @@ class StandInKubelet:
         *,
         random: Random | None = None,
         options: KubeletOptions | None = None,
+        plugins_registry: Path | None = None,
     ) -> None:
         self.rejections: dict[str, PodRejectedError] = {}
         self.registrations: Counter[str] = Counter()
         self._directory = directory
         self._pod_resources_directory = pod_resources_directory
+        self._plugins_registry = plugins_registry
+        self._watching: asyncio.Task[None] | None = None
         self._random = random or Random()  # noqa: S311 - the order of Go's maps, guards nothing
         self._options = options or KubeletOptions()
         self._memory = Memory()
@@ -104,6 +109,7 @@ class StandInKubelet:
         await self._serve(registration, self._directory / SOCKET_NAME)
         if self._pod_resources_directory is not None:
             await self._serve_pod_resources(self._pod_resources_directory / SOCKET_NAME)
+        self._watch_plugins()
         if self._pods:
             await asyncio.sleep(self._options.sync_delay)
         await self._admit_again()
@@ -111,6 +117,9 @@ class StandInKubelet:
 
     async def stop(self) -> None:
         """End as a kubelet does: streams end, calls are cut off, dead socket files stay behind."""
+        if self._watching:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         await self._clients.close()
         for server, path in self._servers:
             await server.stop(None)
@@ -244,6 +253,12 @@ class StandInKubelet:
         self._clients = PluginClients(
             self._directory, self._devices, dial_seconds=self._options.dial_seconds, changed=self._changed.set
         )
+
+    def _watch_plugins(self) -> None:
+        if self._plugins_registry is not None:
+            seconds = self._options.reconcile_seconds
+            watcher = PluginWatcher(self._plugins_registry, self._clients, reconcile_seconds=seconds)
+            self._watching = asyncio.create_task(watcher.run(), name="plugin watcher")
 
     async def _serve_pod_resources(self, path: Path) -> None:
         limit = RateLimit(

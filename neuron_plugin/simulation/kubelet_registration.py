@@ -85,12 +85,18 @@ class PluginClients(pb_grpc.RegistrationServicer):
                 f'requested API version "{request.version}" is not supported by kubelet. '
                 f'Supported version is ["{_SUPPORTED_VERSION}"]'
             )
-        resource = request.resource_name
+        # A path joined the way Go does it: an absolute endpoint ends up below the directory, and is not there.
+        await self.connect(request.resource_name, self._directory / request.endpoint.lstrip("/"))
+
+    async def connect(self, resource: str, socket: Path) -> None:
+        """Dial a plugin and follow it from now on, whoever served that resource before.
+
+        Raises:
+            PluginCallError: an impossible name, or the plugin does not answer.
+        """
         if not is_extended_resource_name(resource):
             raise PluginCallError(f'the ResourceName "{resource}" is invalid')
         try:
-            # A path joined the way Go does it: an absolute endpoint ends up below the directory, and is not there.
-            socket = self._directory / request.endpoint.lstrip("/")
             connection = await PluginConnection.dial(resource, socket, self._dial_seconds)
         except PluginCallError:
             self._clients.pop(resource, None)  # even that of a live registration beside this one

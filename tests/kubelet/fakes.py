@@ -31,7 +31,7 @@ def seeded(seed: int) -> Random:
 async def eventually(condition: Callable[[], bool]) -> None:
     """Wait for what no event tells a test."""
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - see above
+        while not condition():
             await asyncio.sleep(0.002)
 
 
@@ -125,7 +125,7 @@ QUICK = RegistrationTimes(stream_deadline=0.2, settled=0.0, first_delay=0.02, lo
 
 
 @asynccontextmanager
-async def running_plugin(
+async def running_plugin(  # noqa: PLR0913 - what a test may vary
     directory: Path,
     resource: str = CORE,
     *,
@@ -134,11 +134,13 @@ async def running_plugin(
     times: RegistrationTimes = QUICK,
     watch_seconds: float = 0.1,
     random: Random | None = None,
+    kind: type[DevicePluginServer] = DevicePluginServer,
+    other_route: Path | None = None,
 ) -> AsyncIterator[RunningPlugin]:
-    """A plugin as the daemon runs it: a watch, a server, both in tasks."""
+    """A plugin as the daemon runs it: a watch, a server, both in tasks. ``kind`` is the way it registers."""
     watch = DirectoryWatch(directory, period_seconds=watch_seconds)
     handler, observer, advertisement = FakeHandler(), FakeObserver(), Advertisement(devices(count))
-    server = DevicePluginServer(
+    server = kind(
         resource,
         handler,
         advertisement,
@@ -147,6 +149,7 @@ async def running_plugin(
         observer=observer,
         times=times,
         random=random,
+        other_route=other_route,
     )
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(watch.run(), name="watch")

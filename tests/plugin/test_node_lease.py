@@ -47,7 +47,7 @@ def there_is_one(server: StandInApiServer) -> bool:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the stand-in is asked as a user would
+        while not condition():
             await asyncio.sleep(0.005)
 
 

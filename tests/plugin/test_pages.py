@@ -64,7 +64,7 @@ class Site:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the stand-ins are asked as a user would
+        while not condition():
             await asyncio.sleep(0.005)
 
 

@@ -10,6 +10,7 @@ from neuron_plugin.allocation.inventory import INVENTORY_KEY, read_inventory
 from neuron_plugin.cluster.kinds import NODES
 from neuron_plugin.hardware.attributes import DriverVersion
 from neuron_plugin.hardware.ultraserver import UltraServer
+from neuron_plugin.plugin.machine import MISSING
 from neuron_plugin.plugin.publish import PUBLISHED_LABELS, node_labels, publication, withdrawal
 from tests.plugin.world import TRN2, machine
 
@@ -105,3 +106,10 @@ def test_a_withdrawal_takes_back_ours_and_leaves_the_rest() -> None:
 
 def test_a_node_with_nothing_of_ours_is_not_written() -> None:
     assert withdrawal(node(labels={"zone": "a"})) is None  # type: ignore[arg-type]  # as above
+
+
+def test_the_inventory_reads_back_with_missing_and_sick_devices_told_apart() -> None:
+    made = machine(unhealthy={3: MISSING, 5: "sick"}, device_name="Trainium1")
+    read = read_inventory(metadata(publication("worker-1", made))["annotations"][INVENTORY_KEY] or "")
+    assert read.present == tuple(number for number in range(16) if number != 3)
+    assert read.unhealthy == {5: "sick"}

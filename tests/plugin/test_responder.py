@@ -24,7 +24,7 @@ async def broken() -> Page:
 
 async def until_listening(responder: Responder) -> int:
     async with asyncio.timeout(10):
-        while responder.port is None:  # noqa: ASYNC110 - nothing tells it but the port
+        while responder.port is None:
             await asyncio.sleep(0.001)
     return responder.port
 
@@ -136,7 +136,7 @@ async def test_beyond_so_many_callers_at_once_the_next_is_sent_away() -> None:
         for _, writer in held:
             writer.close()
         async with asyncio.timeout(10):
-            while not await say(port, get("/hello")):  # noqa: ASYNC110 - asked as a caller would
+            while not await say(port, get("/hello")):
                 await asyncio.sleep(0.005)
 
 

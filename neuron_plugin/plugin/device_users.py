@@ -1,0 +1,96 @@
+"""Looking who has the devices open while somebody has to know.
+
+A pass over /proc costs milliseconds and reads what other processes do, so it is made in a thread, and only while
+silicon is suspect or a container is about to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from neuron_plugin.hardware.processes import Look, has_kernel_threads, look_at_processes
+from neuron_plugin.kubelet.sockets import server_pid
+from neuron_plugin.plugin.node import NodeState
+from neuron_plugin.plugin.quarantine import Suspect, Users
+
+logger = logging.getLogger(__name__)
+
+PERIOD_SECONDS = 1.0
+"""Between two looks while something is suspect."""
+
+
+class DeviceUsers:
+    """Sees who uses the devices of ``dev``, as ``proc`` shows it."""
+
+    def __init__(self, state: NodeState, dev: Path, proc: Path, kubelet_socket: Path) -> None:
+        """Whether ``proc`` shows containers' processes is told by the kubelet's own, which listens on its socket."""
+        self._state = state
+        self._dev = dev
+        self._proc = proc
+        self._kubelet_socket = kubelet_socket
+        self._news = asyncio.Event()
+
+    def notify(self) -> None:
+        """The node's state has changed."""
+        if self._suspects(unseen_only=True):
+            self._news.set()
+
+    async def run(self) -> None:
+        """Look at once when something becomes suspect, and every second while it is, until cancelled."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PERIOD_SECONDS if self._suspects() else None):
+                    await self._news.wait()
+            self._news.clear()
+            await self.look()
+
+    async def look(self) -> None:
+        """Judge what is suspect by who has it open now; nothing is read when nothing is."""
+        before, machine = self._suspects(), self._state.machine
+        if not before or machine is None:
+            return
+        devices = {device for suspect in before for device in machine.geometry.devices_touched(suspect.mask)}
+        self._state.see_users(await self.users(devices))
+        _tell(before, self._suspects())
+
+    async def users(self, devices: Iterable[int]) -> Users:
+        """Who has each of ``devices`` open now."""
+        moment = self._state.clock()
+        nodes = {self._dev / f"neuron{device}": device for device in sorted(devices)}
+        look = await asyncio.to_thread(self._look, list(nodes))
+        return Users({nodes[node]: found for node, found in look.processes.items()}, look.complete, moment)
+
+    def _look(self, nodes: list[Path]) -> Look:
+        return look_at_processes(nodes, self._proc, is_whole_machine=partial(_shows_containers, self._kubelet_socket))
+
+    def _suspects(self, *, unseen_only: bool = False) -> tuple[Suspect, ...]:
+        suspects = self._state.quarantine.suspects if self._state.quarantine else ()
+        return tuple(suspect for suspect in suspects if not (unseen_only and suspect.seen))
+
+
+def _shows_containers(kubelet_socket: Path, proc: Path) -> bool:
+    """Containers are where the kubelet is: on the machine, or on the "machine" that a kubelet in a container has."""
+    if has_kernel_threads(proc):
+        return True
+    kubelet = server_pid(kubelet_socket)
+    return kubelet is not None and (proc / str(kubelet)).is_dir()
+
+
+def _tell(before: tuple[Suspect, ...], after: tuple[Suspect, ...]) -> None:
+    """One line when suspicion is confirmed or changes, one when it is over; none for what ends at the first look."""
+    known, left = {suspect.pod.uid: suspect for suspect in before}, {suspect.pod.uid for suspect in after}
+    for suspect in after:
+        if suspect.pod.uid in known and suspect.seen != known[suspect.pod.uid].seen:
+            logger.warning("not offered until a vanished pod has let go", extra=_fields(suspect))
+    for suspect in before:
+        if suspect.seen and suspect.pod.uid not in left:
+            logger.info("offered again", extra=_fields(suspect))
+
+
+def _fields(suspect: Suspect) -> dict[str, object]:
+    return {"pod": str(suspect.pod) if suspect.pod.name else "not known", "why": suspect.seen}

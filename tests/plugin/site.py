@@ -1,0 +1,214 @@
+"""A whole node for end-to-end tests: simulated hardware, a stand-in kubelet, a stand-in API server and the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from neuron_plugin.allocation.annotations import Decision, read
+from neuron_plugin.allocation.ledger import PodUid
+from neuron_plugin.allocation.requests import ContainerSpec, Kind, pod_request
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.plugin.daemon import NodeDaemon
+from neuron_plugin.plugin.settings import Numbering, PluginSettings
+from neuron_plugin.simulation.api_server import EVENTS, NODES, PODS, JsonObject, StandInApiServer
+from neuron_plugin.simulation.kubelet import KubeletOptions, StandInKubelet
+from neuron_plugin.simulation.kubelet_pods import AdmittedPod, Container, ContainerKind, Pod
+from neuron_plugin.simulation.node import SimulatedNode, write_node
+from neuron_plugin.topology.instances import catalogue
+
+NODE = "worker-1"
+_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory in it; a simulated node is 1 500 small files
+NAMESPACE = "default"
+_KINDS = {Kind.INIT: ContainerKind.INIT, Kind.SIDECAR: ContainerKind.SIDECAR, Kind.APP: ContainerKind.APP}
+
+
+@dataclass
+class Site:
+    """The parts; ``api`` None is a node without a cluster."""
+
+    node: SimulatedNode
+    kubelet: StandInKubelet
+    api: StandInApiServer | None
+    settings: PluginSettings
+    specs: dict[str, tuple[ContainerSpec, ...]] = field(default_factory=dict)
+    kubelet_pods: dict[str, Pod] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def daemon(self, *, registered: bool = True) -> AsyncIterator[NodeDaemon]:
+        """The daemon while the block lasts; by default from when the kubelet has all of its resources."""
+        stop = asyncio.Event()
+        daemon = NodeDaemon(self.settings, catalogue())
+        running = asyncio.create_task(daemon.run(stop), name="daemon")
+        try:
+            if registered:
+                await eventually(lambda: all(server.registered.is_set() for server in daemon.offering.servers))
+                await eventually(
+                    lambda: all(self.kubelet.capacity(s.resource).capacity for s in daemon.offering.servers)
+                )
+                if self.api:
+                    await eventually(lambda: daemon.state.pods_known or self.api_is_down)
+            yield daemon
+        finally:
+            stop.set()
+            await running
+
+    @property
+    def api_is_down(self) -> bool:
+        return self.api is not None and self.api._runner is None
+
+    def create(
+        self, name: str, *containers: ContainerSpec, annotations: Mapping[str, str] | None = None, uid: str = ""
+    ) -> None:
+        """A pod is made and bound to this node."""
+        made = uid or f"uid-{name}"
+        self.specs[name] = containers
+        self.kubelet_pods[name] = kubelet_pod(name, made, containers)
+        if self.api:
+            self.api.create_pod(manifest(name, made, containers))
+            self.api.bind(NAMESPACE, name, node=NODE, annotations=annotations)
+
+    async def admit(self, name: str) -> AdmittedPod:
+        return await self.kubelet.admit(self.kubelet_pods[name])
+
+    async def run(
+        self, name: str, *containers: ContainerSpec, annotations: Mapping[str, str] | None = None
+    ) -> AdmittedPod:
+        self.create(name, *containers, annotations=annotations)
+        return await self.admit(name)
+
+    def end(self, name: str) -> None:
+        """The containers are dead, the kubelet says so, and the pod is gone from the API server."""
+        self.kubelet.finish(self.kubelet_pods.pop(name).uid)
+        if self.api:
+            self.api.set_pod_status(NAMESPACE, name, {"phase": "Succeeded"})
+            self.api.delete_pod(NAMESPACE, name, grace_seconds=0)
+
+    def annotations(self, name: str) -> dict[str, str]:
+        assert self.api is not None
+        found: dict[str, str] = self.api.get(PODS, name, NAMESPACE)["metadata"].get("annotations") or {}
+        return found
+
+    def decision(self, name: str) -> Decision | None:
+        return read(name, self.annotations(name), pod_request(self.specs[name]))
+
+    def decided_ids(self, name: str) -> list[tuple[int, ...]]:
+        decision = self.decision(name)
+        return [part.ids for part in decision.containers] if decision else []
+
+    async def confirmed(self, daemon: NodeDaemon, *names: str) -> None:
+        await eventually(lambda: all(self.kubelet_pods[name].uid in daemon.state.confirmed for name in names))
+
+    async def annotated(self, *names: str) -> None:
+        await eventually(lambda: all(self.annotations(name).get("NEURON_ALLOCATED") == "true" for name in names))
+
+    def event_reasons(self) -> list[str]:
+        assert self.api is not None
+        return [event["reason"] for event in self.api.objects(EVENTS)]
+
+    def node_annotations(self) -> dict[str, str]:
+        assert self.api is not None
+        found: dict[str, str] = self.api.get(NODES, NODE)["metadata"].get("annotations") or {}
+        return found
+
+
+@asynccontextmanager
+async def a_site(
+    instance_type: str = "trn1.32xlarge",
+    *,
+    cluster: bool = True,
+    options: KubeletOptions | None = None,
+    driver_version: str = "",
+    missing: tuple[int, ...] = (),
+    resources: tuple[str, ...] = (),
+    seed: int = 1,
+) -> AsyncIterator[Site]:
+    """A node of this type, with everything but the daemon running."""
+    with tempfile.TemporaryDirectory(prefix="np-", dir=_MEMORY if _MEMORY.is_dir() else None) as directory:
+        root = Path(directory)
+        plugins, pod_resources = root / "dp", root / "pr"
+        plugins.mkdir()
+        pod_resources.mkdir()
+        node = write_node(
+            root / "node", instance_type, driver_version=driver_version, usage_counters=False, missing=missing
+        )
+        async with AsyncExitStack() as stack:
+            random = Random(seed)  # noqa: S311 - the order of Go's maps
+            kubelet = StandInKubelet(plugins, pod_resources, random=random, options=options)
+            await stack.enter_async_context(kubelet)
+            api = await stack.enter_async_context(StandInApiServer()) if cluster else None
+            if api:
+                api.create_node({"metadata": {"name": NODE}})
+            yield Site(node, kubelet, api, settings_for(root, node, api, resources))
+
+
+def settings_for(
+    root: Path, node: SimulatedNode, api: StandInApiServer | None, resources: tuple[str, ...]
+) -> PluginSettings:
+    settings = PluginSettings(
+        node_name=NODE,
+        cluster=api is not None,
+        kubeconfig=api.write_kubeconfig(root / "kubeconfig") if api else None,
+        sysfs=node.paths.sysfs,
+        dev=node.paths.dev,
+        logical_core_file=node.paths.logical_nc_config,
+        kubelet_dir=root / "dp",
+        pod_resources_socket=root / "pr" / "kubelet.sock",
+        cdi_dir=root / "cdi",
+        rescan_seconds=0.1,
+        decision_deadline_seconds=0.5,
+        numbering=Numbering.HOST,
+    )
+    if not resources:
+        return settings
+    chosen = tuple(name for name in settings.resources if name.value in resources)
+    return msgspec.structs.replace(settings, resources=chosen)
+
+
+def kubelet_pod(name: str, uid: str, containers: tuple[ContainerSpec, ...]) -> Pod:
+    return Pod(
+        uid,
+        NAMESPACE,
+        name,
+        tuple(
+            Container(each.name, {key: int(value) for key, value in each.limits.items()}, _KINDS[each.kind])
+            for each in containers
+        ),
+    )
+
+
+def manifest(name: str, uid: str, containers: tuple[ContainerSpec, ...]) -> JsonObject:
+    return {
+        "metadata": {"name": name, "uid": uid, "namespace": NAMESPACE},
+        "spec": {
+            "initContainers": [_container(each) for each in containers if each.kind is not Kind.APP],
+            "containers": [_container(each) for each in containers if each.kind is Kind.APP],
+        },
+    }
+
+
+def _container(spec: ContainerSpec) -> JsonObject:
+    sidecar = {"restartPolicy": "Always"} if spec.kind is Kind.SIDECAR else {}
+    return {"name": spec.name, "resources": {"limits": dict(spec.limits)}, **sidecar}
+
+
+def holders(daemon: NodeDaemon) -> set[PodUid]:
+    return set(daemon.state.ledger.holders)
+
+
+def ids(admitted: AdmittedPod, resource: Resource, container: str = "app") -> tuple[int, ...]:
+    return tuple(int(each) for each in admitted.container(container).ids[resource.value])
+
+
+async def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait for what no event tells a test."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
