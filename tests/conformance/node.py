@@ -1,0 +1,164 @@
+"""What the suite needs of a node, so that one body of a test does for a stand-in kubelet and a real one.
+
+A node has a simulated machine with Neuron devices, a kubelet, an API server and our plugin. Drivers: ``stand_in`` in
+this process, ``real`` on a host whose kubelet runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.kubelet.pod_resources import PodResourcesClient
+from neuron_plugin.simulation.node import SimulatedNode
+
+NEURON = Resource.NEURON.value
+CORE = Resource.NEURONCORE.value
+
+INSTANCE_TYPE = "inf2.24xlarge"
+DEVICES = 6
+"""Of that type, in a line, with two cores each."""
+
+T = TypeVar("T")
+
+
+class Ability(enum.Enum):
+    """What not every node can do; a test that needs it is skipped where it is missing."""
+
+    RESTART_KUBELET = "restarting the kubelet (--kubelet-restart-command)"
+    STOP_KUBELET = "stopping the kubelet (--kubelet-stop-command and --kubelet-start-command)"
+    OPEN_DEVICES = "device nodes that a process can open; a simulated machine's have no driver behind them"
+    WAIT_FOR_GRACE = "waiting the kubelet's five minutes of grace (--slow)"
+
+
+class Kind(enum.Enum):
+    """A container's kind, and where it stands in the pod."""
+
+    INIT = "init"
+    SIDECAR = "sidecar"
+    APP = "app"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSpec:
+    """A container that says what it received, then runs until it is ended, or exits with ``exits``."""
+
+    name: str = "app"
+    limits: Mapping[str, int] = field(default_factory=dict)
+    kind: Kind = Kind.APP
+    exits: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PodSpec:
+    """A pod for this very node, past every scheduler. It restarts its containers unless one is to exit."""
+
+    name: str
+    containers: tuple[ContainerSpec, ...]
+
+    @property
+    def ends(self) -> bool:
+        return any(each.exits is not None for each in self.containers if each.kind is Kind.APP)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What a container found at its last start: variables with NEURON in the name, device nodes by name."""
+
+    env: Mapping[str, str]
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerView:
+    """``running``: or, of a plain init container, done. ``waiting`` is why not; ``health`` that of each id, as status has."""
+
+    running: bool = False
+    starts: int = 0
+    waiting: str = ""
+    received: Received | None = None
+    health: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """A pod as the API server, and its containers' output, show it."""
+
+    uid: str
+    phase: str
+    reason: str = ""
+    message: str = ""
+    containers: Mapping[str, ContainerView] = field(default_factory=dict)
+
+    @property
+    def running(self) -> bool:
+        return self.phase == "Running" and all(each.running for each in self.containers.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the node shows of a resource; a resource it does not know has none of it."""
+
+    capacity: int = 0
+    allocatable: int = 0
+
+
+class Node(Protocol):
+    """One node. ``patience_seconds`` is how long something may take to show; ``grace_seconds`` the kubelet's own."""
+
+    machine: SimulatedNode
+    pod_resources: PodResourcesClient
+    patience_seconds: float
+    poll_seconds: float
+    grace_seconds: float
+
+    def require(self, ability: Ability) -> None:
+        """Skip the test where this node cannot do that."""
+
+    async def start_plugin(self, **settings: object) -> None:
+        """Start our plugin; ``settings`` as in the configuration file, with underscores."""
+
+    async def stop_plugin(self) -> None:
+        """End it as Kubernetes would (SIGTERM)."""
+
+    async def kill_plugin(self) -> None:
+        """End it without a word, as nearly as this node can."""
+
+    async def create(self, pod: PodSpec) -> None:
+        """Create a pod."""
+
+    async def view(self, name: str) -> PodView | None:
+        """The pod as it is now, None if there is none."""
+
+    async def delete(self, name: str, *, force: bool = False) -> None:
+        """Delete a pod; ``force``: with ``--force --grace-period=0``."""
+
+    async def end_containers(self, name: str) -> None:
+        """Kill the processes of a pod; a kubelet that runs restarts them."""
+
+    async def capacity(self, resource: str) -> Capacity:
+        """What the node shows."""
+
+    async def restart_kubelet(self) -> None:
+        """Stop and start it; containers run on."""
+
+    async def stop_kubelet(self) -> None:
+        """Stop it; containers run on."""
+
+    async def start_kubelet(self) -> None:
+        """Start it again."""
+
+
+async def until(node: Node, look: Callable[[], Awaitable[T | None]], what: str, seconds: float | None = None) -> T:
+    """The first result of ``look`` that is anything; fails with ``what`` was waited for."""
+    deadline = time.monotonic() + (node.patience_seconds if seconds is None else seconds)
+    while not (found := await look()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited in vain for: {what}")
+        await asyncio.sleep(node.poll_seconds)
+    return found

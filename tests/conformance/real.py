@@ -1,0 +1,326 @@
+"""The suite's node on a real cluster: pods through its API server, our plugin as a process of this host.
+
+Has to run on the node itself, as root: it makes device nodes for the simulated machine, starts the plugin on the
+kubelet's sockets and ends containers' processes. Pods go to the node by ``spec.nodeName``. Nothing of the cluster is
+changed but that: pods named ``np-conformance-...`` in the namespace ``default``, removed in the end, and what the
+plugin writes on its node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import secrets
+import shlex
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neuron_plugin.cluster.api import ApiError, ApiRequest, ApiServer, send
+from neuron_plugin.cluster.transport import connect
+from neuron_plugin.kubelet.pod_resources import PodResourcesClient
+from neuron_plugin.settings import as_text
+from neuron_plugin.simulation.node import write_node
+from tests.conformance.node import (
+    INSTANCE_TYPE,
+    Ability,
+    Capacity,
+    ContainerSpec,
+    ContainerView,
+    Kind,
+    PodSpec,
+    PodView,
+    Received,
+    until,
+)
+
+PODS = "/api/v1/namespaces/default/pods"
+SCRIPT = """
+env | grep NEURON | sed 's/^/ENV /'
+for node in /dev/neuron*; do [ -e "$node" ] && echo "NODE ${node##*/}"; done
+echo READY
+trap 'exit 0' TERM
+"""
+"""What a container says of itself before it runs on."""
+RUN_ON = "while true; do sleep 1 & wait; done"
+_TIMEOUT_SECONDS = 20.0
+_PAUSE_COMMANDS = frozenset({"pause", "/pause"})
+
+
+@dataclass(frozen=True, slots=True)
+class RealOptions:
+    """What the command line says of the cluster."""
+
+    kubelet_dir: Path
+    plugins_registry: Path
+    pod_resources_socket: Path
+    kubeconfig: Path
+    node_name: str
+    pod_image: str
+    cdi_dir: Path
+    restart_command: str = ""
+    stop_command: str = ""
+    start_command: str = ""
+    slow: bool = False
+
+
+class RealNode:
+    """See ``node.Node``."""
+
+    patience_seconds = 90.0
+    poll_seconds = 0.5
+    grace_seconds = 300.0
+
+    def __init__(self, root: Path, options: RealOptions, api: ApiServer) -> None:
+        self.machine = write_node(root / "node", INSTANCE_TYPE, char_nodes=True, usage_counters=False)
+        self.pod_resources = PodResourcesClient(options.pod_resources_socket)
+        self._log = root / "plugin.log"
+        self._options = options
+        self._api = api
+        self._run = secrets.token_hex(3)
+        self._specs: dict[str, PodSpec] = {}
+        self._plugin: asyncio.subprocess.Process | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, root: Path, options: RealOptions) -> AsyncIterator[RealNode]:
+        """The node while the block lasts, without a plugin; its pods are removed in the end."""
+        async with await connect(options.kubeconfig) as api:
+            node = cls(root, options, api)
+            try:
+                yield node
+            finally:
+                await node._tidy_up()
+
+    def require(self, ability: Ability) -> None:
+        able = {
+            Ability.RESTART_KUBELET: bool(self._options.restart_command),
+            Ability.STOP_KUBELET: bool(self._options.stop_command and self._options.start_command),
+            Ability.WAIT_FOR_GRACE: self._options.slow,
+        }
+        if not able.get(ability, False):
+            pytest.skip(f"needs {ability.value}")
+
+    # The plugin.
+
+    async def start_plugin(self, **settings: object) -> None:
+        paths, options = self.machine.paths, self._options
+        fixed: dict[str, object] = {
+            "node_name": options.node_name,
+            "kubeconfig": options.kubeconfig,
+            "sysfs": paths.sysfs,
+            "dev": paths.dev,
+            "logical_core_file": paths.logical_nc_config,
+            "kubelet_dir": options.kubelet_dir,
+            "plugins_registry": options.plugins_registry,
+            "pod_resources_socket": options.pod_resources_socket,
+            "cdi_dir": options.cdi_dir,
+            "rescan_seconds": 1,
+        }
+        flags = [text for name, value in {**fixed, **settings}.items() for text in _flag(name, value)]
+        with self._log.open("ab") as log:
+            self._plugin = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "neuron_plugin.cli.main",
+                "run",
+                *flags,
+                stderr=log,
+                stdin=asyncio.subprocess.DEVNULL,
+            )
+
+    async def stop_plugin(self) -> None:
+        await self._end_plugin(signal.SIGTERM)
+
+    async def kill_plugin(self) -> None:
+        await self._end_plugin(signal.SIGKILL)
+
+    async def _end_plugin(self, number: signal.Signals) -> None:
+        plugin, self._plugin = self._plugin, None
+        if plugin and plugin.returncode is None:
+            plugin.send_signal(number)
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
+                await plugin.wait()
+
+    # Pods.
+
+    async def create(self, pod: PodSpec) -> None:
+        self._specs[pod.name] = pod
+        await self._ask("POST", PODS, body=self._manifest(pod))
+
+    async def view(self, name: str) -> PodView | None:
+        found = await self._find(name)
+        if found is None:
+            return None
+        status = found.get("status", {})
+        told = {
+            each["name"]: each
+            for key in ("initContainerStatuses", "containerStatuses")
+            for each in status.get(key) or ()
+        }
+        containers = {
+            each.name: await self._container_view(name, each, told.get(each.name, {}))
+            for each in self._specs[name].containers
+        }
+        return PodView(
+            uid=found["metadata"]["uid"],
+            phase=status.get("phase", ""),
+            reason=status.get("reason", ""),
+            message=status.get("message", ""),
+            containers=containers,
+        )
+
+    async def delete(self, name: str, *, force: bool = False) -> None:
+        body = {"gracePeriodSeconds": 0} if force else {}
+        with contextlib.suppress(ApiError):
+            await self._ask("DELETE", f"{PODS}/{self._name(name)}", body=body)
+
+    async def end_containers(self, name: str) -> None:
+        """By the pod's UID in the cgroup of each process; its pause container stays, or the sandbox would go, too."""
+        found = await self._find(name)
+        assert found is not None
+        for pid in await asyncio.to_thread(_processes_of, found["metadata"]["uid"]):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def _find(self, name: str) -> dict[str, Any] | None:
+        try:
+            return await self._ask("GET", f"{PODS}/{self._name(name)}")
+        except ApiError as error:
+            if error.missing:
+                return None
+            raise
+
+    async def _container_view(self, pod: str, spec: ContainerSpec, status: Mapping[str, Any]) -> ContainerView:
+        state = status.get("state") or {}
+        waiting = state.get("waiting") or {}
+        done = (state.get("terminated") or {}).get("exitCode") == 0
+        starts = int(status.get("restartCount", 0)) + ("waiting" not in state and bool(state))
+        return ContainerView(
+            running="running" in state or (spec.kind is Kind.INIT and done),
+            starts=starts,
+            waiting=f"{waiting.get('reason', '')}: {waiting.get('message', '')}" if waiting else "",
+            received=await self._received(pod, spec.name) if starts else None,
+            health=_health(status),
+        )
+
+    async def _received(self, pod: str, container: str) -> Received | None:
+        """What the container's present start has said, None until it has said all."""
+        request = ApiRequest("GET", f"{PODS}/{self._name(pod)}/log", {"container": container})
+        try:
+            lines = (await send(self._api, request, timeout_seconds=_TIMEOUT_SECONDS)).decode().splitlines()
+        except ApiError:
+            return None
+        if "READY" not in lines:
+            return None
+        env = dict(line.removeprefix("ENV ").split("=", 1) for line in lines if line.startswith("ENV "))
+        return Received(env, tuple(sorted(line.removeprefix("NODE ") for line in lines if line.startswith("NODE "))))
+
+    def _manifest(self, pod: PodSpec) -> dict[str, Any]:
+        containers = {kind: [self._container(each) for each in pod.containers if each.kind is kind] for kind in Kind}
+        return {
+            "metadata": {"name": self._name(pod.name)},
+            "spec": {
+                "nodeName": self._options.node_name,
+                "restartPolicy": "Never" if pod.ends else "Always",
+                "terminationGracePeriodSeconds": 1,
+                "tolerations": [{"operator": "Exists"}],
+                "automountServiceAccountToken": False,
+                "initContainers": [self._container(each) for each in pod.containers if each.kind is not Kind.APP],
+                "containers": containers[Kind.APP],
+            },
+        }
+
+    def _container(self, spec: ContainerSpec) -> dict[str, Any]:
+        exits = spec.exits if spec.exits is not None else 0 if spec.kind is Kind.INIT else None
+        script = SCRIPT + (RUN_ON if exits is None else f"exit {exits}")
+        sidecar = {"restartPolicy": "Always"} if spec.kind is Kind.SIDECAR else {}
+        limits = {resource: str(count) for resource, count in spec.limits.items()}
+        return {
+            "name": spec.name,
+            "image": self._options.pod_image,
+            "command": ["sh", "-c", script],
+            "resources": {"limits": limits},
+            **sidecar,
+        }
+
+    # The kubelet.
+
+    async def capacity(self, resource: str) -> Capacity:
+        status = (await self._ask("GET", f"/api/v1/nodes/{self._options.node_name}"))["status"]
+        return Capacity(int(status["capacity"].get(resource, 0)), int(status["allocatable"].get(resource, 0)))
+
+    async def restart_kubelet(self) -> None:
+        await _run(self._options.restart_command)
+
+    async def stop_kubelet(self) -> None:
+        await _run(self._options.stop_command)
+
+    async def start_kubelet(self) -> None:
+        await _run(self._options.start_command)
+
+    # Inside.
+
+    def _name(self, name: str) -> str:
+        """Of its own for each run: the kubelet's memory of an earlier pod of that name must not matter."""
+        return f"np-conformance-{self._run}-{name}"
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(
+            await send(self._api, ApiRequest(method, path, body=body), timeout_seconds=_TIMEOUT_SECONDS)
+        )
+        return answer
+
+    async def _tidy_up(self) -> None:
+        for name in self._specs:
+            await self.delete(name)
+        for name in self._specs:
+            await until(self, lambda name=name: self._is_gone(name), f"the end of pod {name}")  # type: ignore[misc]  # the default binds the name
+        await self.stop_plugin()
+
+    async def _is_gone(self, name: str) -> bool:
+        return await self._find(name) is None
+
+
+def _flag(name: str, value: object) -> tuple[str, ...]:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return (f"--{flag}" if value else f"--no-{flag}",)
+    return f"--{flag}", as_text(value)
+
+
+def _health(status: Mapping[str, Any]) -> dict[str, str]:
+    """``allocatedResourcesStatus`` of KEP-4680, by id, over all resources."""
+    return {
+        each["resourceID"]: each.get("health", "")
+        for resource in status.get("allocatedResourcesStatus") or ()
+        for each in resource.get("resources") or ()
+    }
+
+
+def _processes_of(uid: str) -> list[int]:
+    named = re.compile(re.sub("[-_]", "[-_]", uid))
+    found = []
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if not process.name.isdigit() or not named.search((process / "cgroup").read_text()):
+                continue
+            if (process / "comm").read_text().strip() not in _PAUSE_COMMANDS:
+                found.append(int(process.name))
+    return found
+
+
+async def _run(command: str) -> None:
+    process = await asyncio.create_subprocess_exec(*shlex.split(command), stdin=asyncio.subprocess.DEVNULL)
+    async with asyncio.timeout(120):
+        status = await process.wait()
+    assert status == 0, f"{command!r} ended with {status}"

@@ -1,0 +1,241 @@
+"""The suite's node without a cluster: stand-in kubelet and API server, the daemon in this process.
+
+What a kubelet does between the API server and its containers is done here: admit, start again, tell phases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+
+from neuron_plugin.kubelet.pod_resources import PodResourcesClient
+from neuron_plugin.plugin.daemon import NodeDaemon
+from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.simulation import kubelet_pods
+from neuron_plugin.simulation.api_server import JsonObject, StandInApiServer
+from neuron_plugin.simulation.kubelet import KubeletOptions, StandInKubelet
+from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, ContainerKind, PodRejectedError
+from neuron_plugin.simulation.node import write_node
+from neuron_plugin.topology.instances import catalogue
+from tests.conformance.node import (
+    INSTANCE_TYPE,
+    Ability,
+    Capacity,
+    ContainerSpec,
+    ContainerView,
+    Kind,
+    PodSpec,
+    PodView,
+    Received,
+)
+
+NODE = "stand-in"
+NAMESPACE = "default"
+_KINDS = {Kind.INIT: ContainerKind.INIT, Kind.SIDECAR: ContainerKind.SIDECAR, Kind.APP: ContainerKind.APP}
+
+
+class _LivePod:
+    """A pod from its creation to its end, with the last start of each container."""
+
+    def __init__(self, spec: PodSpec, uid: str) -> None:
+        self.spec = spec
+        self.pod = kubelet_pods.Pod(
+            uid,
+            NAMESPACE,
+            spec.name,
+            tuple(kubelet_pods.Container(each.name, each.limits, _KINDS[each.kind]) for each in spec.containers),
+        )
+        self.phase, self.reason, self.message = "Pending", "", ""
+        self.started: dict[str, AdmittedContainer] = {}
+        self.starts: dict[str, int] = {}
+
+    def start(self, container: AdmittedContainer) -> None:
+        self.started[container.name] = container
+        if container.waiting is None:
+            self.starts[container.name] = self.starts.get(container.name, 0) + 1
+
+
+class StandInNode:
+    """See ``node.Node``."""
+
+    patience_seconds = 10.0
+    poll_seconds = 0.01
+    grace_seconds = 0.5
+
+    def __init__(self, root: Path) -> None:
+        self.machine = write_node(root / "node", INSTANCE_TYPE, usage_counters=False)
+        self._root = root
+        for name in ("dp", "pr", "reg"):
+            (root / name).mkdir()
+        options = KubeletOptions(grace_seconds=self.grace_seconds, reconcile_seconds=0.05)
+        self._kubelet = StandInKubelet(
+            root / "dp",
+            root / "pr",
+            random=Random(1),  # noqa: S311 - the order of Go's maps
+            options=options,
+            plugins_registry=root / "reg",
+        )
+        self._api = StandInApiServer()
+        self.pod_resources = PodResourcesClient(root / "pr/kubelet.sock")
+        self._pods: dict[str, _LivePod] = {}
+        self._kubelet_runs = True
+        self._stop_plugin = asyncio.Event()
+        self._plugin: asyncio.Task[None] | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, root: Path) -> AsyncIterator[StandInNode]:
+        """The node while the block lasts, without a plugin."""
+        node = cls(root)
+        async with node._api, node._kubelet:
+            node._api.create_node({"metadata": {"name": NODE}})
+            yield node
+            await node.stop_plugin()
+
+    def require(self, ability: Ability) -> None:
+        del ability  # it can do everything
+
+    # The plugin.
+
+    async def start_plugin(self, **settings: object) -> None:
+        paths = self.machine.paths
+        fixed = {
+            "node_name": NODE,
+            "kubeconfig": self._api.write_kubeconfig(self._root / "kubeconfig"),
+            "sysfs": paths.sysfs,
+            "dev": paths.dev,
+            "logical_core_file": paths.logical_nc_config,
+            "kubelet_dir": self._root / "dp",
+            "plugins_registry": self._root / "reg",
+            "pod_resources_socket": self._root / "pr/kubelet.sock",
+            "cdi_dir": self._root / "cdi",
+            "rescan_seconds": 0.1,
+        }
+        daemon = NodeDaemon(PluginSettings(**{**fixed, **settings}), catalogue())  # type: ignore[arg-type]  # by name
+        self._stop_plugin = asyncio.Event()
+        self._plugin = asyncio.create_task(daemon.run(self._stop_plugin), name="plugin")
+
+    async def stop_plugin(self) -> None:
+        plugin, self._plugin = self._plugin, None
+        if plugin:
+            self._stop_plugin.set()
+            await plugin
+
+    async def kill_plugin(self) -> None:
+        await self.stop_plugin()
+
+    # Pods.
+
+    async def create(self, pod: PodSpec) -> None:
+        manifest: JsonObject = {
+            "metadata": {"name": pod.name, "namespace": NAMESPACE},
+            "spec": {
+                "initContainers": [_container(each) for each in pod.containers if each.kind is not Kind.APP],
+                "containers": [_container(each) for each in pod.containers if each.kind is Kind.APP],
+            },
+        }
+        created = self._api.create_pod(manifest)
+        live = self._pods[pod.name] = _LivePod(pod, created["metadata"]["uid"])
+        self._api.bind(NAMESPACE, pod.name, node=NODE)
+        try:
+            admitted = await self._kubelet.admit(live.pod)
+        except PodRejectedError as rejection:
+            self._reject(live, rejection)
+            return
+        for container in admitted.containers:
+            live.start(container)
+        exits = [each.exits for each in pod.containers if each.kind is Kind.APP and each.exits is not None]
+        if exits:
+            self._end(live, "Failed" if any(exits) else "Succeeded")
+        else:
+            self._tell(live, "Running")
+
+    async def view(self, name: str) -> PodView | None:
+        live = self._pods.get(name)
+        if live is None:
+            return None
+        if live.phase == "Running":
+            rejection = self._kubelet.rejections.get(live.pod.uid)
+            if rejection:
+                self._reject(live, rejection)
+            elif self._kubelet_runs:
+                await self._start_waiting(live)
+        containers = {each.name: self._container_view(live, each.name) for each in live.spec.containers}
+        return PodView(live.pod.uid, live.phase, live.reason, live.message, containers)
+
+    async def delete(self, name: str, *, force: bool = False) -> None:
+        live = self._pods.pop(name)
+        if live.phase in ("Pending", "Running"):
+            self._kubelet.finish(live.pod.uid)
+            if not force:
+                self._tell(live, "Succeeded")
+        self._api.delete_pod(NAMESPACE, name, grace_seconds=0)
+
+    async def end_containers(self, name: str) -> None:
+        live = self._pods[name]
+        for container in live.spec.containers:
+            if container.kind is not Kind.INIT:
+                self._kubelet.stop_container(live.pod.uid, container.name)
+                del live.started[container.name]
+
+    async def _start_waiting(self, live: _LivePod) -> None:
+        for container in live.spec.containers:
+            started = live.started.get(container.name)
+            if started is None or started.waiting:
+                live.start(await self._kubelet.start_container(live.pod.uid, container.name))
+
+    def _container_view(self, live: _LivePod, name: str) -> ContainerView:
+        container = live.started.get(name)
+        health = self._kubelet.device_health(live.pod.uid, name)
+        if container is None:
+            return ContainerView(starts=live.starts.get(name, 0), health=health)
+        nodes = tuple(sorted(node.container_path.rpartition("/")[2] for node in container.devices))
+        cdi = tuple(sorted(f"neuron{device.rpartition('-')[2]}" for device in container.cdi_devices))
+        return ContainerView(
+            running=live.phase == "Running" and container.waiting is None,
+            starts=live.starts.get(name, 0),
+            waiting=container.waiting or "",
+            received=Received(container.envs, nodes + cdi),
+            health=health,
+        )
+
+    def _reject(self, live: _LivePod, rejection: PodRejectedError) -> None:
+        live.reason, live.message = rejection.reason, str(rejection)
+        self._tell(live, "Failed")
+
+    def _end(self, live: _LivePod, phase: str) -> None:
+        self._kubelet.finish(live.pod.uid)
+        self._tell(live, phase)
+
+    def _tell(self, live: _LivePod, phase: str) -> None:
+        live.phase = phase
+        status: JsonObject = {"phase": phase, "reason": live.reason, "message": live.message}
+        self._api.set_pod_status(NAMESPACE, live.spec.name, status)
+
+    # The kubelet.
+
+    async def capacity(self, resource: str) -> Capacity:
+        shown = self._kubelet.capacity(resource)
+        return Capacity(shown.capacity, shown.allocatable)
+
+    async def restart_kubelet(self) -> None:
+        await self._kubelet.restart()
+
+    async def stop_kubelet(self) -> None:
+        self._kubelet_runs = False
+        await self._kubelet.stop()
+
+    async def start_kubelet(self) -> None:
+        await self._kubelet.start()
+        self._kubelet_runs = True
+
+
+def _container(spec: ContainerSpec) -> JsonObject:
+    """A container as the API server has it."""
+    sidecar = {"restartPolicy": "Always"} if spec.kind is Kind.SIDECAR else {}
+    limits = {resource: str(count) for resource, count in spec.limits.items()}
+    return {"name": spec.name, "resources": {"limits": limits}, **sidecar}

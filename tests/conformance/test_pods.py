@@ -1,0 +1,146 @@
+"""What upstream's ``device_plugin_test.go`` expects of a pod with devices, and what ours adds."""
+
+from __future__ import annotations
+
+import pytest
+
+from neuron_plugin.hardware.attributes import ResetState
+from tests.conformance.node import CORE, DEVICES, NEURON, ContainerSpec, Kind, Node, PodSpec, PodView, until
+from tests.conformance.steps import (
+    asking,
+    held,
+    is_gone,
+    is_running,
+    reaches,
+    received,
+    runs,
+    shows,
+    start_offering,
+)
+
+
+async def test_p72_a_pod_that_asks_for_a_device_sees_exactly_one_and_pod_resources_says_which(node: Node) -> None:
+    await start_offering(node)
+    view = await runs(node, asking("one"))
+    holdings = await held(node, "one")
+    assert list(holdings) == ["app"]
+    assert len(holdings["app"]) == 1
+    assert received(view).nodes == ("neuron0",)
+
+
+async def test_p85_a_pod_gets_a_node_for_each_device_and_its_environment(node: Node) -> None:
+    """Newer drivers number a container's devices from 0, and cores from its first device."""
+    await start_offering(node)
+    await runs(node, asking("first"))
+    two = received(await runs(node, asking("two", 2)))
+    cores = received(await runs(node, asking("cores", 2, resource=CORE)))
+    assert two.nodes == ("neuron0", "neuron1")
+    assert (cores.nodes, cores.env["NEURON_RT_VISIBLE_CORES"]) == (("neuron0",), "0,1")
+
+
+async def test_p40_host_numbering_gives_the_hosts_names(node: Node) -> None:
+    await start_offering(node, numbering="host")
+    view = await runs(node, asking("one"))
+    (device,) = (await held(node, "one"))["app"]
+    assert received(view).nodes == (f"neuron{device}",)
+    assert received(view).env["AWS_NEURON_VISIBLE_DEVICES"] == device
+
+
+async def test_p53_cdi_devices_arrive_with_their_node(node: Node) -> None:
+    await start_offering(node, cdi=True)
+    view = await runs(node, asking("cdi", 2))
+    assert received(view).nodes == ("neuron0", "neuron1")
+
+
+async def test_p72_a_restarted_container_has_the_same_device_and_another_pod_another_one(node: Node) -> None:
+    await start_offering(node)
+    before = await runs(node, asking("one"))
+    holdings = await held(node, "one")
+    await node.end_containers("one")
+    after = await is_running(node, "one", starts=2)
+    assert (after.uid, received(after)) == (before.uid, received(before))
+    assert await held(node, "one") == holdings
+    await runs(node, asking("two"))
+    assert set((await held(node, "two"))["app"]).isdisjoint(holdings["app"])
+
+
+async def test_p74_init_and_sidecar_share_a_device_and_the_app_has_another(node: Node) -> None:
+    await start_offering(node)
+    pod = PodSpec(
+        "three",
+        (
+            ContainerSpec("init", {NEURON: 1}, Kind.INIT),
+            ContainerSpec("sidecar", {NEURON: 1}, Kind.SIDECAR),
+            ContainerSpec("app", {NEURON: 1}),
+        ),
+    )
+    view = await runs(node, pod)
+    holdings = await held(node, "three")
+    assert set(holdings) == {"sidecar", "app"}
+    assert set(holdings["sidecar"]).isdisjoint(holdings["app"])
+    assert received(view, "init").nodes == ("neuron0",)
+
+
+async def test_devices_of_a_deleted_pod_are_there_for_the_next(node: Node) -> None:
+    await start_offering(node)
+    await runs(node, asking("all", DEVICES))
+    await node.delete("all")
+    await is_gone(node, "all")
+    await shows(node, DEVICES)
+    view = await runs(node, asking("again", DEVICES))
+    assert len(received(view).nodes) == DEVICES
+
+
+async def test_a_pod_for_more_than_there_is_fails_alone(node: Node) -> None:
+    await start_offering(node)
+    await node.create(asking("much", DEVICES + 1))
+    assert (await reaches(node, "much", "Failed")).reason == "UnexpectedAdmissionError"
+    await runs(node, asking("little"))
+
+
+async def test_p57_devices_held_as_cores_are_not_offered_as_devices(node: Node) -> None:
+    await start_offering(node)
+    await runs(node, asking("cores", 2, resource=CORE))
+    await shows(node, DEVICES - 1)
+    await node.delete("cores")
+    await is_gone(node, "cores")
+    await shows(node, DEVICES)
+
+
+async def test_a_reset_holds_the_container_at_the_gate_and_no_longer(node: Node) -> None:
+    await start_offering(node, pre_start_gate=True)
+    for device in range(DEVICES):
+        node.machine.set_reset(device, ResetState.RESETTING)
+    await node.create(asking("held"))
+
+    async def is_held() -> PodView | None:
+        view = await node.view("held")
+        return view if view and "is being reset" in view.containers["app"].waiting else None
+
+    view = await until(node, is_held, "the container waiting for the reset")
+    assert view.phase != "Failed"
+    for device in range(DEVICES):
+        node.machine.set_reset(device, ResetState.READY)
+    await is_running(node, "held")
+
+
+async def test_pod_resources_knows_pods_of_every_kind_by_name(node: Node) -> None:
+    await start_offering(node)
+    await runs(node, asking("with"))
+    await runs(node, PodSpec("without", (ContainerSpec("app"),)))
+    await node.create(asking("done", exits=0))
+    await reaches(node, "done", "Succeeded")
+    assert await held(node, "with")
+    assert not await held(node, "without")
+    assert not await held(node, "done")
+    (found,) = [pod for pod in await node.pod_resources.list() if pod.name.endswith("with")]
+    assert await node.pod_resources.get(found.namespace, found.name) == found
+    assert await node.pod_resources.get(found.namespace, "np-conformance-nobody") is None
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+async def test_p31_without_a_decision_a_pod_gets_consecutive_devices(node: Node, count: int) -> None:
+    await start_offering(node)
+    await runs(node, asking("set", count))
+    ids = sorted(int(each) for each in (await held(node, "set"))["app"])
+    assert ids == list(range(ids[0], ids[0] + count))
