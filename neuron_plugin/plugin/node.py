@@ -180,7 +180,7 @@ class NodeState:
         self._set_ledger(ledger.with_holder(told))
 
     def _may_be_anothers(self, holding: Holding) -> bool:
-        """Whether another pod, of which nothing is certain either, asks for what one was supposed to have been given."""
+        """Whether another pod, of which nothing is certain either, asks for what one was supposed to have."""
         if self.machine is None:
             return False
         geometry, size = self.machine.geometry, holding.mask.bit_count()

@@ -153,7 +153,9 @@ def test_each_allocate_is_one_line_with_all_that_the_container_got(caplog: pytes
 
 
 def test_p44_an_allocate_takes_far_less_than_a_millisecond_on_a_full_node_of_a_hundred_pods() -> None:
-    state = a_state(TRN2, *(decided(f"p{number}", app(1, CORE), sets=[[number]], geometry=TRN2) for number in range(64)))
+    state = a_state(
+        TRN2, *(decided(f"p{number}", app(1, CORE), sets=[[number]], geometry=TRN2) for number in range(64))
+    )
     for number in range(48):
         state.hold(ref(f"p{number}"), Holding("app", CORE, TRN2.cores_mask((number,))))
     allocator, took = an_allocator(state), []

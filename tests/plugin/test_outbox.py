@@ -36,7 +36,9 @@ class FakeApi:
             raise UnreachableError("PATCH", request.path, "no answer", may_have_arrived=True)
         return Response(status, msgspec.json.encode({"reason": "R", "message": "m"}))
 
-    def stream(self, request: ApiRequest, *, silence_seconds: float) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+    def stream(
+        self, request: ApiRequest, *, silence_seconds: float
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         raise AssertionError(request, silence_seconds)
 
 

@@ -14,9 +14,7 @@ from neuron_plugin.plugin.standins import (
 from tests.plugin.world import CORE, NEURON, devices, ref
 
 HELD = (Holding("", NEURON, devices(0, 1)), Holding("#1", CORE, devices(2)))
-NAMELESS, NAMED, KNOWN = (
-    Holder(pod, HELD) for pod in (nameless_stand_in(7), named_stand_in("default", "a"), ref("a"))
-)
+NAMELESS, NAMED, KNOWN = (Holder(pod, HELD) for pod in (nameless_stand_in(7), named_stand_in("default", "a"), ref("a")))
 
 
 def test_stand_ins_are_told_from_pods_and_from_each_other() -> None:

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from neuron_plugin.plugin import supervision
 from neuron_plugin.plugin.supervision import keep_going
 
 
@@ -17,7 +16,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr(supervision.asyncio, "sleep", sleep)
+    monkeypatch.setattr("neuron_plugin.plugin.supervision.asyncio.sleep", sleep)
     return waited
 
 

@@ -12,7 +12,9 @@ from tests.plugin.world import CORE, NEURON, TRN1, devices, ref
 
 def test_a_conflict_names_every_holder_and_only_what_is_in_the_way() -> None:
     holders = [
-        Holder(ref("a"), (Holding("app", CORE, TRN1.cores_mask((2,))), Holding("second", CORE, TRN1.cores_mask((30,))))),
+        Holder(
+            ref("a"), (Holding("app", CORE, TRN1.cores_mask((2,))), Holding("second", CORE, TRN1.cores_mask((30,))))
+        ),
         Holder(nameless_stand_in(1), (Holding("", NEURON, devices(2, 3)),)),
     ]
     assert conflict_text(TRN1, NEURON, (1, 2), "pod x/y", holders) == (
