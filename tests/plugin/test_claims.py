@@ -174,6 +174,12 @@ def test_a_stand_in_gives_way_when_its_ids_are_offered_again_under_the_same_name
     assert [holder.mask for holder in state.ledger] == [devices(3, 4)]
 
 
+def test_unasked_ids_that_are_partly_a_stand_ins_are_a_conflict() -> None:
+    state = a_state(TRN1)
+    granted(state, NEURON, 0, 1, 2, 3)
+    assert isinstance(claim(state, NEURON, 3, 4, asked=False), Conflict)
+
+
 def test_a_stand_in_stays_under_another_name() -> None:
     state = a_state(TRN1)
     granted(state, NEURON, 0)
