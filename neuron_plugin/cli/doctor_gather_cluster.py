@@ -54,12 +54,12 @@ async def _read(api: ApiServer, node_name: str) -> Cluster:
 
 def _pod(record: PodRecord) -> ApiPod:
     from neuron_plugin.cluster.records import MIRROR_ANNOTATION  # noqa: PLC0415 - as above
-    from neuron_plugin.plugin.pod_watch import live_pod  # noqa: PLC0415 - as above
+    from neuron_plugin.plugin.pod_watch import neuron_pod  # noqa: PLC0415 - as above
 
     static = record.annotations.get(MIRROR_ANNOTATION)
     return ApiPod(
         Pod(PodUid(record.uid), record.namespace, record.name),
         record.phase,
-        live_pod(record),
+        None if record.terminal else neuron_pod(record),
         frozenset({static} if static else ()) if not record.terminal else frozenset(),
     )

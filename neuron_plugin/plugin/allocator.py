@@ -71,7 +71,7 @@ class Allocator:
         self._state.called()
         offer = Offer(Resource(resource), _numbers(available), _numbers(must_include), size)
         ids = await self._steering.preferred(self._machine(), offer)
-        self._answer = offer.resource, ids
+        self._answer = None if offer.must_include else (offer.resource, ids)
         self._witness.preferred(offer.resource, offer.available, offer.must_include, ids)
         return [str(number) for number in ids]
 

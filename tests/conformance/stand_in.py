@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
-
 from neuron_plugin.kubelet.pod_resources import PodResourcesClient
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings

@@ -25,7 +25,10 @@ from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.topology.instances import catalogue
 
 NODE = "worker-1"
-_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory in it; a simulated node is 1 500 small files
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - private directories in it
+_MEMORY = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
+"""Where a simulated node's 1 500 small files are gone again in no time."""
+
 NAMESPACE = "default"
 _KINDS = {Kind.INIT: ContainerKind.INIT, Kind.SIDECAR: ContainerKind.SIDECAR, Kind.APP: ContainerKind.APP}
 
@@ -131,7 +134,7 @@ async def a_site(
     seed: int = 1,
 ) -> AsyncIterator[Site]:
     """A node of this type, with everything but the daemon running."""
-    with tempfile.TemporaryDirectory(prefix="np-", dir=_MEMORY if _MEMORY.is_dir() else None) as directory:
+    with tempfile.TemporaryDirectory(prefix="np-", dir=_MEMORY) as directory:
         root = Path(directory)
         plugins, pod_resources = root / "dp", root / "pr"
         plugins.mkdir()

@@ -79,6 +79,25 @@ def test_p50_the_same_call_again_is_the_same_pods_and_counts_once() -> None:
     assert len(state.ledger.holders[ref("a").uid].holdings) == 1
 
 
+def test_p50_a_part_that_is_drawn_anew_after_a_kubelet_restart_gets_the_same_answer() -> None:
+    containers = (init(4), sidecar(1), app(1))
+    state = a_state(INF2, decided("a", *containers, sets=[[0, 1, 2, 3], [0], [1]], geometry=INF2))
+    granted(state, NEURON, 0, 1, 2, 3)
+    granted(state, NEURON, 3, asked=False)
+    first = granted(state, NEURON, 2, asked=False)
+    again = granted(state, NEURON, 1, asked=False)
+    assert (again.container, again.mask) == (first.container, first.mask) == ("app", devices(1, geometry=INF2))
+
+
+def test_a_new_pod_never_joins_an_old_stand_in() -> None:
+    state = a_state(TRN1)
+    stand_in = state.new_stand_in()
+    state.hold(stand_in, Holding("app", NEURON, devices(0)))
+    state.hold(stand_in, Holding("init", NEURON, devices(0, 1, 2, 3)))
+    assert granted(state, NEURON, 0, 1, 2, 3).pod is None
+    assert [holder.holdings for holder in state.ledger] == [(Holding("", NEURON, devices(0, 1, 2, 3)),)]
+
+
 def test_p50_the_same_call_again_of_an_unknown_pod_stays_one_stand_in() -> None:
     state = a_state(TRN1)
     granted(state, NEURON, 0, 1)
@@ -155,6 +174,12 @@ def test_a_stand_in_gives_way_when_its_ids_are_offered_again_under_the_same_name
     assert [holder.mask for holder in state.ledger] == [devices(3, 4)]
 
 
+def test_unasked_ids_that_are_partly_a_stand_ins_are_a_conflict() -> None:
+    state = a_state(TRN1)
+    granted(state, NEURON, 0, 1, 2, 3)
+    assert isinstance(claim(state, NEURON, 3, 4, asked=False), Conflict)
+
+
 def test_a_stand_in_stays_under_another_name() -> None:
     state = a_state(TRN1)
     granted(state, NEURON, 0)
@@ -172,7 +197,7 @@ def test_a_stand_in_goes_on_with_a_part_of_what_it_has_when_nobody_was_asked() -
 def test_a_stand_in_goes_on_with_more_around_what_it_has() -> None:
     state = a_state(TRN1)
     granted(state, NEURON, 0)
-    granted(state, NEURON, 0, 1, 2, 3)
+    granted(state, NEURON, 0, 1, 2, 3, asked=False)
     (holder,) = state.ledger
     assert holder.mask == devices(0, 1, 2, 3)
 

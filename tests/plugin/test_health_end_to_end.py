@@ -58,7 +58,7 @@ class Site:
 
 async def eventually(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - the stand-ins and files tell nobody when they change
+        while not condition():
             await asyncio.sleep(0.02)
 
 
