@@ -15,7 +15,7 @@ from neuron_plugin.cli.command import CommandError, UsageError
 from neuron_plugin.settings import SettingsError
 from tests.cli.doubles import Cli, CliProcess, MakeNode
 
-COMMANDS = ["demo", "devices", "topology", "simulate", "run", "extender", "version"]
+COMMANDS = ["demo", "devices", "topology", "doctor", "simulate", "run", "extender", "version"]
 
 
 def test_help_names_every_command_and_the_exit_statuses(cli: Cli) -> None:
