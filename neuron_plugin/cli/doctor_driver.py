@@ -13,7 +13,8 @@ from neuron_plugin.cli.doctor_findings import Finding, Level, note, or_ok, probl
 from neuron_plugin.cli.text import plural
 from neuron_plugin.hardware.attributes import DriverVersion
 
-_UPDATE = "update the host's driver (package aws-neuronx-dkms, or a newer Neuron AMI) at the node's next replacement"
+_UPDATE = "update the host's driver (package aws-neuronx-dkms, or a newer Neuron AMI) when the node is next drained"
+_NO_UPDATE = "no newer driver supports Inf1: drain the node and stop the plugin before the driver is unloaded"
 _ECC_PRODUCTS = ("Trainium1", "Trainium2", "Trainium3", "Inferentia2")
 
 
@@ -77,7 +78,7 @@ _ISSUES = (
     ),
 )
 
-_LAST_OF_INF1 = "2.24"
+_INF1 = "Inferentia"
 _FIRST_WITHOUT_INF1 = (2, 25)
 
 
@@ -118,21 +119,21 @@ def _not_loaded(facts: Facts) -> Finding:
 def _trouble(facts: Facts, version: DriverVersion) -> Iterator[Finding]:
     pci = facts.host.pci
     products = {function.product for function in pci} if not isinstance(pci, Unknown) else set()
-    if version.at_least(*_FIRST_WITHOUT_INF1) and "Inferentia" in products:
+    if version.at_least(*_FIRST_WITHOUT_INF1) and _INF1 in products:
         yield problem(
             f"Neuron driver {version.text} does not support the Inf1 chips of this machine",
             "it makes no devices for them",
-            f"install the last driver that does, {_LAST_OF_INF1}.x",
+            "install the last driver that does, 2.24.x",
         )
     product = facts.machine.inventory.device_name
     for issue in _ISSUES:
         if not version.at_least(*issue.fixed_in) and (not issue.products or product in issue.products):
-            yield _told(issue, version)
+            yield _told(issue, version, product)
 
 
-def _told(issue: _Issue, version: DriverVersion) -> Finding:
-    fixed = ".".join(map(str, issue.fixed_in))
-    seen = f"Neuron driver {version.text} {issue.what}"
-    if issue.level is Level.NOTE:
-        return note(seen, issue.affected, f"{fixed} and newer do better; {_UPDATE}")
-    return warning(seen, issue.affected, f"{_UPDATE}, to {fixed} or newer")
+def _told(issue: _Issue, version: DriverVersion, product: str) -> Finding:
+    mended = ".".join(map(str, issue.fixed_in))
+    seen = f"Neuron driver {version.text} {issue.what} (mended in {mended})"
+    if product == _INF1 and issue.fixed_in >= _FIRST_WITHOUT_INF1:
+        return note(seen, issue.affected, _NO_UPDATE)
+    return Finding(issue.level, seen, issue.affected, _UPDATE)

@@ -102,14 +102,12 @@ def _all_lines(report: Report) -> Iterator[list[Segment]]:
     said: set[str] = set()
     for finding, following in zip_longest(report.findings, report.findings[1:]):
         yield _line(finding)
-        if following is None or _advice(following) != _advice(finding):
+        same_action = following and (following.check, following.action) == (finding.check, finding.action)
+        if not (same_action and following.why == finding.why):
             yield from _below("why", finding.why)
-            yield from _below("do", finding.action if finding.checked or finding.action not in said else "")
+        if not same_action and (finding.checked or finding.action not in said):
+            yield from _below("do", finding.action)
             said.add(finding.action)
-
-
-def _advice(finding: FindingReport) -> tuple[object, ...]:
-    return finding.check, finding.level, finding.why, finding.action
 
 
 def _line(finding: FindingReport) -> list[Segment]:

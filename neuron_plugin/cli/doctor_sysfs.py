@@ -8,10 +8,12 @@ from neuron_plugin.cli.doctor_devices import NO_DEVICE, is_denied
 from neuron_plugin.cli.doctor_facts import Facts, Unknown
 from neuron_plugin.cli.doctor_findings import Finding, note, or_ok, unchecked, warning
 from neuron_plugin.cli.text import plural, ranges
+from neuron_plugin.hardware.records import Inventory
 from neuron_plugin.topology.geometry import Topology
 from neuron_plugin.topology.links import links_of
 
-_AS_ROOT = "run this as root"
+_ANY = "\0"
+"""Stands for the number in a text that is the same for several devices."""
 
 
 def check_sysfs(facts: Facts) -> Iterator[Finding]:
@@ -26,21 +28,32 @@ def check_sysfs(facts: Facts) -> Iterator[Finding]:
 
 
 def _attributes(facts: Facts) -> Iterator[Finding]:
-    inventory = facts.machine.inventory
-    lnc = set(inventory.logical_core_size.problems)  # told by the check of logical cores
-    texts = [text for text in inventory.problems if text not in lnc]
-    texts += [text for device in inventory.devices for text in device.problems]
-    denied = [text for text in texts if is_denied(text)]
-    if denied:
-        more = f" (and {len(denied) - 1} more)" if len(denied) > 1 else ""
-        yield unchecked(Unknown(f"{denied[0]}{more}", _AS_ROOT))
-    for text in texts:
-        if text not in denied:
+    for text in _troubles(facts.machine.inventory):
+        if is_denied(text):
+            yield unchecked(Unknown(text, "run this as root"))
+        elif text.endswith("is assumed"):
+            yield note(
+                text,
+                "this driver does not make the attribute; the plugin, too, takes what is said here",
+                "nothing, unless the driver should: see the check 'driver'",
+            )
+        else:
             yield warning(
                 text,
                 "what this attribute tells is not known to the plugin either",
                 "look for 'neuron' in 'dmesg'; a driver that is newer than this program may write it differently",
             )
+
+
+def _troubles(inventory: Inventory) -> list[str]:
+    """What could not be read; the same attribute of several devices in one line."""
+    lnc = set(inventory.logical_core_size.problems)  # told by the check of logical cores
+    devices: dict[str, list[int]] = {}
+    for device in inventory.devices:
+        for text in device.problems:
+            devices.setdefault(text.replace(f"/neuron{device.id}", f"/neuron{_ANY}"), []).append(device.id)
+    alike = [text.replace(_ANY, ranges(ids)) for text, ids in devices.items()]
+    return [text for text in inventory.problems if text not in lnc] + alike
 
 
 def _links(facts: Facts) -> Iterator[Finding]:

@@ -16,7 +16,10 @@ from neuron_plugin.cli.command import CommandError, UsageError
 from neuron_plugin.settings import SettingsError
 from tests.cli.doubles import Cli, CliProcess, MakeNode
 
-COMMANDS = ["demo", "devices", "topology", "decisions", "simulate", "run", "extender", "uninstall-node", "version"]
+COMMANDS = [
+    *("demo", "devices", "topology", "decisions", "doctor", "explain", "simulate"),
+    *("run", "extender", "scheduler-config", "manifests", "uninstall-node", "version"),
+]
 
 
 def test_help_names_every_command_and_the_exit_statuses(cli: Cli) -> None:

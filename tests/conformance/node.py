@@ -76,7 +76,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class ContainerView:
-    """``running``: or, of a plain init container, done. ``waiting`` is why not; ``health`` that of each id, as status has."""
+    """``running``: or, of a plain init container, done. ``waiting`` is why not; ``health`` is that of each id."""
 
     running: bool = False
     starts: int = 0
