@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from neuron_plugin.extender.metrics import ExtenderMetrics, StateCollector
 from neuron_plugin.extender.reasons import NODE_REFUSALS
+from neuron_plugin.plugin.exposition import MetricKind
+from neuron_plugin.plugin.metrics import METRICS
 from tests.charts.manifests import Manifest, of_kind, pod_templates
 from tests.charts.rendering import CHART
 
@@ -26,14 +28,20 @@ _NAME = re.compile(r"\b((?:neuron|kube|kubelet)_[a-z_]+|up)\b(?=\{|\[|\)| |$)")
 
 
 def own_series() -> set[str]:
-    """The names of every series that the extender can have."""
+    """The names of every series that the daemons can have."""
     registry = CollectorRegistry()
     ExtenderMetrics(registry)
     families = list(registry.collect())
     nothing: Any = SimpleNamespace(nodes={}, pods={}, reservations={})
     families += StateCollector(nothing, ages={}, drift=lambda: 0, under_way=lambda: 0).collect()
+    own = set()
+    for metric in METRICS.values():
+        own |= {
+            metric.name + suffix
+            for suffix in (["_bucket", "_sum", "_count"] if metric.kind is MetricKind.HISTOGRAM else [""])
+        }
     suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""]}
-    return {family.name + suffix for family in families for suffix in suffixes[family.type]}
+    return own | {family.name + suffix for family in families for suffix in suffixes[family.type]}
 
 
 def alerts() -> Iterator[Manifest]:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from tests.charts.manifests import NAMES, Manifest, containers, of_kind, pod_templates
+from neuron_plugin.extender.settings import ExtenderSettings
+from neuron_plugin.plugin.settings import PluginSettings
+from tests.charts.manifests import NAMES, Manifest, containers, embedded, of_kind, pod_templates
 
 PODS = [(name, workload) for name in NAMES for workload in pod_templates(name)]
 PLUGIN = [name for name in NAMES if of_kind(name, "DaemonSet")]
 EXTENDER = [(name, workload) for name, workload in PODS if workload.endswith("-extender")]
 SCHEDULER = [(name, workload) for name, workload in PODS if workload.endswith("-scheduler")]
 
-WRITABLE = {"/var/lib/kubelet/device-plugins", "/var/run/cdi"}
+ASKED = "watched"
+"""The value set that asks for a look at the host's processes, which takes a capability."""
+
+WRITABLE = {"device-plugins", "cdi", "plugins-registry"}
 """The only host directories the plugin writes: its sockets and, asked to, the CDI specification."""
 
 everywhere = pytest.mark.parametrize(("name", "workload"), PODS)
@@ -23,7 +28,9 @@ def test_p80_no_container_is_privileged_or_may_become_so(name: str, workload: st
         context = container["securityContext"]
         assert not context.get("privileged", False)
         assert context["allowPrivilegeEscalation"] is False
-        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["capabilities"] == (
+            {"drop": ["ALL"], "add": ["SYS_PTRACE"]} if name == ASKED else {"drop": ["ALL"]}
+        )
         assert context["readOnlyRootFilesystem"] is True
 
 
@@ -59,6 +66,16 @@ def test_p80_every_container_has_probes_on_a_port_it_names(name: str, workload: 
             assert container[probe]["httpGet"]["port"] in ports
 
 
+def test_probes_ask_the_daemons_own_ports() -> None:
+    ports = {
+        container["name"]: {port["name"]: port["containerPort"] for port in container["ports"]}
+        for template in pod_templates("second-scheduler").values()
+        for container in containers(template)
+    }
+    assert ports["device-plugin"] == {"metrics": PluginSettings().health_port}
+    assert ports["extender"]["metrics"] == ExtenderSettings().health_port
+
+
 @everywhere
 def test_every_mount_has_its_volume_and_the_reverse(name: str, workload: str) -> None:
     template = pod_templates(name)[workload]
@@ -71,7 +88,7 @@ def test_p80_host_paths_are_read_only_unless_the_plugin_writes_there(name: str, 
     template = pod_templates(name)[workload]
     host_paths = {volume["name"] for volume in template["spec"]["volumes"] if "hostPath" in volume}
     writable = {
-        mount["mountPath"]
+        mount["name"]
         for container in containers(template)
         for mount in container["volumeMounts"]
         if mount["name"] in host_paths and not mount.get("readOnly", False)
@@ -145,23 +162,27 @@ def test_the_termination_message_is_not_written_into_the_host_s_dev() -> None:
     assert not container["terminationMessagePath"].startswith("/dev/")
 
 
-def test_the_cdi_directory_is_mounted_only_where_it_is_used() -> None:
-    mounts = {
-        name: {mount["name"] for mount in pod_templates(name)["neuron-plugin"]["spec"]["containers"][0]["volumeMounts"]}
-        for name in ("device-plugin", "tuned-node")
-    }
-    assert "cdi" not in mounts["device-plugin"]
-    assert "cdi" in mounts["tuned-node"]
+@pytest.mark.parametrize("name", PLUGIN)
+def test_the_kubelet_s_directories_are_mounted_where_the_plugin_looks(name: str) -> None:
+    for workload in of_kind(name, "DaemonSet"):
+        spec = pod_templates(name)[workload]["spec"]
+        paths = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+        mounts = {mount["name"]: mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
+        config = embedded(name, workload, "config.yaml")
+        assert paths["device-plugins"] == mounts["device-plugins"] == config["kubelet-dir"]
+        assert paths["pod-resources"] == mounts["pod-resources"] == config["pod-resources-socket"].rsplit("/", 1)[0]
+        if "plugins-registry" in mounts:
+            assert paths["plugins-registry"] == mounts["plugins-registry"] == config["plugins-registry"]
+            assert config["registration"] == "watcher"
+        assert mounts.get("proc") == config.get("proc")
 
 
-def test_another_kubelet_directory_is_mounted_where_the_plugin_looks() -> None:
-    spec = pod_templates("tuned-node")["neuron-plugin"]["spec"]
-    paths = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
-    mounts = {mount["name"]: mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
-    assert paths["device-plugins"] == "/data/kubelet/device-plugins"
-    assert mounts["device-plugins"] == "/var/lib/kubelet/device-plugins"
-    assert paths["pod-resources"] == "/data/kubelet/pod-resources"
-    assert mounts["pod-resources"] == "/var/lib/kubelet/pod-resources"
+def test_what_is_mounted_only_when_asked_for() -> None:
+    asked = {"tuned-node": {"cdi"}, "watched": {"plugins-registry", "proc"}}
+    plain = {mount["name"] for mount in containers(pod_templates("device-plugin")["neuron-plugin"])[0]["volumeMounts"]}
+    for name, more in asked.items():
+        (container,) = containers(pod_templates(name)["neuron-plugin"])
+        assert {mount["name"] for mount in container["volumeMounts"]} == plain | more
 
 
 @pytest.mark.parametrize(("name", "workload"), EXTENDER + SCHEDULER)

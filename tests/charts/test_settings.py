@@ -17,6 +17,7 @@ from neuron_plugin.cli.command import Parser
 from neuron_plugin.extender.settings import ExtenderSettings, check
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.settings import check as check_plugin
 from neuron_plugin.settings import _kind_of, load
 from tests.charts.manifests import NAMES, Manifest, embedded, of_kind, pod_templates
 from tests.charts.rendering import CHART
@@ -26,7 +27,7 @@ DEFINITIONS: Manifest = json.loads((CHART / "values.schema.json").read_text(enco
 SET_BY_THE_CHART = {
     "pluginSettings": {
         "node-name", "cluster", "kubeconfig", "instance-types", "cdi-dir", "logical-core-file", "kubelet-dir",
-        "pod-resources-socket", "lease-namespace", "metrics-address",
+        "pod-resources-socket", "plugins-registry", "proc", "health-address", "health-port", "lease-namespace",
     },
     "extenderSettings": {
         "address", "port", "tls-cert", "tls-key", "client-ca", "insecure", "health-address", "health-port",
@@ -77,6 +78,8 @@ def test_the_daemons_load_the_configuration_files_of_every_rendering(name: str, 
         file = tmp_path / "config.yaml"
         file.write_text(found["data"]["config.yaml"], encoding="utf-8")
         loaded = load(structs[config_map], {}, {}, file)
+        if isinstance(loaded, PluginSettings):
+            check_plugin(loaded)
         if isinstance(loaded, ExtenderSettings):
             check(loaded)
             assert (loaded.tls, loaded.client_ca, loaded.insecure) == (

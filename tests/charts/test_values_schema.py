@@ -67,6 +67,8 @@ BAD: dict[str, object] = {
     "devicePlugin.settings.resources": [],
     "devicePlugin.settings.node-name": "the-chart-sets-this",
     "devicePlugin.settings.rescan-seconds": 0.5,
+    "devicePlugin.settings.proc": "/host/proc",
+    "devicePlugin.metricsPort": 9470,
     "devicePlugin.kubeletDir": "var/lib/kubelet",
     "devicePlugin.maxUnavailable": "half",
     "devicePlugin.maxUnavailable ": 1,

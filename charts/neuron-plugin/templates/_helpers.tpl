@@ -44,7 +44,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{/* The node of the pod that a request's token was issued to, in CEL; empty for a token without one. */}}
 {{- define "neuron-plugin.callersNode" -}}
-request.userInfo.extra[?'authentication.kubernetes.io/node-name'][0].orValue('')
+request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][0].orValue('')
 {{- end }}
 
 {{/* The extender in a KubeSchedulerConfiguration. Takes the directory of the client certificate as .certificateDir. */}}
@@ -66,6 +66,9 @@ request.userInfo.extra[?'authentication.kubernetes.io/node-name'][0].orValue('')
   ignorable: false
   managedResources:
     - name: aws.amazon.com/neuron
+      ignoredByScheduler: false
     - name: aws.amazon.com/neurondevice
+      ignoredByScheduler: false
     - name: aws.amazon.com/neuroncore
+      ignoredByScheduler: false
 {{- end }}
