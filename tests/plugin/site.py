@@ -16,6 +16,7 @@ from neuron_plugin.allocation.annotations import Decision, read
 from neuron_plugin.allocation.ledger import PodUid
 from neuron_plugin.allocation.requests import ContainerSpec, Kind, pod_request
 from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.kubelet.registration import DevicePluginServer
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
 from neuron_plugin.simulation.api_server import EVENTS, NODES, PODS, JsonObject, StandInApiServer
@@ -52,16 +53,17 @@ class Site:
         running = asyncio.create_task(daemon.run(stop), name="daemon")
         try:
             if registered:
-                await eventually(lambda: all(server.registered.is_set() for server in daemon.offering.servers))
-                await eventually(
-                    lambda: all(self.kubelet.capacity(s.resource).capacity for s in daemon.offering.servers)
-                )
+                await eventually(lambda: all(map(self.is_offered, daemon.offering.servers)))
                 if self.api:
                     await eventually(lambda: daemon.state.pods_known or self.api_is_down)
             yield daemon
         finally:
             stop.set()
             await running
+
+    def is_offered(self, server: DevicePluginServer) -> bool:
+        """Whether the kubelet has the list, too: before, a pod runs without the devices it asks for."""
+        return server.registered.is_set() and self.kubelet.capacity(server.resource).capacity > 0
 
     @property
     def api_is_down(self) -> bool:

@@ -164,3 +164,13 @@ def test_p44_an_allocate_takes_far_less_than_a_millisecond_on_a_full_node_of_a_h
         allocator.allocate(CORE.value, [str(number)])
         took.append(time.thread_time() - began)
     assert sorted(took)[len(took) // 2] < 0.01  # about 0.3 ms: generous, machines are shared
+
+
+async def test_ids_around_what_must_be_included_are_the_same_pods_who_had_that() -> None:
+    state = a_state(TRN1)
+    allocator = an_allocator(state)
+    allocator.allocate(NEURON.value, ["0"])
+    assert await allocator.preferred(NEURON.value, texts(range(16)), ["0"], 4) == texts(ROW0)
+    allocator.allocate(NEURON.value, texts(ROW0))
+    (holder,) = state.ledger
+    assert [holding.mask for holding in holder.holdings] == [devices(0), devices(*ROW0)]
