@@ -76,7 +76,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class ContainerView:
-    """``running``: or, of a plain init container, done. ``waiting`` is why not; ``health`` that of each id, as status has."""
+    """``running``: or, of a plain init container, done. ``waiting`` is why not; ``health`` as its status has it."""
 
     running: bool = False
     starts: int = 0
@@ -94,6 +94,7 @@ class PodView:
     reason: str = ""
     message: str = ""
     containers: Mapping[str, ContainerView] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def running(self) -> bool:
