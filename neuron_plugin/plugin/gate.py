@@ -35,12 +35,12 @@ class StartGate:
     """Holds containers back while their devices are not ready for them."""
 
     def __init__(
-        self, state: NodeState, users: DeviceUsers, sysfs: Path, *, patience_seconds: float = PATIENCE_SECONDS
+        self, state: NodeState, users: DeviceUsers, sysfs: Path, *, patience_seconds: float | None = None
     ) -> None:
         self._state = state
         self._users = users
         self._sysfs = Sysfs(sysfs)
-        self._patience_seconds = patience_seconds
+        self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
 
     async def pass_through(self, resource: Resource, ids: Iterable[int]) -> None:
         """Return when nothing stands in the way of a container with these ids.

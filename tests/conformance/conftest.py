@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from neuron_plugin.plugin import gate
 from tests.conformance.node import Node
 from tests.conformance.real import RealNode, RealOptions
 from tests.conformance.stand_in import StandInNode
@@ -72,14 +73,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(REAL_SECONDS))
 
 
+def _memory() -> Path | None:
+    return _MEMORY if _MEMORY.is_dir() else None
+
+
 @pytest.fixture
-async def node(request: pytest.FixtureRequest) -> AsyncIterator[Node]:
+async def node(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
     """A node without a plugin yet."""
     options = real_options(request.config)
-    with tempfile.TemporaryDirectory(prefix="np-", dir=None if options or not _MEMORY.exists() else _MEMORY) as root:
+    with tempfile.TemporaryDirectory(prefix="np-", dir=None if options else _memory()) as root:
         if options:
             async with RealNode.running(Path(root), options) as real:
                 yield real
         else:
+            monkeypatch.setattr(gate, "PATIENCE_SECONDS", 0.1)  # a kubelet's stand-in has no 30 s for it
             async with StandInNode.running(Path(root)) as stand_in:
                 yield stand_in

@@ -76,7 +76,11 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class ContainerView:
+<<<<<<< HEAD
     """``running``: or, of a plain init container, done. ``waiting`` is why not; ``health`` is that of each id."""
+=======
+    """``running``: or, of a plain init container, done. ``waiting`` is why not; ``health`` as its status has it."""
+>>>>>>> node
 
     running: bool = False
     starts: int = 0
@@ -94,6 +98,7 @@ class PodView:
     reason: str = ""
     message: str = ""
     containers: Mapping[str, ContainerView] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def running(self) -> bool:

@@ -177,6 +177,7 @@ class RealNode:
             reason=status.get("reason", ""),
             message=status.get("message", ""),
             containers=containers,
+            annotations=found["metadata"].get("annotations") or {},
         )
 
     async def delete(self, name: str, *, force: bool = False) -> None:

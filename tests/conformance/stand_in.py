@@ -6,16 +6,21 @@ What a kubelet does between the API server and its containers is done here: admi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
+<<<<<<< HEAD
+=======
+import msgspec
+
+>>>>>>> node
 from neuron_plugin.kubelet.pod_resources import PodResourcesClient
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.simulation import kubelet_pods
-from neuron_plugin.simulation.api_server import JsonObject, StandInApiServer
+from neuron_plugin.simulation.api_server import PODS, JsonObject, StandInApiServer
 from neuron_plugin.simulation.kubelet import KubeletOptions, StandInKubelet
 from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, ContainerKind, PodRejectedError
 from neuron_plugin.simulation.node import write_node
@@ -102,7 +107,7 @@ class StandInNode:
 
     async def start_plugin(self, **settings: object) -> None:
         paths = self.machine.paths
-        fixed = {
+        fixed: dict[str, object] = {
             "node_name": NODE,
             "kubeconfig": self._api.write_kubeconfig(self._root / "kubeconfig"),
             "sysfs": paths.sysfs,
@@ -112,9 +117,8 @@ class StandInNode:
             "plugins_registry": self._root / "reg",
             "pod_resources_socket": self._root / "pr/kubelet.sock",
             "cdi_dir": self._root / "cdi",
-            "rescan_seconds": 0.1,
         }
-        daemon = NodeDaemon(PluginSettings(**{**fixed, **settings}), catalogue())  # type: ignore[arg-type]  # by name
+        daemon = NodeDaemon(_settings({**fixed, **settings}), catalogue())
         self._stop_plugin = asyncio.Event()
         self._plugin = asyncio.create_task(daemon.run(self._stop_plugin), name="plugin")
 
@@ -164,7 +168,8 @@ class StandInNode:
             elif self._kubelet_runs:
                 await self._start_waiting(live)
         containers = {each.name: self._container_view(live, each.name) for each in live.spec.containers}
-        return PodView(live.pod.uid, live.phase, live.reason, live.message, containers)
+        annotations = self._api.get(PODS, name, NAMESPACE)["metadata"].get("annotations") or {}
+        return PodView(live.pod.uid, live.phase, live.reason, live.message, containers, annotations)
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         live = self._pods.pop(name)
@@ -231,6 +236,13 @@ class StandInNode:
     async def start_kubelet(self) -> None:
         await self._kubelet.start()
         self._kubelet_runs = True
+
+
+def _settings(values: Mapping[str, object]) -> PluginSettings:
+    """As a configuration file with these values would be read."""
+    plain = msgspec.to_builtins({name.replace("_", "-"): value for name, value in values.items()}, enc_hook=str)
+    settings = msgspec.convert(plain, PluginSettings, dec_hook=lambda kind, value: kind(value))
+    return msgspec.structs.replace(settings, rescan_seconds=0.1)  # nobody may set so little
 
 
 def _container(spec: ContainerSpec) -> JsonObject:

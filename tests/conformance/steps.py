@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from neuron_plugin.allocation.annotations import ALLOCATED_KEY
 from neuron_plugin.kubelet.pod_resources import PodDevices
 from tests.conformance.node import DEVICES, NEURON, Capacity, ContainerSpec, Node, PodSpec, PodView, Received, until
 
@@ -46,6 +47,16 @@ async def is_running(node: Node, name: str, *, starts: int = 0) -> PodView:
         return view if view.running and said else None
 
     return await until(node, look, f"pod {name} running")
+
+
+async def is_confirmed(node: Node, name: str) -> PodView:
+    """Wait until the plugin has learnt that it was this pod, and has said so on it."""
+
+    async def look() -> PodView | None:
+        view = await node.view(name)
+        return view if view and view.annotations.get(ALLOCATED_KEY) == "true" else None
+
+    return await until(node, look, f"pod {name} marked as allocated")
 
 
 async def reaches(node: Node, name: str, phase: str) -> PodView:

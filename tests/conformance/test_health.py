@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import pytest
 
 from tests.conformance.node import CORE, DEVICES, NEURON, Ability, Node, until
-from tests.conformance.steps import asking, held, is_running, reaches, runs, shows, start_offering
+from tests.conformance.steps import asking, held, is_confirmed, is_running, reaches, runs, shows, start_offering
 
 HOLD = "import os, sys; os.open(sys.argv[1], os.O_RDWR); print('open', flush=True); sys.stdin.read()"
 
@@ -109,6 +109,7 @@ async def test_p60_a_force_deleted_pods_device_is_offered_when_its_process_has_l
     node.require(Ability.OPEN_DEVICES)
     await start_offering(node)
     await runs(node, asking("one"))
+    await is_confirmed(node, "one")
     (device,) = (await held(node, "one"))["app"]
     path = node.machine.paths.dev / f"neuron{device}"
     process = await asyncio.create_subprocess_exec(
@@ -143,6 +144,7 @@ async def test_p60_where_processes_cannot_be_seen_a_quarantine_ends(
         node, proc=tmp_path_factory.mktemp("proc"), quarantine_seconds=15 if node.poll_seconds > 0.1 else 0.5
     )
     await runs(node, asking("all", DEVICES))
+    await is_confirmed(node, "all")
     await node.delete("all", force=True)
     await shows(node, 0)
     await shows(node, DEVICES)

@@ -9,6 +9,7 @@ from tests.conformance.node import CORE, DEVICES, NEURON, ContainerSpec, Kind, N
 from tests.conformance.steps import (
     asking,
     held,
+    is_confirmed,
     is_gone,
     is_running,
     reaches,
@@ -136,6 +137,13 @@ async def test_pod_resources_knows_pods_of_every_kind_by_name(node: Node) -> Non
     (found,) = [pod for pod in await node.pod_resources.list() if pod.name.endswith("with")]
     assert await node.pod_resources.get(found.namespace, found.name) == found
     assert await node.pod_resources.get(found.namespace, "np-conformance-nobody") is None
+
+
+async def test_p55_a_pod_without_a_decision_is_told_what_it_holds(node: Node) -> None:
+    await start_offering(node)
+    await runs(node, asking("one", 2))
+    view = await is_confirmed(node, "one")
+    assert view.annotations["NEURON_DEVS"] == ",".join(sorted((await held(node, "one"))["app"]))
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
