@@ -40,7 +40,7 @@ class _Followed:
     """An open file, and which file that was: after a driver reload another one has its name."""
 
     descriptor: int
-    identity: tuple[int, int]
+    identity: tuple[int, int, int]
 
 
 class HealthNotices:
@@ -88,10 +88,11 @@ class HealthNotices:
         known = self._followed.get(path)
         try:
             status = path.stat()
-            if known and known.identity == (status.st_dev, status.st_ino):
+            identity = (status.st_dev, status.st_ino, status.st_ctime_ns)  # an inode's number is soon used again
+            if known and known.identity == identity:
                 return ""
             self._drop(path)
-            self._open(path, (status.st_dev, status.st_ino))
+            self._open(path, identity)
         except FileNotFoundError:
             self._drop(path)
         except OSError as error:
@@ -99,7 +100,7 @@ class HealthNotices:
             return f"{path} cannot be waited for: {error.strerror}"
         return ""
 
-    def _open(self, path: Path, identity: tuple[int, int]) -> None:
+    def _open(self, path: Path, identity: tuple[int, int, int]) -> None:
         descriptor = open_file(path)
         try:
             read_again(descriptor)  # the kernel notifies of what changed since the last read

@@ -49,7 +49,8 @@ class Site:
         return told
 
     def events(self) -> list[tuple[str, str]]:
-        return [(event["reason"], event["note"]) for event in self.api.objects(EVENTS)]
+        in_time = sorted(self.api.objects(EVENTS), key=lambda event: str(event["eventTime"]))
+        return [(event["reason"], event["note"]) for event in in_time]
 
     def condition(self) -> str:
         conditions = (self.api.get(NODES, NODE).get("status") or {}).get("conditions", [])
@@ -115,12 +116,12 @@ async def test_p67_p68_p71_a_fault_reaches_everybody_and_so_does_its_end() -> No
         site.node.set_reset(2, ResetState.FAILED)
         await site.allocatable(5)
         assert site.kubelet.device_health("uid-holder", "main")["2"] == "Unhealthy"
-        await eventually(lambda: list(site.inventory()["unhealthy"]) == ["2"])
+        await eventually(lambda: list(site.inventory().get("unhealthy", ())) == ["2"])
         await eventually(lambda: site.condition() == "False")
         site.node.set_reset(2, ResetState.READY)
         await site.allocatable(6)
         assert set(site.kubelet.device_health("uid-holder", "main").values()) == {"Healthy"}
-        await eventually(lambda: site.inventory()["unhealthy"] == {} and site.condition() == "True")
+        await eventually(lambda: site.inventory().get("unhealthy") == {} and site.condition() == "True")
         await eventually(lambda: len(site.events()) == 2)
         reset = "its last reset failed: reset it again, reload the driver or reboot"
         assert site.events() == [
@@ -137,7 +138,7 @@ async def test_p67_errors_of_a_core_and_kernel_messages_reach_the_kubelet() -> N
         await site.allocatable(4)
         await eventually(
             lambda: (
-                site.inventory()["unhealthy"]
+                site.inventory().get("unhealthy")
                 == {
                     "1": "1 uncorrectable core errors on physical core 0",
                     "4": "1 kernel messages of NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR",
