@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from neuron_plugin.cli import machine
 from neuron_plugin.cli.command import Exit, Subparsers, UsageError, add_command
-from neuron_plugin.cli.doctor_checks import CHECKS, Examined, examine
-from neuron_plugin.cli.doctor_findings import Check
-from neuron_plugin.cli.doctor_gather import DEVICE_PLUGINS, gather
-from neuron_plugin.cli.doctor_report import Form, report_of, show, show_checks, status_of
+
+if TYPE_CHECKING:
+    from neuron_plugin.cli.doctor_findings import Check
+
+FORMS = ("text", "json", "yaml")
+DEVICE_PLUGINS = Path("var/lib/kubelet/device-plugins")
 
 DESCRIPTION = """\
 Look at everything between the Neuron driver and the pods of this node, and say what is wrong, why it matters and what
@@ -52,8 +55,8 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "-o",
         "--output",
-        choices=[form.value for form in Form],
-        default=Form.TEXT.value,
+        choices=FORMS,
+        default=FORMS[0],
         metavar="FORM",
         help="text, json or yaml (default: text)",
     )
@@ -74,6 +77,11 @@ def register(subparsers: Subparsers) -> None:
 
 def run(arguments: Namespace) -> int:
     """Make the checks; the status says whether there is a problem."""
+    # Imported here: every process imports this module, the daemons too, and the checks are much code.
+    from neuron_plugin.cli.doctor_checks import Examined, examine  # noqa: PLC0415 - see above
+    from neuron_plugin.cli.doctor_gather import gather  # noqa: PLC0415 - see above
+    from neuron_plugin.cli.doctor_report import Form, report_of, show, show_checks, status_of  # noqa: PLC0415 - see above
+
     if arguments.list:
         show_checks()
         return Exit.FINE
@@ -85,6 +93,8 @@ def run(arguments: Namespace) -> int:
 
 
 def _chosen(names: list[str]) -> list[Check]:
+    from neuron_plugin.cli.doctor_checks import CHECKS  # noqa: PLC0415 - see run
+
     known = {check.name: check for check in CHECKS}
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"there is no check {unknown[0]}: choose among {', '.join(known)}")

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from neuron_plugin.cli import machine
+from neuron_plugin.cli.doctor import DEVICE_PLUGINS
 from neuron_plugin.cli.doctor_facts import Cluster, Facts, Host, Kubelet, Unknown
 from neuron_plugin.cli.doctor_gather_cluster import gather_cluster
 from neuron_plugin.cli.doctor_gather_host import gather_host
 from neuron_plugin.cli.doctor_gather_kubelet import gather_kubelet
 from neuron_plugin.cli.doctor_gather_users import gather_users
-
-DEVICE_PLUGINS = Path("var/lib/kubelet/device-plugins")
 
 
 def gather(arguments: Namespace, environ: Mapping[str, str]) -> Facts:

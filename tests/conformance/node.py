@@ -76,11 +76,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class ContainerView:
-<<<<<<< HEAD
-    """``running``: or, of a plain init container, done. ``waiting`` is why not; ``health`` is that of each id."""
-=======
     """``running``: or, of a plain init container, done. ``waiting`` is why not; ``health`` as its status has it."""
->>>>>>> node
 
     running: bool = False
     starts: int = 0

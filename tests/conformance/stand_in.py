@@ -11,11 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
-<<<<<<< HEAD
-=======
 import msgspec
 
->>>>>>> node
 from neuron_plugin.kubelet.pod_resources import PodResourcesClient
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
