@@ -13,11 +13,11 @@ PLUGIN = [name for name in NAMES if of_kind(name, "DaemonSet")]
 EXTENDER = [(name, workload) for name, workload in PODS if workload.endswith("-extender")]
 SCHEDULER = [(name, workload) for name, workload in PODS if workload.endswith("-scheduler")]
 
-ASKED = "watched"
-"""The value set that asks for a look at the host's processes, which takes a capability."""
+ASKED = {"watched": ["SYS_PTRACE"], "health": ["SYS_PTRACE", "SYSLOG"]}
+"""The value sets that ask for a look at the host's processes or kernel log, which take a capability each."""
 
-WRITABLE = {"device-plugins", "cdi", "plugins-registry"}
-"""The only host directories the plugin writes: its sockets and, asked to, the CDI specification."""
+WRITABLE = {"device-plugins", "cdi", "plugins-registry", "state"}
+"""The only host directories the plugin writes: its sockets, its memory and, asked to, the CDI specification."""
 
 everywhere = pytest.mark.parametrize(("name", "workload"), PODS)
 
@@ -29,7 +29,7 @@ def test_p80_no_container_is_privileged_or_may_become_so(name: str, workload: st
         assert not context.get("privileged", False)
         assert context["allowPrivilegeEscalation"] is False
         assert context["capabilities"] == (
-            {"drop": ["ALL"], "add": ["SYS_PTRACE"]} if name == ASKED else {"drop": ["ALL"]}
+            {"drop": ["ALL"], "add": ASKED[name]} if name in ASKED else {"drop": ["ALL"]}
         )
         assert context["readOnlyRootFilesystem"] is True
 
@@ -178,7 +178,7 @@ def test_the_kubelet_s_directories_are_mounted_where_the_plugin_looks(name: str)
 
 
 def test_what_is_mounted_only_when_asked_for() -> None:
-    asked = {"tuned-node": {"cdi"}, "watched": {"plugins-registry", "proc"}}
+    asked = {"tuned-node": {"cdi"}, "watched": {"plugins-registry", "proc"}, "health": {"proc", "kernel-log"}}
     plain = {mount["name"] for mount in containers(pod_templates("device-plugin")["neuron-plugin"])[0]["volumeMounts"]}
     for name, more in asked.items():
         (container,) = containers(pod_templates(name)["neuron-plugin"])

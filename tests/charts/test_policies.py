@@ -21,7 +21,7 @@ from neuron_plugin.allocation.annotations import (
 )
 from neuron_plugin.allocation.inventory import INVENTORY_KEY
 from neuron_plugin.extender.staleness import LEASE_PREFIX
-from neuron_plugin.plugin.publish import LABEL_PREFIX
+from neuron_plugin.plugin.publish import LABEL_PREFIX, PUBLISHED_LABELS
 from tests.charts.manifests import NAMES, Manifest, of_kind
 
 FENCED = [name for name in NAMES if name != "without-fences"]
@@ -135,6 +135,22 @@ def test_p82_node_and_lease_are_described_under_the_names_of_the_code() -> None:
     assert prefixes == {f"{LABEL_PREFIX}/"}
     assert INVENTORY_KEY.startswith(f"{LABEL_PREFIX}/")
     assert f"'{LEASE_PREFIX}' + variables.node" in expressions(policy("device-plugin", "own-lease"))
+
+
+def test_p82_every_label_that_the_plugin_publishes_may_pass_the_fence() -> None:
+    spec = policy("device-plugin", "own-node")
+    (listed,) = (each["expression"] for each in spec["variables"] if each["name"] == "vendorLabels")
+    others = {label for label in PUBLISHED_LABELS if not label.startswith(f"{LABEL_PREFIX}/")}
+    assert set(yaml.safe_load(listed)) == others
+    assert expressions(spec).count("key in variables.vendorLabels") == 2, "to set one, and to remove it"
+
+
+def test_p81_the_status_of_the_node_is_closed_but_for_the_condition_asked_for() -> None:
+    assert "object.status == oldObject.status" in expressions(policy("device-plugin", "own-node"))
+    opened = expressions(policy("health", "own-node"))
+    assert set(re.findall(r"each\.type == '([^']+)'", opened)) == {"NeuronDevicesHealthy"}
+    assert set(re.findall(r"key == '([^']+)'", opened)) == {"conditions"}
+    assert "object.spec == oldObject.spec" in opened
 
 
 @pytest.mark.parametrize("name", FENCED)

@@ -102,8 +102,20 @@ def test_the_lease_that_a_scheduler_may_write_has_its_own_name() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_pod_uses_an_account_of_the_chart(name: str) -> None:
-    accounts = of_kind(name, "ServiceAccount")
-    assert {pod["spec"]["serviceAccountName"] for pod in pod_templates(name).values()} == set(accounts)
+    jobs = {job: found["spec"]["template"] for job, found in of_kind(name, "Job").items()}
+    pods = (pod_templates(name) | jobs).values()
+    assert {pod["spec"]["serviceAccountName"] for pod in pods} == set(of_kind(name, "ServiceAccount"))
+
+
+def test_p81_the_status_of_nodes_is_written_only_for_a_condition_that_is_asked_for() -> None:
+    (asked,) = of_kind("health", "ClusterRole").values()
+    assert rules(asked) == CLUSTER_WIDE["neuron-plugin"] | {("", "nodes/status", "patch", "")}
+
+
+def test_openshift_allows_the_capabilities_that_the_container_asks_for() -> None:
+    (constraints,) = of_kind("health", "SecurityContextConstraints").values()
+    (container,) = pod_templates("health")["neuron-plugin"]["spec"]["containers"]
+    assert constraints["allowedCapabilities"] == container["securityContext"]["capabilities"]["add"]
 
 
 def test_a_rendering_without_scheduler_gives_it_no_rights() -> None:

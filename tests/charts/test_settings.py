@@ -16,7 +16,8 @@ from neuron_plugin.cli import extender, run
 from neuron_plugin.cli.command import Parser
 from neuron_plugin.extender.settings import ExtenderSettings, check
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.health_policy import Action, HealthSettings, SignalPolicy
+from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
 from neuron_plugin.plugin.settings import check as check_plugin
 from neuron_plugin.settings import _kind_of, load
 from tests.charts.manifests import NAMES, Manifest, embedded, of_kind, pod_templates
@@ -28,6 +29,7 @@ SET_BY_THE_CHART = {
     "pluginSettings": {
         "node-name", "cluster", "kubeconfig", "instance-types", "cdi-dir", "logical-core-file", "kubelet-dir",
         "pod-resources-socket", "plugins-registry", "proc", "health-address", "health-port", "lease-namespace",
+        "kmsg", "state-dir",
     },
     "extenderSettings": {
         "address", "port", "tls-cert", "tls-key", "client-ca", "insecure", "health-address", "health-port",
@@ -36,13 +38,18 @@ SET_BY_THE_CHART = {
 }  # fmt: skip
 """Settings that follow from mounts, ports and names, and that values cannot change."""
 
-STRUCTS: dict[str, type[msgspec.Struct]] = {"pluginSettings": PluginSettings, "extenderSettings": ExtenderSettings}
+STRUCTS: dict[str, type[msgspec.Struct]] = {
+    "pluginSettings": PluginSettings,
+    "extenderSettings": ExtenderSettings,
+    "healthSettings": HealthSettings,
+    "signalPolicy": SignalPolicy,
+}
 
 
 @pytest.mark.parametrize("definition", STRUCTS)
 def test_p82_values_offer_every_setting_that_the_chart_does_not_set_itself(definition: str) -> None:
     settings = {field.encode_name for field in msgspec.structs.fields(STRUCTS[definition])}
-    assert set(DEFINITIONS[definition]["properties"]) == settings - SET_BY_THE_CHART[definition]
+    assert set(DEFINITIONS[definition]["properties"]) == settings - SET_BY_THE_CHART.get(definition, set())
 
 
 def choices(offered: Manifest) -> list[str]:
@@ -64,6 +71,29 @@ def test_p82_choices_of_a_setting_are_the_daemon_s(definition: str) -> None:
         if field.encode_name in offered:
             members = [member.value for member in _members(kind)]
             assert choices(offered[field.encode_name]) == members, field.name
+
+
+def test_p82_a_condition_of_somebody_else_s_is_refused_as_by_the_daemon() -> None:
+    assert set(DEFINITIONS["pluginSettings"]["properties"]["node-condition"]["not"]["enum"]) == set(TAKEN_CONDITIONS)
+
+
+def test_health_policies_reach_the_daemon_over_its_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(of_kind("health", "ConfigMap")["neuron-plugin"]["data"]["config.yaml"], encoding="utf-8")
+    loaded = load(PluginSettings, {}, {}, file)
+    assert (loaded.health.sram_ecc.threshold, loaded.health.hw_error.action) == (5, Action.UNHEALTHY)
+    assert loaded.health.kernel_message == HealthSettings().kernel_message
+    assert (loaded.health.longest_hold_seconds, loaded.node_condition) == (1800.0, "NeuronDevicesHealthy")
+
+
+def test_kernel_log_and_state_are_looked_for_where_they_are_mounted() -> None:
+    mounts = {
+        mount["name"]: mount["mountPath"]
+        for mount in pod_templates("health")["neuron-plugin"]["spec"]["containers"][0]["volumeMounts"]
+    }
+    config = embedded("health", "neuron-plugin", "config.yaml")
+    assert (config["kmsg"], config["state-dir"]) == (mounts["kernel-log"], mounts["state"])
+    assert not {"kmsg", "state-dir"} & set(embedded("cleanup", "neuron-plugin", "config.yaml"))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -59,6 +59,11 @@ def test_good_values_are_accepted(good: Manifest) -> None:
     VALIDATOR.validate(good)
 
 
+@pytest.mark.parametrize("condition", ["NeuronHealth", "It's", "two words", "ends."])
+def test_a_condition_that_would_break_its_fence_is_refused(condition: str) -> None:
+    assert list(VALIDATOR.iter_errors(nested("devicePlugin.settings.node-condition", condition)))
+
+
 BAD: dict[str, object] = {
     "devicePlugins.enabled": True,
     "devicePlugin.enable": True,
@@ -68,6 +73,16 @@ BAD: dict[str, object] = {
     "devicePlugin.settings.node-name": "the-chart-sets-this",
     "devicePlugin.settings.rescan-seconds": 0.5,
     "devicePlugin.settings.proc": "/host/proc",
+    "devicePlugin.settings.kmsg": "/dev/kmsg",
+    "devicePlugin.settings.node-condition": "Ready",
+    "devicePlugin.settings.health": {"sram-eccc": {}},
+    "devicePlugin.settings.health.sram-ecc": {"treshold": 5},
+    "devicePlugin.settings.health.sram-ecc.threshold": 0,
+    "devicePlugin.settings.health.hw-error.action": "drain",
+    "devicePlugin.settings.health.missing": {"action": "ignore"},
+    "devicePlugin.settings.health.first-hold-seconds": -1,
+    "devicePlugin.stateDir": "state",
+    "devicePlugin.kernelLog": "/dev/kmsg",
     "devicePlugin.metricsPort": 9470,
     "devicePlugin.kubeletDir": "var/lib/kubelet",
     "devicePlugin.maxUnavailable": "half",

@@ -37,9 +37,22 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ include "neuron-plugin.name" . }}-extender.{{ .Release.Namespace }}.svc
 {{- end }}
 
+{{/* What the device plugin may do beyond being root, as a JSON list. */}}
+{{- define "neuron-plugin.capabilities" -}}
+{{- $asked := list }}
+{{- if .Values.devicePlugin.watchProcesses }}{{ $asked = append $asked "SYS_PTRACE" }}{{ end }}
+{{- if .Values.devicePlugin.kernelLog }}{{ $asked = append $asked "SYSLOG" }}{{ end }}
+{{- toJson $asked }}
+{{- end }}
+
 {{/* The keys of a decision on a pod, as a CEL list. */}}
 {{- define "neuron-plugin.decisionKeys" -}}
 ['NEURON_DEVS', 'NEURON_CORES', 'NEURON_ALLOC_TIME', 'NEURON_ALLOCATED', 'AWS_NEURON_IDS', 'NEURON_RESOURCE_TYPE']
+{{- end }}
+
+{{/* The labels under the vendor's prefix that the plugin describes its node with, as a CEL list. */}}
+{{- define "neuron-plugin.vendorLabels" -}}
+['neuron.amazonaws.com/ultraserver-mode', 'neuron.amazonaws.com/ultraserver-server-id-2', 'neuron.amazonaws.com/ultraserver-node-id-2', 'neuron.amazonaws.com/ultraserver-server-id-4', 'neuron.amazonaws.com/ultraserver-node-id-4']
 {{- end }}
 
 {{/* The node of the pod that a request's token was issued to, in CEL; empty for a token without one. */}}
