@@ -207,6 +207,13 @@ def test_troubleshooting_names_the_event_of_every_closed_node() -> None:
     assert [reason for reason in EVENT_REASONS.values() if f"`{reason}`" not in section("The node")] == []
 
 
+def test_troubleshooting_quotes_what_a_failed_bind_says() -> None:
+    source = (ROOT / "neuron_plugin/extender/binding.py").read_text()
+    named = quoted("The bind")
+    assert named
+    assert [text for text in named if text not in source] == []
+
+
 def admission_texts() -> set[str]:
     """Every text with which the plugin refuses an Allocate, as the code words it."""
     held = Holder(SERVE, (Holding("app", CORE, TRN1.cores_mask((8, 9))),))
@@ -250,14 +257,18 @@ def test_troubleshooting_has_the_texts_of_a_container_that_waits() -> None:
 
 def test_troubleshooting_names_events_of_the_plugin_that_exist() -> None:
     source = "".join(file.read_text() for file in (ROOT / "neuron_plugin/plugin").glob("*.py"))
-    named = quoted("Events of the plugin on a pod")
-    assert named
+    named = quoted("Events of the plugin on a pod") | set(
+        re.findall(r"`(NeuronDevice\w+)`", section("A device is unhealthy"))
+    )
+    assert {"DeviceConflict", "NeuronDeviceUnhealthy"} <= named
     assert [reason for reason in named if f'"{reason}"' not in source] == []
 
 
 def test_troubleshooting_names_checks_of_the_doctor_that_exist() -> None:
     text = (DOCS / "troubleshooting.md").read_text()
-    named = {name for found in re.findall(r"checks? ((?:`[a-z-]+`(?: and )?)+)", text) for name in found.split("`")[1::2]}
+    named = {
+        name for found in re.findall(r"checks? ((?:`[a-z-]+`(?: and )?)+)", text) for name in found.split("`")[1::2]
+    }
     assert named
     assert named <= {check.name for check in CHECKS}
 
