@@ -153,7 +153,9 @@ def test_yaml_on_a_page_can_be_read(page: Path) -> None:
 @pytest.mark.parametrize("page", HAND_WRITTEN, ids=identified)
 def test_a_command_that_a_page_names_exists(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also those that need a cluster: their help, at least, must be there."""
-    for command in set(re.findall(r"(?:[` ]|^)neuron-plugin ([a-z][a-z-]+)(?=[ `\n])", _commands_of(page))):
+    for command in set(
+        re.findall(r"(?:[` ]|^)neuron-plugin ([a-z][a-z-]+)(?=[ `\n])", _commands_of(page), re.MULTILINE)
+    ):
         with pytest.raises(SystemExit) as ended:
             main([command, "--help"])
         assert ended.value.code == 0, command
