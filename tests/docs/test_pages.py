@@ -1,0 +1,289 @@
+"""The hand-written pages: links lead somewhere, commands work, quoted texts are those of the code.
+
+A ``console`` block holds commands that need no cluster: each is run here, in order, one directory for a page, and what
+is shown below it must be in its output ("..." for what is left out). ``sh`` blocks need a cluster.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from neuron_plugin.allocation import refusals
+from neuron_plugin.allocation.ledger import Holder, Holding, Pod, PodUid
+from neuron_plugin.allocation.refusals import Refusal
+from neuron_plugin.allocation.requests import ContainerSpec
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.cli.doctor_checks import CHECKS
+from neuron_plugin.cli.main import main
+from neuron_plugin.extender.closings import EVENT_REASONS
+from neuron_plugin.extender.reasons import NODE_REFUSALS
+from neuron_plugin.hardware.processes import Process
+from neuron_plugin.kubelet.advertisement import Edition
+from neuron_plugin.kubelet.devices import AdvertisedDevice, RefusalError
+from neuron_plugin.kubelet.requests import checked_ids
+from neuron_plugin.plugin.pods import node_pod
+from neuron_plugin.plugin.quarantine import Suspect, described
+from neuron_plugin.plugin.wording import NO_MACHINE, conflict_text
+from neuron_plugin.simulation.manifests import shipped_geometry
+from neuron_plugin.topology.sets import Unit
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+HAND_WRITTEN = [page for page in PAGES if "Made by docs/generate.py" not in page.read_text()]
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+TRN1 = shipped_geometry("trn1.32xlarge")
+NEURON, CORE = Resource.NEURON, Resource.NEURONCORE
+TRAIN = Pod(PodUid("1"), "default", "train")
+SERVE = Pod(PodUid("2"), "default", "serve")
+
+QUOTED_REFUSALS = {
+    "unsupported_count": (Unit.DEVICE, 7),
+    "too_many": (Unit.DEVICE, 17),
+    "crowded": (Unit.DEVICE, 1),
+    "unhealthy": (Unit.DEVICE, 4),
+    "not_free": (Unit.CORE, 32),
+    "fragmented": (Unit.DEVICE, 4),
+}
+"""With which unit and count troubleshooting.md quotes each refusal."""
+
+
+def blocks(page: Path, language: str) -> Iterator[str]:
+    return (text for found, text in FENCE.findall(page.read_text()) if found == language)
+
+
+def identified(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub makes of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command as a page shows it, and what the page shows of its output."""
+
+    line: str
+    shown: tuple[str, ...]
+
+    @property
+    def arguments(self) -> list[str]:
+        return shlex.split(self.line, comments=True)[1:]
+
+    @property
+    def status(self) -> int:
+        told = re.search(r"# exit status (\d+)", self.line)
+        return int(told[1]) if told else 0
+
+
+def steps(page: Path) -> list[Step]:
+    found: list[Step] = []
+    for block in blocks(page, "console"):
+        first, *others = block.split("\n$ ")
+        assert first.startswith("$ "), f"{page.name}: a console block begins with a command, not {first[:40]!r}"
+        for text in (first.removeprefix("$ "), *others):
+            line, *shown = text.rstrip().split("\n")
+            found.append(Step(line, tuple(each for each in shown if each != "...")))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identified)
+def test_p82_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    for target in LINK.findall(FENCE.sub("", page.read_text())):
+        if re.match(r"https?://", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in map(slug, HEADING.findall(FENCE.sub("", file.read_text()))), f"{page.name}: {target}"
+
+
+def test_the_index_leads_to_every_page() -> None:
+    index = set(LINK.findall((DOCS / "README.md").read_text()))
+    missing = {page.name for page in DOCS.glob("*.md")} - index - {"README.md"}
+    assert not missing
+
+
+@pytest.mark.parametrize("page", [page for page in HAND_WRITTEN if steps(page)], ids=identified)
+def test_p82_every_command_that_needs_no_cluster_does_what_its_page_shows(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for step in steps(page):
+        assert step.line.startswith("neuron-plugin "), f"{page.name}: {step.line} cannot be run by this test"
+        assert not set("|<>;&$`") & set(step.line), f"{page.name}: {step.line} needs a shell"
+        status = main(step.arguments)
+        printed = capsys.readouterr()
+        assert status == step.status, f"{page.name}: {step.line}: {printed.err}"
+        lines = {line.strip() for line in printed.out.splitlines()}
+        assert [each for each in step.shown if each.strip() not in lines] == [], f"{page.name}: {step.line}"
+
+
+def test_the_commands_of_the_readme_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^    \.venv/bin/neuron-plugin (.+)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert commands
+    for command in commands:
+        assert main(shlex.split(command, comments=True)) == 0, f"{command}: {capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("page", HAND_WRITTEN, ids=identified)
+def test_yaml_on_a_page_can_be_read(page: Path) -> None:
+    for text in blocks(page, "yaml"):
+        assert list(yaml.safe_load_all(text))
+
+
+@pytest.mark.parametrize("page", HAND_WRITTEN, ids=identified)
+def test_a_command_that_a_page_names_exists(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also those that need a cluster: their help, at least, must be there."""
+    for command in set(
+        re.findall(r"(?:[` ]|^)neuron-plugin ([a-z][a-z-]+)(?=[ `\n])", _commands_of(page), re.MULTILINE)
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([command, "--help"])
+        assert ended.value.code == 0, command
+        assert capsys.readouterr().out
+
+
+def _commands_of(page: Path) -> str:
+    code = "".join(blocks(page, "sh"))
+    return code + " ".join(re.findall(r"`neuron-plugin [^`]+`", FENCE.sub("", page.read_text())))
+
+
+def section(heading: str) -> str:
+    """A part of troubleshooting.md, with the parts below it."""
+    text = (DOCS / "troubleshooting.md").read_text()
+    level = next(found[1] for found in re.finditer(r"^(#+) (.+)$", text, re.MULTILINE) if found[2] == heading)
+    after = text.partition(f"{level} {heading}\n")[2]
+    return re.split(rf"^#{{1,{len(level)}}} ", after, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def quoted(heading: str) -> set[str]:
+    """The texts in the first column of a section's first table."""
+    table = f"\n{section(heading)}".partition("\n\n|")[2].partition("\n\n")[0]
+    return set(re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE))
+
+
+def refusal_texts() -> set[str]:
+    """One text of each kind of refusal; a new kind has to be told here, and on the page."""
+    made: dict[str, Callable[..., Refusal]] = {
+        name: function
+        for name, function in inspect.getmembers(refusals, inspect.isfunction)
+        if inspect.signature(function).return_annotation == "Refusal"
+    }
+    assert made.keys() == QUOTED_REFUSALS.keys()
+    texts = set()
+    for name, function in made.items():
+        unit, count = QUOTED_REFUSALS[name]
+        known = {"geometry": TRN1, "unit": unit, "count": count}
+        texts.add(function(**{each: known[each] for each in inspect.signature(function).parameters}).text)
+    return texts
+
+
+def test_troubleshooting_has_every_reason_why_a_request_is_refused_and_no_other() -> None:
+    assert quoted("The request") == refusal_texts()
+
+
+def test_troubleshooting_has_every_reason_why_a_node_is_closed_and_no_other() -> None:
+    assert quoted("The node") == {refusal.text for refusal in NODE_REFUSALS}
+
+
+def test_troubleshooting_names_the_event_of_every_closed_node() -> None:
+    assert [reason for reason in EVENT_REASONS.values() if f"`{reason}`" not in section("The node")] == []
+
+
+def test_troubleshooting_quotes_what_a_failed_bind_says() -> None:
+    source = (ROOT / "neuron_plugin/extender/binding.py").read_text()
+    named = quoted("The bind")
+    assert named
+    assert [text for text in named if text not in source] == []
+
+
+def admission_texts() -> set[str]:
+    """Every text with which the plugin refuses an Allocate, as the code words it."""
+    held = Holder(SERVE, (Holding("app", CORE, TRN1.cores_mask((8, 9))),))
+    both = node_pod(TRAIN, [ContainerSpec("main", limits={NEURON.value: "1", CORE.value: "1"})], {})
+    assert both
+    vanished = Suspect(Pod(PodUid("3"), "default", "old"), TRN1.cores_mask((6, 7)), 0.0, 30.0, seen=still_open())
+    sick = ("held by pod default/serve as aws.amazon.com/neuroncore", "1 uncorrected SRAM errors", vanished.reason)
+    return {
+        conflict_text(TRN1, NEURON, (4, 5, 6, 7), f"pod {TRAIN}", [held]),
+        both.problem,
+        NO_MACHINE,
+        *(refused([["3"]], reason) for reason in sick),
+        refused([["17"]]),
+        refused([[]]),
+        refused([["3", "3"]]),
+    }
+
+
+def still_open() -> str:
+    return described([(3, Process(4711, "python", uses=True))])
+
+
+def refused(containers: list[list[str]], reason: str = "") -> str:
+    devices = tuple(AdvertisedDevice(str(number), healthy=not reason, reason=reason) for number in range(16))
+    with pytest.raises(RefusalError) as error:
+        checked_ids(NEURON.value, Edition(1, devices), containers)
+    return str(error.value)
+
+
+def test_troubleshooting_has_every_text_of_an_admission_error_and_no_other() -> None:
+    assert quoted("A pod failed with UnexpectedAdmissionError") == admission_texts()
+
+
+def test_troubleshooting_has_the_texts_of_a_container_that_waits() -> None:
+    waits = {f"the container has to wait: {still_open()}", "the container has to wait: neuron3 is being reset"}
+    assert quoted("A container waits in CreateContainerConfigError") == waits
+    gate = (ROOT / "neuron_plugin/plugin/gate.py").read_text()
+    assert "the container has to wait: " in gate
+    assert "is being reset" in gate
+
+
+def test_troubleshooting_names_events_of_the_plugin_that_exist() -> None:
+    source = "".join(file.read_text() for file in (ROOT / "neuron_plugin/plugin").glob("*.py"))
+    named = quoted("Events of the plugin on a pod") | set(
+        re.findall(r"`(NeuronDevice\w+)`", section("A device is unhealthy"))
+    )
+    assert {"DeviceConflict", "NeuronDeviceUnhealthy"} <= named
+    assert [reason for reason in named if f'"{reason}"' not in source] == []
+
+
+def test_troubleshooting_names_checks_of_the_doctor_that_exist() -> None:
+    text = (DOCS / "troubleshooting.md").read_text()
+    named = {
+        name for found in re.findall(r"checks? ((?:`[a-z-]+`(?: and )?)+)", text) for name in found.split("`")[1::2]
+    }
+    assert named
+    assert named <= {check.name for check in CHECKS}
+
+
+def test_the_switches_of_the_vendors_chart_are_the_same_in_the_docs_and_the_chart() -> None:
+    def table(page: Path) -> list[str]:
+        after = page.read_text().partition("| neuron-helm-chart | here |\n")[2]
+        return after.partition("\n\n")[0].splitlines()
+
+    assert table(DOCS / "install.md") == table(ROOT / "charts/neuron-plugin/README.md")
+
+
+@pytest.mark.parametrize("page", HAND_WRITTEN, ids=identified)
+def test_a_page_keeps_to_a_width_that_diffs_can_show(page: Path) -> None:
+    text = FENCE.sub("", page.read_text())
+    assert [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")] == []
