@@ -89,7 +89,8 @@ class SocketSeen:
 class Kubelet:
     """The kubelet's side. ``trouble`` says why its directory could not be listed.
 
-    ``own_socket`` is kubelet.sock, ``plugins`` the other sockets beside it and below ``plugins_registry``.
+    ``own_socket`` is kubelet.sock, ``plugins`` the other sockets beside it and in the directories of drivers;
+    ``drivers_seen`` is whether those could be looked into.
     """
 
     directory: Path
@@ -97,6 +98,7 @@ class Kubelet:
     missing: bool = False
     own_socket: SocketSeen | None = None
     plugins: tuple[SocketSeen, ...] = ()
+    drivers_seen: bool = True
     allocatable: Mapping[str, tuple[str, ...]] | Unknown = field(default_factory=dict)
     pods: tuple[PodIds, ...] | Unknown = ()
 

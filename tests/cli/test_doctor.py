@@ -119,7 +119,7 @@ class Node:
     async def until_it_is_in_the_cluster(self) -> None:
         """The daemon follows this node's pods, and has told what the node has."""
         async with asyncio.timeout(10):
-            while not (self.api.open_watches and "annotations" in self.api.get(NODES, "worker-1")["metadata"]):
+            while not (self.api.open_watches and "annotations" in self.api.get(NODES, "worker-1")["metadata"]):  # noqa: ASYNC110 - asked as a user would
                 await asyncio.sleep(0.02)
 
     async def run_pod(self, name: str, resource: Resource, count: int, **annotations: str) -> str:
@@ -135,7 +135,7 @@ class Node:
 @pytest.fixture
 async def node() -> AsyncIterator[Node]:
     root = Path(tempfile.mkdtemp())
-    for name in ("device-plugins", "pod-resources"):
+    for name in ("device-plugins", "pod-resources", "plugins_registry"):
         (root / name).mkdir()
     machine = write_node(root / "node", "inf2.24xlarge", usage_counters=False)
     stop = asyncio.Event()
