@@ -33,10 +33,11 @@ def test_what_may_not_be_read_is_not_checked_and_asks_for_root(well: Facts) -> N
 
 
 def test_an_attribute_that_an_old_driver_does_not_make_is_a_note(make_node: MakeNode) -> None:
-    facts = facts_of(make_node("trn1.2xlarge", driver_version="2.13.3.0"))
-    finding = the_finding("sysfs", facts)
+    node = make_node("inf2.24xlarge")
+    node.remove_attribute(2, "info/architecture/arch_type")
+    finding = the_finding("sysfs", facts_of(node))
     assert finding.level is Level.NOTE
-    assert "connected_devices does not exist" in finding.seen
+    assert "/neuron2/info/architecture/arch_type does not exist; NDv3 is assumed" in finding.seen
 
 
 def test_blanked_links_are_a_note_with_the_missing_chip_as_the_cause(make_node: MakeNode) -> None:
