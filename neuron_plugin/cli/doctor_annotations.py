@@ -78,15 +78,19 @@ def _confirmed(facts: Facts, pod: ApiPod, allocated: bool, alloc_time_ns: int) -
 
 
 def _compared(pod: ApiPod, decided: Iterable[ContainerIds], given: Given) -> Iterator[Finding]:
-    """App containers and sidecars: the kubelet tells nothing of plain init containers."""
+    """App containers and sidecars: the kubelet tells nothing of plain init containers.
+
+    A container that re-uses its init container's ids is listed with what the kubelet drew from them, and may have been
+    given another part; one that is not listed may be in admission until the pod runs.
+    """
     parts = list(decided)
     reuses = any(part.request.kind is Kind.INIT for part in parts)
-    if not given and pod.phase != "Running":
-        return
     for part in parts:
         request = part.request
         held = given.get((request.container, request.resource))
         if request.kind is Kind.INIT or held == part.ids or (held and reuses and len(held) == len(part.ids)):
+            continue
+        if held is None and pod.phase != "Running":
             continue
         said = ranges(held) if held else "nothing"
         yield problem(
@@ -98,12 +102,12 @@ def _compared(pod: ApiPod, decided: Iterable[ContainerIds], given: Given) -> Ite
 
 def _given(facts: Facts, pod: ApiPod) -> Given | None:
     """What the kubelet lists for a pod, None where it cannot be asked."""
-    if isinstance(facts.kubelet.pods, Unknown):
+    if isinstance(facts.holders, Unknown):
         return None
     names = {resource.value: resource for resource in Resource}
     return {
         (container.container, names[container.resource]): tuple(sorted(int(each) for each in container.ids))
-        for found in facts.kubelet.pods
+        for found in facts.holders
         if (found.namespace, found.name) == (pod.pod.namespace, pod.pod.name)
         for container in found.containers
         if container.resource in names and all(each.isascii() and each.isdecimal() for each in container.ids)
@@ -113,7 +117,7 @@ def _given(facts: Facts, pod: ApiPod) -> Given | None:
 def _unknown_pods(facts: Facts, cluster: Cluster) -> Iterator[Finding]:
     """Holders that the API server does not have: deleted by force, or another cluster's."""
     known = {(pod.pod.namespace, pod.pod.name) for pod in cluster.pods}
-    pods = () if isinstance(facts.kubelet.pods, Unknown) else facts.kubelet.pods
+    pods = () if isinstance(facts.holders, Unknown) else facts.holders
     for found in pods:
         holds = any(container.resource in set(Resource) for container in found.containers)
         if holds and (found.namespace, found.name) not in known:

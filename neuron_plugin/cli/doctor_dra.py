@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from neuron_plugin.cli.doctor_facts import DRA_DRIVER, Facts
+from neuron_plugin.cli.doctor_facts import DRA_DRIVER, Facts, Unknown
 from neuron_plugin.cli.doctor_findings import Finding, note, ok, problem, unchecked
 
 
@@ -27,6 +27,13 @@ def check_dra_driver(facts: Facts) -> Iterator[Finding]:
             f"the DRA driver {DRA_DRIVER} has left {facts.dra_sockets[0].path}",
             "nobody serves it any more",
             f"if it was uninstalled: look for ResourceSlices of {DRA_DRIVER} that still offer these devices",
+        )
+    elif not facts.kubelet.drivers_seen:
+        yield unchecked(
+            Unknown(
+                f"{facts.kubelet.directory.parent}/plugins_registry, where drivers register, cannot be seen from here",
+                "run this as root on the node itself",
+            )
         )
     else:
         yield ok(f"no DRA driver {DRA_DRIVER}")

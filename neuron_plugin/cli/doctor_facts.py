@@ -24,6 +24,9 @@ DRA_DRIVER = "neuron.aws.com"
 """The vendor's DRA driver; its sockets and directories carry the name."""
 
 
+_ENDED = ("Succeeded", "Failed")
+
+
 @dataclass(frozen=True, slots=True)
 class Unknown:
     """What could not be learned: why not, and what would help."""
@@ -89,7 +92,8 @@ class SocketSeen:
 class Kubelet:
     """The kubelet's side. ``trouble`` says why its directory could not be listed.
 
-    ``own_socket`` is kubelet.sock, ``plugins`` the other sockets beside it and below ``plugins_registry``.
+    ``own_socket`` is kubelet.sock, ``plugins`` the other sockets beside it and in the directories of drivers;
+    ``drivers_seen`` is whether those could be looked into.
     """
 
     directory: Path
@@ -97,6 +101,7 @@ class Kubelet:
     missing: bool = False
     own_socket: SocketSeen | None = None
     plugins: tuple[SocketSeen, ...] = ()
+    drivers_seen: bool = True
     allocatable: Mapping[str, tuple[str, ...]] | Unknown = field(default_factory=dict)
     pods: tuple[PodIds, ...] | Unknown = ()
 
@@ -160,13 +165,23 @@ class Facts:
     now_ns: int = 0
 
     @property
-    def ledger(self) -> Ledger | Unknown:
-        """Who holds what by the kubelet."""
+    def holders(self) -> tuple[PodIds, ...] | Unknown:
+        """The kubelet's list without pods that have ended by the API server: before 1.34 kubelets list those, too."""
         if isinstance(self.kubelet.pods, Unknown):
             return self.kubelet.pods
+        known = self.cluster.pods if isinstance(self.cluster, Cluster) else ()
+        ended = {(each.pod.namespace, each.pod.name) for each in known if each.phase in _ENDED}
+        return tuple(pod for pod in self.kubelet.pods if (pod.namespace, pod.name) not in ended)
+
+    @property
+    def ledger(self) -> Ledger | Unknown:
+        """Who holds what by the kubelet."""
+        holders = self.holders
+        if isinstance(holders, Unknown):
+            return holders
         if self.machine.geometry is None:
             return Unknown("there is no device")
-        return holders_of(self.machine.geometry, self.kubelet.pods).ledger or Ledger()
+        return holders_of(self.machine.geometry, holders).ledger or Ledger()
 
     def sockets_of(self, resource: Resource) -> tuple[SocketSeen, ...]:
         """Sockets of this project's plugin for one resource."""

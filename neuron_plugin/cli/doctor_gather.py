@@ -12,7 +12,7 @@ from pathlib import Path
 
 from neuron_plugin.cli import machine
 from neuron_plugin.cli.doctor import DEVICE_PLUGINS
-from neuron_plugin.cli.doctor_facts import Cluster, Facts, Host, Kubelet, Unknown
+from neuron_plugin.cli.doctor_facts import Cluster, DeviceUsers, Facts, Host, Kubelet, Unknown
 from neuron_plugin.cli.doctor_gather_cluster import gather_cluster
 from neuron_plugin.cli.doctor_gather_host import gather_host
 from neuron_plugin.cli.doctor_gather_kubelet import gather_kubelet
@@ -32,8 +32,7 @@ def gather(arguments: Namespace, environ: Mapping[str, str]) -> Facts:
     # A loop of its own leaves the thread's loop, if it has one, as it is.
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         kubelet, cluster = runner.run(_ask(arguments, environ, simulated=host.simulated))
-    users = gather_users(_node_paths(host, seen.paths.dev), _proc(root))
-    return Facts(seen, host, kubelet, cluster, users, time.time_ns())
+    return Facts(seen, host, kubelet, cluster, _look_at_users(host, seen.paths.dev, root), time.time_ns())
 
 
 async def _ask(
@@ -41,12 +40,17 @@ async def _ask(
 ) -> tuple[Kubelet, Cluster | Unknown]:
     given: Path | None = arguments.kubelet_dir
     directory = given or (arguments.root or Path("/")) / DEVICE_PLUGINS
-    return await asyncio.gather(
+    kubelet, cluster = await asyncio.gather(
         gather_kubelet(
             directory, machine.pod_resources_socket_of(arguments), expected=given is not None or not simulated
         ),
         _ask_cluster(arguments, environ),
+        return_exceptions=True,
     )
+    if isinstance(kubelet, BaseException):
+        trouble = _unforeseen(kubelet)
+        kubelet = Kubelet(directory, trouble=trouble, allocatable=trouble, pods=trouble)
+    return kubelet, _unforeseen(cluster) if isinstance(cluster, BaseException) else cluster
 
 
 async def _ask_cluster(arguments: Namespace, environ: Mapping[str, str]) -> Cluster | Unknown:
@@ -57,6 +61,20 @@ async def _ask_cluster(arguments: Namespace, environ: Mapping[str, str]) -> Clus
         return Unknown("no API server is known", "give --kubeconfig (and --node-name)")
     node_name = arguments.node_name or environ.get("NODE_NAME") or platform.node().lower()
     return await gather_cluster(kubeconfig, node_name)
+
+
+def _look_at_users(host: Host, dev: Path, root: Path | None) -> DeviceUsers | Unknown:
+    try:
+        return gather_users(_node_paths(host, dev), _proc(root))
+    except Exception as error:  # noqa: BLE001 - on a broken node the rest is wanted most
+        return _unforeseen(error)
+
+
+def _unforeseen(error: BaseException) -> Unknown:
+    """What one source stumbled over must not hide what the others tell."""
+    if not isinstance(error, Exception):
+        raise error
+    return Unknown(f"looking failed itself ({error!r})", "please report it")
 
 
 def _node_paths(host: Host, dev: Path) -> dict[int, Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +20,9 @@ DIAL_SECONDS = 2.0
 POD_RESOURCES_SECONDS = 3.0
 
 _OURS = "neuron-plugin."
-_OTHER_DIRECTORIES = ("plugins_registry", "plugins")
-"""Beside the directory of device plugins: where drivers that the kubelet discovers have their sockets."""
+REGISTRY = "plugins_registry"
+"""Beside the directory of device plugins, made by every kubelet: where drivers have the sockets it discovers."""
+_DRIVER_DIRECTORIES = (REGISTRY, "plugins")
 _AS_ROOT = "run this as root"
 
 
@@ -42,6 +44,7 @@ async def gather_kubelet(directory: Path, pod_resources: Path, *, expected: bool
         directory,
         own_socket=SocketSeen(own, is_served(own)) if own in sockets else None,
         plugins=tuple(plugins),
+        drivers_seen=_may_list(directory.parent / REGISTRY),
         allocatable=allocatable,
         pods=pods,
     )
@@ -54,10 +57,14 @@ def _without(directory: Path, *, expected: bool) -> Kubelet:
 
 
 def _of_drivers(kubelet_root: Path) -> Iterator[Path]:
-    for name in _OTHER_DIRECTORIES:
+    for name in _DRIVER_DIRECTORIES:
         for path in sorted((kubelet_root / name).rglob("*.sock")):
             if DRA_DRIVER in str(path) or path.name.startswith(_OURS):
                 yield path
+
+
+def _may_list(directory: Path) -> bool:
+    return os.access(directory, os.R_OK | os.X_OK)
 
 
 def _sockets(directory: Path) -> list[Path]:

@@ -41,7 +41,7 @@ def _total(ledger: Ledger) -> str:
 
 def _strange(facts: Facts, geometry: Geometry) -> Iterator[Finding]:
     units = {resource.value: resource.unit for resource in Resource}
-    pods = () if isinstance(facts.kubelet.pods, Unknown) else facts.kubelet.pods
+    pods = () if isinstance(facts.holders, Unknown) else facts.holders
     for pod in pods:
         for container in pod.containers:
             unit = units.get(container.resource)
@@ -65,7 +65,8 @@ def _shared(geometry: Geometry, held: list[_Held]) -> Iterator[Finding]:
             yield problem(
                 f"{_name(one, mine)} and {_name(other, theirs)} both hold {_said(geometry, shared)}",
                 "the second to start fails, or one disturbs the other's work",
-                "delete one of the two; if it comes again, see that one plugin alone serves this node",
+                "delete one of the two, unless one has ended (kubelets before 1.34 still list it); if it comes again, "
+                "see that one plugin alone serves this node",
             )
 
 

@@ -135,7 +135,7 @@ class Node:
 @pytest.fixture
 async def node() -> AsyncIterator[Node]:
     root = Path(tempfile.mkdtemp())
-    for name in ("device-plugins", "pod-resources"):
+    for name in ("device-plugins", "pod-resources", "plugins_registry"):
         (root / name).mkdir()
     machine = write_node(root / "node", "inf2.24xlarge", usage_counters=False)
     stop = asyncio.Event()

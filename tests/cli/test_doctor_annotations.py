@@ -79,6 +79,15 @@ def test_a_container_that_re_uses_an_init_containers_devices_may_be_listed_with_
     assert is_fine("annotations", held(well, pod, ids="2"))
 
 
+def test_a_container_that_is_not_listed_may_be_in_admission_until_the_pod_runs(well: Facts) -> None:
+    annotations = {"NEURON_DEVS": "2|3", "NEURON_ALLOCATED": "true"}
+    containers = {"main": {"neurondevice": 1}, "side": {"neurondevice": 1}}
+    pending = api_pod("train", containers, annotations, phase="Pending")
+    assert is_fine("annotations", held(well, pending))
+    finding = the_finding("annotations", held(well, replace(pending, phase="Running")))
+    assert "train/side: annotated aws.amazon.com/neurondevice 3, the kubelet gave nothing" in finding.seen
+
+
 def test_pods_that_have_ended_or_ask_for_nothing_are_passed_over(well: Facts) -> None:
     ended = replace(one_device({"NEURON_DEVS": "9", **DONE}), neuron=None, phase="Succeeded")
     assert is_fine("annotations", with_cluster(well, pods=(ended, api_pod("web", {"main": {}}, {}))))

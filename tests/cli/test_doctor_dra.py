@@ -31,5 +31,11 @@ def test_the_dra_driver_is_a_problem_only_beside_us(
     assert "neuron.aws.com" in finding.seen
 
 
+def test_where_drivers_register_out_of_sight_it_is_not_checked(well: Facts) -> None:
+    finding = the_finding("dra-driver", with_kubelet(well, drivers_seen=False))
+    assert not finding.checked
+    assert "/var/lib/kubelet/plugins_registry" in finding.seen
+
+
 def test_without_it_all_is_fine(well: Facts) -> None:
     assert is_fine("dra-driver", well)

@@ -72,8 +72,15 @@ async def test_sockets_are_told_with_whether_anybody_serves_them(kubelet_root: P
         "neuron.aws.com-reg.sock": False,
         "dra.sock": True,
     }
+    assert found.drivers_seen
     assert isinstance(found.pods, Unknown)
     assert "--pod-resources-socket" in found.pods.action
+
+
+async def test_a_directory_of_drivers_that_is_not_mounted_is_known_to_be_unseen(kubelet_root: Path) -> None:
+    (kubelet_root / "plugins_registry").rmdir()
+    found = await gather_kubelet(kubelet_root / "device-plugins", kubelet_root / "nothing", expected=True)
+    assert not found.drivers_seen
 
 
 async def test_a_plugin_of_ours_that_accepts_and_never_answers_is_given_up_in_time(

@@ -69,6 +69,13 @@ def test_ids_that_this_machine_does_not_have_are_a_problem(well: Facts, ids: str
     assert f"holds aws.amazon.com/neurondevice {ids}" in finding.seen
 
 
+def test_a_pod_that_has_ended_holds_nothing_though_an_old_kubelet_lists_it(well: Facts) -> None:
+    facts = holding(well, ("old", "main", "neurondevice", "2"), ("new", "main", "neurondevice", "2"))
+    ended = api_pod("old", {"main": {"neurondevice": 1}}, {}, phase="Succeeded")
+    assert the_finding("holders", facts).level is Level.PROBLEM
+    assert is_fine("holders", with_cluster(facts, pods=(ended,)))
+
+
 def test_other_resources_are_nobodys_business_here(well: Facts) -> None:
     assert is_fine("holders", holding(well, ("train", "main", "../nvidia.com/gpu", "GPU-1")))
 

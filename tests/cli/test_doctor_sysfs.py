@@ -36,6 +36,14 @@ def test_attributes_that_an_old_driver_cannot_have_are_no_finding(make_node: Mak
     assert is_fine("sysfs", facts_of(make_node("trn1.2xlarge", driver_version="2.13.3.0")))
 
 
+def test_an_attribute_that_an_old_driver_does_not_make_is_a_note(make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge")
+    node.remove_attribute(2, "info/architecture/arch_type")
+    finding = the_finding("sysfs", facts_of(node))
+    assert finding.level is Level.NOTE
+    assert "/neuron2/info/architecture/arch_type does not exist; NDv3 is assumed" in finding.seen
+
+
 def test_blanked_links_are_a_note_with_the_missing_chip_as_the_cause(make_node: MakeNode) -> None:
     finding = the_finding("sysfs", facts_of(make_node(missing=(3,))))
     assert finding.level is Level.NOTE
