@@ -57,7 +57,7 @@ class Allocator:
         self._state.called()
         offer = Offer(Resource(resource), _numbers(available), _numbers(must_include), size)
         ids = await self._steering.preferred(self._machine(), offer)
-        self._answer = offer.resource, ids
+        self._answer = None if offer.must_include else (offer.resource, ids)
         return [str(number) for number in ids]
 
     def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:

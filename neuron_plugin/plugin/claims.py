@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from neuron_plugin.allocation.ledger import Holder, Ledger, Pod
+from neuron_plugin.allocation.ledger import Holder, Holding, Ledger, Pod
 from neuron_plugin.allocation.requests import ContainerRequest
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.plugin.decisions import WaitingDecision, decision_of
@@ -56,32 +56,30 @@ class Claims:
     def claim(self, resource: Resource, mask: CoreMask, count: int, *, asked: bool) -> Claim | Conflict:
         """Find whom ``count`` ids of ``resource``, together ``mask``, are for.
 
-        ``asked``: they are our answer to the preference call just before.
+        ``asked``: they are our answer to the preference call just before, and none of them had to be included.
         """
         decision = decision_of(self.waiting, resource, mask)
         holders = self.ledger.holders_of(mask)
         if decision and (asked or all(holder.pod.uid == decision.pod.uid for holder in holders)):
             return Claim(decision.pod, decision.request.container, mask, decided=True)
-        if len(holders) == 1:
-            own = self._of_holder(holders[0], resource, mask, count, asked=asked)
+        if len(holders) == 1 and not (asked and is_nameless(holders[0])):
+            own = self._of_holder(holders[0], resource, mask, count)
             if own:
                 return own
         lasting = tuple(holder for holder in holders if not (asked and is_outdated(holder, resource, mask)))
         return Conflict(lasting) if lasting else Claim(None, "", mask)
 
-    def _of_holder(
-        self, holder: Holder, resource: Resource, mask: CoreMask, count: int, *, asked: bool
-    ) -> Claim | None:
+    def _of_holder(self, holder: Holder, resource: Resource, mask: CoreMask, count: int) -> Claim | None:
         """The holder's own call: a later container re-using ids, or the same call again."""
         pod = self.pods.get(holder.pod.uid)
         part = unserved(pod, self.ledger, resource, count) if pod else None
         next_one = self._next_container(holder, part, mask) if part else None
         if next_one:
             return next_one
-        again = next((one for one in holder.holdings if one.resource is resource and one.mask == mask), None)
+        again = _the_same(holder, resource, mask) or (_drawn_again(holder, resource, mask) if pod else None)
         if again:
-            return Claim(holder.pod, again.container, mask)
-        if is_nameless(holder) and _goes_on(holder, resource, mask, asked=asked):
+            return Claim(holder.pod, again.container, again.mask, decided=pod is not None and pod.decision is not None)
+        if is_nameless(holder) and _goes_on(holder, resource, mask):
             return Claim(holder.pod, f"#{len(holder.holdings)}", mask)
         return None
 
@@ -106,8 +104,20 @@ def _same_size(one: int, other: int) -> bool:
     return one.bit_count() == other.bit_count()
 
 
-def _goes_on(holder: Holder, resource: Resource, mask: int, *, asked: bool) -> bool:
-    """Whether a pod nobody has told us of goes on with what it holds: more around it, or a part of it unasked."""
+def _the_same(holder: Holder, resource: Resource, mask: int) -> Holding | None:
+    return next((one for one in holder.holdings if one.resource is resource and one.mask == mask), None)
+
+
+def _drawn_again(holder: Holder, resource: Resource, mask: int) -> Holding | None:
+    """What the latest container was given, when the kubelet restarted in its call and draws from its pod's set anew."""
+    latest = holder.holdings[-1]
+    drawn = any(one.resource is resource and mask & ~one.mask == 0 for one in holder.holdings[:-1])
+    same_size = latest.resource is resource and latest.mask.bit_count() == mask.bit_count()
+    return latest if drawn and same_size else None
+
+
+def _goes_on(holder: Holder, resource: Resource, mask: int) -> bool:
+    """Whether a pod nobody has told us of goes on with what it holds: more around it, or a part of it."""
     if any(holding.resource is not resource for holding in holder.holdings):
         return False
-    return mask & holder.mask == (holder.mask if asked else mask)
+    return mask & holder.mask in (mask, holder.mask)

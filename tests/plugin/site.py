@@ -16,6 +16,7 @@ from neuron_plugin.allocation.annotations import Decision, read
 from neuron_plugin.allocation.ledger import PodUid
 from neuron_plugin.allocation.requests import ContainerSpec, Kind, pod_request
 from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.kubelet.registration import DevicePluginServer
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
 from neuron_plugin.simulation.api_server import EVENTS, NODES, PODS, JsonObject, StandInApiServer
@@ -25,7 +26,10 @@ from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.topology.instances import catalogue
 
 NODE = "worker-1"
-_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory in it; a simulated node is 1 500 small files
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - private directories in it
+_MEMORY = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
+"""Where a simulated node's 1 500 small files are gone again in no time."""
+
 NAMESPACE = "default"
 _KINDS = {Kind.INIT: ContainerKind.INIT, Kind.SIDECAR: ContainerKind.SIDECAR, Kind.APP: ContainerKind.APP}
 
@@ -49,16 +53,17 @@ class Site:
         running = asyncio.create_task(daemon.run(stop), name="daemon")
         try:
             if registered:
-                await eventually(lambda: all(server.registered.is_set() for server in daemon.offering.servers))
-                await eventually(
-                    lambda: all(self.kubelet.capacity(s.resource).capacity for s in daemon.offering.servers)
-                )
+                await eventually(lambda: all(map(self.is_offered, daemon.offering.servers)))
                 if self.api:
                     await eventually(lambda: daemon.state.pods_known or self.api_is_down)
             yield daemon
         finally:
             stop.set()
             await running
+
+    def is_offered(self, server: DevicePluginServer) -> bool:
+        """Whether the kubelet has the list, too: before, a pod runs without the devices it asks for."""
+        return server.registered.is_set() and self.kubelet.capacity(server.resource).capacity > 0
 
     @property
     def api_is_down(self) -> bool:
@@ -131,7 +136,7 @@ async def a_site(
     seed: int = 1,
 ) -> AsyncIterator[Site]:
     """A node of this type, with everything but the daemon running."""
-    with tempfile.TemporaryDirectory(prefix="np-", dir=_MEMORY if _MEMORY.is_dir() else None) as directory:
+    with tempfile.TemporaryDirectory(prefix="np-", dir=_MEMORY) as directory:
         root = Path(directory)
         plugins, pod_resources = root / "dp", root / "pr"
         plugins.mkdir()
@@ -207,7 +212,7 @@ def ids(admitted: AdmittedPod, resource: Resource, container: str = "app") -> tu
     return tuple(int(each) for each in admitted.container(container).ids[resource.value])
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 8.0) -> None:
+async def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Wait for what no event tells a test."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - see above

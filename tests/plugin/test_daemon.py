@@ -210,7 +210,7 @@ async def test_p61_a_new_process_knows_who_holds_what_init_containers_included()
             await site.confirmed(daemon, "a", "b")
             assert holders(daemon) == {"uid-a", "uid-b"}
             assert daemon.state.ledger.used_mask == TRN1.cores_mask(range(4)) | TRN1.devices_mask((8, 9, 10, 11))
-            assert site.kubelet.capacity(NEURON.value).allocatable == 14
+            await site.kubelet.wait_for_capacity(NEURON.value, 14)
             later = await site.run("c", app(4))
             assert ids(later, NEURON) == (4, 5, 6, 7)
             assert site.api is not None

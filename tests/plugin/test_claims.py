@@ -1,0 +1,225 @@
+"""Whose call an Allocate is, read from its ids."""
+
+from __future__ import annotations
+
+import pytest
+
+from neuron_plugin.allocation.ledger import Holding
+from neuron_plugin.allocation.requests import ContainerSpec
+from neuron_plugin.allocation.resources import Resource, mask_of
+from neuron_plugin.plugin.claims import Claim, Conflict
+from neuron_plugin.plugin.node import NodeState
+from tests.plugin.world import (
+    CORE,
+    DEVICE,
+    INF2,
+    NEURON,
+    TRN1,
+    a_state,
+    app,
+    decided,
+    devices,
+    init,
+    machine,
+    pod,
+    ref,
+    sidecar,
+)
+
+
+def claim(state: NodeState, resource: Resource, *ids: int, asked: bool = True) -> Claim | Conflict:
+    assert state.machine is not None
+    mask = mask_of(state.machine.geometry, resource.unit, ids)
+    return state.claims(state.machine).claim(resource, mask, len(ids), asked=asked)
+
+
+def granted(state: NodeState, resource: Resource, *ids: int, asked: bool = True) -> Claim:
+    """Claim and hold, as the allocator does."""
+    found = claim(state, resource, *ids, asked=asked)
+    assert isinstance(found, Claim)
+    state.hold(found.pod or state.new_stand_in(), Holding(found.container, resource, found.mask))
+    return found
+
+
+def test_the_ids_of_a_waiting_decision_name_its_pod_and_container() -> None:
+    state = a_state(TRN1, decided("a", app(4), sets=[[4, 5, 6, 7]]))
+    assert claim(state, NEURON, 4, 5, 6, 7) == Claim(ref("a"), "app", devices(4, 5, 6, 7), decided=True)
+
+
+def test_ids_that_nobody_has_are_for_somebody_unknown() -> None:
+    state = a_state(TRN1, decided("a", app(4), sets=[[4, 5, 6, 7]]))
+    assert claim(state, NEURON, 0, 1, 2, 3) == Claim(None, "", devices(0, 1, 2, 3))
+
+
+def test_a_decision_is_named_by_its_own_resource_name_only() -> None:
+    state = a_state(TRN1, decided("a", app(1), sets=[[4]]))
+    assert claim(state, DEVICE, 4) == Claim(None, "", devices(4))
+
+
+def test_p45_ids_that_another_live_pod_holds_are_a_conflict_with_it() -> None:
+    state = a_state(TRN1, decided("a", app(4), sets=[[0, 1, 2, 3]]))
+    granted(state, NEURON, 0, 1, 2, 3)
+    found = claim(state, NEURON, 3, 4)
+    assert isinstance(found, Conflict)
+    assert [holder.pod.name for holder in found.holders] == ["a"]
+
+
+def test_p58_the_same_silicon_under_another_name_is_a_conflict() -> None:
+    state = a_state(TRN1, decided("a", app(2, CORE), sets=[[2, 3]]))
+    granted(state, CORE, 2, 3)
+    assert isinstance(claim(state, NEURON, 1), Conflict)
+    assert isinstance(claim(state, DEVICE, 1, asked=False), Conflict)
+
+
+def test_p50_the_same_call_again_is_the_same_pods_and_counts_once() -> None:
+    state = a_state(TRN1, decided("a", app(4), sets=[[0, 1, 2, 3]]))
+    first = granted(state, NEURON, 0, 1, 2, 3)
+    again = granted(state, NEURON, 0, 1, 2, 3)
+    assert (again.pod, again.container, again.mask) == (first.pod, first.container, first.mask)
+    assert len(state.ledger.holders[ref("a").uid].holdings) == 1
+
+
+def test_p50_a_part_that_is_drawn_anew_after_a_kubelet_restart_gets_the_same_answer() -> None:
+    containers = (init(4), sidecar(1), app(1))
+    state = a_state(INF2, decided("a", *containers, sets=[[0, 1, 2, 3], [0], [1]], geometry=INF2))
+    granted(state, NEURON, 0, 1, 2, 3)
+    granted(state, NEURON, 3, asked=False)
+    first = granted(state, NEURON, 2, asked=False)
+    again = granted(state, NEURON, 1, asked=False)
+    assert (again.container, again.mask) == (first.container, first.mask) == ("app", devices(1, geometry=INF2))
+
+
+def test_a_new_pod_never_joins_an_old_stand_in() -> None:
+    state = a_state(TRN1)
+    stand_in = state.new_stand_in()
+    state.hold(stand_in, Holding("app", NEURON, devices(0)))
+    state.hold(stand_in, Holding("init", NEURON, devices(0, 1, 2, 3)))
+    assert granted(state, NEURON, 0, 1, 2, 3).pod is None
+    assert [holder.holdings for holder in state.ledger] == [(Holding("", NEURON, devices(0, 1, 2, 3)),)]
+
+
+def test_p50_the_same_call_again_of_an_unknown_pod_stays_one_stand_in() -> None:
+    state = a_state(TRN1)
+    granted(state, NEURON, 0, 1)
+    granted(state, NEURON, 0, 1)
+    assert len(state.ledger.holders) == 1
+
+
+def test_p45_an_app_container_of_the_same_size_goes_on_with_the_init_containers_ids() -> None:
+    state = a_state(TRN1, decided("a", init(4), app(4), sets=[[0, 1, 2, 3], [0, 1, 2, 3]]))
+    assert granted(state, NEURON, 0, 1, 2, 3).container == "init"
+    assert granted(state, NEURON, 0, 1, 2, 3, asked=False).container == "app"
+
+
+@pytest.mark.parametrize("drawn", [(0, 3), (1, 2), (2, 3), (0, 1)])
+def test_p46_a_smaller_app_container_gets_its_decided_part_whatever_was_drawn(drawn: tuple[int, ...]) -> None:
+    state = a_state(INF2, decided("a", init(4), app(2), sets=[[0, 1, 2, 3], [2, 3]], geometry=INF2))
+    granted(state, NEURON, 0, 1, 2, 3)
+    found = granted(state, NEURON, *drawn, asked=False)
+    assert (found.pod, found.container, found.mask) == (ref("a"), "app", devices(2, 3, geometry=INF2))
+
+
+def test_p46_without_its_decided_part_it_gets_the_best_linked_one() -> None:
+    containers = (init(4), sidecar(2), app(2))
+    state = a_state(INF2, decided("a", *containers, sets=[[0, 1, 2, 3], [0, 1], [2, 3]], geometry=INF2))
+    granted(state, NEURON, 0, 1, 2, 3)
+    assert granted(state, NEURON, 1, 3, asked=False).mask == devices(0, 1, geometry=INF2)
+    assert granted(state, NEURON, 0, 2, asked=False).mask == devices(2, 3, geometry=INF2)
+
+
+def test_p46_an_app_never_shares_a_device_with_its_sidecar_even_where_no_linked_part_is_left() -> None:
+    containers = (init(4), sidecar(1), app(3))
+    state = a_state(TRN1, decided("a", *containers, sets=[[0, 1, 2, 3], [0], [1, 2, 3]]))
+    granted(state, NEURON, 0, 1, 2, 3)
+    of_sidecar = granted(state, NEURON, 2, asked=False)
+    of_app = granted(state, NEURON, 0, 1, 3, asked=False)
+    assert of_sidecar.mask & of_app.mask == 0
+    assert of_sidecar.mask | of_app.mask == devices(0, 1, 2, 3)
+
+
+def test_a_larger_app_container_gets_all_its_pod_has_left_and_the_new_ids() -> None:
+    containers = (init(2, CORE), sidecar(1, CORE), app(2, CORE))
+    state = a_state(TRN1, pod("a", *containers))
+    state.hold(ref("a"), Holding("init", CORE, TRN1.cores_mask((0, 1))))
+    state.hold(ref("a"), Holding("sidecar", CORE, TRN1.cores_mask((0,))))
+    found = claim(state, CORE, 0, 2)  # the kubelet believes that the sidecar has core 1
+    assert isinstance(found, Claim)
+    assert found.mask == TRN1.cores_mask((1, 2))
+
+
+def test_an_app_container_with_another_resource_does_not_go_on_with_init_ids() -> None:
+    state = a_state(TRN1, decided("a", init(1), app(2, CORE), sets=[[0], [4, 5]]))
+    granted(state, NEURON, 0)
+    assert isinstance(claim(state, CORE, 0, 1, asked=False), Conflict)
+    assert granted(state, CORE, 4, 5).container == "app"
+
+
+def test_two_equal_containers_take_their_sets_in_any_order() -> None:
+    second = ContainerSpec("second", app(1).kind, app(1).limits)
+    state = a_state(TRN1, decided("a", app(1), second, sets=[[4], [5]]))
+    assert granted(state, NEURON, 5).container == "second"
+    assert granted(state, NEURON, 4).container == "app"
+
+
+def test_a_container_that_has_its_set_is_not_given_another_pods_token_in_its_name() -> None:
+    state = a_state(TRN1, decided("a", app(4), sets=[[0, 1, 2, 3]]))
+    state.hold(ref("a"), Holding("app", NEURON, devices(8, 9, 10, 11)))
+    assert claim(state, NEURON, 0, 1, 2, 3) == Claim(None, "", devices(0, 1, 2, 3))
+
+
+def test_a_stand_in_gives_way_when_its_ids_are_offered_again_under_the_same_name() -> None:
+    state = a_state(TRN1)
+    granted(state, NEURON, 0, 1, 2, 3)
+    granted(state, NEURON, 3, 4)
+    assert [holder.mask for holder in state.ledger] == [devices(3, 4)]
+
+
+def test_unasked_ids_that_are_partly_a_stand_ins_are_a_conflict() -> None:
+    state = a_state(TRN1)
+    granted(state, NEURON, 0, 1, 2, 3)
+    assert isinstance(claim(state, NEURON, 3, 4, asked=False), Conflict)
+
+
+def test_a_stand_in_stays_under_another_name() -> None:
+    state = a_state(TRN1)
+    granted(state, NEURON, 0)
+    assert isinstance(claim(state, CORE, 0), Conflict)
+
+
+def test_a_stand_in_goes_on_with_a_part_of_what_it_has_when_nobody_was_asked() -> None:
+    state = a_state(TRN1)
+    granted(state, NEURON, 0, 1, 2, 3)
+    granted(state, NEURON, 1, 2, asked=False)
+    (holder,) = state.ledger
+    assert [holding.mask for holding in holder.holdings] == [devices(0, 1, 2, 3), devices(1, 2)]
+
+
+def test_a_stand_in_goes_on_with_more_around_what_it_has() -> None:
+    state = a_state(TRN1)
+    granted(state, NEURON, 0)
+    granted(state, NEURON, 0, 1, 2, 3, asked=False)
+    (holder,) = state.ledger
+    assert holder.mask == devices(0, 1, 2, 3)
+
+
+def test_unasked_ids_of_a_stand_in_are_never_taken_for_another_pods_decision() -> None:
+    state = a_state(TRN1)
+    granted(state, CORE, 0, 1, 2, 3)
+    state.see_pod(decided("a", app(2, CORE), sets=[[2, 3]]))
+    assert granted(state, CORE, 2, 3, asked=False).pod != ref("a")
+    assert state.ledger.used_mask == TRN1.cores_mask(range(4))
+
+
+def test_a_token_whose_stand_in_is_outdated_is_its_pods_when_the_kubelet_was_steered_there() -> None:
+    state = a_state(TRN1)
+    granted(state, NEURON, 4)
+    state.see_pod(decided("a", app(4), sets=[[4, 5, 6, 7]]))
+    assert granted(state, NEURON, 4, 5, 6, 7).pod == ref("a")
+    assert [str(holder.pod) for holder in state.ledger] == ["default/a"]
+
+
+def test_a_partly_held_token_of_a_live_pod_is_a_conflict() -> None:
+    state = a_state(TRN1, decided("a", app(1), sets=[[4]]), decided("b", app(4), sets=[[4, 5, 6, 7]], time=2))
+    granted(state, NEURON, 4)
+    assert isinstance(claim(state, NEURON, 4, 5, 6, 7), Conflict)
+    assert machine() == state.machine

@@ -1,0 +1,115 @@
+"""What the daemon tells the API server, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from neuron_plugin.allocation.ledger import Holding
+from neuron_plugin.cluster.api import ApiRequest
+from neuron_plugin.plugin import cluster_link
+from neuron_plugin.plugin.cluster_link import ClusterLink
+from neuron_plugin.plugin.node import NodeState
+from neuron_plugin.plugin.settings import PluginSettings
+from tests.plugin.world import NEURON, TRN1, a_state, app, decided, devices, machine, pod, ref
+
+ROW0, ROW1 = [0, 1, 2, 3], [4, 5, 6, 7]
+
+
+def link_of(state: NodeState, kubeconfig: Path | None = None) -> ClusterLink:
+    return ClusterLink(PluginSettings(node_name="worker-1", kubeconfig=kubeconfig), state, lambda: None)
+
+
+def unsent(link: ClusterLink) -> dict[str, ApiRequest]:
+    return link._outbox._unsent
+
+
+def written(request: ApiRequest) -> object:
+    assert request.body is not None
+    metadata = request.body["metadata"]
+    assert isinstance(metadata, dict)
+    assert metadata["uid"]
+    return metadata["annotations"]
+
+
+def neuron(*ids: int) -> tuple[Holding, ...]:
+    return (Holding("app", NEURON, devices(*ids)),)
+
+
+def test_the_inventory_is_told_when_it_is_news_and_only_then() -> None:
+    link = link_of(a_state())
+    link.publish(machine())
+    assert list(unsent(link)) == ["inventory"]
+    unsent(link).clear()
+    link.publish(machine())
+    assert not unsent(link)
+    link.publish(machine(unhealthy={1: "sick"}))
+    assert list(unsent(link)) == ["inventory"]
+
+
+def test_p55_a_pod_whose_decision_came_true_is_marked_without_an_event() -> None:
+    made = decided("a", app(4), sets=[ROW0])
+    link = link_of(a_state(TRN1, made))
+    link.write_assignment(made, neuron(*ROW0))
+    assert {subject: written(request) for subject, request in unsent(link).items()} == {
+        "assignment of uid-a": {"NEURON_ALLOCATED": "true"}
+    }
+
+
+def test_p56_p63_a_swap_is_written_on_the_heir_first_and_told_on_both_in_the_same_words() -> None:
+    first, second = decided("a", app(4), sets=[ROW0], time=1), decided("b", app(4), sets=[ROW1], time=2)
+    state = a_state(TRN1, first, second)
+    state.confirm(ref("b"), neuron(*ROW0))
+    link = link_of(state)
+    link.write_assignment(second, neuron(*ROW0))
+    assignments = [subject for subject in unsent(link) if subject.startswith("assignment")]
+    assert assignments == ["assignment of uid-a", "assignment of uid-b"]
+    events = {subject: request for subject, request in unsent(link).items() if subject.startswith("event")}
+    assert list(events) == ["event AssignmentCorrected of uid-a", "event AssignmentCorrected of uid-b"]
+    body = events["event AssignmentCorrected of uid-a"].body
+    assert body is not None
+    assert body["note"] == "pod default/a has another set than was decided for it: NEURON_DEVS=4,5,6,7"
+    unsent(link).clear()
+    link.write_assignment(first, neuron(*ROW1))  # confirmed before the watch has brought the new annotation
+    assert list(unsent(link)) == ["assignment of uid-a"]
+
+
+def test_a_pod_without_a_decision_is_annotated_without_an_event() -> None:
+    plain = pod("a", app(4))
+    link = link_of(a_state(TRN1, plain))
+    link.write_assignment(plain, neuron(*ROW0))
+    assert list(unsent(link)) == ["assignment of uid-a"]
+
+
+def test_without_hardware_there_is_nothing_to_write() -> None:
+    link = link_of(NodeState())
+    link.write_assignment(pod("a", app(4)), neuron(*ROW0))
+    assert not unsent(link)
+
+
+async def test_a_look_before_there_is_a_connection_does_not_wait() -> None:
+    await link_of(a_state()).look_again()
+
+
+async def test_settings_that_come_late_are_waited_for_and_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cluster_link, "RETRY_SECONDS", 0.01)
+    caplog.set_level(logging.WARNING, logger="neuron_plugin.plugin.cluster_link")
+    link = link_of(a_state(), kubeconfig=tmp_path / "none")
+    task = asyncio.create_task(link.run())
+
+    def told() -> list[str]:
+        return [record.message for record in caplog.records if record.name == cluster_link.__name__]
+
+    async with asyncio.timeout(30):
+        while not told():  # noqa: ASYNC110 - a log record tells nobody
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert told() == ["not connected to the API server"]

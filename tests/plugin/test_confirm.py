@@ -1,0 +1,315 @@
+"""Asking the kubelet who holds what: when, and what follows from the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from neuron_plugin.allocation.ledger import Holding
+from neuron_plugin.kubelet.pod_resources import (
+    GetUnsupportedError,
+    PodResourcesAbsentError,
+    PodResourcesThrottledError,
+)
+from neuron_plugin.plugin import confirm
+from neuron_plugin.plugin.confirm import GRACE_SECONDS, QUIET_SECONDS, Confirmation
+from neuron_plugin.plugin.node import NodeState
+from neuron_plugin.plugin.pods import NodePod
+from tests.plugin.world import (
+    CORE,
+    NEURON,
+    TRN1,
+    FakeClock,
+    FakePodResources,
+    a_state,
+    app,
+    at_once,
+    decided,
+    devices,
+    init,
+    pod,
+    ref,
+)
+
+ROW0, ROW1 = [0, 1, 2, 3], [4, 5, 6, 7]
+
+
+@dataclass
+class Desk:
+    """A confirmation with everything around it, a second after the kubelet's last call."""
+
+    cluster: bool = True
+    clock: FakeClock = field(default_factory=FakeClock)
+    kubelet: FakePodResources = field(default_factory=FakePodResources)
+    told: list[tuple[str, list[int]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.state = a_state(TRN1, clock=self.clock)
+        self.state.pods_known = self.cluster
+        self.confirmation = self.another()
+
+    def another(self) -> Confirmation:
+        return Confirmation(self.state, self.kubelet, self.note, cluster=self.cluster)
+
+    def note(self, pod_: NodePod, holdings: tuple[Holding, ...]) -> None:
+        self.told.append((pod_.pod.name, [holding.mask for holding in holdings]))
+
+    def give(self, *ids: int, name: str = "") -> None:
+        """An Allocate was answered just now, for a pod or for nobody known."""
+        self.state.called()
+        holder = ref(name) if name else self.state.new_stand_in()
+        self.state.hold(holder, Holding("app" if name else "", NEURON, devices(*ids)))
+
+    def ask(self, after: float = QUIET_SECONDS) -> None:
+        self.clock.now += after
+        at_once(self.confirmation._ask())
+
+    @property
+    def held(self) -> dict[str, int]:
+        return {str(holder.pod): holder.mask for holder in self.state.ledger}
+
+
+@pytest.fixture
+def desk() -> Desk:
+    desk = Desk()
+    at_once(desk.confirmation.rebuild())
+    desk.kubelet.calls.clear()
+    return desk
+
+
+def test_p55_after_an_allocate_get_names_the_pod_and_list_is_not_called(desk: Desk) -> None:
+    desk.state.see_pod(decided("a", app(4), sets=[ROW0]))
+    desk.give(*ROW0, name="a")
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.ask(after=0.05)
+    assert desk.kubelet.calls == ["get a"]
+    assert desk.told == [("a", [devices(*ROW0)])]
+    assert desk.state.confirmed == {"uid-a"}
+
+
+def test_a_confirmed_pod_is_asked_about_and_told_of_once(desk: Desk) -> None:
+    desk.state.see_pod(decided("a", app(4), sets=[ROW0]))
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.ask()
+    desk.ask()
+    assert desk.kubelet.calls == ["get a"]
+    assert len(desk.told) == 1
+
+
+def test_a_pod_that_is_still_being_admitted_is_not_confirmed(desk: Desk) -> None:
+    second = type(app(1))("second", app(1).kind, app(1).limits)
+    desk.state.see_pod(decided("a", app(1), second, sets=[[0], [1]]))
+    desk.kubelet.say("a", app=(NEURON, [0]))
+    desk.ask()
+    assert not desk.told
+    desk.kubelet.say("a", app=(NEURON, [0]), second=(NEURON, [1]))
+    desk.ask()
+    assert desk.told == [("a", [devices(0), devices(1)])]
+
+
+def test_a_pod_the_kubelet_does_not_know_or_that_has_nothing_yet_is_not_confirmed(desk: Desk) -> None:
+    desk.state.see_pod(pod("a", app(1)))
+    desk.ask()
+    desk.kubelet.say("a")
+    desk.ask()
+    assert not desk.told
+
+
+def test_p61_what_the_kubelet_lists_at_start_is_held_by_name_before_any_pod_is_known() -> None:
+    desk = Desk()
+    desk.state.pods_known = False
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.kubelet.say("other", app=(CORE, [30]))
+    at_once(desk.confirmation.rebuild())
+    assert desk.held == {"default/a": devices(*ROW0), "default/other": TRN1.cores_mask((30,))}
+
+
+def test_ids_and_resources_of_others_are_passed_over() -> None:
+    desk = Desk(cluster=False)
+    desk.kubelet.say("a", app=(NEURON, [99]))
+    at_once(desk.confirmation.rebuild())
+    assert desk.held == {}
+
+
+def test_a_rebuild_that_failed_is_made_up_for_as_soon_as_the_kubelet_is_there() -> None:
+    desk = Desk()
+    desk.kubelet.trouble = PodResourcesAbsentError("nobody answers")
+    at_once(desk.confirmation.rebuild())
+    assert desk.confirmation._pause_seconds() == QUIET_SECONDS
+    desk.kubelet.trouble = None
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.state.pods_known = False
+    desk.ask()
+    assert desk.held == {"default/a": devices(*ROW0)}
+
+
+def test_p55_list_is_never_called_within_a_second_of_a_call_from_the_kubelet(desk: Desk) -> None:
+    desk.give(*ROW0)
+    desk.ask(after=QUIET_SECONDS - 0.01)
+    assert "list" not in desk.kubelet.calls
+    assert desk.confirmation._pause_seconds() == QUIET_SECONDS
+    desk.ask(after=0.01)
+    assert desk.kubelet.calls == ["list"]
+
+
+def test_a_preference_call_counts_as_a_call_too(desk: Desk) -> None:
+    desk.give(*ROW0)
+    desk.clock.now += QUIET_SECONDS
+    desk.state.called()
+    at_once(desk.confirmation._ask())
+    assert "list" not in desk.kubelet.calls
+
+
+def test_a_pod_without_a_decision_takes_over_from_its_stand_in(desk: Desk) -> None:
+    desk.give(*ROW0)
+    desk.state.see_pod(pod("a", app(4)))
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.ask(after=0.05)
+    assert desk.held == {"default/a": devices(*ROW0)}
+
+
+def test_p46_p61_the_init_set_of_an_unknown_pod_moves_with_it(desk: Desk) -> None:
+    desk.give(*ROW0)
+    desk.state.see_pod(pod("a", init(4), app(1)))
+    desk.kubelet.say("a", app=(NEURON, [2]))
+    desk.ask(after=0.05)
+    assert desk.told == [("a", [devices(*ROW0), devices(2)])]
+    assert desk.held == {"default/a": devices(*ROW0)}
+
+
+def test_p56_the_init_set_of_a_pod_that_was_admitted_with_another_ones_token_moves_with_it(desk: Desk) -> None:
+    desk.state.see_pod(decided("a", init(4), app(4), sets=[ROW0, ROW0], time=1))
+    desk.state.see_pod(decided("b", init(4), app(4), sets=[ROW1, ROW1], time=2))
+    desk.state.hold(ref("a"), Holding("init", NEURON, devices(*ROW0)))
+    desk.state.hold(ref("a"), Holding("app", NEURON, devices(*ROW0)))
+    desk.kubelet.say("b", app=(NEURON, ROW0))
+    desk.ask(after=0.05)
+    assert desk.told == [("b", [devices(*ROW0)] * 2)]
+    assert desk.held == {"default/b": devices(*ROW0)}
+
+
+def test_a_stand_in_that_the_kubelet_does_not_list_is_let_go(desk: Desk) -> None:
+    desk.give(*ROW0)
+    desk.ask()
+    assert desk.held == {}
+
+
+def test_a_stand_in_that_may_be_an_init_container_is_kept_for_the_time_of_an_admission(desk: Desk) -> None:
+    desk.give(*ROW0)
+    desk.state.see_pod(pod("a", init(4), app(1)))
+    desk.ask()
+    assert list(desk.held.values()) == [devices(*ROW0)]
+    desk.ask(after=GRACE_SECONDS)
+    assert desk.held == {}
+
+
+def test_a_stand_in_whose_pod_no_watch_has_shown_is_kept_while_the_kubelet_lists_its_ids(desk: Desk) -> None:
+    desk.give(*ROW0)
+    desk.kubelet.say("static", app=(NEURON, ROW0))
+    desk.ask(after=GRACE_SECONDS + 1)
+    assert list(desk.held.values()) == [devices(*ROW0)]
+    desk.kubelet.forget("static")
+    desk.ask()
+    assert desk.held == {}
+
+
+def test_without_a_cluster_pods_are_held_by_name_and_freed_when_they_are_not_listed() -> None:
+    desk = Desk(cluster=False)
+    desk.give(*ROW0)
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.ask()
+    assert desk.held == {"default/a": devices(*ROW0)}
+    desk.kubelet.forget("a")
+    desk.ask()
+    assert desk.held == {}
+    assert "get a" not in desk.kubelet.calls
+
+
+def test_without_a_cluster_an_init_containers_larger_set_stays_with_its_pod() -> None:
+    desk = Desk(cluster=False)
+    desk.give(*ROW0)
+    desk.kubelet.say("a", app=(NEURON, [1, 2]))
+    desk.ask()
+    desk.ask()
+    assert desk.held == {"default/a": devices(*ROW0)}
+
+
+def test_kubelets_before_1_34_list_completed_pods_which_hold_nothing() -> None:
+    desk = Desk()
+    desk.state.pods_known = False
+    desk.kubelet.say("completed", app=(NEURON, ROW0))
+    desk.kubelet.say("alive", app=(NEURON, ROW1))
+    at_once(desk.confirmation.rebuild())
+    desk.state.see_pod(pod("alive", app(4)))
+    desk.state.see_all_pods({"uid-alive"})
+    desk.ask()
+    assert desk.held == {"default/alive": devices(*ROW1)}
+
+
+def test_p62_without_get_the_list_is_used_in_a_quiet_moment() -> None:
+    desk = Desk()
+    at_once(desk.confirmation.rebuild())
+    desk.kubelet.get_trouble = GetUnsupportedError("no Get here")
+    desk.state.see_pod(pod("a", app(4)))
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.ask()
+    assert desk.held == {"default/a": devices(*ROW0)}
+    desk.kubelet.calls.clear()
+    desk.ask()
+    assert desk.kubelet.calls == []
+
+
+@pytest.mark.parametrize("trouble", [PodResourcesThrottledError("limit"), PodResourcesAbsentError("away")])
+def test_p62_a_kubelet_that_does_not_answer_is_asked_again(desk: Desk, trouble: Exception) -> None:
+    desk.state.see_pod(pod("a", app(4)))
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.kubelet.trouble = trouble  # type: ignore[assignment]  # both are PodResourcesErrors
+    desk.ask()
+    assert not desk.told
+    desk.kubelet.trouble = None
+    desk.ask()
+    assert desk.told
+
+
+def test_without_hardware_the_kubelet_is_left_alone() -> None:
+    kubelet = FakePodResources()
+    confirmation = Confirmation(NodeState(clock=FakeClock()), kubelet, lambda _pod, _holdings: None, cluster=False)
+    at_once(confirmation._ask())
+    assert kubelet.calls == []
+
+
+async def test_a_look_again_lets_go_of_those_holders_that_are_gone_and_of_no_others(desk: Desk) -> None:
+    desk.state.see_pod(decided("gone", app(4), sets=[ROW0], allocated=True))
+    desk.state.see_pod(decided("alive", app(4), sets=[ROW1], allocated=True))
+    desk.kubelet.say("alive", app=(NEURON, ROW1))
+    await desk.confirmation.look_again(tuple(desk.state.ledger))
+    assert desk.held == {"default/alive": devices(*ROW1)}
+    assert list(desk.state.pods) == ["uid-alive"]
+
+
+async def test_a_look_again_that_gets_no_answer_lets_go_of_nobody(desk: Desk) -> None:
+    desk.state.see_pod(decided("a", app(4), sets=[ROW0], allocated=True))
+    desk.kubelet.trouble = PodResourcesAbsentError("away")
+    await desk.confirmation.look_again(tuple(desk.state.ledger))
+    assert desk.held == {"default/a": devices(*ROW0)}
+
+
+async def test_news_are_asked_about_at_once_and_the_rest_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confirm, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(confirm, "PERIOD_SECONDS", 0.01)
+    desk = Desk()
+    await desk.confirmation.rebuild()
+    running = asyncio.create_task(desk.confirmation.run())
+    desk.state.see_pod(pod("a", app(4)))
+    desk.confirmation.notify()
+    async with asyncio.timeout(5):
+        while desk.kubelet.calls.count("get a") < 2:  # noqa: ASYNC110 - nothing tells of a call
+            await asyncio.sleep(0.001)
+        desk.kubelet.say("a", app=(NEURON, ROW0))
+        while not desk.told:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.001)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running

@@ -1,0 +1,164 @@
+"""Which ids the kubelet is told to prefer, and when somebody is asked first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from neuron_plugin.allocation.ledger import Holder, Holding
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.plugin.node import NodeState
+from neuron_plugin.plugin.steering import Offer, Steering
+from tests.plugin.world import (
+    CORE,
+    INF2,
+    NEURON,
+    TRN1,
+    a_state,
+    app,
+    decided,
+    devices,
+    init,
+    no_look,
+    pod,
+    ref,
+    unit_ids,
+)
+
+ROW0, ROW1, ROW2, ROW3 = (tuple(range(first, first + 4)) for first in (0, 4, 8, 12))
+
+
+class Watch:
+    """The API server, which has pods that the watch has not shown yet."""
+
+    def __init__(self, state: NodeState, *pods: object) -> None:
+        self.state = state
+        self.pods = pods
+        self.looks = 0
+
+    async def look(self) -> None:
+        self.looks += 1
+        for each in self.pods:
+            self.state.see_pod(each)  # type: ignore[arg-type]  # NodePods
+
+
+async def preferred(
+    steering: Steering,
+    size: int,
+    *,
+    resource: Resource = NEURON,
+    available: Sequence[int] | None = None,
+    must: Sequence[int] = (),
+) -> tuple[int, ...]:
+    machine = steering.state.machine
+    assert machine is not None
+    offered = tuple(unit_ids(machine.geometry, resource.unit)) if available is None else tuple(available)
+    return await steering.preferred(machine, Offer(resource, offered, tuple(must), size))
+
+
+async def test_p30_the_oldest_waiting_decision_of_that_size_comes_first() -> None:
+    pods = decided("b", app(4), sets=[ROW1], time=2), decided("a", app(4), sets=[ROW3], time=1)
+    steering = Steering(a_state(TRN1, *pods), None, no_look)
+    assert await preferred(steering, 4) == ROW3
+    assert await preferred(steering, 4, available=range(12)) == ROW1
+
+
+async def test_p36_a_pod_that_the_watch_has_not_shown_is_looked_for_once_and_followed() -> None:
+    state = a_state(TRN1)
+    watch = Watch(state, decided("a", app(4), sets=[ROW2]))
+    assert await preferred(Steering(state, watch.look, no_look), 4) == ROW2
+    assert watch.looks == 1
+
+
+async def test_a_pod_without_a_decision_explains_the_call_so_nobody_is_asked() -> None:
+    state = a_state(TRN1, pod("a", app(4)))
+    watch = Watch(state)
+    assert await preferred(Steering(state, watch.look, no_look), 4) == ROW0
+    assert watch.looks == 0
+
+
+async def test_one_pod_explains_one_call_so_the_next_is_looked_for() -> None:
+    state = a_state(TRN1, pod("a", app(4)))
+    state.hold(state.new_stand_in(), Holding("", NEURON, devices(*ROW0)))
+    watch = Watch(state, decided("b", app(4), sets=[ROW2]))
+    assert await preferred(Steering(state, watch.look, no_look), 4, available=range(4, 16)) == ROW2
+
+
+async def test_p49_an_earlier_pod_without_a_decision_is_not_given_a_later_pods_set() -> None:
+    malformed = pod("a", app(4), annotations={"NEURON_DEVS": "garbage"})
+    steering = Steering(a_state(TRN1, malformed, decided("b", app(4), sets=[ROW0])), None, no_look)
+    assert await preferred(steering, 4) == ROW1
+
+
+async def test_an_earlier_decision_is_followed_though_a_pod_without_one_waits_too() -> None:
+    steering = Steering(a_state(TRN1, decided("b", app(4), sets=[ROW2]), pod("a", app(4))), None, no_look)
+    assert await preferred(steering, 4) == ROW2
+
+
+async def test_a_pod_whose_name_the_kubelet_lists_is_served_already() -> None:
+    state = a_state(TRN1, pod("a", app(4)), decided("b", app(4), sets=[ROW2]))
+    state.confirm(
+        type(ref("a"))(type(ref("a").uid)("stand-in/default/a"), "default", "a"),
+        [Holding("app", NEURON, devices(*ROW0))],
+    )
+    assert await preferred(Steering(state, None, no_look), 4, available=range(4, 16)) == ROW2
+
+
+async def test_p31_sets_that_wait_for_others_are_left_alone() -> None:
+    state = a_state(TRN1, decided("b", app(8), sets=[(*ROW0, *ROW1)]))
+    assert await preferred(Steering(state, None, no_look), 4) == ROW2
+
+
+async def test_what_must_be_included_tells_whose_decision_it_is() -> None:
+    other = decided("other", app(4), sets=[ROW0], time=1)
+    own = decided("own", init(1), app(4), sets=[[5], ROW1], time=2)
+    state = a_state(TRN1, other, own)
+    state.hold(ref("own"), Holding("init", NEURON, devices(5)))
+    steering = Steering(state, None, no_look)
+    assert await preferred(steering, 4, must=[5]) == ROW1
+    assert await preferred(steering, 4, must=[0]) != ROW0  # nobody's, and the other's set is left alone
+    state.hold(state.new_stand_in(), Holding("", NEURON, devices(8)))
+    assert await preferred(steering, 4, must=[8], available=range(16)) == ROW2
+
+
+async def test_the_first_of_several_containers_goes_where_all_fit() -> None:
+    second = type(app(1))("second", app(1).kind, {CORE.value: "1"})
+    state = a_state(INF2, pod("a", app(11), second))
+    first = await preferred(Steering(state, None, no_look), 11)
+    assert first in {tuple(range(11)), tuple(range(1, 12))}
+
+
+async def test_a_plan_that_the_offer_does_not_allow_is_dropped() -> None:
+    second = type(app(1))("second", app(1).kind, app(1).limits)
+    state = a_state(TRN1, pod("a", app(4), second))
+    assert await preferred(Steering(state, None, no_look), 4, available=range(8, 16)) == ROW2
+
+
+async def test_p34_what_others_hold_is_taken_only_after_the_kubelet_was_asked_about_them() -> None:
+    state = a_state(TRN1, pod("gone", app(16)))
+    state.hold(ref("gone"), Holding("app", NEURON, TRN1.all_mask))
+    asked: list[str] = []
+
+    async def look(disputed: Collection[Holder]) -> None:
+        asked.extend(holder.pod.name for holder in disputed)
+        state.end(ref("gone").uid)
+        state.see_pod(decided("next", app(4), sets=[ROW3]))
+
+    assert await preferred(Steering(state, None, look), 4) == ROW3
+    assert asked == ["gone"]
+
+
+async def test_nobody_is_asked_while_there_is_a_free_choice() -> None:
+    async def look(disputed: Collection[Holder]) -> None:
+        raise AssertionError(disputed)
+
+    state = a_state(TRN1)
+    state.hold(ref("a"), Holding("app", NEURON, devices(*ROW0)))
+    assert await preferred(Steering(state, None, look), 4) == ROW1
+    state.hold(ref("b"), Holding("init", NEURON, devices(4)))
+    assert await preferred(Steering(state, None, look), 1, must=[4], available=[4]) == (4,)
+
+
+async def test_a_full_node_still_gets_an_answer_of_the_right_size() -> None:
+    state = a_state(TRN1)
+    state.hold(ref("a"), Holding("app", NEURON, TRN1.all_mask))
+    assert len(set(await preferred(Steering(state, None, no_look), 4))) == 4

@@ -1,0 +1,101 @@
+"""What a pod really holds, put together from the kubelet's list and from what was given."""
+
+from __future__ import annotations
+
+from neuron_plugin.allocation.ledger import Holder, Holding, Ledger
+from neuron_plugin.kubelet.pod_resources import ContainerDevices, PodDevices
+from neuron_plugin.plugin.standins import named_stand_in, nameless_stand_in
+from neuron_plugin.plugin.truth import listed_holdings, true_holdings, with_unlisted
+from tests.plugin.world import CORE, DEVICE, NEURON, TRN1, app, devices, init, pod, ref, sidecar
+
+ROW0, ROW1 = (0, 1, 2, 3), (4, 5, 6, 7)
+
+
+def neuron(container: str, *ids: int) -> Holding:
+    return Holding(container, NEURON, devices(*ids))
+
+
+def ledger_of(name: str, *holdings: Holding) -> Ledger:
+    return Ledger().with_holder(Holder(ref(name), holdings))
+
+
+def test_the_kubelets_ids_become_cores_and_what_is_not_ours_is_left_out() -> None:
+    found = PodDevices(
+        "default",
+        "a",
+        (
+            ContainerDevices("app", NEURON.value, ("1", "2")),
+            ContainerDevices("second", CORE.value, ("0", "x", "-1")),
+            ContainerDevices("third", "nvidia.com/gpu", ("0",)),
+            ContainerDevices("fourth", DEVICE.value, ("77",)),
+        ),
+    )
+    assert listed_holdings(TRN1, found) == (neuron("app", 1, 2), Holding("second", CORE, TRN1.cores_mask((0,))))
+
+
+def test_without_init_containers_the_list_is_the_truth_in_the_order_of_the_request() -> None:
+    second = type(app(1))("second", app(1).kind, app(1).limits)
+    listed = (neuron("second", 1), neuron("app", 0))
+    assert true_holdings(TRN1, pod("a", app(1), second), listed, Ledger()) == (neuron("app", 0), neuron("second", 1))
+
+
+def test_while_a_lasting_container_is_missing_there_is_no_truth_yet() -> None:
+    assert true_holdings(TRN1, pod("a", sidecar(1), app(1)), (neuron("sidecar", 1),), Ledger()) is None
+
+
+def test_two_containers_that_the_kubelet_gave_each_others_set_are_believed_as_listed() -> None:
+    second = type(app(1))("second", app(1).kind, app(1).limits)
+    ledger = ledger_of("a", neuron("app", 0), neuron("second", 1))
+    listed = (neuron("app", 1), neuron("second", 0))
+    assert true_holdings(TRN1, pod("a", app(1), second), listed, ledger) == listed
+
+
+def test_p46_the_part_we_gave_in_place_of_a_random_one_is_the_truth() -> None:
+    ledger = ledger_of("a", neuron("init", *ROW0), neuron("sidecar", 0), neuron("app", 1, 2))
+    request = pod("a", init(4), sidecar(1), app(2))
+    listed = (neuron("sidecar", 3), neuron("app", 0, 2))
+    assert true_holdings(TRN1, request, listed, ledger) == (
+        neuron("init", *ROW0),
+        neuron("sidecar", 0),
+        neuron("app", 1, 2),
+    )
+
+
+def test_p56_what_was_noted_for_an_equal_pod_is_this_ones_when_its_ids_are_listed_here() -> None:
+    ledger = ledger_of("b", neuron("init", *ROW0), neuron("main", 1, 2))
+    request = pod("a", init(4, name="prepare"), app(2))
+    assert true_holdings(TRN1, request, (neuron("app", 0, 3),), ledger) == (
+        neuron("prepare", *ROW0),
+        neuron("app", 1, 2),
+    )
+
+
+def test_what_a_confirmed_pod_holds_is_nobody_elses_init_set() -> None:
+    ledger = ledger_of("b", neuron("init", *ROW0))
+    request = pod("a", init(4), app(4))
+    assert true_holdings(TRN1, request, (neuron("app", *ROW0),), ledger, {ref("b").uid}) == (neuron("app", *ROW0),)
+
+
+def test_an_init_set_that_nobody_noted_is_left_out() -> None:
+    assert true_holdings(TRN1, pod("a", init(4), app(4)), (neuron("app", *ROW0),), Ledger()) == (neuron("app", *ROW0),)
+
+
+def test_an_init_set_under_another_resource_name_is_found_by_its_size_alone() -> None:
+    ledger = Ledger().with_holding(nameless_stand_in(0), Holding("", CORE, TRN1.cores_mask((30, 31))))
+    request = pod("a", init(2, CORE), app(4))
+    assert true_holdings(TRN1, request, (neuron("app", *ROW0),), ledger) == (
+        Holding("init", CORE, TRN1.cores_mask((30, 31))),
+        neuron("app", *ROW0),
+    )
+    again = pod("a", init(2, CORE), app(2, CORE))
+    listed = (Holding("app", CORE, TRN1.cores_mask((0, 1))),)
+    assert true_holdings(TRN1, again, listed, ledger) == listed
+
+
+def test_a_pod_known_by_name_keeps_what_its_init_container_was_given() -> None:
+    stand_in, named = nameless_stand_in(0), named_stand_in("default", "a")
+    ledger = Ledger().with_holding(stand_in, neuron("", *ROW0)).with_holding(stand_in, neuron("#1", 1, 2))
+    ledger = ledger.with_holding(nameless_stand_in(1), neuron("", *ROW1))
+    found = with_unlisted(named, (neuron("app", 1, 2),), ledger)
+    assert found == (neuron("app", 1, 2), neuron("", *ROW0))
+    assert with_unlisted(named, (neuron("app", 1, 2),), Ledger().with_holder(Holder(named, found))) == found
