@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test check venv lock protos bench clean
+.PHONY: demo test check venv lock protos docs bench clean
 
 demo: venv
 	$(BIN)/neuron-plugin demo
@@ -29,6 +30,9 @@ lock: venv
 
 protos: venv
 	$(BIN)/nox --non-interactive --no-venv --sessions protos
+
+docs: venv
+	$(BIN)/nox --non-interactive --no-venv --sessions docs
 
 bench: venv
 	$(BIN)/nox --non-interactive --no-venv --sessions bench

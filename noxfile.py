@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import nox
@@ -38,6 +39,35 @@ def protos(session: nox.Session) -> None:
 def protos_check(session: nox.Session) -> None:
     """The committed stubs are what protos/ gives."""
     session.run("python", "protos/generate.py", "--check")
+
+
+@nox.session
+def chart(session: nox.Session) -> None:
+    """The chart's tests. With helm on the PATH it is linted and rendered, too; `-- write` keeps the new renderings."""
+    if shutil.which("helm"):
+        session.run("helm", "lint", "--strict", "charts/neuron-plugin", external=True)
+    if "write" in session.posargs:
+        session.run("python", "-m", "tests.charts.rendering")
+    session.run("pytest", "tests/charts", "tests/cli/test_manifests.py")
+
+
+@nox.session
+def sbom(session: nox.Session) -> None:
+    """What the image's Python environment consists of (CycloneDX), under which licences, with which known faults."""
+    python = "dist/runtime/bin/python"
+    session.run("python", "-m", "venv", "--clear", "--without-pip", "dist/runtime")
+    wheels = ("--quiet", "--only-binary=:all:", "--require-hashes", "--requirement", "locks/runtime.txt")
+    session.run("python", "-m", "pip", "--python", python, "install", *wheels)
+    form = ("--pyproject", "pyproject.toml", "--output-reproducible", "--of", "JSON")
+    session.run("cyclonedx-py", "environment", python, *form, "-o", "dist/sbom.cdx.json")
+    session.run("pip-licenses", f"--python={python}", "--format=markdown", "--output-file=dist/licences.md")
+    session.run("pip-audit", "--strict", "--disable-pip", "--require-hashes", "--requirement", "locks/runtime.txt")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Make the pages that come from the code anew."""
+    session.run("python", "docs/generate.py")
 
 
 @nox.session

@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 import grpc
@@ -62,6 +64,8 @@ class Daemon:
         command = [sys.executable, "-m", "neuron_plugin.cli.main", "run"]
         command += ["--sysfs", str(node / "sys"), "--dev", str(node / "dev")]
         command += ["--kubelet-dir", str(root / "dp"), "--pod-resources-socket", str(root / "pr" / "kubelet.sock")]
+        self.health_port = free_port()
+        command += ["--health-address", "127.0.0.1", "--health-port", str(self.health_port)]
         self.started = time.perf_counter()
         self.process = subprocess.Popen([*command, *flags], stderr=subprocess.DEVNULL)  # noqa: S603 - our own command
 
@@ -75,10 +79,23 @@ class Daemon:
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
         return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
+    def scrape(self) -> None:
+        """Read probes and metrics once, as a cluster does: the libraries behind them count, too."""
+        for page in ("healthz", "readyz", "metrics", "decisions"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/{page}", timeout=5) as response:
+                response.read()
+
     def stop(self) -> None:
         """End it and wait."""
         self.process.terminate()
         self.process.wait()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def allocate_microseconds(floor_socket: Path, plugin_socket: Path, calls: int) -> tuple[list[float], list[float]]:
@@ -113,6 +130,7 @@ async def measure(root: Path, calls: int, idle_seconds: float, *, cluster: bool)
             print(f"{label}: start to registered {time.perf_counter() - daemon.started:.2f} s")
             if not cluster:
                 await asyncio.to_thread(compare_allocate, root, calls)
+            await asyncio.to_thread(daemon.scrape)
             await asyncio.sleep(3)
             before = daemon.cpu_seconds()
             await asyncio.sleep(idle_seconds)

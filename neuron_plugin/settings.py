@@ -3,6 +3,8 @@
 A settings class is a frozen msgspec Struct. Its field ``kubelet_dir`` is the flag ``--kubelet-dir``, the environment
 variable ``NEURON_PLUGIN_KUBELET_DIR`` and the key ``kubelet-dir`` of the YAML file: one name to learn. A flag wins
 over the environment, the environment over the file, the file over the default.
+
+A field that is a Struct itself is a section of the file, and of the file only: what it does not name keeps its default.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ class SettingsError(ValueError):
 
 def add_flags(parser: argparse.ArgumentParser, settings: type[msgspec.Struct]) -> None:
     """Give ``parser`` a flag for every field; a flag that is not used stays None."""
-    for field in msgspec.structs.fields(settings):
+    for field in _flat_fields(settings):
         flag, kind = f"--{field.encode_name}", _kind_of(field)
-        text = f"{_description_of(field)} (default: {as_text(field.default) or 'none'})".replace("%", "%%")
+        text = f"{description_of(field)} (default: {as_text(field.default) or 'none'})".replace("%", "%%")
         if kind is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
         elif isinstance(kind, enum.EnumType):
@@ -53,7 +55,7 @@ def load(
         SettingsError: an unknown key, a value of the wrong type or out of range, or an unreadable file.
     """
     values: dict[str, Any] = _from_file(settings, file) if file else {}
-    for field in msgspec.structs.fields(settings):
+    for field in _flat_fields(settings):
         variable = ENVIRONMENT_PREFIX + field.name.upper()
         if environment.get(variable):
             values[field.encode_name] = _convert(field, environment[variable], variable)
@@ -68,9 +70,12 @@ def as_yaml(settings: msgspec.Struct) -> str:
 
 
 def as_text(value: object) -> str:
-    """A setting as one would give it to its flag."""
+    """A setting as one would give it to its flag; of a section only what is not as by default."""
     if value is None:
         return ""
+    if isinstance(value, msgspec.Struct):
+        plain = [msgspec.to_builtins(each, enc_hook=str) for each in (value, type(value)())]
+        return msgspec.json.encode(_difference(*plain)).decode()
     if isinstance(value, tuple):
         return ",".join(as_text(item) for item in value)
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -100,6 +105,36 @@ def _from_file(settings: type[msgspec.Struct], file: Path) -> dict[str, Any]:
     return {key: _checked(fields[key], value, f"{key} in {file}", strict=True) for key, value in values.items()}
 
 
+def _flat_fields(settings: type[msgspec.Struct]) -> list[msgspec.structs.FieldInfo]:
+    """The fields that have a flag and a variable: all but the sections."""
+    return [field for field in msgspec.structs.fields(settings) if not _is_section(field)]
+
+
+def _is_section(field: msgspec.structs.FieldInfo) -> bool:
+    kind: object = _kind_of(field)
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _completed(field: msgspec.structs.FieldInfo, value: object) -> object:
+    """What the file says of a section, over the section's default."""
+    if not _is_section(field):
+        return value
+    return _over(msgspec.to_builtins(field.default, enc_hook=str), {} if value is None else value)
+
+
+def _over(default: object, value: object) -> object:
+    if not (isinstance(default, dict) and isinstance(value, dict)):
+        return value
+    return default | {key: _over(default.get(key), item) for key, item in value.items()}
+
+
+def _difference(value: object, default: object) -> object:
+    """What has to be said over ``default`` to get ``value``."""
+    if not (isinstance(value, dict) and isinstance(default, dict)):
+        return value
+    return {key: _difference(item, default.get(key)) for key, item in value.items() if item != default.get(key)}
+
+
 def _convert(field: msgspec.structs.FieldInfo, value: object, source: str) -> object:
     """One value given as text, in the type of its field; lists are comma separated."""
     if isinstance(value, str) and typing.get_origin(_kind_of(field)) is tuple:
@@ -110,9 +145,10 @@ def _convert(field: msgspec.structs.FieldInfo, value: object, source: str) -> ob
 def _checked(field: msgspec.structs.FieldInfo, value: object, source: str, *, strict: bool) -> object:
     """The value in plain types, if it can be the field's; ``strict`` takes no text for a number."""
     try:
-        return msgspec.to_builtins(msgspec.convert(value, field.type, strict=strict, dec_hook=_decode), enc_hook=str)
+        converted = msgspec.convert(_completed(field, value), field.type, strict=strict, dec_hook=_decode)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{source} is {value!r}: {error}{_choices_of(field)}") from None
+    return msgspec.to_builtins(converted, enc_hook=str)
 
 
 def _decode(kind: type, value: object) -> object:
@@ -128,7 +164,8 @@ def _kind_of(field: msgspec.structs.FieldInfo) -> Any:
     return members[0] if type(None) in typing.get_args(kind) else kind
 
 
-def _description_of(field: msgspec.structs.FieldInfo) -> str:
+def description_of(field: msgspec.structs.FieldInfo) -> str:
+    """What a setting means, as its help says."""
     notes = [note.description for note in typing.get_args(field.type)[1:] if isinstance(note, Meta)]
     return notes[0] or "" if notes else ""
 

@@ -1,4 +1,4 @@
-"""Log lines of both daemons: a fixed message, and variables as fields.
+"""What both daemons say of themselves: log lines, a fixed message with variables as fields, and on demand their stacks.
 
 Fields are passed the standard way, ``logger.info("registered", extra={"resource": name})``, so libraries that log
 through the standard library come out in the same form.
@@ -6,13 +6,18 @@ through the standard library come out in the same form.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import logging
 import sys
+import threading
+import traceback
 from datetime import UTC, datetime
 from typing import TextIO
 
 import msgspec
+
+logger = logging.getLogger(__name__)
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -46,6 +51,8 @@ class JsonFormatter(logging.Formatter):
         } | _fields_of(record)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = record.stack_info
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
@@ -53,10 +60,11 @@ class TextFormatter(logging.Formatter):
     """``TIME LEVEL message key=value ...`` for people."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write a record on one line; a traceback follows on its own lines."""
+        """Write a record on one line; a traceback or stack follows on its own lines."""
         fields = "".join(f" {key}={_text_of(value)}" for key, value in _fields_of(record).items())
         line = f"{_time_of(record)} {record.levelname:<7} {_in_one_line(record.getMessage())}{fields}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        below = [self.formatException(record.exc_info)] if record.exc_info else []
+        return "\n".join([line, *below, *([record.stack_info] if record.stack_info else [])])
 
 
 def start_logging(log_format: LogFormat, level: LogLevel, stream: TextIO | None = None) -> None:
@@ -71,6 +79,26 @@ def start_logging(log_format: LogFormat, level: LogLevel, stream: TextIO | None 
     root.handlers[:] = [handler]
     root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
     logging.getLogger("neuron_plugin").setLevel(level.upper())
+
+
+def log_stacks() -> None:
+    """Log where every thread and every task of the running loop stands, for whoever wonders why nothing happens.
+
+    Whatever the level: somebody has asked. One line per thread and task, its stack below it.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the documented way to other threads' stacks
+        _log_stack("thread_name", names.get(ident, str(ident)), "".join(traceback.format_stack(frame)))
+    for task in sorted(asyncio.all_tasks(), key=asyncio.Task.get_name):
+        frames = [line for frame in task.get_stack() for line in traceback.format_stack(frame, limit=1)]
+        _log_stack("task_name", task.get_name(), "".join(frames))
+
+
+def _log_stack(kind: str, name: str, stack: str) -> None:
+    record = logger.makeRecord(
+        logger.name, logging.ERROR, __file__, 0, "stack", (), None, extra={kind: name}, sinfo=stack.rstrip()
+    )
+    logger.handle(record)
 
 
 def _time_of(record: logging.LogRecord) -> str:

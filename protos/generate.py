@@ -6,7 +6,6 @@
 The texts lie under the path of the package their stubs live in, for two reasons: protoc's descriptor pool knows a file
 by the path given to it, and two bare ``api.proto`` would collide; and generated imports come out absolute.
 """
-# ruff: noqa: INP001 - a script beside its inputs, no package
 
 from __future__ import annotations
 

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
 import re
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from neuron_plugin.telemetry import JsonFormatter, LogFormat, LogLevel, TextFormatter, start_logging
+from neuron_plugin.telemetry import JsonFormatter, LogFormat, LogLevel, TextFormatter, log_stacks, start_logging
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
@@ -153,3 +155,42 @@ def test_lines_go_to_standard_error_by_default(capsys: pytest.CaptureFixture[str
     logging.getLogger("neuron_plugin").info("hello")
     captured = capsys.readouterr()
     assert (captured.out, "hello" in captured.err) == ("", True)
+
+
+async def wait_here(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def dumped(log_format: LogFormat, level: LogLevel = LogLevel.ERROR) -> str:
+    """What is written of the stacks while a task and a thread wait."""
+    stream, event, over = io.StringIO(), asyncio.Event(), threading.Event()
+    start_logging(log_format, level, stream)
+    thread = threading.Thread(target=over.wait, name="a-thread")
+    thread.start()
+    task = asyncio.create_task(wait_here(event), name="a-task")
+    await asyncio.sleep(0)
+    log_stacks()
+    over.set()
+    event.set()
+    await task
+    thread.join()
+    return stream.getvalue()
+
+
+async def test_stacks_name_every_task_and_thread_and_where_it_stands() -> None:
+    lines = [json.loads(line) for line in (await dumped(LogFormat.JSON)).splitlines()]
+    task = next(line for line in lines if line.get("task_name") == "a-task")
+    assert "in wait_here" in task["stack"]
+    thread = next(line for line in lines if line.get("thread_name") == "a-thread")
+    assert "threading.py" in thread["stack"]
+    assert {line["message"] for line in lines} == {"stack"}
+
+
+async def test_stacks_are_readable_as_text() -> None:
+    text = await dumped(LogFormat.TEXT)
+    assert re.search(r"ERROR   stack task_name=a-task\n  File \".*\", line \d+, in wait_here", text)
+
+
+@pytest.mark.parametrize("level", list(LogLevel))
+async def test_stacks_are_written_at_every_level(level: LogLevel) -> None:
+    assert "a-task" in await dumped(LogFormat.TEXT, level)

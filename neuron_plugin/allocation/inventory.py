@@ -29,7 +29,8 @@ class NodeInventory:
     """The hardware of one node: its geometry, which devices are there, and what is wrong with some of them.
 
     ``unhealthy`` maps a device id to the reason; a nominal device that is not ``present`` is missing.
-    ``logical_core_size`` is the LNC in force.
+    ``logical_core_size`` is the LNC in force. What follows is for people, nothing is decided by it:
+    ``physical_cores_per_device`` is 0 when not told, ``ultraserver`` has the ids in an UltraServer by name.
     """
 
     geometry: Geometry
@@ -38,6 +39,8 @@ class NodeInventory:
     device_name: str = ""
     driver_version: str = ""
     logical_core_size: int = 1
+    physical_cores_per_device: int = 0
+    ultraserver: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def healthy_mask(self) -> CoreMask:
@@ -48,7 +51,7 @@ class NodeInventory:
 def write_inventory(inventory: NodeInventory) -> str:
     """The annotation's text; equal inventories give equal texts."""
     geometry = inventory.geometry
-    fields = {
+    fields: dict[str, object] = {
         "version": VERSION,
         "instanceType": geometry.instance_type,
         "topology": geometry.topology.value,
@@ -61,6 +64,10 @@ def write_inventory(inventory: NodeInventory) -> str:
         "driverVersion": inventory.driver_version,
         "logicalCoreSize": inventory.logical_core_size,
     }
+    if inventory.physical_cores_per_device:
+        fields["physicalCoresPerDevice"] = inventory.physical_cores_per_device
+    if inventory.ultraserver:
+        fields["ultraServer"] = dict(sorted(inventory.ultraserver.items()))
     return json.dumps(fields, separators=(",", ":"))
 
 
@@ -91,6 +98,8 @@ def read_inventory(text: str) -> NodeInventory:
         device_name=fields.text("deviceName"),
         driver_version=fields.text("driverVersion"),
         logical_core_size=fields.integer("logicalCoreSize", 1, MOST_CORES_PER_DEVICE),
+        physical_cores_per_device=fields.integer("physicalCoresPerDevice", 0, MOST_CORES_PER_DEVICE, absent=0),
+        ultraserver=fields.words("ultraServer"),
     )
 
 
@@ -110,8 +119,18 @@ class _Fields:
     def __init__(self, fields: dict[str, object]) -> None:
         self._fields = fields
 
-    def integer(self, key: str, low: int, high: int) -> int:
-        return self._integer(key, self._fields.get(key), low, high)
+    def integer(self, key: str, low: int, high: int, absent: int | None = None) -> int:
+        """A whole number; ``absent`` stands in where an older plugin did not tell it."""
+        return self._integer(key, self._fields.get(key, absent), low, high)
+
+    def words(self, key: str) -> dict[str, str]:
+        """Short texts by name, none where an older plugin told none."""
+        value = self._fields.get(key, {})
+        if not isinstance(value, dict) or not all(
+            isinstance(word, str) and max(len(name), len(word)) <= _LONGEST_WORD for name, word in value.items()
+        ):
+            raise InventoryError(f"{key} is {_short(value)}, expected short texts by name")
+        return value
 
     def integers(self, key: str, low: int, high: int) -> tuple[int, ...]:
         value = self._fields.get(key)

@@ -1,4 +1,7 @@
-"""What starting a daemon has in common: its log, the line that says its settings, the signals that end it."""
+"""What starting a daemon has in common: its log, the line that says its settings, the signals it obeys.
+
+SIGTERM and SIGINT end it; SIGUSR1 has it log the stacks of all its tasks and threads.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import msgspec
 
 from neuron_plugin import __version__
 from neuron_plugin.settings import as_text
-from neuron_plugin.telemetry import LogFormat, LogLevel, start_logging
+from neuron_plugin.telemetry import LogFormat, LogLevel, log_stacks, start_logging
 
 logger = logging.getLogger(__name__)
 
@@ -33,4 +36,5 @@ async def _until_signal(serve: Serve) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGUSR1, log_stacks)
     await serve(stop)

@@ -11,11 +11,39 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 
 from neuron_plugin import __version__
-from neuron_plugin.cli import demo, devices, extender, run, simulate, topology, version
+from neuron_plugin.cli import (
+    decisions,
+    demo,
+    devices,
+    doctor,
+    explain,
+    extender,
+    manifests,
+    run,
+    scheduler_config,
+    simulate,
+    topology,
+    uninstall_node,
+    version,
+)
 from neuron_plugin.cli.command import EXIT_STATUSES, CommandError, Exit, Parser, complain
 from neuron_plugin.settings import SettingsError
 
-COMMANDS = (demo, devices, topology, simulate, run, extender, version)
+COMMANDS = (
+    demo,
+    devices,
+    topology,
+    decisions,
+    doctor,
+    explain,
+    simulate,
+    run,
+    extender,
+    scheduler_config,
+    manifests,
+    uninstall_node,
+    version,
+)
 """In the order of the help."""
 
 DESCRIPTION = """\

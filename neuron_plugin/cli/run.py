@@ -12,7 +12,7 @@ from neuron_plugin.cli.command import Exit, Subparsers, add_command
 from neuron_plugin.cli.configuration import add_settings, load_settings, printed_settings
 from neuron_plugin.cli.daemons import run_daemon
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.settings import PluginSettings, check
 from neuron_plugin.settings import SettingsError
 
 EXAMPLES = """
@@ -47,6 +47,7 @@ def run(arguments: Namespace) -> int:
         raise SettingsError(
             "no node name: set NODE_NAME or --node-name to this node's name in Kubernetes, or give --no-cluster"
         )
+    check(settings)
     types = load_catalogue(settings.instance_types)
 
     async def serve(stop: asyncio.Event) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -19,6 +19,9 @@ neuron-plugin simulate fault ./trn1 ecc 3 --sram 1
 neuron-plugin simulate fault ./trn1 reset 3 failed
 neuron-plugin simulate fault ./trn1 components 3 hbm,link_host
 neuron-plugin simulate fault ./trn1 components 3 none
+neuron-plugin simulate fault ./trn1 core-errors 3 --core 1 --kind hw_nc_ue_error --count 1
+neuron-plugin simulate fault ./trn1 error-events 3 7
+neuron-plugin simulate fault ./trn1 kmsg "nd3: NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR on HBM 0"
 neuron-plugin simulate fault ./trn1 device 5 gone
 neuron-plugin simulate fault ./trn1 node 5 gone
 neuron-plugin simulate fault ./trn1 driver gone
@@ -26,6 +29,7 @@ neuron-plugin simulate fault ./trn1 attribute 3 core_count --text garbage
 """
 
 _GONE, _BACK = "gone", "back"
+_CORE_ERRORS = ("hw_error", "hw_nc_ue_error", "hw_hbm_ue_error", "hw_dma_abort_error")
 _RESET_STATES = ("resetting", "ready", "failed")
 
 
@@ -37,8 +41,10 @@ def register(actions: Subparsers) -> None:
     parser.add_argument("directory", type=Path, metavar="DIR", help="a directory that 'simulate node' wrote")
     kinds = parser.add_subparsers(title="what breaks", metavar="WHAT", dest="what", required=True)
     _register_counters(kinds)
+    _register_core_errors(kinds)
     _register_presence(kinds)
     _register_attribute(kinds)
+    _register_kmsg(kinds)
     lnc = _kind(kinds, "lnc", _lnc, "logical core size in the host's file")
     lnc.add_argument("size", metavar="N|none", help="the size; none removes the file")
 
@@ -73,6 +79,27 @@ def _register_counters(kinds: Subparsers) -> None:
     reset.add_argument("state", choices=_RESET_STATES)
     components = _device_kind(kinds, "components", _components, "parts that firmware reports unhealthy")
     components.add_argument("names", metavar="NAMES|none", help="such as hbm,link_host")
+
+
+def _register_core_errors(kinds: Subparsers) -> None:
+    errors = _device_kind(kinds, "core-errors", _core_errors, "counts of hardware errors on one core")
+    errors.add_argument("--core", type=int, default=0, metavar="CORE", help="physical core of the device (default: 0)")
+    errors.add_argument("--kind", choices=_CORE_ERRORS, default=_CORE_ERRORS[0], help="default: %(default)s")
+    errors.add_argument("--count", type=_count, required=True, metavar="COUNT", help="what the counter reads")
+    events = _device_kind(kinds, "error-events", _error_events, "firmware's counter of hardware errors (driver 2.28)")
+    events.add_argument("count", type=_count, metavar="COUNT", help="what the counter reads")
+
+
+def _register_kmsg(kinds: Subparsers) -> None:
+    kmsg = _kind(kinds, "kmsg", _kmsg, "a line in the kernel log")
+    kmsg.add_argument("text", help="such as: nd3: NEURON_HW_ERR=DMA_ERROR on queue 4")
+    kmsg.add_argument("--forged", action="store_true", help="as a process writes it, not the kernel")
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ArgumentTypeError(f"{text!r} is no count of 0 or more")
+    return int(text)
 
 
 def _register_presence(kinds: Subparsers) -> None:
@@ -118,6 +145,18 @@ def _reset(node: SimulatedNode, arguments: Namespace) -> None:
 def _components(node: SimulatedNode, arguments: Namespace) -> None:
     names = [] if arguments.names == "none" else arguments.names.split(",")
     node.set_unhealthy_components(arguments.device, names)
+
+
+def _core_errors(node: SimulatedNode, arguments: Namespace) -> None:
+    node.set_core_errors(arguments.device, arguments.core, **{arguments.kind: arguments.count})
+
+
+def _error_events(node: SimulatedNode, arguments: Namespace) -> None:
+    node.set_error_events(arguments.device, arguments.count)
+
+
+def _kmsg(node: SimulatedNode, arguments: Namespace) -> None:
+    node.log_kernel_message(arguments.text, by_kernel=not arguments.forged)
 
 
 def _device(node: SimulatedNode, arguments: Namespace) -> None:

@@ -43,6 +43,9 @@ class BindTimes:
     doubt: float = 30.0
 
 
+TIMES = BindTimes()
+
+
 class Binder:
     """Every bind of this process. ``fence`` says why no bind may start now, or the empty text."""
 
@@ -53,7 +56,7 @@ class Binder:
         *,
         fence: Callable[[], str],
         dialects: Collection[Dialect],
-        times: BindTimes = BindTimes(),
+        times: BindTimes = TIMES,
         clock: Callable[[], float] = time.monotonic,
         unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:

@@ -16,8 +16,8 @@ from neuron_plugin.allocation.ledger import PodUid
 from neuron_plugin.extender.claims import PodRecord
 from neuron_plugin.extender.nodes import NodeRecord
 
-MOST_CHANGES = 8_192
-"""Some minutes of a busy cluster; an entry only refers to records."""
+MOST_CHANGES = 4_096
+"""A minute of a busy cluster. An entry keeps two records alive, some kilobytes for a node with many pods."""
 
 Record = NodeRecord | PodRecord
 

@@ -19,13 +19,13 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from neuron_plugin.cluster.api import ApiServer
-from neuron_plugin.cluster.leases import Election, LeaseName
-from neuron_plugin.extender.binding import Binder, BindTimes
+from neuron_plugin.cluster.leases import TERMS, Election, LeaseName, Terms
+from neuron_plugin.extender.binding import TIMES, Binder, BindTimes
 from neuron_plugin.extender.change_log import ChangeLog
 from neuron_plugin.extender.closings import Closings
 from neuron_plugin.extender.feeds import Feeds
 from neuron_plugin.extender.inspection import inspection_routes
-from neuron_plugin.extender.leadership import CONDITION, NOT_LEADER, Alone, Leadership, fence
+from neuron_plugin.extender.leadership import CONDITION, NOT_LEADER, Leadership, fence, lead_alone
 from neuron_plugin.extender.metrics import ExtenderMetrics, StateCollector
 from neuron_plugin.extender.monitor import Monitor
 from neuron_plugin.extender.pod_writes import ApiPodWrites
@@ -42,14 +42,26 @@ from neuron_plugin.topology.instances import Catalogue
 _log = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 1.0
-DRAIN_SECONDS = 2.6
-"""Of the five seconds a shutdown may take; a write ends by its own deadline of 2.5."""
+DRAIN_SECONDS = 2.0
+"""Of the five seconds a shutdown may take: giving up the Lease may take two, closing the servers some tenths.
+
+A bind that is not decided by then is told to the scheduler as undecided, and the next process finds what became of it.
+"""
 
 
 class ExtenderDaemon:
     """One replica of the extender; ``run`` ends when ``stop`` is set."""
 
-    def __init__(self, settings: ExtenderSettings, types: Catalogue, api: ApiServer) -> None:
+    def __init__(
+        self,
+        settings: ExtenderSettings,
+        types: Catalogue,
+        api: ApiServer,
+        *,
+        terms: Terms = TERMS,
+        times: BindTimes = TIMES,
+    ) -> None:
+        """Nothing runs or is read before ``run``."""
         self._settings = settings
         self._identity = settings.identity or socket.gethostname()
         self._registry = CollectorRegistry()
@@ -61,14 +73,14 @@ class ExtenderDaemon:
         self._monitor = Monitor(self.state, self._changes)
         namespace = settings.lease_namespace if settings.plugin_leases else ""
         self._feeds = Feeds(api, self.state, self._metrics, lease_namespace=namespace)
-        times = replace(BindTimes(), answer=settings.answer_seconds)
+        times = replace(times, answer=settings.answer_seconds)
+        self._terms = terms
         self._leadership = Leadership(self.readiness, self._feeds.pods.list_consistently, landing_seconds=times.landing)
         self._election = self._candidate(api) if settings.leader_election else None
-        term = self._election or Alone(time.monotonic() + times.landing, time.monotonic)
         self.binder = Binder(
             self.state,
             ApiPodWrites(api),
-            fence=fence(self.readiness, term, times.write),
+            fence=fence(self.readiness, self._election, times.write),
             dialects=settings.dialects,
             times=times,
         )
@@ -106,8 +118,7 @@ class ExtenderDaemon:
         }
         if self._election:
             return jobs | {"election": self._election.run(), "leadership": self._leadership.run()}
-        self.readiness.met(CONDITION)
-        return jobs
+        return jobs | {"lead": lead_alone(self.readiness)}
 
     async def _leave(self) -> None:
         _log.info("stopping", extra={"binds_under_way": self.binder.under_way})
@@ -126,7 +137,7 @@ class ExtenderDaemon:
 
     def _candidate(self, api: ApiServer) -> Election:
         lease = LeaseName(self._settings.lease_namespace, self._settings.lease_name, self._identity)
-        return Election(api, lease, on_change=self._leadership.changed)
+        return Election(api, lease, terms=self._terms, on_change=self._leadership.changed)
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:

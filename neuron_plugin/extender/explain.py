@@ -72,6 +72,22 @@ def explain(state: ClusterState, record: PodRecord) -> Explanation:
     return Explanation(pod, asked, "", tuple(nodes))
 
 
+def find_pod(state: ClusterState, namespace: str, name: str) -> PodRecord | None:
+    """The live Neuron pod of a name; the one that is not terminating where a name is there twice."""
+    found = [each for each in state.pods.values() if (each.pod.namespace, each.pod.name) == (namespace, name)]
+    return min(found, key=lambda each: each.terminating, default=None)
+
+
+def explain_text(found: Explanation) -> str:
+    """An explanation as lines of text."""
+    lines = [f"{found.pod} asks for {found.request or 'nothing'}"]
+    if found.note:
+        lines.append(found.note)
+    for node in found.nodes:
+        lines += _node_lines(node)
+    return "\n".join(lines) + "\n"
+
+
 def explain_node(node: NodeRecord, request: PodRequest) -> NodeExplanation:
     """What one node says to a request."""
     if isinstance(node.shape, ClosedShape):
@@ -117,3 +133,16 @@ def _obstacles(node: NodeRecord, geometry: Geometry, unit: Unit, mask: int) -> B
 def _ids(geometry: Geometry, unit: Unit, mask: int) -> str:
     ids = ids_of(geometry, unit, mask)
     return f"{unit}{'s' if len(ids) > 1 else ''} {format_ids(ids)}"
+
+
+def _node_lines(node: NodeExplanation) -> list[str]:
+    if node.fits:
+        return [f"{node.node}: fits, would get {'; '.join(node.sets)}"]
+    lines = [f"{node.node}: {node.reason}", *(f"  {detail}" for detail in node.details)]
+    for each in node.blocked:
+        held = f"held by {', '.join(each.holders)}" if each.holders else ""
+        broken = f"unhealthy or missing: {format_ids(each.unhealthy_devices)}" if each.unhealthy_devices else ""
+        lines.append(
+            f"  {each.ids}: {'; '.join(part for part in (held, broken) if part) or 'free, but not all at once'}"
+        )
+    return lines

@@ -30,8 +30,6 @@ TICK_SECONDS = 2.0
 class Following(Protocol):
     """What the feeds and the metrics need of a reflector, whatever it follows."""
 
-    synced: asyncio.Event
-
     def age_seconds(self) -> float:
         """How long ago the server was last heard of."""
 
@@ -76,13 +74,16 @@ class Feeds:
         return {kind: following.age_seconds for kind, following in self._following.items()}
 
     async def run(self, readiness: Readiness) -> None:
-        """Follow everything until cancelled; tell ``readiness`` when the first lists are in."""
+        """Follow everything until cancelled; tell ``readiness`` when the first lists of pods and nodes are in.
+
+        The leases are not waited for: without the right to read them plugins go unjudged, which is no reason to stop.
+        """
         async with asyncio.TaskGroup() as group:
             for kind, following in self._following.items():
                 group.create_task(following.run(), name=f"follow {kind}")
             group.create_task(self._judge_plugins(), name="judge plugins")
-            for following in self._following.values():
-                await following.synced.wait()  # no deadline: not ready meanwhile, and the probes say so
+            for needed in (self.pods, self._nodes):
+                await needed.synced.wait()  # no deadline: not ready meanwhile, and the probes say so
             readiness.met("synced")
 
     async def _judge_plugins(self) -> NoReturn:

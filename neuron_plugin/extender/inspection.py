@@ -11,8 +11,7 @@ import msgspec
 from aiohttp import web
 
 from neuron_plugin.allocation.idlists import format_ids
-from neuron_plugin.extender.claims import PodRecord
-from neuron_plugin.extender.explain import Explanation, NodeExplanation, explain
+from neuron_plugin.extender.explain import explain, explain_text, find_pod
 from neuron_plugin.extender.hardware import Hardware
 from neuron_plugin.extender.nodes import NodeRecord
 from neuron_plugin.extender.objects import neuron_node
@@ -51,12 +50,6 @@ def inspection_routes(state: ClusterState) -> list[web.RouteDef]:
     ]
 
 
-def find_pod(state: ClusterState, namespace: str, name: str) -> PodRecord | None:
-    """The live Neuron pod of a name; the one that is not terminating where a name is there twice."""
-    found = [each for each in state.pods.values() if (each.pod.namespace, each.pod.name) == (namespace, name)]
-    return min(found, key=lambda each: each.terminating, default=None)
-
-
 def inspect_text(records: Iterable[NodeRecord], *, details: bool) -> str:
     """A table of nodes; with ``details`` also the holders, and why a node is closed."""
     records = list(records)
@@ -67,29 +60,6 @@ def inspect_text(records: Iterable[NodeRecord], *, details: bool) -> str:
             lines += [f"  unhealthy: device {device}: {why}" for device, why in record.hardware.unhealthy.items()]
         lines += [f"  {holder.pod} holds cores {format_ids(cores_in(holder.mask))}" for holder in record.ledger]
     return "\n".join(lines) + "\n"
-
-
-def explain_text(found: Explanation) -> str:
-    """An explanation as lines of text."""
-    lines = [f"{found.pod} asks for {found.request or 'nothing'}"]
-    if found.note:
-        lines.append(found.note)
-    for node in found.nodes:
-        lines += _node_lines(node)
-    return "\n".join(lines) + "\n"
-
-
-def _node_lines(node: NodeExplanation) -> list[str]:
-    if node.fits:
-        return [f"{node.node}: fits, would get {'; '.join(node.sets)}"]
-    lines = [f"{node.node}: {node.reason}", *(f"  {detail}" for detail in node.details)]
-    for each in node.blocked:
-        held = f"held by {', '.join(each.holders)}" if each.holders else ""
-        broken = f"unhealthy or missing: {format_ids(each.unhealthy_devices)}" if each.unhealthy_devices else ""
-        lines.append(
-            f"  {each.ids}: {'; '.join(part for part in (held, broken) if part) or 'free, but not all at once'}"
-        )
-    return lines
 
 
 def _row(record: NodeRecord) -> tuple[str, ...]:

@@ -19,7 +19,8 @@ _log = logging.getLogger(__name__)
 
 CONDITION = "leader"
 NOT_LEADER = "another replica of the extender is the leader"
-_OUT_OF_TERM = "no bind now: the lease may run out before it ends, or a predecessor's last one may still land"
+ALONE_LANDING_SECONDS = 0.7
+_OUT_OF_TERM = "no bind now: the leader's lease was not renewed lately and may run out before the bind ends"
 _TAKING_OVER = "taking over from the last leader"
 _LIST_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
@@ -30,18 +31,6 @@ class Term(Protocol):
 
     def seconds_left(self) -> float:
         """For how long this replica is the leader even if no renewal succeeds."""
-
-
-class Alone(Term):
-    """The term of a single replica without election: from ``start`` on, when no earlier one's write can land."""
-
-    def __init__(self, start: float, clock: Callable[[], float]) -> None:
-        self._start = start
-        self._clock = clock
-
-    def seconds_left(self) -> float:
-        """For ever, once it has begun."""
-        return float("inf") if self._clock() >= self._start else 0.0
 
 
 class Leadership:
@@ -90,12 +79,22 @@ class Leadership:
             self._readiness.met(CONDITION)
 
 
-def fence(readiness: Readiness, term: Term, write_seconds: float) -> Callable[[], str]:
-    """Why no bind may start now: not ready, or the term may end before the write does."""
+async def lead_alone(readiness: Readiness) -> None:
+    """Without an election: be the leader, once a predecessor that was killed can have done nothing more.
+
+    Its connections ended with it, and the API server gives up requests whose connection is gone; the pause is for the
+    write that it was just about to commit.
+    """
+    await asyncio.sleep(ALONE_LANDING_SECONDS)
+    readiness.met(CONDITION)
+
+
+def fence(readiness: Readiness, term: Term | None, write_seconds: float) -> Callable[[], str]:
+    """Why no bind may start now: not ready, or the term (None: without end) may end before the write does."""
 
     def why_not() -> str:
         if reason := readiness.why_not:
             return reason
-        return "" if term.seconds_left() > write_seconds else _OUT_OF_TERM
+        return "" if term is None or term.seconds_left() > write_seconds else _OUT_OF_TERM
 
     return why_not

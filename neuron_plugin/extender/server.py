@@ -58,8 +58,19 @@ def application(routes: list[web.RouteDef], max_body_mib: int) -> web.Applicatio
 
 
 def runner(app: web.Application) -> web.AppRunner:
-    """A runner that leaves gzip alone (a small body may hide a huge one) and lets requests in flight finish."""
-    return web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5, auto_decompress=False)
+    """A runner that leaves gzip alone (a small body may hide a huge one) and lets requests in flight finish.
+
+    Idle connections are kept longer than Go keeps its own (90 s), so that the scheduler never writes into one that we
+    are just closing.
+    """
+    return web.AppRunner(
+        app,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=0.3,
+        keepalive_timeout=120.0,
+        auto_decompress=False,
+    )
 
 
 def _handler(service: ExtenderService, verb: str, answer: Answer) -> Callable[[web.Request], Awaitable[web.Response]]:

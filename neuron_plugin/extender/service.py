@@ -17,13 +17,13 @@ from neuron_plugin.extender import flowlog, wire
 from neuron_plugin.extender.attempts import SUCCESSES, Ending, Outcome
 from neuron_plugin.extender.binding import Binder
 from neuron_plugin.extender.claims import Unreadable
+from neuron_plugin.extender.memo import VerdictMemo
 from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.observation import request_of
 from neuron_plugin.extender.preemption import preempt
 from neuron_plugin.extender.readiness import Readiness
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.verbs import filter_nodes, score_nodes
-from neuron_plugin.extender.verdicts import VerdictMemo
 
 
 class _UndecidedError(Exception):
@@ -47,7 +47,7 @@ class ExtenderService:
         self._readiness = readiness
         self._metrics = metrics
         self._clock = clock
-        self._memo = VerdictMemo()
+        self._memo = VerdictMemo(state)
 
     def filter(self, body: bytes) -> bytes:
         """``ExtenderArgs`` to ``ExtenderFilterResult``."""
@@ -88,13 +88,13 @@ class ExtenderService:
         answer = wire.encode_filter(args, filtered.passed, filtered.failed, filtered.unresolvable)
         reasons = filtered.reasons
         self._metrics.refused({self._memo.code_of(text): count for text, count in reasons.items()})
-        flowlog.log_filter(pod, request, filtered, _us(self._clock() - started))
+        flowlog.log_filter(pod, request, filtered, reasons, _us(self._clock() - started))
         return answer
 
     def _prioritize(self, body: bytes, started: float) -> bytes:
         args = wire.decode_filter(body)
         pod, request = self._read(args.pod)
-        scores = score_nodes(self._state, self._memo, request, args.names)
+        scores = score_nodes(self._memo, request, args.names)
         answer = wire.encode_scores(args.names, scores)
         flowlog.log_prioritize(pod, request, scores, _us(self._clock() - started))
         return answer

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import compress
+from operator import not_
 
 from neuron_plugin.allocation.ledger import PodUid
 from neuron_plugin.allocation.requests import PodRequest
+from neuron_plugin.extender.memo import VerdictMemo
 from neuron_plugin.extender.reasons import BOUND_ELSEWHERE
 from neuron_plugin.extender.state import ClusterState
-from neuron_plugin.extender.verdicts import VerdictMemo, scores
+from neuron_plugin.extender.verdicts import scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +44,20 @@ def filter_nodes(
     """
     if target := state.bound_to(uid):
         return _only(target, names)
-    verdicts, shapes = memo.verdicts(request), state.shapes
-    found = [verdicts[shapes[name]] for name in names]
-    passed = [name for name, misfit in zip(names, found, strict=True) if misfit is None]
-    if len(passed) == len(names):
-        return Filtered(passed, {}, {})
-    misfits = [(name, misfit) for name, misfit in zip(names, found, strict=True) if misfit is not None]
+    found = list(map(memo.verdicts(request).__getitem__, names))
+    if found.count(None) == len(found):
+        return Filtered(names, {}, {})
+    misfits = [(name, misfit) for name, misfit in compress(zip(names, found, strict=True), found) if misfit]
     return Filtered(
-        passed,
+        list(compress(names, map(not_, found))),
         {name: misfit.text for name, misfit in misfits if misfit.can_pass},
         {name: misfit.text for name, misfit in misfits if not misfit.can_pass},
     )
 
 
-def score_nodes(state: ClusterState, memo: VerdictMemo, request: PodRequest, names: Iterable[str]) -> list[int]:
+def score_nodes(memo: VerdictMemo, request: PodRequest, names: Iterable[str]) -> list[int]:
     """Scores 0-10 in the order of ``names``: the node where the pod costs later pods least gets 10."""
-    costs, shapes = memo.costs(request), state.shapes
-    return scores([costs[shapes[name]] for name in names])
+    return scores(list(map(memo.costs(request).__getitem__, names)))
 
 
 def _only(target: str, names: list[str]) -> Filtered:

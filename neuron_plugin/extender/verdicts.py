@@ -1,8 +1,8 @@
 """Does a request fit a node in this state, and at what cost to later pods; remembered.
 
-Nodes share shapes and pods share requests, so most answers are two look-ups. Filter asks only whether a set fits: for
-one requesting container that is a mask test per valid set. The cost is worked out when prioritize asks, for nodes
-that fit.
+Nodes share shapes and pods share requests, so few verdicts are ever worked out. Filter asks only whether a set fits:
+for one requesting container that is a mask test per valid set. The cost is worked out when prioritize asks, for nodes
+that fit. How verdicts are found by a node's name is told in `memo`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,6 @@ from neuron_plugin.allocation.requests import PodRequest
 from neuron_plugin.extender.reasons import NodeRefusal
 from neuron_plugin.extender.shapes import AnyShape, ClosedShape, Shape
 from neuron_plugin.topology.sets import valid_sets
-
-MOST_REQUESTS = 128
-"""Distinct requests remembered; a cluster's workloads have few."""
-
-MOST_SHAPES = 32_768
-"""Distinct node states remembered per request before its table starts anew."""
 
 HIGHEST_SCORE = 10
 """kube-scheduler's MaxExtenderPriority (staging/src/k8s.io/kube-scheduler/extender/v1/types.go)."""
@@ -38,57 +32,6 @@ class Misfit:
 
 Verdict = Misfit | None
 """None when the request fits."""
-
-
-class _Verdicts(dict[AnyShape, Verdict]):
-    def __init__(self, request: PodRequest, misfits: dict[Misfit, Misfit]) -> None:
-        super().__init__()
-        self._request = request
-        self._misfits = misfits
-
-    def __missing__(self, shape: AnyShape) -> Verdict:
-        found = judge(shape, self._request)
-        verdict = self[shape] = self._misfits.setdefault(found, found) if found else None
-        return verdict
-
-
-class _Costs(dict[AnyShape, int]):
-    def __init__(self, request: PodRequest) -> None:
-        super().__init__()
-        self._request = request
-
-    def __missing__(self, shape: AnyShape) -> int:
-        value = self[shape] = cost_on(shape, self._request)
-        return value
-
-
-class VerdictMemo:
-    """Verdicts and costs by request and shape."""
-
-    def __init__(self) -> None:
-        self._verdicts: dict[PodRequest, _Verdicts] = {}
-        self._costs: dict[PodRequest, _Costs] = {}
-        self._misfits: dict[Misfit, Misfit] = {}
-
-    def code_of(self, text: str) -> str:
-        """The code of a text that a verdict has carried; for labels, which must be few."""
-        return next((misfit.code for misfit in self._misfits if misfit.text == text), "other")
-
-    def verdicts(self, request: PodRequest) -> dict[AnyShape, Verdict]:
-        """The table of one request: subscript it with a shape; it fills itself."""
-        table = self._verdicts.get(request)
-        if table is None or len(table) > MOST_SHAPES:
-            _forget_oldest(self._verdicts)
-            table = self._verdicts[request] = _Verdicts(request, self._misfits)
-        return table
-
-    def costs(self, request: PodRequest) -> dict[AnyShape, int]:
-        """What a request's best placement costs later pods, by shape; only shapes that fit may be asked."""
-        table = self._costs.get(request)
-        if table is None or len(table) > MOST_SHAPES:
-            _forget_oldest(self._costs)
-            table = self._costs[request] = _Costs(request)
-        return table
 
 
 def judge(shape: AnyShape, request: PodRequest) -> Verdict:
@@ -139,8 +82,3 @@ def _one_fits(shape: Shape, request: PodRequest) -> bool:
 def _misfit(refusal: Refusal | NodeRefusal) -> Misfit:
     code = refusal.code if isinstance(refusal, NodeRefusal) else refusal.reason.value
     return Misfit(code, refusal.text, refusal.can_pass)
-
-
-def _forget_oldest(tables: dict[PodRequest, _Verdicts] | dict[PodRequest, _Costs]) -> None:
-    while len(tables) >= MOST_REQUESTS:
-        tables.pop(next(iter(tables)))

@@ -8,17 +8,25 @@ it goes: one that cannot be read is reported and does not take the device away f
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from neuron_plugin.hardware.attributes import ResetState
+from neuron_plugin.hardware.attributes import DriverVersion, ResetState
 from neuron_plugin.hardware.generations import GENERATIONS
-from neuron_plugin.hardware.records import Device, EccCounts, HealthReadings, NodeState, SkippedDevice
-from neuron_plugin.hardware.sysfs import AttributeMissingError, DeviceTree, Sysfs, SysfsError, SysfsFormatError
+from neuron_plugin.hardware.records import CoreErrors, Device, EccCounts, HealthReadings, NodeState, SkippedDevice
+from neuron_plugin.hardware.sysfs import (
+    UNHEALTHY_COMPONENTS,
+    AttributeMissingError,
+    DeviceTree,
+    Sysfs,
+    SysfsError,
+    SysfsFormatError,
+)
 from neuron_plugin.topology.geometry import DeviceId
 from neuron_plugin.topology.instances import InstanceType
 
@@ -28,16 +36,28 @@ devices takes root; a real /dev is root's, so nobody else can pretend with it.""
 
 ECC_COUNTERS = ("sram_ecc_uncorrected", "mem_ecc_uncorrected", "mem_ecc_repairable_uncorrected")
 
+CORE_ERROR_COUNTERS = ("hw_error", "hw_nc_ue_error", "hw_hbm_ue_error", "hw_dma_abort_error")
+
+HAS_CONNECTED_DEVICES = (2, 13, 4)
+"""The first driver that prints links: an older one is not waited for."""
+
+_NO_ERROR_COUNT = re.compile(r"heartbeat|(?<!un)corrected")
+"""Files of ``health_status`` that change on a sound device."""
+
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReader:
-    """Reads devices of one machine. ``known`` is its instance type, if that is a known one."""
+    """Reads devices of one machine. ``known`` is its instance type, if that is a known one.
+
+    ``driver`` is the driver's version where it tells: an attribute that it cannot have is not missing.
+    """
 
     sysfs: Sysfs
     dev: Path
     known: InstanceType | None
+    driver: DriverVersion | None = None
 
     def read(self, device: DeviceId, *, settled: bool) -> Device | SkippedDevice | None:
         """The device, or why it is skipped, or None where it vanished meanwhile.
@@ -45,7 +65,8 @@ class DeviceReader:
         ``settled``: missing attributes are waited for no longer, see ``read_inventory``.
         """
         tree = self.sysfs.device(device)
-        attributes = _Attributes(tree, settled=settled, known=self.known)
+        links = self.driver is None or self.driver.at_least(*HAS_CONNECTED_DEVICES)
+        attributes = _Attributes(tree, settled=settled, known=self.known, links=links)
         try:
             found: Device | SkippedDevice = attributes.device(device, node_state(self.dev, device, tree))
         except SysfsError as error:
@@ -75,10 +96,11 @@ def node_state(dev: Path, device: DeviceId, tree: DeviceTree) -> NodeState:
 class _Attributes:
     """One pass over a device's attributes, noting on the way what could not be used."""
 
-    def __init__(self, tree: DeviceTree, *, settled: bool, known: InstanceType | None) -> None:
+    def __init__(self, tree: DeviceTree, *, settled: bool, known: InstanceType | None, links: bool) -> None:
         self.tree = tree
         self.settled = settled
         self.known = known
+        self.links = links
         self.problems: list[str] = []
 
     def device(self, device: DeviceId, node: NodeState) -> Device:
@@ -88,12 +110,14 @@ class _Attributes:
             SysfsError: something that the device cannot be offered without is missing or unreadable.
         """
         cores = self._needed(self.tree.core_count, self.known.cores_per_device if self.known else None)
-        connected = self._needed(self.tree.connected_devices, frozenset[DeviceId]())
+        none = frozenset[DeviceId]()
+        connected = self._needed(self.tree.connected_devices, none) if self.links else none
         device_name = self._needed(self.tree.device_name, self.known.device_name if self.known else "")
         generation = GENERATIONS.get(device_name)
         architecture = self._needed(self.tree.architecture, generation.device_arch if generation else "")
-        health = self._health()
-        self._note_masked_cores(cores)
+        core_ids = self._said(self.tree.core_ids) or frozenset()
+        health = self._health(core_ids)
+        self._note_masked_cores(cores, core_ids)
         return Device(
             id=device,
             cores=cores,
@@ -106,11 +130,13 @@ class _Attributes:
             problems=tuple(self.problems),
         )
 
-    def _health(self) -> HealthReadings:
+    def _health(self, core_ids: frozenset[int]) -> HealthReadings:
         return HealthReadings(
             reset=self._reset(),
             ecc=self._ecc(),
-            unhealthy_components=self._said(self.tree.unhealthy_components) or frozenset(),
+            unhealthy_components=self._said(self.tree.unhealthy_components),
+            core_errors=tuple(errors for core in sorted(core_ids) if (errors := self._core_errors(core))),
+            status_counts=tuple(self._status_counts()),
         )
 
     def _reset(self) -> ResetState | None:
@@ -125,10 +151,29 @@ class _Attributes:
         return None
 
     def _ecc(self) -> EccCounts | None:
-        counts = [self._said(partial(self.tree.hardware_counter, name)) for name in ECC_COUNTERS]
-        if counts == [None] * len(ECC_COUNTERS):
-            return None
-        return EccCounts(*(count or 0 for count in counts))
+        counts = self._counts([partial(self.tree.hardware_counter, name) for name in ECC_COUNTERS])
+        return EccCounts(*counts) if counts else None
+
+    def _core_errors(self, core: int) -> CoreErrors | None:
+        counts = self._counts([partial(self.tree.core_error_count, core, name) for name in CORE_ERROR_COUNTERS])
+        return CoreErrors(core, *counts) if counts else None
+
+    def _counts(self, reads: list[Callable[[], int]]) -> list[int]:
+        """Counters that belong together: 0 for one this driver does not have, none at all if one fails just now."""
+        known = len(self.problems)
+        counts = [self._said(read) for read in reads]
+        if len(self.problems) > known or all(count is None for count in counts):
+            return []
+        return [count or 0 for count in counts]
+
+    def _status_counts(self) -> Iterator[tuple[str, int]]:
+        """Whatever counts errors there. The names are unpublished: what reads as something else is passed over."""
+        for name in self._said(self.tree.health_status_names) or ():
+            if name != UNHEALTHY_COMPONENTS and not _NO_ERROR_COUNT.search(name):
+                try:
+                    yield name, self.tree.health_status_count(name)
+                except SysfsError:
+                    continue
 
     def _needed(self, read: Callable[[], Value], otherwise: Value | None) -> Value:
         """An attribute that the device cannot be offered without; ``otherwise`` stands in once it is settled."""
@@ -150,8 +195,7 @@ class _Attributes:
             self.problems.append(str(error))
             return None
 
-    def _note_masked_cores(self, cores: int) -> None:
-        seen = self._said(self.tree.core_ids)
+    def _note_masked_cores(self, cores: int, seen: frozenset[int]) -> None:
         masked = sorted(set(range(cores)) - seen) if seen else []
         if masked:
             names = ", ".join(f"neuron_core{core}" for core in masked)

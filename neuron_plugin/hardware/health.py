@@ -1,19 +1,15 @@
-"""Whether a device may be handed out, judged from one look at it.
+"""What is wrong with a device at one look: what is seen, and what it means for whoever asks once.
 
-A function of what is seen now, of the error counts that are accepted (the baseline) and of a policy; nothing is
-remembered here. So a device recovers by the same rule by which it fails: when its cause is no longer seen. What
-needs a memory (hold times, flapping) belongs to the caller, who has the last verdict and a clock.
-
-When a cause goes: a node file, by being made again; a reset, by finishing; broken parts, when firmware no longer
-names them; ECC counts, at a power cycle (they live in firmware and survive a module reload), or when the operator
-accepts them into the baseline.
+Nothing is remembered here. Who judges over time (errors that rise, hold times, flapping, accepted errors) takes the
+observations and adds a memory and a clock; who looks once takes ``assess``, in which a counter that only means
+something when it rises is worth a warning.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from neuron_plugin.hardware.attributes import ResetState
 from neuron_plugin.hardware.records import Device, EccCounts, Inventory, NodeState
@@ -21,15 +17,27 @@ from neuron_plugin.topology.geometry import DeviceId
 
 
 class Signal(enum.StrEnum):
-    """What can be wrong with a device."""
+    """What can be wrong with a device, worst first."""
 
+    MISSING = "missing"
+    """The driver does not list the device, or it cannot be known completely."""
     NODE = "node"
-    RESETTING = "resetting"
     RESET_FAILED = "reset-failed"
+    COMPONENTS = "components"
     SRAM_ECC = "sram-ecc"
     MEMORY_ECC = "memory-ecc"
+    NC_UNCORRECTABLE = "hw-nc-ue-error"
+    HBM_UNCORRECTABLE = "hw-hbm-ue-error"
+    KERNEL_MESSAGE = "kernel-message"
+    """A hardware error in the kernel log that names the device."""
+    RESETTING = "resetting"
+    DMA_ABORT = "hw-dma-abort-error"
+    HW_ERROR = "hw-error"
+    HEALTH_STATUS = "health-status"
+    """A counter that firmware keeps below ``health_status`` has risen."""
     REPAIRABLE_ECC = "repairable-ecc"
-    COMPONENTS = "components"
+    KERNEL_MESSAGE_UNNAMED = "kernel-message-unnamed"
+    """A hardware error in the kernel log that names no device: it may be any."""
 
 
 class Severity(enum.IntEnum):
@@ -44,26 +52,37 @@ class Severity(enum.IntEnum):
     """Not handed out until the cause is gone; whoever has it keeps it."""
 
 
-DEFAULT_SEVERITIES: Mapping[Signal, Severity] = {
-    Signal.NODE: Severity.UNHEALTHY,
+_AT_ONE_LOOK: Mapping[Signal, Severity] = {
     Signal.RESETTING: Severity.PASSING,
-    Signal.RESET_FAILED: Severity.UNHEALTHY,
-    Signal.SRAM_ECC: Severity.UNHEALTHY,
-    Signal.MEMORY_ECC: Severity.UNHEALTHY,
     Signal.REPAIRABLE_ECC: Severity.WARNING,
-    Signal.COMPONENTS: Severity.UNHEALTHY,
+    Signal.NC_UNCORRECTABLE: Severity.WARNING,
+    Signal.HBM_UNCORRECTABLE: Severity.WARNING,
+    Signal.DMA_ABORT: Severity.WARNING,
+    Signal.HW_ERROR: Severity.WARNING,
+    Signal.HEALTH_STATUS: Severity.WARNING,
 }
+"""What a single look can say; every other signal makes a device unhealthy. Counters of cores and of firmware may be as
+old as the driver's start, so their mere height is a warning."""
 
 
 @dataclass(frozen=True, slots=True)
-class HealthPolicy:
-    """What each signal means here. A signal that is not named has its default severity."""
+class Observation:
+    """One signal as it is seen now.
 
-    severities: Mapping[Signal, Severity] = field(default_factory=dict)
+    ``part`` tells several of one signal apart (a component, a firmware counter). A counter has its ``count`` and is
+    observed at 0, too; ``text`` then names what is counted. What is no counter is observed only while it is wrong.
+    """
 
-    def severity(self, signal: Signal) -> Severity:
-        """What ``signal`` means."""
-        return self.severities.get(signal, DEFAULT_SEVERITIES[signal])
+    signal: Signal
+    text: str
+    part: str = ""
+    count: int | None = None
+
+    def worded(self, accepted: int = 0) -> str:
+        """In words for the operator; ``accepted`` errors are old ones."""
+        if self.count is None:
+            return self.text
+        return f"{self.count} {self.text}" + (f", {accepted} accepted" if accepted else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,66 +116,80 @@ class Verdict:
         return "; ".join(finding.text for finding in self.findings)
 
 
-NO_ERRORS = EccCounts()
-"""The baseline of a device nobody has accepted errors of: counters start at zero at power-up, so any is news."""
-
-
-def baseline_key(device: Device) -> str:
-    """What an ECC baseline is kept under: the serial number, as a chip may be replaced; else the device's name."""
+def device_key(device: Device) -> str:
+    """What a device's memory is kept under: the serial number, as a chip may be replaced; else the device's name."""
     return device.serial_number or f"neuron{device.id}"
 
 
-def assess(device: Device, baseline: EccCounts = NO_ERRORS, policy: HealthPolicy | None = None) -> Verdict:
-    """Judge one device. Counts up to those in ``baseline`` are accepted."""
-    chosen = policy or HealthPolicy()
-    signals = {**_node(device), **_reset(device), **_ecc(device, baseline), **_components(device)}
-    findings = [Finding(signal, chosen.severity(signal), text) for signal, text in signals.items()]
-    told = [finding for finding in findings if finding.severity is not Severity.IGNORED]
-    return Verdict(tuple(sorted(told, key=lambda finding: -finding.severity)))
+def observe(device: Device) -> tuple[Observation, ...]:
+    """All that one look tells of a device's health: every counter, and whatever else is wrong."""
+    return (*_node(device), *_reset(device), *_components(device), *_ecc(device.health.ecc), *_counters(device))
 
 
-def assess_all(
-    inventory: Inventory, baselines: Mapping[str, EccCounts] | None = None, policy: HealthPolicy | None = None
-) -> dict[DeviceId, Verdict]:
-    """Judge every known device; ``baselines`` by ``baseline_key``."""
-    accepted = baselines or {}
-    return {
-        device.id: assess(device, accepted.get(baseline_key(device), NO_ERRORS), policy) for device in inventory.devices
-    }
+def unreadable(device: Device) -> frozenset[Signal]:
+    """Signals that this look cannot tell anything about, which is not the same as that all is well."""
+    readings = device.health
+    unknown = {Signal.RESETTING, Signal.RESET_FAILED} if readings.reset is None else set[Signal]()
+    return frozenset(unknown | ({Signal.COMPONENTS} if readings.unhealthy_components is None else set()))
 
 
-def _node(device: Device) -> dict[Signal, str]:
-    if device.node is NodeState.PRESENT:
-        return {}
-    return {Signal.NODE: f"/dev/neuron{device.id} is {device.node}"}
+def assess(device: Device) -> Verdict:
+    """Judge one device by this look alone."""
+    findings = [
+        Finding(seen.signal, _AT_ONE_LOOK.get(seen.signal, Severity.UNHEALTHY), seen.worded())
+        for seen in observe(device)
+        if seen.count != 0
+    ]
+    return Verdict(tuple(sorted(findings, key=lambda finding: -finding.severity)))
 
 
-def _reset(device: Device) -> dict[Signal, str]:
+def assess_all(inventory: Inventory) -> dict[DeviceId, Verdict]:
+    """Judge every known device by this look alone."""
+    return {device.id: assess(device) for device in inventory.devices}
+
+
+def _node(device: Device) -> Iterator[Observation]:
+    if device.node is not NodeState.PRESENT:
+        yield Observation(Signal.NODE, f"/dev/neuron{device.id} is {device.node}", part=device.node.value)
+
+
+def _reset(device: Device) -> Iterator[Observation]:
     match device.health.reset:
         case ResetState.RESETTING:
-            return {Signal.RESETTING: "a reset is under way"}
+            yield Observation(Signal.RESETTING, "a reset is under way")
         case ResetState.FAILED:
-            return {Signal.RESET_FAILED: "its last reset failed: reset it again, reload the driver or reboot"}
-        case _:
-            return {}
+            text = "its last reset failed: reset it again, reload the driver or reboot"
+            yield Observation(Signal.RESET_FAILED, text)
 
 
-def _ecc(device: Device, baseline: EccCounts) -> dict[Signal, str]:
-    seen = device.health.ecc
-    if seen is None:
-        return {}
+def _components(device: Device) -> Iterator[Observation]:
+    for name in sorted(device.health.unhealthy_components or ()):
+        yield Observation(Signal.COMPONENTS, f"firmware reports {name} unhealthy", part=name)
+
+
+def _ecc(counts: EccCounts | None) -> Iterator[Observation]:
+    """Since the last power cycle: firmware keeps them, a module reload does not clear them."""
+    if counts:
+        yield Observation(Signal.SRAM_ECC, "uncorrected SRAM errors", count=counts.sram)
+        yield Observation(Signal.MEMORY_ECC, "uncorrected memory errors", count=counts.memory)
+        yield Observation(Signal.REPAIRABLE_ECC, "repairable memory errors", count=counts.repairable)
+
+
+def _counters(device: Device) -> Iterator[Observation]:
+    """Since the driver was loaded, added up over the device's cores."""
+    cores = device.health.core_errors
     kinds = (
-        (Signal.SRAM_ECC, "uncorrected SRAM errors", seen.sram, baseline.sram),
-        (Signal.MEMORY_ECC, "uncorrected memory errors", seen.memory, baseline.memory),
-        (Signal.REPAIRABLE_ECC, "repairable memory errors", seen.repairable, baseline.repairable),
+        (Signal.NC_UNCORRECTABLE, "uncorrectable core errors", {one.core: one.hw_nc_ue_error for one in cores}),
+        (Signal.HBM_UNCORRECTABLE, "uncorrectable HBM errors", {one.core: one.hw_hbm_ue_error for one in cores}),
+        (Signal.DMA_ABORT, "aborted DMA transfers", {one.core: one.hw_dma_abort_error for one in cores}),
+        (Signal.HW_ERROR, "hardware errors", {one.core: one.hw_error for one in cores}),
     )
-    return {
-        signal: f"{count} {name}" + (f", {accepted} accepted" if accepted else "")
-        for signal, name, count, accepted in kinds
-        if count > accepted
-    }
+    for signal, name, counts in kinds if cores else ():
+        yield Observation(signal, name + _on_cores(counts), count=sum(counts.values()))
+    for file, count in device.health.status_counts:
+        yield Observation(Signal.HEALTH_STATUS, f"{file} in health_status", part=file, count=count)
 
 
-def _components(device: Device) -> dict[Signal, str]:
-    broken = sorted(device.health.unhealthy_components)
-    return {Signal.COMPONENTS: f"firmware reports {', '.join(broken)} unhealthy"} if broken else {}
+def _on_cores(counts: Mapping[int, int]) -> str:
+    cores = [str(core) for core, count in sorted(counts.items()) if count]
+    return f" on physical core {', '.join(cores)}" if cores else ""

@@ -53,7 +53,7 @@ def read_inventory(
 
     The driver makes a device's attributes after announcing the device. One without all of them is skipped as
     incomplete, unless it is among ``settled``: then the wait is over, and what is still missing is taken from the
-    instance type (drivers before 2.13.4 have no ``connected_devices``; others may move attributes).
+    instance type. What a driver of this version cannot have (``connected_devices`` before 2.13.4) is not waited for.
     ``environ`` is where LNC may be set, nothing by default; ``types`` are the instance types known by name.
     """
     sysfs = Sysfs(paths.sysfs)
@@ -61,12 +61,13 @@ def read_inventory(
     instance_type = _instance_type(sysfs, problems)
     known = (catalogue() if types is None else types).get(instance_type)
     listed, absence = _listed(sysfs)
-    devices, skipped = _read_devices(DeviceReader(sysfs, paths.dev, known), listed, settled)
+    driver = _driver_version(sysfs, problems)
+    devices, skipped = _read_devices(DeviceReader(sysfs, paths.dev, known, driver), listed, settled)
     lnc = _logical_core_size(paths.logical_nc_config, environ or {}, devices[0] if devices else None, known, problems)
     return Inventory(
         devices=devices,
         skipped=skipped,
-        driver_version=_driver_version(sysfs, problems),
+        driver_version=driver,
         instance_type=instance_type,
         logical_core_size=lnc,
         ultraserver=read_ultraserver(sysfs),

@@ -37,12 +37,31 @@ class EccCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class CoreErrors:
+    """How often work on one physical core ended in a hardware error, since the driver was loaded.
+
+    Named as the driver names them, below ``neuron_coreK/stats/status``. They can be zeroed by writing to them.
+    """
+
+    core: int
+    hw_error: int = 0
+    hw_nc_ue_error: int = 0
+    hw_hbm_ue_error: int = 0
+    hw_dma_abort_error: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class HealthReadings:
-    """What the driver says of a device's health. None: this product or driver has no such attribute."""
+    """What the driver says of a device's health. None or empty: there is no such attribute, or it cannot be read now.
+
+    ``status_counts`` are the counters below ``health_status`` (driver 2.28), by file name.
+    """
 
     reset: ResetState | None = None
     ecc: EccCounts | None = None
-    unhealthy_components: frozenset[str] = frozenset()
+    unhealthy_components: frozenset[str] | None = None
+    core_errors: tuple[CoreErrors, ...] = ()
+    status_counts: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

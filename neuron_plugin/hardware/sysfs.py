@@ -37,6 +37,8 @@ from neuron_plugin.topology.geometry import DeviceId
 PAGE_BYTES = 4096
 """No sysfs attribute is longer; what is, is none."""
 
+UNHEALTHY_COMPONENTS = "unhealthy_components"
+
 DEVICE_NAME = re.compile(r"neuron(0|[1-9][0-9]?)\Z")
 _CORE_NAME = re.compile(r"neuron_core(0|[1-9][0-9]?)\Z")
 
@@ -138,9 +140,26 @@ class DeviceTree:
         """A counter of ``stats/hardware``, such as ``mem_ecc_uncorrected``. Not on Inf1; since driver 2.14.5."""
         return read_attribute(self.path / "stats/hardware" / name, parse_counter)
 
+    def core_error_count(self, core: int, name: str) -> int:
+        """How often work on a core ended in an error, such as ``hw_nc_ue_error``."""
+        return read_attribute(self.path / f"neuron_core{core}/stats/status/{name}/total", parse_counter)
+
+    @property
+    def health_status(self) -> Path:
+        """Directory of what firmware says itself, since driver 2.28; its files can be waited for, see ``notices``."""
+        return self.path / "stats/hardware/health_status"
+
+    def health_status_names(self) -> list[str]:
+        """Files of ``health_status``, in order of their names."""
+        return sorted(_names(self.health_status))
+
+    def health_status_count(self, name: str) -> int:
+        """A counter of ``health_status``."""
+        return read_attribute(self.health_status / name, parse_counter)
+
     def unhealthy_components(self) -> frozenset[str]:
         """Parts that firmware reports broken, such as ``hbm``. Since driver 2.30.2."""
-        return read_attribute(self.path / "stats/hardware/health_status/unhealthy_components", parse_components)
+        return read_attribute(self.health_status / UNHEALTHY_COMPONENTS, parse_components)
 
     def core_ids(self) -> frozenset[int]:
         """Physical cores that have a directory: the module parameter ``dev_nc_map`` leaves some out."""

@@ -21,7 +21,11 @@ _REOPENINGS = 3
 
 
 class Uevents(Protocol):
-    """A source of hints."""
+    """A source of hints. ``trouble`` says why it gives none, and is empty while it may."""
+
+    @property
+    def trouble(self) -> str:
+        """Why it gives no hints; empty while it may."""
 
     async def wait(self) -> None:
         """Return once there was a hint since the last return. May wait for ever."""
@@ -31,7 +35,10 @@ class Uevents(Protocol):
 
 
 class NoUevents:
-    """The source where there is none: it never gives a hint."""
+    """The source where there is none: it never gives a hint. ``trouble`` says why."""
+
+    def __init__(self, trouble: str = "") -> None:
+        self.trouble = trouble
 
     async def wait(self) -> None:
         """Wait for ever; the caller has its own period."""
@@ -46,6 +53,7 @@ class KernelUevents:
 
     def __init__(self, monitor: pyudev.Monitor) -> None:
         """Listen to ``monitor``, which has been started."""
+        self.trouble = ""
         self._loop = asyncio.get_running_loop()
         self._hint = asyncio.Event()
         self._reopenings = _REOPENINGS
@@ -80,17 +88,17 @@ class KernelUevents:
         self.close()
         self._hint.set()
         if self._reopenings == 0:
-            logger.warning(
-                "uevents are lost from now on, devices are found by rescans only", extra={"error": str(error)}
-            )
+            self._give_up(error)
             return
         self._reopenings -= 1
         try:
             self._listen(_started_monitor())
         except (OSError, ImportError) as failure:
-            logger.warning(
-                "uevents are lost from now on, devices are found by rescans only", extra={"error": str(failure)}
-            )
+            self._give_up(failure)
+
+    def _give_up(self, error: Exception) -> None:
+        self.trouble = f"uevents are lost: {error}"
+        logger.warning("uevents are lost from now on, devices are found by rescans only", extra={"error": str(error)})
 
 
 async def open_uevents() -> Uevents:
@@ -103,7 +111,7 @@ async def open_uevents() -> Uevents:
         return KernelUevents(await asyncio.to_thread(_started_monitor))
     except (OSError, ImportError) as error:  # ImportError: pyudev loads libudev when the context is made
         logger.warning("no uevents here, devices are found by rescans only", extra={"error": str(error)})
-        return NoUevents()
+        return NoUevents(f"no uevents: {error}")
 
 
 def _started_monitor() -> pyudev.Monitor:

@@ -9,24 +9,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from neuron_plugin.allocation.choice import why_not
-from neuron_plugin.allocation.ledger import Holding
+from neuron_plugin.allocation.ledger import Holding, Pod
 from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
 from neuron_plugin.kubelet.devices import AllocationRefusedError, ContainerAllocation
 from neuron_plugin.plugin.callers import Callers
 from neuron_plugin.plugin.claims import Claim, Conflict
 from neuron_plugin.plugin.container import ContainerStyle, container_allocation
+from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.gate import StartGate
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.report import Report
 from neuron_plugin.plugin.settings import TopologyPolicy
 from neuron_plugin.plugin.steering import Offer, Steering
+from neuron_plugin.plugin.witness import Witness
 from neuron_plugin.plugin.wording import NO_MACHINE, allocation_fields, conflict_text, unlinked_text
 from neuron_plugin.topology.sets import valid_sets
 
 logger = logging.getLogger(__name__)
+
+Later = Callable[[Callable[[], None]], object]
+"""Do something once the kubelet has its answer."""
 
 
 class Allocator:
@@ -39,14 +45,22 @@ class Allocator:
         policy: TopologyPolicy,
         report: Report,
         steering: Steering,
+        *,
+        witness: Witness | None = None,
+        later: Later = lambda work: work(),
         gate: StartGate | None = None,
     ) -> None:
-        """``style`` says how a machine's sets are presented in containers; no ``gate`` lets every container start."""
+        """``style`` says how a machine's sets are presented in containers; no ``gate`` lets every container start.
+
+        ``later`` puts off what the log is told of an Allocate; by default nothing is put off.
+        """
         self._state = state
         self._style = style
         self._policy = policy
         self._report = report
         self._steering = steering
+        self._witness = witness or Witness("", state, Counts())
+        self._later = later
         self._gate = gate
         self._answer: tuple[Resource, tuple[int, ...]] | None = None
 
@@ -58,6 +72,7 @@ class Allocator:
         offer = Offer(Resource(resource), _numbers(available), _numbers(must_include), size)
         ids = await self._steering.preferred(self._machine(), offer)
         self._answer = None if offer.must_include else (offer.resource, ids)
+        self._witness.preferred(offer.resource, offer.available, offer.must_include, ids)
         return [str(number) for number in ids]
 
     def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
@@ -82,10 +97,11 @@ class Allocator:
     def _allocate(self, machine: Machine, resource: Resource, ids: tuple[int, ...]) -> ContainerAllocation:
         claim = self._claim(machine, resource, ids)
         self._check_links(machine, resource, claim)
-        pod = claim.pod or self._state.new_stand_in()
+        pod, before = claim.pod or self._state.new_stand_in(), self._state.ledger
         self._state.hold(pod, Holding(claim.container, resource, claim.mask))
         allocation = container_allocation(machine.geometry, resource, claim.mask, self._style(machine))
-        logger.info("allocated", extra=allocation_fields(resource, ids, claim, pod, allocation))
+        self._witness.allocated(machine, before, resource, ids, claim)
+        self._later(partial(_log, resource, ids, claim, pod, allocation))
         return allocation
 
     def _claim(self, machine: Machine, resource: Resource, ids: tuple[int, ...]) -> Claim:
@@ -118,6 +134,10 @@ class Allocator:
         if self._state.machine is None:
             raise AllocationRefusedError(NO_MACHINE)
         return self._state.machine
+
+
+def _log(resource: Resource, ids: tuple[int, ...], claim: Claim, pod: Pod, allocation: ContainerAllocation) -> None:
+    logger.info("allocated", extra=allocation_fields(resource, ids, claim, pod, allocation))
 
 
 def _numbers(ids: Sequence[str]) -> tuple[int, ...]:

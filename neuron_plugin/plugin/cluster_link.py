@@ -13,20 +13,23 @@ from collections.abc import Callable
 
 from neuron_plugin.allocation.annotations import ASSIGNMENT_KEYS
 from neuron_plugin.allocation.ledger import Holding, Pod
-from neuron_plugin.cluster.api import ClusterError, ConnectionSettingsError
+from neuron_plugin.cluster.api import ApiRequest, ClusterError, ConnectionSettingsError
 from neuron_plugin.cluster.leases import utc_now
 from neuron_plugin.cluster.records import ObjectReference
 from neuron_plugin.cluster.transport import KubernetesApi, connect
 from neuron_plugin.cluster.writes import annotate_pod, create_event
 from neuron_plugin.plugin.annotate import Annotations, confirmed_annotations, inherited_annotations
+from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import NodeState
+from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease
 from neuron_plugin.plugin.outbox import Outbox
 from neuron_plugin.plugin.pod_watch import PodReflector, follow_pods, take_stock
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.plugin.publish import publication
 from neuron_plugin.plugin.report import Reporter
 from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.witness import Witness
 
 logger = logging.getLogger(__name__)
 
@@ -38,21 +41,56 @@ RETRY_SECONDS = 10.0
 class ClusterLink:
     """Connects when ``run``; everything else may be called before and meanwhile, and never waits but ``look_again``."""
 
-    def __init__(self, settings: PluginSettings, state: NodeState, on_pod: Callable[[], None]) -> None:
-        """``on_pod`` is called when a pod of this node came or changed."""
+    def __init__(
+        self,
+        settings: PluginSettings,
+        state: NodeState,
+        on_pod: Callable[[], None],
+        *,
+        witness: Witness | None = None,
+        serving: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """``on_pod`` is called when a pod of this node came or changed; the Lease is renewed while ``serving``."""
         self._settings = settings
         self._state = state
         self._on_pod = on_pod
         self._outbox = Outbox()
         self._pods: PodReflector | None = None
-        self._published: Machine | None = None
+        self._witness = witness or Witness(settings.node_name, state, Counts())
+        self._described: Machine | None = None
+        self._published: ApiRequest | None = None
+        self._lease_was_made = False
+        self._lease = NodeLease(
+            settings.lease_namespace,
+            settings.node_name,
+            LeaseTimes(settings.lease_duration_seconds, settings.lease_renew_seconds),
+            serving=serving,
+            on_new_node=self._publish_again,
+        )
         self.report = Reporter(self.send_event)
+
+    @property
+    def unsent(self) -> int:
+        """How many requests wait for the API server."""
+        return self._outbox.unsent
+
+    @property
+    def age_seconds(self) -> float | None:
+        """How long ago the API server was last heard of; None before the first connection."""
+        return self._pods.age_seconds() if self._pods else None
+
+    def serving_began(self) -> None:
+        """The kubelet has begun to follow a resource: the cluster may know at once."""
+        self._lease.notify()
 
     async def run(self) -> None:
         """Connect, then keep this node's pods and the outbox going until cancelled."""
         async with await self._connect() as api:
-            self._pods = follow_pods(api, self._settings.node_name, self._state, self.report, self._on_pod)
+            name, counts = self._settings.node_name, self._witness.counts
+            self._pods = follow_pods(api, name, self._state, self.report, self._on_pod, counts)
             async with asyncio.TaskGroup() as tasks:
+                if self._settings.node_lease:
+                    tasks.create_task(self._lease.run(api), name="lease")
                 tasks.create_task(self._pods.run(), name="pods")
                 tasks.create_task(take_stock(self._pods, self._state), name="all pods")
                 tasks.create_task(self._outbox.run(api), name="outbox")
@@ -68,9 +106,23 @@ class ClusterLink:
 
     def publish(self, machine: Machine) -> None:
         """Have the node say what the machine is, if that is news."""
-        if machine != self._published:
-            self._published = machine
-            self._outbox.put("inventory", publication(self._settings.node_name, machine))
+        if machine is self._described:
+            return  # this is asked at every change of who holds what
+        self._described = machine
+        request = publication(self._settings.node_name, machine)
+        if request != self._published:
+            self._published = request
+            self._outbox.put("inventory", request)
+
+    def _publish_again(self) -> None:
+        """The Lease is made a second time: the node was made anew under us, without what we had said on it."""
+        again, self._lease_was_made = self._lease_was_made, True
+        if again and self._published:
+            self._outbox.put("inventory", self._published)
+
+    def tell(self, subject: str, request: ApiRequest) -> None:
+        """Have a request sent; an unsent one on the same subject is out of date."""
+        self._outbox.put(subject, request)
 
     def write_assignment(self, pod: NodePod, holdings: tuple[Holding, ...]) -> None:
         """Have the pod say what it holds, if it does not."""
@@ -79,10 +131,10 @@ class ClusterLink:
             return
         heir = self._state.heir_of(pod)
         if heir:  # first, so that no two pods claim one set
-            self._annotate(heir, inherited_annotations(machine.geometry, heir, pod))
-        self._annotate(pod, confirmed_annotations(machine.geometry, pod, holdings, time.time_ns()))
+            self._annotate(heir, inherited_annotations(machine.geometry, heir, pod), ())
+        self._annotate(pod, confirmed_annotations(machine.geometry, pod, holdings, time.time_ns()), holdings)
 
-    def _annotate(self, pod: NodePod, annotations: Annotations) -> None:
+    def _annotate(self, pod: NodePod, annotations: Annotations, holdings: tuple[Holding, ...]) -> None:
         """Write them, and tell of it where they are not what was decided: the same words however it is found out."""
         if not annotations:
             return
@@ -92,6 +144,7 @@ class ClusterLink:
         ids = [f"{key}={annotations[key]}" for key in ASSIGNMENT_KEYS if annotations.get(key)]
         if pod.decision and ids:
             text = f"pod {where} has another set than was decided for it: {', '.join(ids)}"
+            self._witness.corrected(where, holdings, text)
             self.report.report("AssignmentCorrected", text, where)
 
     def send_event(self, pod: Pod, reason: str, text: str) -> None:

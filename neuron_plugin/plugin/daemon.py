@@ -25,16 +25,23 @@ from neuron_plugin.plugin.cdi import Specification, keep_written
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.confirm import Confirmation
 from neuron_plugin.plugin.container import ContainerStyle, cdi_specification, resolve_numbering
+from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.device_users import DeviceUsers
 from neuron_plugin.plugin.gate import StartGate
+from neuron_plugin.plugin.health_report import HealthReport
+from neuron_plugin.plugin.health_watch import HealthWatch
 from neuron_plugin.plugin.machine import Machine, describe, seen_machine, told_machine
+from neuron_plugin.plugin.moment import Moment
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.offering import Offering, route
+from neuron_plugin.plugin.pages import pages
 from neuron_plugin.plugin.quarantine import Quarantine
 from neuron_plugin.plugin.report import Reporter
+from neuron_plugin.plugin.responder import Responder
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.steering import Steering
 from neuron_plugin.plugin.supervision import keep_going
+from neuron_plugin.plugin.witness import Timed, Witness
 from neuron_plugin.topology.instances import Catalogue
 
 logger = logging.getLogger(__name__)
@@ -53,7 +60,10 @@ class NodeDaemon:
         self._refreshing = False
         self.state = NodeState(on_change=self._changed, quarantine=Quarantine(settings.quarantine_seconds))
         self._users = DeviceUsers(self.state, settings.dev, settings.proc, settings.kubelet_dir / KUBELET_SOCKET)
-        self._link = ClusterLink(settings, self.state, self._pod_came) if settings.cluster else None
+        self.witness = Witness(settings.node_name, self.state, Counts(), on_advertised=self._serving_began)
+        self._link = self._cluster_link() if settings.cluster else None
+        told = HealthReport(settings.node_name, settings.node_condition, self._link.tell if self._link else None)
+        self.health = HealthWatch(settings, self._judged, [told])
         report = self._link.report if self._link else Reporter()
         self._confirmation = Confirmation(
             self.state,
@@ -64,18 +74,29 @@ class NodeDaemon:
         )
         steering = Steering(self.state, self._link.look_again if self._link else None, self._confirmation.look_again)
         gate = StartGate(self.state, self._users, settings.sysfs) if settings.pre_start_gate else None
-        handler = Allocator(self.state, self._style, settings.topology_policy, report, steering, gate)
+        handler = Allocator(
+            self.state,
+            self._style,
+            settings.topology_policy,
+            report,
+            steering,
+            witness=self.witness,
+            later=lambda work: asyncio.get_running_loop().call_soon(work),
+            gate=gate,
+        )
         self.offering = Offering(
             self.state,
-            handler,
+            Timed(handler, self.witness),
             [name.resource for name in settings.resources],
             route(settings),
             ServiceOptions(
                 pre_start_required=settings.pre_start_gate,
                 preference_deadline_seconds=settings.decision_deadline_seconds + PREFERENCE_SLACK_SECONDS,
             ),
+            self.witness,
             numa_hints=settings.numa_hints,
         )
+        self.responder = Responder(pages(self.offering, self._moment, self.witness.journal))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set; then end the streams, remove the sockets and return."""
@@ -89,12 +110,15 @@ class NodeDaemon:
     def _jobs(self) -> dict[str, Callable[[], Awaitable[None]]]:
         jobs: dict[str, Callable[[], Awaitable[None]]] = {
             "hardware": self._follow_hardware,
+            "health": self.health.run,
             "offer": self._offer,
             "confirm": self._confirmation.run,
             "quarantine": self._users.run,
         }
         if self._link:
             jobs["cluster"] = self._link.run
+        if self._settings.health_port:
+            jobs["probes"] = partial(self.responder.run, self._settings.health_address, self._settings.health_port)
         if self._settings.cdi:
             jobs["cdi"] = partial(keep_written, self._settings.cdi_dir, self._cdi_specification)
         return jobs
@@ -103,10 +127,18 @@ class NodeDaemon:
         """Every look at the hardware that differs from the last, into the state."""
         paths = MachinePaths(self._settings.sysfs, self._settings.dev, self._settings.logical_core_file)
         read = partial(read_inventory, paths, environ=os.environ, types=self._types)
-        with closing(await open_uevents()) as uevents:
-            watcher = InventoryWatcher(read, uevents, WatchPeriods(rescan_seconds=self._settings.rescan_seconds))
+        with closing(await open_uevents()) as uevents, self.health.listening(paths.sysfs, uevents) as hints:
+            watcher = InventoryWatcher(read, hints, WatchPeriods(rescan_seconds=self._settings.rescan_seconds))
             async for inventory in watcher.changes():
-                self._see(seen_machine(inventory, self._types, self._settings.instance_type))
+                self.health.look(inventory)
+                self._judged()
+
+    def _judged(self) -> None:
+        """The last look at the hardware, or what is thought of it, has changed."""
+        if self.health.inventory:
+            self._see(
+                seen_machine(self.health.inventory, self._types, self._settings.instance_type, self.health.unhealthy)
+            )
 
     def _see(self, machine: Machine | None) -> None:
         if not self.state.see_machine(machine):
@@ -133,12 +165,39 @@ class NodeDaemon:
         self._refreshing = False
         self.offering.refresh()
         self._confirmation.notify()
+        if self.state.machine:
+            self.witness.saw(self.state.machine)
         self._users.notify()
         if self._link and self.state.machine:
             self._link.publish(told_machine(self.state.machine, self.state.quarantine))
 
     def _pod_came(self) -> None:
         self._confirmation.notify()
+
+    def _cluster_link(self) -> ClusterLink:
+        return ClusterLink(
+            self._settings,
+            self.state,
+            self._pod_came,
+            witness=self.witness,
+            serving=lambda: self.offering.serving,
+        )
+
+    def _serving_began(self) -> None:
+        if self._link:
+            self._link.serving_began()
+
+    def _moment(self) -> Moment:
+        """What metrics and readiness are made of, as of now."""
+        return Moment(
+            self.state,
+            self.witness.counts,
+            {server.resource: server.registered.is_set() for server in self.offering.servers},
+            self.health.inventory,
+            self.health.silent_sources,
+            self._link.age_seconds if self._link else None,
+            self._link.unsent if self._link else None,
+        )
 
     def _style(self, machine: Machine) -> ContainerStyle:
         """How sets are presented in containers on this machine."""

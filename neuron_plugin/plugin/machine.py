@@ -16,6 +16,7 @@ from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
 from neuron_plugin.hardware.attributes import DriverVersion
 from neuron_plugin.hardware.health import assess_all
 from neuron_plugin.hardware.records import Inventory
+from neuron_plugin.hardware.ultraserver import UltraServer
 from neuron_plugin.kubelet.devices import AdvertisedDevice
 from neuron_plugin.plugin.quarantine import Quarantine
 from neuron_plugin.topology.geometry import CoreMask, DeviceId, Geometry, Topology
@@ -38,7 +39,14 @@ class Machine:
     device_name: str = ""
     driver_version: DriverVersion | None = None
     logical_core_size: int = 1
+    physical_cores_per_device: int = 0
+    ultraserver: UltraServer | None = None
     numa_nodes: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def physical_core_count(self) -> int:
+        """Physical cores of all listed devices; 0 when it is not known."""
+        return self.physical_cores_per_device * len(self.listed)
 
     @property
     def healthy_mask(self) -> CoreMask:
@@ -55,15 +63,20 @@ class Machine:
             device_name=self.device_name,
             driver_version=self.driver_version.text if self.driver_version else "",
             logical_core_size=self.logical_core_size,
+            physical_cores_per_device=self.physical_cores_per_device,
+            ultraserver=_ids_of(self.ultraserver) if self.ultraserver else {},
         )
 
 
-def seen_machine(inventory: Inventory, types: Catalogue, instance_type: str = "") -> Machine | None:
+def seen_machine(
+    inventory: Inventory, types: Catalogue, instance_type: str = "", unhealthy: Mapping[int, str] | None = None
+) -> Machine | None:
     """One look at the hardware, judged; None when there is no device to speak of.
 
     A type that is known says which ids there should be: those that are not there are listed as missing, because a
     pod may have held one a moment ago and because a full node asks for all of them. ``instance_type`` stands in where
-    the machine does not tell its own.
+    the machine does not tell its own. ``unhealthy`` says which devices are not to be given out and why, as judged over
+    time; without it this look alone is judged.
     """
     if not inventory.devices:
         return None
@@ -79,16 +92,23 @@ def seen_machine(inventory: Inventory, types: Catalogue, instance_type: str = ""
     skipped = {device.id: device.reason for device in inventory.skipped}
     listed = sorted({*inventory.device_ids, *nominal})
     absent = {device: skipped.get(DeviceId(device), MISSING) for device in listed if device not in inventory.device_ids}
-    sick = {int(device): verdict.reason for device, verdict in assess_all(inventory).items() if not verdict.healthy}
+    sick = unhealthy_at_one_look(inventory) if unhealthy is None else unhealthy
     return Machine(
         geometry=geometry,
         listed=tuple(listed),
-        unhealthy={**sick, **absent},
+        unhealthy={**{device: why for device, why in sick.items() if device in inventory.device_ids}, **absent},
         device_name=inventory.device_name,
         driver_version=inventory.driver_version,
         logical_core_size=inventory.logical_core_size.size,
+        physical_cores_per_device=inventory.physical_cores_per_device,
+        ultraserver=inventory.ultraserver,
         numa_nodes=dict(enumerate(known.numa_nodes)) if known else {},
     )
+
+
+def unhealthy_at_one_look(inventory: Inventory) -> dict[int, str]:
+    """Devices that this look alone finds unhealthy, and why."""
+    return {int(device): verdict.reason for device, verdict in assess_all(inventory).items() if not verdict.healthy}
 
 
 def machine_after(previous: Machine | None, seen: Machine | None) -> Machine | None:
@@ -187,6 +207,18 @@ def describe(machine: Machine) -> dict[str, object]:
 def same_ids(one: Machine, other: Machine) -> bool:
     """Whether a core id means the same silicon in both."""
     return one.geometry.cores_per_device == other.geometry.cores_per_device
+
+
+def _ids_of(ultraserver: UltraServer) -> dict[str, str]:
+    """As the node's annotation names them; what there is not is left out."""
+    ids = {
+        "mode": ultraserver.mode,
+        "serverId2": ultraserver.server_id_2,
+        "nodeId2": ultraserver.node_id_2,
+        "serverId4": ultraserver.server_id_4,
+        "nodeId4": ultraserver.node_id_4,
+    }
+    return {name: value for name, value in ids.items() if value}
 
 
 def _knowledge(geometry: Geometry) -> tuple[int, bool]:

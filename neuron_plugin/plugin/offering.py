@@ -10,6 +10,7 @@ from pathlib import Path
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.kubelet.advertisement import Advertisement
 from neuron_plugin.kubelet.devices import DeviceHandler
+from neuron_plugin.kubelet.observer import Observer
 from neuron_plugin.kubelet.plugin_watcher import WatchedPluginServer
 from neuron_plugin.kubelet.registration import DevicePluginServer
 from neuron_plugin.kubelet.service import ServiceOptions
@@ -48,6 +49,7 @@ class Offering:
         resources: Iterable[Resource],
         route: Route,
         options: ServiceOptions,
+        observer: Observer | None = None,
         *,
         numa_hints: bool = False,
     ) -> None:
@@ -58,10 +60,21 @@ class Offering:
         self._advertisements = {resource: Advertisement() for resource in resources}
         self.servers = [
             route.server(
-                resource.value, handler, advertisement, self._watch, options=options, other_route=route.other_directory
+                resource.value,
+                handler,
+                advertisement,
+                self._watch,
+                options=options,
+                observer=observer,
+                other_route=route.other_directory,
             )
             for resource, advertisement in self._advertisements.items()
         ]
+
+    @property
+    def serving(self) -> bool:
+        """Whether the kubelet follows any resource: each stands for itself, and its allocatable tells which."""
+        return any(server.registered.is_set() for server in self.servers)
 
     def refresh(self) -> None:
         """Advertise the state as it is now; the kubelet hears only of what changed."""

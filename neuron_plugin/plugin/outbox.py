@@ -36,6 +36,11 @@ class Outbox:
         self._unsent[subject] = request
         self._news.set()
 
+    @property
+    def unsent(self) -> int:
+        """How many requests are not sent yet."""
+        return len(self._unsent)
+
     async def run(self, api: ApiServer) -> None:
         """Send what there is and what comes, until cancelled."""
         pause = 0.0

@@ -12,7 +12,7 @@ from neuron_plugin.cluster import records
 from neuron_plugin.cluster.api import ApiServer
 from neuron_plugin.cluster.kinds import PODS
 from neuron_plugin.cluster.lists import Scope
-from neuron_plugin.cluster.reflector import Reflector
+from neuron_plugin.cluster.reflector import UNOBSERVED, Observer, Reflector
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pods import NodePod, node_pod
 from neuron_plugin.plugin.report import Report
@@ -21,10 +21,16 @@ PodReflector = Reflector[records.Pod, NodePod]
 
 
 def follow_pods(
-    api: ApiServer, node_name: str, state: NodeState, report: Report, on_pod: Callable[[], None]
+    api: ApiServer,
+    node_name: str,
+    state: NodeState,
+    report: Report,
+    on_pod: Callable[[], None],
+    observer: Observer = UNOBSERVED,
 ) -> PodReflector:
     """A reflector of this node's pods that keeps ``state`` up to date; ``on_pod`` is called when one came."""
-    reflector: PodReflector = Reflector(api, PODS, neuron_pod, scope=Scope(field_selector=f"spec.nodeName={node_name}"))
+    scope = Scope(field_selector=f"spec.nodeName={node_name}")
+    reflector: PodReflector = Reflector(api, PODS, neuron_pod, scope=scope, observer=observer)
     reflector.subscribe(partial(_take_in, state, report, on_pod))
     return reflector
 

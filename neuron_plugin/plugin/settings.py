@@ -10,7 +10,18 @@ import msgspec
 from msgspec import Meta
 
 from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.plugin.health_policy import HealthSettings
+from neuron_plugin.settings import SettingsError
 from neuron_plugin.telemetry import LogFormat, LogLevel
+
+_KUBELET = "the kubelet"
+TAKEN_CONDITIONS = {
+    **dict.fromkeys(("Ready", "MemoryPressure", "DiskPressure", "PIDPressure"), _KUBELET),
+    "NetworkUnavailable": "the network plugin",
+    "NeuronHealth": "the node problem detector (there True means that something is wrong)",
+    "AcceleratedHardwareReady": "EKS's node monitoring agent",
+}
+"""Node conditions with a writer of their own."""
 
 
 class Numbering(enum.StrEnum):
@@ -113,8 +124,55 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     rescan_seconds: Annotated[float, Meta(ge=1, description="how often the hardware is read anew without a hint")] = (
         10.0
     )
+    kmsg: Annotated[
+        Path | None,
+        Meta(description="kernel log to read hardware errors from; kmsg beside the device nodes if not given"),
+    ] = None
+    node_condition: Annotated[
+        str,
+        Meta(description="node condition to keep: True while all devices are healthy, such as NeuronDevicesHealthy"),
+    ] = ""
+    state_dir: Annotated[
+        Path | None, Meta(description="where to keep which device errors are old; without, a restart forgets")
+    ] = None
+    health: Annotated[HealthSettings, Meta(description="what each health signal means; in the file only")] = (
+        HealthSettings()
+    )
     decision_deadline_seconds: Annotated[
         float, Meta(gt=0, le=10, description="how long a preference may wait for the API server")
     ] = 2.0
+    health_address: Annotated[str, Meta(description="address of probes, metrics and decisions, plain HTTP")] = "0.0.0.0"  # noqa: S104 - the kubelet probes the pod's address
+    health_port: Annotated[
+        int, Meta(ge=0, le=65535, description="port of probes, metrics and decisions; 0 serves none")
+    ] = 12347
+    node_lease: Annotated[
+        bool, Meta(description="renew a Lease of this node, by which the extender sees that the plugin serves")
+    ] = True
+    lease_namespace: Annotated[str, Meta(min_length=1, description="namespace of the nodes' Leases")] = "kube-system"
+    lease_duration_seconds: Annotated[
+        float, Meta(ge=1, le=3600, description="how long after a renewal the extender goes on using the node")
+    ] = 8.0
+    lease_renew_seconds: Annotated[
+        float, Meta(ge=1, le=1800, description="how often the Lease is renewed: a write each; 10 on a big cluster")
+    ] = 2.0
     log_format: Annotated[LogFormat, Meta(description="form of the log lines")] = LogFormat.TEXT
     log_level: Annotated[LogLevel, Meta(description="least severity that is logged")] = LogLevel.INFO
+
+
+def check(settings: PluginSettings) -> None:
+    """Refuse settings that contradict each other, or something else on the node.
+
+    Raises:
+        SettingsError: which, and what to change.
+    """
+    duration, renew = settings.lease_duration_seconds, settings.lease_renew_seconds
+    if settings.node_lease and duration < 2 * renew:
+        raise SettingsError(
+            f"lease-renew-seconds is {renew:g} and lease-duration-seconds {duration:g}: one late renewal would close "
+            f"the node. Expected a duration of at least {2 * renew:g}, or no-node-lease"
+        )
+    if settings.node_condition in TAKEN_CONDITIONS:
+        raise SettingsError(
+            f"node-condition is {settings.node_condition!r}, which {TAKEN_CONDITIONS[settings.node_condition]} writes: "
+            "choose another name, such as NeuronDevicesHealthy"
+        )

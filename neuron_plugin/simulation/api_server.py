@@ -17,7 +17,9 @@ Objects handed out are the server's own: read them, do not change them.
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import socket
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -50,6 +52,8 @@ __all__ = [
 ]
 
 _LOOPBACK = "127.0.0.1"
+_TURNS_OF_AN_ACCEPT = 5
+"""Turns of the event loop from accepting a connection until aiohttp knows of it: three in asyncio, and some."""
 
 
 class StandInApiServer:
@@ -77,6 +81,7 @@ class StandInApiServer:
         self._ca = ca
         self._port = port
         self._runner: web.AppRunner | None = None
+        self._door: socket.socket | None = None
 
     # Life.
 
@@ -89,18 +94,32 @@ class StandInApiServer:
 
     async def start(self) -> None:
         """Listen, after a ``stop`` again on the same port and with the same objects."""
+        self._http.watches.stopping = False
         self._runner = web.AppRunner(self._http.application(), shutdown_timeout=1.0, access_log=None)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, _LOOPBACK, self._port, ssl_context=self._tls, reuse_address=True)
-        await site.start()
-        self._port = self._runner.addresses[0][1]
+        self._door = socket.create_server((_LOOPBACK, self._port))
+        self._port = self._door.getsockname()[1]
+        await web.SockSite(self._runner, self._door, ssl_context=self._tls).start()
 
     async def stop(self) -> None:
         """Stop listening and cut all watches."""
         if self._runner is not None:
+            self._http.watches.stopping = True  # a watch that is just being opened would be waited for
             self.cut_watches()
+            await self._stop_accepting()
             await self._runner.cleanup()
             self._runner = None
+
+    async def _stop_accepting(self) -> None:
+        """Close the door only when nobody stands in it.
+
+        asyncio (3.11) leaks, open, a connection whose server is closed between its acceptance and its announcement;
+        the client would then wait for an answer from nobody.
+        """
+        if self._door is not None:
+            asyncio.get_running_loop().remove_reader(self._door)
+        for _ in range(_TURNS_OF_AN_ACCEPT):
+            await asyncio.sleep(0)
 
     @property
     def url(self) -> str:

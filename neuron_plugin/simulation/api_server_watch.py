@@ -52,6 +52,7 @@ class WatchState:
     endings: int = 0
     cuts: int = 0
     muted: bool = False
+    stopping: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ class Watch:
 
     def _ended(self) -> bool:
         endings, cuts = self._begun_with
-        if self._state.cuts != cuts:
+        if self._state.stopping or self._state.cuts != cuts:
             raise CutError
         return self._state.endings != endings
 

@@ -69,14 +69,16 @@ class SimulatedCluster:
     ) -> None:
         """All files are made under ``root``. ``seed`` fixes the kubelet's random choices."""
         self.root = root
-        self.kubelet_dir = root / "device-plugins"
-        self.pod_resources_dir = root / "pod-resources"
+        self.kubelet_dir = root / "dp"
+        self.pod_resources_dir = root / "pr"
         self._daemon_flags = tuple(daemon_flags)
         self.node: SimulatedNode = write_node(root / "node", instance_type, driver_version=driver_version)
         for directory in (self.kubelet_dir, self.pod_resources_dir):
             directory.mkdir()
         self.api = StandInApiServer()
         self.kubelet = StandInKubelet(self.kubelet_dir, self.pod_resources_dir, random=Random(seed))  # noqa: S311 - chooses ids, guards nothing
+        self.health_port = _free_port()
+        """The node daemon's probes, metrics and decisions."""
         self._daemon: asyncio.subprocess.Process | None = None
         self._extender: asyncio.subprocess.Process | None = None
         self._scheduler: StandInScheduler | None = None
@@ -114,6 +116,8 @@ class SimulatedCluster:
             "--logical-core-file": self.node.paths.logical_nc_config,
             "--kubelet-dir": self.kubelet_dir,
             "--pod-resources-socket": self.pod_resources_socket,
+            "--health-address": "127.0.0.1",
+            "--health-port": self.health_port,
         }
         self._daemon = await self._start("plugin", "run", flags, *self._daemon_flags)
 
@@ -184,9 +188,13 @@ class SimulatedCluster:
         """Wait until the kubelet has so many healthy ids of a resource.
 
         Raises:
-            TimeoutError: it has not; the daemon's log says why.
+            TimeoutError: it has not; with the last lines of the daemon's log.
         """
-        await self.kubelet.wait_for_capacity(resource.value, count, timeout_seconds=READY_SECONDS)
+        try:
+            await self.kubelet.wait_for_capacity(resource.value, count, timeout_seconds=READY_SECONDS)
+        except TimeoutError as error:
+            last = "\n".join((self.root / "plugin.log").read_text().splitlines()[-5:])
+            raise TimeoutError(f"{error}; the daemon's log ends with:\n{last}") from error
 
     async def wait_for_annotation(self, pod: str, key: str, value: str) -> None:
         """Wait until an annotation of a pod reads so."""

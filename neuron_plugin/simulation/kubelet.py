@@ -13,6 +13,7 @@ received is there to be read. Time is the event loop's; chance comes from the gi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import stat
 from collections import Counter
@@ -286,8 +287,9 @@ class StandInKubelet:
 def _wipe_sockets(directory: Path) -> None:
     """Unlink every socket directly in the directory; the checkpoint, plain files and sub-directories stay."""
     for path in directory.iterdir():
-        if stat.S_ISSOCK(path.lstat().st_mode):
-            path.unlink()
+        with contextlib.suppress(FileNotFoundError):  # a plugin may take its own away at this moment
+            if stat.S_ISSOCK(path.lstat().st_mode):
+                path.unlink()
 
 
 def _leave_dead_socket(path: Path) -> None:

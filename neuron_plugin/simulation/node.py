@@ -26,7 +26,8 @@ from neuron_plugin.simulation.node_description import (
     read_description,
 )
 from neuron_plugin.simulation.node_files import exclusively
-from neuron_plugin.simulation.node_tree import HEALTH_STATUS
+from neuron_plugin.simulation.node_kmsg import append_record
+from neuron_plugin.simulation.node_tree import CORE_ERRORS, HEALTH_STATUS, UNHEALTHY_COMPONENTS
 from neuron_plugin.simulation.node_writer import TreeWriter
 from neuron_plugin.topology.instances import Catalogue, catalogue
 
@@ -47,8 +48,8 @@ def write_node(
     ``driver_version`` is by default the newest that has this product. ``logical_core_size`` (LNC) goes into the
     host's file, which is not written without. ``missing`` chips never came up. ``char_nodes`` makes real character
     devices, which takes root and which a real container runtime needs; else plain files stand for them.
-    ``usage_counters=False`` leaves out the counters of memory and of the cores' work, which only monitors read:
-    100 files for each core, 13 000 on a Trn2.
+    ``usage_counters=False`` leaves out the counters of memory and of the cores' work, which hardly anybody but monitors
+    reads: 100 files for each core, 13 000 on a Trn2.
 
     Raises:
         SimulationError: an unknown type, a directory in use, or a machine that cannot be.
@@ -118,13 +119,29 @@ class SimulatedNode:
 
     def set_unhealthy_components(self, device: int, components: Collection[str]) -> None:
         """Let firmware report broken parts; none: all is well again."""
-        description = self.description
-        if description.generation.device_arch == "NDv1" or not description.driver.at_least(*HEALTH_STATUS):
-            raise SimulationError(
-                f"driver {description.driver_version} on {description.device_name} has no unhealthy_components: "
-                f"write the node with driver {NEWEST_DRIVER}, not Inf1"
-            )
+        self._check_has("unhealthy_components", UNHEALTHY_COMPONENTS)
         self._change(device, unhealthy_components=tuple(components))
+
+    def set_error_events(self, device: int, count: int) -> None:
+        """Set firmware's counter of hardware error events below ``health_status``."""
+        self._check_has("health_status", HEALTH_STATUS)
+        self._change(device, error_events=count)
+
+    def set_core_errors(self, device: int, core: int, **counts: int) -> None:
+        """Set counters of hardware errors of a physical core, such as ``hw_nc_ue_error``; those not given stay."""
+        if not self.description.usage_counters:
+            raise SimulationError("this node was written without usage counters, which those of errors are among")
+        cores = range(self.description.generation.cores_per_device)
+        unknown = sorted(set(counts) - set(CORE_ERRORS))
+        if unknown or core not in cores:
+            said = f"core {core}, counter {', '.join(unknown or counts)}"
+            raise SimulationError(f"{said}: expected a core from 0 to {cores[-1]} and one of {', '.join(CORE_ERRORS)}")
+        errors = self._state(device).core_errors
+        self._change(device, core_errors={**errors, core: {**errors.get(core, {}), **counts}})
+
+    def log_kernel_message(self, text: str, *, by_kernel: bool = True, age_seconds: float = 0.0) -> None:
+        """Write a line into the machine's kernel log, as the kernel would or as a process may."""
+        append_record(self.root, text, by_kernel=by_kernel, age_seconds=age_seconds)
 
     def remove_device(self, device: int) -> None:
         """Take a device away, with its node, as when its PCI function is removed."""
@@ -172,6 +189,14 @@ class SimulatedNode:
             raise SimulationError(f"attribute {name!r}: expected a path below the device, such as core_count")
         kept = {path: text for path, text in self._state(device).overrides.items() if path != name}
         self._change(device, overrides=kept | override)
+
+    def _check_has(self, what: str, since: tuple[int, ...]) -> None:
+        description = self.description
+        if description.generation.device_arch == "NDv1" or not description.driver.at_least(*since):
+            raise SimulationError(
+                f"driver {description.driver_version} on {description.device_name} has no {what}: "
+                f"write the node with driver {NEWEST_DRIVER}, not Inf1"
+            )
 
     def _state(self, device: int) -> SimulatedDevice:
         return self.description.device(device)

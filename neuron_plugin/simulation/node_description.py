@@ -26,7 +26,11 @@ class SimulationError(Exception):
 
 
 class SimulatedDevice(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The state of one device. ``overrides`` are attributes by path below the device; None: the file is missing."""
+    """The state of one device.
+
+    ``core_errors`` are counts by physical core and the driver's name. ``overrides`` are attributes by path below the
+    device; None: the file is missing.
+    """
 
     loaded: bool = True
     node: bool = True
@@ -35,6 +39,8 @@ class SimulatedDevice(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     memory_ecc: int = 0
     repairable_ecc: int = 0
     unhealthy_components: tuple[str, ...] = ()
+    error_events: int = 0
+    core_errors: dict[int, dict[str, int]] = {}
     overrides: dict[str, str | None] = {}
 
 

@@ -2,7 +2,8 @@
 
 A table computed from the description, so that the tree is one value that can be compared, and a fault is the
 difference of two. Source: Neuron driver 2.24.7 and 2.25.4 (names, formats, modes), SDK documentation to 2.32 for
-what came later. The bytes below ``health_status`` are unpublished; a comma-separated line is assumed.
+what came later. What lies below ``health_status`` is unpublished: a comma-separated line is assumed, and a counter
+named ``hw_error_events``.
 Left out: ``power/*``, the kernel's own for every device, which says nothing about Neuron.
 """
 
@@ -18,7 +19,8 @@ from neuron_plugin.simulation.node_links import connected_devices_text
 _CONNECTED_DEVICES = (2, 13, 4)
 _ECC_COUNTERS = (2, 14, 5)
 _POWER = (2, 21, 37)
-HEALTH_STATUS = (2, 30, 2)
+UNHEALTHY_COMPONENTS = (2, 30, 2)
+HEALTH_STATUS = (2, 28)
 _READABLE_BY_ALL = (2, 28)
 
 _HOST_MEMORY = (
@@ -37,6 +39,8 @@ _STATUS = (
     *("execute_sw_semaphore_error", "execute_sw_event_error", "execute_sw_psum_collision"),
     *("execute_sw_sequencer_fatal", "hw_repairable_hbm_ue_error"),
 )
+CORE_ERRORS = ("hw_error", "hw_nc_ue_error", "hw_hbm_ue_error", "hw_dma_abort_error")
+"""Those of ``_STATUS`` that say something of the hardware."""
 _OTHER = ("model_load_count", "reset_req_count", "reset_fail_count", "inference_count", "flop_count", "nc_time_in_use")
 _COUNTER = ("total", "present")
 _MEMORY_COUNTER = ("total", "present", "peak")
@@ -64,6 +68,7 @@ def device_files(description: NodeDescription, device: int) -> dict[str, File]:
         files[f"neuron_core{core}/info/architecture/arch_type"] = File(arch + "\n")
         if description.usage_counters:
             files.update(_core_counters(core, tensor_engine=arch != "NCv1"))
+            files.update(_core_errors(core, state.core_errors.get(core, {})))
     return _overridden(files, state)
 
 
@@ -114,6 +119,8 @@ def _hardware(description: NodeDescription, state: SimulatedDevice) -> dict[str,
         files["stats/hardware/mem_ecc_uncorrected"] = File(f"{state.memory_ecc}\n")
         files["stats/hardware/mem_ecc_repairable_uncorrected"] = File(f"{state.repairable_ecc}\n")
     if driver.at_least(*HEALTH_STATUS):
+        files["stats/hardware/health_status/hw_error_events"] = File(f"{state.error_events}\n")
+    if driver.at_least(*UNHEALTHY_COMPONENTS):
         files["stats/hardware/sram_ecc_corrected"] = File("0\n")
         files["stats/hardware/mem_ecc_corrected"] = File("0\n")
         components = ",".join(state.unhealthy_components)
@@ -121,6 +128,11 @@ def _hardware(description: NodeDescription, state: SimulatedDevice) -> dict[str,
         if description.device_name in {"Trainium2", "Trainium3"}:
             files["stats/hardware/health_status/healthcheck_heartbeat"] = File("0\n")
     return files
+
+
+def _core_errors(core: int, counts: Mapping[str, int]) -> dict[str, File]:
+    directory = f"neuron_core{core}/stats/status"
+    return {f"{directory}/{name}/{part}": File(f"{count}\n") for name, count in counts.items() for part in _COUNTER}
 
 
 @lru_cache(maxsize=64)

@@ -20,6 +20,7 @@ from neuron_plugin.simulation.node_files import (
     write_file,
     write_link,
 )
+from neuron_plugin.simulation.node_kmsg import KMSG
 from neuron_plugin.simulation.node_tree import File, class_files, device_files
 
 
@@ -39,6 +40,7 @@ class TreeWriter:
         write_file(self.root, dmi / "product_name", File(description.instance_type + "\n", 0o444))
         write_link(self.root, self.paths.sysfs / "class/dmi/id", "../../devices/virtual/dmi/id")
         write_file(self.root, self.paths.dev / SIMULATED_MARKER, File("plain files stand for device nodes here\n"))
+        write_file(self.root, self.paths.dev / KMSG, File(""))
         self.change(msgspec.structs.replace(description, driver_loaded=False, logical_core_size=None), description)
 
     def change(self, before: NodeDescription, after: NodeDescription) -> None:

@@ -44,7 +44,7 @@ class FilterAnswer:
     def message(self, asked: int) -> str:
         """The text of the FailedScheduling event."""
         reasons = Counter([*self.failed.values(), *self.unresolvable.values()])
-        parts = ", ".join(f"{number} {text}" for text, number in sorted(reasons.items()))
+        parts = ", ".join(sorted(f"{number} {text}" for text, number in reasons.items()))
         return f"0/{asked} nodes are available: {parts}."
 
 

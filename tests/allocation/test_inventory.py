@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -34,6 +35,8 @@ def inventories(draw: st.DrawFn) -> NodeInventory:
         device_name=draw(st.text(max_size=20)),
         driver_version=draw(st.text(max_size=20)),
         logical_core_size=draw(st.sampled_from([1, 2])),
+        physical_cores_per_device=draw(st.sampled_from([0, 2, 8])),
+        ultraserver=draw(st.dictionaries(st.sampled_from(["mode", "serverId4"]), st.text(max_size=20))),
     )
 
 
@@ -55,6 +58,21 @@ def test_the_text_is_this_one() -> None:
         '"unhealthy":{"9":"reset failed","10":"sram_ecc_uncorrected rose by 2"},'
         '"deviceName":"Trainium1","driverVersion":"2.26.5.0","logicalCoreSize":1}'
     )
+
+
+def test_physical_cores_and_the_ultraserver_are_told_where_they_are_known() -> None:
+    text = write_inventory(replace(TORN, physical_cores_per_device=2, ultraserver={"serverId4": "ab", "mode": "1,4"}))
+    assert text.endswith('"physicalCoresPerDevice":2,"ultraServer":{"mode":"1,4","serverId4":"ab"}}')
+
+
+def test_an_inventory_of_an_older_plugin_tells_neither() -> None:
+    inventory = read_inventory(write_inventory(TORN))
+    assert (inventory.physical_cores_per_device, inventory.ultraserver) == (0, {})
+
+
+@pytest.mark.parametrize("value", [[], "x", {"mode": 1}, {"mode": "x" * 300}, {"y" * 300: ""}])
+def test_an_ultraserver_that_is_no_short_texts_is_refused(value: object) -> None:
+    assert refusal(ultraServer=value).startswith("ultraServer is ")
 
 
 def test_equal_inventories_give_equal_texts_whatever_their_order() -> None:

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from neuron_plugin.cli import holders
+from neuron_plugin.cli.doctor_facts import Facts
 from neuron_plugin.cli.main import main
 from neuron_plugin.simulation.node import SimulatedNode, write_node
+from tests.cli.doctor_cases import facts_of
 from tests.cli.doubles import Cli, CliProcess, Container, Hold, MakeNode, Outcome, Pod
 
 REPOSITORY = Path(__file__).parents[2]
@@ -76,3 +78,10 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Hold:
         monkeypatch.setattr(holders, "ask_kubelet", ask)
 
     return say
+
+
+@pytest.fixture(scope="session")
+def well(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    """Facts of a trn1.32xlarge on which all is well; frozen, so all tests share it."""
+    root = tmp_path_factory.mktemp("doctor") / "node"
+    return facts_of(write_node(root, "trn1.32xlarge", usage_counters=False))

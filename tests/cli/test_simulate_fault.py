@@ -6,8 +6,9 @@ import pytest
 
 from neuron_plugin.hardware.attributes import ResetState
 from neuron_plugin.hardware.inventory import EVERY_DEVICE, read_inventory
-from neuron_plugin.hardware.records import Device, EccCounts, Inventory, NodeState
-from neuron_plugin.simulation.node import SimulatedNode
+from neuron_plugin.hardware.kmsg import parse_record
+from neuron_plugin.hardware.records import CoreErrors, Device, EccCounts, Inventory, NodeState
+from neuron_plugin.simulation.node import SimulatedNode, write_node
 from tests.cli.doubles import Cli, MakeNode
 
 
@@ -44,9 +45,40 @@ def test_a_reset_can_be_in_every_state(cli: Cli, node: SimulatedNode, state: Res
 
 def test_broken_parts_are_named_and_mended(cli: Cli, node: SimulatedNode) -> None:
     fault(cli, node, "components", "1", "hbm,link_host")
-    assert device(node, 1).health.unhealthy_components == {"hbm", "link_host"}
+    assert device(node, 1).health.unhealthy_components == frozenset({"hbm", "link_host"})
     fault(cli, node, "components", "1", "none")
     assert device(node, 1).health.unhealthy_components == frozenset()
+
+
+def test_errors_of_a_core_are_set_on_a_node_with_usage_counters(cli: Cli, tmp_path: Path) -> None:
+    node = write_node(tmp_path / "full", "inf2.xlarge")
+    fault(cli, node, "core-errors", "0", "--core", "1", "--kind", "hw_nc_ue_error", "--count", "2")
+    assert device(node, 0).health.core_errors == (CoreErrors(0), CoreErrors(1, hw_nc_ue_error=2))
+    fault(cli, node, "core-errors", "0", "--count", "3")
+    assert device(node, 0).health.core_errors[0] == CoreErrors(0, hw_error=3)
+
+
+def test_firmwares_counter_of_errors_is_set(cli: Cli, node: SimulatedNode) -> None:
+    fault(cli, node, "error-events", "2", "7")
+    assert device(node, 2).health.status_counts == (("hw_error_events", 7),)
+
+
+def test_a_line_is_written_into_the_kernel_log_by_the_kernel_or_a_forger(cli: Cli, node: SimulatedNode) -> None:
+    log = node.paths.dev / "kmsg"
+    before = len(log.read_text().splitlines())
+    fault(cli, node, "kmsg", "nd3: NEURON_HW_ERR=DMA_ERROR on queue 4")
+    fault(cli, node, "kmsg", "NEURON_HW_ERR=DMA_ERROR", "--forged")
+    records = [parse_record(line) for line in log.read_text().splitlines()[before:]]
+    assert [(record.text, record.by_kernel) for record in records if record] == [
+        ("nd3: NEURON_HW_ERR=DMA_ERROR on queue 4", True),
+        ("NEURON_HW_ERR=DMA_ERROR", False),
+    ]
+
+
+def test_a_count_of_errors_is_a_number(cli: Cli, node: SimulatedNode) -> None:
+    shown = cli("simulate", "fault", node.root, "error-events", "2", "few")
+    assert shown.status == 2
+    assert "'few' is no count of 0 or more" in shown.err
 
 
 def test_a_device_goes_and_comes_back(cli: Cli, node: SimulatedNode) -> None:

@@ -124,7 +124,7 @@ async def test_a_write_is_never_sent_twice_by_itself(server: StandInApiServer, a
 async def test_being_cancelled_passes_through(server: StandInApiServer, api: KubernetesApi) -> None:
     server.fail(Fault(gate=(gate := asyncio.Event())))
     asking = asyncio.create_task(api.request(PODS, timeout_seconds=5), name="asking")
-    while not server.requests:  # noqa: ASYNC110 - the stand-in has no event for it
+    while not server.requests:
         await asyncio.sleep(0.001)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -1,10 +1,46 @@
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from pathlib import Path
+
 import pytest
 
+from neuron_plugin.cluster.transport import KubernetesApi
+from neuron_plugin.extender import feeds, leadership, reporting
+from neuron_plugin.simulation.api_server import StandInApiServer
+from neuron_plugin.simulation.scheduler import StandInScheduler
+from tests.extender.running import Extender, client_of, extender_on
 from tests.extender.world import World
 
 
 @pytest.fixture
 def world() -> World:
     return World()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[StandInApiServer]:
+    async with StandInApiServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def api(server: StandInApiServer, tmp_path: Path) -> AsyncIterator[KubernetesApi]:
+    async with client_of(server, tmp_path) as api:
+        yield api
+
+
+@pytest.fixture
+async def extender(api: KubernetesApi, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Extender]:
+    """A single replica, ready."""
+    monkeypatch.setattr(leadership, "ALONE_LANDING_SECONDS", 0.0)
+    monkeypatch.setattr(feeds, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(reporting, "PERIOD_SECONDS", 0.02)
+    async with extender_on(api) as extender:
+        yield await extender.ready()
+
+
+@pytest.fixture
+async def scheduler(extender: Extender) -> AsyncIterator[StandInScheduler]:
+    async with StandInScheduler(extender.url) as scheduler:
+        yield scheduler

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -12,8 +15,8 @@ from neuron_plugin.simulation.manifests import container, node_manifest, pod_man
 from tests.extender.world import CORE, DEVICE, record_of, request_of
 
 
-def counts(*containers: object, init: list[object] | None = None) -> list[tuple[str, Kind, int]]:
-    manifest = pod_manifest("pod", containers=containers, init_containers=init or [])  # type: ignore[arg-type]  # JSON
+def counts(*containers: dict[str, Any], init: Sequence[dict[str, Any]] = ()) -> list[tuple[str, Kind, int]]:
+    manifest = pod_manifest("pod", containers=containers, init_containers=init)
     return [(part.container, part.kind, part.count) for part in request_of(record_of(manifest))]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -272,7 +273,8 @@ def test_observers_hear_of_changes_and_not_of_repetitions(world: World) -> None:
 def test_t32_whatever_order_events_come_in_the_state_equals_one_made_from_a_fresh_list() -> None:
     """Relists, repeated and late events of 40 pods over 5 nodes, in a thousand random steps."""
     chance = random.Random(7)  # noqa: S311 - a reproducible shuffle
-    world, truth = World(), {}
+    world = World()
+    truth: dict[str, dict[str, Any]] = {}
     for index in range(5):
         world.node(f"node-{index}", TRN1)
     nodes = dict(world.state.nodes)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 
 from neuron_plugin.allocation.placement import placement_mask
@@ -250,3 +253,37 @@ def test_e09_a_malformed_or_newer_inventory_closes_the_node_whatever_its_type_sa
         world.tell_node(manifest)
 
         assert world.why_not(DEVICE, 1, "node") == "The node's Neuron inventory cannot be read."
+
+
+def quickest(work: Callable[[], object], rounds: int = 15) -> float:
+    """CPU seconds of the best of some rounds: other work on the machine does not count."""
+    found = []
+    for _ in range(rounds):
+        started = time.process_time()
+        work()
+        found.append(time.process_time() - started)
+    return min(found)
+
+
+def filled(nodes: int, pods_per_node: int) -> tuple[World, list[str]]:
+    world, names = World(), [f"node-{number}" for number in range(nodes)]
+    for number, name in enumerate(names):
+        world.node(name, "inf2.48xlarge", unhealthy={number % 12: "ECC"})
+        for pod in range(pods_per_node):
+            world.held(f"pod-{number}-{pod}", name, CORE, str((number * 7 + pod * 5) % 24))
+    return world, names
+
+
+def test_t47_filter_is_flat_in_pods_and_at_most_linear_in_names() -> None:
+    """The figures themselves are the benchmark's; here their growth, with room for a noisy machine."""
+    probe = pod_manifest("new", DEVICE, 2)
+    few, names = filled(100, 1)
+    many_pods, _ = filled(100, 4)
+    many_nodes, more_names = filled(800, 1)
+
+    base = quickest(lambda: few.filter(probe, names))
+    with_pods = quickest(lambda: many_pods.filter(probe, names))
+    with_nodes = quickest(lambda: many_nodes.filter(probe, more_names))
+
+    assert with_pods < base * 3
+    assert with_nodes < base * 8 * 3

@@ -13,10 +13,10 @@ from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.cluster.kinds import NODES, PODS
 from neuron_plugin.extender.claims import PodRecord, Unreadable
 from neuron_plugin.extender.feeds import keep_pod
+from neuron_plugin.extender.memo import VerdictMemo
 from neuron_plugin.extender.observation import node_facts, pod_record
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.verbs import Filtered, filter_nodes, score_nodes
-from neuron_plugin.extender.verdicts import VerdictMemo
 from neuron_plugin.simulation.manifests import node_manifest, pod_manifest
 from neuron_plugin.topology.instances import catalogue
 
@@ -28,7 +28,7 @@ class World:
 
     def __init__(self) -> None:
         self.state = ClusterState(catalogue())
-        self.memo = VerdictMemo()
+        self.memo = VerdictMemo(self.state)
 
     def node(self, name: str, instance_type: str, **described: Any) -> None:
         """A node is there, or has changed."""
@@ -77,7 +77,7 @@ class World:
 
     def scores(self, resource: Resource, amount: int, names: Sequence[str]) -> list[int]:
         request = request_of(record_of(pod_manifest("probe", resource, amount)))
-        return score_nodes(self.state, self.memo, request, names)
+        return score_nodes(self.memo, request, names)
 
 
 def record_of(manifest: Mapping[str, Any]) -> PodRecord:

@@ -12,9 +12,10 @@ import pytest
 
 from neuron_plugin.hardware.attributes import ResetState
 from neuron_plugin.hardware.device import SIMULATED_MARKER, DeviceReader, node_state
-from neuron_plugin.hardware.records import Device, EccCounts, NodeState, SkippedDevice
+from neuron_plugin.hardware.inventory import read_inventory
+from neuron_plugin.hardware.records import CoreErrors, Device, EccCounts, NodeState, SkippedDevice
 from neuron_plugin.hardware.sysfs import Sysfs
-from neuron_plugin.simulation.node import SimulatedNode
+from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.topology.geometry import DeviceId
 from neuron_plugin.topology.instances import catalogue
 
@@ -98,12 +99,22 @@ def test_once_settled_a_device_of_unknown_size_is_left_out(make_node: MakeNode) 
     assert "core_count does not exist" in skipped.reason
 
 
-def test_a_driver_before_2_13_4_prints_no_links_and_its_devices_are_used(make_node: MakeNode) -> None:
-    node = make_node(driver_version="2.12.11.0")
-    assert read_skipped(node).incomplete
+def test_a_driver_before_2_13_4_prints_no_links_and_is_not_waited_for(make_node: MakeNode) -> None:
+    inventory = read_inventory(make_node(driver_version="2.13.3.0").paths)
+    assert inventory.incomplete == frozenset()
+    assert [device.connected for device in inventory.devices] == [frozenset()] * 6
+    assert [device.problems for device in inventory.devices] == [()] * 6
+
+
+def test_links_are_waited_for_where_the_driver_prints_them_or_does_not_tell_its_version(make_node: MakeNode) -> None:
+    node = make_node(driver_version="2.13.4.0")
+    node.remove_attribute(1, "connected_devices")
+    assert read_inventory(node.paths).incomplete == {1}
+    (node.paths.sysfs / "module/neuron/version").unlink()
+    assert read_inventory(node.paths).incomplete == {1}
     device = read_known(node, settled=True)
     assert device.connected == frozenset()
-    assert device.cores == 2
+    assert "connected_devices" in device.problems[0]
 
 
 @pytest.mark.parametrize("attribute", ["core_count", "connected_devices", "info/architecture/device_name"])
@@ -183,12 +194,57 @@ def test_counters_reach_the_record(make_node: MakeNode) -> None:
     node.set_reset(1, ResetState.FAILED)
     health = read_known(node).health
     assert health.ecc == EccCounts(sram=3, memory=5, repairable=7)
-    assert health.unhealthy_components == {"hbm", "sram"}
+    assert health.unhealthy_components == frozenset({"hbm", "sram"})
     assert health.reset is ResetState.FAILED
 
 
 def test_a_product_without_counters_has_none_rather_than_zero(make_node: MakeNode) -> None:
     assert read_known(make_node("inf1.6xlarge")).health.ecc is None
+
+
+def test_errors_of_every_core_reach_the_record(tmp_path: Path) -> None:
+    node = write_node(tmp_path / "full", "inf2.xlarge")
+    node.set_core_errors(0, 1, hw_error=1, hw_nc_ue_error=2, hw_hbm_ue_error=3, hw_dma_abort_error=4)
+    assert read_known(node, 0).health.core_errors == (CoreErrors(0), CoreErrors(1, 1, 2, 3, 4))
+
+
+def test_a_counter_that_this_driver_does_not_have_counts_nothing(tmp_path: Path) -> None:
+    node = write_node(tmp_path / "full", "inf2.xlarge")
+    node.set_core_errors(0, 0, hw_error=1)
+    node.remove_attribute(0, "neuron_core0/stats/status/hw_dma_abort_error/total")
+    assert read_known(node, 0).health.core_errors[0] == CoreErrors(0, hw_error=1)
+
+
+@pytest.mark.parametrize("attribute", ["stats/hardware/mem_ecc_uncorrected", "stats/hardware/sram_ecc_uncorrected"])
+def test_counters_that_fail_just_now_are_unknown_and_not_zero(
+    make_node: MakeNode, fail_open: Callable[[str, int], None], attribute: str
+) -> None:
+    fail_open(f"neuron1/{attribute}", errno.EIO)
+    node = make_node()
+    node.set_ecc(1, sram=1, memory=1)
+    assert read_known(node).health.ecc is None
+
+
+def test_firmwares_counters_are_read_under_whatever_name_they_have(make_node: MakeNode) -> None:
+    node = make_node("trn2.3xlarge")
+    directory = "stats/hardware/health_status"
+    for name, text in {
+        "hbm_ecc_uncorrected": "4\n",
+        "hbm_ecc_corrected": "99\n",
+        "state": "degraded\n",
+        "healthcheck_heartbeat": "123\n",
+        "unhealthy_components": "7\n",
+    }.items():
+        node.set_attribute(0, f"{directory}/{name}", text)
+    device = read_known(node, 0)
+    assert device.health.status_counts == (("hbm_ecc_uncorrected", 4), ("hw_error_events", 0))
+    assert device.problems == ()
+
+
+def test_a_driver_before_2_28_has_no_counters_of_firmware(make_node: MakeNode) -> None:
+    health = read_known(make_node(driver_version="2.26.5.0")).health
+    assert health.status_counts == ()
+    assert health.unhealthy_components is None
 
 
 def test_a_masked_core_is_reported(make_node: MakeNode) -> None:

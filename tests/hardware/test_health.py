@@ -1,4 +1,4 @@
-"""P67, P68: what makes a device unhealthy, and that it recovers by the same rule."""
+"""P67, P68: what one look at a device shows, and what that means by itself."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import pytest
 
 from neuron_plugin.hardware.attributes import ResetState
 from neuron_plugin.hardware.health import (
-    DEFAULT_SEVERITIES,
-    HealthPolicy,
+    Observation,
     Severity,
     Signal,
     Verdict,
     assess,
     assess_all,
-    baseline_key,
+    device_key,
+    observe,
+    unreadable,
 )
 from neuron_plugin.hardware.inventory import read_inventory
-from neuron_plugin.hardware.records import Device, EccCounts, HealthReadings, NodeState
+from neuron_plugin.hardware.records import CoreErrors, Device, EccCounts, HealthReadings, NodeState
 from neuron_plugin.simulation.node import SimulatedNode
 from neuron_plugin.topology.geometry import DeviceId
 
@@ -34,7 +35,13 @@ SOUND = Device(
     connected=frozenset(),
     node=NodeState.PRESENT,
     serial_number="00000b1c2d3e4f53",
-    health=HealthReadings(reset=ResetState.READY, ecc=EccCounts()),
+    health=HealthReadings(
+        reset=ResetState.READY,
+        ecc=EccCounts(),
+        unhealthy_components=frozenset(),
+        core_errors=(CoreErrors(0), CoreErrors(1)),
+        status_counts=(("hw_error_events", 0),),
+    ),
 )
 
 
@@ -42,15 +49,28 @@ def with_health(**fields: Any) -> Device:
     return replace(SOUND, health=replace(SOUND.health, **fields))
 
 
-ALL_SIGNALS = {
+def with_core_error(name: str) -> Device:
+    return with_health(core_errors=(CoreErrors(0), CoreErrors(1, **{name: 2})))
+
+
+UNHEALTHY = {
     Signal.NODE: replace(SOUND, node=NodeState.ABSENT),
-    Signal.RESETTING: with_health(reset=ResetState.RESETTING),
     Signal.RESET_FAILED: with_health(reset=ResetState.FAILED),
     Signal.SRAM_ECC: with_health(ecc=EccCounts(sram=1)),
     Signal.MEMORY_ECC: with_health(ecc=EccCounts(memory=1)),
-    Signal.REPAIRABLE_ECC: with_health(ecc=EccCounts(repairable=1)),
     Signal.COMPONENTS: with_health(unhealthy_components=frozenset({"hbm"})),
 }
+WARNING = {
+    Signal.REPAIRABLE_ECC: with_health(ecc=EccCounts(repairable=1)),
+    Signal.NC_UNCORRECTABLE: with_core_error("hw_nc_ue_error"),
+    Signal.HBM_UNCORRECTABLE: with_core_error("hw_hbm_ue_error"),
+    Signal.DMA_ABORT: with_core_error("hw_dma_abort_error"),
+    Signal.HW_ERROR: with_core_error("hw_error"),
+    Signal.HEALTH_STATUS: with_health(status_counts=(("hw_error_events", 4),)),
+}
+PASSING = {Signal.RESETTING: with_health(reset=ResetState.RESETTING)}
+NOT_OF_A_DEVICE = {Signal.MISSING, Signal.KERNEL_MESSAGE, Signal.KERNEL_MESSAGE_UNNAMED}
+"""Signals that are not seen on a device the driver lists."""
 
 
 def test_a_sound_device_has_no_finding() -> None:
@@ -62,37 +82,26 @@ def test_a_product_without_health_attributes_is_sound() -> None:
     assert assess(replace(SOUND, health=HealthReadings())) == Verdict()
 
 
-def test_every_signal_has_a_device_here_that_shows_it() -> None:
-    assert set(ALL_SIGNALS) == set(Signal) == set(DEFAULT_SEVERITIES)
-
-
-@pytest.mark.parametrize("signal", Signal)
-def test_p67_each_signal_is_found_alone_and_with_its_severity(signal: Signal) -> None:
-    verdict = assess(ALL_SIGNALS[signal])
-    assert [(finding.signal, finding.severity) for finding in verdict.findings] == [
-        (signal, DEFAULT_SEVERITIES[signal])
-    ]
-    assert verdict.reason
+def test_every_signal_of_a_device_has_one_here_that_shows_it() -> None:
+    assert UNHEALTHY.keys() | WARNING.keys() | PASSING.keys() | NOT_OF_A_DEVICE == set(Signal)
 
 
 @pytest.mark.parametrize(
-    "signal", [Signal.NODE, Signal.RESET_FAILED, Signal.SRAM_ECC, Signal.MEMORY_ECC, Signal.COMPONENTS]
+    ("signal", "device", "severity"),
+    [
+        *[(signal, device, Severity.UNHEALTHY) for signal, device in UNHEALTHY.items()],
+        *[(signal, device, Severity.WARNING) for signal, device in WARNING.items()],
+        *[(signal, device, Severity.PASSING) for signal, device in PASSING.items()],
+    ],
 )
-def test_p67_lasting_faults_make_a_device_unhealthy(signal: Signal) -> None:
-    assert not assess(ALL_SIGNALS[signal]).healthy
-
-
-def test_a_reset_under_way_passes_and_does_not_make_the_device_flap() -> None:
-    verdict = assess(ALL_SIGNALS[Signal.RESETTING])
-    assert verdict.healthy
-    assert verdict.passing
-
-
-def test_repairable_errors_are_a_warning() -> None:
-    verdict = assess(ALL_SIGNALS[Signal.REPAIRABLE_ECC])
-    assert verdict.healthy
-    assert not verdict.passing
-    assert verdict.reason == "1 repairable memory errors"
+def test_p67_each_signal_is_found_alone_and_with_its_severity(
+    signal: Signal, device: Device, severity: Severity
+) -> None:
+    verdict = assess(device)
+    assert [(finding.signal, finding.severity) for finding in verdict.findings] == [(signal, severity)]
+    assert verdict.healthy is (severity is not Severity.UNHEALTHY)
+    assert verdict.passing is (severity is Severity.PASSING)
+    assert verdict.reason
 
 
 @pytest.mark.parametrize("node", [NodeState.ABSENT, NodeState.NOT_A_DEVICE, NodeState.STALE])
@@ -100,18 +109,6 @@ def test_p67_a_node_that_cannot_be_opened_is_named_with_its_state(node: NodeStat
     verdict = assess(replace(SOUND, node=node))
     assert not verdict.healthy
     assert verdict.reason == f"/dev/neuron3 is {node}"
-
-
-def test_p67_errors_count_above_the_baseline_only() -> None:
-    seen = with_health(ecc=EccCounts(sram=2, memory=5))
-    assert assess(seen, EccCounts(sram=2, memory=5)).healthy
-    verdict = assess(seen, EccCounts(sram=2, memory=4))
-    assert not verdict.healthy
-    assert verdict.reason == "5 uncorrected memory errors, 4 accepted"
-
-
-def test_p68_counters_below_the_baseline_after_a_power_cycle_are_no_fault() -> None:
-    assert assess(with_health(ecc=EccCounts()), EccCounts(sram=9, memory=9, repairable=9)) == Verdict()
 
 
 def test_findings_come_worst_first() -> None:
@@ -126,31 +123,49 @@ def test_findings_come_worst_first() -> None:
     assert verdict.reason.split("; ")[0] == "/dev/neuron3 is absent"
 
 
-def test_a_policy_changes_the_signals_it_names_and_no_others() -> None:
-    policy = HealthPolicy({Signal.REPAIRABLE_ECC: Severity.UNHEALTHY, Signal.SRAM_ECC: Severity.IGNORED})
-    assert not assess(ALL_SIGNALS[Signal.REPAIRABLE_ECC], policy=policy).healthy
-    assert assess(ALL_SIGNALS[Signal.SRAM_ECC], policy=policy) == Verdict()
-    assert not assess(ALL_SIGNALS[Signal.NODE], policy=policy).healthy
+def test_counters_are_observed_at_zero_so_that_a_rise_has_a_beginning() -> None:
+    counts = {(seen.signal, seen.part): seen.count for seen in observe(SOUND)}
+    assert set(counts.values()) == {0}
+    assert counts.keys() == {
+        (Signal.SRAM_ECC, ""),
+        (Signal.MEMORY_ECC, ""),
+        (Signal.REPAIRABLE_ECC, ""),
+        (Signal.NC_UNCORRECTABLE, ""),
+        (Signal.HBM_UNCORRECTABLE, ""),
+        (Signal.DMA_ABORT, ""),
+        (Signal.HW_ERROR, ""),
+        (Signal.HEALTH_STATUS, "hw_error_events"),
+    }
 
 
-def test_components_are_named_in_order() -> None:
-    verdict = assess(with_health(unhealthy_components=frozenset({"sram", "hbm"})))
-    assert verdict.reason == "firmware reports hbm, sram unhealthy"
+def test_errors_of_cores_are_added_up_and_the_cores_named() -> None:
+    errors = (CoreErrors(0, hw_error=2), CoreErrors(1), CoreErrors(5, hw_error=3))
+    assert assess(with_health(core_errors=errors)).reason == "5 hardware errors on physical core 0, 5"
 
 
-def test_a_baseline_belongs_to_the_chip_and_not_to_its_place() -> None:
-    assert baseline_key(SOUND) == "00000b1c2d3e4f53"
-    assert baseline_key(replace(SOUND, serial_number="")) == "neuron3"
+def test_accepted_errors_are_told_apart() -> None:
+    seen = Observation(Signal.MEMORY_ECC, "uncorrected memory errors", count=5)
+    assert seen.worded() == "5 uncorrected memory errors"
+    assert seen.worded(accepted=4) == "5 uncorrected memory errors, 4 accepted"
 
 
-def test_accepted_errors_of_one_chip_do_not_excuse_another(make_node: MakeNode) -> None:
-    node = make_node()
-    node.set_ecc(1, memory=2)
-    node.set_ecc(4, memory=2)
-    inventory = read_inventory(node.paths)
-    accepted = {baseline_key(inventory.devices[1]): EccCounts(memory=2)}
-    verdicts = assess_all(inventory, accepted)
-    assert [device for device, verdict in verdicts.items() if not verdict.healthy] == [4]
+def test_components_are_observed_one_by_one() -> None:
+    seen = observe(with_health(unhealthy_components=frozenset({"sram", "hbm"})))
+    assert [(one.part, one.text) for one in seen if one.signal is Signal.COMPONENTS] == [
+        ("hbm", "firmware reports hbm unhealthy"),
+        ("sram", "firmware reports sram unhealthy"),
+    ]
+
+
+def test_what_cannot_be_read_is_no_sign_of_health() -> None:
+    assert unreadable(SOUND) == frozenset()
+    assert unreadable(with_health(reset=None)) == {Signal.RESETTING, Signal.RESET_FAILED}
+    assert unreadable(with_health(unhealthy_components=None)) == {Signal.COMPONENTS}
+
+
+def test_a_memory_belongs_to_the_chip_and_not_to_its_place() -> None:
+    assert device_key(SOUND) == "00000b1c2d3e4f53"
+    assert device_key(replace(SOUND, serial_number="")) == "neuron3"
 
 
 Fault = Callable[[SimulatedNode], None]

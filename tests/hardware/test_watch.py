@@ -56,6 +56,8 @@ class Machine:
 class Hints:
     """A source of hints in the hand of the test."""
 
+    trouble = ""
+
     def __init__(self) -> None:
         self.event = asyncio.Event()
 

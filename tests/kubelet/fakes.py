@@ -31,7 +31,7 @@ def seeded(seed: int) -> Random:
 async def eventually(condition: Callable[[], bool]) -> None:
     """Wait for what no event tells a test."""
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - see above
+        while not condition():
             await asyncio.sleep(0.002)
 
 

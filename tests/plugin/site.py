@@ -215,5 +215,5 @@ def ids(admitted: AdmittedPod, resource: Resource, container: str = "app") -> tu
 async def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Wait for what no event tells a test."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - see above
+        while not condition():
             await asyncio.sleep(0.005)

@@ -33,7 +33,7 @@ async def test_p53_it_is_kept_through_a_wiped_directory_and_a_directory_that_can
 
     async def until(path: Path) -> None:
         async with asyncio.timeout(5):
-            while not path.exists():  # noqa: ASYNC110, ASYNC240 - a file tells nobody
+            while not path.exists():
                 await asyncio.sleep(0.002)
 
     await asyncio.sleep(0.02)
@@ -43,7 +43,7 @@ async def test_p53_it_is_kept_through_a_wiped_directory_and_a_directory_that_can
     shutil.rmtree(directory)
     directory.write_text("in the way")
     async with asyncio.timeout(5):
-        while not any("cannot write" in record.message for record in caplog.records):  # noqa: ASYNC110 - as above
+        while not any("cannot write" in record.message for record in caplog.records):
             await asyncio.sleep(0.002)
     directory.unlink()
     await until(directory / FILE_NAME)

@@ -106,7 +106,7 @@ async def test_settings_that_come_late_are_waited_for_and_told_of_once(
         return [record.message for record in caplog.records if record.name == cluster_link.__name__]
 
     async with asyncio.timeout(30):
-        while not told():  # noqa: ASYNC110 - a log record tells nobody
+        while not told():
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)
     task.cancel()

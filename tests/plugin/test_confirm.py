@@ -305,10 +305,10 @@ async def test_news_are_asked_about_at_once_and_the_rest_by_the_clock(monkeypatc
     desk.state.see_pod(pod("a", app(4)))
     desk.confirmation.notify()
     async with asyncio.timeout(5):
-        while desk.kubelet.calls.count("get a") < 2:  # noqa: ASYNC110 - nothing tells of a call
+        while desk.kubelet.calls.count("get a") < 2:
             await asyncio.sleep(0.001)
         desk.kubelet.say("a", app=(NEURON, ROW0))
-        while not desk.told:  # noqa: ASYNC110 - as above
+        while not desk.told:
             await asyncio.sleep(0.001)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

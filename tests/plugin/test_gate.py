@@ -113,7 +113,7 @@ async def test_what_passes_within_the_call_is_waited_for(node: SimulatedNode) ->
     gate.users.opened = {2: (Process(41, "train"),)}
     starting = asyncio.create_task(gate.start(), name="start")
     async with asyncio.timeout(10):
-        while not gate.users.looks:  # noqa: ASYNC110 - it happens in the other task
+        while not gate.users.looks:
             await asyncio.sleep(0.01)
         assert not starting.done()
         gate.users.opened = {}

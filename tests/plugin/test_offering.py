@@ -6,17 +6,16 @@ from pathlib import Path
 
 from neuron_plugin.allocation.ledger import Holding
 from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.kubelet.registration import DevicePluginServer
 from neuron_plugin.kubelet.service import ServiceOptions
 from neuron_plugin.plugin.node import NodeState
-from neuron_plugin.plugin.offering import Offering, route
-from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.offering import Offering, Route
 from tests.plugin.world import CORE, DEVICE, NEURON, a_state, an_allocator, devices, machine, ref
 
 
 def an_offering(state: NodeState, *resources: Resource) -> Offering:
-    return Offering(
-        state, an_allocator(state), resources, route(PluginSettings(kubelet_dir=Path("/nowhere"))), ServiceOptions()
-    )
+    route = Route(DevicePluginServer, Path("/nowhere"), Path("/nowhere-else"))
+    return Offering(state, an_allocator(state), resources, route, ServiceOptions())
 
 
 def versions(offering: Offering) -> dict[Resource, int]:

@@ -58,7 +58,7 @@ async def running(outbox: Outbox, api: FakeApi) -> AsyncIterator[None]:
 
 async def until(api: FakeApi, *seen: str) -> None:
     async with asyncio.timeout(5):
-        while api.seen != list(seen):  # noqa: ASYNC110 - nothing tells of a request
+        while api.seen != list(seen):
             await asyncio.sleep(0.001)
     await asyncio.sleep(0)
 

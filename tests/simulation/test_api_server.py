@@ -80,7 +80,7 @@ def names(listed: Json) -> list[str]:
 
 async def until_watched(server: StandInApiServer, watches: int = 1) -> None:
     async with asyncio.timeout(5):
-        while server.open_watches != watches:  # noqa: ASYNC110 - the stand-in has no event for it
+        while server.open_watches != watches:
             await asyncio.sleep(0.002)
 
 

@@ -229,6 +229,7 @@ FAULTS: dict[str, tuple[Callable[[SimulatedNode], None], Callable[[SimulatedNode
         lambda node: node.set_unhealthy_components(2, ("hbm", "sram")),
         lambda node: node.set_unhealthy_components(2, ()),
     ),
+    "error events": (lambda node: node.set_error_events(2, 4), lambda node: node.set_error_events(2, 0)),
     "device": (lambda node: node.remove_device(2), lambda node: node.restore_device(2)),
     "node": (lambda node: node.remove_node(2), lambda node: node.restore_node(2)),
     "driver": (lambda node: node.unload_driver(), lambda node: node.load_driver()),
@@ -268,11 +269,13 @@ def test_faults_read_as_the_driver_would_print_them(make_node: MakeNode) -> None
     node.set_ecc(2, memory=7)
     node.set_reset(2, ResetState.RESETTING)
     node.set_unhealthy_components(2, ["hbm", "link_host"])
+    node.set_error_events(2, 9)
     hardware = "stats/hardware"
     assert text(node, 2, f"{hardware}/sram_ecc_uncorrected") == "1\n"
     assert text(node, 2, f"{hardware}/mem_ecc_uncorrected") == "7\n"
     assert text(node, 2, f"{hardware}/mem_ecc_repairable_uncorrected") == "3\n"
     assert text(node, 2, f"{hardware}/health_status/unhealthy_components") == "hbm,link_host\n"
+    assert text(node, 2, f"{hardware}/health_status/hw_error_events") == "9\n"
     assert text(node, 2, "reset") == "0\n"
     assert text(node, 1, "reset") == "1\n"
 
@@ -389,6 +392,8 @@ def test_opening_what_is_no_simulated_machine_is_refused(tmp_path: Path) -> None
         (lambda node: node.set_attribute(2, "../../x", "1"), "expected a path below the device"),
         (lambda node: node.set_attribute(2, "/etc/x", "1"), "expected a path below the device"),
         (lambda node: node.set_unhealthy_components(2, ["hbm"]), "has no unhealthy_components"),
+        (lambda node: node.set_error_events(2, 1), "has no health_status"),
+        (lambda node: node.set_core_errors(2, 0, hw_error=1), "without usage counters"),
     ],
 )
 def test_a_fault_that_cannot_be_is_refused_and_changes_nothing(
@@ -417,6 +422,7 @@ ACTIONS: dict[str, Callable[[SimulatedNode, int], None]] = {
     "no errors": lambda node, device: node.set_ecc(device, memory=0),
     "failed reset": lambda node, device: node.set_reset(device, ResetState.FAILED),
     "broken parts": lambda node, device: node.set_unhealthy_components(device, ["hbm"]),
+    "error events": lambda node, device: node.set_error_events(device, 3),
     "device gone": lambda node, device: node.remove_device(device),
     "device back": lambda node, device: node.restore_device(device),
     "node gone": lambda node, device: node.remove_node(device),

@@ -1,0 +1,74 @@
+{{/* The stem of every name. */}}
+{{- define "neuron-plugin.name" -}}
+{{ .Values.fullnameOverride | default .Chart.Name }}
+{{- end }}
+
+{{/* Labels of every object. */}}
+{{- define "neuron-plugin.labels" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{/* What selects a component's pods; it never changes, so it holds no version. */}}
+{{- define "neuron-plugin.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "neuron-plugin.image" -}}
+{{- with .Values.image -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end -}}
+{{- end }}
+
+{{- define "neuron-plugin.serverSecret" -}}
+{{ .Values.certificates.serverSecret | default (printf "%s-extender-tls" (include "neuron-plugin.name" .)) }}
+{{- end }}
+
+{{- define "neuron-plugin.clientSecret" -}}
+{{ .Values.certificates.clientSecret | default (printf "%s-scheduler-tls" (include "neuron-plugin.name" .)) }}
+{{- end }}
+
+{{/* The extender's name in its certificate. */}}
+{{- define "neuron-plugin.extenderHost" -}}
+{{ include "neuron-plugin.name" . }}-extender.{{ .Release.Namespace }}.svc
+{{- end }}
+
+{{/* The keys of a decision on a pod, as a CEL list. */}}
+{{- define "neuron-plugin.decisionKeys" -}}
+['NEURON_DEVS', 'NEURON_CORES', 'NEURON_ALLOC_TIME', 'NEURON_ALLOCATED', 'AWS_NEURON_IDS', 'NEURON_RESOURCE_TYPE']
+{{- end }}
+
+{{/* The node of the pod that a request's token was issued to, in CEL; empty for a token without one. */}}
+{{- define "neuron-plugin.callersNode" -}}
+request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][0].orValue('')
+{{- end }}
+
+{{/* The extender in a KubeSchedulerConfiguration. Takes the directory of the client certificate as .certificateDir. */}}
+{{- define "neuron-plugin.schedulerExtender" -}}
+- urlPrefix: https://{{ .root.Values.scheduler.extender.service.clusterIP | default (include "neuron-plugin.extenderHost" .root) }}:12345
+  filterVerb: filter
+  prioritizeVerb: prioritize
+  preemptVerb: preempt
+  bindVerb: bind
+  weight: {{ .root.Values.scheduler.extenderConfig.weight }}
+  httpTimeout: {{ .root.Values.scheduler.extenderConfig.httpTimeout }}
+  enableHTTPS: true
+  tlsConfig:
+    serverName: {{ include "neuron-plugin.extenderHost" .root }}
+    caFile: {{ .certificateDir }}/ca.crt
+    certFile: {{ .certificateDir }}/tls.crt
+    keyFile: {{ .certificateDir }}/tls.key
+  nodeCacheCapable: true
+  ignorable: false
+  managedResources:
+    - name: aws.amazon.com/neuron
+      ignoredByScheduler: false
+    - name: aws.amazon.com/neurondevice
+      ignoredByScheduler: false
+    - name: aws.amazon.com/neuroncore
+      ignoredByScheduler: false
+{{- end }}

@@ -1,0 +1,197 @@
+"""Write the pages that are made from the code: settings, commands, metrics.
+
+    python docs/generate.py           write them
+    python docs/generate.py --check   exit 1 and name the pages that are out of date
+
+What is written by hand stands in the other pages; a page made here says so at its top.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+os.environ["COLUMNS"] = "110"  # argparse wraps help to the terminal's width, which must not decide what is committed
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+
+from neuron_plugin.cli.main import build_parser
+from neuron_plugin.extender.metrics import ExtenderMetrics, StateCollector
+from neuron_plugin.extender.settings import ExtenderSettings
+from neuron_plugin.extender.state import ClusterState
+from neuron_plugin.plugin.metrics import METRICS
+from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.settings import ENVIRONMENT_PREFIX, as_text, description_of
+from neuron_plugin.topology.instances import catalogue
+
+DIRECTORY = Path(__file__).parent
+NOTICE = "<!-- Made by docs/generate.py from the code: change the code, then run `make docs`. -->"
+
+CONFIGURATION = """\
+A setting is the flag `--name`, the environment variable `{prefix}NAME` (dashes as underscores) and the key `name` of
+the YAML file given by `--config`. A flag wins over the environment, the environment over the file, the file over the
+default. Lists are comma separated in flags and variables. An unknown key or a value out of range ends the start with
+one line that names it. `--print-config` prints the settings in force as such a file; they are logged at every start,
+too."""
+
+METRICS_INTRODUCTION = """\
+Both daemons serve `/metrics` in the Prometheus text format beside `/healthz` and `/readyz`. No series outlives what it
+speaks of: gauges are read off the state at each scrape."""
+
+TYPES_INTRODUCTION = """\
+What is known of each type. The machine's own sysfs is asked first; a type of yours goes into a file for
+`--instance-types` (its form is told in `neuron_plugin/instance_file.py`). Cores are physical; `neuroncore`s are
+logical, at the product's default LNC."""
+
+
+def configuration() -> str:
+    """Both daemons' settings."""
+    parts = [
+        "# Configuration",
+        CONFIGURATION.format(prefix=ENVIRONMENT_PREFIX),
+        "## The plugin: `neuron-plugin run`",
+        _settings(PluginSettings),
+        "## The extender: `neuron-plugin extender`",
+        _settings(ExtenderSettings),
+    ]
+    return "\n\n".join(parts)
+
+
+def commands() -> str:
+    """Every command's own help."""
+    parser = build_parser()
+    subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001 - argparse offers no other way to its commands
+    parts = ["# Commands", _help(parser)]
+    for name, command in subparsers.choices.items():
+        parts += [f"## neuron-plugin {name}", _help(command)]
+        parts += [part for nested in _nested(command) for part in (f"### {nested.prog}", _help(nested))]
+    return "\n\n".join(parts)
+
+
+def metrics() -> str:
+    """Every metric of both daemons."""
+    parts = [
+        "# Metrics",
+        METRICS_INTRODUCTION,
+        "## The plugin",
+        _table(
+            ("metric", "labels", "meaning"),
+            [(f"`{one.name}`", ", ".join(one.labels) or "-", one.meaning) for one in METRICS.values()],
+        ),
+        "## The extender",
+        _table(("metric", "type", "meaning"), [_row(one) for one in _extender_metrics()]),
+    ]
+    return "\n\n".join(parts)
+
+
+def instance_types() -> str:
+    """The catalogue."""
+    rows = [
+        (
+            f"`{one.name}`",
+            one.device_name,
+            str(one.devices),
+            str(one.cores_per_device),
+            str(one.devices * one.cores_per_device // one.logical_core_size),
+            f"{one.memory_gib} GiB",
+            one.topology.value,
+            ", ".join(map(str, one.block_sizes)) or "any",
+        )
+        for one in catalogue().values()
+    ]
+    head = (
+        "type",
+        "product",
+        "devices",
+        "cores a device",
+        "`neuroncore`s",
+        "memory a device",
+        "links",
+        "device counts",
+    )
+    parts = [
+        "# Instance types",
+        TYPES_INTRODUCTION,
+        _table(head, rows),
+    ]
+    return "\n\n".join(parts)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "configuration.md": configuration,
+    "commands.md": commands,
+    "metrics.md": metrics,
+    "instance-types.md": instance_types,
+}
+
+
+def main() -> int:
+    """Write the pages, or check them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, exit 1 if a page is out of date")
+    check = parser.parse_args().check
+    stale = [name for name, page in PAGES.items() if _stale(DIRECTORY / name, page)]
+    for name in stale:
+        if check:
+            print(f"docs/{name} is out of date: run make docs", file=sys.stderr)  # noqa: T201 - a script
+        else:
+            (DIRECTORY / name).write_text(_page(PAGES[name]), encoding="utf-8")
+    return 1 if check and stale else 0
+
+
+def _stale(path: Path, page: Callable[[], str]) -> bool:
+    return not path.exists() or path.read_text(encoding="utf-8") != _page(page)
+
+
+def _page(page: Callable[[], str]) -> str:
+    return f"{NOTICE}\n\n{page().strip()}\n"
+
+
+def _settings(settings: type[msgspec.Struct]) -> str:
+    rows = [
+        (
+            f"`{field.encode_name}`",
+            f"`{as_text(field.default)}`" if as_text(field.default) else "-",
+            description_of(field),
+        )
+        for field in msgspec.structs.fields(settings)
+    ]
+    return _table(("setting", "default", "meaning"), rows)
+
+
+def _help(parser: argparse.ArgumentParser) -> str:
+    return f"```text\n{parser.format_help().strip()}\n```"
+
+
+def _nested(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    for action in parser._actions:  # noqa: SLF001 - as above
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
+            for nested in action.choices.values():
+                yield nested
+                yield from _nested(nested)
+
+
+def _extender_metrics() -> list[Metric]:
+    registry = CollectorRegistry()
+    ExtenderMetrics(registry)
+    registry.register(StateCollector(ClusterState(catalogue()), ages={}, drift=lambda: 0, under_way=lambda: 0))
+    return sorted(registry.collect(), key=lambda metric: metric.name)
+
+
+def _row(metric: Metric) -> tuple[str, str, str]:
+    suffix = "_total" if metric.type == "counter" else ""
+    return f"`{metric.name}{suffix}`", metric.type, metric.documentation
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [" | ".join(head), " | ".join("---" for _ in head), *(" | ".join(row) for row in rows)]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""What was decided lately on a node or for a pod, kept so that it can be explained.
+
+Whoever decides has no time to explain: a container waits for the answer. So an entry keeps only references to
+immutable values, which costs about a microsecond, and what else could have been chosen, and at what cost, is worked
+out when somebody asks. The same functions that decide are asked then, so an explanation is the decision's own.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from neuron_plugin.allocation.choice import candidates
+from neuron_plugin.allocation.cost import costs
+from neuron_plugin.allocation.idlists import format_ids
+from neuron_plugin.allocation.ledger import Pod
+from neuron_plugin.allocation.resources import Resource, ids_of
+from neuron_plugin.topology.geometry import NO_CORES, Geometry
+
+REMEMBERED = 300
+"""Entries kept, some 100 KB: on a busy node about the last hundred pods."""
+MOST_CANDIDATES = 5
+"""Candidates shown of one entry, the best ones; how many there were is told."""
+
+
+class Step(enum.StrEnum):
+    """Which part of a pod's way an entry is about."""
+
+    PREFERRED = "preferred"
+    """The kubelet asked which ids to take (GetPreferredAllocation)."""
+    ALLOCATED = "allocated"
+    REFUSED = "refused"
+    CORRECTED = "corrected"
+    """The kubelet gave the pod other ids than were decided, and the pod's annotation says so now."""
+    BOUND = "bound"
+    """The extender has written a node and a set on the pod."""
+
+
+class Entry(NamedTuple):  # not a frozen dataclass: those take four times as long to make, in every Allocate
+    """One decision.
+
+    ``chosen`` are the cores of the set, or of the ids that were refused; ``reason`` says why them. ``offered`` and
+    ``must_include`` are the cores the caller allowed and demanded, where it did. ``usable`` gives the cores that the
+    choice could be made from; it has to be a function of immutable values, because it is asked later.
+    """
+
+    at_ns: int
+    step: Step
+    node: str
+    geometry: Geometry
+    resource: Resource
+    chosen: int
+    reason: str
+    pod: Pod | None = None
+    container: str = ""
+    usable: Callable[[], int] = int
+    offered: int = NO_CORES
+    must_include: int = NO_CORES
+
+
+class Journal:
+    """The latest entries; older ones make room."""
+
+    def __init__(self, remembered: int = REMEMBERED) -> None:
+        self._entries: deque[Entry] = deque(maxlen=remembered)
+        self.record = self._entries.append
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Everything remembered, oldest first."""
+        return tuple(self._entries)
+
+
+def explain(entry: Entry) -> dict[str, object]:
+    """An entry in plain values, as JSON has them, with the sets that could have been chosen instead.
+
+    The keys and their order are an interface: the command line and scripts read them.
+    """
+    geometry, unit = entry.geometry, entry.resource.unit
+    chosen = ids_of(geometry, unit, entry.chosen)
+    sets = candidates(geometry, entry.usable(), unit, len(chosen), entry.must_include) if chosen else ()
+    shown = sets[:MOST_CANDIDATES]
+    return {
+        "time_ns": entry.at_ns,
+        "step": entry.step.value,
+        "node": entry.node,
+        "pod": str(entry.pod) if entry.pod and entry.pod.name else "",
+        "uid": entry.pod.uid if entry.pod and entry.pod.name else "",
+        "container": entry.container,
+        "resource": entry.resource.value,
+        "count": len(chosen),
+        "ids": format_ids(chosen),
+        "reason": entry.reason,
+        "offered": format_ids(ids_of(geometry, unit, entry.offered)),
+        "must_include": format_ids(ids_of(geometry, unit, entry.must_include)),
+        "usable": format_ids(ids_of(geometry, unit, entry.usable())),
+        "candidates": [
+            {"ids": format_ids(ids_of(geometry, unit, mask)), "cost": cost}
+            for mask, cost in zip(shown, costs(geometry, entry.usable(), shown), strict=True)
+        ],
+        "candidate_count": len(sets),
+    }

@@ -1,0 +1,67 @@
+"""All checks, in the order in which trouble spreads: from the driver to the pods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from neuron_plugin.cli.doctor_annotations import check_annotations
+from neuron_plugin.cli.doctor_devices import check_devices
+from neuron_plugin.cli.doctor_dra import check_dra_driver
+from neuron_plugin.cli.doctor_driver import check_driver
+from neuron_plugin.cli.doctor_facts import Facts, Unknown
+from neuron_plugin.cli.doctor_findings import Check, Finding, unchecked
+from neuron_plugin.cli.doctor_health import check_health
+from neuron_plugin.cli.doctor_holders import check_holders
+from neuron_plugin.cli.doctor_hook import check_oci_hook
+from neuron_plugin.cli.doctor_kubelet import check_kubelet
+from neuron_plugin.cli.doctor_logical_cores import check_logical_cores
+from neuron_plugin.cli.doctor_node_annotations import check_node_annotations
+from neuron_plugin.cli.doctor_nodes import check_nodes
+from neuron_plugin.cli.doctor_numbering import check_numbering
+from neuron_plugin.cli.doctor_plugin import check_plugin
+from neuron_plugin.cli.doctor_processes import check_processes
+from neuron_plugin.cli.doctor_registration import check_registration
+from neuron_plugin.cli.doctor_sysfs import check_sysfs
+from neuron_plugin.cli.doctor_vendor import check_vendor_plugin
+
+CHECKS = (
+    Check("driver", "the driver is loaded, and is no version with known trouble", check_driver),
+    Check("devices", "all devices of the instance type are there", check_devices),
+    Check("device-nodes", "/dev/neuronN: present, of this driver, for everybody", check_nodes),
+    Check("sysfs", "what the driver tells can be read; links as the type has them", check_sysfs),
+    Check("logical-cores", "LNC is legal here", check_logical_cores),
+    Check("health", "no device has errors", check_health),
+    Check("kubelet", "kubelet.sock and PodResources answer", check_kubelet),
+    Check("plugin", "our sockets: one for each resource, and it answers", check_plugin),
+    Check("registration", "the kubelet offers what the machine has", check_registration),
+    Check("holders", "no core twice, sets linked, devices usable (PodResources)", check_holders),
+    Check("annotations", "pods are annotated with what they hold", check_annotations),
+    Check("node-annotations", "our inventory is true; usage maps of the vendor's extender", check_node_annotations),
+    Check("numbering", "containers count devices as the driver does", check_numbering),
+    Check("processes", "no process uses a device that is not its pod's", check_processes),
+    Check("vendor-plugin", "the vendor's device plugin is not beside ours", check_vendor_plugin),
+    Check("dra-driver", "the vendor's DRA driver is not beside us", check_dra_driver),
+    Check("oci-hook", "no container runtime uses the vendor's OCI hook", check_oci_hook),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A check and what it found; at least one finding."""
+
+    check: Check
+    findings: tuple[Finding, ...]
+
+
+def examine(facts: Facts, checks: Sequence[Check] = CHECKS) -> Iterator[Examined]:
+    """Make the checks, each whatever becomes of the others."""
+    for check in checks:
+        yield Examined(check, _findings(check, facts))
+
+
+def _findings(check: Check, facts: Facts) -> tuple[Finding, ...]:
+    try:
+        return tuple(check.ask(facts))
+    except Exception as error:  # noqa: BLE001 - on a broken node the other checks are wanted most
+        return (unchecked(Unknown(f"this check failed itself ({error!r})", "please report it")),)

@@ -1,0 +1,45 @@
+"""Is any device sick?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from neuron_plugin.cli.doctor_devices import NO_DEVICE
+from neuron_plugin.cli.doctor_facts import Facts
+from neuron_plugin.cli.doctor_findings import Finding, note, or_ok, problem, unchecked, warning
+from neuron_plugin.cli.text import plural
+from neuron_plugin.hardware.health import Finding as Symptom
+from neuron_plugin.hardware.health import Severity, Signal
+
+_REMEDIES: Mapping[Signal, str] = {
+    Signal.RESET_FAILED: "end what uses the device and reset it again; else reload the driver or reboot",
+    Signal.SRAM_ECC: "drain the node and replace the instance; the count goes at a power cycle (stop and start)",
+    Signal.MEMORY_ECC: "drain the node and replace the instance; the count goes at a power cycle (stop and start)",
+    Signal.REPAIRABLE_ECC: "let the node drain at a good moment and reboot it: that repairs the memory",
+    Signal.COMPONENTS: "drain the node and replace the instance",
+}
+
+
+def check_health(facts: Facts) -> Iterator[Finding]:
+    """What each device's health attributes say; its node has a check of its own."""
+    verdicts = facts.machine.verdicts
+    if not verdicts:
+        yield unchecked(NO_DEVICE)
+        return
+    sick = (
+        _told(device, symptom)
+        for device, verdict in sorted(verdicts.items())
+        for symptom in verdict.findings
+        if symptom.signal is not Signal.NODE
+    )
+    yield from or_ok(sick, f"{plural(len(verdicts), 'device')} without errors")
+
+
+def _told(device: int, symptom: Symptom) -> Finding:
+    seen = f"neuron{device}: {symptom.text}"
+    if symptom.severity is Severity.PASSING:
+        return note(seen, "a container that opens it waits until that is over", "if it lasts for a minute, see 'dmesg'")
+    remedy = _REMEDIES.get(symptom.signal, "see 'dmesg'")
+    if symptom.severity is Severity.WARNING:
+        return warning(seen, "the device is still handed out", remedy)
+    return problem(seen, "the device is not handed out; pods that have it keep it", remedy)

@@ -1,0 +1,118 @@
+"""``neuron-plugin explain``: why a pod that asks for Neuron fits a node or does not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from argparse import Namespace
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neuron_plugin.cli.command import CommandError, Exit, Subparsers, UsageError, add_command
+from neuron_plugin.cli.text import printable
+from neuron_plugin.instance_file import load_catalogue
+
+if TYPE_CHECKING:
+    from neuron_plugin.extender.explain import Explanation
+
+EXAMPLES = """
+neuron-plugin explain training-0
+neuron-plugin explain ml/training-0 --kubeconfig ~/.kube/config -o json
+neuron-plugin explain training-0 --extender http://127.0.0.1:12345
+"""
+
+_TIMEOUT_SECONDS = 10.0
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = add_command(
+        subparsers,
+        "explain",
+        run,
+        summary="say for each node why a pod fits it or not",
+        description=(
+            "Say for each node which set a pod would get there, or what it lacks and who holds the sets in its way. "
+            "Asks a running extender with --extender, and otherwise works it out from the API server."
+        ),
+        examples=EXAMPLES,
+    )
+    parser.add_argument("pod", metavar="[NAMESPACE/]POD", help="the pod; namespace default when none is given")
+    parser.add_argument(
+        "--extender", metavar="URL", default="", help="ask this extender, such as http://127.0.0.1:12345"
+    )
+    parser.add_argument(
+        "--kubeconfig", metavar="PATH", type=Path, help="kubeconfig (default: KUBECONFIG, ~/.kube/config)"
+    )
+    parser.add_argument("--instance-types", metavar="PATH", type=Path, help="YAML file of further instance types")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="form (default: text)")
+
+
+def run(arguments: Namespace) -> int:
+    """Print the explanation."""
+    namespace, _, name = arguments.pod.rpartition("/")
+    if not name or "/" in namespace:
+        raise UsageError(f"the pod is {arguments.pod!r}, expected POD or NAMESPACE/POD")
+    if arguments.extender:
+        print(_ask_extender(arguments.extender, namespace or "default", name, arguments.output), end="")
+        return Exit.FINE
+    found = asyncio.run(_work_out(arguments, namespace or "default", name))
+    print(_as_output(found, arguments.output), end="")
+    return Exit.FINE
+
+
+def _ask_extender(url: str, namespace: str, name: str, output: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"--extender is {url!r}, expected it to begin with http:// or https://")
+    path = f"/explain/{urllib.parse.quote(namespace)}/{urllib.parse.quote(name)}?format={output}"
+    try:
+        with urllib.request.urlopen(url.rstrip("/") + path, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - checked above
+            text = str(answer.read().decode())
+    except urllib.error.HTTPError as error:
+        with error:
+            raise CommandError(f"{url}: {error.read(500).decode(errors='replace').strip()}") from None
+    except (urllib.error.URLError, TimeoutError) as error:
+        raise CommandError(
+            f"{url} does not answer: {getattr(error, 'reason', error)}; is the extender there?"
+        ) from None
+    return text if output == "text" else f"{text}\n"
+
+
+async def _work_out(arguments: Namespace, namespace: str, name: str) -> Explanation:
+    from neuron_plugin.cluster.api import ClusterError  # noqa: PLC0415 - other commands start without it
+    from neuron_plugin.cluster.transport import connect  # noqa: PLC0415 - as above
+    from neuron_plugin.extender.explain import explain, find_pod  # noqa: PLC0415 - as above
+    from neuron_plugin.extender.survey import survey  # noqa: PLC0415 - as above
+
+    types = load_catalogue(arguments.instance_types)
+    try:
+        async with await connect(_kubeconfig(arguments.kubeconfig)) as api:
+            state = await survey(api, types)
+    except ClusterError as error:
+        raise CommandError(str(error)) from None
+    record = find_pod(state, namespace, name)
+    if record is None:
+        raise CommandError(f"no live pod {namespace}/{name} that asks for Neuron: check the name and the namespace")
+    return explain(state, record)
+
+
+def _kubeconfig(given: Path | None) -> Path | None:
+    """What was given, else where kubectl looks; None, the service account, if there is nothing."""
+    if given:
+        return given
+    named = os.environ.get("KUBECONFIG", "").split(os.pathsep)[0]
+    path = Path(named) if named else Path.home() / ".kube" / "config"
+    return path if path.exists() else None
+
+
+def _as_output(found: Explanation, output: str) -> str:
+    from neuron_plugin.extender.explain import explain_text  # noqa: PLC0415 - as above
+
+    if output == "json":
+        return json.dumps(asdict(found)) + "\n"
+    return "".join(f"{printable(line)}\n" for line in explain_text(found).splitlines())

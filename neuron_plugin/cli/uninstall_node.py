@@ -1,0 +1,71 @@
+"""``neuron-plugin uninstall-node``: take back what the plugin has said about nodes, once it is gone for good."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from argparse import Namespace
+from pathlib import Path
+
+from neuron_plugin.cli.command import CommandError, Exit, Subparsers, UsageError, add_command
+from neuron_plugin.plugin.settings import PluginSettings
+
+DESCRIPTION = """\
+Remove the plugin's annotation, labels and Lease from nodes.
+
+For after the DaemonSet has been deleted. While a plugin runs on a node it says everything again, at the latest when it
+is restarted. Not for a preStop hook: that runs at every rollout too, and the extender would close the node each time.
+A node that is gone, or has nothing of the plugin's, is no error."""
+
+EXAMPLES = """
+neuron-plugin uninstall-node worker-1 worker-2 --kubeconfig ~/.kube/config
+neuron-plugin uninstall-node --all
+NODE_NAME=worker-1 neuron-plugin uninstall-node
+"""
+
+_NAMESPACE = PluginSettings().lease_namespace
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = add_command(
+        subparsers,
+        "uninstall-node",
+        run,
+        summary="remove the plugin's annotation, labels and Lease from nodes, after the plugin itself",
+        description=DESCRIPTION,
+        examples=EXAMPLES,
+    )
+    parser.add_argument("nodes", metavar="NODE", nargs="*", help="names of nodes (default: NODE_NAME)")
+    parser.add_argument("--all", action="store_true", help="every node that the plugin has said something about")
+    parser.add_argument("--kubeconfig", metavar="PATH", type=Path, help="in-cluster credentials when not given")
+    parser.add_argument(
+        "--lease-namespace",
+        metavar="TEXT",
+        default=_NAMESPACE,
+        help=f"namespace of the nodes' Leases, as for 'run' (default: {_NAMESPACE})",
+    )
+
+
+def run(arguments: Namespace) -> int:
+    """Do it, and name the nodes."""
+    if arguments.all and arguments.nodes:
+        raise UsageError("--all and names of nodes exclude each other: give one of them")
+    names = [] if arguments.all else arguments.nodes or [os.environ.get("NODE_NAME", "")]
+    if names == [""]:
+        raise UsageError("no node: give names of nodes, --all, or set NODE_NAME")
+    done = asyncio.run(_uninstall(names, arguments.kubeconfig, arguments.lease_namespace))
+    print("\n".join(f"{name} is cleared" for name in done) or "nothing of the plugin's was found")
+    return Exit.FINE
+
+
+async def _uninstall(names: list[str], kubeconfig: Path | None, namespace: str) -> list[str]:
+    from neuron_plugin.cluster.api import ClusterError  # noqa: PLC0415 - other commands start without the client
+    from neuron_plugin.cluster.transport import connect  # noqa: PLC0415 - as above
+    from neuron_plugin.plugin.uninstall import installed_nodes, uninstall_nodes  # noqa: PLC0415 - as above
+
+    try:
+        async with await connect(kubeconfig) as api:
+            return await uninstall_nodes(api, names or await installed_nodes(api, namespace), namespace)
+    except ClusterError as error:
+        raise CommandError(str(error)) from error

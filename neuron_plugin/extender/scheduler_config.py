@@ -1,0 +1,89 @@
+"""The kube-scheduler configuration that the extender is meant for, as data.
+
+Each of these values was seen to matter with kube-scheduler 1.36: ``ignorable: true`` would turn a failed bind into a
+binding without devices, without ``nodeCacheCapable`` every call carries whole nodes, and a scheduler that samples
+nodes reports a pod unschedulable although nodes it never showed us would fit (pkg/scheduler/extender.go,
+schedule_one.go). The configuration is decoded strictly: a key it does not know stops the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from neuron_plugin.allocation.resources import Resource
+
+API_VERSION = "kubescheduler.config.k8s.io/v1"
+SECOND_SCHEDULER = "neuron-scheduler"
+DEFAULT_SCHEDULER = "default-scheduler"
+
+STOCK_SCORERS = {
+    "TaintToleration": 3,
+    "NodeAffinity": 2,
+    "PodTopologySpread": 2,
+    "InterPodAffinity": 2,
+    "DynamicResources": 2,
+    "NodeResourcesFit": 1,
+    "NodeResourcesBalancedAllocation": 1,
+    "ImageLocality": 1,
+    "VolumeBinding": 1,
+}
+"""Default weights of the stock scorers (pkg/scheduler/apis/config/v1/default_plugins.go); each gives 0-100."""
+
+WEIGHT = 200
+"""One point of ours is worth ``WEIGHT`` * 10, 2000; all stock scorers together differ by 15 * 100, 1500, at most.
+
+Our scores are ranks (`verdicts.scores`), so the node that costs later pods least leads by a point and always wins;
+among nodes of equal cost the stock scorers decide, as ever.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtenderEndpoint:
+    """Where the scheduler finds the extender, and with what it proves who it is."""
+
+    url: str
+    ca_file: str = ""
+    client_cert: str = ""
+    client_key: str = ""
+
+
+def scheduler_configuration(
+    endpoint: ExtenderEndpoint,
+    *,
+    scheduler_name: str = SECOND_SCHEDULER,
+    kubeconfig: str = "",
+    resources: Sequence[Resource] = tuple(Resource),
+) -> dict[str, object]:
+    """A KubeSchedulerConfiguration v1: a second scheduler of that name, or the default one with our extender.
+
+    A second scheduler needs a Lease of its own, or it would wait for the first one's for ever.
+    """
+    found: dict[str, object] = {"apiVersion": API_VERSION, "kind": "KubeSchedulerConfiguration"}
+    if kubeconfig:
+        found["clientConnection"] = {"kubeconfig": kubeconfig}
+    if scheduler_name != DEFAULT_SCHEDULER:
+        found["leaderElection"] = {"leaderElect": True, "resourceName": scheduler_name}
+    found["profiles"] = [{"schedulerName": scheduler_name, "percentageOfNodesToScore": 100}]
+    found["extenders"] = [_extender(endpoint, resources)]
+    return found
+
+
+def _extender(endpoint: ExtenderEndpoint, resources: Sequence[Resource]) -> dict[str, object]:
+    found: dict[str, object] = {
+        "urlPrefix": endpoint.url.rstrip("/"),
+        "filterVerb": "filter",
+        "prioritizeVerb": "prioritize",
+        "preemptVerb": "preempt",
+        "bindVerb": "bind",
+        "weight": WEIGHT,
+        "httpTimeout": "5s",
+        "nodeCacheCapable": True,
+        "ignorable": False,
+        "managedResources": [{"name": resource.value, "ignoredByScheduler": False} for resource in resources],
+    }
+    if endpoint.url.startswith("https:"):
+        files = {"caFile": endpoint.ca_file, "certFile": endpoint.client_cert, "keyFile": endpoint.client_key}
+        found["enableHTTPS"] = True
+        found["tlsConfig"] = {key: value for key, value in files.items() if value}
+    return found

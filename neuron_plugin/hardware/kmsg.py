@@ -1,0 +1,103 @@
+"""Hardware errors that the Neuron runtime writes into the kernel log.
+
+The runtime has the driver print ``NEURON_HW_ERR=<kind>``, in no documented form around it, so a device's number is
+looked for in every way the driver and its tools write one; a line without one may mean any device.
+
+Lines can be forged. Whatever a process writes into ``/dev/kmsg`` the kernel marks as a user's (its facility is never 0:
+``kernel/printk/printk.c``, ``devkmsg_write``), and such a line is not believed unless asked for. A process that may
+open a Neuron device can still have the driver print what it likes, under any device's number. What a line may bring
+about is for the policy to say. Source: kernel ABI document ``dev-kmsg``; patterns of NPD and EKS's monitoring agent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from neuron_plugin.hardware.attributes import MAX_DEVICES
+from neuron_plugin.topology.geometry import DeviceId
+
+_RECORD = re.compile(r"(\d{1,10}),\d{1,20},(\d{1,20}),[^;\n]*;(.*)\Z")
+_ERROR = re.compile(r"(?:\A|\s)NEURON_HW_ERR=([A-Za-z0-9_]{1,64})(?=\s|[,;:.]|\Z)")
+_DEVICE = re.compile(
+    r"""(?<![a-z0-9_]) (?:
+        nd                                             # the driver: "nd3:"
+      | (?:/dev/)? neuron [ _-]? (?:device|dev)? s?    # "neuron3", "neuron device 3", "neuron_device=3"
+      | device (?:[ _-]? (?:id|index))?                # "device 3", "device_id=3"
+    ) [ ]? [=:#]? [ ]? (\d{1,2}) (?![a-z0-9_.])""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_RESET = re.compile(r"\bnd\d{1,2}: .*\breset\b")
+_KERNEL_FACILITY = 0
+_FACILITY_BITS = 3
+
+NO_PROOF = frozenset({"HANG_ON_COLLECTIVES"})
+"""Kinds that something other than this machine's hardware may cause; the vendor stopped watching for this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRecord:
+    """One message. ``at`` is in seconds of CLOCK_MONOTONIC; ``by_kernel``: not written by a process."""
+
+    at: float
+    text: str
+    by_kernel: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KernelError:
+    """A hardware error of a ``kind`` such as ``DMA_ERROR``. No ``devices``: none is named."""
+
+    at: float
+    kind: str
+    devices: frozenset[DeviceId]
+    by_kernel: bool
+
+    @property
+    def proves(self) -> bool:
+        """Whether it names devices and speaks of nothing but hardware."""
+        return bool(self.devices) and self.kind not in NO_PROOF
+
+
+def parse_record(line: str) -> KernelRecord | None:
+    """One line as ``/dev/kmsg`` gives it: ``priority,sequence,microseconds,flags;text``. None for any other line."""
+    match = _RECORD.match(line)
+    if match is None:
+        return None
+    facility = int(match[1]) >> _FACILITY_BITS
+    return KernelRecord(int(match[2]) / 1e6, match[3], by_kernel=facility == _KERNEL_FACILITY)
+
+
+def parse_error(record: KernelRecord) -> KernelError | None:
+    """The hardware error that a message tells of, if it does."""
+    match = _ERROR.search(record.text)
+    if match is None:
+        return None
+    rest = record.text[: match.start()] + " " + record.text[match.end() :]
+    named = frozenset(DeviceId(int(number)) for number in _DEVICE.findall(rest) if int(number) < MAX_DEVICES)
+    return KernelError(record.at, match[1].upper(), named, record.by_kernel)
+
+
+def tells_of_reset(record: KernelRecord) -> bool:
+    """Whether the driver says something about a reset, of which there is no other sign than the ``reset`` attribute."""
+    return record.by_kernel and _RESET.search(record.text) is not None
+
+
+class RecordSplitter:
+    """Takes what was read, in whatever pieces, and gives records; the dictionary lines after a message are left out."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[KernelRecord]:
+        """The records that are complete now."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            record = parse_record(line.decode("utf-8", "backslashreplace"))
+            if record:
+                yield record
+
+    def drop_rest(self) -> None:
+        """Forget half a line: what comes next is not its end."""
+        self._rest = b""

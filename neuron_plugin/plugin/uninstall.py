@@ -1,0 +1,85 @@
+"""Taking back what plugins have said about their nodes: annotation, labels, Lease.
+
+A daemon that ends cannot know whether it will be back, and a preStop hook cannot either: both run at every rollout.
+Taken back then, the extender would close the node at each of them. So it is a step of its own, after the plugin is
+gone for good, from anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+
+from neuron_plugin.cluster.api import ApiError, ApiServer, send
+from neuron_plugin.cluster.kinds import LEASES, NODES
+from neuron_plugin.cluster.lists import Scope, pages
+from neuron_plugin.cluster.records import Node
+from neuron_plugin.cluster.writes import read_node
+from neuron_plugin.plugin.node_lease import LEASE_PREFIX, delete_lease
+from neuron_plugin.plugin.publish import withdrawal
+
+TIMEOUT_SECONDS = 30.0
+
+
+async def uninstall_nodes(api: ApiServer, names: Iterable[str], namespace: str) -> list[str]:
+    """Take back what was said of these nodes; those where there was something. A node that is gone is no error.
+
+    Raises:
+        ClusterError: the API server refused or did not answer; what was done is done, and doing it again is harmless.
+    """
+    done = []
+    for name in names:
+        node = await _read(api, name)
+        said = await _withdraw(api, node) if node else False
+        if await _delete_lease(api, namespace, name) or said:
+            done.append(name)
+    return done
+
+
+async def installed_nodes(api: ApiServer, namespace: str) -> list[str]:
+    """Every node that a plugin has said something about.
+
+    Raises:
+        ClusterError: as above.
+    """
+    names = {name async for name in _described(api)} | {name async for name in _leased(api, namespace)}
+    return sorted(names)
+
+
+async def _described(api: ApiServer) -> AsyncIterator[str]:
+    async for page in pages(api, NODES, page_timeout_seconds=TIMEOUT_SECONDS):
+        for node in page.records:
+            if withdrawal(node):
+                yield node.name
+
+
+async def _leased(api: ApiServer, namespace: str) -> AsyncIterator[str]:
+    async for page in pages(api, LEASES, Scope(namespace), page_timeout_seconds=TIMEOUT_SECONDS):
+        for lease in page.records:
+            if lease.name == f"{LEASE_PREFIX}{lease.holder}":  # else another's that is only called alike
+                yield lease.holder
+
+
+async def _read(api: ApiServer, name: str) -> Node | None:
+    try:
+        return NODES.decode(await send(api, read_node(name), timeout_seconds=TIMEOUT_SECONDS))
+    except ApiError as error:
+        if error.missing:
+            return None
+        raise
+
+
+async def _withdraw(api: ApiServer, node: Node) -> bool:
+    patch = withdrawal(node)
+    if patch:
+        await send(api, patch, timeout_seconds=TIMEOUT_SECONDS)
+    return patch is not None
+
+
+async def _delete_lease(api: ApiServer, namespace: str, name: str) -> bool:
+    try:
+        await send(api, delete_lease(namespace, name), timeout_seconds=TIMEOUT_SECONDS)
+    except ApiError as error:
+        if error.missing:
+            return False
+        raise
+    return True

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from neuron_plugin.allocation.choice import choose
+from neuron_plugin.allocation.journal import MOST_CANDIDATES, Entry, Journal, Step, explain
+from neuron_plugin.allocation.ledger import Pod, PodUid
+from neuron_plugin.allocation.refusals import Refusal
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.topology.sets import Unit
+from tests.topology.oracle import INF1, TRN1
+
+POD = Pod(PodUid("u1"), "default", "train")
+
+
+def row(first: int) -> int:
+    return TRN1.devices_mask(range(first, first + 4))
+
+
+def entry(**changes: object) -> Entry:
+    usual = Entry(
+        at_ns=17,
+        step=Step.PREFERRED,
+        node="n1",
+        geometry=TRN1,
+        resource=Resource.NEURONDEVICE,
+        chosen=row(4),
+        reason="the best linked set",
+        pod=POD,
+        container="main",
+        usable=lambda: TRN1.all_mask & ~row(0),
+        offered=TRN1.all_mask,
+    )
+    return usual._replace(**changes)  # type: ignore[arg-type]  # a test's few fields
+
+
+def test_the_latest_entries_are_kept_in_order() -> None:
+    journal = Journal(remembered=3)
+    for at in range(5):
+        journal.record(entry(at_ns=at))
+    assert [each.at_ns for each in journal.entries()] == [2, 3, 4]
+
+
+def test_what_was_handed_out_does_not_change_with_the_journal() -> None:
+    journal = Journal()
+    journal.record(entry())
+    seen = journal.entries()
+    journal.record(entry())
+    assert len(seen) == 1
+
+
+def test_an_entry_is_not_explained_before_somebody_asks() -> None:
+    asked: list[int] = []
+
+    def usable() -> int:
+        asked.append(1)
+        return TRN1.all_mask
+
+    Journal().record(made := entry(usable=usable))
+    assert not asked
+    explain(made)
+    assert asked
+
+
+def test_an_explanation_names_pod_inputs_choice_and_reason() -> None:
+    told = explain(entry(must_include=TRN1.devices_mask([5])))
+    assert told["pod"] == "default/train"
+    assert told["uid"] == "u1"
+    assert (told["step"], told["container"], told["node"]) == ("preferred", "main", "n1")
+    assert (told["resource"], told["count"], told["ids"]) == ("aws.amazon.com/neurondevice", 4, "4,5,6,7")
+    assert told["offered"] == ",".join(str(device) for device in range(16))
+    assert told["must_include"] == "5"
+    assert told["usable"] == ",".join(str(device) for device in range(4, 16))
+    assert told["reason"] == "the best linked set"
+
+
+def test_the_candidates_are_the_choosers_own_best_first_with_their_cost() -> None:
+    told = explain(entry())
+    candidates = told["candidates"]
+    assert isinstance(candidates, list)
+    best = choose(TRN1, TRN1.all_mask & ~row(0), Unit.DEVICE, 4)
+    assert not isinstance(best, Refusal)
+    assert candidates[0]["ids"] == ",".join(str(device) for device in TRN1.whole_devices(best))
+    assert [each["cost"] for each in candidates] == sorted(each["cost"] for each in candidates)
+    assert told["candidate_count"] == 3
+
+
+def test_only_the_best_candidates_are_shown_and_all_are_counted() -> None:
+    told = explain(entry(resource=Resource.NEURONCORE, chosen=1, usable=lambda: TRN1.all_mask))
+    assert isinstance(told["candidates"], list)
+    assert len(told["candidates"]) == MOST_CANDIDATES
+    assert told["candidate_count"] == 32
+
+
+def test_demanded_ids_leave_only_candidates_with_them() -> None:
+    told = explain(entry(must_include=TRN1.devices_mask([9])))
+    assert [each["ids"] for each in told["candidates"]] == ["8,9,10,11"]  # type: ignore[attr-defined]  # a list, as above
+
+
+@pytest.mark.parametrize("pod", [None, Pod(PodUid("stand-in/#0"), "", "")])
+def test_a_pod_nobody_has_named_yet_is_not_made_up(pod: Pod | None) -> None:
+    told = explain(entry(pod=pod))
+    assert (told["pod"], told["uid"]) == ("", "")
+
+
+def test_an_entry_without_a_set_has_no_candidates() -> None:
+    told = explain(entry(step=Step.REFUSED, chosen=0, usable=int))
+    assert (told["ids"], told["count"], told["candidates"], told["candidate_count"]) == ("", 0, [], 0)
+
+
+def test_an_explanation_is_json() -> None:
+    told = explain(entry(geometry=INF1, chosen=INF1.cores_mask([0, 1]), resource=Resource.NEURONCORE, usable=int))
+    assert json.loads(json.dumps(told)) == told

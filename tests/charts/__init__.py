@@ -1,0 +1,1 @@
+"""Tests of the Helm chart, the Dockerfile and what is rendered from them."""

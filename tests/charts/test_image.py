@@ -1,0 +1,88 @@
+"""The Dockerfile, as far as reading it proves something: no container engine is needed, or used, here."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from neuron_plugin import __version__
+from tests.charts.rendering import CHART, REPOSITORY
+
+TEXT = (REPOSITORY / "Dockerfile").read_text(encoding="utf-8")
+INSTRUCTIONS = re.sub(r"^\s*#.*\n", "", TEXT, flags=re.MULTILINE).replace("\\\n", " ").splitlines()
+BUILD, FINAL = (part.splitlines() for part in "\n".join(INSTRUCTIONS).split("FROM ${PYTHON}")[1:])
+
+
+def hadolint() -> str | None:
+    """The linter's binary: of this environment, or of the machine."""
+    return shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+
+
+@pytest.mark.skipif(hadolint() is None, reason="no hadolint here: it comes with the development dependencies")
+def test_hadolint_has_nothing_to_say() -> None:
+    command = [str(hadolint()), str(REPOSITORY / "Dockerfile")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own arguments
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_both_stages_stand_on_one_base_pinned_by_digest() -> None:
+    bases = [line.split()[1] for line in INSTRUCTIONS if line.startswith("FROM ")]
+    assert bases == ["${PYTHON}", "${PYTHON}"]
+    assert re.search(r"^ARG PYTHON=python:3\.\d+\.\d+-slim-trixie@sha256:[0-9a-f]{64}$", TEXT, re.MULTILINE)
+
+
+def test_paths_name_the_python_of_the_base() -> None:
+    (minor,) = re.findall(r"^ARG PYTHON=python:(3\.\d+)\.", TEXT, re.MULTILINE)
+    assert set(re.findall(r"python(3\.\d+)/", TEXT)) == {minor}
+
+
+def test_dependencies_come_with_hashes_and_as_wheels_only() -> None:
+    installs = [line for line in INSTRUCTIONS if " install " in line]
+    assert installs
+    for line in installs:
+        assert "--require-hashes" in line
+        assert "--requirement /src/locks/runtime.txt" in line
+    assert any("PIP_ONLY_BINARY=:all:" in line for line in BUILD)
+
+
+def test_the_final_stage_installs_nothing_and_holds_no_installer() -> None:
+    runs = [line for line in FINAL if line.startswith("RUN")]
+    assert not [
+        line for line in runs if re.search(r"apt|curl|wget|install(?!e)(?! --yes)", line.replace("uninstall", ""))
+    ]
+    assert any("pip uninstall --yes pip" in line for line in runs)
+
+
+def test_the_image_does_not_run_as_root_by_itself() -> None:
+    assert [line for line in FINAL if line.startswith("USER")] == ["USER 65532:65532"]
+    assert 'ENTRYPOINT ["neuron-plugin"]' in FINAL
+
+
+def test_the_builder_is_sent_what_is_copied_and_nothing_else() -> None:
+    copied = {line.split()[1].rstrip("/") for line in BUILD if line.startswith("COPY")}
+    lines = (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert lines[1] == "*"
+    assert {line.removeprefix("!") for line in lines if line.startswith("!")} == copied
+    for source in copied:
+        assert (REPOSITORY / source).exists()
+
+
+def test_image_and_chart_are_of_the_version_of_the_package() -> None:
+    assert f'org.opencontainers.image.version="{__version__}"' in TEXT
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert chart["appVersion"] == __version__
+    assert chart["version"] == __version__
+
+
+def test_the_command_that_the_image_writes_is_the_package_s_own() -> None:
+    scripts = re.search(
+        r'neuron-plugin = "([\w.]+):(\w+)"', (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    )
+    assert scripts
+    assert f"'from {scripts[1]} import {scripts[2]}' 'sys.exit({scripts[2]}())'" in TEXT

@@ -1,0 +1,54 @@
+"""Who may talk to whom inside the cluster's network."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.charts.manifests import NAMES, Manifest, containers, of_kind, pod_templates
+
+
+def test_every_pod_has_a_policy_of_its_own() -> None:
+    for name in NAMES:
+        expected = set() if name == "without-fences" else set(pod_templates(name))
+        assert set(of_kind(name, "NetworkPolicy")) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_policy_selects_its_pods_and_names_their_ports(name: str) -> None:
+    for policy_name, policy in of_kind(name, "NetworkPolicy").items():
+        template = pod_templates(name)[policy_name]
+        labels = template["metadata"]["labels"]
+        assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+        assert policy["spec"]["policyTypes"] == ["Ingress"]
+        ports = {port["name"] for port in containers(template)[0]["ports"]}
+        assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} <= ports
+
+
+def callers(name: str) -> list[Manifest]:
+    """Who may reach the extender's verbs."""
+    policy = of_kind(name, "NetworkPolicy")["neuron-plugin-extender"]
+    (rule,) = (rule for rule in policy["spec"]["ingress"] if rule["ports"] == [{"port": "https"}])
+    found = rule["from"]
+    assert isinstance(found, list)
+    return found
+
+
+def test_only_the_second_scheduler_reaches_the_verbs() -> None:
+    (caller,) = callers("second-scheduler")
+    labels = pod_templates("second-scheduler")["neuron-plugin-scheduler"]["metadata"]["labels"]
+    assert caller["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_the_control_plane_s_hosts_are_let_in_where_they_are_given() -> None:
+    assert {"ipBlock": {"cidr": "10.0.0.0/24"}} in callers("default-scheduler")
+
+
+def test_metrics_are_for_everybody_or_for_those_who_are_named() -> None:
+    for name, expected in (("second-scheduler", 0), ("monitoring", 3)):
+        named = [
+            rule
+            for policy in of_kind(name, "NetworkPolicy").values()
+            for rule in policy["spec"]["ingress"]
+            if "namespaceSelector" in str(rule.get("from"))
+        ]
+        assert len(named) == expected

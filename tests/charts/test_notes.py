@@ -1,0 +1,50 @@
+"""The notes after an installation name what was installed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.charts.manifests import NAMES, manifests, of_kind
+from tests.charts.rendering import NOTES
+
+
+def notes(name: str) -> str:
+    return (NOTES / f"{name}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_object_in_a_command_exists(name: str) -> None:
+    installed = {(found["kind"].lower(), found["metadata"]["name"]) for found in manifests(name)}
+    named = set(re.findall(r"(daemonset|deployment)/([\w-]+)", notes(name)))
+    named |= set(re.findall(r"get (configmap) ([\w-]+)", notes(name)))
+    assert named <= installed
+    secrets = set(re.findall(r"get secret ([\w-]+)", notes(name)))
+    if of_kind(name, "Secret"):
+        assert secrets <= set(of_kind(name, "Secret"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_notes_speak_of_what_is_installed_only(name: str) -> None:
+    text = notes(name)
+    assert ("Device plugin:" in text) == bool(of_kind(name, "DaemonSet"))
+    assert ("Extender:" in text) == bool(of_kind(name, "Service"))
+    assert ("Second scheduler:" in text) == (
+        "KubeSchedulerConfiguration" in str(manifests(name)) and "Default" not in text
+    )
+
+
+def test_pods_are_told_the_name_to_write() -> None:
+    assert "schedulerName: neuron-scheduler\n" in notes("second-scheduler")
+    assert "schedulerName: my-scheduler\n" in notes("vendor-migration")
+
+
+def test_a_standby_that_is_not_ready_is_explained() -> None:
+    assert "One ready pod of 2 is right" in notes("existing-certificates")
+    assert "is right" not in notes("second-scheduler")
+
+
+def test_files_for_the_control_plane_go_where_its_configuration_looks() -> None:
+    assert "/etc/kubernetes/neuron-plugin/kube-scheduler-config.yaml" in notes("default-scheduler")
+    assert "/var/lib/kube-scheduler/neuron-plugin/kube-scheduler-config.yaml" in notes("kops")

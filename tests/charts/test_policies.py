@@ -1,0 +1,150 @@
+"""The fences: who may write what, by ValidatingAdmissionPolicy (P81).
+
+The expressions are CEL, which only an API server evaluates; here it is held that they speak of the right users, keys,
+resources and nodes, and that nothing is open where they are on.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from neuron_plugin.allocation.annotations import (
+    ALLOC_TIME_KEY,
+    ALLOCATED_KEY,
+    CORES_KEY,
+    DEVICES_KEY,
+    VENDOR_IDS_KEY,
+    VENDOR_RESOURCE_KEY,
+)
+from neuron_plugin.allocation.inventory import INVENTORY_KEY
+from neuron_plugin.extender.staleness import LEASE_PREFIX
+from neuron_plugin.plugin.publish import LABEL_PREFIX
+from tests.charts.manifests import NAMES, Manifest, of_kind
+
+FENCED = [name for name in NAMES if name != "without-fences"]
+PLUGIN = "system:serviceaccount:kube-system:neuron-plugin"
+OWN = ("own-pods", "own-node", "own-lease")
+
+
+def policy(name: str, kind: str) -> Manifest:
+    """One policy's spec, by the last part of its name."""
+    (found,) = (each for full, each in of_kind(name, "ValidatingAdmissionPolicy").items() if full.endswith(f"-{kind}"))
+    spec = found["spec"]
+    assert isinstance(spec, dict)
+    return spec
+
+
+def expressions(spec: Manifest) -> str:
+    return "\n".join(part["expression"] for part in (*spec.get("variables", []), *spec["validations"]))
+
+
+def resources(spec: Manifest) -> set[tuple[str, str]]:
+    """Which (operation, resource) a policy judges."""
+    return {
+        (operation, resource)
+        for rule in spec["matchConstraints"]["resourceRules"]
+        for operation in rule["operations"]
+        for resource in rule["resources"]
+    }
+
+
+@pytest.mark.parametrize("name", FENCED)
+def test_every_policy_is_in_force_and_fails_closed(name: str) -> None:
+    policies = of_kind(name, "ValidatingAdmissionPolicy")
+    bindings = of_kind(name, "ValidatingAdmissionPolicyBinding")
+    assert policies
+    assert {binding["spec"]["policyName"] for binding in bindings.values()} == set(policies)
+    for binding in bindings.values():
+        assert binding["spec"]["validationActions"] == ["Deny"]
+        assert "matchResources" not in binding["spec"]
+    for each in policies.values():
+        assert each["spec"]["failurePolicy"] == "Fail"
+
+
+def test_a_cluster_may_do_without() -> None:
+    assert not of_kind("without-fences", "ValidatingAdmissionPolicy")
+    assert not of_kind("without-fences", "ValidatingAdmissionPolicyBinding")
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_p81_the_plugin_is_fenced_to_the_node_its_token_names(kind: str) -> None:
+    spec = policy("device-plugin", kind)
+    assert spec["matchConditions"] == [
+        {"name": "by-the-device-plugin", "expression": f"request.userInfo.username == '{PLUGIN}'"}
+    ]
+    variables = {variable["name"]: variable["expression"] for variable in spec["variables"]}
+    assert "authentication.kubernetes.io/node-name" in variables["node"]
+    assert "variables.node != ''" in expressions(spec), "a token without a node must not match an object without one"
+    assert "== variables.node" in expressions(spec) or "+ variables.node" in expressions(spec)
+
+
+def test_p81_the_fences_stand_where_the_plugin_may_write() -> None:
+    assert resources(policy("device-plugin", "own-pods")) == {("UPDATE", "pods"), ("UPDATE", "pods/status")}
+    assert resources(policy("device-plugin", "own-node")) == {("UPDATE", "nodes"), ("UPDATE", "nodes/status")}
+    assert resources(policy("device-plugin", "own-lease")) == {("CREATE", "leases"), ("UPDATE", "leases")}
+
+
+def test_p81_a_pod_author_cannot_set_a_decision_on_any_way_in() -> None:
+    assert resources(policy("device-plugin", "decisions")) == {
+        ("CREATE", "pods"),
+        ("UPDATE", "pods"),
+        ("CREATE", "pods/status"),
+        ("UPDATE", "pods/status"),
+        ("CREATE", "pods/binding"),
+        ("CREATE", "bindings"),
+    }
+
+
+def test_p81_decisions_are_the_extender_s_and_the_plugin_s() -> None:
+    (condition,) = policy("second-scheduler", "decisions")["matchConditions"]
+    assert re.findall(r'"([^"]+)"', condition["expression"]) == [PLUGIN, f"{PLUGIN}-extender"]
+    (condition,) = policy("vendor-migration", "decisions")["matchConditions"]
+    assert re.findall(r'"([^"]+)"', condition["expression"])[2:] == [
+        "system:serviceaccount:kube-system:k8s-neuron-scheduler",
+        "system:serviceaccount:kube-system:neuron-device-plugin",
+    ]
+    assert condition["expression"].startswith("!(request.userInfo.username in [")
+
+
+@pytest.mark.parametrize("kind", ["own-pods", "decisions"])
+def test_p82_the_keys_are_those_of_the_code(kind: str) -> None:
+    spec = policy("device-plugin", kind)
+    (keys,) = (variable["expression"] for variable in spec["variables"] if variable["name"] == "keys")
+    assert set(yaml.safe_load(keys)) == {
+        DEVICES_KEY,
+        CORES_KEY,
+        ALLOC_TIME_KEY,
+        ALLOCATED_KEY,
+        VENDOR_IDS_KEY,
+        VENDOR_RESOURCE_KEY,
+    }
+
+
+def test_p82_the_refusal_names_every_key() -> None:
+    spec = policy("device-plugin", "decisions")
+    (keys,) = (variable["expression"] for variable in spec["variables"] if variable["name"] == "keys")
+    for key in yaml.safe_load(keys):
+        assert key in spec["validations"][0]["message"]
+
+
+def test_p82_node_and_lease_are_described_under_the_names_of_the_code() -> None:
+    prefixes = set(re.findall(r"startsWith\('([^']+)'\)", expressions(policy("device-plugin", "own-node"))))
+    assert prefixes == {f"{LABEL_PREFIX}/"}
+    assert INVENTORY_KEY.startswith(f"{LABEL_PREFIX}/")
+    assert f"'{LEASE_PREFIX}' + variables.node" in expressions(policy("device-plugin", "own-lease"))
+
+
+@pytest.mark.parametrize("name", FENCED)
+def test_every_refusal_is_a_sentence(name: str) -> None:
+    for each in of_kind(name, "ValidatingAdmissionPolicy").values():
+        for validation in each["spec"]["validations"]:
+            assert validation["message"].endswith(".")
+
+
+@pytest.mark.parametrize("name", FENCED)
+def test_no_annotation_is_read_where_there_may_be_none(name: str) -> None:
+    for each in of_kind(name, "ValidatingAdmissionPolicy").values():
+        assert not re.search(r"metadata\.(annotations|labels|finalizers)", expressions(each["spec"]))

@@ -1,0 +1,121 @@
+"""Rights of each component, exactly: a right more or less fails here (P81)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.charts.manifests import NAMES, Manifest, of_kind, pod_templates
+
+Rule = tuple[str, str, str, str]
+"""API group, resource, verb, and the one name it is for (empty for all)."""
+
+
+def rules(role: Manifest) -> set[Rule]:
+    return {
+        (group, resource, verb, name)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        for name in rule.get("resourceNames", [""])
+    }
+
+
+def reads(resource: str) -> set[Rule]:
+    return {("", resource, verb, "") for verb in ("get", "list", "watch")}
+
+
+def leases(*verbs: str, name: str = "") -> set[Rule]:
+    return {("coordination.k8s.io", "leases", verb, name) for verb in verbs}
+
+
+EVENTS = {("events.k8s.io", "events", "create", "")}
+
+CLUSTER_WIDE = {
+    "neuron-plugin": reads("pods")
+    | {("", "pods/status", "patch", ""), ("", "nodes", "get", ""), ("", "nodes", "patch", "")}
+    | EVENTS,
+    "neuron-plugin-extender": reads("pods") | reads("nodes") | {("", "pods/binding", "create", "")} | EVENTS,
+}
+IN_ITS_NAMESPACE = {
+    "neuron-plugin": leases("create", "patch"),
+    "neuron-plugin-extender": leases("get", "list", "watch", "create") | leases("patch", name="neuron-extender"),
+    "neuron-plugin-scheduler": leases("create") | leases("get", "update", name="neuron-scheduler"),
+}
+
+
+def test_p81_rights_in_the_cluster_are_exactly_these() -> None:
+    roles = of_kind("second-scheduler", "ClusterRole")
+    assert {name: rules(role) for name, role in roles.items()} == CLUSTER_WIDE
+
+
+def test_p81_rights_in_the_namespace_are_exactly_these() -> None:
+    roles = of_kind("second-scheduler", "Role")
+    assert {name: rules(role) for name, role in roles.items()} == IN_ITS_NAMESPACE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_p81_nobody_may_write_pods_or_everything(name: str) -> None:
+    for role in (*of_kind(name, "ClusterRole").values(), *of_kind(name, "Role").values()):
+        for group, resource, verb, _ in rules(role):
+            assert "*" not in (group, resource, verb)
+            assert not (resource == "pods" and verb not in ("get", "list", "watch"))
+            assert resource != "secrets"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_role_is_bound_to_the_account_of_its_name_only(name: str) -> None:
+    bindings = of_kind(name, "ClusterRoleBinding") | of_kind(name, "RoleBinding")
+    accounts = set(of_kind(name, "ServiceAccount"))
+    for binding in bindings.values():
+        (subject,) = binding["subjects"]
+        assert subject["kind"] == "ServiceAccount"
+        assert subject["name"] in accounts
+        role = binding["roleRef"]
+        if role["name"] in accounts:
+            assert role["name"] == subject["name"]
+        else:
+            assert subject["name"].endswith("-scheduler")
+
+
+def test_the_second_scheduler_has_what_every_kube_scheduler_has() -> None:
+    bound = {
+        (binding["roleRef"]["kind"], binding["roleRef"]["name"])
+        for kind in ("ClusterRoleBinding", "RoleBinding")
+        for binding in of_kind("second-scheduler", kind).values()
+        if binding["subjects"][0]["name"] == "neuron-plugin-scheduler"
+    }
+    assert bound == {
+        ("ClusterRole", "system:kube-scheduler"),
+        ("ClusterRole", "system:volume-scheduler"),
+        ("Role", "extension-apiserver-authentication-reader"),
+        ("Role", "neuron-plugin-scheduler"),
+    }
+    reader = of_kind("second-scheduler", "RoleBinding")["neuron-plugin-scheduler-authentication"]
+    assert reader["metadata"]["namespace"] == "kube-system"
+
+
+def test_the_lease_that_a_scheduler_may_write_has_its_own_name() -> None:
+    (role,) = (role for name, role in of_kind("vendor-migration", "Role").items() if name.endswith("-scheduler"))
+    assert leases("get", "update", name="my-scheduler") <= rules(role)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_pod_uses_an_account_of_the_chart(name: str) -> None:
+    accounts = of_kind(name, "ServiceAccount")
+    assert {pod["spec"]["serviceAccountName"] for pod in pod_templates(name).values()} == set(accounts)
+
+
+def test_a_rendering_without_scheduler_gives_it_no_rights() -> None:
+    assert set(of_kind("device-plugin", "ClusterRole")) == {"neuron-plugin"}
+    assert set(of_kind("default-scheduler", "ServiceAccount")) == {"neuron-plugin", "neuron-plugin-extender"}
+
+
+def test_openshift_lets_the_plugin_be_what_it_is_and_no_more() -> None:
+    (constraints,) = of_kind("openshift", "SecurityContextConstraints").values()
+    assert constraints["users"] == ["system:serviceaccount:kube-system:neuron-plugin"]
+    assert constraints["requiredDropCapabilities"] == ["ALL"]
+    allowed = {key for key, value in constraints.items() if key.startswith("allow") and value}
+    assert allowed == {"allowHostDirVolumePlugin"}
+    volumes = pod_templates("openshift")["neuron-plugin"]["spec"]["volumes"]
+    assert {kind for volume in volumes for kind in volume if kind != "name"} <= set(constraints["volumes"])

@@ -1,0 +1,62 @@
+"""The chart's README tells the truth about its values and switches (P82)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.charts.manifests import Manifest, default_values
+from tests.charts.values_table import README, comments, leaves, readme
+
+TEXT = README.read_text(encoding="utf-8")
+
+
+def test_p82_the_table_of_values_is_that_of_values_yaml() -> None:
+    assert readme() == TEXT, "make it anew: python -m tests.charts.values_table"
+
+
+def test_every_value_is_explained_where_it_stands() -> None:
+    said = comments()
+    assert [path for path, _ in leaves(default_values()) if not said[path]] == []
+
+
+def value_at(path: str) -> object:
+    """The default of a dotted path; KeyError where there is none."""
+    found: Manifest = default_values()
+    for key in path.split("."):
+        found = found[key]
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"--set ([^` ]+)", TEXT))))
+def test_what_the_readme_sets_exists(path: str) -> None:
+    for assignment in path.split(","):
+        value_at(assignment.split("=")[0])
+
+
+def test_every_switch_of_the_vendor_s_chart_has_its_row() -> None:
+    table = TEXT.split("## Switches")[1].split("##")[0]
+    for switch in (
+        "devicePlugin.enabled",
+        "scheduler.enabled",
+        "scheduler.customScheduler.enabled",
+        "scheduler.customScheduler.fullnameOverride",
+        "scheduler.customScheduler.extraArgs",
+        "scheduler.defaultScheduler.enabled",
+        "npd.enabled",
+        "npd.nodeRecovery.enabled",
+        "draDriver.enabled",
+        "ultraserverOperator",
+    ):
+        assert f"`{switch}`" in table
+    for row in re.findall(r"^\| `[^|]+\| `([\w.]+)` \|$", table, re.MULTILINE):
+        value_at(row)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(set(re.findall(r"`((?:scheduler|devicePlugin|certificates|policies)\.[\w.]+)", TEXT)))
+)
+def test_values_in_the_text_exist_here_or_in_the_vendor_s_chart(path: str) -> None:
+    if path != "scheduler.customScheduler.fullnameOverride":
+        value_at(path)

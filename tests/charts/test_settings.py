@@ -1,0 +1,131 @@
+"""What the chart tells the daemons is what the daemons understand (P82)."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import json
+import typing
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from neuron_plugin.cli import extender, run
+from neuron_plugin.cli.command import Parser
+from neuron_plugin.extender.settings import ExtenderSettings, check
+from neuron_plugin.instance_file import load_catalogue
+from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.settings import check as check_plugin
+from neuron_plugin.settings import _kind_of, load
+from tests.charts.manifests import NAMES, Manifest, embedded, of_kind, pod_templates
+from tests.charts.rendering import CHART
+
+DEFINITIONS: Manifest = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))["definitions"]
+
+SET_BY_THE_CHART = {
+    "pluginSettings": {
+        "node-name", "cluster", "kubeconfig", "instance-types", "cdi-dir", "logical-core-file", "kubelet-dir",
+        "pod-resources-socket", "plugins-registry", "proc", "health-address", "health-port", "lease-namespace",
+    },
+    "extenderSettings": {
+        "address", "port", "tls-cert", "tls-key", "client-ca", "insecure", "health-address", "health-port",
+        "kubeconfig", "instance-types", "leader-election", "lease-name", "lease-namespace", "identity",
+    },
+}  # fmt: skip
+"""Settings that follow from mounts, ports and names, and that values cannot change."""
+
+STRUCTS: dict[str, type[msgspec.Struct]] = {"pluginSettings": PluginSettings, "extenderSettings": ExtenderSettings}
+
+
+@pytest.mark.parametrize("definition", STRUCTS)
+def test_p82_values_offer_every_setting_that_the_chart_does_not_set_itself(definition: str) -> None:
+    settings = {field.encode_name for field in msgspec.structs.fields(STRUCTS[definition])}
+    assert set(DEFINITIONS[definition]["properties"]) == settings - SET_BY_THE_CHART[definition]
+
+
+def choices(offered: Manifest) -> list[str]:
+    """What a setting may be, in the schema of values."""
+    resolved = DEFINITIONS[offered["$ref"].rsplit("/", 1)[1]] if "$ref" in offered else offered
+    return list(resolved.get("enum") or resolved.get("items", {}).get("enum") or [])
+
+
+def _members(kind: object) -> list[enum.Enum]:
+    return list(kind) if isinstance(kind, enum.EnumType) else []
+
+
+@pytest.mark.parametrize("definition", STRUCTS)
+def test_p82_choices_of_a_setting_are_the_daemon_s(definition: str) -> None:
+    offered = DEFINITIONS[definition]["properties"]
+    for field in msgspec.structs.fields(STRUCTS[definition]):
+        kind = _kind_of(field)
+        kind = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
+        if field.encode_name in offered:
+            members = [member.value for member in _members(kind)]
+            assert choices(offered[field.encode_name]) == members, field.name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_daemons_load_the_configuration_files_of_every_rendering(name: str, tmp_path: Path) -> None:
+    structs: dict[str, type[msgspec.Struct]] = {
+        "neuron-plugin": PluginSettings,
+        "neuron-plugin-extender": ExtenderSettings,
+    }
+    for config_map, found in of_kind(name, "ConfigMap").items():
+        if config_map not in structs:
+            continue
+        file = tmp_path / "config.yaml"
+        file.write_text(found["data"]["config.yaml"], encoding="utf-8")
+        loaded = load(structs[config_map], {}, {}, file)
+        if isinstance(loaded, PluginSettings):
+            check_plugin(loaded)
+        if isinstance(loaded, ExtenderSettings):
+            check(loaded)
+            assert (loaded.tls, loaded.client_ca, loaded.insecure) == (
+                True,
+                Path("/etc/neuron-plugin-tls/ca.crt"),
+                False,
+            )
+
+
+def test_further_instance_types_reach_both_daemons_and_the_affinity(tmp_path: Path) -> None:
+    file = tmp_path / "instance-types.yaml"
+    file.write_text(
+        of_kind("tuned-node", "ConfigMap")["neuron-plugin"]["data"]["instance-types.yaml"], encoding="utf-8"
+    )
+    assert load_catalogue(file)["trn9.48xlarge"].devices == 16
+    assert embedded("tuned-node", "neuron-plugin", "config.yaml")["instance-types"].endswith("/instance-types.yaml")
+    assert embedded("second-scheduler", "neuron-plugin-extender", "instance-types.yaml") == {"instance-types": []}
+    terms = pod_templates("tuned-node")["neuron-plugin"]["spec"]["affinity"]["nodeAffinity"]
+    first = terms["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0]["matchExpressions"][0]
+    assert first["key"] == "node.kubernetes.io/instance-type"
+    assert "trn9.48xlarge" in first["values"]
+
+
+def test_a_schema_s_instance_type_is_an_entry_of_the_file(tmp_path: Path) -> None:
+    entry = dict.fromkeys(DEFINITIONS["instanceType"]["properties"], 1) | {
+        "name": "x", "device-name": "X", "topology": "single", "block-sizes": [1], "numa-nodes": [0],
+    }  # fmt: skip
+    file = tmp_path / "types.yaml"
+    file.write_text(yaml.safe_dump({"instance-types": [entry]}), encoding="utf-8")
+    assert load_catalogue(file)["x"].device_name == "X"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_daemons_parsers_accept_the_arguments_of_every_rendering(name: str) -> None:
+    parser = Parser(prog="neuron-plugin")
+    subparsers = parser.add_subparsers(dest="command", required=True)
+    run.register(subparsers)
+    extender.register(subparsers)
+    for template in pod_templates(name).values():
+        for container in template["spec"]["containers"]:
+            if container["name"] != "kube-scheduler":
+                parsed: argparse.Namespace = parser.parse_args(container["args"])
+                assert str(parsed.config) == "/etc/neuron-plugin/config.yaml"
+
+
+def test_the_plugin_is_told_its_node_by_the_downward_api() -> None:
+    container = pod_templates("device-plugin")["neuron-plugin"]["spec"]["containers"][0]
+    environment = {entry["name"]: entry for entry in container["env"]}
+    assert environment["NODE_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"

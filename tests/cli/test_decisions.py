@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from neuron_plugin.allocation.journal import Entry, Journal, Step
+from neuron_plugin.allocation.ledger import Pod, PodUid
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.plugin.pages import decisions_json
+from tests.cli.doubles import Cli
+from tests.topology.oracle import TRN1
+
+
+def journal() -> Journal:
+    """As a plugin keeps it: two pods, one of them refused."""
+    kept = Journal()
+    for number, (name, step) in enumerate(
+        [("train", Step.PREFERRED), ("train", Step.ALLOCATED), ("serve", Step.REFUSED)]
+    ):
+        kept.record(
+            Entry(
+                at_ns=1_789_352_350_678_000_000 + number,
+                step=step,
+                node="n1",
+                geometry=TRN1,
+                resource=Resource.NEURONDEVICE,
+                chosen=TRN1.devices_mask([4, 5, 6, 7]),
+                reason="why so",
+                pod=Pod(PodUid(f"uid-{name}"), "default", name),
+                container="main",
+                usable=lambda: TRN1.all_mask,
+            )
+        )
+    return kept
+
+
+class Daemon:
+    """Answers one page, with what a test says."""
+
+    def __init__(self) -> None:
+        self.body, self.status, self.asked = decisions_json(journal()), 200, list[str]()
+        daemon = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                daemon.asked.append(self.path)
+                self.send_response(daemon.status)
+                self.end_headers()
+                self.wfile.write(daemon.body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+                """Say nothing."""
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    made = Daemon()
+    serving = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.01})
+    serving.start()
+    yield made
+    made.server.shutdown()
+    serving.join()
+    made.server.server_close()
+
+
+def test_decisions_are_a_row_each_oldest_first(cli: Cli, daemon: Daemon) -> None:
+    shown = cli("decisions", "--server", daemon.address)
+    heading, *rows = shown.out.splitlines()
+    assert heading.split() == ["TIME", "STEP", "POD", "CONTAINER", "RESOURCE", "IDS", "CANDIDATES", "REASON"]
+    assert [row.split()[1] for row in rows] == ["preferred", "allocated", "refused"]
+    time, _, pod, container, resource, ids, candidates, *reason = rows[0].split()
+    assert time == "2026-09-14T02:19:10.678Z"
+    assert (pod, container, resource, ids) == ("default/train", "main", "neurondevice", "4,5,6,7")
+    assert candidates.startswith("0,1,2,3(")
+    assert len(candidates.split(";")) == 4
+    assert reason == ["why", "so"]
+    assert daemon.asked == ["/decisions"]
+
+
+def test_json_has_everything(cli: Cli, daemon: Daemon) -> None:
+    shown = json.loads(cli("decisions", "--server", daemon.address, "-o", "json").out)
+    assert shown == json.loads(daemon.body)
+
+
+def test_one_pods_decisions_and_only_the_newest(cli: Cli, daemon: Daemon) -> None:
+    def steps(*flags: object) -> list[str]:
+        shown = json.loads(cli("decisions", "--server", daemon.address, "-o", "json", *flags).out)
+        return [one["step"] for one in shown["decisions"]]
+
+    assert steps("--pod", "default/train") == ["preferred", "allocated"]
+    assert steps("--last", 2) == ["allocated", "refused"]
+    assert steps("--pod", "default/train", "--last", 1) == ["allocated"]
+    assert steps("--pod", "default/nobody") == []
+
+
+def test_more_candidates_than_are_shown_are_counted(cli: Cli, daemon: Daemon) -> None:
+    told = json.loads(daemon.body)
+    told["decisions"][0]["candidate_count"] = 9
+    daemon.body = json.dumps(told).encode()
+    assert ";+5" in cli("decisions", "--server", daemon.address).out
+
+
+def test_nobody_there_is_one_line_that_says_what_to_check(cli: Cli) -> None:
+    shown = cli("decisions", "--server", "127.0.0.1:1")
+    assert shown.status == 1
+    assert "--health-port 1" in shown.err
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("body", [b"ok\n", b"[]", b"{}", b""])
+def test_another_server_is_told_as_one(cli: Cli, daemon: Daemon, body: bytes) -> None:
+    daemon.body = body
+    shown = cli("decisions", "--server", daemon.address)
+    assert (shown.status, "is it a neuron-plugin?" in shown.err) == (1, True)
+
+
+def test_a_daemon_without_that_page_is_told_as_one(cli: Cli, daemon: Daemon) -> None:
+    daemon.status = 404
+    shown = cli("decisions", "--server", daemon.address)
+    assert (shown.status, "404" in shown.err) == (1, True)
+
+
+@pytest.mark.parametrize("server", ["", "x", ":1", "host:", "host:port"])
+def test_what_is_no_address_is_wrong_usage(cli: Cli, server: str) -> None:
+    shown = cli("decisions", "--server", server)
+    assert (shown.status, "expected HOST:PORT" in shown.err) == (2, True)

@@ -1,0 +1,66 @@
+"""The demo, as a newcomer runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from neuron_plugin.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory in which the demo was played once, with what it printed in ``printed``."""
+    directory = tmp_path_factory.mktemp("demo")
+    capture = pytest.MonkeyPatch()
+    lines: list[str] = []
+    capture.setattr("builtins.print", lambda *texts, **_: lines.append(" ".join(map(str, texts))))
+    try:
+        assert main(["demo", "--numbering", "host", "--keep", str(directory)]) == 0
+    finally:
+        capture.undo()
+    (directory / "printed").write_text("\n".join(lines))
+    return directory
+
+
+def test_every_step_of_the_flow_is_told(played: Path) -> None:
+    printed = (played / "printed").read_text()
+    for step in range(1, 12):
+        assert f"\n {step:>2}  " in f"\n{printed}"
+
+
+def test_the_core_pod_gets_the_seeds_devices_and_environment(played: Path) -> None:
+    printed = (played / "printed").read_text()
+    assert "NEURON_CORES: 2,3" in printed
+    assert "server: --device=/dev/neuron1:/dev/neuron1 --env NEURON_RT_VISIBLE_CORES=2,3" in printed
+
+
+def test_the_row_of_four_gets_its_nodes_and_visible_devices(played: Path) -> None:
+    printed = (played / "printed").read_text()
+    assert "NEURON_DEVS: 0|4,5,6,7" in printed
+    assert "--env AWS_NEURON_VISIBLE_DEVICES=4,5,6,7" in printed
+
+
+def test_seven_devices_are_refused_in_the_vendors_words(played: Path) -> None:
+    sentence = "Instance type trn1.32xlarge does not support requests for device: 7. Please request a different number"
+    assert sentence in (played / "printed").read_text()
+
+
+def test_silicon_that_is_held_under_one_name_is_refused_under_another(played: Path) -> None:
+    printed = (played / "printed").read_text()
+    assert "Fewer than 32 free Neuron cores" in printed
+    assert "aws.amazon.com/neuron has 16 devices and 10 to give" in printed
+
+
+def test_holders_are_shown_at_the_end(played: Path) -> None:
+    printed = (played / "printed").read_text()
+    assert "default/train: loader device 0, trainer devices 4-7" in printed
+    assert "default/serve: server cores 2-3" in printed
+
+
+def test_no_daemon_had_anything_to_complain_about(played: Path) -> None:
+    for name in ("plugin.log", "extender.log"):
+        log = (played / name).read_text()
+        assert log
+        assert "Traceback" not in log

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.extender.inspection import inspection_routes
+from neuron_plugin.simulation.api_server import StandInApiServer
+from neuron_plugin.simulation.manifests import node_manifest, pod_manifest
+from tests.cli.doubles import Cli
+from tests.extender.world import World
+
+DEVICE = Resource.NEURON
+
+
+class Background:
+    """An event loop in a thread, for servers that a command is to meet from outside."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        found: Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return found.result(10)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture
+def background() -> Iterator[Background]:
+    background = Background()
+    yield background
+    background.close()
+
+
+@pytest.fixture
+def kubeconfig(background: Background, tmp_path: Path) -> Iterator[Path]:
+    """A cluster of two nodes, one of them taken."""
+    server = StandInApiServer()
+    background.do(server.start())
+    server.create_node(node_manifest("free", "trn1.32xlarge"))
+    server.create_node(node_manifest("taken", "trn1.32xlarge"))
+    devices = ",".join(str(device) for device in range(16))
+    server.create_pod(pod_manifest("holder", DEVICE, 16, node="taken", annotations={"NEURON_DEVS": devices}))
+    server.create_pod(pod_manifest("new", DEVICE, 4))
+    server.create_pod(pod_manifest("plain", DEVICE, 0))
+    yield server.write_kubeconfig(tmp_path / "kubeconfig")
+    background.do(server.stop())
+
+
+@pytest.fixture
+def extender_url(background: Background) -> Iterator[str]:
+    world = World()
+    world.node("free", "trn1.32xlarge")
+    world.pod("new", DEVICE, 4)
+    app = web.Application()
+    app.add_routes(inspection_routes(world.state))
+    runner = web.AppRunner(app)
+
+    async def start() -> str:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    yield background.do(start())
+    background.do(runner.cleanup())
+
+
+def test_it_works_an_explanation_out_from_the_api_server(cli: Cli, kubeconfig: Path) -> None:
+    outcome = cli("explain", "default/new", "--kubeconfig", kubeconfig)
+
+    assert outcome.status == 0
+    assert outcome.out.splitlines() == [
+        "default/new asks for main: 4 aws.amazon.com/neuron",
+        "free: fits, would get main: devices 0,1,2,3",
+        "taken: Fewer than 4 free Neuron devices.",
+        *(f"  devices {first},{first + 1},{first + 2},{first + 3}: held by default/holder" for first in (0, 4, 8, 12)),
+    ]
+
+
+def test_the_kubeconfig_is_found_where_kubectl_finds_it(
+    cli: Cli, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", f"{kubeconfig}:/elsewhere")
+
+    outcome = cli("explain", "new", "-o", "json")
+
+    found = json.loads(outcome.out)
+    assert [(node["node"], node["fits"]) for node in found["nodes"]] == [("free", True), ("taken", False)]
+
+
+def test_a_running_extender_is_asked(cli: Cli, extender_url: str) -> None:
+    text = cli("explain", "new", "--extender", extender_url)
+    as_json = cli("explain", "new", "--extender", f"{extender_url}/", "-o", "json")
+
+    assert "free: fits, would get main: devices 0,1,2,3" in text.out
+    assert json.loads(as_json.out)["nodes"][0]["fits"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "status"),
+    [
+        (lambda at: ["ghost", "--kubeconfig", at], "no live pod default/ghost", 1),
+        (lambda at: ["plain", "--kubeconfig", at], "that asks for Neuron", 1),
+        (lambda _: ["a/b/c"], "expected POD or NAMESPACE/POD", 2),
+        (lambda _: ["a/"], "expected POD or NAMESPACE/POD", 2),
+        (lambda _: ["new", "--extender", "localhost"], "expected it to begin with", 2),
+        (lambda _: ["new", "--extender", "http://127.0.0.1:1"], "is the extender there", 1),
+        (lambda _: ["new", "--kubeconfig", "/nowhere"], "/nowhere", 1),
+    ],
+)
+def test_what_cannot_be_explained_is_said_in_one_line(
+    cli: Cli, kubeconfig: Path, arguments: Callable[[Path], list[object]], text: str, status: int
+) -> None:
+    outcome = cli("explain", *arguments(kubeconfig))
+
+    assert outcome.status == status
+    assert text in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_an_unknown_pod_is_told_in_the_extenders_words(cli: Cli, extender_url: str) -> None:
+    outcome = cli("explain", "ghost", "--extender", extender_url)
+
+    assert outcome.status == 1
+    assert "no live pod default/ghost that asks for Neuron is known here" in outcome.err

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from neuron_plugin import __version__
+from neuron_plugin.cli.manifests import PARTS
+from tests.cli.doubles import Cli
+
+NEEDED = {
+    "device-plugin": (),
+    "second-scheduler": ("--kubernetes-version", "v1.36.2"),
+    "default-scheduler": ("--extender-address", "10.96.100.45"),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_no_name_of_ours_is_left_in_what_is_printed(cli: Cli, part: str) -> None:
+    shown = cli("manifests", part, *NEEDED[part])
+    assert (shown.status, shown.err) == (0, "")
+    for placeholder in ("of-neuron-plugin", "its-tag", "version-of-kubernetes", "address-of-the-extender"):
+        assert placeholder not in shown.out
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_everything_printed_is_a_manifest_and_nobody_claims_to_be_helm(cli: Cli, part: str) -> None:
+    shown = cli("manifests", part, *NEEDED[part])
+    manifests = [manifest for manifest in yaml.safe_load_all(shown.out) if manifest]
+    assert {"DaemonSet", "ValidatingAdmissionPolicy"} <= {manifest["kind"] for manifest in manifests}
+    for manifest in manifests:
+        assert "app.kubernetes.io/managed-by" not in manifest["metadata"]["labels"]
+        assert "helm.sh/chart" not in manifest["metadata"]["labels"]
+
+
+def test_namespace_and_image_go_everywhere_they_belong(cli: Cli) -> None:
+    shown = cli(
+        "manifests", "second-scheduler", *NEEDED["second-scheduler"], "--namespace", "neuron", "--image", "r/i:1"
+    )
+    manifests = {(found["kind"], found["metadata"]["name"]): found for found in yaml.safe_load_all(shown.out) if found}
+    plugin = manifests["DaemonSet", "neuron-plugin"]
+    assert plugin["metadata"]["namespace"] == "neuron"
+    assert plugin["spec"]["template"]["spec"]["containers"][0]["image"] == "r/i:1"
+    policy = manifests["ValidatingAdmissionPolicy", "neuron-plugin-own-pods"]
+    assert "system:serviceaccount:neuron:neuron-plugin" in policy["spec"]["matchConditions"][0]["expression"]
+    scheduler = manifests["ConfigMap", "neuron-plugin-scheduler"]["data"]["config.yaml"]
+    assert "https://neuron-plugin-extender.neuron.svc:12345" in scheduler
+    reader = manifests["RoleBinding", "neuron-plugin-scheduler-authentication"]
+    assert reader["metadata"]["namespace"] == "kube-system", "this role is Kubernetes's own and stays where it is"
+
+
+def test_the_image_of_this_version_is_the_default(cli: Cli) -> None:
+    assert f"image: neuron-plugin:{__version__}\n" in cli("manifests", "device-plugin").out
+
+
+def test_a_provider_s_version_becomes_the_upstream_scheduler_s(cli: Cli) -> None:
+    shown = cli("manifests", "second-scheduler", "--kubernetes-version", "v1.33.4-eks-1a2b3c")
+    assert "image: registry.k8s.io/kube-scheduler:v1.33.4\n" in shown.out
+
+
+def test_the_address_is_the_service_s_and_the_scheduler_s(cli: Cli) -> None:
+    shown = cli("manifests", "default-scheduler", *NEEDED["default-scheduler"])
+    assert "clusterIP: 10.96.100.45\n" in shown.out
+    assert "urlPrefix: https://10.96.100.45:12345\n" in shown.out
+
+
+@pytest.mark.parametrize("part", ["second-scheduler", "default-scheduler"])
+def test_the_secrets_that_are_needed_first_are_named_first(cli: Cli, part: str) -> None:
+    head = cli("manifests", part, *NEEDED[part], "--namespace", "neuron").out.split("---")[0]
+    for name in ("neuron-plugin-extender-tls", "neuron-plugin-scheduler-tls", "neuron-plugin-extender.neuron.svc"):
+        assert name in head
+    assert "secret" not in cli("manifests", "device-plugin").out.split("---")[0]
+
+
+@pytest.mark.parametrize(
+    ("part", "flag"), [("second-scheduler", "--kubernetes-version"), ("default-scheduler", "--extender-address")]
+)
+def test_what_cannot_be_guessed_is_asked_for(cli: Cli, part: str, flag: str) -> None:
+    shown = cli("manifests", part)
+    assert (shown.status, shown.out) == (2, "")
+    assert f"{part} needs {flag}" in shown.err
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ("--namespace", "Kube_System"),
+        ("--namespace", "neuron\n  evil: true"),
+        ("--image", "neuron plugin"),
+        ("--kubernetes-version", "1.36"),
+        ("--extender-address", "fd00::1"),
+        ("--extender-address", "extender.local"),
+    ],
+)
+def test_a_value_that_would_break_the_manifests_is_refused(cli: Cli, bad: tuple[str, str]) -> None:
+    shown = cli("manifests", "device-plugin", *bad)
+    assert (shown.status, shown.out) == (2, "")
+    assert bad[0] in shown.err

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from neuron_plugin.allocation.inventory import INVENTORY_KEY
+from neuron_plugin.simulation import api_server
+from neuron_plugin.simulation.api_server import StandInApiServer
+from tests.cli.doubles import Cli, Outcome
+
+
+def uninstalled(cli: Cli, kubeconfig: Path, *arguments: str) -> tuple[Outcome, list[str]]:
+    """What the command says, and which nodes are described afterwards, in a cluster with two that were."""
+
+    async def play() -> tuple[Outcome, list[str]]:
+        async with StandInApiServer() as server:
+            for name in ("worker-1", "worker-2"):
+                server.create_node({"metadata": {"name": name, "annotations": {INVENTORY_KEY: "{}"}}})
+            config = str(server.write_kubeconfig(kubeconfig))
+            outcome = await asyncio.to_thread(cli, "uninstall-node", "--kubeconfig", config, *arguments)
+            return outcome, [name for name in ("worker-1", "worker-2") if described(server, name)]
+
+    return asyncio.run(play())
+
+
+def described(server: StandInApiServer, name: str) -> bool:
+    return INVENTORY_KEY in server.get(api_server.NODES, name)["metadata"].get("annotations", {})
+
+
+def test_the_nodes_that_are_named_are_cleared_and_told(cli: Cli, tmp_path: Path) -> None:
+    shown, left = uninstalled(cli, tmp_path / "kubeconfig", "worker-1", "never-was")
+    assert (shown.status, shown.out) == (0, "worker-1 is cleared\n")
+    assert left == ["worker-2"]
+
+
+def test_all_means_every_node_that_a_plugin_has_described(cli: Cli, tmp_path: Path) -> None:
+    shown, left = uninstalled(cli, tmp_path / "kubeconfig", "--all")
+    assert (shown.status, shown.out) == (0, "worker-1 is cleared\nworker-2 is cleared\n")
+    assert left == []
+
+
+def test_where_there_is_nothing_that_is_said(cli: Cli, tmp_path: Path) -> None:
+    shown, _ = uninstalled(cli, tmp_path / "kubeconfig", "never-was")
+    assert (shown.status, shown.out) == (0, "nothing of the plugin's was found\n")
+
+
+def test_the_downward_api_names_the_node(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_NAME", "worker-2")
+    shown, left = uninstalled(cli, tmp_path / "kubeconfig")
+    assert (shown.out, left) == ("worker-2 is cleared\n", ["worker-1"])
+
+
+@pytest.mark.parametrize(("arguments", "told"), [((), "NODE_NAME"), (("--all", "worker-1"), "exclude each other")])
+def test_which_nodes_has_to_be_said_in_one_way(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], told: str
+) -> None:
+    monkeypatch.delenv("NODE_NAME", raising=False)
+    shown = cli("uninstall-node", *arguments)
+    assert (shown.status, told in shown.err) == (2, True)
+
+
+def test_no_api_server_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    shown = cli("uninstall-node", "worker-1", "--kubeconfig", tmp_path / "none")
+    assert shown.status == 1
+    assert shown.err.count("\n") == 1

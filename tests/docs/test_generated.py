@@ -1,0 +1,35 @@
+"""Pages made from the code are what the code says now (P82)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def generate(*flags: str, script: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603 - our own script
+        [sys.executable, str(script), *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+    )
+
+
+def test_p82_generated_pages_are_up_to_date() -> None:
+    result = generate("--check", script=ROOT / "docs" / "generate.py")
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_page_that_is_out_of_date_is_named_and_mended(tmp_path: Path) -> None:
+    script = tmp_path / "generate.py"
+    script.write_text((ROOT / "docs" / "generate.py").read_text())
+    (tmp_path / "metrics.md").write_text("# Edited by hand\n")
+    checked = generate("--check", script=script)
+    assert checked.returncode == 1
+    assert "metrics.md is out of date" in checked.stderr
+    assert generate(script=script).returncode == 0
+    assert (tmp_path / "metrics.md").read_text() == (ROOT / "docs" / "metrics.md").read_text()

@@ -1,0 +1,1 @@
+"""Tests of the scheduler extender, and the world they play in."""

@@ -1,0 +1,94 @@
+"""A whole extender on loopback, beside the stand-in API server and the stand-in scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from neuron_plugin.cluster.leases import TERMS, Terms
+from neuron_plugin.cluster.transport import KubernetesApi, connect
+from neuron_plugin.extender.binding import TIMES, BindTimes
+from neuron_plugin.extender.daemon import ExtenderDaemon
+from neuron_plugin.extender.settings import ExtenderSettings
+from neuron_plugin.simulation.api_server import StandInApiServer
+from neuron_plugin.topology.instances import catalogue
+
+SETTINGS = ExtenderSettings(port=0, health_port=0, health_address="127.0.0.1", leader_election=False)
+DEADLINE_SECONDS = 20.0
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Wait for what other tasks bring about."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+class Extender:
+    """One running replica, and its HTTP face."""
+
+    def __init__(self, daemon: ExtenderDaemon, stop: asyncio.Event, task: asyncio.Task[None]) -> None:
+        self.daemon = daemon
+        self.stop = stop
+        self.task = task
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.daemon.port}"
+
+    @property
+    def health_url(self) -> str:
+        return f"http://127.0.0.1:{self.daemon.health_port}"
+
+    async def ready(self) -> Extender:
+        await until(lambda: self.task.done() or not self.daemon.readiness.why_not)
+        if self.task.done():
+            self.task.result()
+        return self
+
+    async def get(self, path: str, *, health: bool = False) -> tuple[int, str]:
+        url = (self.health_url if health else self.url) + path
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            return response.status, await response.text()
+
+    async def post(self, path: str, content: object, **headers: str) -> Any:
+        body = content if isinstance(content, bytes) else msgspec.json.encode(content)
+        headers = {"Content-Type": "application/json", **headers}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(self.url + path, data=body, headers=headers) as response,
+        ):
+            assert response.status == 200
+            return msgspec.json.decode(await response.read())
+
+
+@asynccontextmanager
+async def extender_on(
+    api: KubernetesApi,
+    settings: ExtenderSettings = SETTINGS,
+    *,
+    terms: Terms = TERMS,
+    times: BindTimes = TIMES,
+) -> AsyncIterator[Extender]:
+    """A replica that is started, not yet ready, and stopped in the end."""
+    stop = asyncio.Event()
+    daemon = ExtenderDaemon(settings, catalogue(), api, terms=terms, times=times)
+    task = asyncio.create_task(daemon.run(stop), name="extender")
+    await until(lambda: task.done() or hasattr(daemon, "health_port"))
+    try:
+        yield Extender(daemon, stop, task)
+    finally:
+        stop.set()
+        await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), DEADLINE_SECONDS)
+
+
+@asynccontextmanager
+async def client_of(server: StandInApiServer, directory: Path) -> AsyncIterator[KubernetesApi]:
+    async with await connect(server.write_kubeconfig(directory / "kubeconfig")) as api:
+        yield api

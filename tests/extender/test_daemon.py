@@ -1,0 +1,442 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from neuron_plugin.cluster import kinds
+from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.leases import LeaseName, Terms, create_lease, release_lease, renew_lease, utc_now
+from neuron_plugin.cluster.transport import KubernetesApi
+from neuron_plugin.extender import daemon as daemon_module
+from neuron_plugin.extender import leadership
+from neuron_plugin.extender.binding import BindTimes
+from neuron_plugin.extender.settings import ExtenderSettings
+from neuron_plugin.simulation.api_server import EVENTS, PODS, Fault, JsonObject, Match, StandInApiServer
+from neuron_plugin.simulation.manifests import container, node_manifest, pod_manifest
+from neuron_plugin.simulation.scheduler import ExtenderCallError, StandInScheduler
+from tests.extender.running import Extender, client_of, extender_on, until
+from tests.extender.world import CORE, DEVICE
+
+TRN1 = "trn1.32xlarge"
+BINDING = Match(method="POST", path="/binding$")
+
+
+async def add_node(server: StandInApiServer, extender: Extender, name: str, instance_type: str = TRN1) -> None:
+    server.create_node(node_manifest(name, instance_type))
+    await until(lambda: name in extender.daemon.state.nodes)
+
+
+async def add_pod(server: StandInApiServer, extender: Extender, manifest: JsonObject) -> JsonObject:
+    created = server.create_pod(manifest)
+    await until(lambda: created["metadata"]["uid"] in extender.daemon.state.pods)
+    return created
+
+
+def written(server: StandInApiServer, name: str) -> JsonObject:
+    found: JsonObject = server.get(PODS, name, "default")["metadata"].get("annotations") or {}
+    return found
+
+
+async def test_t14_the_seeds_example_nine_cores_on_an_inf1_of_four_devices(
+    server: StandInApiServer, extender: Extender, scheduler: StandInScheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seed 2's log: cores 0-8, after which devices 0, 1 and 2 are used and 3 is free."""
+    caplog.set_level(logging.INFO, "neuron_plugin.extender.flow")
+    await add_node(server, extender, "ip-192-168-2-25.ec2.internal", "inf1.6xlarge")
+    pod = await add_pod(server, extender, pod_manifest("nrt-test-5038", CORE, 9))
+
+    placed = await scheduler.schedule(pod, ["ip-192-168-2-25.ec2.internal"])
+
+    assert placed.node == "ip-192-168-2-25.ec2.internal"
+    assert written(server, "nrt-test-5038")["NEURON_CORES"] == "0,1,2,3,4,5,6,7,8"
+    filtered, bound = (vars(record) for record in caplog.records if record.name == "neuron_plugin.extender.flow")
+    expected = {"pod": "default/nrt-test-5038", "request": "neuroncore:9", "nodes": 1, "passed": 1, "refused": {}}
+    assert filtered | expected == filtered
+    chosen = {"node": placed.node, "result": "bound", "NEURON_CORES": "0,1,2,3,4,5,6,7,8", "used_devices": "0,1,2"}
+    assert bound | chosen | {"used_cores": "0,1,2,3,4,5,6,7,8"} == bound
+    for device, fits in ((1, True), (2, False)):
+        probe = pod_manifest("probe", DEVICE, device)
+        assert bool((await scheduler.filter(probe, [placed.node])).nodes) is fits
+
+
+async def test_seven_devices_on_a_torus_stay_pending_with_the_vendors_sentence(
+    server: StandInApiServer, extender: Extender, scheduler: StandInScheduler
+) -> None:
+    await add_node(server, extender, "node")
+    pod = await add_pod(server, extender, pod_manifest("seven", DEVICE, 7))
+
+    placed = await scheduler.schedule(pod, ["node"])
+
+    assert placed.message == (
+        "0/1 nodes are available: 1 Instance type trn1.32xlarge does not support requests for device: 7. "
+        "Please request a different number of devices.."
+    )
+
+
+async def test_t19_t20_init_containers_share_and_lists_come_in_spec_order(
+    server: StandInApiServer, extender: Extender, scheduler: StandInScheduler
+) -> None:
+    await add_node(server, extender, "node", "inf2.24xlarge")
+    manifest = pod_manifest(
+        "pod",
+        containers=[container("main", CORE, 2), container("log", CORE, 0), container("side", CORE, 2)],
+        init_containers=[container("setup", CORE, 4)],
+    )
+
+    await scheduler.schedule(await add_pod(server, extender, manifest), ["node"])
+
+    setup, main, side = (set(part.split(",")) for part in written(server, "pod")["NEURON_CORES"].split("|"))
+    assert len(setup) == 4
+    assert main | side == setup
+    assert not main & side
+
+
+async def test_t36_the_end_of_a_pod_is_seen_by_the_next_filter_within_100_ms(
+    server: StandInApiServer, extender: Extender, scheduler: StandInScheduler
+) -> None:
+    await add_node(server, extender, "node")
+    pod = await add_pod(server, extender, pod_manifest("first", DEVICE, 16))
+    await scheduler.schedule(pod, ["node"])
+    waiting = pod_manifest("second", DEVICE, 16)
+    assert not (await scheduler.filter(waiting, ["node"])).nodes
+
+    server.set_pod_status("default", "first", {"phase": "Succeeded"})
+    started = time.monotonic()
+    while not (await scheduler.filter(waiting, ["node"])).nodes:
+        assert time.monotonic() - started < 2
+    took = time.monotonic() - started
+
+    assert took < 1, "milliseconds by itself; the second is for a machine that is busy with other things"
+
+
+async def test_t45_a_slow_api_server_slows_no_filter(
+    server: StandInApiServer, extender: Extender, scheduler: StandInScheduler
+) -> None:
+    await add_node(server, extender, "node")
+    pod = await add_pod(server, extender, pod_manifest("pod", DEVICE, 1))
+    gate = asyncio.Event()
+    server.fail(Fault(match=BINDING, gate=gate))
+    binding = asyncio.create_task(scheduler.bind(pod, "node"))
+    await until(lambda: extender.daemon.state.reservations)
+
+    for _ in range(20):
+        found = await scheduler.filter(pod_manifest("other", DEVICE, 16), ["node"])
+        assert found.failed == {"node": "Fewer than 16 free Neuron devices."}
+        assert not binding.done()
+
+    gate.set()
+    await binding
+
+
+async def test_t46_without_an_api_server_binds_end_in_error_and_recover_without_a_restart(
+    server: StandInApiServer, extender: Extender, scheduler: StandInScheduler
+) -> None:
+    await add_node(server, extender, "node")
+    pod = await add_pod(server, extender, pod_manifest("pod", DEVICE, 4))
+    await server.stop()
+
+    with pytest.raises(ExtenderCallError):
+        await scheduler.bind(pod, "node")
+    assert (await scheduler.filter(pod, ["node"])).nodes == ["node"], "filters go on from what is known"
+
+    await server.start()
+    async with asyncio.timeout(15):
+        while not (await scheduler.schedule(pod, ["node"])).node:
+            await asyncio.sleep(0.05)
+    assert written(server, "pod")["NEURON_DEVS"] == "0,1,2,3"
+
+
+async def test_t40_a_binding_whose_answer_is_lost_is_still_a_success(
+    server: StandInApiServer, extender: Extender, scheduler: StandInScheduler
+) -> None:
+    await add_node(server, extender, "node")
+    pod = await add_pod(server, extender, pod_manifest("pod", DEVICE, 4))
+    server.fail(Fault(match=BINDING, lose_answer=True))
+
+    await scheduler.bind(pod, "node")
+
+    assert server.get(PODS, "pod", "default")["spec"]["nodeName"] == "node"
+
+
+async def test_a_server_that_drops_binding_annotations_is_served_by_patches(
+    server: StandInApiServer, extender: Extender, scheduler: StandInScheduler
+) -> None:
+    server.drop_binding_annotations()
+    await add_node(server, extender, "node")
+
+    for name in ("first", "second"):
+        await scheduler.bind(await add_pod(server, extender, pod_manifest(name, DEVICE, 4)), "node")
+
+    assert written(server, "first")["NEURON_DEVS"] == "0,1,2,3"
+    assert written(server, "second")["NEURON_DEVS"] == "4,5,6,7"
+
+
+async def test_t50_a_start_takes_one_list_per_resource(server: StandInApiServer, api: KubernetesApi) -> None:
+    for number in range(30):
+        server.create_node(node_manifest(f"node-{number}", TRN1))
+
+    async with extender_on(api) as extender:
+        await extender.ready()
+        requests = Counter(request.path for request in server.requests if request.method == "GET")
+
+    assert set(requests) == {
+        "/api/v1/pods",
+        "/api/v1/nodes",
+        "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases",
+    }
+    assert set(requests.values()) == {1}
+
+
+async def test_t02_t30_until_the_lists_are_in_every_verb_answers_an_error(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    gate = asyncio.Event()
+    server.fail(Fault(match=Match(path="/api/v1/pods$"), gate=gate, times=100))
+    args = {"Pod": pod_manifest("pod", DEVICE, 1), "NodeNames": ["node"]}
+
+    async with extender_on(api) as extender:
+        for verb, content in (
+            ("filter", args),
+            ("prioritize", args),
+            ("preempt", {"Pod": args["Pod"], "NodeNameToMetaVictims": {}}),
+            ("bind", {"PodName": "pod", "PodNamespace": "default", "PodUID": "u", "Node": "node"}),
+        ):
+            assert "not in yet" in (await extender.post(f"/{verb}", content))["Error"]
+        status, why = await extender.get("/readyz", health=True)
+        assert status == 503
+        assert "not in yet" in why
+        gate.set()
+        server.forgive()
+        await extender.ready()
+        assert await extender.get("/readyz", health=True) == (200, "ok\n")
+        assert await extender.get("/healthz", health=True) == (200, "ok\n")
+
+
+async def test_without_the_right_to_read_leases_it_serves_and_judges_no_plugin(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    server.create_node(node_manifest("node", TRN1))
+    server.fail(Fault(match=Match(path="/leases"), status=403, times=10_000))
+
+    async with extender_on(api) as extender:
+        await extender.ready()
+
+        found = await extender.post("/filter", {"Pod": pod_manifest("pod", DEVICE, 1), "NodeNames": ["node"]})
+        assert found["NodeNames"] == ["node"]
+
+
+async def test_t10_a_bind_that_hangs_does_not_keep_the_process(
+    server: StandInApiServer, extender: Extender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_module, "DRAIN_SECONDS", 0.05)
+    await add_node(server, extender, "node")
+    pod = await add_pod(server, extender, pod_manifest("pod", DEVICE, 4))
+    gate = asyncio.Event()
+    server.fail(Fault(match=BINDING, gate=gate))
+    async with StandInScheduler(extender.url) as scheduler:
+        binding = asyncio.create_task(scheduler.bind(pod, "node"))
+        await until(lambda: extender.daemon.binder.under_way)
+        started = time.monotonic()
+        extender.stop.set()
+        await extender.task
+        assert time.monotonic() - started < 5
+        gate.set()
+        await asyncio.gather(binding, return_exceptions=True)
+    await extender.daemon.binder.drain()
+
+
+async def test_t10_sigterm_lets_a_bind_finish_and_refuses_new_work(
+    server: StandInApiServer, extender: Extender, scheduler: StandInScheduler
+) -> None:
+    await add_node(server, extender, "node")
+    pod = await add_pod(server, extender, pod_manifest("pod", DEVICE, 4))
+    gate = asyncio.Event()
+    server.fail(Fault(match=BINDING, gate=gate))
+    binding = asyncio.create_task(scheduler.bind(pod, "node"))
+    await until(lambda: extender.daemon.binder.under_way)
+
+    extender.stop.set()
+    await until(lambda: extender.daemon.readiness.why_not)
+    assert (await extender.get("/readyz", health=True))[0] == 503
+    with pytest.raises(ExtenderCallError, match="shutting down"):
+        await scheduler.filter(pod, ["node"])
+    started = time.monotonic()
+    gate.set()
+    await binding
+    await extender.task
+
+    assert time.monotonic() - started < 5
+    assert server.get(PODS, "pod", "default")["spec"]["nodeName"] == "node"
+
+
+async def test_t33_a_node_made_anew_is_judged_anew(
+    server: StandInApiServer, extender: Extender, scheduler: StandInScheduler
+) -> None:
+    await add_node(server, extender, "node")
+    assert (await scheduler.filter(pod_manifest("pod", DEVICE, 16), ["node"])).nodes
+
+    server.delete_node("node")
+    await until(lambda: "node" not in extender.daemon.state.nodes)
+    await add_node(server, extender, "node", "inf2.24xlarge")
+
+    found = await scheduler.filter(pod_manifest("pod", DEVICE, 16), ["node"])
+    assert found.unresolvable == {"node": "Instance type inf2.24xlarge has 6 Neuron devices, 16 were requested."}
+
+
+async def test_t32_after_a_gap_in_the_watch_the_state_equals_a_fresh_list(
+    server: StandInApiServer, extender: Extender, scheduler: StandInScheduler
+) -> None:
+    await add_node(server, extender, "node")
+    for name in ("stays", "goes"):
+        await scheduler.schedule(await add_pod(server, extender, pod_manifest(name, DEVICE, 4)), ["node"])
+    await until(lambda: not extender.daemon.state.reservations)
+    await server.stop()
+    server.delete_pod("default", "goes", grace_seconds=0)
+    server.compact()
+    await server.start()
+
+    await until(lambda: extender.daemon.state.nodes["node"].used_mask == 0xFF)
+    assert [str(record.pod) for record in extender.daemon.state.pods.values()] == ["default/stays"]
+
+
+async def test_t34_an_unreadable_assignment_makes_one_event_and_one_metric(
+    server: StandInApiServer, extender: Extender
+) -> None:
+    await add_node(server, extender, "node")
+    broken = pod_manifest("odd", DEVICE, 1, node="node", annotations={"NEURON_DEVS": "x"})
+    await add_pod(server, extender, broken)
+
+    await until(lambda: server.objects(EVENTS))
+    server.patch_pod("default", "odd", {"metadata": {"labels": {"touched": "yes"}}})
+    await asyncio.sleep(0)
+
+    (event,) = server.objects(EVENTS)
+    assert event["reason"] == "NeuronAssignmentUnreadable"
+    assert event["regarding"]["name"] == "odd"
+    assert "Node node takes no new Neuron pod" in event["note"]
+    metrics = (await extender.get("/metrics", health=True))[1]
+    assert 'neuron_extender_unclear_claims_total{reason="unreadable-claim"} 1.0' in metrics
+    assert 'neuron_extender_closed_nodes{reason="unreadable-claim"} 1.0' in metrics
+
+
+async def test_e07_a_plugin_that_gave_its_lease_up_closes_its_node_until_it_renews(
+    server: StandInApiServer, extender: Extender, api: KubernetesApi
+) -> None:
+    await add_node(server, extender, "node")
+    lease = LeaseName("kube-system", "neuron-plugin-node", "node")
+    made = kinds.LEASES.decode(
+        await send(api, create_lease(lease, duration_seconds=40, now=utc_now()), timeout_seconds=5)
+    )
+    await send(api, release_lease(lease, made, now=utc_now()), timeout_seconds=5)
+
+    await until(lambda: extender.daemon.state.nodes["node"].stale)
+
+    await send(api, renew_lease(lease, duration_seconds=40, now=utc_now()), timeout_seconds=5)
+    await until(lambda: not extender.daemon.state.nodes["node"].stale)
+
+
+QUICK_TERMS = Terms(duration=1.0, renew_deadline=0.6, retry_period=0.1)
+QUICK_TIMES = BindTimes(answer=1.0, write=0.3, read=0.3, landing=0.2)
+ELECTED = ExtenderSettings(port=0, health_port=0, health_address="127.0.0.1")
+
+
+def replica(name: str) -> ExtenderSettings:
+    return ExtenderSettings(port=0, health_port=0, health_address="127.0.0.1", identity=name)
+
+
+async def test_e04_e05_only_the_leader_is_ready_and_its_successor_gives_nothing_twice(
+    server: StandInApiServer, api: KubernetesApi, tmp_path: Path
+) -> None:
+    server.create_node(node_manifest("node", TRN1))
+    async with (
+        client_of(server, tmp_path) as other_api,
+        extender_on(api, replica("one"), terms=QUICK_TERMS, times=QUICK_TIMES) as one,
+    ):
+        await one.ready()
+        async with extender_on(other_api, replica("two"), terms=QUICK_TERMS, times=QUICK_TIMES) as two:
+            assert "another replica" in two.daemon.readiness.why_not
+            pod = await add_pod(server, one, pod_manifest("first", DEVICE, 8))
+            gate = asyncio.Event()
+            server.fail(Fault(match=BINDING, gate=gate))
+            async with StandInScheduler(one.url) as scheduler:
+                lost = asyncio.create_task(scheduler.bind(pod, "node"))
+                await _wait_for_a_reservation(one)
+                _kill(one)
+                gate.set()
+                await asyncio.gather(lost, return_exceptions=True)
+
+            await two.ready()
+            async with StandInScheduler(two.url) as scheduler:
+                second = await add_pod(server, two, pod_manifest("second", DEVICE, 8))
+                await scheduler.schedule(second, ["node"])
+
+    given = [written(server, name).get("NEURON_DEVS") for name in ("first", "second")]
+    assert len(set(given)) == 2
+
+
+def _kill(extender: Extender) -> None:
+    """As SIGKILL would, all of it at once."""
+    for _, attempt in list(extender.daemon.binder._attempts.values()):
+        attempt.cancel()
+    extender.task.cancel()
+
+
+async def _wait_for_a_reservation(extender: Extender) -> None:
+    await until(lambda: extender.daemon.state.reservations)
+
+
+async def test_e04_a_leader_that_cannot_renew_stops_binding_before_another_may_start(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    server.create_node(node_manifest("node", TRN1))
+    async with extender_on(api, ELECTED, terms=QUICK_TERMS, times=QUICK_TIMES) as extender:
+        await extender.ready()
+        server.fail(Fault(match=Match(path="/leases/neuron-extender"), status=500, times=10_000))
+
+        await until(lambda: extender.daemon.readiness.why_not)
+        answer = await extender.post(
+            "/bind", {"PodName": "pod", "PodNamespace": "default", "PodUID": "u", "Node": "node"}
+        )
+        assert "leader" in answer["Error"]
+
+        server.forgive()
+        await extender.ready()
+
+
+async def test_an_address_that_is_taken_ends_the_daemon_with_the_reason(api: KubernetesApi, extender: Extender) -> None:
+    taken = ExtenderSettings(port=extender.daemon.port, health_port=0, leader_election=False)
+
+    with pytest.raises(OSError, match="address already in use"):
+        async with extender_on(api, taken) as second:
+            await second.task
+
+
+async def test_killed_between_reserve_and_confirmation_and_started_again_the_state_is_the_lists(
+    server: StandInApiServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leadership, "ALONE_LANDING_SECONDS", 0.0)
+    server.create_node(node_manifest("node", TRN1))
+    for before_write in (True, False):
+        name = f"pod-{before_write}"
+        async with extender_on(api) as extender:
+            await extender.ready()
+            pod = await add_pod(server, extender, pod_manifest(name, DEVICE, 4))
+            gate = asyncio.Event()
+            server.fail(Fault(match=BINDING, gate=gate, drop=before_write, lose_answer=not before_write))
+            async with StandInScheduler(extender.url) as scheduler:
+                call = asyncio.create_task(scheduler.bind(pod, "node"))
+                await _wait_for_a_reservation(extender)
+                _kill(extender)
+                gate.set()
+                await asyncio.gather(call, return_exceptions=True)
+
+    bound = [pod for pod in server.objects(PODS) if pod["spec"].get("nodeName")]
+    async with extender_on(api) as extender:
+        await extender.ready()
+        assert extender.daemon.state.nodes["node"].used_mask.bit_count() == 8 * len(bound)
+        assert not extender.daemon.state.reservations

@@ -1,0 +1,301 @@
+"""Binds, watch events, lost answers, duplicates and restarts in random order, against an oracle.
+
+The oracle is the API server's truth alone: which live pod is bound where with which cores. After every step no core
+has two live holders and nothing that is bound looks free to the extender; at the end nothing is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter, deque
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+
+import pytest
+
+from neuron_plugin.allocation.annotations import Dialect
+from neuron_plugin.allocation.ledger import Pod
+from neuron_plugin.cluster.api import ApiError
+from neuron_plugin.extender.attempts import SUCCESSES, Ending, Outcome, SeenPod
+from neuron_plugin.extender.binding import Binder
+from neuron_plugin.extender.claims import PodRecord
+from neuron_plugin.extender.verbs import filter_nodes
+from neuron_plugin.simulation.manifests import node_manifest, pod_manifest
+from tests.extender.pod_server import Manifest, PodServer, lost, refused
+from tests.extender.world import CORE, DEVICE, World, pod_of, record_of, request_of
+
+STEPS = 25_000
+"""Per seed; four seeds make the 10^5 that are promised."""
+
+NODE_TYPES = ("inf1.6xlarge", "inf2.24xlarge", "trn1.32xlarge", "inf1.xlarge")
+NODE_MANIFESTS = {f"node-{index}": node_manifest(f"node-{index}", NODE_TYPES[index % 4]) for index in range(100)}
+NODES = list(NODE_MANIFESTS)
+CORES_PER_DEVICE = {f"node-{index}": (4, 2, 2, 4)[index % 4] for index in range(100)}
+LANDING = 5.0
+MOST_PODS = 500
+"""At one time; each seed makes and ends several thousand."""
+
+
+class Unreliable(PodServer):
+    """A pod server whose binds end as chance has it, some of them long after their caller gave up."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self.chance = chance
+        self.events: deque[tuple[Manifest, bool]] = deque()
+        self.late: list[tuple[Pod, str, Mapping[str, str]]] = []
+
+    async def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], *, timeout_seconds: float) -> None:
+        assert timeout_seconds > 0
+        await self._dawdle()
+        fate = self.chance.random()
+        if fate < 0.05:
+            raise refused(500)
+        if fate < 0.10:
+            self.late.append((pod, node, annotations))
+            raise lost()
+        self.apply(pod, node, annotations)
+        await self._dawdle()
+        if fate < 0.20:
+            raise lost()
+
+    def apply(self, pod: Pod, node: str, annotations: Mapping[str, str]) -> None:
+        super().apply(pod, node, annotations)
+        self.tell(self.pods[pod.name])
+
+    def land(self) -> None:
+        """Writes that nobody waits for any more reach the server, or are lost."""
+        for write in self.late:
+            if self.chance.random() < 0.5:
+                with suppress(ApiError):  # refused, and nobody is there to hear it
+                    self.apply(*write)
+        self.late.clear()
+
+    def tell(self, manifest: Manifest, *, gone: bool = False) -> None:
+        """A watch event; what it shows is fixed now."""
+        metadata = {**manifest["metadata"], "annotations": dict(manifest["metadata"]["annotations"])}
+        self.events.append(({**manifest, "metadata": metadata, "spec": dict(manifest["spec"])}, gone))
+
+    async def read(self, pod: Pod, *, timeout_seconds: float) -> SeenPod | None:
+        await self._dawdle()
+        if self.chance.random() < 0.1:
+            raise lost()
+        return await super().read(pod, timeout_seconds=timeout_seconds)
+
+    async def _dawdle(self) -> None:
+        for _ in range(self.chance.randrange(3)):
+            await asyncio.sleep(0)
+
+
+class Run:
+    """One random history."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)  # noqa: S311 - a reproducible history
+        self.server = Unreliable(self.chance)
+        self.now = 0.0
+        self.calls: dict[asyncio.Task[Outcome], Manifest] = {}
+        self.seen: Counter[str] = Counter()
+        self.made = 0
+        self.start()
+
+    def start(self) -> None:
+        """A new process: nothing in memory, then what a list shows."""
+        self.world = World()
+        for manifest in NODE_MANIFESTS.values():
+            self.world.tell_node(manifest)
+        for manifest in self.server.pods.values():
+            self.world.tell(manifest, **manifest["status"])
+        self.server.events.clear()
+        self.binder = Binder(
+            self.world.state,
+            self.server,
+            fence=lambda: "",
+            dialects=(Dialect.NEURON_PLUGIN,),
+            clock=lambda: self.now,
+            unix_ns=lambda: 1,
+        )
+
+    async def step(self) -> None:
+        action = self.chance.choices(
+            (self.create, self.schedule, self.deliver, self.end, self.repeat, self.wait, self.relist, self.restart),
+            (20, 40, 45, 12, 4, 3, 0.3, 0.05),
+        )[0]
+        await action()
+        self.seen[action.__name__] += 1
+        await asyncio.sleep(0)
+        self.collect()
+
+    async def create(self) -> None:
+        if len(self.server.pods) >= MOST_PODS:
+            return
+        name = f"pod-{self.chance.randrange(MOST_PODS)}"
+        if name in self.server.pods:
+            return
+        self.made += 1
+        resource = self.chance.choice((CORE, DEVICE))
+        manifest = pod_manifest(name, resource, self.chance.choice((1, 1, 2, 4)))
+        self.server.add(manifest)
+        self.server.tell(manifest)
+
+    async def schedule(self) -> None:
+        """One attempt of kube-scheduler: filter some nodes, bind to one that passed, or had passed a while ago."""
+        some = self.chance.sample(list(self.server.pods.values()), min(8, len(self.server.pods)))
+        pod = next((pod for pod in some if not pod["spec"].get("nodeName")), None)
+        if pod is None:
+            return
+        names = self.chance.sample(NODES, 8)
+        found = filter_nodes(self.world.state, self.world.memo, pod_of(pod).uid, request_of(_record(pod)), names)
+        passed = found.passed if self.chance.random() < 0.9 else names
+        if passed:
+            self.call(pod, self.chance.choice(passed))
+
+    async def repeat(self) -> None:
+        """A bind again, to the same node or another one, while an earlier one runs or long after it."""
+        again = list(self.calls.values()) or [pod for pod in self.server.pods.values() if pod["spec"].get("nodeName")]
+        if again:
+            pod = self.chance.choice(again)
+            self.call(pod, pod["spec"].get("nodeName") or self.chance.choice(NODES))
+
+    def call(self, pod: Manifest, node: str) -> None:
+        self.calls[asyncio.ensure_future(self.binder.bind(pod_of(pod), node))] = pod
+
+    async def deliver(self) -> None:
+        """The watch catches up a little."""
+        for _ in range(self.chance.randrange(1, 6)):
+            if self.server.events:
+                manifest, gone = self.server.events.popleft()
+                if gone:
+                    self.world.gone(manifest)
+                else:
+                    self.world.tell(manifest, **manifest["status"])
+
+    async def end(self) -> None:
+        """A pod is deleted, or finishes."""
+        if not self.server.pods:
+            return
+        name = self.chance.choice(list(self.server.pods))
+        manifest = self.server.pods[name]
+        if manifest["spec"].get("nodeName") and self.chance.random() < 0.5:
+            manifest["status"] = {"phase": self.chance.choice(("Succeeded", "Failed"))}
+            self.server.tell(manifest)
+        else:
+            self.server.tell(self.server.pods.pop(name), gone=True)
+
+    async def wait(self) -> None:
+        """Time passes until no write can be under way any more, and doubts are settled."""
+        await self.finish_calls()
+        self.server.land()
+        self.now += LANDING + 1
+        await self.binder.settle()
+
+    async def relist(self) -> None:
+        """The watch broke off: the events are lost, a list takes their place."""
+        self.server.events.clear()
+        listed = {manifest["metadata"]["uid"] for manifest in self.server.pods.values()}
+        for uid in set(self.world.state.pods) - listed:
+            self.world.state.remove_pod(uid)
+        for manifest in self.server.pods.values():
+            self.world.tell(manifest, **manifest["status"])
+
+    async def restart(self) -> None:
+        """Killed between any two of an attempt's steps; the new process waits out what may still land."""
+        for call in self.calls:
+            call.cancel()
+        for _, attempt in list(self.binder._attempts.values()):
+            attempt.cancel()
+        await asyncio.gather(*self.calls, return_exceptions=True)
+        self.calls.clear()
+        self.server.land()
+        self.start()
+        self.agrees_with_the_list()
+
+    def collect(self) -> None:
+        for call in [call for call in self.calls if call.done()]:
+            del self.calls[call]
+            outcome = call.result()
+            self.seen[outcome.ending] += 1
+            assert outcome.ending is not Ending.FAILED, outcome.error
+            assert (outcome.error == "") is (outcome.ending in SUCCESSES)
+
+    async def finish_calls(self) -> None:
+        while self.calls:
+            await asyncio.wait(self.calls)
+            self.collect()
+
+    def held(self) -> dict[str, list[int]]:
+        """The oracle: by node the core masks of its pods, from the server's live and bound pods alone."""
+        found: dict[str, list[int]] = {}
+        for manifest in self.server.pods.values():
+            node = manifest["spec"].get("nodeName")
+            if node and manifest["status"]["phase"] not in ("Succeeded", "Failed"):
+                annotations = manifest["metadata"]["annotations"]
+                given = (annotations.get("NEURON_CORES", ""), annotations.get("NEURON_DEVS", ""))
+                found.setdefault(node, []).append(_mask(*given, CORES_PER_DEVICE[node]))
+        return found
+
+    def check(self) -> None:
+        for node, masks in self.held().items():
+            taken = 0
+            for mask in masks:
+                assert not mask & taken, f"two live holders on {node}: {masks}"
+                taken |= mask
+            assert not taken & ~self.world.state.nodes[node].used_mask, f"{node} would give away what is held: {masks}"
+
+    def agrees_with_the_list(self) -> None:
+        """What a fresh process knows is what the server says, and nothing else."""
+        truth = self.held()
+        for node, record in self.world.state.nodes.items():
+            assert record.used_mask == sum(truth.get(node, [])), node
+            assert not record.unclear
+
+
+_records: dict[str, PodRecord] = {}
+
+
+def _record(manifest: Manifest) -> PodRecord:
+    """What the pod asks for; read once, which is what makes a hundred thousand steps quick."""
+    uid = manifest["metadata"]["uid"]
+    if uid not in _records:
+        _records[uid] = record_of(manifest)
+    return _records[uid]
+
+
+@cache
+def _mask(cores: str, devices: str, cores_per_device: int) -> int:
+    """Independent of the code under test: ids to bits."""
+    if cores:
+        return sum(1 << int(core) for core in cores.split(","))
+    whole = (1 << cores_per_device) - 1
+    return sum(whole << int(device) * cores_per_device for device in devices.split(","))
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_t37_to_t43_no_core_has_two_live_holders_and_nothing_leaks(seed: int) -> None:
+    run = Run(seed)
+
+    for number in range(STEPS):
+        await run.step()
+        if number % 25 == 0:
+            run.check()
+
+    await run.wait()
+    await run.relist()
+    run.check()
+    for _ in range(60):  # what chance left unread is read in the end
+        run.now += 100
+        await run.binder.settle()
+    assert not run.world.state.reservations
+    run.agrees_with_the_list()
+    for name in list(run.server.pods):
+        run.server.tell(run.server.pods.pop(name), gone=True)
+    while run.server.events:
+        await run.deliver()
+    assert all(record.used_mask == 0 for record in run.world.state.nodes.values())
+    endings = set(run.seen) & set(Ending)
+    assert {Ending.BOUND, Ending.ADOPTED, Ending.REPEATED, Ending.UNKNOWN, Ending.NO_SET} <= endings
+    assert run.made > 1000
+    assert run.seen["restart"] > 3
+    assert run.seen["relist"] > 20

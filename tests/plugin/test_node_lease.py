@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from neuron_plugin.cluster.kinds import LEASES
+from neuron_plugin.cluster.leases import Sighting
+from neuron_plugin.cluster.transport import KubernetesApi, connect
+from neuron_plugin.extender.staleness import LEASE_PREFIX as EXTENDERS_PREFIX
+from neuron_plugin.plugin.node_lease import LEASE_PREFIX, LeaseTimes, NodeLease, delete_lease, node_lease
+from neuron_plugin.simulation import api_server
+from neuron_plugin.simulation.api_server import StandInApiServer
+from neuron_plugin.simulation.api_server_faults import Fault
+
+NAMESPACE, NODE = "kube-system", "worker-1"
+QUICK = LeaseTimes(duration=8, renew=0.02)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[StandInApiServer]:
+    async with StandInApiServer() as server:
+        server.create_node({"metadata": {"name": NODE}})
+        yield server
+
+
+@pytest.fixture
+async def api(server: StandInApiServer, tmp_path: Path) -> AsyncIterator[KubernetesApi]:
+    async with await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api:
+        yield api
+
+
+def lease_of(server: StandInApiServer) -> dict[str, Any]:
+    return server.get(api_server.LEASES, f"{LEASE_PREFIX}{NODE}", NAMESPACE)
+
+
+def there_is_one(server: StandInApiServer) -> bool:
+    return bool(server.objects(api_server.LEASES))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def renewing(api: KubernetesApi, lease: NodeLease) -> AsyncIterator[None]:
+    running = asyncio.create_task(lease.run(api), name="lease under test")
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def of_node(
+    serving: Callable[[], bool] = lambda: True,
+    times: LeaseTimes = QUICK,
+    on_new_node: Callable[[], None] = lambda: None,
+) -> NodeLease:
+    return NodeLease(NAMESPACE, NODE, times, serving=serving, on_new_node=on_new_node)
+
+
+async def test_e7_the_lease_is_the_one_the_extender_looks_for(server: StandInApiServer, api: KubernetesApi) -> None:
+    assert LEASE_PREFIX == EXTENDERS_PREFIX
+    async with renewing(api, of_node()):
+        await until(lambda: there_is_one(server))
+    lease = lease_of(server)
+    assert lease["metadata"]["name"] == "neuron-plugin-worker-1"
+    assert lease["spec"]["holderIdentity"] == NODE
+    assert lease["spec"]["leaseDurationSeconds"] == 8
+
+
+async def test_the_node_owns_its_lease_so_that_it_goes_with_the_node(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    async with renewing(api, of_node()):
+        await until(lambda: there_is_one(server))
+    uid = server.get(api_server.NODES, NODE)["metadata"]["uid"]
+    assert lease_of(server)["metadata"]["ownerReferences"] == [
+        {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": uid}
+    ]
+
+
+async def test_it_is_renewed_while_the_plugin_serves(server: StandInApiServer, api: KubernetesApi) -> None:
+    async with renewing(api, of_node()):
+        await until(lambda: there_is_one(server))
+        first = datetime.fromisoformat(lease_of(server)["spec"]["renewTime"])
+        await until(lambda: datetime.fromisoformat(lease_of(server)["spec"]["renewTime"]) > first)
+
+
+async def test_e7_it_is_not_renewed_while_the_kubelet_does_not_follow_us(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    serving = True
+    async with renewing(api, of_node(lambda: serving)):
+        await until(lambda: there_is_one(server))
+        serving = False
+        await asyncio.sleep(0.05)
+        stands = lease_of(server)["metadata"]["resourceVersion"]
+        await asyncio.sleep(0.1)
+        assert lease_of(server)["metadata"]["resourceVersion"] == stands
+
+
+async def test_e7_it_is_not_made_before_the_plugin_serves_and_at_once_when_it_does(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    serving = False
+    lease = of_node(lambda: serving, LeaseTimes(duration=600, renew=300))
+    async with renewing(api, lease):
+        await asyncio.sleep(0.05)
+        assert not there_is_one(server)
+        serving = True
+        lease.notify()
+        await until(lambda: there_is_one(server))
+
+
+async def test_an_ended_plugin_leaves_it_to_run_out_by_itself(server: StandInApiServer, api: KubernetesApi) -> None:
+    async with renewing(api, of_node()):
+        await until(lambda: there_is_one(server))
+    sighting, lease = Sighting(), LEASES.decode(_encoded(lease_of(server)))
+    sighting.see(lease, now=100.0)
+    assert not sighting.expired(lease, now=107.0)
+    assert sighting.expired(lease, now=108.0)
+
+
+async def test_a_node_made_anew_gets_a_lease_of_its_own_and_is_described_again(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    told: list[bool] = []
+    async with renewing(api, of_node(on_new_node=lambda: told.append(True))):
+        await until(lambda: there_is_one(server))
+        assert not told
+        server.delete_node(NODE)
+        server.create_node({"metadata": {"name": NODE}})
+        await api.request(delete_lease(NAMESPACE, NODE), timeout_seconds=5)  # as the garbage collector does
+        await until(lambda: bool(told))
+    uid = server.get(api_server.NODES, NODE)["metadata"]["uid"]
+    assert lease_of(server)["metadata"]["ownerReferences"][0]["uid"] == uid
+
+
+async def test_an_api_server_in_trouble_is_told_once_and_the_lease_comes_back(
+    server: StandInApiServer, api: KubernetesApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with renewing(api, of_node()):
+        await until(lambda: there_is_one(server))
+        server.fail(Fault(status=500))
+        await until(lambda: bool(_warnings(caplog)))
+        await asyncio.sleep(0.1)
+        server.forgive()
+        stands = lease_of(server)["metadata"]["resourceVersion"]
+        await until(lambda: lease_of(server)["metadata"]["resourceVersion"] != stands)
+    assert len(_warnings(caplog)) == 1
+
+
+def test_the_defaults_are_those_of_the_scheduler_this_replaces() -> None:
+    assert LeaseTimes() == LeaseTimes(duration=8.0, renew=2.0)
+
+
+def test_the_lease_is_deleted_by_its_name() -> None:
+    request = delete_lease("x", "n")
+    assert (request.method, request.path) == ("DELETE", node_lease("x", "n").path)
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.name.endswith("node_lease")]
+
+
+def _encoded(value: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(value)

@@ -1,0 +1,78 @@
+"""A node's whole life around real daemon processes: restarts and ends of everything, with pods running."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from neuron_plugin.allocation.annotations import ALLOCATED_KEY
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.simulation.cluster import SimulatedCluster, SimulatedPod
+from neuron_plugin.simulation.kubelet_pods import AdmittedPod
+from neuron_plugin.simulation.scheduler import ExtenderCallError
+
+CORE, DEVICE = Resource.NEURONCORE.value, Resource.NEURONDEVICE.value
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[SimulatedCluster]:
+    """An inf2.24xlarge, six devices of two cores in a line, with plugin and extender up.
+
+    In a short directory, because the path of a socket has 107 bytes at most.
+    """
+    with TemporaryDirectory(prefix="np-") as directory:
+        async with SimulatedCluster(
+            Path(directory), "inf2.24xlarge", daemon_flags=("--numbering", "host")
+        ) as simulated:
+            await simulated.wait_until_offered(Resource.NEURONCORE, 12)
+            yield simulated
+
+
+async def placed(cluster: SimulatedCluster, name: str, resource: str, count: int) -> AdmittedPod:
+    """Create a pod of one container, have it scheduled and admitted, and wait until the plugin is certain of it."""
+    cluster.api.create_pod(SimulatedPod(name, {"main": {resource: count}}).manifest())
+    assert (await cluster.filter(name)).nodes
+    await cluster.bind(name)
+    admitted = await cluster.admit(name)
+    await cluster.wait_for_annotation(name, ALLOCATED_KEY, "true")
+    return admitted
+
+
+async def test_pods_keep_their_silicon_through_every_restart(cluster: SimulatedCluster) -> None:
+    first = await placed(cluster, "first", CORE, 3)
+    assert first.container("main").ids == {CORE: ("0", "1", "2")}
+    await cluster.wait_until_offered(Resource.NEURONDEVICE, 4)
+
+    await cluster.kill_daemon()
+    await cluster.start_daemon()
+    await cluster.wait_until_offered(Resource.NEURONDEVICE, 4)
+    second = await placed(cluster, "second", DEVICE, 3)
+    assert second.container("main").envs == {"AWS_NEURON_VISIBLE_DEVICES": "2,3,4"}
+
+    await cluster.kubelet.restart()
+    await cluster.wait_until_offered(Resource.NEURONCORE, 6)
+    assert cluster.kubelet.rejections == {}
+
+    cluster.end("first")
+    await cluster.wait_until_offered(Resource.NEURONDEVICE, 6)
+    cluster.end("second")
+    await cluster.wait_until_offered(Resource.NEURONCORE, 12)
+    assert await cluster.stop_daemon() == 0
+
+
+async def test_a_pod_is_refused_while_its_silicon_is_held_and_placed_when_it_is_free(cluster: SimulatedCluster) -> None:
+    await placed(cluster, "small", CORE, 1)
+    cluster.api.create_pod(SimulatedPod("all", {"main": {DEVICE: 6}}).manifest())
+    refused = await cluster.filter("all")
+    assert refused.nodes == []
+    assert "Fewer than 6 free Neuron devices." in refused.message(1)
+    with pytest.raises(ExtenderCallError, match="Fewer than 6 free Neuron devices"):
+        await cluster.bind("all")
+    cluster.end("small")
+    await cluster.wait_until_offered(Resource.NEURONDEVICE, 6)
+    await cluster.bind("all")
+    admitted = await cluster.admit("all")
+    assert admitted.container("main").envs == {"AWS_NEURON_VISIBLE_DEVICES": "0,1,2,3,4,5"}

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.simulation.manifests import pod_manifest
+from neuron_plugin.simulation.scheduler import ExtenderCallError, StandInScheduler
+
+POD = pod_manifest("pod", Resource.NEURON, 1)
+Answers = dict[str, Callable[[dict[str, Any]], Any]]
+
+
+@asynccontextmanager
+async def extender(
+    answers: Answers, status: int = 200
+) -> AsyncIterator[tuple[StandInScheduler, list[tuple[str, Any]]]]:
+    """A scheduler in front of an extender that answers by verb, and what it was asked."""
+    asked: list[tuple[str, Any]] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        verb = request.match_info["verb"]
+        asked.append((verb, json.loads(await request.read())))
+        return web.json_response(answers[verb](asked[-1][1]), status=status)
+
+    app = web.Application()
+    app.router.add_post("/{verb}", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with StandInScheduler(f"http://127.0.0.1:{runner.addresses[0][1]}/") as scheduler:
+        yield scheduler, asked
+    await runner.cleanup()
+
+
+def passing(args: dict[str, Any]) -> dict[str, Any]:
+    return {"NodeNames": args["NodeNames"], "Error": ""}
+
+
+async def test_an_attempt_filters_prioritizes_and_binds_to_the_best_node() -> None:
+    answers: Answers = {
+        "filter": passing,
+        "prioritize": lambda args: [{"Host": name, "Score": 10 * (name == "b")} for name in args["NodeNames"]],
+        "bind": lambda _: {"Error": ""},
+    }
+    async with extender(answers) as (scheduler, asked):
+        placed = await scheduler.schedule(POD, ["a", "b", "c"])
+
+    assert placed.node == "b"
+    assert [verb for verb, _ in asked] == ["filter", "prioritize", "bind"]
+    assert asked[0][1]["Nodes"] is None
+    assert asked[2][1] == {
+        "PodName": "pod",
+        "PodNamespace": "default",
+        "PodUID": POD["metadata"]["uid"],
+        "Node": "b",
+    }
+
+
+async def test_a_single_feasible_node_is_not_scored() -> None:
+    answers: Answers = {"filter": lambda _: {"NodeNames": ["a"]}, "bind": lambda _: {"Error": ""}}
+    async with extender(answers) as (scheduler, asked):
+        assert (await scheduler.schedule(POD, ["a", "b"])).node == "a"
+    assert [verb for verb, _ in asked] == ["filter", "bind"]
+
+
+async def test_refused_nodes_make_the_schedulers_message_with_a_count_per_text() -> None:
+    answers: Answers = {
+        "filter": lambda _: {
+            "NodeNames": [],
+            "FailedNodes": {"a": "full", "b": "full"},
+            "FailedAndUnresolvableNodes": None,
+        }
+    }
+    async with extender(answers) as (scheduler, _):
+        placed = await scheduler.schedule(POD, ["a", "b", "c"])
+
+    assert placed.message == "0/3 nodes are available: 1 unresolvable, 2 full."
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ({"Error": "not synced"}, "not synced"),
+        ({"NodeNames": ["stranger"]}, "not found in the input node list"),
+    ],
+)
+async def test_an_error_or_a_strange_name_fails_the_attempt(answer: dict[str, Any], text: str) -> None:
+    async with extender({"filter": lambda _: answer}) as (scheduler, _):
+        with pytest.raises(ExtenderCallError, match=text):
+            await scheduler.filter(POD, ["a"])
+
+
+async def test_of_any_status_but_200_the_body_is_not_read() -> None:
+    async with extender({"filter": passing}, status=500) as (scheduler, _):
+        with pytest.raises(ExtenderCallError, match="code 500"):
+            await scheduler.filter(POD, ["a"])
+
+
+async def test_a_prioritize_that_fails_is_ignored_as_the_scheduler_does() -> None:
+    async with extender({"prioritize": lambda _: {"Error": "no"}}) as (scheduler, _):
+        assert await scheduler.prioritize(POD, ["a"]) == {}
+    async with extender({"prioritize": lambda _: []}, status=500) as (scheduler, _):
+        assert await scheduler.prioritize(POD, ["a"]) == {}
+
+
+async def test_a_bind_error_is_the_attempts_message() -> None:
+    async with extender({"filter": passing, "bind": lambda _: {"Error": "taken"}}) as (scheduler, _):
+        assert (await scheduler.schedule(POD, ["a"])).message == "taken"
+
+
+async def test_preempt_offers_uids_and_refuses_victims_that_were_not_offered() -> None:
+    answers: Answers = {"preempt": lambda args: {"NodeNameToMetaVictims": args["NodeNameToMetaVictims"]}}
+    async with extender(answers) as (scheduler, _):
+        assert await scheduler.preempt(POD, {"a": ["u1", "u2"]}) == {"a": ["u1", "u2"]}
+
+    wrong = {"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "stranger"}], "NumPDBViolations": 0}}}
+    async with extender({"preempt": lambda _: wrong}) as (scheduler, _):
+        with pytest.raises(ExtenderCallError, match="claims to preempt"):
+            await scheduler.preempt(POD, {"a": ["u1"]})
+
+
+async def test_an_extender_that_is_away_fails_the_attempt() -> None:
+    async with StandInScheduler("http://127.0.0.1:1") as scheduler:
+        with pytest.raises(ExtenderCallError, match="Post"):
+            await scheduler.filter(POD, ["a"])
+
+
+async def test_it_must_be_opened_before_use() -> None:
+    with pytest.raises(RuntimeError, match="not open"):
+        await StandInScheduler("http://127.0.0.1:1").filter(POD, ["a"])
