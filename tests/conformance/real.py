@@ -229,6 +229,8 @@ class RealNode:
     def _manifest(self, pod: PodSpec) -> dict[str, Any]:
         containers = {kind: [self._container(each) for each in pod.containers if each.kind is kind] for kind in Kind}
         return {
+            "apiVersion": "v1",
+            "kind": "Pod",
             "metadata": {"name": self._name(pod.name)},
             "spec": {
                 "nodeName": self._options.node_name,

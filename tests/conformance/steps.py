@@ -6,7 +6,18 @@ from collections.abc import Mapping
 
 from neuron_plugin.allocation.annotations import ALLOCATED_KEY
 from neuron_plugin.kubelet.pod_resources import PodDevices
-from tests.conformance.node import DEVICES, NEURON, Capacity, ContainerSpec, Node, PodSpec, PodView, Received, until
+from tests.conformance.node import (
+    CORE,
+    DEVICES,
+    NEURON,
+    Capacity,
+    ContainerSpec,
+    Node,
+    PodSpec,
+    PodView,
+    Received,
+    until,
+)
 
 
 def asking(name: str, count: int = 1, *, resource: str = NEURON, exits: int | None = None) -> PodSpec:
@@ -15,9 +26,17 @@ def asking(name: str, count: int = 1, *, resource: str = NEURON, exits: int | No
 
 
 async def start_offering(node: Node, **settings: object) -> None:
-    """Start the plugin; returns when the node shows its devices."""
+    """Start the plugin; returns when the node shows its devices, under this name and as cores.
+
+    A kubelet runs a pod that asks for a resource it has not heard of yet, without any device.
+    """
     await node.start_plugin(**settings)
     await shows(node, DEVICES)
+
+    async def shows_cores() -> bool:
+        return (await node.capacity(CORE)).allocatable > 0
+
+    await until(node, shows_cores, f"some {CORE}")
 
 
 async def shows(node: Node, allocatable: int, capacity: int = DEVICES, seconds: float | None = None) -> None:
