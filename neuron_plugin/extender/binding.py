@@ -12,8 +12,10 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 
 from neuron_plugin.allocation.annotations import ASSIGNMENT_KEYS, Dialect, write
+from neuron_plugin.allocation.journal import Entry, Journal, Step
 from neuron_plugin.allocation.ledger import Holder, Pod, PodUid
 from neuron_plugin.allocation.refusals import Refusal
 from neuron_plugin.allocation.requests import PodRequest
@@ -69,6 +71,7 @@ class Binder:
         self._unix_ns = unix_ns
         self._attempts: dict[PodUid, tuple[str, asyncio.Task[Outcome]]] = {}
         self._server_keeps_annotations: bool | None = None
+        self.journal = Journal()
 
     @property
     def under_way(self) -> int:
@@ -165,7 +168,8 @@ class Binder:
         annotations = write(shape.geometry, placement, self._unix_ns(), self._dialects)
         if not annotations.keys() & set(ASSIGNMENT_KEYS):
             return Outcome(Ending.NO_SET, f"pod {pod} asks for two resources, which the vendor's dialect cannot say")
-        return Reservation(pod, node, holder_for(pod, placement), annotations, self._clock())
+        holder = holder_for(pod, placement)
+        return Reservation(pod, node, holder, annotations, self._clock(), chosen_from=shape)
 
     async def _write(self, chosen: Reservation, *, in_doubt: bool) -> Outcome:
         """One POST; ``in_doubt`` says that an earlier one may have landed."""
@@ -178,8 +182,29 @@ class Binder:
         except ClusterError as error:
             return await self._look(chosen, error, in_doubt=in_doubt or may_have_happened(error))
         self._state.confirm(chosen.pod.uid)
+        self._journal_bound(chosen)
         await self._check_annotations(chosen)
         return Outcome(Ending.BOUND, annotations=chosen.annotations)
+
+    def _journal_bound(self, bound: Reservation) -> None:
+        """Keep what was chosen and from what, so that it can be explained later."""
+        shape = bound.chosen_from
+        if shape is None:
+            return
+        for holding in bound.holder.holdings:
+            entry = Entry(
+                at_ns=self._unix_ns(),
+                step=Step.BOUND,
+                node=bound.node,
+                geometry=shape.geometry,
+                resource=holding.resource,
+                chosen=holding.mask,
+                reason="takes least from later pods",
+                pod=bound.pod,
+                container=holding.container,
+                usable=partial(int, shape.free_mask),
+            )
+            self.journal.record(entry)
 
     def _stopped(self, chosen: Reservation, reason: str, *, in_doubt: bool) -> Outcome:
         """Leadership ended between patch and binding; only an earlier attempt's write may still be under way."""

@@ -143,7 +143,7 @@ class ExtenderDaemon:
     async def _serving(self) -> AsyncIterator[None]:
         """Both servers, up for the length of the block."""
         settings = self._settings
-        probes = probe_routes(self.readiness, self._registry)
+        probes = probe_routes(self.readiness, self._registry, self.binder.journal)
         routes = [*verb_routes(self.service), *self._monitor.routes(), *inspection_routes(self.state), *probes]
         certificate = _certificate(settings)
         context = certificate.context if certificate else None

@@ -1,4 +1,4 @@
-"""``/healthz``, ``/readyz`` and ``/metrics``.
+"""``/healthz``, ``/readyz``, ``/metrics``, and ``/decisions``: what was bound lately and what else there was.
 
 Alive means that the event loop answers: an API outage is no reason to be restarted. Ready means synced and leading,
 so that a Service sends the scheduler to the one replica that may bind.
@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from neuron_plugin.allocation.journal import Journal, explain
 from neuron_plugin.extender.readiness import Readiness
 
 _UNAVAILABLE = 503
 
 
-def probe_routes(readiness: Readiness, registry: CollectorRegistry) -> list[web.RouteDef]:
+def probe_routes(readiness: Readiness, registry: CollectorRegistry, journal: Journal) -> list[web.RouteDef]:
     """The routes."""
+
+    async def decisions(_: web.Request) -> web.Response:
+        text = await asyncio.to_thread(_explained, journal)  # each entry is worked out now: some 10 ms in all
+        return web.Response(body=text, content_type="application/json")
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -30,4 +36,9 @@ def probe_routes(readiness: Readiness, registry: CollectorRegistry) -> list[web.
         text = await asyncio.to_thread(generate_latest, registry)
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    return [web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)]
+    pages = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics, "/decisions": decisions}
+    return [web.get(path, page) for path, page in pages.items()]
+
+
+def _explained(journal: Journal) -> bytes:
+    return msgspec.json.encode({"decisions": [explain(entry) for entry in journal.entries()]})

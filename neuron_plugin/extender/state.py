@@ -18,7 +18,7 @@ from neuron_plugin.extender.claims import PodRecord
 from neuron_plugin.extender.hardware import NodeFacts, hardware_of
 from neuron_plugin.extender.nodes import NodeRecord, node_record
 from neuron_plugin.extender.reasons import UNKNOWN_NODE
-from neuron_plugin.extender.shapes import AnyShape, closed_shape
+from neuron_plugin.extender.shapes import AnyShape, Shape, closed_shape
 from neuron_plugin.topology.instances import Catalogue
 
 
@@ -27,7 +27,7 @@ class Reservation:
     """Silicon that a bind has chosen, until the watch shows the pod bound or the bind is known to have failed.
 
     ``since`` is the monotonic time of the last write that may still land; ``confirmed`` says the API server has the
-    binding.
+    binding. ``chosen_from`` is the node as it was at the choice; None where nothing had to be chosen.
     """
 
     pod: Pod
@@ -36,6 +36,7 @@ class Reservation:
     annotations: Mapping[str, str]
     since: float
     confirmed: bool = False
+    chosen_from: Shape | None = None
 
 
 class Observer(Protocol):

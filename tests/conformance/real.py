@@ -27,7 +27,7 @@ import pytest
 
 from neuron_plugin.cluster.api import ApiError, ApiRequest, ApiServer, send
 from neuron_plugin.cluster.transport import connect
-from neuron_plugin.kubelet.pod_resources import PodResourcesClient
+from neuron_plugin.kubelet.pod_resources import PodResourcesClient, PodResourcesError
 from neuron_plugin.settings import as_text
 from neuron_plugin.simulation.node import write_node
 from tests.conformance.node import (
@@ -52,6 +52,8 @@ trap 'exit 0' TERM
 """
 """What a container says of itself before it runs on."""
 RUN_ON = "while true; do sleep 1 & wait; done"
+UNSETTLED = -1
+"""Allocatable while the Node object and the kubelet say different things."""
 _TIMEOUT_SECONDS = 20.0
 _PAUSE_COMMANDS = frozenset({"pause", "/pause"})
 
@@ -259,8 +261,14 @@ class RealNode:
     # The kubelet.
 
     async def capacity(self, resource: str) -> Capacity:
+        """As the Node object says, which the kubelet renews every 10 s: until it agrees with the kubelet, unsettled."""
         status = (await self._ask("GET", f"/api/v1/nodes/{self._options.node_name}"))["status"]
-        return Capacity(int(status["capacity"].get(resource, 0)), int(status["allocatable"].get(resource, 0)))
+        said = int(status["allocatable"].get(resource, 0))
+        try:
+            healthy = len((await self.pod_resources.allocatable()).get(resource, ()))
+        except PodResourcesError:
+            healthy = said  # the kubelet is down: what was said last is all there is
+        return Capacity(int(status["capacity"].get(resource, 0)), said if said == healthy else UNSETTLED)
 
     async def restart_kubelet(self) -> None:
         await _run(self._options.restart_command)

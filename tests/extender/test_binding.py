@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from neuron_plugin.allocation.annotations import Dialect
+from neuron_plugin.allocation.journal import explain
 from neuron_plugin.extender.attempts import Ending, Outcome
 from neuron_plugin.extender.binding import Binder, BindTimes
 from neuron_plugin.simulation.manifests import container, pod_manifest
@@ -473,3 +474,20 @@ async def test_what_the_watch_has_shown_is_not_looked_up(bench: Bench) -> None:
 
     assert bench.server.calls == ["bind"]
     assert bench.used() == 4
+
+
+async def test_a_bind_is_remembered_with_what_else_there_was(bench: Bench) -> None:
+    await bench.bind(bench.waiting("first", 4))
+    await bench.bind(bench.waiting("second", 4))
+    first, second = (explain(entry) for entry in bench.binder.journal.entries())
+    assert (first["step"], first["node"], first["ids"]) == ("bound", "node", "0,1,2,3")
+    assert first["candidate_count"] == 4
+    assert (second["ids"], second["candidate_count"]) == ("4,5,6,7", 3)
+    assert second["candidates"][0] == {"ids": "4,5,6,7", "cost": second["candidates"][0]["cost"]}  # type: ignore[index]  # plain values
+
+
+async def test_a_bind_that_failed_is_not_remembered_as_one(bench: Bench) -> None:
+    manifest = bench.waiting("pod", 4)
+    bench.barred = "not the leader"
+    await bench.bind(manifest)
+    assert bench.binder.journal.entries() == ()
