@@ -6,6 +6,7 @@ What a kubelet does between the API server and its containers is done here: admi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from random import Random
 
 import msgspec
 
+from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.kubelet.pod_resources import PodResourcesClient
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
@@ -124,6 +126,16 @@ class StandInNode:
         if plugin:
             self._stop_plugin.set()
             await plugin
+            await self._notice_the_end()
+
+    async def _notice_the_end(self) -> None:
+        """A process takes longer to start than a kubelet to notice the last one's end; in one process it would not.
+
+        A kubelet that is down notices nothing.
+        """
+        with contextlib.suppress(TimeoutError):
+            for resource in Resource:
+                await self._kubelet.wait_for_capacity(resource.value, 0, timeout_seconds=1)
 
     async def kill_plugin(self) -> None:
         await self.stop_plugin()

@@ -58,7 +58,9 @@ class Site:
         return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
 
     async def ready(self) -> None:
-        await self.kubelet.wait_for_capacity(CORE, 12, timeout_seconds=10)
+        for resource in Resource:
+            count = 12 if resource is Resource.NEURONCORE else 6
+            await self.kubelet.wait_for_capacity(resource.value, count, timeout_seconds=30)
         await until(lambda: all(server.registered.is_set() for server in self.daemon.offering.servers))
 
 
