@@ -133,44 +133,6 @@ def _guarded(lease: LeaseName, seen: Lease, spec: JsonObject) -> ApiRequest:
     return ApiRequest("PATCH", lease.path, body={"metadata": metadata, "spec": spec}, content_type=MERGE_PATCH)
 
 
-async def keep_renewed(
-    api: ApiServer,
-    lease: LeaseName,
-    *,
-    duration_seconds: float,
-    period_seconds: float,
-    clock: Clock = CLOCK,
-    wall: Callable[[], datetime] = utc_now,
-) -> NoReturn:
-    """Renew a lease that is ours alone until cancelled; one that is missing is made.
-
-    A failure is tried again next time.
-    """
-    failing = False
-    while True:
-        try:
-            await _renew_once(api, lease, duration_seconds, period_seconds, wall())
-            failing = False
-        except ClusterError as error:
-            if not failing:
-                log.warning("the lease cannot be renewed", extra={"lease": lease.name, "error": str(error)})
-            failing = True
-        await clock.sleep(period_seconds)
-
-
-async def _renew_once(
-    api: ApiServer, lease: LeaseName, duration_seconds: float, timeout_seconds: float, now: datetime
-) -> None:
-    try:
-        renewal = renew_lease(lease, duration_seconds=duration_seconds, now=now)
-        await send(api, renewal, timeout_seconds=timeout_seconds)
-    except ApiError as error:
-        if not error.missing:
-            raise
-        creation = create_lease(lease, duration_seconds=duration_seconds, now=now)
-        await send(api, creation, timeout_seconds=timeout_seconds)
-
-
 class Election:
     """One candidate for leadership. Start ``run`` as a task and ask ``leading`` before every act of a leader.
 

@@ -186,11 +186,6 @@ class Pod(_Object, frozen=True):
         return self.spec.init_containers or ()
 
     @property
-    def is_mirror(self) -> bool:
-        """The API's reflection of a static pod: no scheduler placed it."""
-        return MIRROR_ANNOTATION in self.annotations
-
-    @property
     def reference(self) -> ObjectReference:
         """For an event about it."""
         return ObjectReference("Pod", self.name, self.uid, "v1", self.namespace)

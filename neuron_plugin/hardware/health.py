@@ -106,11 +106,6 @@ class Verdict:
         return not any(finding.severity is Severity.UNHEALTHY for finding in self.findings)
 
     @property
-    def passing(self) -> bool:
-        """Whether something is under way that a container should wait for."""
-        return any(finding.severity is Severity.PASSING for finding in self.findings)
-
-    @property
     def reason(self) -> str:
         """All findings in one line; empty without one."""
         return "; ".join(finding.text for finding in self.findings)

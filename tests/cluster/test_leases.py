@@ -14,7 +14,7 @@ import pytest
 from neuron_plugin.cluster import leases
 from neuron_plugin.cluster.api import ApiRequest, Response, UnreachableError, send
 from neuron_plugin.cluster.kinds import LEASES
-from neuron_plugin.cluster.leases import Election, LeaseName, Sighting, Terms, keep_renewed
+from neuron_plugin.cluster.leases import Election, LeaseName, Sighting, Terms
 from neuron_plugin.cluster.records import ObjectReference
 from neuron_plugin.cluster.timing import Clock
 from neuron_plugin.simulation import api_server as stand_in
@@ -115,44 +115,6 @@ async def test_a_nodes_lease_goes_with_its_node(server: StandInApiServer, api: K
     made = server.get(stand_in.LEASES, "n1", "kube-system")
     assert made["metadata"]["ownerReferences"] == [{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "uid-n1"}]
     assert made["spec"]["leaseDurationSeconds"] == 40
-
-
-# A lease of one's own.
-
-
-async def renewed(api: KubernetesApi, times: int) -> None:
-    """Keep a lease renewed so many times, without waiting in between."""
-    slept = 0
-
-    async def sleep(seconds: float) -> None:
-        nonlocal slept
-        assert seconds == 10
-        slept += 1
-        if slept == times:
-            raise asyncio.CancelledError
-
-    name = LeaseName("kube-system", "n1", "n1")
-    with pytest.raises(asyncio.CancelledError):
-        await keep_renewed(
-            api, name, duration_seconds=40, period_seconds=10, clock=Clock(sleep=sleep), wall=lambda: NOW
-        )
-
-
-async def test_e7_a_lease_is_made_and_then_renewed_with_one_request_each(
-    server: StandInApiServer, api: KubernetesApi
-) -> None:
-    await renewed(api, times=3)
-    assert [seen.method for seen in server.requests] == ["PATCH", "POST", "PATCH", "PATCH"]
-    assert server.get(stand_in.LEASES, "n1", "kube-system")["spec"]["holderIdentity"] == "n1"
-
-
-async def test_t46_an_api_server_that_is_down_does_not_end_the_renewing(
-    server: StandInApiServer, api: KubernetesApi, caplog: pytest.LogCaptureFixture
-) -> None:
-    server.fail(stand_in.Fault(status=500, times=3))
-    await renewed(api, times=5)
-    assert server.get(stand_in.LEASES, "n1", "kube-system")
-    assert caplog.messages == ["the lease cannot be renewed"], "once, not each time"
 
 
 # Elections, in faked time, against the stand-in's objects without its sockets.

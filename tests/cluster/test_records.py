@@ -103,11 +103,6 @@ def test_t27_terminating_is_not_terminal() -> None:
     assert not found.terminal
 
 
-def test_a_mirror_pod_is_known_by_its_annotation() -> None:
-    assert pod({"metadata": {"annotations": {"kubernetes.io/config.mirror": "abc"}}}).is_mirror
-    assert not pod(FULL).is_mirror
-
-
 @pytest.mark.parametrize(
     "bare",
     [
