@@ -73,6 +73,18 @@ class Feeds:
         """By kind, how long ago the server was last heard of, in seconds."""
         return {kind: following.age_seconds for kind, following in self._following.items()}
 
+    async def list_consistently(self, timeout_seconds: float) -> None:
+        """Bring the pods to what the server knows now.
+
+        Raises:
+            ClusterError: the server did not answer within ``timeout_seconds``, or refused.
+        """
+        await self.pods.list_consistently(timeout_seconds)
+
+    def any_unbound(self) -> bool:
+        """Whether a live pod that asks for Neuron has no node."""
+        return any(not record.node for record in self.pods.values.values())
+
     async def run(self, readiness: Readiness) -> None:
         """Follow everything until cancelled; tell ``readiness`` when the first lists of pods and nodes are in.
 
