@@ -71,7 +71,7 @@ class ExtenderDaemon:
         unmet = {"synced": "the first lists are not in yet", CONDITION: NOT_LEADER}
         self.readiness = Readiness(unmet | ({ELECTION: NOT_READ} if settings.leader_election else {}))
         self.state = ClusterState(types)
-        self._changes = ChangeLog(time.time_ns() // 1000)
+        self._changes = ChangeLog(time.time_ns())  # so fine that no two replicas tell different changes by one version
         self.state.observe(self._changes)
         self._monitor = Monitor(self.state, self._changes)
         namespace = settings.lease_namespace if settings.plugin_leases else ""

@@ -33,6 +33,9 @@ class Following(Protocol):
     def age_seconds(self) -> float:
         """How long ago the server was last heard of."""
 
+    def followed_seconds(self) -> float:
+        """For how long a watch has been open without a break."""
+
     async def run(self) -> NoReturn:
         """Follow until cancelled."""
 
@@ -99,8 +102,11 @@ class Feeds:
             readiness.met("synced")
 
     async def _judge_plugins(self) -> NoReturn:
+        """A lease that nobody watches has not run out; and a new watch has to tell first what was missed."""
         while True:
-            self._state.set_stale(self._leases.stale(self._clock()))
+            leases = self._following.get("leases")
+            if leases is not None and leases.followed_seconds() >= TICK_SECONDS:
+                self._state.set_stale(self._leases.stale(self._clock()))
             await asyncio.sleep(TICK_SECONDS)
 
     def _pod_changed(self, uid: str, _: PodRecord | None, record: PodRecord | None) -> None:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -89,7 +90,7 @@ class Link:
         if request.method == self.forbidden:
             return Response(403, b'{"reason":"Forbidden","message":"leases is forbidden: User cannot"}')
         response = self.cluster.serve(request)
-        if self.lose_answers:
+        if self.lose_answers and request.method != "GET":
             raise UnreachableError(request.method, request.path, "lost", may_have_arrived=True)
         return response
 
@@ -476,6 +477,42 @@ async def test_being_slower_than_another_candidate_is_no_trouble() -> None:
         await asyncio.sleep(30)
         assert leaders(*candidates) == 1
         assert not any(trouble for candidate in candidates for trouble in candidate.told.troubles)
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("seed", range(20))
+async def test_e4_whatever_happens_to_whom_there_are_never_two_leaders(seed: int) -> None:
+    """Cuts, lost answers, slow servers, ends and restarts, in any order; and in the end there is one again."""
+    random, cluster = Random(seed), Cluster()  # noqa: S311 - a case, not a secret
+    async with election_of(cluster) as stand:
+        candidates = [stand(name) for name in "abc"]
+        for _ in range(100):
+            for _ in range(random.choice([1, 3, 10, 30])):
+                await asyncio.sleep(0.2)
+                assert leaders(*candidates) <= 1
+            place = random.randrange(len(candidates))
+            candidate = candidates[place]
+            match random.choice(["cut", "cut", "mend", "mend", "lose", "slow", "end", "restart"]):
+                case "cut":
+                    candidate.link.cut = True
+                case "mend":
+                    candidate.link.cut = candidate.link.lose_answers = False
+                case "lose":
+                    candidate.link.lose_answers = True
+                case "slow":
+                    cluster.delay_seconds = random.choice([0.0, 0.0, 0.4, 3.0])
+                case "end":
+                    candidate.settled = random.random() < 0.5
+                    await candidate.stop()
+                case _:
+                    await candidate.stop()
+                    candidates[place] = stand("abc"[place])
+        cluster.delay_seconds = 0.0
+        candidates.append(stand("d"))
+        for candidate in candidates:
+            candidate.link.cut = candidate.link.lose_answers = False
+        await asyncio.sleep(40)
+        assert leaders(*candidates) == 1
 
 
 async def test_an_election_over_the_real_transport(server: StandInApiServer, api: KubernetesApi) -> None:
