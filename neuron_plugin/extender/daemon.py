@@ -123,7 +123,7 @@ class ExtenderDaemon:
         }
         if self._election:
             return jobs | {"election": self._election.run(), "leadership": self._leadership.run()}
-        return jobs | {"lead": self._leadership.lead_alone(self._feeds.pods.synced.wait())}
+        return jobs | {"lead": self._leadership.lead_alone(self._feeds.pods.synced.wait)}
 
     async def _leave(self) -> None:
         _log.info("stopping", extra={"binds_under_way": self.binder.under_way})

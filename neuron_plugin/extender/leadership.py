@@ -22,7 +22,7 @@ from neuron_plugin.extender.readiness import Readiness
 _log = logging.getLogger(__name__)
 
 CONDITION = "leader"
-NOT_LEADER = "another replica of the extender is the leader"
+NOT_LEADER = "this replica of the extender is not the leader"
 ELECTION = "election"
 NOT_READ = "the leader's Lease was not read yet"
 _OUT_OF_TERM = "no bind now: the leader's lease was not renewed lately and may run out before the bind ends"
@@ -96,7 +96,7 @@ class Leadership:
             if self._won is not None:
                 await self._take_over(self._won)
 
-    async def lead_alone(self, first_list: Awaitable[object]) -> None:
+    async def lead_alone(self, first_list: Callable[[], Awaitable[object]]) -> None:
         """Without an election: be the leader, as after one that was killed at the moment this replica started.
 
         ``first_list`` ends when a consistent list that was asked for since then is in.
@@ -104,7 +104,7 @@ class Leadership:
         started = self._clock.now()
         self._won = Change.TAKEN
         self._readiness.unmet(CONDITION, _TAKING_OVER)
-        await first_list
+        await first_list()
         await self._outwait(started)
         self._readiness.met(CONDITION)
 

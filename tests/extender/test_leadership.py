@@ -155,7 +155,7 @@ async def test_a_failing_list_is_tried_again() -> None:
 async def test_t30_t46_a_single_replica_outwaits_its_predecessors_last_write_if_a_pod_may_get_it() -> None:
     found = Replica(Pods(unbound=True))
 
-    await found.leadership.lead_alone(asyncio.sleep(2))
+    await found.leadership.lead_alone(lambda: asyncio.sleep(2))
 
     assert await found.ready_after() >= LANDING
     assert found.lists[-1] >= LANDING
@@ -165,7 +165,7 @@ async def test_t30_t46_a_single_replica_outwaits_its_predecessors_last_write_if_
 async def test_t30_t50_a_single_replica_leads_with_its_first_list_where_every_pod_is_bound() -> None:
     found = Replica(Pods(unbound=False))
 
-    await found.leadership.lead_alone(asyncio.sleep(2))
+    await found.leadership.lead_alone(lambda: asyncio.sleep(2))
 
     assert await found.ready_after() == pytest.approx(2)
     assert found.lists == []

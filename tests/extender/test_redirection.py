@@ -17,6 +17,7 @@ from multidict import CIMultiDictProxy
 from neuron_plugin.cluster.transport import KubernetesApi
 from neuron_plugin.extender import redirection
 from neuron_plugin.extender.binding import BindTimes
+from neuron_plugin.extender.leadership import NOT_LEADER
 from neuron_plugin.extender.redirection import to_the_leader
 from neuron_plugin.extender.settings import ExtenderSettings
 from neuron_plugin.simulation.api_server import LEASES, PODS, Fault, Match, StandInApiServer
@@ -155,7 +156,7 @@ async def test_e04_a_pod_is_bound_by_the_leader_whichever_replica_the_scheduler_
 
 
 async def test_e04_p78_a_standby_is_ready_for_the_kubelet_and_not_for_verbs(pair: Pair) -> None:
-    unfit = "another replica of the extender is the leader\n"
+    unfit = f"{NOT_LEADER}\n"
     assert await pair.standby.get("/readyz", health=True) == (503, unfit)
     assert await pair.standby.get("/readyz?exclude=leader", health=True) == (200, "ok\n")
     assert await pair.standby.get("/readyz?verbose&exclude=leader", health=True) == (
