@@ -10,6 +10,7 @@ import pytest
 
 from neuron_plugin.cluster.election import Terms
 from neuron_plugin.cluster.transport import KubernetesApi
+from neuron_plugin.extender.leadership import _TAKING_OVER
 from neuron_plugin.extender.settings import ExtenderSettings
 from neuron_plugin.simulation.api_server import LEASES, Fault, Match, StandInApiServer
 from neuron_plugin.simulation.manifests import node_manifest, pod_manifest
@@ -47,8 +48,7 @@ async def test_t10_sigterm_while_it_outwaits_the_last_leader(server: StandInApiS
     server.create_node(node_manifest("node", "trn1.32xlarge"))
     server.create_pod(pod_manifest("waiting", DEVICE, 1))
     async with extender_on(api, ELECTED) as extender:
-        await until(lambda: not extender.daemon.readiness.conditions["synced"])
-        assert "taking over" in extender.daemon.readiness.why_not
+        await until(lambda: extender.daemon.readiness.why_not == _TAKING_OVER)
         await ended(extender)
     assert holder(server) == ""
 
