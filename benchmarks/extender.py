@@ -306,12 +306,12 @@ def _serve_api(pipe: Connection, nodes: int) -> None:
     asyncio.run(_serve_cluster(pipe, nodes))
 
 
-async def _serve_cluster(pipe: Connection, nodes: int) -> None:
+async def _serve_cluster(pipe: Connection, nodes: int, pods: int = BINDS * 2) -> None:
     """A stand-in API server with nodes and waiting pods; slow binds when the number of nodes is negative."""
     async with StandInApiServer() as server:
         for number in range(abs(nodes)):
             server.create_node(node_manifest(f"node-{number}", TYPE))
-        for number in range(BINDS * 2):
+        for number in range(pods):
             server.create_pod(pod_manifest(f"pod-{number}", Resource.NEURON, 1))
         if nodes < 0:
             server.fail(Fault(Match(method="POST", path="/binding$"), times=10_000, delay_seconds=0.3))
@@ -425,9 +425,14 @@ async def _client(server: StandInApiServer) -> AsyncIterator[KubernetesApi]:
 # Start.
 
 
+def _serve_nodes(pipe: Connection, nodes: int) -> None:
+    """As ``_serve_api`` without a pod: if one waits, an extender first outwaits its predecessor's writes."""
+    asyncio.run(_serve_cluster(pipe, nodes, pods=0))
+
+
 async def start() -> None:
     """From the start of a process to its first good filter, 1000 nodes."""
-    with served(_serve_api, 1000) as kubeconfig:
+    with served(_serve_nodes, 1000) as kubeconfig:
         began = time.perf_counter()
         arguments = ["extender", "--kubeconfig", str(kubeconfig), "--port", "19345", "--health-port", "19346"]
         process = await asyncio.create_subprocess_exec(

@@ -179,7 +179,9 @@ def _nested(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
 def _extender_metrics() -> list[Metric]:
     registry = CollectorRegistry()
     ExtenderMetrics(registry)
-    registry.register(StateCollector(ClusterState(catalogue()), ages={}, drift=lambda: 0, under_way=lambda: 0))
+    registry.register(
+        StateCollector(ClusterState(catalogue()), ages={}, drift=lambda: 0, under_way=lambda: 0, leading=lambda: True)
+    )
     return sorted(registry.collect(), key=lambda metric: metric.name)
 
 

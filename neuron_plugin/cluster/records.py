@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """On the API server's copy of a static pod, which only its kubelet manages (``pkg/kubelet/types/constants.go``)."""
+HOLDER_URL_KEY = "neuron-plugin.io/holder-url"
+"""On a Lease: where its holder is reached."""
 
 _NOTHING: Mapping[str, str] = {}
 
@@ -259,6 +261,11 @@ class Lease(_Object, frozen=True):
     def holder(self) -> str:
         """Empty if nobody holds it."""
         return self.spec.holder_identity or ""
+
+    @property
+    def holder_url(self) -> str:
+        """Where the holder is reached; empty if it does not say."""
+        return self.annotations.get(HOLDER_URL_KEY, "")
 
     @property
     def duration_seconds(self) -> int:

@@ -125,6 +125,7 @@ class Reflector(Generic[R, V]):
         self._must_list = True
         self._watch_list = True
         self._heard_at = clock.now()
+        self._followed_since: float | None = None
         self._in_trouble = False
 
     @property
@@ -144,6 +145,10 @@ class Reflector(Generic[R, V]):
     def age_seconds(self) -> float:
         """How long ago the server was last heard of: a list, an event or a bookmark."""
         return self._clock.now() - self._heard_at
+
+    def followed_seconds(self) -> float:
+        """For how long a watch has been open without a break; 0 between two. Silence means nothing then."""
+        return 0.0 if self._followed_since is None else self._clock.now() - self._followed_since
 
     async def run(self) -> NoReturn:
         """List and watch until cancelled."""
@@ -247,12 +252,16 @@ class Reflector(Generic[R, V]):
         raise UnreachableError("GET", self._path, "the watch ended among its initial events", may_have_arrived=True)
 
     async def _apply_all(self, lines: AsyncIterator[bytes]) -> None:
-        async for line in lines:
-            event = self._read(line)
-            if event.type == "BOOKMARK":
-                self._store.advance(decode_bookmark(event.object).version)
-            else:
-                self._apply(event.type, self._kind.decode(event.object))
+        self._followed_since = self._clock.now()
+        try:
+            async for line in lines:
+                event = self._read(line)
+                if event.type == "BOOKMARK":
+                    self._store.advance(decode_bookmark(event.object).version)
+                else:
+                    self._apply(event.type, self._kind.decode(event.object))
+        finally:
+            self._followed_since = None
 
     def _apply(self, change: str, record: R) -> None:
         version = parse_version(record.resource_version)

@@ -74,6 +74,8 @@ async def _open_client(library: _Library, kubeconfig: Path | None) -> _Client:
         if kubeconfig is None:
             library.config.load_incluster_config(client_configuration=settings)
         else:
+            # Of a file that is not there the library would log a warning of its own, and then miss a key in it.
+            await asyncio.to_thread(kubeconfig.stat)
             await library.config.load_kube_config(str(kubeconfig), client_configuration=settings, persist_config=False)
         client = library.client.ApiClient(configuration=settings)
     except (

@@ -19,18 +19,20 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from neuron_plugin.cluster.api import ApiServer
-from neuron_plugin.cluster.leases import TERMS, Election, LeaseName, Terms
+from neuron_plugin.cluster.election import TERMS, Election, Terms
+from neuron_plugin.cluster.leases import LeaseName
 from neuron_plugin.extender.binding import TIMES, Binder, BindTimes
 from neuron_plugin.extender.change_log import ChangeLog
 from neuron_plugin.extender.closings import Closings
 from neuron_plugin.extender.feeds import Feeds
 from neuron_plugin.extender.inspection import inspection_routes
-from neuron_plugin.extender.leadership import CONDITION, NOT_LEADER, Leadership, fence, lead_alone
+from neuron_plugin.extender.leadership import CONDITION, ELECTION, NOT_LEADER, NOT_READ, Leadership, fence
 from neuron_plugin.extender.metrics import ExtenderMetrics, StateCollector
 from neuron_plugin.extender.monitor import Monitor
 from neuron_plugin.extender.pod_writes import ApiPodWrites
 from neuron_plugin.extender.probes import probe_routes
 from neuron_plugin.extender.readiness import Readiness
+from neuron_plugin.extender.redirection import to_the_leader
 from neuron_plugin.extender.reporting import Reporting
 from neuron_plugin.extender.server import application, runner, verb_routes
 from neuron_plugin.extender.service import ExtenderService
@@ -66,17 +68,19 @@ class ExtenderDaemon:
         self._identity = settings.identity or socket.gethostname()
         self._registry = CollectorRegistry()
         self._metrics = ExtenderMetrics(self._registry)
-        self.readiness = Readiness({"synced": "the first lists are not in yet", CONDITION: NOT_LEADER})
+        unmet = {"synced": "the first lists are not in yet", CONDITION: NOT_LEADER}
+        self.readiness = Readiness(unmet | ({ELECTION: NOT_READ} if settings.leader_election else {}))
         self.state = ClusterState(types)
-        self._changes = ChangeLog(time.time_ns() // 1000)
+        self._changes = ChangeLog(time.time_ns())  # so fine that no two replicas tell different changes by one version
         self.state.observe(self._changes)
         self._monitor = Monitor(self.state, self._changes)
         namespace = settings.lease_namespace if settings.plugin_leases else ""
         self._feeds = Feeds(api, self.state, self._metrics, lease_namespace=namespace)
         times = replace(times, answer=settings.answer_seconds)
-        self._terms = terms
-        self._leadership = Leadership(self.readiness, self._feeds.pods.list_consistently, landing_seconds=times.landing)
-        self._election = self._candidate(api) if settings.leader_election else None
+        self._leadership = Leadership(
+            self.readiness, self._feeds, landing_seconds=times.landing, patience_seconds=terms.renew_deadline
+        )
+        self._election = self._candidate(api, terms) if settings.leader_election else None
         self.binder = Binder(
             self.state,
             ApiPodWrites(api),
@@ -94,6 +98,7 @@ class ExtenderDaemon:
                 ages=self._feeds.ages,
                 drift=self.binder.unseen,
                 under_way=lambda: self.binder.under_way,
+                leading=lambda: not self.readiness.conditions[CONDITION],
             )
         )
 
@@ -118,7 +123,7 @@ class ExtenderDaemon:
         }
         if self._election:
             return jobs | {"election": self._election.run(), "leadership": self._leadership.run()}
-        return jobs | {"lead": lead_alone(self.readiness)}
+        return jobs | {"lead": self._leadership.lead_alone(self._feeds.pods.synced.wait)}
 
     async def _leave(self) -> None:
         _log.info("stopping", extra={"binds_under_way": self.binder.under_way})
@@ -135,9 +140,14 @@ class ExtenderDaemon:
             await self.binder.settle()
             await asyncio.sleep(SETTLE_SECONDS)
 
-    def _candidate(self, api: ApiServer) -> Election:
-        lease = LeaseName(self._settings.lease_namespace, self._settings.lease_name, self._identity)
-        return Election(api, lease, terms=self._terms, on_change=self._leadership.changed)
+    def _candidate(self, api: ApiServer, terms: Terms) -> Election:
+        settings = self._settings
+        lease = LeaseName(settings.lease_namespace, settings.lease_name, self._identity, url=settings.url)
+        return Election(api, lease, self._leadership, settled=self._settled, terms=terms)
+
+    def _settled(self) -> bool:
+        """Whether nothing that this replica wrote may still take effect."""
+        return not self.binder.under_way and all(held.confirmed for held in self.state.reservations.values())
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
@@ -147,7 +157,10 @@ class ExtenderDaemon:
         routes = [*verb_routes(self.service), *self._monitor.routes(), *inspection_routes(self.state), *probes]
         certificate = _certificate(settings)
         context = certificate.context if certificate else None
-        async with _site(application(routes, settings.max_body_mib), settings.address, settings.port, context) as port:
+        app = application(routes, settings.max_body_mib)
+        if self._election:
+            app.middlewares.append(to_the_leader(self._election))
+        async with _site(app, settings.address, settings.port, context) as port:
             _log.info("serving", extra={"address": settings.address, "port": port, "tls": settings.tls})
             self.port = port
             async with _site(application(probes, 1), settings.health_address, settings.health_port) as health_port:

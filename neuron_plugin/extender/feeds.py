@@ -33,6 +33,9 @@ class Following(Protocol):
     def age_seconds(self) -> float:
         """How long ago the server was last heard of."""
 
+    def followed_seconds(self) -> float:
+        """For how long a watch has been open without a break."""
+
     async def run(self) -> NoReturn:
         """Follow until cancelled."""
 
@@ -73,6 +76,18 @@ class Feeds:
         """By kind, how long ago the server was last heard of, in seconds."""
         return {kind: following.age_seconds for kind, following in self._following.items()}
 
+    async def list_consistently(self, timeout_seconds: float) -> None:
+        """Bring the pods to what the server knows now.
+
+        Raises:
+            ClusterError: the server did not answer within ``timeout_seconds``, or refused.
+        """
+        await self.pods.list_consistently(timeout_seconds)
+
+    def any_unbound(self) -> bool:
+        """Whether a live pod that asks for Neuron has no node."""
+        return any(not record.node for record in self.pods.values.values())
+
     async def run(self, readiness: Readiness) -> None:
         """Follow everything until cancelled; tell ``readiness`` when the first lists of pods and nodes are in.
 
@@ -87,8 +102,11 @@ class Feeds:
             readiness.met("synced")
 
     async def _judge_plugins(self) -> NoReturn:
+        """A lease that nobody watches has not run out; and a new watch has to tell first what was missed."""
         while True:
-            self._state.set_stale(self._leases.stale(self._clock()))
+            leases = self._following.get("leases")
+            if leases is not None and leases.followed_seconds() >= TICK_SECONDS:
+                self._state.set_stale(self._leases.stale(self._clock()))
             await asyncio.sleep(TICK_SECONDS)
 
     def _pod_changed(self, uid: str, _: PodRecord | None, record: PodRecord | None) -> None:

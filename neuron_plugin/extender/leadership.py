@@ -1,8 +1,10 @@
 """Serving only as the leader, and only after the last one can have done nothing more.
 
-A write that the previous leader sent at its last moment may land after this replica has the Lease. So a new leader
-waits until that write's time is over, lists the pods consistently, and only then becomes ready. The other side is the
-fence: no bind starts that could outlive this replica's own term.
+A write that the last leader sent at its last moment may land after this replica has taken over. It can only be the
+binding of a pod that is not bound yet. So a new leader lists the pods consistently, and if one that asks for Neuron is
+unbound it waits until such a write's time is over and lists again; only then is it ready. It need not wait where the
+last leader gave the Lease up with everything settled. The other side is the fence: no bind starts that could outlive
+this replica's own term.
 """
 
 from __future__ import annotations
@@ -13,13 +15,16 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from neuron_plugin.cluster.api import ClusterError
+from neuron_plugin.cluster.election import Change
+from neuron_plugin.cluster.timing import CLOCK, Clock
 from neuron_plugin.extender.readiness import Readiness
 
 _log = logging.getLogger(__name__)
 
 CONDITION = "leader"
-NOT_LEADER = "another replica of the extender is the leader"
-ALONE_LANDING_SECONDS = 0.7
+NOT_LEADER = "this replica of the extender is not the leader"
+ELECTION = "election"
+NOT_READ = "the leader's Lease was not read yet"
 _OUT_OF_TERM = "no bind now: the leader's lease was not renewed lately and may run out before the bind ends"
 _TAKING_OVER = "taking over from the last leader"
 _LIST_SECONDS = 60.0
@@ -33,60 +38,101 @@ class Term(Protocol):
         """For how long this replica is the leader even if no renewal succeeds."""
 
 
+class Pods(Protocol):
+    """What a new leader asks of the pods it follows."""
+
+    async def list_consistently(self, timeout_seconds: float) -> None:
+        """Bring the state to what the server knows now; fails with a ClusterError."""
+
+    def any_unbound(self) -> bool:
+        """Whether a live pod that asks for Neuron has no node."""
+
+
 class Leadership:
-    """Turns the election's news into readiness. ``list_pods`` brings the state to what the server knows now."""
+    """Turns the election's news into readiness, as its observer.
+
+    ``landing_seconds`` is how long after its start a write may still take effect, ``patience_seconds`` how long the
+    Lease may be out of reach before a replica says that it is of no use as a standby either.
+    """
 
     def __init__(
         self,
         readiness: Readiness,
-        list_pods: Callable[[float], Awaitable[None]],
+        pods: Pods,
         *,
         landing_seconds: float,
+        patience_seconds: float,
+        clock: Clock = CLOCK,
     ) -> None:
         self._readiness = readiness
-        self._list_pods = list_pods
+        self._pods = pods
         self._landing_seconds = landing_seconds
-        self._leading = False
+        self._patience_seconds = patience_seconds
+        self._clock = clock
         self._news = asyncio.Event()
+        self._won: Change | None = None
+        self._heard_at = float("-inf")
 
-    def changed(self, leading: bool) -> None:  # noqa: FBT001 - the election's callback
+    def changed(self, change: Change) -> None:
         """Won or lost. Lost takes effect at once."""
-        self._leading = leading
-        if not leading:
+        self._won = None if change is Change.LOST else change
+        if self._won is None:
             self._readiness.unmet(CONDITION, NOT_LEADER)
         self._news.set()
+
+    def heard(self, trouble: str) -> None:
+        """See ``cluster.election.Observer``."""
+        if not trouble:
+            self._heard_at = self._clock.now()
+            self._readiness.met(ELECTION)
+        elif self._clock.now() - self._heard_at >= self._patience_seconds:
+            self._readiness.unmet(ELECTION, f"the leader's Lease cannot be read or written: {trouble}")
 
     async def run(self) -> None:
         """Take over each time the election is won, until cancelled."""
         while True:
             await self._news.wait()  # no deadline: a replica that never leads has nothing to do here
             self._news.clear()
-            if self._leading:
-                await self._take_over()
+            if self._won is not None:
+                await self._take_over(self._won)
 
-    async def _take_over(self) -> None:
+    async def lead_alone(self, first_list: Callable[[], Awaitable[object]]) -> None:
+        """Without an election: be the leader, as after one that was killed at the moment this replica started.
+
+        ``first_list`` ends when a consistent list that was asked for since then is in.
+        """
+        started = self._clock.now()
+        self._won = Change.TAKEN
         self._readiness.unmet(CONDITION, _TAKING_OVER)
-        await asyncio.sleep(self._landing_seconds)
-        while self._leading:
+        await first_list()
+        await self._outwait(started)
+        self._readiness.met(CONDITION)
+
+    async def _take_over(self, won: Change) -> None:
+        since = self._clock.now()
+        self._readiness.unmet(CONDITION, _TAKING_OVER)
+        await self._list()
+        if won is Change.TAKEN:
+            await self._outwait(since)
+        if not self._news.is_set():
+            self._readiness.met(CONDITION)
+
+    async def _outwait(self, since: float) -> None:
+        """Wait until no write can land any more that began before ``since``; there is none for a pod that is bound."""
+        if self._pods.any_unbound():
+            await self._clock.sleep(max(0.0, since + self._landing_seconds - self._clock.now()))
+            await self._list()
+
+    async def _list(self) -> None:
+        """Until it succeeds, or is not wanted any more."""
+        while self._won is not None:
             try:
-                await self._list_pods(_LIST_SECONDS)
+                await self._pods.list_consistently(_LIST_SECONDS)
             except ClusterError as error:
                 _log.warning("taking over waits for a list of pods", extra={"cause": str(error)})
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
-                break
-        if self._leading and not self._news.is_set():
-            self._readiness.met(CONDITION)
-
-
-async def lead_alone(readiness: Readiness) -> None:
-    """Without an election: be the leader, once a predecessor that was killed can have done nothing more.
-
-    Its connections ended with it, and the API server gives up requests whose connection is gone; the pause is for the
-    write that it was just about to commit.
-    """
-    await asyncio.sleep(ALONE_LANDING_SECONDS)
-    readiness.met(CONDITION)
+                return
 
 
 def fence(readiness: Readiness, term: Term | None, write_seconds: float) -> Callable[[], str]:

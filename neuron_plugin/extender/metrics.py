@@ -91,15 +91,19 @@ class StateCollector(Collector):
         ages: Mapping[str, Callable[[], float]],
         drift: Callable[[], int],
         under_way: Callable[[], int],
+        leading: Callable[[], bool],
     ) -> None:
         self._state = state
         self._ages = ages
         self._drift = drift
         self._under_way = under_way
+        self._leading = leading
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Every gauge, from one look at the state."""
-        nodes = list(self._state.nodes.values())
+        """Every gauge, from one look at the state; of nodes only the leader tells, or sums would count them twice."""
+        leading = self._leading()
+        nodes = list(self._state.nodes.values()) if leading else []
+        yield _single("neuron_extender_leader", "1 on the replica that may bind, 0 on the others.", leading)
         yield from _node_families(nodes)
         yield _by_label(
             "neuron_extender_closed_nodes", "Nodes that take no Neuron pod, by reason.", "reason", _closed(nodes)

@@ -1,12 +1,14 @@
 """``/healthz``, ``/readyz``, ``/metrics``, and ``/decisions``: what was bound lately and what else there was.
 
-Alive means that the event loop answers: an API outage is no reason to be restarted. Ready means synced and leading,
-so that a Service sends the scheduler to the one replica that may bind.
+Alive means that the event loop answers: an API outage is no reason to be restarted. Ready means synced and leading.
+As with Kubernetes' own components ``/readyz?verbose`` lists the checks and ``/readyz?exclude=leader`` leaves one out:
+so a kubelet asks, for whom a standby that can take over or name the leader is as good as the leader.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import msgspec
 from aiohttp import web
@@ -28,9 +30,12 @@ def probe_routes(readiness: Readiness, registry: CollectorRegistry, journal: Jou
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
-    async def readyz(_: web.Request) -> web.Response:
-        why_not = readiness.why_not
-        return web.Response(text=f"{why_not or 'ok'}\n", status=_UNAVAILABLE if why_not else 200)
+    async def readyz(request: web.Request) -> web.Response:
+        excluded = request.query.getall("exclude", [])
+        checks = {name: why for name, why in readiness.conditions.items() if name not in excluded}
+        ready = not any(checks.values())
+        text = _listed(checks) if "verbose" in request.query else "; ".join(filter(None, checks.values())) or "ok"
+        return web.Response(text=f"{text}\n", status=200 if ready else _UNAVAILABLE)
 
     async def metrics(_: web.Request) -> web.Response:
         text = await asyncio.to_thread(generate_latest, registry)
@@ -38,6 +43,10 @@ def probe_routes(readiness: Readiness, registry: CollectorRegistry, journal: Jou
 
     pages = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics, "/decisions": decisions}
     return [web.get(path, page) for path, page in pages.items()]
+
+
+def _listed(checks: Mapping[str, str]) -> str:
+    return "\n".join(f"[-]{name} failed: {why}" if why else f"[+]{name} ok" for name, why in checks.items())
 
 
 def _explained(journal: Journal) -> bytes:

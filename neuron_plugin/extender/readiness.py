@@ -7,23 +7,29 @@ given away. Each condition is set by the part that knows it; the probes and ever
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 
 class Readiness:
     """Conditions by name, each unmet at first, with its reason."""
 
     def __init__(self, conditions: Mapping[str, str]) -> None:
-        self._unmet = dict(conditions)
+        self._reasons = dict(conditions)
+
+    @property
+    def conditions(self) -> Mapping[str, str]:
+        """Why each condition does not hold, or the empty text where it does."""
+        return MappingProxyType(self._reasons)
 
     @property
     def why_not(self) -> str:
         """The reasons for not serving, or the empty text."""
-        return "; ".join(self._unmet.values())
+        return "; ".join(filter(None, self._reasons.values()))
 
     def met(self, condition: str) -> None:
         """The condition holds from now on."""
-        self._unmet.pop(condition, None)
+        self._reasons[condition] = ""
 
     def unmet(self, condition: str, reason: str) -> None:
         """The condition does not hold from now on."""
-        self._unmet[condition] = reason
+        self._reasons[condition] = reason

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from neuron_plugin.allocation.resources import Resource
 
@@ -83,7 +84,13 @@ def _extender(endpoint: ExtenderEndpoint, resources: Sequence[Resource]) -> dict
         "managedResources": [{"name": resource.value, "ignoredByScheduler": False} for resource in resources],
     }
     if endpoint.url.startswith("https:"):
-        files = {"caFile": endpoint.ca_file, "certFile": endpoint.client_cert, "keyFile": endpoint.client_key}
+        tls = {
+            # A standby sends the scheduler to the leader's own address, which stands in no certificate.
+            "serverName": urlsplit(endpoint.url).hostname,
+            "caFile": endpoint.ca_file,
+            "certFile": endpoint.client_cert,
+            "keyFile": endpoint.client_key,
+        }
         found["enableHTTPS"] = True
-        found["tlsConfig"] = {key: value for key, value in files.items() if value}
+        found["tlsConfig"] = {key: value for key, value in tls.items() if value}
     return found

@@ -13,6 +13,7 @@ from neuron_plugin.settings import SettingsError
 from neuron_plugin.telemetry import LogFormat, LogLevel
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - names of addresses, nothing listens here
 
 
 class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
@@ -40,12 +41,27 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         tuple[Dialect, ...], Meta(min_length=1, description="annotation dialects to write, comma separated")
     ] = (Dialect.NEURON_PLUGIN, Dialect.VENDOR)
     instance_types: Annotated[Path | None, Meta(description="YAML file of further instance types")] = None
-    leader_election: Annotated[bool, Meta(description="serve only while holding the Lease")] = True
+    leader_election: Annotated[
+        bool,
+        Meta(
+            description="serve only while holding the Lease; without it start one replica, and the next only after it "
+            "has ended"
+        ),
+    ] = True
     lease_name: Annotated[str, Meta(min_length=1, description="name of the leader's Lease")] = "neuron-extender"
     lease_namespace: Annotated[
         str, Meta(min_length=1, description="namespace of the leader's Lease and of the plugins'")
     ] = "kube-system"
-    identity: Annotated[str, Meta(description="this replica's name in the Lease; the host name when empty")] = ""
+    identity: Annotated[
+        str, Meta(description="this replica's name in the Lease, its own alone; the host name when empty")
+    ] = ""
+    advertise_address: Annotated[
+        str,
+        Meta(
+            description="address at which the scheduler reaches this replica: a standby sends it to the leader's; "
+            "'address' when empty"
+        ),
+    ] = ""
     plugin_leases: Annotated[bool, Meta(description="close a node whose plugin has stopped renewing its Lease")] = True
     answer_seconds: Annotated[
         float, Meta(gt=0, le=60, description="deadline of a bind call; below the scheduler's httpTimeout")
@@ -53,6 +69,15 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     max_body_mib: Annotated[int, Meta(ge=1, le=1024, description="largest body; 5000 whole nodes are 57")] = 128
     log_format: Annotated[LogFormat, Meta(description="form of the log lines")] = LogFormat.JSON
     log_level: Annotated[LogLevel, Meta(description="least severity that is logged")] = LogLevel.INFO
+
+    @property
+    def url(self) -> str:
+        """Where the scheduler reaches this replica; empty if no setting says so."""
+        address = self.advertise_address or self.address
+        if address in WILDCARDS or not self.port:
+            return ""
+        host = f"[{address}]" if ":" in address else address
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
 
     @property
     def tls(self) -> bool:

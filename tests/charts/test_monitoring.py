@@ -33,7 +33,7 @@ def own_series() -> set[str]:
     ExtenderMetrics(registry)
     families = list(registry.collect())
     nothing: Any = SimpleNamespace(nodes={}, pods={}, reservations={})
-    families += StateCollector(nothing, ages={}, drift=lambda: 0, under_way=lambda: 0).collect()
+    families += StateCollector(nothing, ages={}, drift=lambda: 0, under_way=lambda: 0, leading=lambda: True).collect()
     own = set()
     for metric in METRICS.values():
         own |= {

@@ -40,8 +40,8 @@ def test_pods_are_told_the_name_to_write() -> None:
     assert "schedulerName: my-scheduler\n" in notes("vendor-migration")
 
 
-def test_a_standby_that_is_not_ready_is_explained() -> None:
-    assert "One ready pod of 2 is right" in notes("existing-certificates")
+def test_every_replica_of_the_extender_is_said_to_become_ready() -> None:
+    assert "its pods are ready once they have read the cluster" in notes("second-scheduler")
     assert "is right" not in notes("second-scheduler")
 
 

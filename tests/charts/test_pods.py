@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from neuron_plugin.extender.leadership import CONDITION
 from neuron_plugin.extender.settings import ExtenderSettings
 from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.settings import load
 from tests.charts.manifests import NAMES, Manifest, containers, embedded, of_kind, pod_templates
 
 PODS = [(name, workload) for name in NAMES for workload in pod_templates(name)]
@@ -195,19 +199,33 @@ def test_extender_and_scheduler_do_not_wait_for_themselves(name: str, workload: 
 
 
 @pytest.mark.parametrize(("name", "workload"), EXTENDER)
-def test_a_rollout_of_the_extender_does_not_wait_for_a_follower_to_become_ready(name: str, workload: str) -> None:
-    strategy = of_kind(name, "Deployment")[workload]["spec"]["strategy"]
-    assert strategy["rollingUpdate"]["maxUnavailable"] == "100%"
+def test_a_rollout_of_the_extender_takes_no_pod_before_another_stands_by(name: str, workload: str) -> None:
+    deployment = of_kind(name, "Deployment")[workload]["spec"]
+    assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert deployment["replicas"] == 2
     (container,) = pod_templates(name)[workload]["spec"]["containers"]
+    assert container["readinessProbe"]["httpGet"]["path"] == f"/readyz?exclude={CONDITION}"
     pause = container["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert 0 < pause < pod_templates(name)[workload]["spec"]["terminationGracePeriodSeconds"] - 10
 
 
+@pytest.mark.parametrize(("name", "workload"), EXTENDER)
+def test_a_standby_is_told_where_the_leader_is_reached(name: str, workload: str, tmp_path: Path) -> None:
+    (container,) = pod_templates(name)[workload]["spec"]["containers"]
+    (variable,) = container["env"]
+    assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    file = tmp_path / "config.yaml"
+    file.write_text(of_kind(name, "ConfigMap")[workload]["data"]["config.yaml"], encoding="utf-8")
+    assert load(ExtenderSettings, {}, {variable["name"]: "10.0.0.7"}, file).url == "https://10.0.0.7:12345"
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_no_disruption_budget_holds_the_only_ready_extender(name: str) -> None:
-    for budget in of_kind(name, "PodDisruptionBudget").values():
-        assert budget["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"] == "scheduler"
+def test_a_drain_takes_one_pod_of_extender_and_scheduler_at_a_time_and_is_never_held_up(name: str) -> None:
+    budgets = of_kind(name, "PodDisruptionBudget")
+    assert set(budgets) in (set(of_kind(name, "Deployment")), set()), "all of them, or none where they are off"
+    for budget in budgets.values():
         assert budget["spec"]["maxUnavailable"] == 1
+        assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
 @everywhere

@@ -586,6 +586,24 @@ async def test_age_is_the_time_since_anything_was_heard(api: KubernetesApi) -> N
     assert reflector.age_seconds() == 0.0
 
 
+async def test_a_watch_is_followed_from_its_opening_to_its_end(server: StandInApiServer, api: KubernetesApi) -> None:
+    reflector = Reflector(api, PODS, lambda pod: pod)
+    assert reflector.followed_seconds() == 0.0
+    running = asyncio.create_task(reflector.run(), name="reflector")
+    async with asyncio.timeout(10):
+        while not reflector.followed_seconds():
+            await asyncio.sleep(0.005)
+        server.fail(Fault(status=500, times=1000))
+        server.end_watches()
+        while reflector.followed_seconds():
+            await asyncio.sleep(0.005)
+        server.forgive()
+        while not reflector.followed_seconds():
+            await asyncio.sleep(0.005)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 def _pods_target() -> Any:
     from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS  # noqa: PLC0415 - beside its one use
     from neuron_plugin.simulation.api_server_kinds import Target  # noqa: PLC0415 - as above

@@ -264,7 +264,7 @@ async def test_a_kubeconfig_that_vanished_leaves_the_refusal(tmp_path: Path, cap
             server.rotate(token="second")  # noqa: S106 - as above
             kubeconfig.unlink()
             assert (await api.request(PODS, timeout_seconds=5)).status == 401
-    assert "credentials for the API server cannot be loaded again" in caplog.messages
+    assert caplog.messages == ["credentials for the API server cannot be loaded again"], "and no word of the library"
 
 
 def tls_of(authority: trustme.CA) -> ssl.SSLContext:

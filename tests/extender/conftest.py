@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.cluster.transport import KubernetesApi
-from neuron_plugin.extender import feeds, leadership, reporting
+from neuron_plugin.extender import feeds, reporting
 from neuron_plugin.simulation.api_server import StandInApiServer
 from neuron_plugin.simulation.scheduler import StandInScheduler
 from tests.extender.running import Extender, client_of, extender_on
@@ -33,7 +33,6 @@ async def api(server: StandInApiServer, tmp_path: Path) -> AsyncIterator[Kuberne
 @pytest.fixture
 async def extender(api: KubernetesApi, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Extender]:
     """A single replica, ready."""
-    monkeypatch.setattr(leadership, "ALONE_LANDING_SECONDS", 0.0)
     monkeypatch.setattr(feeds, "TICK_SECONDS", 0.02)
     monkeypatch.setattr(reporting, "PERIOD_SECONDS", 0.02)
     async with extender_on(api) as extender:

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from neuron_plugin.cluster.leases import TERMS, Terms
+from neuron_plugin.cluster.election import TERMS, Terms
 from neuron_plugin.cluster.transport import KubernetesApi, connect
 from neuron_plugin.extender.binding import TIMES, BindTimes
 from neuron_plugin.extender.daemon import ExtenderDaemon

@@ -10,10 +10,10 @@ import pytest
 
 from neuron_plugin.cluster import kinds
 from neuron_plugin.cluster.api import send
-from neuron_plugin.cluster.leases import LeaseName, Terms, create_lease, release_lease, renew_lease, utc_now
+from neuron_plugin.cluster.election import Terms
+from neuron_plugin.cluster.leases import LeaseName, create_lease, release_lease, renew_lease, utc_now
 from neuron_plugin.cluster.transport import KubernetesApi
 from neuron_plugin.extender import daemon as daemon_module
-from neuron_plugin.extender import leadership
 from neuron_plugin.extender.binding import BindTimes
 from neuron_plugin.extender.settings import ExtenderSettings
 from neuron_plugin.simulation.api_server import EVENTS, PODS, Fault, JsonObject, Match, StandInApiServer
@@ -359,7 +359,7 @@ async def test_e04_e05_only_the_leader_is_ready_and_its_successor_gives_nothing_
     ):
         await one.ready()
         async with extender_on(other_api, replica("two"), terms=QUICK_TERMS, times=QUICK_TIMES) as two:
-            assert "another replica" in two.daemon.readiness.why_not
+            assert "not the leader" in two.daemon.readiness.why_not
             pod = await add_pod(server, one, pod_manifest("first", DEVICE, 8))
             gate = asyncio.Event()
             server.fail(Fault(match=BINDING, gate=gate))
@@ -417,13 +417,12 @@ async def test_an_address_that_is_taken_ends_the_daemon_with_the_reason(api: Kub
 
 
 async def test_killed_between_reserve_and_confirmation_and_started_again_the_state_is_the_lists(
-    server: StandInApiServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+    server: StandInApiServer, api: KubernetesApi
 ) -> None:
-    monkeypatch.setattr(leadership, "ALONE_LANDING_SECONDS", 0.0)
     server.create_node(node_manifest("node", TRN1))
     for before_write in (True, False):
         name = f"pod-{before_write}"
-        async with extender_on(api) as extender:
+        async with extender_on(api, times=QUICK_TIMES) as extender:
             await extender.ready()
             pod = await add_pod(server, extender, pod_manifest(name, DEVICE, 4))
             gate = asyncio.Event()
@@ -436,7 +435,7 @@ async def test_killed_between_reserve_and_confirmation_and_started_again_the_sta
                 await asyncio.gather(call, return_exceptions=True)
 
     bound = [pod for pod in server.objects(PODS) if pod["spec"].get("nodeName")]
-    async with extender_on(api) as extender:
+    async with extender_on(api, times=QUICK_TIMES) as extender:
         await extender.ready()
         assert extender.daemon.state.nodes["node"].used_mask.bit_count() == 8 * len(bound)
         assert not extender.daemon.state.reservations

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from neuron_plugin.cluster.api import UnreachableError
-from neuron_plugin.extender import leadership
-from neuron_plugin.extender.leadership import CONDITION, NOT_LEADER, Leadership, fence, lead_alone
+from neuron_plugin.cluster.election import Change
+from neuron_plugin.cluster.timing import Clock
+from neuron_plugin.extender.leadership import CONDITION, ELECTION, NOT_LEADER, NOT_READ, Leadership, fence
 from neuron_plugin.extender.readiness import Readiness
-from tests.extender.running import until
+
+LANDING = 5.0
+PATIENCE = 10.0
 
 
 class Term:
@@ -19,82 +24,170 @@ class Term:
         return self.seconds
 
 
-class Lists:
-    """Counts consistent lists; the first ``failures`` of them fail."""
+class Pods:
+    """Counts consistent lists, which take a second; the first ``failures`` of them fail."""
 
-    def __init__(self, failures: int = 0) -> None:
+    def __init__(self, failures: int = 0, *, unbound: bool = True) -> None:
         self.failures = failures
-        self.count = 0
-        self.gate: asyncio.Event | None = None
+        self.unbound = unbound
+        self.listed_at: list[float] = []
 
-    async def __call__(self, timeout_seconds: float) -> None:
+    async def list_consistently(self, timeout_seconds: float) -> None:
         assert timeout_seconds > 0
-        self.count += 1
-        if self.gate:
-            await self.gate.wait()
-        if self.count <= self.failures:
+        await asyncio.sleep(1)
+        self.listed_at.append(asyncio.get_running_loop().time())
+        if len(self.listed_at) <= self.failures:
             raise UnreachableError("GET", "/api/v1/pods", "away", may_have_arrived=False)
+
+    def any_unbound(self) -> bool:
+        return self.unbound
 
 
 def unready() -> Readiness:
     return Readiness({CONDITION: NOT_LEADER})
 
 
-async def test_e04_a_new_leader_waits_and_lists_before_it_is_ready() -> None:
-    readiness, lists = unready(), Lists()
-    lists.gate = asyncio.Event()
-    leading = Leadership(readiness, lists, landing_seconds=0.05)
-    running = asyncio.create_task(leading.run())
+class Replica:
+    """A leadership under way, in faked time that starts at 0."""
 
-    leading.changed(leading=True)
-    await asyncio.sleep(0)
-    assert lists.count == 0, "first the last leader's writes must have landed"
-    await until(lambda: lists.count)
-    assert "taking over" in readiness.why_not
-    lists.gate.set()
-    await until(lambda: not readiness.why_not)
+    def __init__(self, pods: Pods) -> None:
+        loop = asyncio.get_running_loop()
+        self.started = loop.time()
+        self.pods = pods
+        self.readiness = unready()
+        clock = Clock(loop.time, asyncio.sleep)
+        self.leadership = Leadership(
+            self.readiness, pods, landing_seconds=LANDING, patience_seconds=PATIENCE, clock=clock
+        )
 
-    leading.changed(leading=False)
-    assert readiness.why_not == NOT_LEADER
-    running.cancel()
+    @property
+    def lists(self) -> list[float]:
+        return [at - self.started for at in self.pods.listed_at]
 
-
-async def test_e04_leadership_lost_while_taking_over_makes_nobody_ready() -> None:
-    readiness, lists = unready(), Lists()
-    lists.gate = asyncio.Event()
-    leading = Leadership(readiness, lists, landing_seconds=0.0)
-    running = asyncio.create_task(leading.run())
-    leading.changed(leading=True)
-    await until(lambda: lists.count)
-
-    leading.changed(leading=False)
-    lists.gate.set()
-    await asyncio.sleep(0.01)
-
-    assert readiness.why_not == NOT_LEADER
-    running.cancel()
+    async def ready_after(self) -> float:
+        async with asyncio.timeout(600):
+            while self.readiness.why_not:
+                await asyncio.sleep(0.1)
+        return asyncio.get_running_loop().time() - self.started
 
 
-async def test_a_failing_list_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leadership, "_RETRY_SECONDS", 0.0)
-    readiness, lists = unready(), Lists(failures=2)
-    leading = Leadership(readiness, lists, landing_seconds=0.0)
-    running = asyncio.create_task(leading.run())
-
-    leading.changed(leading=True)
-    await until(lambda: not readiness.why_not)
-
-    assert lists.count == 3
-    running.cancel()
+@asynccontextmanager
+async def replica(pods: Pods) -> AsyncIterator[Replica]:
+    found = Replica(pods)
+    running = asyncio.create_task(found.leadership.run(), name="leadership")
+    try:
+        yield found
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_single_replica_leads_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leadership, "ALONE_LANDING_SECONDS", 0.0)
-    readiness = unready()
+@pytest.mark.looptime
+async def test_e04_a_new_leader_waits_until_the_last_ones_writes_have_landed_and_lists_after_that() -> None:
+    async with replica(Pods()) as found:
+        found.leadership.changed(Change.TAKEN)
+        await asyncio.sleep(2)
+        assert "taking over" in found.readiness.why_not
 
-    await lead_alone(readiness)
+        assert await found.ready_after() >= LANDING
+        assert found.lists[-1] >= LANDING
 
-    assert readiness.why_not == ""
+        found.leadership.changed(Change.LOST)
+        assert found.readiness.why_not == NOT_LEADER
+
+
+@pytest.mark.looptime
+async def test_e04_where_no_pod_is_unbound_no_write_can_land_and_there_is_nothing_to_wait_for() -> None:
+    async with replica(Pods(unbound=False)) as found:
+        found.leadership.changed(Change.TAKEN)
+
+        assert await found.ready_after() < LANDING
+        assert len(found.lists) == 1, "only a list that was asked for since then can say so"
+
+
+@pytest.mark.looptime
+async def test_e04_handed_over_a_new_leader_only_lists() -> None:
+    async with replica(Pods()) as found:
+        found.leadership.changed(Change.HANDED_OVER)
+
+        assert await found.ready_after() < LANDING
+        assert len(found.lists) == 1
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("lost_after", [0.5, 3.0, 5.5])
+async def test_e04_leadership_lost_while_taking_over_makes_nobody_ready(lost_after: float) -> None:
+    async with replica(Pods()) as found:
+        found.leadership.changed(Change.TAKEN)
+        await asyncio.sleep(lost_after)
+
+        found.leadership.changed(Change.LOST)
+        await asyncio.sleep(60)
+
+        assert found.readiness.why_not == NOT_LEADER
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("lost_after", [0.5, 3.0, 5.5])
+async def test_e04_leadership_lost_and_won_again_while_taking_over_starts_over(lost_after: float) -> None:
+    async with replica(Pods()) as found:
+        found.leadership.changed(Change.TAKEN)
+        await asyncio.sleep(lost_after)
+
+        found.leadership.changed(Change.LOST)
+        found.leadership.changed(Change.TAKEN)
+
+        assert await found.ready_after() >= lost_after + LANDING
+        assert found.lists[-1] >= lost_after + LANDING
+
+
+@pytest.mark.looptime
+async def test_a_failing_list_is_tried_again() -> None:
+    async with replica(Pods(failures=2, unbound=False)) as found:
+        found.leadership.changed(Change.TAKEN)
+
+        await found.ready_after()
+
+        assert len(found.lists) == 3
+
+
+@pytest.mark.looptime
+async def test_t30_t46_a_single_replica_outwaits_its_predecessors_last_write_if_a_pod_may_get_it() -> None:
+    found = Replica(Pods(unbound=True))
+
+    await found.leadership.lead_alone(lambda: asyncio.sleep(2))
+
+    assert await found.ready_after() >= LANDING
+    assert found.lists[-1] >= LANDING
+
+
+@pytest.mark.looptime
+async def test_t30_t50_a_single_replica_leads_with_its_first_list_where_every_pod_is_bound() -> None:
+    found = Replica(Pods(unbound=False))
+
+    await found.leadership.lead_alone(lambda: asyncio.sleep(2))
+
+    assert await found.ready_after() == pytest.approx(2)
+    assert found.lists == []
+
+
+@pytest.mark.looptime
+async def test_t46_a_lease_out_of_reach_is_borne_for_a_while_and_then_told() -> None:
+    found = Replica(Pods())
+    found.readiness.unmet(ELECTION, NOT_READ)
+    reasons = found.readiness.conditions
+    found.leadership.heard("403 Forbidden")
+    assert "403 Forbidden" in reasons[ELECTION], "at the start there is nothing to bear it for"
+
+    found.leadership.heard("")
+    assert not reasons[ELECTION]
+    found.leadership.heard("no answer")
+    assert not reasons[ELECTION]
+    await asyncio.sleep(PATIENCE)
+    found.leadership.heard("no answer")
+    assert "no answer" in reasons[ELECTION]
+    found.leadership.heard("")
+    assert not reasons[ELECTION]
 
 
 def test_e04_the_fence_closes_before_the_lease_can_run_out_under_a_write() -> None:
@@ -115,6 +208,7 @@ def test_readiness_names_every_reason() -> None:
     readiness.met("a")
     readiness.met("a")
     assert readiness.why_not == "not b"
+    assert readiness.conditions == {"a": "", "b": "not b"}
     readiness.unmet("a", "a again")
     readiness.met("b")
     assert readiness.why_not == "a again"

@@ -13,7 +13,11 @@ TRN1 = shipped_geometry("trn1.32xlarge")
 @pytest.fixture
 def registry(world: World) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(StateCollector(world.state, ages={"pods": lambda: 1.5}, drift=lambda: 2, under_way=lambda: 3))
+    registry.register(
+        StateCollector(
+            world.state, ages={"pods": lambda: 1.5}, drift=lambda: 2, under_way=lambda: 3, leading=lambda: True
+        )
+    )
     return registry
 
 

@@ -65,13 +65,15 @@ def test_a_second_scheduler_has_a_lease_of_its_own_and_the_default_one_keeps_its
     assert "leaderElection" not in scheduler_configuration(PLAIN, scheduler_name=DEFAULT_SCHEDULER)
 
 
-def test_tls_names_the_files_that_were_given_and_no_others() -> None:
+def test_tls_names_the_server_and_the_files_that_were_given_and_no_others() -> None:
     assert extender_of(scheduler_configuration(SECURE))["tlsConfig"] == {
+        "serverName": "extender",
         "caFile": "/ca",
         "certFile": "/cert",
         "keyFile": "/key",
     }
-    assert extender_of(scheduler_configuration(ExtenderEndpoint("https://x", "/ca")))["tlsConfig"] == {"caFile": "/ca"}
+    one_file = extender_of(scheduler_configuration(ExtenderEndpoint("https://[fd00::1]:1", "/ca")))
+    assert one_file["tlsConfig"] == {"serverName": "fd00::1", "caFile": "/ca"}
     assert "enableHTTPS" not in extender_of(scheduler_configuration(PLAIN))
 
 

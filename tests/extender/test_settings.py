@@ -45,3 +45,18 @@ def test_flags_environment_and_defaults_meet_in_one_struct() -> None:
 
 def test_the_answer_stays_below_the_schedulers_own_deadline_by_default() -> None:
     assert ExtenderSettings().answer_seconds < 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "url"),
+    [
+        (ExtenderSettings(), "http://127.0.0.1:12345"),
+        (ExtenderSettings(address="0.0.0.0", port=1), ""),  # noqa: S104 - what is tested
+        (ExtenderSettings(address="::", advertise_address="fd00::7"), "http://[fd00::7]:12345"),
+        (ExtenderSettings(address="10.0.0.1", tls_cert=Path("c")), "https://10.0.0.1:12345"),
+        (ExtenderSettings(address="0.0.0.0", advertise_address="10.0.0.7"), "http://10.0.0.7:12345"),  # noqa: S104 - as above
+        (ExtenderSettings(port=0), ""),
+    ],
+)
+def test_where_a_replica_is_reached_follows_from_its_addresses(settings: ExtenderSettings, url: str) -> None:
+    assert settings.url == url
