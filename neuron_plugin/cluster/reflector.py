@@ -16,6 +16,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar
 
+from neuron_plugin.backoff import Backoff
 from neuron_plugin.cluster.api import (
     ApiError,
     ApiRequest,
@@ -28,7 +29,7 @@ from neuron_plugin.cluster.api import (
 from neuron_plugin.cluster.kinds import Bookmark, Kind, Record, WatchEvent, decode_bookmark, decode_event, parse_version
 from neuron_plugin.cluster.lists import EVERYWHERE, Scope, pages
 from neuron_plugin.cluster.store import Entries, OnChange, Store
-from neuron_plugin.cluster.timing import CLOCK, Backoff, Clock
+from neuron_plugin.cluster.timing import CLOCK, Clock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -120,7 +121,7 @@ class Reflector(Generic[R, V]):
         self._observer = observer
         self._clock = clock
         self._store: Store[V] = Store()
-        self._backoff = Backoff(pace.backoff_first, pace.backoff_limit, clock.chance)
+        self._backoff = Backoff(clock.chance, first_seconds=pace.backoff_first, longest_seconds=pace.backoff_limit)
         self._listing = asyncio.Lock()
         self._must_list = True
         self._watch_list = True
@@ -157,7 +158,7 @@ class Reflector(Generic[R, V]):
             error = await self._follow_once()
             if self._clock.now() - started >= self._pace.healthy:
                 self._backoff.reset()
-            wait = self._backoff.step()
+            wait = self._backoff.next_seconds()
             if isinstance(error, ApiError) and error.retry_after_seconds:
                 wait = max(wait, error.retry_after_seconds)
             self._report(error, wait)

@@ -16,9 +16,9 @@ from typing import TypeVar
 
 import grpc
 
+from neuron_plugin.backoff import Backoff
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.kubelet.backoff import Backoff
 from neuron_plugin.kubelet.channels import channel_to, connection_fault
 from neuron_plugin.kubelet.devices import in_numeric_order
 
@@ -116,7 +116,7 @@ class PodResourcesClient:
         """Call once; again while the kubelet's rate limit says no and the deadline allows."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._deadline_seconds
-        backoff = Backoff(self._random, first_seconds=0.05, longest_seconds=1.0)
+        backoff = Backoff(self._random.random, first_seconds=0.05, longest_seconds=1.0)
         while True:
             try:
                 return await self._ask_once(call, deadline - loop.time())

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from neuron_plugin.backoff import Backoff
 from neuron_plugin.kubelet.advertisement import Advertisement
 from neuron_plugin.kubelet.announcement import KUBELET_SOCKET, RegistrationError, announce
-from neuron_plugin.kubelet.backoff import Backoff
 from neuron_plugin.kubelet.devices import DeviceHandler
 from neuron_plugin.kubelet.observer import Observer, RegistrationState, SilentObserver
 from neuron_plugin.kubelet.server import ServerInstance
@@ -80,7 +80,7 @@ class DevicePluginServer:
         self._times = times or RegistrationTimes()
         self._random = random or Random()  # noqa: S311 - spreads retries and names sockets, guards nothing
         self._backoff = Backoff(
-            self._random,
+            self._random.random,
             first_seconds=self._times.first_delay,
             longest_seconds=self._times.longest_delay,
         )
