@@ -172,7 +172,7 @@ def test_the_vendors_dialect_alone_keeps_to_one_list_where_that_is_dealt_out_as_
     crossed = (ContainerSet(one, behind), ContainerSet(four, row))
     assert write(TRN1, in_order, 1, [Dialect.VENDOR])[VENDOR_IDS_KEY] == "3,4,5,6,7"
     assert write(TRN1, crossed, 1, [Dialect.VENDOR])[VENDOR_IDS_KEY] == "8|4,5,6,7"
-    assert write(TRN1, crossed, 1, Dialect)[VENDOR_IDS_KEY] == "4,5,6,7,8"
+    assert write(TRN1, crossed, 1, list(Dialect))[VENDOR_IDS_KEY] == "4,5,6,7,8"
 
 
 def test_e10_dialects_that_agree_are_read_once() -> None:
