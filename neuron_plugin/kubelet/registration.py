@@ -184,8 +184,7 @@ class DevicePluginServer:
             call.result()
         finally:
             call.cancel()
-            with suppress(asyncio.CancelledError, RegistrationError):
-                await call
+            await asyncio.gather(call, return_exceptions=True)  # its end is no news, a cancellation of ours is
 
     async def _until_cue(self, instance: ServerInstance) -> str:
         """Wait for what makes this registration worthless, and say what it was."""
