@@ -50,8 +50,8 @@ class Pace:
 
     ``silence`` ends a watch on which nothing came, not even a bookmark: servers send one about every minute (KEP-956),
     so longer silence means a dead connection. ``initial_silence`` ends the wait for a WatchList's end mark, which a
-    server that does not know WatchList never sends. A watch that lasted ``healthy`` counts as having worked: the wait
-    after it is short again.
+    server that does not know WatchList (Kubernetes to 1.26) never sends; ``initial_most`` ends it where events never
+    cease. A watch that lasted ``healthy`` counts as having worked: the wait after it is short again.
     """
 
     page_timeout: float = 30.0
@@ -59,6 +59,7 @@ class Pace:
     watch_most: float = 300.0
     silence: float = 150.0
     initial_silence: float = 5.0
+    initial_most: float = 60.0
     healthy: float = 10.0
     backoff_first: float = 0.1
     backoff_limit: float = 30.0
@@ -242,9 +243,11 @@ class Reflector(Generic[R, V]):
         """Collect what the server streams up to its end mark, and the version it is true at."""
         entries: Entries[V] = {}
         try:
+            loop = asyncio.get_running_loop()
+            latest = loop.time() + self._pace.initial_most
             async with asyncio.timeout(self._pace.initial_silence) as patience:
                 async for line in lines:
-                    patience.reschedule(asyncio.get_running_loop().time() + self._pace.initial_silence)
+                    patience.reschedule(min(latest, loop.time() + self._pace.initial_silence))
                     bookmark = self._stage_event(entries, self._read(line))
                     if bookmark is not None and bookmark.initial_end:
                         return entries, bookmark.version
