@@ -22,8 +22,6 @@ from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.channels import channel_to, connection_fault
 from neuron_plugin.kubelet.devices import in_numeric_order
 
-POD_RESOURCES_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-
 _Answer = TypeVar("_Answer")
 
 
@@ -64,9 +62,7 @@ class PodDevices:
 class PodResourcesClient:
     """Asks the kubelet on ``socket``. Each method answers or raises within ``deadline_seconds``."""
 
-    def __init__(
-        self, socket: Path = POD_RESOURCES_SOCKET, *, deadline_seconds: float = 5.0, random: Random | None = None
-    ) -> None:
+    def __init__(self, socket: Path, *, deadline_seconds: float = 5.0, random: Random | None = None) -> None:
         self._socket = socket
         self._deadline_seconds = deadline_seconds
         self._random = random or Random()  # noqa: S311 - spreads retries, guards nothing

@@ -30,8 +30,6 @@ from neuron_plugin.kubelet.watch import DirectoryWatch
 
 _log = logging.getLogger(__name__)
 
-DEVICE_PLUGIN_DIRECTORY = Path("/var/lib/kubelet/device-plugins")  # compiled into the kubelet; --root-dir moves it not
-
 
 @dataclass(frozen=True, slots=True)
 class RegistrationTimes:

@@ -105,10 +105,6 @@ class Geometry:
         """Devices with every core in ``mask``, ascending."""
         return tuple(device for device in self.devices_touched(mask) if (own := self.device_mask(device)) & mask == own)
 
-    def widened(self, mask: int) -> CoreMask:
-        """``mask`` grown to whole devices: what a held core takes from whole-device requests."""
-        return self.devices_mask(self.devices_touched(mask))
-
 
 def cores_in(mask: int) -> tuple[CoreId, ...]:
     """The core ids of a mask, which is not negative, ascending."""
