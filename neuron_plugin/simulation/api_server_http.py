@@ -15,7 +15,7 @@ from aiohttp import web
 from neuron_plugin.simulation.api_server_faults import Fault, Faults
 from neuron_plugin.simulation.api_server_kinds import ServedKind, Target, parse_path
 from neuron_plugin.simulation.api_server_objects import PATCHES, ApiObjects
-from neuron_plugin.simulation.api_server_selectors import selector
+from neuron_plugin.simulation.api_server_selectors import Selector, selector
 from neuron_plugin.simulation.api_server_status import (
     JsonObject,
     Refusal,
@@ -134,7 +134,7 @@ class ApiHttp:
         return _list_bytes(target.kind, metadata, chosen)
 
     async def _watch(self, request: web.Request, target: Target, query: dict[str, str]) -> web.StreamResponse:
-        meant = selector(target.kind, fields=_in_namespace(target, query), labels=query.get("labelSelector", ""))
+        meant = _meant(target, query)
         wanted = WatchQuery.parse(query, self.watch_list)
         answer = web.StreamResponse(headers={"Content-Type": "application/json"})
         await answer.prepare(request)
@@ -185,15 +185,17 @@ def _grace(request: web.Request) -> JsonObject:
     return {} if seconds is None else {"gracePeriodSeconds": int(seconds)}
 
 
-def _in_namespace(target: Target, query: dict[str, str]) -> str:
-    """Return the field selector with the path's namespace in it."""
-    chosen = query.get("fieldSelector", "")
-    return ",".join(filter(None, [chosen, f"metadata.namespace={target.namespace}" if target.namespace else ""]))
+def _meant(target: Target, query: dict[str, str]) -> Selector:
+    """Return what the query selects, in the path's namespace."""
+    if "labelSelector" in query:
+        raise bad_request("the stand-in API server selects by fields only")
+    within = f"metadata.namespace={target.namespace}" if target.namespace else ""
+    return selector(target.kind, f"{query.get('fieldSelector', '')},{within}")
 
 
 def _page(target: Target, query: dict[str, str], snapshot: Snapshot, start: int) -> tuple[list[Stored], int]:
     """Return a page's objects and the place of the next page's first one; 0 if there is none."""
-    meant = selector(target.kind, fields=_in_namespace(target, query), labels=query.get("labelSelector", ""))
+    meant = _meant(target, query)
     limit = int(query.get("limit", "0")) or len(snapshot.objects)
     chosen: list[Stored] = []
     for place in range(start, len(snapshot.objects)):

@@ -134,18 +134,18 @@ async def test_p36_a_node_daemon_follows_its_own_node_only(
         assert followed.pod("waiting").annotations == {"NEURON_DEVS": "0,1"}
 
 
-async def test_a_label_selector_and_a_namespace_narrow_the_scope(
+async def test_a_selector_and_a_namespace_narrow_the_scope(
     server: StandInApiServer, follow: Follow, pod: Manifest
 ) -> None:
-    server.create_pod(pod("yes", labels={"app": "a"}))
-    server.create_pod(pod("no", labels={"app": "b"}))
-    elsewhere = pod("elsewhere", labels={"app": "a"})
+    server.create_pod(pod("yes"))
+    server.create_pod(pod("no", node="n1"))
+    elsewhere = pod("elsewhere")
     elsewhere["metadata"]["namespace"] = "other"
     server.create_pod(elsewhere)
-    async with follow(scope=Scope(namespace="default", label_selector="app=a")) as followed:
+    async with follow(scope=Scope(namespace="default", field_selector="spec.nodeName=")) as followed:
         await followed.until(followed.reflector.synced.is_set)
         assert followed.names == ["yes"]
-        server.patch_pod("default", "yes", {"metadata": {"labels": {"app": "b"}}})
+        server.bind("default", "yes", node="n1")
         await followed.until(lambda: followed.names == [])
 
 
