@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 from aiohttp import web
 
+from neuron_plugin.cluster.api import MERGE_PATCH
 from neuron_plugin.simulation.api_server_faults import Fault, Match
 from neuron_plugin.simulation.api_server_http import ApiHttp, SeenRequest
 from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, ServedKind, Target
-from neuron_plugin.simulation.api_server_objects import MERGE_PATCH, ApiObjects
+from neuron_plugin.simulation.api_server_objects import ApiObjects
 from neuron_plugin.simulation.api_server_status import JsonObject, Refusal
 from neuron_plugin.simulation.api_server_watch import WatchList
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _REMEMBERED_REQUESTS = 10_000
 _MAX_BODY_BYTES = 4 << 20
 _CREATED = 201
-_PROBES = frozenset({"/healthz", "/livez", "/readyz"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +62,6 @@ class ApiHttp:
         return application
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        if request.path in _PROBES:
-            return web.Response(text="ok")
         query = dict(request.query)
         self.seen.append(SeenRequest(request.method, request.path, query, request.content_type))
         fault = self.faults.take(request.method, request.path, watch=query.get("watch") == "true")

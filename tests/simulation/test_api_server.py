@@ -158,12 +158,6 @@ async def test_a_body_that_is_no_json_object_is_400(client: Client) -> None:
     assert (await client.ask("POST", PODS_PATH, [1]))[0] == 400
 
 
-async def test_probes_answer(client: Client, server: StandInApiServer) -> None:
-    async with aiohttp.ClientSession(server.url) as session, session.get("/readyz") as answer:
-        assert await answer.text() == "ok"
-    assert client is not None
-
-
 # Lists.
 
 
