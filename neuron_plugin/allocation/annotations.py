@@ -9,7 +9,7 @@ pod's request or in one typed error.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from neuron_plugin.allocation.idlists import IdListError, format_ids, parse_ids
@@ -77,14 +77,16 @@ def write(
     dialects: Collection[Dialect] = (Dialect.NEURON_PLUGIN,),
 ) -> dict[str, str]:
     """The annotations that carry a placement. ``alloc_time_ns`` is unix time; ``NEURON_ALLOCATED`` starts false."""
-    lists = [(part.request, ids_of(geometry, part.request.resource.unit, part.mask)) for part in placement]
-    if not lists:
+    containers = tuple(
+        ContainerIds(part.request, ids_of(geometry, part.request.resource.unit, part.mask)) for part in placement
+    )
+    if not containers:
         return {}
     keys = {ALLOC_TIME_KEY: str(alloc_time_ns), ALLOCATED_KEY: "false"}
     if Dialect.NEURON_PLUGIN in dialects:
-        keys |= _write_ours(lists)
+        keys |= _write_ours(containers)
     if Dialect.VENDOR in dialects:
-        keys |= _write_vendors(lists)
+        keys |= _write_vendors(containers, alone=Dialect.NEURON_PLUGIN not in dialects)
     return keys
 
 
@@ -112,22 +114,35 @@ def read(pod: str, annotations: Mapping[str, str], request: PodRequest) -> Decis
     return Decision(chosen, _read_time(pod, annotations), annotations.get(ALLOCATED_KEY, "").lower() == "true")
 
 
-def _write_ours(lists: list[tuple[ContainerRequest, tuple[int, ...]]]) -> dict[str, str]:
+def _write_ours(containers: tuple[ContainerIds, ...]) -> dict[str, str]:
     keys = {}
     for unit, key in _UNIT_KEYS.items():
-        of_unit = [format_ids(ids) for request, ids in lists if request.resource.unit is unit]
+        of_unit = [part for part in containers if part.request.resource.unit is unit]
         if of_unit:
-            keys[key] = _LIST_SEPARATOR.join(of_unit)
+            keys[key] = _list_each(of_unit)
     return keys
 
 
-def _write_vendors(lists: list[tuple[ContainerRequest, tuple[int, ...]]]) -> dict[str, str]:
-    """One list for the whole pod; a pod that asks for two resources cannot be said in this dialect."""
-    resources = {request.resource for request, _ in lists}
+def _write_vendors(containers: tuple[ContainerIds, ...], *, alone: bool) -> dict[str, str]:
+    """One list for the whole pod; a pod that asks for two resources cannot be said in this dialect.
+
+    ``alone``, with nothing beside it to say whose is what, it has a list each where one list would be misread.
+    """
+    resources = {part.request.resource for part in containers}
     if len(resources) > 1:
         return {}
-    ids = {number for _, numbers in lists for number in numbers}
-    return {VENDOR_IDS_KEY: format_ids(ids), VENDOR_RESOURCE_KEY: resources.pop().value}
+    text = format_ids(number for _, number in _all_ids(containers))
+    if alone and not _is_dealt_as(containers, text):
+        text = _list_each(containers)
+    return {VENDOR_IDS_KEY: text, VENDOR_RESOURCE_KEY: resources.pop().value}
+
+
+def _list_each(containers: Iterable[ContainerIds]) -> str:
+    return _LIST_SEPARATOR.join(format_ids(part.ids) for part in containers)
+
+
+def _is_dealt_as(containers: tuple[ContainerIds, ...], text: str) -> bool:
+    return _deal("", text, tuple(part.request for part in containers)) == containers
 
 
 def _read_ours(pod: str, annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerIds, ...]:

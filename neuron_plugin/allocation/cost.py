@@ -4,7 +4,7 @@ A free core is worth what can still be built from it: the valid sets that contai
 what it breaks of those that are at least as large as itself. So singles go where a row or a device is broken already,
 and whole rows and halves stay whole as long as leftovers suffice.
 
-All valid sets of a geometry are numbered once, and a *family* is a bit mask over those numbers. Which sets a core is
+All valid sets of a shape are numbered once, and a *family* is a bit mask over those numbers. Which sets a core is
 part of is one family, so "the free sets that this choice breaks" is a few integer operations however many there are.
 """
 
@@ -15,11 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from neuron_plugin.topology.geometry import CoreMask, Geometry, cores_in
+from neuron_plugin.topology.geometry import MOST_SHAPES, CoreMask, Geometry, cores_in
 from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
-
-_GEOMETRIES = 64
-"""Geometries whose families are kept; the bound is against nodes that tell a new one each time."""
 
 
 def cost(geometry: Geometry, free: int, chosen: int) -> int:
@@ -33,7 +30,7 @@ def cost(geometry: Geometry, free: int, chosen: int) -> int:
 
 def costs(geometry: Geometry, free: int, sets: Iterable[CoreMask]) -> list[int]:
     """The cost of each of several sets, which lie in the geometry, in the same state of a node."""
-    catalogue = _catalogue(geometry)
+    catalogue = _catalogue(geometry.shape)
     live = catalogue.everything & ~catalogue.touching(geometry.all_mask & ~free)
     weighted = [(weight, live & family) for weight, family in catalogue.by_weight if live & family]
     breaks = map(catalogue.breaking, sets)
@@ -42,7 +39,7 @@ def costs(geometry: Geometry, free: int, sets: Iterable[CoreMask]) -> list[int]:
 
 @dataclass(frozen=True)
 class _SetCatalogue:
-    """The valid sets of one geometry, smallest first, and the families they form."""
+    """The valid sets of one shape, smallest first, and the families they form."""
 
     sizes: tuple[int, ...]
     by_core: tuple[int, ...]
@@ -76,14 +73,14 @@ class _SetCatalogue:
         return self.touching(mask) >> smaller << smaller
 
 
-@lru_cache(maxsize=_GEOMETRIES)
-def _catalogue(geometry: Geometry) -> _SetCatalogue:
-    masks = _all_sets(geometry)
+@lru_cache(maxsize=MOST_SHAPES)
+def _catalogue(shape: Geometry) -> _SetCatalogue:
+    masks = _all_sets(shape)
     sizes = tuple(mask.bit_count() for mask in masks)
-    weights = [-(-size // geometry.cores_per_device) for size in sizes]
+    weights = [-(-size // shape.cores_per_device) for size in sizes]
     return _SetCatalogue(
         sizes=sizes,
-        by_core=_by_core(geometry, masks),
+        by_core=_by_core(shape, masks),
         by_weight=tuple((weight, _family(own == weight for own in weights)) for weight in sorted(set(weights))),
         numbers={mask: number for number, mask in enumerate(masks)},
         broken_by={},

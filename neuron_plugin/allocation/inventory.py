@@ -7,9 +7,11 @@ upgraded first. A version the reader does not know is refused by name, never gue
 from __future__ import annotations
 
 import json
+import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, MOST_DEVICES, CoreMask, Geometry, Topology
 
@@ -18,6 +20,7 @@ VERSION = 1
 
 _LONGEST_TEXT = 65_536
 _LONGEST_WORD = 256
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class InventoryError(ValueError):
@@ -126,9 +129,7 @@ class _Fields:
     def words(self, key: str) -> dict[str, str]:
         """Short texts by name, none where an older plugin told none."""
         value = self._fields.get(key, {})
-        if not isinstance(value, dict) or not all(
-            isinstance(word, str) and max(len(name), len(word)) <= _LONGEST_WORD for name, word in value.items()
-        ):
+        if not isinstance(value, dict) or not all(_is_word(part) for item in value.items() for part in item):
             raise InventoryError(f"{key} is {_short(value)}, expected short texts by name")
         return value
 
@@ -140,7 +141,7 @@ class _Fields:
 
     def text(self, key: str) -> str:
         value = self._fields.get(key)
-        if not isinstance(value, str) or len(value) > _LONGEST_WORD:
+        if not _is_word(value):
             raise InventoryError(f"{key} is {_short(value)}, expected a text of at most {_LONGEST_WORD} characters")
         return value
 
@@ -153,7 +154,7 @@ class _Fields:
     def reasons(self, key: str, devices: int) -> dict[int, str]:
         value = self._fields.get(key)
         ids = {str(device): device for device in range(devices)}
-        if not isinstance(value, dict) or not all(name in ids and isinstance(why, str) for name, why in value.items()):
+        if not isinstance(value, dict) or not all(name in ids and _is_text(why) for name, why in value.items()):
             raise InventoryError(f"{key} is {_short(value)}, expected device ids with a reason each")
         return {ids[name]: why for name, why in value.items()}
 
@@ -161,6 +162,15 @@ class _Fields:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise InventoryError(f"{key} is {_short(value)}, expected a whole number from {low} to {high}")
         return value
+
+
+def _is_word(value: object) -> TypeGuard[str]:
+    return _is_text(value) and len(value) <= _LONGEST_WORD
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """Text that can be told on: JSON can spell half a surrogate pair, which no answer of ours could be encoded with."""
+    return isinstance(value, str) and not _SURROGATE.search(value)
 
 
 def _short(value: object) -> str:

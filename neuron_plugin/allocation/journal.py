@@ -78,8 +78,8 @@ def explain(entry: Entry) -> dict[str, object]:
     The keys and their order are an interface: the command line and scripts read them.
     """
     geometry, unit = entry.geometry, entry.resource.unit
-    chosen = ids_of(geometry, unit, entry.chosen)
-    sets = candidates(geometry, entry.usable(), unit, len(chosen), entry.must_include) if chosen else ()
+    chosen, usable = ids_of(geometry, unit, entry.chosen), entry.usable()
+    sets = candidates(geometry, usable, unit, len(chosen), entry.must_include) if chosen else ()
     shown = sets[:MOST_CANDIDATES]
     return {
         "time_ns": entry.at_ns,
@@ -94,10 +94,10 @@ def explain(entry: Entry) -> dict[str, object]:
         "reason": entry.reason,
         "offered": format_ids(ids_of(geometry, unit, entry.offered)),
         "must_include": format_ids(ids_of(geometry, unit, entry.must_include)),
-        "usable": format_ids(ids_of(geometry, unit, entry.usable())),
+        "usable": format_ids(ids_of(geometry, unit, usable)),
         "candidates": [
             {"ids": format_ids(ids_of(geometry, unit, mask)), "cost": cost}
-            for mask, cost in zip(shown, costs(geometry, entry.usable(), shown), strict=True)
+            for mask, cost in zip(shown, costs(geometry, usable, shown), strict=True)
         ],
         "candidate_count": len(sets),
     }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.topology.geometry import NO_CORES, CoreMask
+from neuron_plugin.topology.geometry import CoreMask
 
 PodUid = NewType("PodUid", str)
 
@@ -78,11 +78,6 @@ class Ledger:
                 if holding.resource is resource:
                     mask |= holding.mask
         return CoreMask(mask)
-
-    def held_by(self, uid: PodUid) -> CoreMask:
-        """What one pod holds; nothing when it is not a holder."""
-        holder = self.holders.get(uid)
-        return holder.mask if holder else NO_CORES
 
     def holders_of(self, mask: int) -> tuple[Holder, ...]:
         """The pods that hold a part of ``mask``."""

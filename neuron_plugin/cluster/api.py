@@ -28,6 +28,9 @@ _UNPROCESSABLE = 422
 
 JsonObject = dict[str, object]
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not what was asked for: of another form, no UTF-8, nested too deep."""
+
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest:
@@ -166,7 +169,7 @@ def refusal(status: int, body: bytes, request: ApiRequest) -> ApiError:
     """
     try:
         told = _status_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         told = _Status(message=body[:_MAX_QUOTED].decode(errors="replace"))
     return ApiError(
         status=status or told.code,

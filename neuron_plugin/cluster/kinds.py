@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
 
-from neuron_plugin.cluster.api import DecodeError
+from neuron_plugin.cluster.api import UNREADABLE, DecodeError
 from neuron_plugin.cluster.records import Lease, Node, Pod
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_MAX_QUOTED = 120
+_MOST_DIGITS = 20  # of a 64-bit number
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 """Annotation of the bookmark behind the last initial event of a WatchList (KEP-3157)."""
@@ -106,7 +109,7 @@ class Kind(Generic[R]):
         """
         try:
             return self._decode_record(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise _unreadable(self.plural, bytes(data), error) from error
 
     def decode_page(self, data: bytes) -> Page[R]:
@@ -117,7 +120,7 @@ class Kind(Generic[R]):
         """
         try:
             page = self._decode_page(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise _unreadable(f"a list of {self.plural}", data, error) from error
         return Page(page.items or (), parse_version(page.metadata.resource_version), page.metadata.continuation)
 
@@ -143,7 +146,7 @@ def decode_event(line: bytes) -> WatchEvent:
     """
     try:
         return _event_decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise _unreadable("a watch event", line, error) from error
 
 
@@ -155,7 +158,7 @@ def decode_bookmark(data: bytes | msgspec.Raw) -> Bookmark:
     """
     try:
         metadata = _bookmark_decoder.decode(data).metadata
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise _unreadable("a bookmark", bytes(data), error) from error
     return Bookmark(
         parse_version(metadata.resource_version), (metadata.annotations or {}).get(INITIAL_EVENTS_END) == "true"
@@ -170,14 +173,12 @@ def parse_version(text: str) -> int:
     Raises:
         DecodeError: it is not a decimal number.
     """
-    if text.isascii() and text.isdecimal():
+    if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS:
         return int(text)
     raise DecodeError(
-        f"resourceVersion reads {text!r}, expected a decimal number: is this a Kubernetes API server backed by etcd?"
+        f"resourceVersion reads {text[:_MAX_QUOTED]!r}, expected a decimal number: "
+        "is this a Kubernetes API server backed by etcd?"
     )
-
-
-_MAX_QUOTED = 120
 
 
 def _unreadable(what: str, data: bytes, error: Exception) -> DecodeError:

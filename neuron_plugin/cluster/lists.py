@@ -23,16 +23,14 @@ PAGE_SIZE = 500
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which objects: all by default. Selectors are the API's, such as ``spec.nodeName=worker-1``."""
+    """Which objects: all by default. The selector is the API's, such as ``spec.nodeName=worker-1``."""
 
     namespace: str = ""
     field_selector: str = ""
-    label_selector: str = ""
 
     def query(self) -> dict[str, str]:
-        """The selectors as query parameters."""
-        chosen = {"fieldSelector": self.field_selector, "labelSelector": self.label_selector}
-        return {name: selector for name, selector in chosen.items() if selector}
+        """The selector as query parameter."""
+        return {"fieldSelector": self.field_selector} if self.field_selector else {}
 
 
 EVERYWHERE = Scope()

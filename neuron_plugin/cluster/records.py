@@ -27,16 +27,6 @@ class _Wire(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """Base of all: names as on the wire, and no cycles, hence nothing for the garbage collector to visit."""
 
 
-class OwnerReference(_Wire, frozen=True):
-    """What made an object; its end is the object's end."""
-
-    kind: str = ""
-    name: str = ""
-    uid: str = ""
-    api_version: str = ""
-    controller: bool = False
-
-
 class ObjectReference(_Wire, frozen=True, omit_defaults=True):
     """Which object an event is about."""
 
@@ -54,11 +44,9 @@ class Metadata(_Wire, frozen=True):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
-    creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
-    owner_references: tuple[OwnerReference, ...] | None = None
 
 
 class Resources(_Wire, frozen=True):
@@ -93,7 +81,6 @@ class Container(_Wire, frozen=True):
 
 class _PodSpec(_Wire, frozen=True):
     node_name: str = ""
-    scheduler_name: str = ""
     priority: int | None = None
     containers: tuple[Container, ...] | None = None
     init_containers: tuple[Container, ...] | None = None
@@ -101,8 +88,6 @@ class _PodSpec(_Wire, frozen=True):
 
 class _PodStatus(_Wire, frozen=True):
     phase: str = ""
-    nominated_node_name: str = ""
-    start_time: str | None = None
 
 
 class _Object(_Wire, frozen=True):
@@ -173,11 +158,6 @@ class Pod(_Object, frozen=True):
         return self.spec.priority or 0
 
     @property
-    def scheduler_name(self) -> str:
-        """Which scheduler is to place it."""
-        return self.spec.scheduler_name
-
-    @property
     def containers(self) -> tuple[Container, ...]:
         """App containers, in spec order."""
         return self.spec.containers or ()
@@ -187,46 +167,16 @@ class Pod(_Object, frozen=True):
         """Init containers, sidecars among them, in spec order."""
         return self.spec.init_containers or ()
 
-    @property
-    def reference(self) -> ObjectReference:
-        """For an event about it."""
-        return ObjectReference("Pod", self.name, self.uid, "v1", self.namespace)
-
-
-class Condition(_Wire, frozen=True):
-    """A condition of a node's status."""
-
-    type: str = ""
-    status: str = ""
-
-
-class _NodeSpec(_Wire, frozen=True):
-    unschedulable: bool = False
-
 
 class _NodeStatus(_Wire, frozen=True):
     capacity: dict[str, str] | None = None
     allocatable: dict[str, str] | None = None
-    conditions: tuple[Condition, ...] | None = None
 
 
 class Node(_Object, frozen=True):
     """A node."""
 
-    spec: _NodeSpec = _NodeSpec()
     status: _NodeStatus = _NodeStatus()
-
-    @property
-    def unschedulable(self) -> bool:
-        """Cordoned."""
-        return self.spec.unschedulable
-
-    @property
-    def ready(self) -> bool:
-        """Its kubelet reports Ready, and was heard of lately."""
-        return any(
-            condition.type == "Ready" and condition.status == "True" for condition in self.status.conditions or ()
-        )
 
     @property
     def capacity(self) -> Mapping[str, str]:
@@ -238,18 +188,11 @@ class Node(_Object, frozen=True):
         """Resource name to quantity that pods can get, the used part included."""
         return self.status.allocatable or _NOTHING
 
-    @property
-    def reference(self) -> ObjectReference:
-        """For an event about it."""
-        return ObjectReference("Node", self.name, self.uid, "v1")
-
 
 class _LeaseSpec(_Wire, frozen=True):
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
     lease_transitions: int | None = None
-    acquire_time: str | None = None
-    renew_time: str | None = None
 
 
 class Lease(_Object, frozen=True):

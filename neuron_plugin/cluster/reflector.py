@@ -16,6 +16,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar
 
+from neuron_plugin.backoff import Backoff
 from neuron_plugin.cluster.api import (
     ApiError,
     ApiRequest,
@@ -28,7 +29,7 @@ from neuron_plugin.cluster.api import (
 from neuron_plugin.cluster.kinds import Bookmark, Kind, Record, WatchEvent, decode_bookmark, decode_event, parse_version
 from neuron_plugin.cluster.lists import EVERYWHERE, Scope, pages
 from neuron_plugin.cluster.store import Entries, OnChange, Store
-from neuron_plugin.cluster.timing import CLOCK, Backoff, Clock
+from neuron_plugin.cluster.timing import CLOCK, Clock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -49,8 +50,8 @@ class Pace:
 
     ``silence`` ends a watch on which nothing came, not even a bookmark: servers send one about every minute (KEP-956),
     so longer silence means a dead connection. ``initial_silence`` ends the wait for a WatchList's end mark, which a
-    server that does not know WatchList never sends. A watch that lasted ``healthy`` counts as having worked: the wait
-    after it is short again.
+    server that does not know WatchList (Kubernetes to 1.26) never sends; ``initial_most`` ends it where events never
+    cease. A watch that lasted ``healthy`` counts as having worked: the wait after it is short again.
     """
 
     page_timeout: float = 30.0
@@ -58,6 +59,7 @@ class Pace:
     watch_most: float = 300.0
     silence: float = 150.0
     initial_silence: float = 5.0
+    initial_most: float = 60.0
     healthy: float = 10.0
     backoff_first: float = 0.1
     backoff_limit: float = 30.0
@@ -120,7 +122,7 @@ class Reflector(Generic[R, V]):
         self._observer = observer
         self._clock = clock
         self._store: Store[V] = Store()
-        self._backoff = Backoff(pace.backoff_first, pace.backoff_limit, clock.chance)
+        self._backoff = Backoff(clock.chance, first_seconds=pace.backoff_first, longest_seconds=pace.backoff_limit)
         self._listing = asyncio.Lock()
         self._must_list = True
         self._watch_list = True
@@ -157,7 +159,7 @@ class Reflector(Generic[R, V]):
             error = await self._follow_once()
             if self._clock.now() - started >= self._pace.healthy:
                 self._backoff.reset()
-            wait = self._backoff.step()
+            wait = self._backoff.next_seconds()
             if isinstance(error, ApiError) and error.retry_after_seconds:
                 wait = max(wait, error.retry_after_seconds)
             self._report(error, wait)
@@ -241,9 +243,11 @@ class Reflector(Generic[R, V]):
         """Collect what the server streams up to its end mark, and the version it is true at."""
         entries: Entries[V] = {}
         try:
+            loop = asyncio.get_running_loop()
+            latest = loop.time() + self._pace.initial_most
             async with asyncio.timeout(self._pace.initial_silence) as patience:
                 async for line in lines:
-                    patience.reschedule(asyncio.get_running_loop().time() + self._pace.initial_silence)
+                    patience.reschedule(min(latest, loop.time() + self._pace.initial_silence))
                     bookmark = self._stage_event(entries, self._read(line))
                     if bookmark is not None and bookmark.initial_end:
                         return entries, bookmark.version

@@ -1,8 +1,4 @@
-"""Time and chance, in one place so that tests can stand in for them, and how long to wait before trying again.
-
-Waits double with jitter, so that a thousand nodes that lost their API server at the same moment do not all come back at
-the same moment.
-"""
+"""Time and chance, in one place so that tests can stand in for them."""
 
 from __future__ import annotations
 
@@ -15,9 +11,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-
-_GROWTH = 2.0
-_LEAST_SHARE = 0.5
 
 
 def steady_seconds() -> float:
@@ -40,23 +33,3 @@ class Clock:
 
 CLOCK = Clock()
 """The real one."""
-
-
-class Backoff:
-    """Waits that double from ``first_seconds`` to ``limit_seconds``, each cut at random to a half or more of it."""
-
-    def __init__(self, first_seconds: float, limit_seconds: float, chance: Callable[[], float]) -> None:
-        self._first = first_seconds
-        self._limit = limit_seconds
-        self._chance = chance
-        self._next = first_seconds
-
-    def step(self) -> float:
-        """Return the seconds to wait now, and make the next wait longer."""
-        whole = self._next
-        self._next = min(self._limit, whole * _GROWTH)
-        return whole * (_LEAST_SHARE + (1 - _LEAST_SHARE) * self._chance())
-
-    def reset(self) -> None:
-        """It went well for a while: start small again."""
-        self._next = self._first

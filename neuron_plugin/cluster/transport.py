@@ -31,7 +31,7 @@ _UNAUTHORIZED = 401
 _FAILURES_START = 400
 _CONNECT_SECONDS = 10.0
 _RENEWAL_PAUSE_SECONDS = 10.0
-_RENEWAL_SECONDS = 20.0  # an exec plugin may have to ask an identity provider
+_LOADING_SECONDS = 20.0  # an exec plugin may have to ask an identity provider
 _MAX_LINE_BYTES = 64 << 20
 _USER_AGENT = "neuron-plugin"
 
@@ -76,11 +76,16 @@ async def _open_client(library: _Library, kubeconfig: Path | None) -> _Client:
         else:
             # Of a file that is not there the library would log a warning of its own, and then miss a key in it.
             await asyncio.to_thread(kubeconfig.stat)
-            await library.config.load_kube_config(str(kubeconfig), client_configuration=settings, persist_config=False)
+            async with asyncio.timeout(_LOADING_SECONDS):
+                await library.config.load_kube_config(
+                    str(kubeconfig), client_configuration=settings, persist_config=False
+                )
         client = library.client.ApiClient(configuration=settings)
-    except (
-        Exception
-    ) as error:  # the loader raises whatever the file made it stumble over: KeyError, YAMLError, binascii.Error
+    except TimeoutError as error:
+        trouble = f"not loaded within {_LOADING_SECONDS:g} s; does its exec plugin wait for somebody?"
+        raise ConnectionSettingsError(f"API server settings from {source}: {trouble}") from error
+    except Exception as error:
+        # The loader raises whatever the file made it stumble over: KeyError, YAMLError, binascii.Error.
         expected = "a kubeconfig" if kubeconfig else "to run in a pod, or a kubeconfig to be named"
         raise ConnectionSettingsError(f"API server settings from {source}: {error!r}; expected {expected}") from error
     client.user_agent = _USER_AGENT
@@ -219,9 +224,8 @@ class KubernetesApi:
                 return False
             self._renewed_at = self._clock()
             try:
-                async with asyncio.timeout(_RENEWAL_SECONDS):
-                    self._client = await _open_client(self._library, self._kubeconfig)
-            except (ConnectionSettingsError, TimeoutError) as error:
+                self._client = await _open_client(self._library, self._kubeconfig)
+            except ConnectionSettingsError as error:
                 log.warning("credentials for the API server cannot be loaded again", extra={"error": str(error)})
                 return False
         await stale.retire()
@@ -238,11 +242,7 @@ class KubernetesApi:
             raise _TlsError(request.method, request.path, f"{error}", may_have_arrived=False) from error
         except (http.ClientConnectorError, http.ConnectionTimeoutError) as error:
             raise UnreachableError(request.method, request.path, f"{error}", may_have_arrived=False) from error
-        except (
-            http.ClientError,
-            OSError,
-            ValueError,
-        ) as error:  # an OSError may be a TimeoutError
+        except (http.ClientError, OSError, ValueError) as error:  # an OSError may be a TimeoutError
             raise UnreachableError(request.method, request.path, f"{error!r}", may_have_arrived=True) from error
         except self._library.config.ConfigException as error:
             raise ConnectionSettingsError(

@@ -98,11 +98,6 @@ class Advertisement:
         finally:
             self._subscriptions.discard(subscription)
 
-    @property
-    def subscribers(self) -> int:
-        """How many streams follow at present."""
-        return len(self._subscriptions)
-
 
 def _in_order(devices: Iterable[AdvertisedDevice]) -> tuple[AdvertisedDevice, ...]:
     listed = list(devices)

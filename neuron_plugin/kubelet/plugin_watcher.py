@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import grpc
 
@@ -24,7 +23,6 @@ from neuron_plugin.kubelet.server import ServerInstance
 from neuron_plugin.kubelet.service import DevicePluginService
 from neuron_plugin.kubelet.sockets import SocketIdentity, standing_path
 
-PLUGINS_REGISTRY = Path("/var/lib/kubelet/plugins_registry")
 PLUGIN_TYPE = "DevicePlugin"
 
 

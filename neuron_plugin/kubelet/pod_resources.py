@@ -16,13 +16,11 @@ from typing import TypeVar
 
 import grpc
 
+from neuron_plugin.backoff import Backoff
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.kubelet.backoff import Backoff
 from neuron_plugin.kubelet.channels import channel_to, connection_fault
 from neuron_plugin.kubelet.devices import in_numeric_order
-
-POD_RESOURCES_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 
 _Answer = TypeVar("_Answer")
 
@@ -64,9 +62,7 @@ class PodDevices:
 class PodResourcesClient:
     """Asks the kubelet on ``socket``. Each method answers or raises within ``deadline_seconds``."""
 
-    def __init__(
-        self, socket: Path = POD_RESOURCES_SOCKET, *, deadline_seconds: float = 5.0, random: Random | None = None
-    ) -> None:
+    def __init__(self, socket: Path, *, deadline_seconds: float = 5.0, random: Random | None = None) -> None:
         self._socket = socket
         self._deadline_seconds = deadline_seconds
         self._random = random or Random()  # noqa: S311 - spreads retries, guards nothing
@@ -116,7 +112,7 @@ class PodResourcesClient:
         """Call once; again while the kubelet's rate limit says no and the deadline allows."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._deadline_seconds
-        backoff = Backoff(self._random, first_seconds=0.05, longest_seconds=1.0)
+        backoff = Backoff(self._random.random, first_seconds=0.05, longest_seconds=1.0)
         while True:
             try:
                 return await self._ask_once(call, deadline - loop.time())

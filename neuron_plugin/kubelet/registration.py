@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from neuron_plugin.backoff import Backoff
 from neuron_plugin.kubelet.advertisement import Advertisement
 from neuron_plugin.kubelet.announcement import KUBELET_SOCKET, RegistrationError, announce
-from neuron_plugin.kubelet.backoff import Backoff
 from neuron_plugin.kubelet.devices import DeviceHandler
 from neuron_plugin.kubelet.observer import Observer, RegistrationState, SilentObserver
 from neuron_plugin.kubelet.server import ServerInstance
@@ -29,8 +29,6 @@ from neuron_plugin.kubelet.sockets import EndpointError, SocketIdentity, clear_s
 from neuron_plugin.kubelet.watch import DirectoryWatch
 
 _log = logging.getLogger(__name__)
-
-DEVICE_PLUGIN_DIRECTORY = Path("/var/lib/kubelet/device-plugins")  # compiled into the kubelet; --root-dir moves it not
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class DevicePluginServer:
         self._times = times or RegistrationTimes()
         self._random = random or Random()  # noqa: S311 - spreads retries and names sockets, guards nothing
         self._backoff = Backoff(
-            self._random,
+            self._random.random,
             first_seconds=self._times.first_delay,
             longest_seconds=self._times.longest_delay,
         )
@@ -184,8 +182,7 @@ class DevicePluginServer:
             call.result()
         finally:
             call.cancel()
-            with suppress(asyncio.CancelledError, RegistrationError):
-                await call
+            await asyncio.gather(call, return_exceptions=True)  # its end is no news, a cancellation of ours is
 
     async def _until_cue(self, instance: ServerInstance) -> str:
         """Wait for what makes this registration worthless, and say what it was."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from asyncinotify import Inotify, Mask
@@ -58,11 +58,10 @@ class DirectoryWatch:
             inotify.add_watch(self.directory, _EVENTS)
             self._hint()
             while self._directory_identity() == watched:
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(self._period_seconds):
-                        await inotify.get()
-                except TimeoutError:
-                    pass
+                        if Mask.IGNORED in (await inotify.get()).mask:
+                            return  # the directory was removed: a new one may have its inode number, not its watch
                 self._hint()
 
     def _directory_identity(self) -> tuple[int, int]:

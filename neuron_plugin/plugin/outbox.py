@@ -12,11 +12,13 @@ import logging
 import random
 from collections.abc import Callable
 
+from neuron_plugin.backoff import Backoff
 from neuron_plugin.cluster.api import ApiError, ApiRequest, ApiServer, ClusterError, send
 
 logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 10.0
+FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 30.0
 _SERVER_TROUBLE = 500
 _TOO_MANY_REQUESTS = 429
@@ -29,7 +31,7 @@ class Outbox:
         """``chance`` spreads retries of many nodes."""
         self._unsent: dict[str, ApiRequest] = {}
         self._news = asyncio.Event()
-        self._chance = chance
+        self._backoff = Backoff(chance, first_seconds=FIRST_PAUSE_SECONDS, longest_seconds=LONGEST_PAUSE_SECONDS)
 
     def put(self, subject: str, request: ApiRequest) -> None:
         """Have ``request`` sent; an unsent one on the same subject is out of date now."""
@@ -43,11 +45,12 @@ class Outbox:
 
     async def run(self, api: ApiServer) -> None:
         """Send what there is and what comes, until cancelled."""
-        pause = 0.0
         while True:
             while self._unsent:
-                pause = 0.0 if await self._send_first(api) else min(max(0.2, pause * 2), LONGEST_PAUSE_SECONDS)
-                await asyncio.sleep(pause * (0.5 + self._chance() / 2))
+                if await self._send_first(api):
+                    self._backoff.reset()
+                else:
+                    await asyncio.sleep(self._backoff.next_seconds())
             self._news.clear()
             await self._news.wait()
 

@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 from aiohttp import web
 
+from neuron_plugin.cluster.api import MERGE_PATCH
 from neuron_plugin.simulation.api_server_faults import Fault, Match
 from neuron_plugin.simulation.api_server_http import ApiHttp, SeenRequest
 from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, ServedKind, Target
-from neuron_plugin.simulation.api_server_objects import MERGE_PATCH, ApiObjects
+from neuron_plugin.simulation.api_server_objects import ApiObjects
 from neuron_plugin.simulation.api_server_status import JsonObject, Refusal
 from neuron_plugin.simulation.api_server_watch import WatchList
 
@@ -59,7 +60,7 @@ _TURNS_OF_AN_ACCEPT = 5
 class StandInApiServer:
     """The server. Its methods play everybody else: users, schedulers, kubelets.
 
-    ``token`` empty lets everybody in. ``port`` 0 takes a free one, and keeps it over ``stop`` and ``start``.
+    ``token`` empty lets everybody in. It listens on a free port, and keeps it over ``stop`` and ``start``.
     ``watch_list`` says how it takes requests for ``sendInitialEvents``. With ``tls`` it serves HTTPS; ``ca`` is then
     the PEM text of the authority that clients are to trust.
     """
@@ -68,7 +69,6 @@ class StandInApiServer:
         self,
         *,
         token: str = "",
-        port: int = 0,
         watch_list: WatchList = WatchList.SERVED,
         bookmark_seconds: float = 60.0,
         tls: ssl.SSLContext | None = None,
@@ -79,7 +79,7 @@ class StandInApiServer:
         self._http.watches.bookmark_seconds = bookmark_seconds
         self._tls = tls
         self._ca = ca
-        self._port = port
+        self._port = 0
         self._runner: web.AppRunner | None = None
         self._door: socket.socket | None = None
 
@@ -242,9 +242,9 @@ class StandInApiServer:
         """Have watches stay open and say nothing, as behind a dead connection; what they swallow is never said."""
         self._http.watches.muted = muted
 
-    def drop_binding_annotations(self, *, drop: bool = True) -> None:
+    def drop_binding_annotations(self) -> None:
         """Forget the annotations of bindings from now on."""
-        self._objects.keep_binding_annotations = not drop
+        self._objects.keep_binding_annotations = False
 
     @property
     def requests(self) -> list[SeenRequest]:

@@ -15,7 +15,7 @@ from aiohttp import web
 from neuron_plugin.simulation.api_server_faults import Fault, Faults
 from neuron_plugin.simulation.api_server_kinds import ServedKind, Target, parse_path
 from neuron_plugin.simulation.api_server_objects import PATCHES, ApiObjects
-from neuron_plugin.simulation.api_server_selectors import selector
+from neuron_plugin.simulation.api_server_selectors import Selector, selector
 from neuron_plugin.simulation.api_server_status import (
     JsonObject,
     Refusal,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _REMEMBERED_REQUESTS = 10_000
 _MAX_BODY_BYTES = 4 << 20
 _CREATED = 201
-_PROBES = frozenset({"/healthz", "/livez", "/readyz"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +62,6 @@ class ApiHttp:
         return application
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        if request.path in _PROBES:
-            return web.Response(text="ok")
         query = dict(request.query)
         self.seen.append(SeenRequest(request.method, request.path, query, request.content_type))
         fault = self.faults.take(request.method, request.path, watch=query.get("watch") == "true")
@@ -134,7 +131,7 @@ class ApiHttp:
         return _list_bytes(target.kind, metadata, chosen)
 
     async def _watch(self, request: web.Request, target: Target, query: dict[str, str]) -> web.StreamResponse:
-        meant = selector(target.kind, fields=_in_namespace(target, query), labels=query.get("labelSelector", ""))
+        meant = _meant(target, query)
         wanted = WatchQuery.parse(query, self.watch_list)
         answer = web.StreamResponse(headers={"Content-Type": "application/json"})
         await answer.prepare(request)
@@ -185,15 +182,17 @@ def _grace(request: web.Request) -> JsonObject:
     return {} if seconds is None else {"gracePeriodSeconds": int(seconds)}
 
 
-def _in_namespace(target: Target, query: dict[str, str]) -> str:
-    """Return the field selector with the path's namespace in it."""
-    chosen = query.get("fieldSelector", "")
-    return ",".join(filter(None, [chosen, f"metadata.namespace={target.namespace}" if target.namespace else ""]))
+def _meant(target: Target, query: dict[str, str]) -> Selector:
+    """Return what the query selects, in the path's namespace."""
+    if "labelSelector" in query:
+        raise bad_request("the stand-in API server selects by fields only")
+    within = f"metadata.namespace={target.namespace}" if target.namespace else ""
+    return selector(target.kind, f"{query.get('fieldSelector', '')},{within}")
 
 
 def _page(target: Target, query: dict[str, str], snapshot: Snapshot, start: int) -> tuple[list[Stored], int]:
     """Return a page's objects and the place of the next page's first one; 0 if there is none."""
-    meant = selector(target.kind, fields=_in_namespace(target, query), labels=query.get("labelSelector", ""))
+    meant = _meant(target, query)
     limit = int(query.get("limit", "0")) or len(snapshot.objects)
     chosen: list[Stored] = []
     for place in range(start, len(snapshot.objects)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from neuron_plugin.cluster.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH
 from neuron_plugin.simulation import api_server_rules as rules
 from neuron_plugin.simulation.api_server_kinds import KINDS, PODS, ServedKind, Target
 from neuron_plugin.simulation.api_server_status import JsonObject, already_exists, not_found, success
@@ -16,8 +17,6 @@ from neuron_plugin.simulation.api_server_store import Collection, Key, Stored, V
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MERGE_PATCH = "application/merge-patch+json"
-STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 PATCHES: dict[str, Callable[[JsonObject, JsonObject], JsonObject]] = {
     MERGE_PATCH: rules.merge_patched,
     STRATEGIC_MERGE_PATCH: rules.strategically_patched,

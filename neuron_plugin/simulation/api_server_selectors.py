@@ -1,7 +1,8 @@
-"""Field and label selectors, as the real server reads them.
+"""Field selectors, as the real server reads them.
 
 A selector is a function from an object to whether it is meant. What the real server refuses is refused here, too: a
-field that is not selectable would otherwise silently select nothing on a real cluster.
+field that is not selectable would otherwise silently select nothing on a real cluster. Label selectors are not served:
+none of this project's programs sends one.
 """
 
 from __future__ import annotations
@@ -17,28 +18,21 @@ if TYPE_CHECKING:
 
 Selector = Callable[[JsonObject], bool]
 
-_SET_BASED = re.compile(r"^\s*([^\s!=,()]+)\s+(in|notin)\s*\(([^()]*)\)\s*$")
-_EQUALITY = re.compile(r"^\s*([^\s!=,()]+)\s*(=|==|!=)\s*([^\s!=,()]*)\s*$")
-_EXISTENCE = re.compile(r"^\s*(!?)\s*([^\s!=,()]+)\s*$")
-_COMMA_OUTSIDE_PARENTHESES = re.compile(r",(?![^(]*\))")
+_TERM = re.compile(r"^\s*([^\s!=,()]+)\s*(=|==|!=)\s*([^\s!=,()]*)\s*$")
 
 
-def selector(kind: ServedKind, *, fields: str, labels: str) -> Selector:
-    """Read both selectors; an empty text selects everything.
+def selector(kind: ServedKind, fields: str) -> Selector:
+    """Read a field selector; an empty text selects everything.
 
     Raises:
         Refusal: 400, with the real server's text.
     """
-    tests = [_field_test(kind, term) for term in _terms(fields)] + [_label_test(term) for term in _terms(labels)]
+    tests = [_test(kind, term) for term in fields.split(",") if term.strip()]
     return lambda candidate: all(test(candidate) for test in tests)
 
 
-def _terms(text: str) -> list[str]:
-    return [term for term in _COMMA_OUTSIDE_PARENTHESES.split(text) if term.strip()]
-
-
-def _field_test(kind: ServedKind, term: str) -> Selector:
-    match = _EQUALITY.match(term)
+def _test(kind: ServedKind, term: str) -> Selector:
+    match = _TERM.match(term)
     if match is None:
         raise bad_request(f"invalid selector: '{term}'; can't understand '{term}'")
     field, operator, wanted = match.groups()
@@ -52,21 +46,3 @@ def _field(candidate: JsonObject, path: str) -> str:
     for step in path.split("."):
         value = value.get(step, "") if isinstance(value, dict) else ""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _label_test(term: str) -> Selector:
-    if match := _SET_BASED.match(term):
-        key, operator, listed = match.groups()
-        chosen = {value.strip() for value in listed.split(",")}
-        return lambda candidate: (_labels(candidate).get(key) in chosen) == (operator == "in")
-    if match := _EQUALITY.match(term):
-        key, operator, wanted = match.groups()
-        return lambda candidate: (_labels(candidate).get(key) == wanted) != (operator == "!=")
-    if match := _EXISTENCE.match(term):
-        absent, key = match.groups()
-        return lambda candidate: (key in _labels(candidate)) != bool(absent)
-    raise bad_request(f"unable to parse requirement: couldn't parse the selector string {term!r}")
-
-
-def _labels(candidate: JsonObject) -> dict[str, str]:
-    return candidate["metadata"].get("labels") or {}

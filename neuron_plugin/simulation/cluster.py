@@ -58,25 +58,18 @@ class SimulatedPod:
 class SimulatedCluster:
     """An async context: everything is up inside it, and gone after it."""
 
-    def __init__(
-        self,
-        root: Path,
-        instance_type: str,
-        *,
-        driver_version: str = "",
-        daemon_flags: Sequence[str] = (),
-        seed: int = 0,
-    ) -> None:
-        """All files are made under ``root``. ``seed`` fixes the kubelet's random choices."""
+    def __init__(self, root: Path, instance_type: str, *, daemon_flags: Sequence[str] = ()) -> None:
+        """All files are made under ``root``."""
         self.root = root
         self.kubelet_dir = root / "dp"
         self.pod_resources_dir = root / "pr"
         self._daemon_flags = tuple(daemon_flags)
-        self.node: SimulatedNode = write_node(root / "node", instance_type, driver_version=driver_version)
+        self.node: SimulatedNode = write_node(root / "node", instance_type)
         for directory in (self.kubelet_dir, self.pod_resources_dir):
             directory.mkdir()
         self.api = StandInApiServer()
-        self.kubelet = StandInKubelet(self.kubelet_dir, self.pod_resources_dir, random=Random(seed))  # noqa: S311 - chooses ids, guards nothing
+        chance = Random(0)  # noqa: S311 - chooses ids, guards nothing; every demo goes the same way
+        self.kubelet = StandInKubelet(self.kubelet_dir, self.pod_resources_dir, random=chance)
         self.health_port = _free_port()
         """The node daemon's probes, metrics and decisions."""
         self._daemon: asyncio.subprocess.Process | None = None

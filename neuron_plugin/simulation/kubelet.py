@@ -38,6 +38,7 @@ from neuron_plugin.simulation.kubelet_registration import PluginClients
 from neuron_plugin.simulation.kubelet_watcher import PluginWatcher
 
 SOCKET_NAME = "kubelet.sock"
+PRE_START_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,6 @@ class KubeletOptions:
     """
 
     dial_seconds: float = 10.0
-    pre_start_seconds: float = 30.0
     grace_seconds: float = 300.0
     sync_delay: float = 0.1
     pod_resources_per_second: float = 100.0
@@ -237,7 +237,7 @@ class StandInKubelet:
         if resource not in self._devices.endpoints:
             raise PluginCallError(f"endpoint not found in cache for a registered resource: {resource}")
         if (endpoint := self._devices.endpoints[resource]) is not None:
-            await endpoint.pre_start(ids, self._options.pre_start_seconds)
+            await endpoint.pre_start(ids, PRE_START_SECONDS)
 
     # Inside.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NewType
 
 DeviceId = NewType("DeviceId", int)
@@ -27,6 +28,9 @@ NO_CORES = CoreMask(0)
 MOST_DEVICES = 64
 MOST_CORES_PER_DEVICE = 8
 """The Neuron driver's own limits (2.24.7 and 2.25.4); they bound every mask and table made from a geometry."""
+
+MOST_SHAPES = 64
+"""Shapes for which something is kept. A cluster has a dozen; the bound is for nodes that tell a new one each time."""
 
 
 class GeometryError(ValueError):
@@ -51,7 +55,7 @@ class Geometry:
     ``device_count`` is the nominal count of the type: ids run from 0 to ``device_count - 1`` even when a chip is
     missing. ``cores_per_device`` is logical (LNC applied), and 0 while no device has told: nothing can be handed out
     then. ``block_sizes`` are the device counts that are handed out as aligned blocks; empty means any run of
-    consecutive devices. Equal geometries share every computed set.
+    consecutive devices.
 
     Raises:
         GeometryError: a count is negative or above ``MOST_DEVICES`` or ``MOST_CORES_PER_DEVICE``.
@@ -66,6 +70,11 @@ class Geometry:
     def __post_init__(self) -> None:
         _check("device_count", self.device_count, MOST_DEVICES)
         _check("cores_per_device", self.cores_per_device, MOST_CORES_PER_DEVICE)
+
+    @property
+    def shape(self) -> Geometry:
+        """What decides the sets and nothing else: one for all types that differ only by name, as Trn2 and Trn3 do."""
+        return _shape(self.device_count, self.cores_per_device, self.block_sizes)
 
     @property
     def core_count(self) -> int:
@@ -105,9 +114,10 @@ class Geometry:
         """Devices with every core in ``mask``, ascending."""
         return tuple(device for device in self.devices_touched(mask) if (own := self.device_mask(device)) & mask == own)
 
-    def widened(self, mask: int) -> CoreMask:
-        """``mask`` grown to whole devices: what a held core takes from whole-device requests."""
-        return self.devices_mask(self.devices_touched(mask))
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _shape(device_count: int, cores_per_device: int, block_sizes: tuple[int, ...]) -> Geometry:
+    return Geometry("", Topology.UNLINKED, device_count, cores_per_device, block_sizes)
 
 
 def cores_in(mask: int) -> tuple[CoreId, ...]:

@@ -2,7 +2,7 @@
 
 A set is *valid* when the hardware links its devices and the runtime can address it: consecutive ids on a line or
 ring, never across the wrap (the driver offsets by the first device only), and on a torus one device, a row, two
-aligned rows or all. Computed once per geometry; callers only test masks against these tuples.
+aligned rows or all. Computed once per shape; callers only test masks against these tuples.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from functools import lru_cache
 
-from neuron_plugin.topology.geometry import CoreMask, Geometry
+from neuron_plugin.topology.geometry import MOST_SHAPES, CoreMask, Geometry
 
 
 class Unit(enum.StrEnum):
@@ -20,28 +20,24 @@ class Unit(enum.StrEnum):
     CORE = "core"
 
 
-_GEOMETRIES = 256
-"""Geometries whose sets are kept. A cluster has a few dozen; the bound is for nodes that tell a new one each time."""
-
-
 def valid_sets(geometry: Geometry, unit: Unit, count: int) -> tuple[CoreMask, ...]:
     """Every valid set of ``count`` devices or cores, lowest ids first; empty when the count can never be met."""
-    return _sets_by_count(geometry, unit).get(count, ())
+    return _sets_by_count(geometry.shape, unit).get(count, ())
 
 
 def valid_counts(geometry: Geometry, unit: Unit) -> tuple[int, ...]:
     """Every count that has a valid set, ascending."""
-    return tuple(_sets_by_count(geometry, unit))
+    return tuple(_sets_by_count(geometry.shape, unit))
 
 
-@lru_cache(maxsize=_GEOMETRIES * len(Unit))
-def _sets_by_count(geometry: Geometry, unit: Unit) -> dict[int, tuple[CoreMask, ...]]:
+@lru_cache(maxsize=MOST_SHAPES * len(Unit))
+def _sets_by_count(shape: Geometry, unit: Unit) -> dict[int, tuple[CoreMask, ...]]:
     """All valid sets by count, ascending: a count from outside is looked up, never computed with."""
-    if not geometry.core_count:
+    if not shape.core_count:
         return {}
-    of_unit = {Unit.DEVICE: (_device_sets, geometry.device_count), Unit.CORE: (_core_sets, geometry.core_count)}
+    of_unit = {Unit.DEVICE: (_device_sets, shape.device_count), Unit.CORE: (_core_sets, shape.core_count)}
     sets, most = of_unit[unit]
-    return {count: found for count in range(1, most + 1) if (found := sets(geometry, count))}
+    return {count: found for count in range(1, most + 1) if (found := sets(shape, count))}
 
 
 def _device_sets(geometry: Geometry, count: int) -> tuple[CoreMask, ...]:

@@ -46,9 +46,15 @@ def core(count: int, name: str = "main", kind: Kind = Kind.APP) -> ContainerRequ
 
 
 @st.composite
-def pods(draw: st.DrawFn, geometry: Geometry, most: int = 4, kinds: tuple[Kind, ...] = tuple(Kind)) -> PodRequest:
+def pods(
+    draw: st.DrawFn,
+    geometry: Geometry,
+    most: int = 4,
+    kinds: tuple[Kind, ...] = tuple(Kind),
+    resources: tuple[Resource, ...] = tuple(Resource),
+) -> PodRequest:
     """Init and sidecar containers mixed, then apps."""
-    drawn = draw(st.lists(st.tuples(st.sampled_from(kinds), st.sampled_from(Resource)), min_size=1, max_size=most))
+    drawn = draw(st.lists(st.tuples(st.sampled_from(kinds), st.sampled_from(resources)), min_size=1, max_size=most))
     ordered = sorted(drawn, key=lambda pair: pair[0] is Kind.APP)
     return tuple(
         ContainerRequest(f"c{index}", kind, resource, draw(counts(geometry, resource.unit)))

@@ -152,6 +152,29 @@ def test_the_vendors_dialect_cannot_say_two_resources() -> None:
     assert set(write(TRN1, placement, 1, [Dialect.VENDOR])) == {ALLOC_TIME_KEY, ALLOCATED_KEY}
 
 
+@settings(max_examples=120, deadline=None)
+@given(st.data(), any_geometry(), st.sampled_from(Resource))
+def test_p52_what_the_vendors_dialect_alone_says_is_read_as_placed(
+    data: st.DataObject, geometry: Geometry, resource: Resource
+) -> None:
+    request = data.draw(pods(geometry, resources=(resource,)))
+    placement = place(geometry, data.draw(free_masks(geometry)), request)
+    assume(not isinstance(placement, Refusal))
+    assert not isinstance(placement, Refusal)
+    expected = [ids_of(geometry, resource.unit, part.mask) for part in placement]
+    assert ids_read(write(geometry, placement, 7, [Dialect.VENDOR]), *request) == expected
+
+
+def test_the_vendors_dialect_alone_keeps_to_one_list_where_that_is_dealt_out_as_placed() -> None:
+    one, four = device(1, "a"), device(4, "b")
+    row, before, behind = TRN1.devices_mask(range(4, 8)), TRN1.devices_mask((3,)), TRN1.devices_mask((8,))
+    in_order = (ContainerSet(one, before), ContainerSet(four, row))
+    crossed = (ContainerSet(one, behind), ContainerSet(four, row))
+    assert write(TRN1, in_order, 1, [Dialect.VENDOR])[VENDOR_IDS_KEY] == "3,4,5,6,7"
+    assert write(TRN1, crossed, 1, [Dialect.VENDOR])[VENDOR_IDS_KEY] == "8|4,5,6,7"
+    assert write(TRN1, crossed, 1, list(Dialect))[VENDOR_IDS_KEY] == "4,5,6,7,8"
+
+
 def test_e10_dialects_that_agree_are_read_once() -> None:
     both = {DEVICES_KEY: "0,1", VENDOR_IDS_KEY: "1,0", VENDOR_RESOURCE_KEY: Resource.NEURON.value}
     assert ids_read(both, device(2)) == [(0, 1)]

@@ -122,8 +122,8 @@ def follow(api: KubernetesApi) -> Follow:
 def pod() -> Callable[..., dict[str, Any]]:
     """Return a maker of pod manifests."""
 
-    def make(name: str, *, uid: str = "", node: str = "", labels: dict[str, str] | None = None) -> dict[str, Any]:
-        metadata: dict[str, Any] = {"name": name, "labels": labels or {}}
+    def make(name: str, *, uid: str = "", node: str = "") -> dict[str, Any]:
+        metadata: dict[str, Any] = {"name": name}
         if uid:
             metadata["uid"] = uid
         spec: dict[str, Any] = {"containers": [{"name": "main"}]}

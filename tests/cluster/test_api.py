@@ -81,6 +81,10 @@ def test_a_refusal_without_a_status_object_is_quoted(body: bytes) -> None:
     assert error.message == body.decode(errors="replace")
 
 
+def test_a_refusal_nested_beyond_reading_is_quoted() -> None:
+    assert refusal(502, b'{"x":' + b"[" * 100_000, ASKED).message.startswith('{"x":[[')
+
+
 def test_a_proxys_long_page_is_cut() -> None:
     assert len(refusal(502, b"x" * 10_000, ASKED).message) == 200
 

@@ -54,7 +54,7 @@ def test_a_bookmark_has_a_version_and_may_end_the_initial_events() -> None:
     assert decode_bookmark(end) == Bookmark(12, initial_end=True)
 
 
-@pytest.mark.parametrize("text", ["", "-1", "1.5", "0x10", "abc", "١٢", " 7"])
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "0x10", "abc", "١٢", " 7", "9" * 5000])
 def test_a_version_that_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(DecodeError, match="expected a decimal number"):
         parse_version(text)
@@ -81,6 +81,8 @@ def test_deep_nesting_is_a_decode_error() -> None:
         PODS.decode(deep)
     with pytest.raises(DecodeError):
         decode_event(b'{"type":"ADDED","object":' + deep + b"}")
+    with pytest.raises(DecodeError):
+        decode_bookmark(deep)
 
 
 @given(st.binary(max_size=200))

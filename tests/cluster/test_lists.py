@@ -61,4 +61,4 @@ async def test_an_unreadable_page_is_told(server: StandInApiServer, api: Kuberne
 
 def test_an_empty_scope_selects_by_nothing() -> None:
     assert Scope().query() == {}
-    assert Scope("ns", "a=b", "c").query() == {"fieldSelector": "a=b", "labelSelector": "c"}
+    assert Scope("ns", "a=b").query() == {"fieldSelector": "a=b"}

@@ -134,18 +134,18 @@ async def test_p36_a_node_daemon_follows_its_own_node_only(
         assert followed.pod("waiting").annotations == {"NEURON_DEVS": "0,1"}
 
 
-async def test_a_label_selector_and_a_namespace_narrow_the_scope(
+async def test_a_selector_and_a_namespace_narrow_the_scope(
     server: StandInApiServer, follow: Follow, pod: Manifest
 ) -> None:
-    server.create_pod(pod("yes", labels={"app": "a"}))
-    server.create_pod(pod("no", labels={"app": "b"}))
-    elsewhere = pod("elsewhere", labels={"app": "a"})
+    server.create_pod(pod("yes"))
+    server.create_pod(pod("no", node="n1"))
+    elsewhere = pod("elsewhere")
     elsewhere["metadata"]["namespace"] = "other"
     server.create_pod(elsewhere)
-    async with follow(scope=Scope(namespace="default", label_selector="app=a")) as followed:
+    async with follow(scope=Scope(namespace="default", field_selector="spec.nodeName=")) as followed:
         await followed.until(followed.reflector.synced.is_set)
         assert followed.names == ["yes"]
-        server.patch_pod("default", "yes", {"metadata": {"labels": {"app": "b"}}})
+        server.bind("default", "yes", node="n1")
         await followed.until(lambda: followed.names == [])
 
 
@@ -380,7 +380,9 @@ class ScriptedServer:
         self._lines = lines
 
     async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
-        raise NotImplementedError(request, timeout_seconds)
+        assert timeout_seconds > 0
+        assert "limit" in request.query
+        return Response(200, b'{"metadata":{"resourceVersion":"1"}}')
 
     @asynccontextmanager
     async def stream(self, request: ApiRequest, *, silence_seconds: float) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -472,6 +474,20 @@ async def test_changes_among_the_initial_events_count() -> None:
         async with asyncio.timeout(1):
             await reflector.run()
     assert dict(reflector.values) == {"a": "4"}
+
+
+@pytest.mark.looptime
+async def test_a_busy_server_that_ignores_watch_list_is_listed_after_a_minute_of_events() -> None:
+    async def busy() -> AsyncIterator[bytes]:
+        for version in itertools.count(2):
+            yield b'{"type":"MODIFIED","object":{"metadata":{"uid":"a","resourceVersion":"%d"}}}' % version
+            await asyncio.sleep(1)
+
+    reflector: Reflector[Pod, Pod] = Reflector(ScriptedServer(busy), PODS, lambda pod: pod)
+    running = asyncio.create_task(reflector.run())
+    async with asyncio.timeout(62):
+        await reflector.synced.wait()
+    running.cancel()
 
 
 @pytest.mark.looptime

@@ -362,6 +362,20 @@ async def test_a_useless_kubeconfig_is_an_error_that_names_it(tmp_path: Path, co
     assert str(kubeconfig) in str(raised.value)
 
 
+async def test_a_kubeconfig_that_waits_for_somebody_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def waits(*_: object, **_named: object) -> None:
+        await asyncio.Event().wait()
+
+    (tmp_path / "kubeconfig").touch()
+    monkeypatch.setattr("kubernetes.aio.config.load_kube_config", waits)
+    monkeypatch.setattr("neuron_plugin.cluster.transport._LOADING_SECONDS", 0.05)
+    with pytest.raises(ConnectionSettingsError, match=r"kubeconfig: not loaded within 0\.05 s; does its exec plugin"):
+        async with asyncio.timeout(5):
+            await connect(tmp_path / "kubeconfig")
+
+
 async def test_a_missing_kubeconfig_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(ConnectionSettingsError, match="nowhere"):
         await connect(tmp_path / "nowhere")

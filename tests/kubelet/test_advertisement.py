@@ -110,6 +110,11 @@ async def test_a_closed_subscription_says_nothing_more() -> None:
 
 async def test_leaving_the_block_ends_the_subscription() -> None:
     advertisement = Advertisement(devices(1))
-    with advertisement.subscribe():
-        assert advertisement.subscribers == 1
-    assert advertisement.subscribers == 0
+    with advertisement.subscribe() as subscription:
+        await take(subscription)
+    waiting = asyncio.create_task(take(subscription))
+    await asyncio.sleep(0)
+    advertisement.publish(devices(2))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    waiting.cancel()

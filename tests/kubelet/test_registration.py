@@ -566,3 +566,28 @@ async def test_every_life_has_a_socket_name_of_its_own(directory: Path) -> None:
             seen.add(path)
             await kubelet.disconnect(CORE)
     assert len(seen) == 4
+
+
+async def test_p13_a_cancellation_is_not_lost_while_a_register_call_is_being_given_up(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called, given_up, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow_to_close(*_: object) -> None:
+        called.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.set()
+            await closed.wait()
+
+    monkeypatch.setattr("neuron_plugin.kubelet.registration.announce", slow_to_close)
+    async with StandInKubelet(directory), running_plugin(directory) as plugin:
+        await asyncio.wait_for(called.wait(), 5)
+        sockets_of(directory)[0].unlink()
+        await asyncio.wait_for(given_up.wait(), 5)
+        plugin.task.cancel()
+        await asyncio.sleep(0)
+        closed.set()
+        await asyncio.wait({plugin.task}, timeout=5)
+        assert plugin.task.cancelled()

@@ -139,7 +139,7 @@ async def test_p19_a_thousand_cancelled_streams_leave_nothing_behind(directory: 
         await eventually(lambda: footprint() <= before)
         assert footprint() == before
         assert plugin.service.streams_begun == 1001
-        assert plugin.advertisement.subscribers == 0
+        assert not plugin.advertisement._subscriptions
 
 
 async def test_ending_the_streams_ends_them_without_an_error(directory: Path) -> None:

@@ -84,22 +84,43 @@ async def test_hints_come_without_events_too(directory: Path) -> None:
         await hinted(hint)
 
 
-async def test_a_replaced_directory_is_watched_anew(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched_directories: list[int] = []
+@pytest.fixture
+def watched_inodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The inode number of each directory that a watch was put on."""
+    inodes: list[int] = []
 
     class CountingInotify(Inotify):
         def add_watch(self, path: os.PathLike[str] | bytes | str, mask: Mask) -> Watch:
-            watched_directories.append(Path(os.fsdecode(path)).stat().st_ino)
+            inodes.append(Path(os.fsdecode(path)).stat().st_ino)
             return super().add_watch(path, mask)
 
     monkeypatch.setattr("neuron_plugin.kubelet.watch.Inotify", CountingInotify)
+    return inodes
+
+
+async def test_a_replaced_directory_is_watched_anew(directory: Path, watched_inodes: list[int]) -> None:
     plugins = directory / "device-plugins"
     plugins.mkdir()
     async with watched(plugins, 0.05):
         shutil.move(plugins, directory / "old")
         plugins.mkdir()
-        await eventually(lambda: len(watched_directories) == 2)
-    assert watched_directories[0] != watched_directories[1]
+        await eventually(lambda: len(watched_inodes) == 2)
+    assert watched_inodes[0] != watched_inodes[1]
+
+
+async def test_p11_a_directory_made_anew_under_the_old_inode_number_is_watched_anew(
+    directory: Path, watched_inodes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DirectoryWatch, "_directory_identity", lambda _watch: (1, 2))  # ext4 uses numbers again
+    plugins = directory / "device-plugins"
+    plugins.mkdir()
+    async with watched(plugins, NEVER) as hint:
+        plugins.rmdir()
+        plugins.mkdir()
+        await eventually(lambda: len(watched_inodes) == 2)
+        hint.clear()
+        (plugins / "kubelet.sock").touch()
+        await hinted(hint)
 
 
 async def test_a_directory_that_does_not_exist_yet_is_waited_for(directory: Path) -> None:

@@ -37,7 +37,7 @@ def test_p54_an_allocate_changes_the_ledger_and_nothing_else() -> None:
     pods, machine = dict(state.pods), state.machine
     answer = an_allocator(state).allocate(NEURON.value, texts(ROW0))
     assert given_mask(TRN1, answer) == devices(*ROW0)
-    assert state.ledger.held_by(ref("a").uid) == devices(*ROW0)
+    assert state.ledger.holders[ref("a").uid].mask == devices(*ROW0)
     assert (state.pods, state.machine) == (pods, machine)
 
 

@@ -58,7 +58,7 @@ async def test_p56_two_equal_pods_admitted_in_the_other_order_swap_and_both_anno
         await site.annotated("a", "b")
         assert site.decided_ids("a") == [tuple(second)]
         assert site.decided_ids("b") == [tuple(first)]
-        assert daemon.state.ledger.held_by(daemon.state.pods[next(iter(daemon.state.pods))].pod.uid)
+        assert daemon.state.ledger.holders[next(iter(daemon.state.pods))].mask
         await eventually(lambda: site.event_reasons().count("AssignmentCorrected") == 2)
 
 

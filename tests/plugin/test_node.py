@@ -15,7 +15,8 @@ ROW0, ROW1, ROW2 = [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]
 
 
 def holds(state: NodeState, name: str) -> int:
-    return state.ledger.held_by(ref(name).uid)
+    holder = state.ledger.holders.get(ref(name).uid)
+    return holder.mask if holder else 0
 
 
 def give(state: NodeState, name: str, *ids: int, container: str = "app") -> None:

@@ -65,6 +65,7 @@ async def until(api: FakeApi, *seen: str) -> None:
 
 @pytest.fixture
 def outbox(monkeypatch: pytest.MonkeyPatch) -> Outbox:
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.002)
     monkeypatch.setattr(module, "LONGEST_PAUSE_SECONDS", 0.002)
     return Outbox(chance=lambda: 0.0)
 

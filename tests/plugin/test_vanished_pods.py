@@ -68,7 +68,7 @@ def test_p60_a_pod_that_is_gone_without_an_end_is_suspect() -> None:
 def test_a_pod_being_deleted_still_holds_what_it_has() -> None:
     watch = Watch()
     watch.tell(seen("Running", {"deletionTimestamp": "2026-01-01T00:00:00Z"}))
-    assert watch.state.ledger.held_by(PodUid("uid-train")) == devices(3)
+    assert watch.state.ledger.holders[PodUid("uid-train")].mask == devices(3)
 
 
 def test_an_ended_pod_is_not_taken_for_a_live_one_at_the_next_list() -> None:

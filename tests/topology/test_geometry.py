@@ -45,13 +45,12 @@ def test_devices_part_the_node_into_equal_and_disjoint_masks(geometry: Geometry)
 
 
 @given(geometry_and_mask())
-def test_touched_whole_and_widened_agree_with_counting_cores(drawn: tuple[Geometry, int]) -> None:
+def test_touched_and_whole_agree_with_counting_cores(drawn: tuple[Geometry, int]) -> None:
     geometry, mask = drawn
     held = as_cores(mask)
     own = {device: cores_of_devices(geometry, frozenset({device})) for device in range(geometry.device_count)}
     assert list(geometry.devices_touched(mask)) == [device for device, cores in own.items() if cores & held]
     assert list(geometry.whole_devices(mask)) == [device for device, cores in own.items() if cores <= held]
-    assert as_cores(geometry.widened(mask)) == frozenset().union(*(cores for cores in own.values() if cores & held))
 
 
 @given(geometry_and_mask())
@@ -74,7 +73,6 @@ def test_t14_one_held_core_takes_its_whole_device_from_device_requests() -> None
     nine = INF1.cores_mask(range(9))
     assert INF1.devices_touched(nine) == (0, 1, 2)
     assert INF1.whole_devices(nine) == (0, 1)
-    assert INF1.widened(nine) == INF1.devices_mask((0, 1, 2))
 
 
 def test_p24_a_missing_device_is_a_hole_and_moves_no_id() -> None:
@@ -91,7 +89,6 @@ def test_t24_ids_are_ordered_as_numbers() -> None:
 def test_no_cores_touch_no_device() -> None:
     assert cores_in(NO_CORES) == ()
     assert TRN1.devices_touched(NO_CORES) == TRN1.whole_devices(NO_CORES) == ()
-    assert TRN1.widened(NO_CORES) == NO_CORES
 
 
 def test_a_node_whose_cores_are_not_known_yet_has_no_whole_device() -> None:

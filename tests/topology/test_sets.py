@@ -159,3 +159,15 @@ def test_the_largest_line_the_driver_allows_is_tabled(topology: Topology) -> Non
     geometry = Geometry(f"largest-{topology}", topology, MOST_DEVICES, MOST_CORES_PER_DEVICE)
     assert len(valid_sets(geometry, Unit.CORE, 511)) == 1
     assert len(valid_sets(geometry, Unit.DEVICE, 2)) == MOST_DEVICES - 1
+
+
+def test_types_that_differ_by_name_only_share_what_was_computed() -> None:
+    trn2, trn3 = (Geometry(name, Topology.TORUS, 16, 4, (1, 4, 8, 16)) for name in ("trn2.48xlarge", "trn3.48xlarge"))
+    assert trn2 != trn3
+    assert trn2.shape == trn3.shape
+    assert valid_sets(trn2, Unit.DEVICE, 4) is valid_sets(trn3, Unit.DEVICE, 4)
+
+
+@pytest.mark.parametrize("other", [(16, 2, ()), (16, 4, (1, 4, 8, 16)), (12, 2, (1, 4, 8, 16))])
+def test_what_decides_the_sets_is_in_the_shape(other: tuple[int, int, tuple[int, ...]]) -> None:
+    assert Geometry("trn1.32xlarge", Topology.TORUS, *other).shape != TRN1.shape

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuron_plugin.backoff import Backoff
+
+
+def whole() -> float:
+    return 1.0
+
+
+def half() -> float:
+    return 0.0
+
+
+def test_delays_double_up_to_the_longest() -> None:
+    backoff = Backoff(whole, first_seconds=0.1, longest_seconds=1.0)
+    assert [backoff.next_seconds() for _ in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+
+
+def test_jitter_takes_no_more_than_half() -> None:
+    backoff = Backoff(half, first_seconds=0.1, longest_seconds=1.0)
+    assert [backoff.next_seconds() for _ in range(5)] == [0.05, 0.1, 0.2, 0.4, 0.5]
+
+
+def test_reset_begins_with_the_shortest() -> None:
+    backoff = Backoff(whole, first_seconds=0.1, longest_seconds=1.0)
+    for _ in range(4):
+        backoff.next_seconds()
+    backoff.reset()
+    assert backoff.next_seconds() == 0.1
+
+
+def test_p6_jitter_differs_between_nodes() -> None:
+    nodes = [Random(seed) for seed in range(50)]  # noqa: S311 - repeats a test's chance, guards nothing
+    delays = [Backoff(node.random, first_seconds=2, longest_seconds=15).next_seconds() for node in nodes]
+    assert all(1 <= delay <= 2 for delay in delays)
+    assert len(set(delays)) == 50
+
+
+@given(chances=st.lists(st.floats(0, 1), min_size=1, max_size=40), first=st.floats(0.001, 1))
+def test_no_delay_is_ever_zero_or_over_the_longest(chances: list[float], first: float) -> None:
+    drawn = iter(chances)
+    backoff = Backoff(lambda: next(drawn), first_seconds=first, longest_seconds=30.0)
+    delays = [backoff.next_seconds() for _ in chances]
+    assert all(first / 2 <= delay <= 30.0 for delay in delays)
