@@ -229,6 +229,11 @@ class Node(_Object, frozen=True):
         )
 
     @property
+    def condition_types(self) -> frozenset[str]:
+        """Which conditions its status has."""
+        return frozenset(condition.type for condition in self.status.conditions or ())
+
+    @property
     def capacity(self) -> Mapping[str, str]:
         """Resource name to quantity, broken devices included."""
         return self.status.capacity or _NOTHING
