@@ -63,9 +63,7 @@ def run(arguments: Namespace) -> int:
         raise UsageError(f"--node-condition is {arguments.node_condition!r}, which {writer} writes: it is not removed")
     if names == [""]:
         raise UsageError("no node: give names of nodes, --all, or set NODE_NAME")
-    done = asyncio.run(
-        _uninstall(names, arguments.kubeconfig, arguments.lease_namespace, arguments.node_condition)
-    )
+    done = asyncio.run(_uninstall(names, arguments.kubeconfig, arguments.lease_namespace, arguments.node_condition))
     print("\n".join(f"{name} is cleared" for name in done) or "nothing of the plugin's was found")
     return Exit.FINE
 
