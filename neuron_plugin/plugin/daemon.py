@@ -73,7 +73,8 @@ class NodeDaemon:
             look_at_users=self._users.look,
         )
         steering = Steering(self.state, self._link.look_again if self._link else None, self._confirmation.look_again)
-        gate = StartGate(self.state, self._users, settings.sysfs) if settings.pre_start_gate else None
+        counts = self.witness.counts
+        gate = StartGate(self.state, self._users, settings.sysfs, counts=counts) if settings.pre_start_gate else None
         handler = Allocator(
             self.state,
             self._style,

@@ -8,6 +8,7 @@ be seen, or a process cannot be told to be the pod's, time has to do.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,19 @@ class Users:
     moment: float
 
 
+class Evidence(enum.StrEnum):
+    """Why something is suspect still, as metrics say it."""
+
+    NONE_YET = "not_looked"
+    """Nobody has looked since."""
+    OWN_PROCESS = "process"
+    """A process of the vanished pod has it open."""
+    DOUBTFUL_PROCESS = "doubtful_process"
+    """A process that may be the pod's has it open."""
+    HIDDEN = "hidden"
+    """Who has it open cannot be seen here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Suspect:
     """What a vanished pod held. ``until`` is how long it stays suspect without evidence; ``seen`` says what there is.
@@ -38,6 +52,7 @@ class Suspect:
     since: float
     until: float
     seen: str = ""
+    evidence: Evidence = Evidence.NONE_YET
 
     @property
     def reason(self) -> str:
@@ -58,10 +73,12 @@ class Suspect:
         own = [each for each in opened if is_of(each[1], self.pod)]
         doubtful = [each for each in opened if may_be_of(each[1], self.pod)]
         if own:
-            return replace(self, seen=described(own))
+            return replace(self, seen=described(own), evidence=Evidence.OWN_PROCESS)
         if users.moment >= self.until or (users.complete and not doubtful):
             return None
-        return replace(self, seen=described(doubtful) or "whether its processes run on cannot be seen here")
+        if doubtful:
+            return replace(self, seen=described(doubtful), evidence=Evidence.DOUBTFUL_PROCESS)
+        return replace(self, seen="whether its processes run on cannot be seen here", evidence=Evidence.HIDDEN)
 
 
 @dataclass(frozen=True, slots=True)
