@@ -18,6 +18,7 @@ from neuron_plugin.hardware.inventory import MachinePaths, read_inventory
 from neuron_plugin.hardware.uevents import open_uevents
 from neuron_plugin.hardware.watch import InventoryWatcher, WatchPeriods
 from neuron_plugin.kubelet.announcement import KUBELET_SOCKET
+from neuron_plugin.kubelet.checkpoint import CHECKPOINT, read_checkpoint
 from neuron_plugin.kubelet.pod_resources import PodResourcesClient
 from neuron_plugin.kubelet.service import ServiceOptions
 from neuron_plugin.plugin.allocator import Allocator
@@ -71,6 +72,7 @@ class NodeDaemon:
             self._link.write_assignment if self._link else lambda _pod, _holdings: None,
             cluster=settings.cluster,
             look_at_users=self._users.look,
+            read_records=partial(read_checkpoint, settings.kubelet_dir / CHECKPOINT),
         )
         steering = Steering(self.state, self._link.look_again if self._link else None, self._confirmation.look_again)
         counts = self.witness.counts

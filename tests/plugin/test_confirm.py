@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from neuron_plugin.allocation.ledger import Holding
+from neuron_plugin.kubelet.checkpoint import RecordedDevices
 from neuron_plugin.kubelet.pod_resources import (
     GetUnsupportedError,
+    PodDevices,
     PodResourcesAbsentError,
     PodResourcesThrottledError,
 )
@@ -30,6 +32,7 @@ from tests.plugin.world import (
     devices,
     init,
     pod,
+    recorded,
     ref,
 )
 
@@ -44,6 +47,7 @@ class Desk:
     clock: FakeClock = field(default_factory=FakeClock)
     kubelet: FakePodResources = field(default_factory=FakePodResources)
     told: list[tuple[str, list[int]]] = field(default_factory=list)
+    records: list[RecordedDevices] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.state = a_state(TRN1, clock=self.clock)
@@ -51,7 +55,9 @@ class Desk:
         self.confirmation = self.another()
 
     def another(self) -> Confirmation:
-        return Confirmation(self.state, self.kubelet, self.note, cluster=self.cluster)
+        return Confirmation(
+            self.state, self.kubelet, self.note, cluster=self.cluster, read_records=lambda: tuple(self.records)
+        )
 
     def note(self, pod_: NodePod, holdings: tuple[Holding, ...]) -> None:
         self.told.append((pod_.pod.name, [holding.mask for holding in holdings]))
@@ -313,3 +319,137 @@ async def test_news_are_asked_about_at_once_and_the_rest_by_the_clock(monkeypatc
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+# The kubelet's own file.
+
+
+@pytest.mark.parametrize("cluster", [True, False])
+def test_p61_after_a_crash_the_init_set_that_only_the_kubelets_file_has_is_held(cluster: bool) -> None:  # noqa: FBT001 - a table's column
+    desk = Desk(cluster=cluster)
+    desk.state.pods_known = False
+    desk.kubelet.say("a", app=(NEURON, [1]))
+    desk.records = [recorded("uid-a", "init", NEURON, *ROW0), recorded("uid-a", "app", NEURON, 1)]
+    at_once(desk.confirmation.rebuild())
+    assert desk.held == {"default/a": devices(*ROW0)}
+    assert desk.confirmation.listed_uids == {"uid-a"}
+    if cluster:
+        desk.state.see_pod(pod("a", init(4), app(1)))
+        desk.state.see_all_pods({"uid-a"})
+    desk.ask()
+    desk.ask()
+    assert desk.held == {"default/a": devices(*ROW0)}
+    if cluster:
+        assert desk.told == [("a", [devices(*ROW0), devices(1)])]
+
+
+def test_p61_an_init_set_under_another_name_is_found_in_the_kubelets_file_by_its_pods_uid() -> None:
+    desk = Desk()
+    desk.state.see_pod(pod("a", init(2, CORE), app(4)))
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.records = [recorded("uid-a", "init", CORE, 30, 31)]
+    desk.ask()
+    assert desk.held == {"default/a": devices(*ROW0) | TRN1.cores_mask((30, 31))}
+
+
+def test_p61_a_pod_that_is_gone_holds_nothing_though_the_kubelets_file_still_has_it() -> None:
+    desk = Desk()
+    desk.state.pods_known = False
+    desk.records = [recorded("uid-gone", "init", NEURON, *ROW1), recorded("uid-gone", "app", NEURON, *ROW1)]
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    at_once(desk.confirmation.rebuild())
+    assert desk.held == {"default/a": devices(*ROW0)}
+
+
+def test_p61_what_another_pod_certainly_holds_is_not_taken_from_it_by_the_kubelets_file() -> None:
+    desk = Desk()
+    for name in ("a", "b"):
+        desk.state.see_pod(pod(name, init(4), app(1)) if name == "b" else pod(name, app(4)))
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.ask()
+    desk.records = [recorded("uid-b", "init", NEURON, *ROW0), recorded("uid-b", "app", NEURON, 4)]
+    desk.kubelet.say("b", app=(NEURON, [4]))
+    desk.ask()
+    assert desk.held == {"default/a": devices(*ROW0), "default/b": devices(4)}
+
+
+def test_p61_an_entry_of_another_size_than_the_container_asks_for_is_passed_over() -> None:
+    desk = Desk()
+    desk.state.see_pod(pod("a", init(4), app(1)))
+    desk.records = [recorded("uid-a", "init", NEURON, 0, 1), recorded("uid-a", "init", NEURON, 98, 99, 0, 1)]
+    desk.kubelet.say("a", app=(NEURON, [1]))
+    desk.ask()
+    assert desk.held == {"default/a": devices(1)}
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_pod_in_which_only_an_init_container_asks_holds_its_set_for_its_life(written: bool) -> None:  # noqa: FBT001 - a table's column
+    """The kubelet lists nothing for it, and keeps its devices until the pod ends."""
+    desk = Desk()
+    desk.state.see_pod(pod("a", init(4)))
+    desk.kubelet.say("a")
+    desk.ask()
+    assert not desk.told
+    desk.give(*ROW0)
+    desk.records = [recorded("uid-a", "init", NEURON, *ROW0)] if written else []
+    desk.ask()
+    desk.ask(after=2 * GRACE_SECONDS)
+    assert desk.told == [("a", [devices(*ROW0)])]
+    assert desk.held == {"default/a": devices(*ROW0)}
+
+
+def test_a_decided_pod_in_which_only_an_init_container_asks_is_confirmed() -> None:
+    desk = Desk()
+    desk.state.see_pod(decided("a", init(4), sets=[ROW0]))
+    desk.state.hold(ref("a"), Holding("init", NEURON, devices(*ROW0)))
+    desk.kubelet.say("a")
+    desk.ask()
+    assert desk.told == [("a", [devices(*ROW0)])]
+
+
+def test_p56_equal_pods_with_init_containers_alone_are_told_apart_by_the_kubelets_file() -> None:
+    desk = Desk()
+    desk.state.see_pod(pod("a", init(4)))
+    desk.state.see_pod(pod("b", init(4)))
+    for name in ("a", "b"):
+        desk.kubelet.say(name)
+    desk.give(*ROW0)
+    desk.records = [recorded("uid-b", "init", NEURON, *ROW0)]
+    desk.ask(after=0.05)
+    assert desk.held == {"default/b": devices(*ROW0)}
+    desk.give(*ROW1)
+    desk.records.append(recorded("uid-a", "init", NEURON, *ROW1))
+    desk.ask(after=0.05)
+    assert desk.held == {"default/a": devices(*ROW1), "default/b": devices(*ROW0)}
+
+
+# Races.
+
+
+def test_what_is_given_while_a_list_is_under_way_is_not_missed_in_it(desk: Desk) -> None:
+    desk.give(*ROW1)
+    desk.clock.now += QUIET_SECONDS
+    answer = desk.kubelet.list
+
+    async def list_slowly() -> tuple[PodDevices, ...]:
+        listed = await answer()
+        desk.clock.now += 0.01
+        desk.give(*ROW0)
+        return listed
+
+    desk.kubelet.list = list_slowly  # type: ignore[method-assign]  # an Allocate comes while it answers
+    at_once(desk.confirmation._ask())
+    assert list(desk.held.values()) == [devices(*ROW0)]
+
+
+def test_p56_a_pod_made_anew_under_its_name_that_got_the_old_ones_account_is_put_right(desk: Desk) -> None:
+    desk.state.see_pod(decided("a", app(4), sets=[ROW1]))
+    desk.kubelet.say("a", app=(NEURON, ROW0))  # of the pod that had this name until just now
+    desk.ask(after=0.05)
+    assert desk.held == {"default/a": devices(*ROW0)}
+    desk.give(*ROW1)  # now the kubelet admits the new one
+    desk.kubelet.say("a", app=(NEURON, ROW1))
+    desk.ask()
+    desk.ask()
+    assert desk.held == {"default/a": devices(*ROW1)}
+    assert desk.told[-1] == ("a", [devices(*ROW1)])

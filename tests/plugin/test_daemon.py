@@ -16,7 +16,7 @@ from neuron_plugin.plugin.settings import TopologyPolicy
 from neuron_plugin.simulation.api_server import EVENTS, Fault, Match
 from neuron_plugin.simulation.kubelet import KubeletOptions
 from neuron_plugin.simulation.kubelet_pods import PodRejectedError
-from tests.plugin.site import NAMESPACE, NODE, a_site, eventually, holders, ids
+from tests.plugin.site import NAMESPACE, NODE, Site, a_site, eventually, holders, ids
 from tests.plugin.world import CORE, DEVICE, NEURON, TRN1, app, assignment, init, sidecar
 
 pytestmark = pytest.mark.usefixtures("hasty")
@@ -24,6 +24,21 @@ pytestmark = pytest.mark.usefixtures("hasty")
 
 def decision_of(*containers: object, sets: list[list[int]], time: int = 1) -> dict[str, str]:
     return assignment(TRN1, containers, sets, time)  # type: ignore[arg-type]  # tuples of specs, spelled short
+
+
+def write_checkpoint(site: Site) -> None:
+    """The stand-in kubelet's memory as a kubelet writes it."""
+    entries = [
+        {
+            "PodUID": one.uid,
+            "ContainerName": one.container,
+            "ResourceName": one.resource,
+            "DeviceIDs": {"-1": list(one.ids)},
+        }
+        for one in site.kubelet._memory.allocations.values()
+    ]
+    text = msgspec.json.encode({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1})
+    (site.settings.kubelet_dir / "kubelet_internal_checkpoint").write_bytes(text)
 
 
 async def test_a_decision_steers_the_kubelet_is_confirmed_and_marked_on_the_pod() -> None:
@@ -216,6 +231,16 @@ async def test_p61_a_new_process_knows_who_holds_what_init_containers_included()
             assert site.api is not None
             written = [seen for seen in site.api.requests if seen.method == "PATCH" and "/pods/" in seen.path]
             assert len(written) <= patches + 1
+
+
+async def test_p61_without_a_cluster_a_new_process_reads_init_sets_from_the_kubelets_file() -> None:
+    async with a_site(cluster=False) as site:
+        async with site.daemon():
+            await site.run("a", init(4, CORE), app(2, CORE))
+        write_checkpoint(site)
+        async with site.daemon() as daemon:
+            assert daemon.state.ledger.used_mask == TRN1.cores_mask(range(4))
+            await site.kubelet.wait_for_capacity(NEURON.value, 14)
 
 
 async def test_p72_a_kubelet_restart_changes_nothing_for_who_holds_what() -> None:
