@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from neuron_plugin.allocation.annotations import ASSIGNMENT_KEYS
 from neuron_plugin.allocation.ledger import Holding, Pod
@@ -24,7 +24,7 @@ from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease
 from neuron_plugin.plugin.outbox import Outbox
-from neuron_plugin.plugin.pod_watch import PodReflector, follow_pods, take_stock
+from neuron_plugin.plugin.pod_watch import PodReflector, follow_pods, pod_uids, take_stock
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.plugin.publish import publication
 from neuron_plugin.plugin.report import Reporter
@@ -55,6 +55,7 @@ class ClusterLink:
         self._state = state
         self._on_pod = on_pod
         self._outbox = Outbox()
+        self._api: KubernetesApi | None = None
         self._pods: PodReflector | None = None
         self._witness = witness or Witness(settings.node_name, state, Counts())
         self._described: Machine | None = None
@@ -86,6 +87,7 @@ class ClusterLink:
     async def run(self) -> None:
         """Connect, then keep this node's pods and the outbox going until cancelled."""
         async with await self._connect() as api:
+            self._api = api
             name, counts = self._settings.node_name, self._witness.counts
             self._pods = follow_pods(api, name, self._state, self.report, self._on_pod, counts)
             async with asyncio.TaskGroup() as tasks:
@@ -103,6 +105,16 @@ class ClusterLink:
             await self._pods.list_consistently(self._settings.decision_deadline_seconds)
         except ClusterError as error:
             logger.warning("choosing without a look at the API server", extra={"why": str(error)})
+
+    async def live_pods(self) -> Collection[str] | None:
+        """The UIDs of all pods of this node, once those that ask for Neuron are known; None without an answer."""
+        if self._api is None or self._pods is None or not self._pods.synced.is_set():
+            return None
+        try:
+            return await pod_uids(self._api, self._settings.node_name, self._settings.decision_deadline_seconds)
+        except ClusterError as error:
+            logger.debug("asking again which pods live", extra={"why": str(error)})
+            return None
 
     def publish(self, machine: Machine) -> None:
         """Have the node say what the machine is, if that is news."""

@@ -60,9 +60,15 @@ class NodeDaemon:
         self._found = asyncio.Event()
         self._refreshing = False
         self.state = NodeState(on_change=self._changed, quarantine=Quarantine(settings.quarantine_seconds))
-        self._users = DeviceUsers(self.state, settings.dev, settings.proc, settings.kubelet_dir / KUBELET_SOCKET)
         self.witness = Witness(settings.node_name, self.state, Counts(), on_advertised=self._serving_began)
         self._link = self._cluster_link() if settings.cluster else None
+        self._users = DeviceUsers(
+            self.state,
+            settings.dev,
+            settings.proc,
+            settings.kubelet_dir / KUBELET_SOCKET,
+            self._link.live_pods if self._link else None,
+        )
         told = HealthReport(settings.node_name, settings.node_condition, self._link.tell if self._link else None)
         self.health = HealthWatch(settings, self._judged, [told])
         report = self._link.report if self._link else Reporter()
@@ -152,9 +158,10 @@ class NodeDaemon:
             self._found.set()
 
     async def _offer(self) -> None:
-        """Once there is a device: learn who holds what, then register."""
+        """Once there is a device: learn who holds what and who uses it, then register."""
         await self._found.wait()
         await self._confirmation.rebuild()
+        await self._users.look_at_start(self._confirmation.listed_uids)
         self._refresh()
         await self.offering.run()
 

@@ -122,4 +122,5 @@ class StartGate:
         if not process.uses or process.pod_uid in self._state.pods or process.pod_uid in self._state.ledger.holders:
             return False
         suspects = self._state.quarantine.suspects if self._state.quarantine else ()
-        return not process.pod_uid or any(may_be_of(process, suspect.pod) for suspect in suspects)
+        vanished = (suspect.pod for suspect in suspects if not suspect.stranger)
+        return not process.pod_uid or any(may_be_of(process, pod) for pod in vanished)

@@ -152,6 +152,18 @@ class NodeState:
         if self.machine and self.quarantine:
             self._set_quarantine(self.quarantine.after_look(self.machine.geometry, users))
 
+    def see_strangers(self, users: Users, known: Collection[str]) -> None:
+        """Take in who has the devices open before the first is offered; ``known`` are UIDs of pods that live."""
+        if self.machine and self.quarantine:
+            known = {*known, *self.ledger.holders}
+            geometry, used = self.machine.geometry, self.ledger.used_mask
+            self._set_quarantine(self.quarantine.with_strangers(geometry, users, used, known))
+
+    def see_live_pods(self, uids: Collection[str]) -> None:
+        """Take in the UIDs of all live pods of this node, whether they ask for Neuron or not."""
+        if self.quarantine:
+            self._set_quarantine(self.quarantine.after_roll_call(uids, self.pods.keys() - self.confirmed))
+
     def new_stand_in(self) -> Pod:
         """A holder for an Allocate of a pod that nobody has told us of, until the kubelet names it."""
         return nameless_stand_in(next(self._numbers))

@@ -243,6 +243,34 @@ async def test_p61_without_a_cluster_a_new_process_reads_init_sets_from_the_kube
             await site.kubelet.wait_for_capacity(NEURON.value, 14)
 
 
+@pytest.mark.parametrize("lives", [False, True])
+async def test_p60_what_a_pod_that_vanished_before_the_start_has_open_is_not_offered(lives: bool) -> None:  # noqa: FBT001 - a table's column
+    async with a_site() as site:
+        assert site.api is not None
+        uid, proc = "99999999-4a5b-6c7d-8e9f-001122334455", site.settings.dev.parent / "proc"
+        process = proc / "50"
+        (process / "fd").mkdir(parents=True)
+        (process / "fd/3").symlink_to(site.settings.dev / "neuron5")
+        (process / "cgroup").write_text(f"0::/kubepods/pod{uid}/aa\n")
+        (proc / "2").mkdir()
+        (proc / "2/comm").write_text("kthreadd\n")
+        if lives:  # a monitor, which asks for no Neuron
+            monitor = {"metadata": {"name": "monitor", "uid": uid, "namespace": NAMESPACE}, "spec": {"containers": []}}
+            site.api.create_pod(monitor)
+            site.api.bind(NAMESPACE, "monitor", node=NODE)
+        site.settings = msgspec.structs.replace(site.settings, proc=proc)
+        async with site.daemon() as daemon:
+            if lives:
+                await site.kubelet.wait_for_capacity(NEURON.value, 16)
+                return
+            assert site.kubelet.capacity(NEURON.value).allocatable == 15
+            await eventually(lambda: bool(daemon.state.quarantine and daemon.state.quarantine.devices(TRN1)))
+            assert site.kubelet.capacity(CORE.value).allocatable == 30
+            assert ids(await site.run("a", app(4)), NEURON) == (0, 1, 2, 3)
+            (process / "fd/3").unlink()
+            await site.kubelet.wait_for_capacity(NEURON.value, 16)
+
+
 async def test_p72_a_kubelet_restart_changes_nothing_for_who_holds_what() -> None:
     async with a_site() as site, site.daemon() as daemon:
         await site.run("a", app(4))

@@ -14,6 +14,7 @@ import pytest
 from neuron_plugin.allocation.ledger import Holding, PodUid
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.kubelet.advertisement import Advertisement
+from neuron_plugin.plugin import device_users
 from neuron_plugin.plugin.device_users import DeviceUsers
 from neuron_plugin.plugin.machine import advertised, told_machine
 from neuron_plugin.plugin.node import NodeState
@@ -22,6 +23,7 @@ from neuron_plugin.plugin.standins import named_stand_in
 from neuron_plugin.topology.geometry import CoreMask
 from tests.plugin.world import LINE, TRN1, FakeClock, app, devices, machine, pod, ref
 
+STRANGER_UID = "99999999-4a5b-6c7d-8e9f-001122334455"
 GONE_UID = "0f1c2d3e-4a5b-6c7d-8e9f-001122334455"
 SCRIPT = "import os, sys; os.open(sys.argv[1], os.O_RDWR); print('open', flush=True); sys.stdin.read()"
 
@@ -30,6 +32,7 @@ class Node:
     """A machine with its /dev and /proc as plain files, and pod ``gone`` on devices 2 and 3."""
 
     def __init__(self, root: Path) -> None:
+        self.root = root
         self.dev, self.proc = root / "dev", root / "proc"
         self.dev.mkdir()
         for device in range(TRN1.device_count):
@@ -206,6 +209,62 @@ async def test_the_look_follows_the_loss_by_itself(node: Node) -> None:
         async with asyncio.timeout(5):
             assert [device.healthy for device in (await anext(editions)).devices].count(False) == 2
             assert all(device.healthy for device in (await anext(editions)).devices)
+    looking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await looking
+
+
+async def test_p60_at_the_start_what_a_pod_has_open_that_nobody_knows_is_not_offered(node: Node) -> None:
+    node.open_device(5, pid=50, uid=STRANGER_UID)
+    node.open_device(3)
+    await node.users.look_at_start(())
+    assert node.unhealthy(Resource.NEURON) == ["5"]
+    assert node.unhealthy(Resource.NEURONDEVICE) == ["2", "3", "5"]
+    assert node.unhealthy(Resource.NEURONCORE) == ["4", "5", "6", "7", "10", "11"]
+
+
+async def test_p60_a_pod_that_the_kubelet_is_known_to_list_is_no_stranger(node: Node) -> None:
+    node.open_device(5, pid=50, uid=STRANGER_UID)
+    await node.users.look_at_start({STRANGER_UID})
+    assert node.unhealthy(Resource.NEURON) == []
+
+
+async def test_a_look_at_the_start_that_takes_too_long_is_given_up(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def never(devices: object) -> Users:
+        raise TimeoutError(devices)
+
+    monkeypatch.setattr(node.users, "users", never)
+    await node.users.look_at_start(())
+    assert "offering devices without a look" in caplog.text
+
+
+async def test_without_hardware_there_is_nothing_to_look_at(tmp_path: Path) -> None:
+    await DeviceUsers(NodeState(), tmp_path, tmp_path, tmp_path / "kubelet.sock").look_at_start(())
+
+
+@pytest.mark.parametrize(("live", "left"), [({STRANGER_UID}, []), (set(), ["5"])])
+async def test_p60_the_api_server_is_asked_about_strangers_until_it_tells(
+    node: Node, monkeypatch: pytest.MonkeyPatch, live: set[str], left: list[str]
+) -> None:
+    monkeypatch.setattr(device_users, "PERIOD_SECONDS", 0.001)
+    answers: list[set[str] | None] = [None, None, live]
+
+    async def live_pods() -> set[str] | None:
+        return answers.pop(0)
+
+    users = DeviceUsers(node.state, node.dev, node.proc, node.root / "kubelet.sock", live_pods)
+    node.open_device(5, pid=50, uid=STRANGER_UID)
+    looking = asyncio.create_task(users.run(), name="quarantine")
+    await users.look_at_start(())
+    async with asyncio.timeout(10):
+        while answers:
+            assert node.unhealthy(Resource.NEURON) == ["5"]
+            await asyncio.sleep(0.001)
+        node.clock.now += 1000
+        await asyncio.sleep(0.01)
+    assert node.unhealthy(Resource.NEURON) == left
     looking.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await looking

@@ -78,6 +78,17 @@ async def test_p60_a_process_of_a_vanished_pod_holds_the_container_and_is_named(
         await gate.start()
 
 
+async def test_what_a_pod_has_open_that_nobody_knows_yet_holds_nobody(gate: Gate) -> None:
+    gate.users.opened = {2: (Process(41, "neuron-monitor", "uid-of-a-monitor"),)}
+    gate.state.see_strangers(await gate.users.users(()), ())
+    assert gate.state.quarantine is not None
+    assert not gate.state.quarantine.suspects, "all of the device is held"
+    gate.users.opened = {5: gate.users.opened[2]}
+    gate.state.see_strangers(await gate.users.users(()), ())
+    assert gate.state.quarantine.suspects
+    await gate.gate.pass_through(Resource.NEURON, (5,))
+
+
 async def test_a_process_of_no_pod_holds_the_container(gate: Gate) -> None:
     gate.users.opened = {2: (Process(41, "neuron-top"),)}
     with pytest.raises(NotYetError, match="neuron-top"):
