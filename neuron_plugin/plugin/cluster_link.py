@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 REPORTER = "neuron-plugin.io/plugin"
 RETRY_SECONDS = 10.0
 """Between two looks for usable API server settings: a service account's files may come late."""
+REPEAT_SECONDS = 600.0
+"""Between two times the inventory is said again where no Lease tells that the node was made anew."""
 
 
 class ClusterLink:
@@ -93,6 +95,8 @@ class ClusterLink:
             async with asyncio.TaskGroup() as tasks:
                 if self._settings.node_lease:
                     tasks.create_task(self._lease.run(api), name="lease")
+                else:
+                    tasks.create_task(self._repeat(), name="inventory")
                 tasks.create_task(self._pods.run(), name="pods")
                 tasks.create_task(take_stock(self._pods, self._state), name="all pods")
                 tasks.create_task(self._outbox.run(api), name="outbox")
@@ -131,6 +135,13 @@ class ClusterLink:
         again, self._lease_was_made = self._lease_was_made, True
         if again and self._published:
             self._outbox.put("inventory", self._published)
+
+    async def _repeat(self) -> None:
+        """Without a Lease nothing tells that the node was made anew; a patch that changes nothing costs next to it."""
+        while True:
+            await asyncio.sleep(REPEAT_SECONDS)
+            if self._published:
+                self._outbox.put("inventory", self._published)
 
     def tell(self, subject: str, request: ApiRequest) -> None:
         """Have a request sent; an unsent one on the same subject is out of date."""

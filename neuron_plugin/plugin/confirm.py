@@ -20,7 +20,7 @@ from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.plugin.records import Records, uid_of, unlisted_holdings
 from neuron_plugin.plugin.standins import is_nameless, named_stand_in, stands_in
-from neuron_plugin.plugin.truth import listed_holdings, true_holdings, with_unlisted
+from neuron_plugin.plugin.truth import listed_holdings, true_holdings, union_of, with_unlisted
 from neuron_plugin.topology.geometry import Geometry
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ GRACE_SECONDS = 30.0
 """How long a stand-in that the kubelet does not list is kept: far longer than an admission takes."""
 PERIOD_SECONDS = 10.0
 LOOK_SECONDS = 1.0
-"""How long a preference may wait for the kubelet's own account."""
+"""How long a preference may wait for the kubelet's own account, and for a look at who uses what that frees."""
 
 
 class PodResources(Protocol):
@@ -115,10 +115,13 @@ class Confirmation:
         """
         try:
             async with asyncio.timeout(LOOK_SECONDS):
-                listed = await self._list()
+                await self._look_again(disputed)
         except (PodResourcesError, TimeoutError) as error:
-            logger.warning("choosing without the kubelet's account of its pods", extra={"why": str(error)})
-            return
+            why = str(error) or f"no answer within {LOOK_SECONDS:g} s"
+            logger.warning("choosing without the kubelet's account of its pods", extra={"why": why})
+
+    async def _look_again(self, disputed: Collection[Holder]) -> None:
+        listed = await self._list()
         names = {(found.namespace, found.name) for found in listed}
         for holder in disputed:
             if not is_nameless(holder) and (holder.pod.namespace, holder.pod.name) not in names:
@@ -198,11 +201,21 @@ class Confirmation:
         if pod is None or machine is None or uid in self._state.confirmed:
             return
         listed = listed_holdings(machine.geometry, found)
+        if self._is_predecessors(pod, listed):
+            return
         ledger, confirmed = self._state.ledger, self._state.confirmed
         holdings = true_holdings(machine.geometry, pod, listed, ledger, confirmed, self._records)
         if holdings:
             self._state.confirm(pod.pod, holdings)
             self._on_confirmed(pod, holdings)
+
+    def _is_predecessors(self, pod: NodePod, listed: tuple[Holding, ...]) -> bool:
+        """Whether the kubelet, asked by name, still tells of a pod that vanished and has been made anew.
+
+        What it lists for the new one it has asked us for, so that somebody holds it.
+        """
+        lost = self._state.has_lost_name(pod.pod)
+        return lost and bool(listed) and not self._state.ledger.holders_of(union_of(listed))
 
     def _take_list(self, geometry: Geometry, listed: tuple[PodDevices, ...], began: float) -> None:
         """Pods that no watch has shown are held by name; stand-ins that are not listed are let go."""
@@ -248,13 +261,18 @@ class Confirmation:
         names = {(found.namespace, found.name) for found in listed}
         if self._state.pods_known:
             names &= {(pod.pod.namespace, pod.pod.name) for pod in self._state.pods.values()}
+        masks: dict[tuple[str, str], int] = {}
         held = 0
         for found in listed:
-            for holding in listed_holdings(geometry, found):
-                held |= holding.mask
+            mask = union_of(listed_holdings(geometry, found))
+            masks[found.namespace, found.name] = masks.get((found.namespace, found.name), 0) | mask
+            held |= mask
         for holder in [holder for holder in self._state.ledger if stands_in(holder)]:
             name = (holder.pod.namespace, holder.pod.name)
-            lasts = holder.mask & held or self._may_be_unlisted(holder) if is_nameless(holder) else name in names
+            if is_nameless(holder):
+                lasts = bool(holder.mask & held) or self._may_be_unlisted(holder)
+            else:  # of the same name and with nothing of it: another pod that was made anew
+                lasts = name in names and bool(holder.mask & masks[name])
             if not lasts and self._state.held_since.get(holder.pod.uid, float("-inf")) < began:
                 self._state.release(holder.pod.uid)
 

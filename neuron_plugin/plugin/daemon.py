@@ -24,7 +24,7 @@ from neuron_plugin.kubelet.service import ServiceOptions
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.cdi import Specification, keep_written
 from neuron_plugin.plugin.cluster_link import ClusterLink
-from neuron_plugin.plugin.confirm import Confirmation
+from neuron_plugin.plugin.confirm import LOOK_SECONDS, Confirmation
 from neuron_plugin.plugin.container import ContainerStyle, cdi_specification, resolve_numbering
 from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.device_users import DeviceUsers
@@ -47,8 +47,8 @@ from neuron_plugin.topology.instances import Catalogue
 
 logger = logging.getLogger(__name__)
 
-PREFERENCE_SLACK_SECONDS = 1.0
-"""A preference may take the decision deadline and a little more before the service answers without it."""
+PREFERENCE_SLACK_SECONDS = LOOK_SECONDS + 0.5
+"""A preference may take the decision deadline and a look at the kubelet's account, before it is answered without us."""
 
 
 class NodeDaemon:
@@ -80,7 +80,12 @@ class NodeDaemon:
             look_at_users=self._users.look,
             read_records=partial(read_checkpoint, settings.kubelet_dir / CHECKPOINT),
         )
-        steering = Steering(self.state, self._link.look_again if self._link else None, self._confirmation.look_again)
+        steering = Steering(
+            self.state,
+            self._link.look_again if self._link else None,
+            # With NUMA hints the kubelet reserves before it asks for a preference, and a List would lose that.
+            None if settings.numa_hints else self._confirmation.look_again,
+        )
         counts = self.witness.counts
         gate = StartGate(self.state, self._users, settings.sysfs, counts=counts) if settings.pre_start_gate else None
         handler = Allocator(
@@ -194,6 +199,7 @@ class NodeDaemon:
         )
 
     def _serving_began(self) -> None:
+        self._confirmation.notify()  # where it could not be asked before, the kubelet is there now
         if self._link:
             self._link.serving_began()
 

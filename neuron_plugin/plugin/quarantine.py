@@ -14,6 +14,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 
 from neuron_plugin.allocation.ledger import Pod, PodUid
 from neuron_plugin.hardware.processes import Process
@@ -116,20 +118,21 @@ class Quarantine:
     @property
     def mask(self) -> CoreMask:
         """Every core that is not to be offered."""
-        mask = 0
-        for suspect in self.suspects:
-            mask |= suspect.mask
-        return CoreMask(mask)
+        return CoreMask(_union(suspect.mask for suspect in self.suspects))
 
     def with_suspect(
         self, pod: Pod, mask: CoreMask, now: float, *, seconds: float | None = None, stranger: bool = False
     ) -> Quarantine:
-        """Do not offer what a vanished pod held; ``seconds`` in place of the usual time without evidence."""
+        """Do not offer what a vanished pod held; ``seconds`` in place of the usual time without evidence.
+
+        What of the same pod is suspect already stays so: its containers' sets may come one by one.
+        """
         if not mask:
             return self
         until = now + (self.seconds if seconds is None else seconds)
         others = tuple(suspect for suspect in self.suspects if suspect.pod.uid != pod.uid)
-        return replace(self, suspects=(*others, Suspect(pod, mask, now, until, stranger=stranger)))
+        whole = mask | _union(suspect.mask for suspect in self.suspects if suspect.pod.uid == pod.uid)
+        return replace(self, suspects=(*others, Suspect(pod, CoreMask(whole), now, until, stranger=stranger)))
 
     def with_strangers(self, geometry: Geometry, users: Users, used: int, known: Collection[str]) -> Quarantine:
         """Do not offer what pods other than ``known`` ones have open, as far as no known pod holds it (``used``).
@@ -153,6 +156,15 @@ class Quarantine:
         looked = (suspect.after_look(geometry, users) for suspect in self.suspects)
         return replace(self, suspects=tuple(suspect for suspect in looked if suspect))
 
+    def proves(self, geometry: Geometry, users: Users, mask: int) -> bool:
+        """Whether a vanished pod's process has one of these whole devices open, so that they were that pod's."""
+        vanished = {suspect.pod.uid for suspect in self.suspects if suspect.evidence is Evidence.OWN_PROCESS}
+        return any(
+            process.uses and process.pod_uid in vanished
+            for device in geometry.whole_devices(mask)
+            for process in users.processes.get(device, ())
+        )
+
     def reason_for(self, mask: int) -> str:
         """Why cores of ``mask`` are not offered; empty when none of them is suspect."""
         return next((suspect.reason for suspect in self.suspects if suspect.mask & mask), "")
@@ -171,6 +183,10 @@ def is_of(process: Process, pod: Pod) -> bool:
 def may_be_of(process: Process, pod: Pod) -> bool:
     """Whether a process may be the pod's: it names no pod, or nobody knows the UID of this one."""
     return not process.pod_uid or not is_known(pod) or is_of(process, pod)
+
+
+def _union(masks: Iterable[int]) -> int:
+    return reduce(or_, masks, 0)
 
 
 def _opened_by_pods(geometry: Geometry, users: Users) -> dict[str, int]:

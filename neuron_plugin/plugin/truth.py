@@ -36,6 +36,14 @@ def listed_holdings(geometry: Geometry, found: PodDevices) -> tuple[Holding, ...
     )
 
 
+def union_of(holdings: Iterable[Holding]) -> int:
+    """Every core of some holdings."""
+    mask = 0
+    for holding in holdings:
+        mask |= holding.mask
+    return mask
+
+
 def true_holdings(
     geometry: Geometry,
     pod: NodePod,
@@ -53,7 +61,7 @@ def true_holdings(
     if any(part.kind is not Kind.INIT and part.container not in by_container for part in pod.request):
         return None
     given = list(_given(ledger, pod.pod, listed, confirmed))
-    theirs = _union(holding for uid in confirmed if uid != pod.pod.uid for holding in _holdings_of(ledger, uid))
+    theirs = union_of(holding for uid in confirmed if uid != pod.pod.uid for holding in _holdings_of(ledger, uid))
     found = [
         _as_given(by_container[part.container], given)
         if part.container in by_container
@@ -71,7 +79,7 @@ def with_unlisted(pod: Pod, listed: tuple[Holding, ...], ledger: Ledger) -> tupl
     The latter stands in the ledger under a nameless stand-in, or already under the pod, and shares silicon with what
     is listed, because later containers re-use it.
     """
-    mask = _union(listed)
+    mask = union_of(listed)
     holders = [holder for holder in ledger.holders_of(mask) if is_nameless(holder) or holder.pod.uid == pod.uid]
     listed_sets = {(holding.resource, holding.mask) for holding in listed}
     names = {holding.container for holding in listed}
@@ -90,7 +98,7 @@ def _given(ledger: Ledger, pod: Pod, listed: Iterable[Holding], confirmed: Colle
     The pod's own holder counts only if it has what the kubelet lists: else those were another pod's calls. Of a pod
     in which only init containers ask, nothing is ever listed.
     """
-    mask = _union(listed or _holdings_of(ledger, pod.uid))
+    mask = union_of(listed or _holdings_of(ledger, pod.uid))
     holders = sorted(ledger.holders_of(mask), key=lambda holder: holder.pod.uid != pod.uid)
     for holder in holders:
         if holder.pod.uid == pod.uid or holder.pod.uid not in confirmed:
@@ -147,10 +155,3 @@ def _is_part(part: int, whole: int) -> bool:
 def _holdings_of(ledger: Ledger, uid: PodUid) -> tuple[Holding, ...]:
     holder = ledger.holders.get(uid)
     return holder.holdings if holder else ()
-
-
-def _union(holdings: Iterable[Holding]) -> int:
-    mask = 0
-    for holding in holdings:
-        mask |= holding.mask
-    return mask

@@ -453,3 +453,47 @@ def test_p56_a_pod_made_anew_under_its_name_that_got_the_old_ones_account_is_put
     desk.ask()
     assert desk.held == {"default/a": devices(*ROW1)}
     assert desk.told[-1] == ("a", [devices(*ROW1)])
+
+
+def test_p56_the_kubelets_account_of_a_vanished_pod_is_not_taken_for_the_one_of_its_name(desk: Desk) -> None:
+    desk.state.see_pod(decided("a", app(4), sets=[ROW0]))
+    desk.give(*ROW0, name="a")
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.ask(after=0.05)
+    desk.state.lose_pod(ref("a").uid)
+    anew = pod("a", app(4), uid="uid-anew")
+    desk.state.see_pod(anew)
+    desk.ask(after=0.05)
+    assert desk.held == {}
+    desk.give(*ROW0)  # the kubelet has heard of it, too, and admits the new one with the same ids
+    desk.ask(after=0.05)
+    assert desk.state.confirmed == {"uid-anew"}
+
+
+def test_p61_what_a_pod_of_the_same_name_had_is_let_go_when_the_kubelet_lists_the_new_one() -> None:
+    desk = Desk()
+    desk.state.pods_known = False
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    at_once(desk.confirmation.rebuild())
+    desk.state.see_pod(decided("a", app(4), sets=[ROW1]))
+    desk.state.see_all_pods({"uid-a"})
+    desk.give(*ROW1, name="a")
+    desk.kubelet.say("a", app=(NEURON, ROW1))
+    desk.ask()
+    assert desk.held == {"default/a": devices(*ROW1)}
+
+
+async def test_a_look_again_is_over_in_time_though_a_look_at_processes_is_slow(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The preference has a deadline, and its replacement knows nothing of waiting decisions."""
+    monkeypatch.setattr(confirm, "LOOK_SECONDS", 0.05)
+
+    async def for_ever() -> None:
+        await asyncio.Event().wait()
+
+    desk.state.see_pod(decided("gone", app(4), sets=[ROW0], allocated=True))
+    slow = Confirmation(desk.state, desk.kubelet, desk.note, cluster=True, look_at_users=for_ever)
+    async with asyncio.timeout(10):
+        await slow.look_again(tuple(desk.state.ledger))
+    assert desk.held == {}

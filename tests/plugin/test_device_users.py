@@ -19,7 +19,7 @@ from neuron_plugin.plugin.device_users import DeviceUsers
 from neuron_plugin.plugin.machine import advertised, told_machine
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.quarantine import Quarantine, Users
-from neuron_plugin.plugin.standins import named_stand_in
+from neuron_plugin.plugin.standins import is_nameless, named_stand_in
 from neuron_plugin.topology.geometry import CoreMask
 from tests.plugin.world import LINE, TRN1, FakeClock, app, devices, machine, pod, ref
 
@@ -157,6 +157,21 @@ async def test_a_neighbour_on_the_same_device_keeps_its_cores_healthy(node: Node
     assert "8" in node.unhealthy(Resource.NEURONCORE)
     assert "9" not in node.unhealthy(Resource.NEURONCORE)
     assert "4" in node.unhealthy(Resource.NEURON)
+
+
+async def test_p60_a_process_proves_that_a_stand_in_was_the_vanished_pods(node: Node) -> None:
+    """An equal pod may have been given what was noted for this one, so somebody stands in for it."""
+    vanished, equal = pod("vanished", app(1), uid=STRANGER_UID), pod("equal", app(1))
+    for each in (vanished, equal):
+        node.state.see_pod(each)
+    node.state.hold(vanished.pod, Holding("app", Resource.NEURON, devices(5)))
+    node.state.lose_pod(vanished.pod.uid)
+    assert [is_nameless(holder) for holder in node.state.ledger] == [False, True]
+    assert "5" not in node.unhealthy(Resource.NEURON)
+    node.open_device(5, pid=50, uid=STRANGER_UID)
+    await node.users.look()
+    assert [is_nameless(holder) for holder in node.state.ledger] == [False]
+    assert "5" in node.unhealthy(Resource.NEURON)
 
 
 async def test_what_the_kubelet_gave_out_meanwhile_keeps_its_health(node: Node) -> None:

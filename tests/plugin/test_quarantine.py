@@ -104,6 +104,12 @@ def test_two_vanished_pods_are_let_go_of_one_by_one(quarantine: Quarantine) -> N
     assert left.mask == TRN1.devices_mask((5,))
 
 
+def test_all_sets_of_one_pod_are_suspect_though_they_come_one_by_one(quarantine: Quarantine) -> None:
+    both = quarantine.with_suspect(GONE, TRN1.devices_mask((7,)), now=101.0)
+    assert both.mask == TRN1.devices_mask((2, 3, 7))
+    assert len(both.suspects) == 1
+
+
 def test_the_cluster_is_told_of_devices_only_once_a_look_has_confirmed_it(quarantine: Quarantine) -> None:
     assert quarantine.devices(TRN1) == {}
     confirmed = quarantine.after_look(TRN1, users(101.0, neuron3=of("uid-gone")))
