@@ -61,11 +61,13 @@ def true_holdings(
     if any(part.kind is not Kind.INIT and part.container not in by_container for part in pod.request):
         return None
     given = list(_given(ledger, pod.pod, listed, confirmed))
+    # A pod of which nothing is listed may not have been admitted yet: then no stand-in is its own.
+    nameless = [holder.holdings[0] for holder in ledger if listed and is_nameless(holder)]
     theirs = union_of(holding for uid in confirmed if uid != pod.pod.uid for holding in _holdings_of(ledger, uid))
     found = [
         _as_given(by_container[part.container], given)
         if part.container in by_container
-        else _of_init_container(geometry, pod, part, given, ledger, records, theirs)
+        else _of_init_container(geometry, pod, part, given, nameless, records, theirs)
         for part in pod.request
     ]
     if not listed and None in found:
@@ -125,7 +127,7 @@ def _of_init_container(
     pod: NodePod,
     part: ContainerRequest,
     given: Iterable[Holding],
-    ledger: Ledger,
+    nameless: Iterable[Holding],
     records: Records,
     theirs: int,
 ) -> Holding | None:
@@ -136,8 +138,7 @@ def _of_init_container(
     """
     alone = all(other.kind is Kind.INIT for other in pod.request if other.resource is part.resource)
     size, uid = demanded_cores(geometry, part), pod.pod.uid
-    nameless = (holder.holdings[0] for holder in ledger if alone and is_nameless(holder))
-    unclaimed = (one for one in nameless if not is_recorded_for_another(geometry, records, uid, one))
+    unclaimed = (one for one in nameless if alone and not is_recorded_for_another(geometry, records, uid, one))
     same = [one for one in (*given, *unclaimed) if one.resource is part.resource and one.mask.bit_count() == size]
     named = next((one for one in same if one.container == part.container), None)
     recorded = recorded_holding(geometry, records, uid, part)

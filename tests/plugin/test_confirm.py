@@ -382,20 +382,28 @@ def test_p61_an_entry_of_another_size_than_the_container_asks_for_is_passed_over
     assert desk.held == {"default/a": devices(1)}
 
 
-@pytest.mark.parametrize("written", [True, False])
-def test_a_pod_in_which_only_an_init_container_asks_holds_its_set_for_its_life(written: bool) -> None:  # noqa: FBT001 - a table's column
+def test_a_pod_in_which_only_an_init_container_asks_holds_its_set_for_its_life(desk: Desk) -> None:
     """The kubelet lists nothing for it, and keeps its devices until the pod ends."""
-    desk = Desk()
     desk.state.see_pod(pod("a", init(4)))
     desk.kubelet.say("a")
     desk.ask()
     assert not desk.told
     desk.give(*ROW0)
-    desk.records = [recorded("uid-a", "init", NEURON, *ROW0)] if written else []
+    desk.records = [recorded("uid-a", "init", NEURON, *ROW0)]
     desk.ask()
     desk.ask(after=2 * GRACE_SECONDS)
     assert desk.told == [("a", [devices(*ROW0)])]
     assert desk.held == {"default/a": devices(*ROW0)}
+
+
+def test_a_pod_of_which_nothing_is_listed_takes_nothing_that_was_given_to_another(desk: Desk) -> None:
+    desk.state.see_pod(pod("not-admitted", init(4)))
+    desk.state.see_pod(pod("other", app(4)))
+    desk.kubelet.say("not-admitted")
+    desk.give(*ROW0)
+    desk.kubelet.say("other", app=(NEURON, ROW0))
+    desk.ask(after=0.05)
+    assert desk.held == {"default/other": devices(*ROW0)}
 
 
 def test_a_decided_pod_in_which_only_an_init_container_asks_is_confirmed() -> None:
