@@ -103,7 +103,6 @@ class Confirmation:
         Without a kubelet nothing can be offered either, so then this is made up for soon after it is there.
         """
         try:
-            await self._read()
             await self._list()
         except PodResourcesError as error:
             logger.info("the kubelet does not say yet who holds what", extra={"why": str(error)})
@@ -162,7 +161,6 @@ class Confirmation:
             logger.debug("confirming later", extra={"why": str(error)})
         try:
             if self._needs_list() and self._is_quiet():
-                await self._read()
                 await self._list()
         except PodResourcesError as error:
             logger.debug("confirming later", extra={"why": str(error)})
@@ -181,6 +179,7 @@ class Confirmation:
         return [pod for uid, pod in self._state.pods.items() if pod.request and uid not in self._state.confirmed]
 
     async def _list(self) -> tuple[PodDevices, ...]:
+        await self._read()
         began = self._state.clock()
         listed = await self._pod_resources.list()
         if self._state.machine is not None:

@@ -60,8 +60,8 @@ def true_holdings(
     by_container = {holding.container: holding for holding in listed}
     if any(part.kind is not Kind.INIT and part.container not in by_container for part in pod.request):
         return None
+    # A pod of which nothing is listed may not be admitted yet, and what was noted for it another's: only records tell.
     given = list(_given(ledger, pod.pod, listed, confirmed))
-    # A pod of which nothing is listed may not have been admitted yet: then no stand-in is its own.
     nameless = [holder.holdings[0] for holder in ledger if listed and is_nameless(holder)]
     theirs = union_of(holding for uid in confirmed if uid != pod.pod.uid for holding in _holdings_of(ledger, uid))
     found = [
@@ -97,10 +97,9 @@ def with_unlisted(pod: Pod, listed: tuple[Holding, ...], ledger: Ledger) -> tupl
 def _given(ledger: Ledger, pod: Pod, listed: Iterable[Holding], confirmed: Collection[PodUid]) -> Iterator[Holding]:
     """What we gave in the calls that were this pod's: its own first, then what was noted under others meanwhile.
 
-    The pod's own holder counts only if it has what the kubelet lists: else those were another pod's calls. Of a pod
-    in which only init containers ask, nothing is ever listed.
+    The pod's own holder counts only if it has what the kubelet lists: else those were another pod's calls.
     """
-    mask = union_of(listed or _holdings_of(ledger, pod.uid))
+    mask = union_of(listed)
     holders = sorted(ledger.holders_of(mask), key=lambda holder: holder.pod.uid != pod.uid)
     for holder in holders:
         if holder.pod.uid == pod.uid or holder.pod.uid not in confirmed:

@@ -406,13 +406,20 @@ def test_a_pod_of_which_nothing_is_listed_takes_nothing_that_was_given_to_anothe
     assert desk.held == {"default/other": devices(*ROW0)}
 
 
-def test_a_decided_pod_in_which_only_an_init_container_asks_is_confirmed() -> None:
-    desk = Desk()
-    desk.state.see_pod(decided("a", init(4), sets=[ROW0]))
-    desk.state.hold(ref("a"), Holding("init", NEURON, devices(*ROW0)))
-    desk.kubelet.say("a")
+@pytest.mark.parametrize("admitted", ["a", "b"])
+def test_p56_a_decided_pod_in_which_only_an_init_container_asks_is_confirmed_by_the_kubelets_file(
+    desk: Desk, admitted: str
+) -> None:
+    for time, name in enumerate(("a", "b")):
+        desk.state.see_pod(decided(name, init(4), sets=[ROW1 if time else ROW0], time=time))
+        desk.kubelet.say(name)
+    desk.state.hold(ref("a"), Holding("init", NEURON, devices(*ROW0)))  # its token, with whomever it was admitted
     desk.ask()
-    assert desk.told == [("a", [devices(*ROW0)])]
+    assert not desk.told
+    desk.records = [recorded(f"uid-{admitted}", "init", NEURON, *ROW0)]
+    desk.ask()
+    assert desk.told == [(admitted, [devices(*ROW0)])]
+    assert desk.held == {f"default/{admitted}": devices(*ROW0)}
 
 
 def test_p56_equal_pods_with_init_containers_alone_are_told_apart_by_the_kubelets_file() -> None:
@@ -505,3 +512,11 @@ async def test_a_look_again_is_over_in_time_though_a_look_at_processes_is_slow(
     async with asyncio.timeout(10):
         await slow.look_again(tuple(desk.state.ledger))
     assert desk.held == {}
+
+
+async def test_p61_a_look_in_a_preference_reads_the_kubelets_file_anew(desk: Desk) -> None:
+    desk.state.see_pod(pod("a", init(2, CORE), app(4)))
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.records = [recorded("uid-a", "init", CORE, 30, 31)]
+    await desk.confirmation.look_again(())
+    assert desk.told == [("a", [TRN1.cores_mask((30, 31)), devices(*ROW0)])]
