@@ -62,11 +62,13 @@ class Confirmation:
         cluster: bool,
         look_at_users: Callable[[], Awaitable[None]] | None = None,
         read_records: Callable[[], Records] | None = None,
+        look_at_strangers: Callable[[Collection[str]], Awaitable[bool]] | None = None,
     ) -> None:
         """``cluster``: pods and their ends come from the API server; without it they come from List alone.
 
         ``look_at_users`` looks which suspect devices are still open, see ``quarantine``. ``read_records`` reads the
-        kubelet's own file, in a thread; nothing depends on it.
+        kubelet's own file, in a thread; nothing depends on it. ``look_at_strangers`` is called after the first List
+        with the UIDs of pods that it named, as far as that file tells them, and again until it says that it is done.
         """
         self._state = state
         self._pod_resources = pod_resources
@@ -75,8 +77,8 @@ class Confirmation:
         self._look_at_users = look_at_users
         self._read_records = read_records
         self._records: Records = ()
-        self.listed_uids: frozenset[str] = frozenset()
-        """Pods that the kubelet listed last, as far as its own file tells their UIDs."""
+        self._look_at_strangers = look_at_strangers
+        self._listed_uids: frozenset[str] = frozenset()
         self._news = asyncio.Event()
         self._can_get = True
         self._rebuilt = False
@@ -104,6 +106,7 @@ class Confirmation:
         """
         try:
             await self._list()
+            await self._meet_strangers()
         except PodResourcesError as error:
             logger.info("the kubelet does not say yet who holds what", extra={"why": str(error)})
 
@@ -162,8 +165,13 @@ class Confirmation:
         try:
             if self._needs_list() and self._is_quiet():
                 await self._list()
+            await self._meet_strangers()
         except PodResourcesError as error:
             logger.debug("confirming later", extra={"why": str(error)})
+
+    async def _meet_strangers(self) -> None:
+        if self._rebuilt and self._look_at_strangers and await self._look_at_strangers(self._listed_uids):
+            self._look_at_strangers = None
 
     async def _ask_for_pods(self) -> None:
         """Get every live pod that has not been confirmed yet."""
@@ -219,7 +227,7 @@ class Confirmation:
     def _take_list(self, geometry: Geometry, listed: tuple[PodDevices, ...], began: float) -> None:
         """Pods that no watch has shown are held by name; stand-ins that are not listed are let go."""
         uids = {(pod.pod.namespace, pod.pod.name): uid for uid, pod in self._state.pods.items()}
-        self.listed_uids = frozenset(uid_of(self._records, found) for found in listed) - {""}
+        self._listed_uids = frozenset(uid_of(self._records, found) for found in listed) - {""}
         for found in listed:
             uid = uids.get((found.namespace, found.name))
             if uid:

@@ -79,6 +79,7 @@ class NodeDaemon:
             cluster=settings.cluster,
             look_at_users=self._users.look,
             read_records=partial(read_checkpoint, settings.kubelet_dir / CHECKPOINT),
+            look_at_strangers=self._users.look_at_start,
         )
         steering = Steering(
             self.state,
@@ -166,7 +167,6 @@ class NodeDaemon:
         """Once there is a device: learn who holds what and who uses it, then register."""
         await self._found.wait()
         await self._confirmation.rebuild()
-        await self._users.look_at_start(self._confirmation.listed_uids)
         self._refresh()
         await self.offering.run()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from functools import partial
@@ -24,6 +25,9 @@ PERIOD_SECONDS = 1.0
 """Between two looks while something is suspect."""
 START_SECONDS = 5.0
 """For the look before the first device is offered: a machine with very many open files must not keep us from that."""
+
+SETTLED_SECONDS = 15.0
+"""After its start a kubelet admits the first pods of before within some 5 s, and then knows them all."""
 
 LivePods = Callable[[], Awaitable[Collection[str] | None]]
 """The UIDs of all live pods of the node, as cgroups have them; None while that is not to be had. Under a deadline."""
@@ -61,20 +65,25 @@ class DeviceUsers:
             await self.look()
             await self._call_the_roll()
 
-    async def look_at_start(self, known: Collection[str]) -> None:
-        """Find what pods have open that are not ``known`` to live: they may have vanished while nobody watched."""
-        if self._state.machine is None:
-            return
+    async def look_at_start(self, known: Collection[str]) -> bool:
+        """Find what pods have open that are not ``known`` to live: they may have vanished while nobody watched.
+
+        False when it is too early for that: a kubelet that has just started does not know all of its pods yet, and an
+        Unhealthy device would cost a live one its re-admission.
+        """
+        if self._state.machine is None or not self._kubelet_is_settled():
+            return False
         try:
             async with asyncio.timeout(START_SECONDS):
                 users = await self.users(self._state.machine.listed)
         except TimeoutError:
             logger.warning("offering devices without a look at who has them open", extra={"seconds": START_SECONDS})
-            return
+            return True
         self._state.see_strangers(users, known)
         for suspect in self._suspects():
             logger.info("not offered until it is known whose processes have it open", extra=_fields(suspect))
         self._news.set()
+        return True
 
     async def look(self) -> None:
         """Judge what is suspect by who has it open now; nothing is read when nothing is."""
@@ -84,6 +93,13 @@ class DeviceUsers:
         devices = {device for suspect in before for device in machine.geometry.devices_touched(suspect.mask)}
         self._state.see_users(await self.users(devices))
         _tell(before, self._suspects())
+
+    def _kubelet_is_settled(self) -> bool:
+        try:
+            began = self._kubelet_socket.stat().st_ctime
+        except OSError:
+            return False
+        return time.time() - began >= SETTLED_SECONDS
 
     async def _call_the_roll(self) -> None:
         """Learn of strangers whether they live."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import pytest
@@ -48,6 +49,9 @@ class Desk:
     kubelet: FakePodResources = field(default_factory=FakePodResources)
     told: list[tuple[str, list[int]]] = field(default_factory=list)
     records: list[RecordedDevices] = field(default_factory=list)
+    strangers_but: set[str] = field(default_factory=set)
+    looks: int = 0
+    settled: bool = True
 
     def __post_init__(self) -> None:
         self.state = a_state(TRN1, clock=self.clock)
@@ -56,8 +60,18 @@ class Desk:
 
     def another(self) -> Confirmation:
         return Confirmation(
-            self.state, self.kubelet, self.note, cluster=self.cluster, read_records=lambda: tuple(self.records)
+            self.state,
+            self.kubelet,
+            self.note,
+            cluster=self.cluster,
+            read_records=lambda: tuple(self.records),
+            look_at_strangers=self.look_at_strangers,
         )
+
+    async def look_at_strangers(self, known: Collection[str]) -> bool:
+        self.looks += 1
+        self.strangers_but = set(known)
+        return self.settled
 
     def note(self, pod_: NodePod, holdings: tuple[Holding, ...]) -> None:
         self.told.append((pod_.pod.name, [holding.mask for holding in holdings]))
@@ -332,7 +346,7 @@ def test_p61_after_a_crash_the_init_set_that_only_the_kubelets_file_has_is_held(
     desk.records = [recorded("uid-a", "init", NEURON, *ROW0), recorded("uid-a", "app", NEURON, 1)]
     at_once(desk.confirmation.rebuild())
     assert desk.held == {"default/a": devices(*ROW0)}
-    assert desk.confirmation.listed_uids == {"uid-a"}
+    assert desk.strangers_but == {"uid-a"}
     if cluster:
         desk.state.see_pod(pod("a", init(4), app(1)))
         desk.state.see_all_pods({"uid-a"})
@@ -520,3 +534,19 @@ async def test_p61_a_look_in_a_preference_reads_the_kubelets_file_anew(desk: Des
     desk.records = [recorded("uid-a", "init", CORE, 30, 31)]
     await desk.confirmation.look_again(())
     assert desk.told == [("a", [TRN1.cores_mask((30, 31)), devices(*ROW0)])]
+
+
+def test_p60_strangers_are_looked_for_once_after_the_first_list_when_the_kubelet_is_settled() -> None:
+    desk = Desk(settled=False)
+    desk.kubelet.trouble = PodResourcesAbsentError("nobody answers")
+    at_once(desk.confirmation.rebuild())
+    desk.ask()
+    assert desk.looks == 0
+    desk.kubelet.trouble = None
+    desk.ask()
+    desk.ask()
+    assert desk.looks == 2
+    desk.settled = True
+    desk.ask()
+    desk.ask()
+    assert desk.looks == 3

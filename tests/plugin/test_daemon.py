@@ -244,7 +244,11 @@ async def test_p61_without_a_cluster_a_new_process_reads_init_sets_from_the_kube
 
 
 @pytest.mark.parametrize("lives", [False, True])
-async def test_p60_what_a_pod_that_vanished_before_the_start_has_open_is_not_offered(lives: bool) -> None:  # noqa: FBT001 - a table's column
+async def test_p60_what_a_pod_that_vanished_before_the_start_has_open_is_not_offered(
+    lives: bool,  # noqa: FBT001 - a table's column
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("neuron_plugin.plugin.device_users.SETTLED_SECONDS", 0.0)
     async with a_site() as site:
         assert site.api is not None
         uid, proc = "99999999-4a5b-6c7d-8e9f-001122334455", site.settings.dev.parent / "proc"

@@ -33,6 +33,7 @@ class Node:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        (root / "kubelet.sock").touch()
         self.dev, self.proc = root / "dev", root / "proc"
         self.dev.mkdir()
         for device in range(TRN1.device_count):
@@ -67,7 +68,8 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    monkeypatch.setattr(device_users, "SETTLED_SECONDS", 0.0)
     return Node(tmp_path)
 
 
@@ -110,6 +112,7 @@ async def test_a_kubelet_whose_process_is_seen_makes_a_namespace_good_enough(nod
     (node.proc / "2/comm").write_text("bash\n")
     (node.proc / str(os.getpid())).mkdir()
     with socket.socket(socket.AF_UNIX) as kubelet:
+        (tmp_path / "kubelet.sock").unlink()
         kubelet.bind(str(tmp_path / "kubelet.sock"))
         kubelet.listen()
         users = await node.users.users((2, 3))
@@ -244,6 +247,19 @@ async def test_p60_a_pod_that_the_kubelet_is_known_to_list_is_no_stranger(node: 
     assert node.unhealthy(Resource.NEURON) == []
 
 
+async def test_a_kubelet_that_has_just_started_is_given_time_to_know_its_pods(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An Unhealthy device would cost a live pod its re-admission."""
+    monkeypatch.setattr(device_users, "SETTLED_SECONDS", 3600.0)
+    node.open_device(5, pid=50, uid=STRANGER_UID)
+    assert not await node.users.look_at_start(())
+    (node.root / "kubelet.sock").unlink()
+    monkeypatch.setattr(device_users, "SETTLED_SECONDS", 0.0)
+    assert not await node.users.look_at_start(())
+    assert node.unhealthy(Resource.NEURON) == []
+
+
 async def test_a_look_at_the_start_that_takes_too_long_is_given_up(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -251,12 +267,12 @@ async def test_a_look_at_the_start_that_takes_too_long_is_given_up(
         raise TimeoutError(devices)
 
     monkeypatch.setattr(node.users, "users", never)
-    await node.users.look_at_start(())
+    assert await node.users.look_at_start(())
     assert "offering devices without a look" in caplog.text
 
 
 async def test_without_hardware_there_is_nothing_to_look_at(tmp_path: Path) -> None:
-    await DeviceUsers(NodeState(), tmp_path, tmp_path, tmp_path / "kubelet.sock").look_at_start(())
+    assert not await DeviceUsers(NodeState(), tmp_path, tmp_path, tmp_path / "kubelet.sock").look_at_start(())
 
 
 @pytest.mark.parametrize(("live", "left"), [({STRANGER_UID}, []), (set(), ["5"])])
