@@ -113,7 +113,9 @@ class Confirmation:
     async def look_again(self, disputed: Collection[Holder]) -> None:
         """Let go of those holders that the kubelet no longer lists: it offers what they hold, so they may have ended.
 
-        For the time of a preference call only: the kubelet has reserved nothing then that a List could lose.
+        For the time of a preference call only: the kubelet has reserved nothing then that a List could lose. With NUMA
+        hints it may have, and may then offer an id twice; the ledger keeps that from being served, where a holder that
+        is not let go would have the kubelet fail pod after pod.
         """
         try:
             async with asyncio.timeout(LOOK_SECONDS):

@@ -81,12 +81,7 @@ class NodeDaemon:
             read_records=partial(read_checkpoint, settings.kubelet_dir / CHECKPOINT),
             look_at_strangers=self._users.look_at_start,
         )
-        steering = Steering(
-            self.state,
-            self._link.look_again if self._link else None,
-            # With NUMA hints the kubelet reserves before it asks for a preference, and a List would lose that.
-            None if settings.numa_hints else self._confirmation.look_again,
-        )
+        steering = Steering(self.state, self._link.look_again if self._link else None, self._confirmation.look_again)
         counts = self.witness.counts
         gate = StartGate(self.state, self._users, settings.sysfs, counts=counts) if settings.pre_start_gate else None
         handler = Allocator(

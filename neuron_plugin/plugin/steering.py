@@ -42,12 +42,12 @@ class Offer:
 class Steering:
     """Chooses ids for the kubelet's offers.
 
-    No ``look_at_pods``: there is no API server. No ``look_at_holders``: the kubelet may not be asked for its pods.
+    No ``look_at_pods``: there is no API server.
     """
 
     state: NodeState
     look_at_pods: LookAtPods | None
-    look_at_holders: LookAtHolders | None
+    look_at_holders: LookAtHolders
 
     async def preferred(self, machine: Machine, offer: Offer) -> tuple[int, ...]:
         """The ids of the oldest waiting decision that fits, else the best linked set."""
@@ -59,7 +59,7 @@ class Steering:
             return decision.ids
         ids = self._best(machine, offer)
         disputed = self._disputed(machine, offer, ids)
-        if disputed and self.look_at_holders:
+        if disputed:
             await self.look_at_holders(disputed)
             decision = self._decision(machine, offer)
             ids = decision.ids if decision else self._best(machine, offer)

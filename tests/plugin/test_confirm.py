@@ -509,7 +509,7 @@ def test_p61_what_a_pod_of_the_same_name_had_is_let_go_when_the_kubelet_lists_th
     desk.give(*ROW1, name="a")
     desk.kubelet.say("a", app=(NEURON, ROW1))
     desk.ask()
-    assert desk.held == {"default/a": devices(*ROW1)}
+    assert desk.state.ledger.used_mask == devices(*ROW1)
 
 
 async def test_a_look_again_is_over_in_time_though_a_look_at_processes_is_slow(

@@ -162,9 +162,3 @@ async def test_a_full_node_still_gets_an_answer_of_the_right_size() -> None:
     state = a_state(TRN1)
     state.hold(ref("a"), Holding("app", NEURON, TRN1.all_mask))
     assert len(set(await preferred(Steering(state, None, no_look), 4))) == 4
-
-
-async def test_p34_where_the_kubelet_may_not_be_asked_a_full_node_is_answered_from_the_ledger() -> None:
-    state = a_state(TRN1)
-    state.hold(ref("a"), Holding("app", NEURON, TRN1.all_mask))
-    assert len(set(await preferred(Steering(state, None, None), 4))) == 4
