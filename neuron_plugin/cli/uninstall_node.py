@@ -8,10 +8,10 @@ from argparse import Namespace
 from pathlib import Path
 
 from neuron_plugin.cli.command import CommandError, Exit, Subparsers, UsageError, add_command
-from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
 
 DESCRIPTION = """\
-Remove the plugin's annotation, labels and Lease from nodes.
+Remove the plugin's annotation, labels, Lease and node condition from nodes.
 
 For after the DaemonSet has been deleted. While a plugin runs on a node it says everything again, at the latest when it
 is restarted. Not for a preStop hook: that runs at every rollout too, and the extender would close the node each time.
@@ -19,7 +19,7 @@ A node that is gone, or has nothing of the plugin's, is no error."""
 
 EXAMPLES = """
 neuron-plugin uninstall-node worker-1 worker-2 --kubeconfig ~/.kube/config
-neuron-plugin uninstall-node --all
+neuron-plugin uninstall-node --all --node-condition NeuronDevicesHealthy
 NODE_NAME=worker-1 neuron-plugin uninstall-node
 """
 
@@ -32,7 +32,7 @@ def register(subparsers: Subparsers) -> None:
         subparsers,
         "uninstall-node",
         run,
-        summary="remove the plugin's annotation, labels and Lease from nodes, after the plugin itself",
+        summary="remove the plugin's annotation, labels, Lease and condition from nodes, after the plugin itself",
         description=DESCRIPTION,
         examples=EXAMPLES,
     )
@@ -45,6 +45,12 @@ def register(subparsers: Subparsers) -> None:
         default=_NAMESPACE,
         help=f"namespace of the nodes' Leases, as for 'run' (default: {_NAMESPACE})",
     )
+    parser.add_argument(
+        "--node-condition",
+        metavar="TEXT",
+        default="",
+        help="the condition that the plugin kept, as for 'run' (default: it kept none)",
+    )
 
 
 def run(arguments: Namespace) -> int:
@@ -52,20 +58,24 @@ def run(arguments: Namespace) -> int:
     if arguments.all and arguments.nodes:
         raise UsageError("--all and names of nodes exclude each other: give one of them")
     names = [] if arguments.all else arguments.nodes or [os.environ.get("NODE_NAME", "")]
+    if arguments.node_condition in TAKEN_CONDITIONS:
+        writer = TAKEN_CONDITIONS[arguments.node_condition]
+        raise UsageError(f"--node-condition is {arguments.node_condition!r}, which {writer} writes: it is not removed")
     if names == [""]:
         raise UsageError("no node: give names of nodes, --all, or set NODE_NAME")
-    done = asyncio.run(_uninstall(names, arguments.kubeconfig, arguments.lease_namespace))
+    done = asyncio.run(_uninstall(names, arguments.kubeconfig, arguments.lease_namespace, arguments.node_condition))
     print("\n".join(f"{name} is cleared" for name in done) or "nothing of the plugin's was found")
     return Exit.FINE
 
 
-async def _uninstall(names: list[str], kubeconfig: Path | None, namespace: str) -> list[str]:
+async def _uninstall(names: list[str], kubeconfig: Path | None, namespace: str, condition: str) -> list[str]:
     from neuron_plugin.cluster.api import ClusterError  # noqa: PLC0415 - other commands start without the client
     from neuron_plugin.cluster.transport import connect  # noqa: PLC0415 - as above
     from neuron_plugin.plugin.uninstall import installed_nodes, uninstall_nodes  # noqa: PLC0415 - as above
 
     try:
         async with await connect(kubeconfig) as api:
-            return await uninstall_nodes(api, names or await installed_nodes(api, namespace), namespace)
+            chosen = names or await installed_nodes(api, namespace, condition)
+            return await uninstall_nodes(api, chosen, namespace, condition)
     except ClusterError as error:
         raise CommandError(str(error)) from error

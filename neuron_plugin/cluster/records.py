@@ -168,15 +168,25 @@ class Pod(_Object, frozen=True):
         return self.spec.init_containers or ()
 
 
+class _Condition(_Wire, frozen=True):
+    type: str = ""
+
+
 class _NodeStatus(_Wire, frozen=True):
     capacity: dict[str, str] | None = None
     allocatable: dict[str, str] | None = None
+    conditions: tuple[_Condition, ...] | None = None
 
 
 class Node(_Object, frozen=True):
     """A node."""
 
     status: _NodeStatus = _NodeStatus()
+
+    @property
+    def condition_types(self) -> frozenset[str]:
+        """Which conditions its status has."""
+        return frozenset(condition.type for condition in self.status.conditions or ())
 
     @property
     def capacity(self) -> Mapping[str, str]:

@@ -94,6 +94,16 @@ def report_node_condition(
     return ApiRequest("PATCH", f"{NODES.item(name)}/status", body=body, content_type=STRATEGIC_MERGE_PATCH)
 
 
+def remove_node_condition(name: str, condition: str) -> ApiRequest:
+    """Take one condition out of a node's status, those of others stay; one that is not there is no error.
+
+    The ``$patch`` directive of a strategic merge
+    (``staging/src/k8s.io/apimachinery/pkg/util/strategicpatch/patch.go``).
+    """
+    body: JsonObject = {"status": {"conditions": [{"$patch": "delete", "type": condition}]}}
+    return ApiRequest("PATCH", f"{NODES.item(name)}/status", body=body, content_type=STRATEGIC_MERGE_PATCH)
+
+
 def create_event(
     regarding: ObjectReference,
     *,

@@ -60,23 +60,35 @@ class Claims:
         """
         decision = decision_of(self.waiting, resource, mask)
         holders = self.ledger.holders_of(mask)
-        if decision and (asked or all(holder.pod.uid == decision.pod.uid for holder in holders)):
+        if decision and self._is_called_for(decision, holders, asked=asked):
             return Claim(decision.pod, decision.request.container, mask, decided=True)
         if len(holders) == 1 and not (asked and is_nameless(holders[0])):
-            own = self._of_holder(holders[0], resource, mask, count)
+            own = self._of_holder(holders[0], resource, mask, count, asked=asked)
             if own:
                 return own
         lasting = tuple(holder for holder in holders if not (asked and is_outdated(holder, resource, mask)))
         return Conflict(lasting) if lasting else Claim(None, "", mask)
 
-    def _of_holder(self, holder: Holder, resource: Resource, mask: CoreMask, count: int) -> Claim | None:
-        """The holder's own call: a later container re-using ids, or the same call again."""
-        pod = self.pods.get(holder.pod.uid)
-        part = unserved(pod, self.ledger, resource, count) if pod else None
-        next_one = self._next_container(holder, part, mask) if part else None
-        if next_one:
-            return next_one
-        again = _the_same(holder, resource, mask) or (_drawn_again(holder, resource, mask) if pod else None)
+    def _is_called_for(self, decision: WaitingDecision, holders: tuple[Holder, ...], *, asked: bool) -> bool:
+        """Whether a call for a decision's ids is its own: none for new ids is if its pod has some of them before."""
+        if asked:
+            return not decision.reuses
+        return all(holder.pod.uid == decision.pod.uid for holder in holders)
+
+    def _of_holder(
+        self, holder: Holder, resource: Resource, mask: CoreMask, count: int, *, asked: bool
+    ) -> Claim | None:
+        """The holder's own call: a later container re-using ids, or the same call again.
+
+        New ids are never re-used ones, so a call for them can only be the same again.
+        """
+        pod, again = self.pods.get(holder.pod.uid), _the_same(holder, resource, mask)
+        if pod and not asked:
+            part = unserved(pod, self.ledger, resource, count)
+            next_one = self._next_container(holder, part, mask) if part else None
+            if next_one:
+                return next_one
+            again = again or _drawn_again(holder, resource, mask)
         if again:
             return Claim(holder.pod, again.container, again.mask, decided=pod is not None and pod.decision is not None)
         if is_nameless(holder) and _goes_on(holder, resource, mask):

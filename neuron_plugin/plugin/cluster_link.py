@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from neuron_plugin.allocation.annotations import ASSIGNMENT_KEYS
 from neuron_plugin.allocation.ledger import Holding, Pod
@@ -24,7 +24,7 @@ from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease
 from neuron_plugin.plugin.outbox import Outbox
-from neuron_plugin.plugin.pod_watch import PodReflector, follow_pods, take_stock
+from neuron_plugin.plugin.pod_watch import PodReflector, follow_pods, pod_uids, take_stock
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.plugin.publish import publication
 from neuron_plugin.plugin.report import Reporter
@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 REPORTER = "neuron-plugin.io/plugin"
 RETRY_SECONDS = 10.0
 """Between two looks for usable API server settings: a service account's files may come late."""
+REPEAT_SECONDS = 600.0
+"""Between two times the inventory is said again where no Lease tells that the node was made anew."""
 
 
 class ClusterLink:
@@ -55,6 +57,7 @@ class ClusterLink:
         self._state = state
         self._on_pod = on_pod
         self._outbox = Outbox()
+        self._api: KubernetesApi | None = None
         self._pods: PodReflector | None = None
         self._witness = witness or Witness(settings.node_name, state, Counts())
         self._described: Machine | None = None
@@ -86,11 +89,14 @@ class ClusterLink:
     async def run(self) -> None:
         """Connect, then keep this node's pods and the outbox going until cancelled."""
         async with await self._connect() as api:
+            self._api = api
             name, counts = self._settings.node_name, self._witness.counts
             self._pods = follow_pods(api, name, self._state, self.report, self._on_pod, counts)
             async with asyncio.TaskGroup() as tasks:
                 if self._settings.node_lease:
                     tasks.create_task(self._lease.run(api), name="lease")
+                else:
+                    tasks.create_task(self._repeat(), name="inventory")
                 tasks.create_task(self._pods.run(), name="pods")
                 tasks.create_task(take_stock(self._pods, self._state), name="all pods")
                 tasks.create_task(self._outbox.run(api), name="outbox")
@@ -103,6 +109,16 @@ class ClusterLink:
             await self._pods.list_consistently(self._settings.decision_deadline_seconds)
         except ClusterError as error:
             logger.warning("choosing without a look at the API server", extra={"why": str(error)})
+
+    async def live_pods(self) -> Collection[str] | None:
+        """The UIDs of all pods of this node, once those that ask for Neuron are known; None without an answer."""
+        if self._api is None or self._pods is None or not self._pods.synced.is_set():
+            return None
+        try:
+            return await pod_uids(self._api, self._settings.node_name, self._settings.decision_deadline_seconds)
+        except ClusterError as error:
+            logger.debug("asking again which pods live", extra={"why": str(error)})
+            return None
 
     def publish(self, machine: Machine) -> None:
         """Have the node say what the machine is, if that is news."""
@@ -119,6 +135,13 @@ class ClusterLink:
         again, self._lease_was_made = self._lease_was_made, True
         if again and self._published:
             self._outbox.put("inventory", self._published)
+
+    async def _repeat(self) -> None:
+        """Without a Lease nothing tells that the node was made anew; a patch that changes nothing costs next to it."""
+        while True:
+            await asyncio.sleep(REPEAT_SECONDS)
+            if self._published:
+                self._outbox.put("inventory", self._published)
 
     def tell(self, subject: str, request: ApiRequest) -> None:
         """Have a request sent; an unsent one on the same subject is out of date."""

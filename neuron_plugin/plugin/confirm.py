@@ -18,8 +18,9 @@ from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.kubelet.pod_resources import GetUnsupportedError, PodDevices, PodResourcesError
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pods import NodePod
+from neuron_plugin.plugin.records import Records, uid_of, unlisted_holdings
 from neuron_plugin.plugin.standins import is_nameless, named_stand_in, stands_in
-from neuron_plugin.plugin.truth import listed_holdings, true_holdings, with_unlisted
+from neuron_plugin.plugin.truth import listed_holdings, true_holdings, union_of, with_unlisted
 from neuron_plugin.topology.geometry import Geometry
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ GRACE_SECONDS = 30.0
 """How long a stand-in that the kubelet does not list is kept: far longer than an admission takes."""
 PERIOD_SECONDS = 10.0
 LOOK_SECONDS = 1.0
-"""How long a preference may wait for the kubelet's own account."""
+"""How long a preference may wait for the kubelet's own account, and for a look at who uses what that frees."""
 
 
 class PodResources(Protocol):
@@ -60,16 +61,24 @@ class Confirmation:
         *,
         cluster: bool,
         look_at_users: Callable[[], Awaitable[None]] | None = None,
+        read_records: Callable[[], Records] | None = None,
+        look_at_strangers: Callable[[Collection[str]], Awaitable[bool]] | None = None,
     ) -> None:
         """``cluster``: pods and their ends come from the API server; without it they come from List alone.
 
-        ``look_at_users`` looks which suspect devices are still open, see ``quarantine``.
+        ``look_at_users`` looks which suspect devices are still open, see ``quarantine``. ``read_records`` reads the
+        kubelet's own file, in a thread; nothing depends on it. ``look_at_strangers`` is called after the first List
+        with the UIDs of pods that it named, as far as that file tells them, and again until it says that it is done.
         """
         self._state = state
         self._pod_resources = pod_resources
         self._on_confirmed = on_confirmed
         self._cluster = cluster
         self._look_at_users = look_at_users
+        self._read_records = read_records
+        self._records: Records = ()
+        self._look_at_strangers = look_at_strangers
+        self._listed_uids: frozenset[str] = frozenset()
         self._news = asyncio.Event()
         self._can_get = True
         self._rebuilt = False
@@ -97,20 +106,26 @@ class Confirmation:
         """
         try:
             await self._list()
+            await self._meet_strangers()
         except PodResourcesError as error:
             logger.info("the kubelet does not say yet who holds what", extra={"why": str(error)})
 
     async def look_again(self, disputed: Collection[Holder]) -> None:
         """Let go of those holders that the kubelet no longer lists: it offers what they hold, so they may have ended.
 
-        For the time of a preference call only: the kubelet has reserved nothing then that a List could lose.
+        For the time of a preference call only: the kubelet has reserved nothing then that a List could lose. With NUMA
+        hints it may have, and may then offer an id twice; the ledger keeps that from being served, where a holder that
+        is not let go would have the kubelet fail pod after pod.
         """
         try:
             async with asyncio.timeout(LOOK_SECONDS):
-                listed = await self._list()
+                await self._look_again(disputed)
         except (PodResourcesError, TimeoutError) as error:
-            logger.warning("choosing without the kubelet's account of its pods", extra={"why": str(error)})
-            return
+            why = str(error) or f"no answer within {LOOK_SECONDS:g} s"
+            logger.warning("choosing without the kubelet's account of its pods", extra={"why": why})
+
+    async def _look_again(self, disputed: Collection[Holder]) -> None:
+        listed = await self._list()
         names = {(found.namespace, found.name) for found in listed}
         for holder in disputed:
             if not is_nameless(holder) and (holder.pod.namespace, holder.pod.name) not in names:
@@ -152,12 +167,20 @@ class Confirmation:
         try:
             if self._needs_list() and self._is_quiet():
                 await self._list()
+            await self._meet_strangers()
         except PodResourcesError as error:
             logger.debug("confirming later", extra={"why": str(error)})
 
+    async def _meet_strangers(self) -> None:
+        if self._rebuilt and self._look_at_strangers and await self._look_at_strangers(self._listed_uids):
+            self._look_at_strangers = None
+
     async def _ask_for_pods(self) -> None:
         """Get every live pod that has not been confirmed yet."""
-        for pod in self._unconfirmed():
+        unconfirmed = self._unconfirmed()
+        if any(part.kind is Kind.INIT for pod in unconfirmed for part in pod.request):
+            await self._read()
+        for pod in unconfirmed:
             found = await self._pod_resources.get(pod.pod.namespace, pod.pod.name)
             if found:
                 self._take(pod.pod.uid, found)
@@ -166,11 +189,18 @@ class Confirmation:
         return [pod for uid, pod in self._state.pods.items() if pod.request and uid not in self._state.confirmed]
 
     async def _list(self) -> tuple[PodDevices, ...]:
+        await self._read()
+        began = self._state.clock()
         listed = await self._pod_resources.list()
         if self._state.machine is not None:
-            self._take_list(self._state.machine.geometry, listed)
+            self._take_list(self._state.machine.geometry, listed, began)
             self._rebuilt = True
         return listed
+
+    async def _read(self) -> None:
+        """The kubelet's own file, as it is now."""
+        if self._read_records:
+            self._records = await asyncio.to_thread(self._read_records)
 
     # Taking in what the kubelet says.
 
@@ -180,30 +210,59 @@ class Confirmation:
         if pod is None or machine is None or uid in self._state.confirmed:
             return
         listed = listed_holdings(machine.geometry, found)
+        if self._is_predecessors(pod, listed):
+            return
         ledger, confirmed = self._state.ledger, self._state.confirmed
-        holdings = true_holdings(machine.geometry, pod, listed, ledger, confirmed) if listed else None
+        holdings = true_holdings(machine.geometry, pod, listed, ledger, confirmed, self._records)
         if holdings:
             self._state.confirm(pod.pod, holdings)
             self._on_confirmed(pod, holdings)
 
-    def _take_list(self, geometry: Geometry, listed: tuple[PodDevices, ...]) -> None:
+    def _is_predecessors(self, pod: NodePod, listed: tuple[Holding, ...]) -> bool:
+        """Whether the kubelet, asked by name, still tells of a pod that vanished and has been made anew.
+
+        What it lists for the new one it has asked us for, so that somebody holds it.
+        """
+        lost = self._state.has_lost_name(pod.pod)
+        return lost and bool(listed) and not self._state.ledger.holders_of(union_of(listed))
+
+    def _take_list(self, geometry: Geometry, listed: tuple[PodDevices, ...], began: float) -> None:
         """Pods that no watch has shown are held by name; stand-ins that are not listed are let go."""
         uids = {(pod.pod.namespace, pod.pod.name): uid for uid, pod in self._state.pods.items()}
+        self._listed_uids = frozenset(uid_of(self._records, found) for found in listed) - {""}
         for found in listed:
             uid = uids.get((found.namespace, found.name))
             if uid:
+                self._doubt(geometry, uid, found)
                 self._take(uid, found)
             elif not self._state.pods_known:
                 self._take_by_name(geometry, found)
-        self._release_stand_ins(geometry, listed)
+        self._release_stand_ins(geometry, listed, began)
+
+    def _doubt(self, geometry: Geometry, uid: PodUid, found: PodDevices) -> None:
+        """Confirm a pod anew for which the kubelet lists more than it holds: that was another pod's account.
+
+        The kubelet answers by name, and for a moment still for the pod that had this name before.
+        """
+        holder = self._state.ledger.holders.get(uid)
+        held = holder.mask if holder else 0
+        if uid in self._state.confirmed and any(one.mask & ~held for one in listed_holdings(geometry, found)):
+            name = f"{found.namespace}/{found.name}"
+            logger.warning("the kubelet lists other ids for a pod than before", extra={"pod": name})
+            self._state.confirmed.discard(uid)
 
     def _take_by_name(self, geometry: Geometry, found: PodDevices) -> None:
         listed, pod = listed_holdings(geometry, found), named_stand_in(found.namespace, found.name)
         if listed:
-            self._state.confirm(pod, with_unlisted(pod, listed, self._state.ledger))
+            known = with_unlisted(pod, listed, self._state.ledger)
+            sets = {(one.resource, one.mask) for one in known}
+            recorded = unlisted_holdings(geometry, self._records, found)
+            self._state.confirm(pod, (*known, *(one for one in recorded if (one.resource, one.mask) not in sets)))
 
-    def _release_stand_ins(self, geometry: Geometry, listed: tuple[PodDevices, ...]) -> None:
+    def _release_stand_ins(self, geometry: Geometry, listed: tuple[PodDevices, ...], began: float) -> None:
         """Those that the kubelet does not list; a nameless one later if it may be an init container's.
+
+        None that was made since the List ``began``, which cannot have it.
 
         Where the watch knows all pods, a name that it does not know is a pod that has ended: kubelets before 1.34 go
         on listing it.
@@ -211,14 +270,19 @@ class Confirmation:
         names = {(found.namespace, found.name) for found in listed}
         if self._state.pods_known:
             names &= {(pod.pod.namespace, pod.pod.name) for pod in self._state.pods.values()}
+        masks: dict[tuple[str, str], int] = {}
         held = 0
         for found in listed:
-            for holding in listed_holdings(geometry, found):
-                held |= holding.mask
+            mask = union_of(listed_holdings(geometry, found))
+            masks[found.namespace, found.name] = masks.get((found.namespace, found.name), 0) | mask
+            held |= mask
         for holder in [holder for holder in self._state.ledger if stands_in(holder)]:
             name = (holder.pod.namespace, holder.pod.name)
-            lasts = holder.mask & held or self._may_be_unlisted(holder) if is_nameless(holder) else name in names
-            if not lasts:
+            if is_nameless(holder):
+                lasts = bool(holder.mask & held) or self._may_be_unlisted(holder)
+            else:  # of the same name and with nothing of it: another pod that was made anew
+                lasts = name in names and bool(holder.mask & masks[name])
+            if not lasts and self._state.held_since.get(holder.pod.uid, float("-inf")) < began:
                 self._state.release(holder.pod.uid)
 
     def _may_be_unlisted(self, holder: Holder) -> bool:

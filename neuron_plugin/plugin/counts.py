@@ -42,11 +42,14 @@ class Counts:
     """Everything that is counted; also what the kubelet room and the reflector tell their events.
 
     Keys of the counters are label values in the order of the metric's labels. Latencies are by resource.
+    ``starts_held_now`` alone goes down again: containers that wait for their devices at this moment.
     """
 
     allocations: Counter[str] = field(default_factory=Counter)
     refusals: Counter[tuple[str, ...]] = field(default_factory=Counter)
     preferences_replaced: Counter[str] = field(default_factory=Counter)
+    starts_held: Counter[str] = field(default_factory=Counter)
+    starts_held_now: Counter[str] = field(default_factory=Counter)
     registrations: Counter[tuple[str, ...]] = field(default_factory=Counter)
     corrections: int = 0
     health_transitions: Counter[tuple[int, str]] = field(default_factory=Counter)

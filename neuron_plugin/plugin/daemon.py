@@ -18,12 +18,13 @@ from neuron_plugin.hardware.inventory import MachinePaths, read_inventory
 from neuron_plugin.hardware.uevents import open_uevents
 from neuron_plugin.hardware.watch import InventoryWatcher, WatchPeriods
 from neuron_plugin.kubelet.announcement import KUBELET_SOCKET
+from neuron_plugin.kubelet.checkpoint import CHECKPOINT, read_checkpoint
 from neuron_plugin.kubelet.pod_resources import PodResourcesClient
 from neuron_plugin.kubelet.service import ServiceOptions
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.cdi import Specification, keep_written
 from neuron_plugin.plugin.cluster_link import ClusterLink
-from neuron_plugin.plugin.confirm import Confirmation
+from neuron_plugin.plugin.confirm import LOOK_SECONDS, Confirmation
 from neuron_plugin.plugin.container import ContainerStyle, cdi_specification, resolve_numbering
 from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.device_users import DeviceUsers
@@ -46,8 +47,8 @@ from neuron_plugin.topology.instances import Catalogue
 
 logger = logging.getLogger(__name__)
 
-PREFERENCE_SLACK_SECONDS = 1.0
-"""A preference may take the decision deadline and a little more before the service answers without it."""
+PREFERENCE_SLACK_SECONDS = LOOK_SECONDS + 0.5
+"""A preference may take the decision deadline and a look at the kubelet's account, before it is answered without us."""
 
 
 class NodeDaemon:
@@ -59,9 +60,15 @@ class NodeDaemon:
         self._found = asyncio.Event()
         self._refreshing = False
         self.state = NodeState(on_change=self._changed, quarantine=Quarantine(settings.quarantine_seconds))
-        self._users = DeviceUsers(self.state, settings.dev, settings.proc, settings.kubelet_dir / KUBELET_SOCKET)
         self.witness = Witness(settings.node_name, self.state, Counts(), on_advertised=self._serving_began)
         self._link = self._cluster_link() if settings.cluster else None
+        self._users = DeviceUsers(
+            self.state,
+            settings.dev,
+            settings.proc,
+            settings.kubelet_dir / KUBELET_SOCKET,
+            self._link.live_pods if self._link else None,
+        )
         told = HealthReport(settings.node_name, settings.node_condition, self._link.tell if self._link else None)
         self.health = HealthWatch(settings, self._judged, [told])
         report = self._link.report if self._link else Reporter()
@@ -71,9 +78,12 @@ class NodeDaemon:
             self._link.write_assignment if self._link else lambda _pod, _holdings: None,
             cluster=settings.cluster,
             look_at_users=self._users.look,
+            read_records=partial(read_checkpoint, settings.kubelet_dir / CHECKPOINT),
+            look_at_strangers=self._users.look_at_start,
         )
         steering = Steering(self.state, self._link.look_again if self._link else None, self._confirmation.look_again)
-        gate = StartGate(self.state, self._users, settings.sysfs) if settings.pre_start_gate else None
+        counts = self.witness.counts
+        gate = StartGate(self.state, self._users, settings.sysfs, counts=counts) if settings.pre_start_gate else None
         handler = Allocator(
             self.state,
             self._style,
@@ -149,7 +159,7 @@ class NodeDaemon:
             self._found.set()
 
     async def _offer(self) -> None:
-        """Once there is a device: learn who holds what, then register."""
+        """Once there is a device: learn who holds what and who uses it, then register."""
         await self._found.wait()
         await self._confirmation.rebuild()
         self._refresh()
@@ -184,6 +194,7 @@ class NodeDaemon:
         )
 
     def _serving_began(self) -> None:
+        self._confirmation.notify()  # where it could not be asked before, the kubelet is there now
         if self._link:
             self._link.serving_began()
 

@@ -22,12 +22,16 @@ from neuron_plugin.topology.geometry import CoreMask, Geometry
 
 @dataclass(frozen=True, slots=True)
 class WaitingDecision:
-    """The set that one container of one pod is to get."""
+    """The set that one container of one pod is to get.
+
+    ``reuses``: some of it its pod's init containers have before, so the kubelet never asks for it as for new ids.
+    """
 
     pod: Pod
     request: ContainerRequest
     ids: tuple[int, ...]
     mask: CoreMask
+    reuses: bool = False
 
 
 def waiting_decisions(
@@ -56,7 +60,10 @@ def decision_for(
     fitting = (
         decision
         for decision in waiting
-        if decision.request.resource is resource and len(decision.ids) == size and must <= set(decision.ids) <= offered
+        if decision.request.resource is resource
+        and len(decision.ids) == size
+        and must <= set(decision.ids) <= offered
+        and not (decision.reuses and not must)
     )
     return next(fitting, None)
 
@@ -99,10 +106,13 @@ def _sets_of(
     waits = heir_of(geometry, pod, decided, ledger) if pod.pod.uid in confirmed else pod
     if waits is None or pod.decision is None:
         return
+    before: dict[Resource, int] = {}
     for part, request in zip(pod.decision.containers, waits.request, strict=True):
-        mask = _mask(geometry, part)
+        mask, left = _mask(geometry, part), before.get(request.resource, 0)
         if mask.bit_count() == demanded_cores(geometry, request):
-            yield WaitingDecision(waits.pod, request, part.ids, mask)
+            yield WaitingDecision(waits.pod, request, part.ids, mask, reuses=bool(mask & left))
+        if request.kind is Kind.INIT:
+            before[request.resource] = left | mask
 
 
 def _can_be_given(waiting: WaitingDecision, ledger: Ledger) -> bool:

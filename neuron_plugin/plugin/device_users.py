@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,17 +23,31 @@ logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 1.0
 """Between two looks while something is suspect."""
+START_SECONDS = 5.0
+"""For the look before the first device is offered: a machine with very many open files must not keep us from that."""
+
+SETTLED_SECONDS = 15.0
+"""After its start a kubelet admits the first pods of before within some 5 s, and then knows them all."""
+
+LivePods = Callable[[], Awaitable[Collection[str] | None]]
+"""The UIDs of all live pods of the node, as cgroups have them; None while that is not to be had. Under a deadline."""
 
 
 class DeviceUsers:
     """Sees who uses the devices of ``dev``, as ``proc`` shows it."""
 
-    def __init__(self, state: NodeState, dev: Path, proc: Path, kubelet_socket: Path) -> None:
-        """Whether ``proc`` shows containers' processes is told by the kubelet's own, which listens on its socket."""
+    def __init__(
+        self, state: NodeState, dev: Path, proc: Path, kubelet_socket: Path, live_pods: LivePods | None = None
+    ) -> None:
+        """Whether ``proc`` shows containers' processes is told by the kubelet's own, which listens on its socket.
+
+        No ``live_pods``: there is no API server.
+        """
         self._state = state
         self._dev = dev
         self._proc = proc
         self._kubelet_socket = kubelet_socket
+        self._live_pods = live_pods
         self._news = asyncio.Event()
 
     def notify(self) -> None:
@@ -48,6 +63,27 @@ class DeviceUsers:
                     await self._news.wait()
             self._news.clear()
             await self.look()
+            await self._call_the_roll()
+
+    async def look_at_start(self, known: Collection[str]) -> bool:
+        """Find what pods have open that are not ``known`` to live: they may have vanished while nobody watched.
+
+        False when it is too early for that: a kubelet that has just started does not know all of its pods yet, and an
+        Unhealthy device would cost a live one its re-admission.
+        """
+        if self._state.machine is None or not self._kubelet_is_settled():
+            return False
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                users = await self.users(self._state.machine.listed)
+        except TimeoutError:
+            logger.warning("offering devices without a look at who has them open", extra={"seconds": START_SECONDS})
+            return True
+        self._state.see_strangers(users, known)
+        for suspect in self._suspects():
+            logger.info("not offered until it is known whose processes have it open", extra=_fields(suspect))
+        self._news.set()
+        return True
 
     async def look(self) -> None:
         """Judge what is suspect by who has it open now; nothing is read when nothing is."""
@@ -57,6 +93,21 @@ class DeviceUsers:
         devices = {device for suspect in before for device in machine.geometry.devices_touched(suspect.mask)}
         self._state.see_users(await self.users(devices))
         _tell(before, self._suspects())
+
+    def _kubelet_is_settled(self) -> bool:
+        try:
+            began = self._kubelet_socket.stat().st_ctime
+        except OSError:
+            return False
+        return time.time() - began >= SETTLED_SECONDS
+
+    async def _call_the_roll(self) -> None:
+        """Learn of strangers whether they live."""
+        before = self._suspects()
+        live = await self._live_pods() if self._live_pods and any(one.stranger for one in before) else None
+        if live is not None:
+            self._state.see_live_pods(live)
+            _tell(before, self._suspects())
 
     async def users(self, devices: Iterable[int]) -> Users:
         """Who has each of ``devices`` open now."""
@@ -85,7 +136,8 @@ def _tell(before: tuple[Suspect, ...], after: tuple[Suspect, ...]) -> None:
     """One line when suspicion is confirmed or changes, one when it is over; none for what ends at the first look."""
     known, left = {suspect.pod.uid: suspect for suspect in before}, {suspect.pod.uid for suspect in after}
     for suspect in after:
-        if suspect.pod.uid in known and suspect.seen != known[suspect.pod.uid].seen:
+        old = known.get(suspect.pod.uid)
+        if old and not suspect.stranger and (old.seen, old.stranger) != (suspect.seen, suspect.stranger):
             logger.warning("not offered until a vanished pod has let go", extra=_fields(suspect))
     for suspect in before:
         if suspect.seen and suspect.pod.uid not in left:
@@ -93,4 +145,4 @@ def _tell(before: tuple[Suspect, ...], after: tuple[Suspect, ...]) -> None:
 
 
 def _fields(suspect: Suspect) -> dict[str, object]:
-    return {"pod": str(suspect.pod) if suspect.pod.name else "not known", "why": suspect.seen}
+    return {"pod": suspect.whose, "why": suspect.seen}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from neuron_plugin.allocation.resources import Resource, mask_of
@@ -17,6 +18,7 @@ from neuron_plugin.hardware.attributes import ResetState
 from neuron_plugin.hardware.processes import Process
 from neuron_plugin.hardware.sysfs import Sysfs, SysfsError
 from neuron_plugin.kubelet.devices import NotYetError
+from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.device_users import DeviceUsers
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.quarantine import described, may_be_of
@@ -35,11 +37,18 @@ class StartGate:
     """Holds containers back while their devices are not ready for them."""
 
     def __init__(
-        self, state: NodeState, users: DeviceUsers, sysfs: Path, *, patience_seconds: float | None = None
+        self,
+        state: NodeState,
+        users: DeviceUsers,
+        sysfs: Path,
+        *,
+        counts: Counts | None = None,
+        patience_seconds: float | None = None,
     ) -> None:
         self._state = state
         self._users = users
         self._sysfs = Sysfs(sysfs)
+        self._counts = counts or Counts()
         self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
 
     async def pass_through(self, resource: Resource, ids: Iterable[int]) -> None:
@@ -52,12 +61,29 @@ class StartGate:
         if machine is None:
             return
         devices = machine.geometry.devices_touched(mask_of(machine.geometry, resource.unit, tuple(ids)))
+        obstacle = await self._obstacle(devices)
+        if obstacle:
+            with self._counted(resource):
+                await self._outwait(devices, obstacle)
+
+    async def _outwait(self, devices: Iterable[int], obstacle: str) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._patience_seconds
-        while obstacle := await self._obstacle(devices):
+        while obstacle:
             if loop.time() >= until:
                 raise NotYetError(f"the container has to wait: {obstacle}")
             await asyncio.sleep(PERIOD_SECONDS)
+            obstacle = await self._obstacle(devices)
+
+    @contextmanager
+    def _counted(self, resource: Resource) -> Iterator[None]:
+        """A start that is held while the block lasts."""
+        self._counts.starts_held[resource] += 1
+        self._counts.starts_held_now[resource] += 1
+        try:
+            yield
+        finally:
+            self._counts.starts_held_now[resource] -= 1
 
     async def _obstacle(self, devices: Iterable[int]) -> str:
         try:
@@ -96,4 +122,5 @@ class StartGate:
         if not process.uses or process.pod_uid in self._state.pods or process.pod_uid in self._state.ledger.holders:
             return False
         suspects = self._state.quarantine.suspects if self._state.quarantine else ()
-        return not process.pod_uid or any(may_be_of(process, suspect.pod) for suspect in suspects)
+        vanished = (suspect.pod for suspect in suspects if not suspect.stranger)
+        return not process.pod_uid or any(may_be_of(process, pod) for pod in vanished)

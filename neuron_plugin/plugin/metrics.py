@@ -28,15 +28,18 @@ from neuron_plugin.plugin.responder import Page
 from neuron_plugin.plugin.standins import stands_in
 
 PREFIX = "neuron_plugin_"
+_STATES = ("free", "held", "held_elsewhere", "unhealthy", "suspect")
 
 _GAUGES = (
     ("info", ("version", "driver_version", "device_name", "instance_type"), "Always 1; says what runs on what."),
-    ("devices", ("resource", "state"), "Ids of a resource: free, held, held_elsewhere (another name), unhealthy."),
+    ("devices", ("resource", "state"), f"Ids of a resource: {', '.join(_STATES)}."),
     ("device_healthy", ("device",), "1 if a device may be handed out, else 0."),
     ("ecc_errors", ("device", "kind"), "Errors since power-up: sram, memory (both uncorrected), repairable."),
     ("holding_pods", (), "Pods that hold devices or cores."),
     ("held", ("namespace", "pod", "container", "resource"), "Ids that a container holds."),
     ("unconfirmed_holders", (), "Holders whose pod the kubelet or the API server has not named yet."),
+    ("suspect_cores", ("evidence",), "Cores of vanished pods: not_looked, process, doubtful_process, hidden."),
+    ("held_starts", ("resource",), "Container starts that wait at this moment for a process or a reset to end."),
     ("waiting_decisions", (), "Decided sets whose container has not asked for them yet."),
     ("registered", ("resource",), "1 while the kubelet follows a resource, else 0."),
     ("silent_sources", ("source",), "1 for each source of news about the hardware that is not running."),
@@ -47,6 +50,7 @@ _COUNTERS = (
     ("allocations_total", ("resource",), "Allocate calls that were served, by container."),
     ("refusals_total", ("resource", "method"), "Calls of the kubelet that were answered with an error."),
     ("preferences_replaced_total", ("resource",), "Preferences that failed and were answered with plain valid ids."),
+    ("held_starts_total", ("resource",), "PreStartContainer calls in which a container had to wait."),
     ("registrations_total", ("resource", "result"), "Register calls: accepted or failed."),
     ("corrections_total", (), "Pods whose annotation was corrected to what the kubelet had given them."),
     ("health_transitions_total", ("device", "to"), "How often a device became unhealthy or healthy."),
@@ -99,14 +103,15 @@ def _of_machine(moment: Moment) -> dict[str, Samples]:
 def _devices(moment: Moment, machine: Machine) -> Samples:
     """Ids of every resource by state; each id is in exactly one. A holder's sick device counts as held."""
     ledger, listed = moment.state.ledger, machine.geometry.devices_mask(machine.listed)
+    suspect = moment.state.quarantine.mask if moment.state.quarantine else 0
     found: Counter[tuple[str, ...]] = Counter()
     for resource in map(Resource, moment.registered):
         own = ledger.held_as(resource)
         elsewhere, healthy = ledger.used_mask & ~own, machine.healthy_mask
-        found.update({(resource.value, state): 0 for state in ("free", "held", "held_elsewhere", "unhealthy")})
+        found.update({(resource.value, state): 0 for state in _STATES})
         for number in ids_of(machine.geometry, resource.unit, listed):
             mask = mask_of(machine.geometry, resource.unit, (number,))
-            state = "unhealthy" if mask & ~healthy else "free"
+            state = "unhealthy" if mask & ~healthy else "suspect" if mask & suspect else "free"
             found[resource.value, "held" if mask & own else "held_elsewhere" if mask & elsewhere else state] += 1
     return found
 
@@ -131,7 +136,16 @@ def _of_pods(state: NodeState) -> dict[str, Samples]:
         "held": held,
         "unconfirmed_holders": {(): sum(stands_in(holder) for holder in holders)},
         "waiting_decisions": {(): len(state.waiting())},
+        "suspect_cores": _suspect_cores(state),
     }
+
+
+def _suspect_cores(state: NodeState) -> Samples:
+    """By the evidence there is; a kind that nothing is suspect by any more leaves no series."""
+    found: Counter[tuple[str, ...]] = Counter()
+    for suspect in state.quarantine.suspects if state.quarantine else ():
+        found[(suspect.evidence.value,)] += suspect.mask.bit_count()
+    return found
 
 
 def _of_links(moment: Moment) -> dict[str, Samples]:
@@ -140,6 +154,7 @@ def _of_links(moment: Moment) -> dict[str, Samples]:
         "registered": {(resource,): now for resource, now in moment.registered.items()},
         "watch_age_seconds": {} if age is None else {(): age},
         "outbox_requests": {} if unsent is None else {(): unsent},
+        "held_starts": {(resource,): count for resource, count in moment.counts.starts_held_now.items() if count},
     }
 
 
@@ -150,6 +165,7 @@ def _counters(moment: Moment) -> dict[str, Samples]:
         "allocations_total": {(resource,): count for resource, count in counts.allocations.items()},
         "refusals_total": counts.refusals,
         "preferences_replaced_total": {(resource,): count for resource, count in counts.preferences_replaced.items()},
+        "held_starts_total": {(resource,): count for resource, count in counts.starts_held.items()},
         "registrations_total": counts.registrations,
         "corrections_total": {(): counts.corrections},
         "health_transitions_total": {

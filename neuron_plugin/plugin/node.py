@@ -23,14 +23,18 @@ from neuron_plugin.plugin.quarantine import Quarantine, Users
 from neuron_plugin.plugin.standins import is_known, is_nameless, nameless_stand_in, stands_in
 from neuron_plugin.topology.geometry import CoreMask
 
+LOST_NAME_SECONDS = 60.0
+"""How long the name of a vanished pod is remembered: longer than the kubelet goes on telling of it."""
+
 
 @dataclass
 class NodeState:
     """What this node has, who is on it and who holds what.
 
     ``confirmed`` are the pods whose holdings the kubelet has confirmed. ``pods_known`` says whether the API server has
-    told all pods of this node. ``last_call`` is when the kubelet last asked for something. ``quarantine`` is the
-    silicon of vanished pods that is not offered yet; None where nobody looks after their processes.
+    told all pods of this node. ``last_call`` is when the kubelet last asked for something. ``lost_names`` are those of
+    pods that vanished, and when. ``quarantine`` is the silicon of vanished pods that is not offered yet; None where
+    nobody looks after their processes.
     """
 
     on_change: Callable[[], None] = lambda: None
@@ -42,7 +46,9 @@ class NodeState:
     confirmed: set[PodUid] = field(default_factory=set)
     held_since: dict[PodUid, float] = field(default_factory=dict)
     last_call: float = float("-inf")
+    lost_names: dict[tuple[str, str], float] = field(default_factory=dict)
     quarantine: Quarantine | None = None
+    _left_by: dict[PodUid, tuple[Pod, ...]] = field(default_factory=dict)
     _renumbered: Machine | None = None
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -97,9 +103,13 @@ class NodeState:
 
     def lose_pod(self, uid: PodUid) -> None:
         """A pod is gone that was not seen to end: it holds nothing, but its processes may run on."""
-        holder = self.ledger.holders.get(uid)
+        pod, holder = self.pods.get(uid), self.ledger.holders.get(uid)
         if holder:
             self._suspect(holder)
+        elif pod:
+            self._note_who_may_have_left(pod)
+        if pod:
+            self._note_lost_name(pod.pod)
         self.forget_pod(uid)
 
     def end(self, uid: PodUid) -> None:
@@ -141,16 +151,42 @@ class NodeState:
         self._set_ledger(ledger.with_holder(truth))
 
     def release(self, uid: PodUid) -> None:
-        """A stand-in that the kubelet does not list any more; one with a name was a pod whose processes may run on."""
-        holder = self.ledger.holders.get(uid)
+        """A stand-in that the kubelet does not list any more.
+
+        One with a name was a pod whose processes may run on. So may one without, if a pod that may have been the one
+        has vanished meanwhile: with several nobody knows whose processes to look for.
+        """
+        holder, vanished = self.ledger.holders.get(uid), self._left_by.pop(uid, ())
         if holder and not is_nameless(holder):
             self._suspect(holder)
+        elif holder and vanished:
+            self._suspect(holder, whose=None if len(vanished) > 1 else vanished[0])
         self._strike(uid)
 
     def see_users(self, users: Users) -> None:
-        """Take in who has the devices open: what vanished pods have let go of is offered again."""
+        """Take in who has the devices open: what vanished pods have let go of is offered again.
+
+        What they have not let go of stands for nobody else: a stand-in for it would keep it healthy under its name.
+        """
         if self.machine and self.quarantine:
-            self._set_quarantine(self.quarantine.after_look(self.machine.geometry, users))
+            geometry = self.machine.geometry
+            quarantine = self.quarantine.after_look(geometry, users)
+            self._set_quarantine(quarantine)
+            for holder in [holder for holder in self.ledger if is_nameless(holder)]:
+                if quarantine.proves(geometry, users, holder.mask):
+                    self._strike(holder.pod.uid)
+
+    def see_strangers(self, users: Users, known: Collection[str]) -> None:
+        """Take in who has the devices open before the first is offered; ``known`` are UIDs of pods that live."""
+        if self.machine and self.quarantine:
+            known = {*known, *self.ledger.holders}
+            geometry, used = self.machine.geometry, self.ledger.used_mask
+            self._set_quarantine(self.quarantine.with_strangers(geometry, users, used, known))
+
+    def see_live_pods(self, uids: Collection[str]) -> None:
+        """Take in the UIDs of all live pods of this node, whether they ask for Neuron or not."""
+        if self.quarantine:
+            self._set_quarantine(self.quarantine.after_roll_call(uids, self.pods.keys() - self.confirmed))
 
     def new_stand_in(self) -> Pod:
         """A holder for an Allocate of a pod that nobody has told us of, until the kubelet names it."""
@@ -175,6 +211,10 @@ class NodeState:
     def claims(self, machine: Machine) -> Claims:
         """What is known about who may ask for what."""
         return Claims(machine.geometry, self.pods, self.ledger, self.waiting())
+
+    def has_lost_name(self, pod: Pod) -> bool:
+        """Whether a pod of this name has vanished lately."""
+        return self.clock() - self.lost_names.get((pod.namespace, pod.name), float("-inf")) <= LOST_NAME_SECONDS
 
     def free_mask(self, machine: Machine) -> CoreMask:
         """Healthy cores that nobody holds and no decision waits for."""
@@ -203,15 +243,27 @@ class NodeState:
 
     def _may_be_anothers(self, holding: Holding) -> bool:
         """Whether another pod, of which nothing is certain either, asks for what one was supposed to have."""
+        return any(self._asks_for(pod, holding) for uid, pod in self.pods.items() if uid not in self.confirmed)
+
+    def _asks_for(self, pod: NodePod, holding: Holding) -> bool:
+        """Whether a container of a pod asks for just as much."""
         if self.machine is None:
             return False
         geometry, size = self.machine.geometry, holding.mask.bit_count()
-        return any(
-            part.resource is holding.resource and demanded_cores(geometry, part) == size
-            for uid, pod in self.pods.items()
-            if uid not in self.confirmed
-            for part in pod.request
-        )
+        return any(part.resource is holding.resource and demanded_cores(geometry, part) == size for part in pod.request)
+
+    def _note_who_may_have_left(self, pod: NodePod) -> None:
+        """A pod vanishes of which it was not confirmed yet what it holds: a stand-in for as much may have been it."""
+        self._left_by = {uid: pods for uid, pods in self._left_by.items() if uid in self.ledger.holders}
+        for holder in self.ledger:
+            if is_nameless(holder) and any(self._asks_for(pod, holding) for holding in holder.holdings):
+                uid = holder.pod.uid
+                self._left_by[uid] = (*self._left_by.get(uid, ()), pod.pod)
+
+    def _note_lost_name(self, pod: Pod) -> None:
+        oldest = self.clock() - LOST_NAME_SECONDS
+        self.lost_names = {name: since for name, since in self.lost_names.items() if since >= oldest}
+        self.lost_names[pod.namespace, pod.name] = self.clock()
 
     def _under_stand_in(self, ledger: Ledger, holdings: Iterable[Holding]) -> Ledger:
         left = tuple(holdings)
@@ -233,11 +285,11 @@ class NodeState:
         self.confirmed.discard(uid)
         self._set_ledger(self.ledger.without(uid))
 
-    def _suspect(self, holder: Holder, *, seconds: float | None = None) -> None:
+    def _suspect(self, holder: Holder, *, whose: Pod | None = None, seconds: float | None = None) -> None:
         """Keep what nobody else holds; before the holder is struck off, so that it is never offered in between."""
         if self.quarantine:
             left = CoreMask(holder.mask & ~self.ledger.without(holder.pod.uid).used_mask)
-            self._set_quarantine(self.quarantine.with_suspect(holder.pod, left, self.clock(), seconds=seconds))
+            self._set_quarantine(self.quarantine.with_suspect(whose or holder.pod, left, self.clock(), seconds=seconds))
 
     def _set_quarantine(self, quarantine: Quarantine) -> None:
         if quarantine == self.quarantine:

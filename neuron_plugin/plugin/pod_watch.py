@@ -11,7 +11,7 @@ from neuron_plugin.allocation.requests import ContainerSpec, Kind
 from neuron_plugin.cluster import records
 from neuron_plugin.cluster.api import ApiServer
 from neuron_plugin.cluster.kinds import PODS
-from neuron_plugin.cluster.lists import Scope
+from neuron_plugin.cluster.lists import Scope, pages
 from neuron_plugin.cluster.reflector import UNOBSERVED, Observer, Reflector
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pods import NodePod, node_pod
@@ -39,6 +39,21 @@ async def take_stock(reflector: PodReflector, state: NodeState) -> None:
     """Once all pods are known, forget those that ended while an earlier reflector was not there to hear of it."""
     await reflector.synced.wait()
     state.see_all_pods({uid for uid, pod in reflector.values.items() if not pod.ended})
+
+
+async def pod_uids(api: ApiServer, node_name: str, timeout_seconds: float) -> frozenset[str]:
+    """The UIDs of all pods of a node, asking for Neuron or not, as their processes' cgroups name them.
+
+    That of a static pod is its hash, which its mirror pod carries as an annotation (pkg/kubelet/pod/mirror_client.go).
+
+    Raises:
+        ClusterError: the API server refused or did not answer in time.
+    """
+    scope, uids = Scope(field_selector=f"spec.nodeName={node_name}"), set()
+    async for page in pages(api, PODS, scope, page_timeout_seconds=timeout_seconds):
+        for pod in page.records:
+            uids |= {pod.uid, pod.annotations.get(records.MIRROR_ANNOTATION, pod.uid)}
+    return frozenset(uids)
 
 
 def neuron_pod(record: records.Pod) -> NodePod | None:

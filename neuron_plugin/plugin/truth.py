@@ -2,7 +2,8 @@
 
 PodResources lists regular containers and sidecars, by name and without UID, and never plain init containers
 (pkg/kubelet/apis/podresources, 1.36). What those hold is known only from the calls that gave it to them, which may
-have been noted under the pod, under an equal pod that the kubelet admitted later, or under a stand-in.
+have been noted under the pod, under an equal pod that the kubelet admitted later, or under a stand-in; and, after a
+restart, from the kubelet's own file.
 """
 
 from __future__ import annotations
@@ -11,23 +12,36 @@ from collections.abc import Collection, Iterable, Iterator
 
 from neuron_plugin.allocation.ledger import Holding, Ledger, Pod, PodUid
 from neuron_plugin.allocation.requests import ContainerRequest, Kind
-from neuron_plugin.allocation.resources import Resource, mask_of
+from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.kubelet.pod_resources import PodDevices
 from neuron_plugin.plugin.pods import NodePod, demanded_cores
+from neuron_plugin.plugin.records import (
+    RESOURCE_NAMES,
+    Records,
+    ids_mask,
+    is_recorded_for_another,
+    recorded_holding,
+)
 from neuron_plugin.plugin.standins import is_nameless
-from neuron_plugin.topology.geometry import CoreMask, Geometry
-
-_NAMES = frozenset(resource.value for resource in Resource)
+from neuron_plugin.topology.geometry import Geometry
 
 
 def listed_holdings(geometry: Geometry, found: PodDevices) -> tuple[Holding, ...]:
     """The Neuron part of what the kubelet lists for a pod; ids that are none of ours are passed over."""
-    ours = (devices for devices in found.containers if devices.resource in _NAMES)
+    ours = (devices for devices in found.containers if devices.resource in RESOURCE_NAMES)
     return tuple(
         Holding(devices.container, Resource(devices.resource), mask)
         for devices in ours
-        if (mask := _mask(geometry, Resource(devices.resource), devices.ids))
+        if (mask := ids_mask(geometry, Resource(devices.resource), devices.ids))
     )
+
+
+def union_of(holdings: Iterable[Holding]) -> int:
+    """Every core of some holdings."""
+    mask = 0
+    for holding in holdings:
+        mask |= holding.mask
+    return mask
 
 
 def true_holdings(
@@ -36,22 +50,28 @@ def true_holdings(
     listed: tuple[Holding, ...],
     ledger: Ledger,
     confirmed: Collection[PodUid] = (),
+    records: Records = (),
 ) -> tuple[Holding, ...] | None:
     """What every requesting container of a pod holds, in the order of its request.
 
     None while the kubelet does not list all of them yet: the pod is being admitted. What ``confirmed`` pods hold is
-    theirs.
+    theirs. ``records`` are the kubelet's own, see there.
     """
     by_container = {holding.container: holding for holding in listed}
     if any(part.kind is not Kind.INIT and part.container not in by_container for part in pod.request):
         return None
+    # A pod of which nothing is listed may not be admitted yet, and what was noted for it another's: only records tell.
     given = list(_given(ledger, pod.pod, listed, confirmed))
-    found = (
+    nameless = [holder.holdings[0] for holder in ledger if listed and is_nameless(holder)]
+    theirs = union_of(holding for uid in confirmed if uid != pod.pod.uid for holding in _holdings_of(ledger, uid))
+    found = [
         _as_given(by_container[part.container], given)
         if part.container in by_container
-        else _of_init_container(geometry, pod, part, given, ledger)
+        else _of_init_container(geometry, pod, part, given, nameless, records, theirs)
         for part in pod.request
-    )
+    ]
+    if not listed and None in found:
+        return None
     return tuple(holding for holding in found if holding is not None)
 
 
@@ -61,7 +81,7 @@ def with_unlisted(pod: Pod, listed: tuple[Holding, ...], ledger: Ledger) -> tupl
     The latter stands in the ledger under a nameless stand-in, or already under the pod, and shares silicon with what
     is listed, because later containers re-use it.
     """
-    mask = _union(listed)
+    mask = union_of(listed)
     holders = [holder for holder in ledger.holders_of(mask) if is_nameless(holder) or holder.pod.uid == pod.uid]
     listed_sets = {(holding.resource, holding.mask) for holding in listed}
     names = {holding.container for holding in listed}
@@ -79,7 +99,7 @@ def _given(ledger: Ledger, pod: Pod, listed: Iterable[Holding], confirmed: Colle
 
     The pod's own holder counts only if it has what the kubelet lists: else those were another pod's calls.
     """
-    mask = _union(listed)
+    mask = union_of(listed)
     holders = sorted(ledger.holders_of(mask), key=lambda holder: holder.pod.uid != pod.uid)
     for holder in holders:
         if holder.pod.uid == pod.uid or holder.pod.uid not in confirmed:
@@ -102,18 +122,29 @@ def _as_given(listed: Holding, given: Iterable[Holding]) -> Holding:
 
 
 def _of_init_container(
-    geometry: Geometry, pod: NodePod, part: ContainerRequest, given: Iterable[Holding], ledger: Ledger
+    geometry: Geometry,
+    pod: NodePod,
+    part: ContainerRequest,
+    given: Iterable[Holding],
+    nameless: Iterable[Holding],
+    records: Records,
+    theirs: int,
 ) -> Holding | None:
-    """What a plain init container was given: by its name, else by its size.
+    """What a plain init container was given: by its name, by the kubelet's own file, else by its size.
 
-    Where no later container re-uses it, nothing ties it to the pod but its size.
+    Where no later container re-uses it, nothing that is listed ties it to the pod, so the file comes first there.
+    ``theirs`` is certainly other pods', whatever the file says.
     """
     alone = all(other.kind is Kind.INIT for other in pod.request if other.resource is part.resource)
-    nameless = [holder.holdings[0] for holder in ledger if alone and is_nameless(holder)]
-    size = demanded_cores(geometry, part)
-    same = [one for one in (*given, *nameless) if one.resource is part.resource and one.mask.bit_count() == size]
+    size, uid = demanded_cores(geometry, part), pod.pod.uid
+    unclaimed = (one for one in nameless if alone and not is_recorded_for_another(geometry, records, uid, one))
+    same = [one for one in (*given, *unclaimed) if one.resource is part.resource and one.mask.bit_count() == size]
     named = next((one for one in same if one.container == part.container), None)
-    found = named or next(iter(same), None)
+    recorded = recorded_holding(geometry, records, uid, part)
+    if recorded and recorded.mask & theirs:
+        recorded = None
+    certain = (recorded or named) if alone else (named or recorded)
+    found = certain or next(iter(same), None)
     return Holding(part.container, part.resource, found.mask) if found else None
 
 
@@ -121,12 +152,6 @@ def _is_part(part: int, whole: int) -> bool:
     return part & whole == part and part != whole
 
 
-def _union(holdings: Iterable[Holding]) -> int:
-    mask = 0
-    for holding in holdings:
-        mask |= holding.mask
-    return mask
-
-
-def _mask(geometry: Geometry, resource: Resource, ids: Iterable[str]) -> CoreMask:
-    return mask_of(geometry, resource.unit, tuple(int(each) for each in ids if each.isascii() and each.isdecimal()))
+def _holdings_of(ledger: Ledger, uid: PodUid) -> tuple[Holding, ...]:
+    holder = ledger.holders.get(uid)
+    return holder.holdings if holder else ()

@@ -1,4 +1,4 @@
-"""Taking back what plugins have said about their nodes: annotation, labels, Lease.
+"""Taking back what plugins have said about their nodes: annotation, labels, Lease, condition.
 
 A daemon that ends cannot know whether it will be back, and a preStop hook cannot either: both run at every rollout.
 Taken back then, the extender would close the node at each of them. So it is a step of its own, after the plugin is
@@ -7,21 +7,24 @@ gone for good, from anywhere.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 
-from neuron_plugin.cluster.api import ApiError, ApiServer, send
+from neuron_plugin.cluster.api import ApiError, ApiRequest, ApiServer, send
 from neuron_plugin.cluster.kinds import LEASES, NODES
 from neuron_plugin.cluster.lists import Scope, pages
 from neuron_plugin.cluster.records import Node
-from neuron_plugin.cluster.writes import read_node
+from neuron_plugin.cluster.writes import read_node, remove_node_condition
 from neuron_plugin.plugin.node_lease import LEASE_PREFIX, delete_lease
 from neuron_plugin.plugin.publish import withdrawal
 
 TIMEOUT_SECONDS = 30.0
 
 
-async def uninstall_nodes(api: ApiServer, names: Iterable[str], namespace: str) -> list[str]:
+async def uninstall_nodes(api: ApiServer, names: Iterable[str], namespace: str, condition: str = "") -> list[str]:
     """Take back what was said of these nodes; those where there was something. A node that is gone is no error.
+
+    ``condition`` is the node condition that the plugins kept, if any: they are told its name, so nothing else shows
+    that it is theirs.
 
     Raises:
         ClusterError: the API server refused or did not answer; what was done is done, and doing it again is harmless.
@@ -29,26 +32,26 @@ async def uninstall_nodes(api: ApiServer, names: Iterable[str], namespace: str) 
     done = []
     for name in names:
         node = await _read(api, name)
-        said = await _withdraw(api, node) if node else False
+        said = await _withdraw(api, node, condition) if node else False
         if await _delete_lease(api, namespace, name) or said:
             done.append(name)
     return done
 
 
-async def installed_nodes(api: ApiServer, namespace: str) -> list[str]:
-    """Every node that a plugin has said something about.
+async def installed_nodes(api: ApiServer, namespace: str, condition: str = "") -> list[str]:
+    """Every node that a plugin has said something about; ``condition`` as above.
 
     Raises:
         ClusterError: as above.
     """
-    names = {name async for name in _described(api)} | {name async for name in _leased(api, namespace)}
+    names = {name async for name in _described(api, condition)} | {name async for name in _leased(api, namespace)}
     return sorted(names)
 
 
-async def _described(api: ApiServer) -> AsyncIterator[str]:
+async def _described(api: ApiServer, condition: str) -> AsyncIterator[str]:
     async for page in pages(api, NODES, page_timeout_seconds=TIMEOUT_SECONDS):
         for node in page.records:
-            if withdrawal(node):
+            if any(_patches(node, condition)):
                 yield node.name
 
 
@@ -68,11 +71,21 @@ async def _read(api: ApiServer, name: str) -> Node | None:
         raise
 
 
-async def _withdraw(api: ApiServer, node: Node) -> bool:
+def _patches(node: Node, condition: str) -> Iterator[ApiRequest]:
+    """What takes back all that is said of a node; nothing where nothing is."""
     patch = withdrawal(node)
     if patch:
+        yield patch
+    if condition in node.condition_types:
+        yield remove_node_condition(node.name, condition)
+
+
+async def _withdraw(api: ApiServer, node: Node, condition: str) -> bool:
+    said = False
+    for patch in _patches(node, condition):
         await send(api, patch, timeout_seconds=TIMEOUT_SECONDS)
-    return patch is not None
+        said = True
+    return said
 
 
 async def _delete_lease(api: ApiServer, namespace: str, name: str) -> bool:

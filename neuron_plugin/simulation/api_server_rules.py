@@ -96,13 +96,20 @@ def merge_patched(value: Any, patch: Any) -> Any:
 
 
 def strategically_patched(value: JsonObject, patch: JsonObject) -> JsonObject:
-    """Apply a strategic merge patch, of which only the list that clients here send is known: conditions, by type."""
+    """Apply a strategic merge patch, of which only the list that clients here send is known: conditions, by type.
+
+    An entry with ``$patch: delete`` takes out the one of its type; without such a one it changes nothing
+    (``staging/src/k8s.io/apimachinery/pkg/util/strategicpatch/patch.go``).
+    """
     told = (patch.get("status") or {}).get("conditions")
     merged: JsonObject = merge_patched(value, patch)
     if told is not None:
         present = {condition["type"]: condition for condition in (value.get("status") or {}).get("conditions") or []}
         for condition in told:
-            present[condition["type"]] = {**present.get(condition["type"], {}), **condition}
+            if condition.get("$patch") == "delete":
+                present.pop(condition["type"], None)
+            else:
+                present[condition["type"]] = {**present.get(condition["type"], {}), **condition}
         merged["status"]["conditions"] = list(present.values())
     return merged
 

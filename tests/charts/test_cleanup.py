@@ -42,7 +42,8 @@ def test_its_account_and_rights_are_there_before_it() -> None:
 
 def test_p81_it_may_clear_nodes_and_leases_and_nothing_else() -> None:
     assert rules(of_kind("cleanup", "ClusterRole")[NAME]) == {
-        ("", "nodes", verb, "") for verb in ("get", "list", "patch")
+        *(("", "nodes", verb, "") for verb in ("get", "list", "patch")),
+        ("", "nodes/status", "patch", ""),  # because the plugin of these values keeps a condition
     }
     assert rules(of_kind("cleanup", "Role")[NAME]) == leases("list", "delete")
 
@@ -53,6 +54,7 @@ def test_the_command_understands_its_arguments() -> None:
     (container,) = containers(job()["template"])
     parsed = parser.parse_args(container["args"])
     assert (parsed.all, parsed.nodes, parsed.kubeconfig, parsed.lease_namespace) == (True, [], None, "kube-system")
+    assert parsed.node_condition == "NeuronDevicesHealthy"
 
 
 def test_it_ends_before_helm_stops_waiting() -> None:

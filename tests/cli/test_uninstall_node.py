@@ -41,6 +41,11 @@ def test_all_means_every_node_that_a_plugin_has_described(cli: Cli, tmp_path: Pa
     assert left == []
 
 
+def test_a_condition_that_others_write_is_not_removed(cli: Cli) -> None:
+    shown = cli("uninstall-node", "worker-1", "--node-condition", "Ready")
+    assert (shown.status, "the kubelet writes" in shown.err) == (2, True)
+
+
 def test_where_there_is_nothing_that_is_said(cli: Cli, tmp_path: Path) -> None:
     shown, _ = uninstalled(cli, tmp_path / "kubeconfig", "never-was")
     assert (shown.status, shown.out) == (0, "nothing of the plugin's was found\n")

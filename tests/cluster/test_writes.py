@@ -156,6 +156,16 @@ async def test_a_condition_leaves_those_of_the_kubelet_alone(
     assert told["NeuronHealthy"]["lastTransitionTime"] == "2026-01-02T03:04:05Z"
 
 
+async def test_a_condition_is_taken_out_and_those_of_the_kubelet_stay(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    ready = {"type": "Ready", "status": "True"}
+    server.create_node({"metadata": {"name": "n1"}, "status": {"conditions": [ready, {"type": "NeuronHealthy"}]}})
+    for _ in range(2):
+        await send(api, writes.remove_node_condition("n1", "NeuronHealthy"), timeout_seconds=5)
+        assert server.get(stand_in.NODES, "n1")["status"]["conditions"] == [ready]
+
+
 # Events.
 
 POD = ObjectReference("Pod", "train-0", "uid-1", "v1", "ml")

@@ -142,9 +142,24 @@ def test_a_larger_app_container_gets_all_its_pod_has_left_and_the_new_ids() -> N
     state = a_state(TRN1, pod("a", *containers))
     state.hold(ref("a"), Holding("init", CORE, TRN1.cores_mask((0, 1))))
     state.hold(ref("a"), Holding("sidecar", CORE, TRN1.cores_mask((0,))))
-    found = claim(state, CORE, 0, 2)  # the kubelet believes that the sidecar has core 1
+    found = claim(state, CORE, 0, 2, asked=False)  # the kubelet believes that the sidecar has core 1
     assert isinstance(found, Claim)
     assert found.mask == TRN1.cores_mask((1, 2))
+
+
+def test_p46_new_ids_are_never_taken_for_a_part_of_an_init_set() -> None:
+    """They are for another pod then, and a linked part in their place would be somebody else's."""
+    state = a_state(TRN1, decided("a", init(4, CORE), app(1, CORE), sets=[[4, 5, 6, 7], [4]]))
+    granted(state, CORE, 4, 5, 6, 7)
+    assert isinstance(claim(state, CORE, 5), Conflict)
+    granted(state, CORE, 4, asked=False)
+    assert isinstance(claim(state, CORE, 5), Conflict)
+    assert granted(state, CORE, 5, asked=False).mask == TRN1.cores_mask((4,))
+
+
+def test_p46_new_ids_are_never_a_decision_for_what_its_pod_has_before() -> None:
+    state = a_state(TRN1, decided("a", init(4, CORE), app(1, CORE), sets=[[4, 5, 6, 7], [4]]))
+    assert claim(state, CORE, 4) == Claim(None, "", TRN1.cores_mask((4,)))
 
 
 def test_an_app_container_with_another_resource_does_not_go_on_with_init_ids() -> None:

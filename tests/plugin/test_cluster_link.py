@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from neuron_plugin.allocation.inventory import INVENTORY_KEY
 from neuron_plugin.allocation.ledger import Holding
 from neuron_plugin.cluster.api import ApiRequest
 from neuron_plugin.plugin import cluster_link
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.simulation.api_server import NODES, StandInApiServer
+from tests.plugin.site import eventually
 from tests.plugin.world import NEURON, TRN1, a_state, app, decided, devices, machine, pod, ref
 
 ROW0, ROW1 = [0, 1, 2, 3], [4, 5, 6, 7]
@@ -113,3 +116,29 @@ async def test_settings_that_come_late_are_waited_for_and_told_of_once(
     with pytest.raises(asyncio.CancelledError):
         await task
     assert told() == ["not connected to the API server"]
+
+
+async def test_without_a_lease_the_inventory_is_said_again_because_the_node_may_have_been_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_link, "REPEAT_SECONDS", 0.05)
+    async with StandInApiServer() as server:
+        server.create_node({"metadata": {"name": "worker-1"}})
+        settings = PluginSettings(
+            node_name="worker-1", kubeconfig=server.write_kubeconfig(tmp_path / "kubeconfig"), node_lease=False
+        )
+        link = ClusterLink(settings, a_state(), lambda: None)
+        link.publish(machine())
+        running = asyncio.create_task(link.run(), name="link")
+
+        def annotations() -> dict[str, str]:
+            found: dict[str, str] = server.get(NODES, "worker-1")["metadata"].get("annotations", {})
+            return found
+
+        await eventually(lambda: INVENTORY_KEY in annotations())
+        server.delete_node("worker-1")
+        server.create_node({"metadata": {"name": "worker-1"}})
+        await eventually(lambda: INVENTORY_KEY in annotations())
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import pytest
 
 from neuron_plugin.allocation.ledger import Holding
+from neuron_plugin.kubelet.checkpoint import RecordedDevices
 from neuron_plugin.kubelet.pod_resources import (
     GetUnsupportedError,
+    PodDevices,
     PodResourcesAbsentError,
     PodResourcesThrottledError,
 )
@@ -30,6 +33,7 @@ from tests.plugin.world import (
     devices,
     init,
     pod,
+    recorded,
     ref,
 )
 
@@ -44,6 +48,10 @@ class Desk:
     clock: FakeClock = field(default_factory=FakeClock)
     kubelet: FakePodResources = field(default_factory=FakePodResources)
     told: list[tuple[str, list[int]]] = field(default_factory=list)
+    records: list[RecordedDevices] = field(default_factory=list)
+    strangers_but: set[str] = field(default_factory=set)
+    looks: int = 0
+    settled: bool = True
 
     def __post_init__(self) -> None:
         self.state = a_state(TRN1, clock=self.clock)
@@ -51,7 +59,19 @@ class Desk:
         self.confirmation = self.another()
 
     def another(self) -> Confirmation:
-        return Confirmation(self.state, self.kubelet, self.note, cluster=self.cluster)
+        return Confirmation(
+            self.state,
+            self.kubelet,
+            self.note,
+            cluster=self.cluster,
+            read_records=lambda: tuple(self.records),
+            look_at_strangers=self.look_at_strangers,
+        )
+
+    async def look_at_strangers(self, known: Collection[str]) -> bool:
+        self.looks += 1
+        self.strangers_but = set(known)
+        return self.settled
 
     def note(self, pod_: NodePod, holdings: tuple[Holding, ...]) -> None:
         self.told.append((pod_.pod.name, [holding.mask for holding in holdings]))
@@ -313,3 +333,220 @@ async def test_news_are_asked_about_at_once_and_the_rest_by_the_clock(monkeypatc
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+# The kubelet's own file.
+
+
+@pytest.mark.parametrize("cluster", [True, False])
+def test_p61_after_a_crash_the_init_set_that_only_the_kubelets_file_has_is_held(cluster: bool) -> None:  # noqa: FBT001 - a table's column
+    desk = Desk(cluster=cluster)
+    desk.state.pods_known = False
+    desk.kubelet.say("a", app=(NEURON, [1]))
+    desk.records = [recorded("uid-a", "init", NEURON, *ROW0), recorded("uid-a", "app", NEURON, 1)]
+    at_once(desk.confirmation.rebuild())
+    assert desk.held == {"default/a": devices(*ROW0)}
+    assert desk.strangers_but == {"uid-a"}
+    if cluster:
+        desk.state.see_pod(pod("a", init(4), app(1)))
+        desk.state.see_all_pods({"uid-a"})
+    desk.ask()
+    desk.ask()
+    assert desk.held == {"default/a": devices(*ROW0)}
+    if cluster:
+        assert desk.told == [("a", [devices(*ROW0), devices(1)])]
+
+
+def test_p61_an_init_set_under_another_name_is_found_in_the_kubelets_file_by_its_pods_uid() -> None:
+    desk = Desk()
+    desk.state.see_pod(pod("a", init(2, CORE), app(4)))
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.records = [recorded("uid-a", "init", CORE, 30, 31)]
+    desk.ask()
+    assert desk.held == {"default/a": devices(*ROW0) | TRN1.cores_mask((30, 31))}
+
+
+def test_p61_a_pod_that_is_gone_holds_nothing_though_the_kubelets_file_still_has_it() -> None:
+    desk = Desk()
+    desk.state.pods_known = False
+    desk.records = [recorded("uid-gone", "init", NEURON, *ROW1), recorded("uid-gone", "app", NEURON, *ROW1)]
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    at_once(desk.confirmation.rebuild())
+    assert desk.held == {"default/a": devices(*ROW0)}
+
+
+def test_p61_what_another_pod_certainly_holds_is_not_taken_from_it_by_the_kubelets_file() -> None:
+    desk = Desk()
+    for name in ("a", "b"):
+        desk.state.see_pod(pod(name, init(4), app(1)) if name == "b" else pod(name, app(4)))
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.ask()
+    desk.records = [recorded("uid-b", "init", NEURON, *ROW0), recorded("uid-b", "app", NEURON, 4)]
+    desk.kubelet.say("b", app=(NEURON, [4]))
+    desk.ask()
+    assert desk.held == {"default/a": devices(*ROW0), "default/b": devices(4)}
+
+
+def test_p61_an_entry_of_another_size_than_the_container_asks_for_is_passed_over() -> None:
+    desk = Desk()
+    desk.state.see_pod(pod("a", init(4), app(1)))
+    desk.records = [recorded("uid-a", "init", NEURON, 0, 1), recorded("uid-a", "init", NEURON, 98, 99, 0, 1)]
+    desk.kubelet.say("a", app=(NEURON, [1]))
+    desk.ask()
+    assert desk.held == {"default/a": devices(1)}
+
+
+def test_a_pod_in_which_only_an_init_container_asks_holds_its_set_for_its_life(desk: Desk) -> None:
+    """The kubelet lists nothing for it, and keeps its devices until the pod ends."""
+    desk.state.see_pod(pod("a", init(4)))
+    desk.kubelet.say("a")
+    desk.ask()
+    assert not desk.told
+    desk.give(*ROW0)
+    desk.records = [recorded("uid-a", "init", NEURON, *ROW0)]
+    desk.ask()
+    desk.ask(after=2 * GRACE_SECONDS)
+    assert desk.told == [("a", [devices(*ROW0)])]
+    assert desk.held == {"default/a": devices(*ROW0)}
+
+
+def test_a_pod_of_which_nothing_is_listed_takes_nothing_that_was_given_to_another(desk: Desk) -> None:
+    desk.state.see_pod(pod("not-admitted", init(4)))
+    desk.state.see_pod(pod("other", app(4)))
+    desk.kubelet.say("not-admitted")
+    desk.give(*ROW0)
+    desk.kubelet.say("other", app=(NEURON, ROW0))
+    desk.ask(after=0.05)
+    assert desk.held == {"default/other": devices(*ROW0)}
+
+
+@pytest.mark.parametrize("admitted", ["a", "b"])
+def test_p56_a_decided_pod_in_which_only_an_init_container_asks_is_confirmed_by_the_kubelets_file(
+    desk: Desk, admitted: str
+) -> None:
+    for time, name in enumerate(("a", "b")):
+        desk.state.see_pod(decided(name, init(4), sets=[ROW1 if time else ROW0], time=time))
+        desk.kubelet.say(name)
+    desk.state.hold(ref("a"), Holding("init", NEURON, devices(*ROW0)))  # its token, with whomever it was admitted
+    desk.ask()
+    assert not desk.told
+    desk.records = [recorded(f"uid-{admitted}", "init", NEURON, *ROW0)]
+    desk.ask()
+    assert desk.told == [(admitted, [devices(*ROW0)])]
+    assert desk.held == {f"default/{admitted}": devices(*ROW0)}
+
+
+def test_p56_equal_pods_with_init_containers_alone_are_told_apart_by_the_kubelets_file() -> None:
+    desk = Desk()
+    desk.state.see_pod(pod("a", init(4)))
+    desk.state.see_pod(pod("b", init(4)))
+    for name in ("a", "b"):
+        desk.kubelet.say(name)
+    desk.give(*ROW0)
+    desk.records = [recorded("uid-b", "init", NEURON, *ROW0)]
+    desk.ask(after=0.05)
+    assert desk.held == {"default/b": devices(*ROW0)}
+    desk.give(*ROW1)
+    desk.records.append(recorded("uid-a", "init", NEURON, *ROW1))
+    desk.ask(after=0.05)
+    assert desk.held == {"default/a": devices(*ROW1), "default/b": devices(*ROW0)}
+
+
+# Races.
+
+
+def test_what_is_given_while_a_list_is_under_way_is_not_missed_in_it(desk: Desk) -> None:
+    desk.give(*ROW1)
+    desk.clock.now += QUIET_SECONDS
+    answer = desk.kubelet.list
+
+    async def list_slowly() -> tuple[PodDevices, ...]:
+        listed = await answer()
+        desk.clock.now += 0.01
+        desk.give(*ROW0)
+        return listed
+
+    desk.kubelet.list = list_slowly  # type: ignore[method-assign]  # an Allocate comes while it answers
+    at_once(desk.confirmation._ask())
+    assert list(desk.held.values()) == [devices(*ROW0)]
+
+
+def test_p56_a_pod_made_anew_under_its_name_that_got_the_old_ones_account_is_put_right(desk: Desk) -> None:
+    desk.state.see_pod(decided("a", app(4), sets=[ROW1]))
+    desk.kubelet.say("a", app=(NEURON, ROW0))  # of the pod that had this name until just now
+    desk.ask(after=0.05)
+    assert desk.held == {"default/a": devices(*ROW0)}
+    desk.give(*ROW1)  # now the kubelet admits the new one
+    desk.kubelet.say("a", app=(NEURON, ROW1))
+    desk.ask()
+    desk.ask()
+    assert desk.held == {"default/a": devices(*ROW1)}
+    assert desk.told[-1] == ("a", [devices(*ROW1)])
+
+
+def test_p56_the_kubelets_account_of_a_vanished_pod_is_not_taken_for_the_one_of_its_name(desk: Desk) -> None:
+    desk.state.see_pod(decided("a", app(4), sets=[ROW0]))
+    desk.give(*ROW0, name="a")
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.ask(after=0.05)
+    desk.state.lose_pod(ref("a").uid)
+    anew = pod("a", app(4), uid="uid-anew")
+    desk.state.see_pod(anew)
+    desk.ask(after=0.05)
+    assert desk.held == {}
+    desk.give(*ROW0)  # the kubelet has heard of it, too, and admits the new one with the same ids
+    desk.ask(after=0.05)
+    assert desk.state.confirmed == {"uid-anew"}
+
+
+def test_p61_what_a_pod_of_the_same_name_had_is_let_go_when_the_kubelet_lists_the_new_one() -> None:
+    desk = Desk()
+    desk.state.pods_known = False
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    at_once(desk.confirmation.rebuild())
+    desk.state.see_pod(decided("a", app(4), sets=[ROW1]))
+    desk.state.see_all_pods({"uid-a"})
+    desk.give(*ROW1, name="a")
+    desk.kubelet.say("a", app=(NEURON, ROW1))
+    desk.ask()
+    assert desk.state.ledger.used_mask == devices(*ROW1)
+
+
+async def test_a_look_again_is_over_in_time_though_a_look_at_processes_is_slow(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The preference has a deadline, and its replacement knows nothing of waiting decisions."""
+    monkeypatch.setattr(confirm, "LOOK_SECONDS", 0.05)
+
+    async def for_ever() -> None:
+        await asyncio.Event().wait()
+
+    desk.state.see_pod(decided("gone", app(4), sets=[ROW0], allocated=True))
+    slow = Confirmation(desk.state, desk.kubelet, desk.note, cluster=True, look_at_users=for_ever)
+    async with asyncio.timeout(10):
+        await slow.look_again(tuple(desk.state.ledger))
+    assert desk.held == {}
+
+
+async def test_p61_a_look_in_a_preference_reads_the_kubelets_file_anew(desk: Desk) -> None:
+    desk.state.see_pod(pod("a", init(2, CORE), app(4)))
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.records = [recorded("uid-a", "init", CORE, 30, 31)]
+    await desk.confirmation.look_again(())
+    assert desk.told == [("a", [TRN1.cores_mask((30, 31)), devices(*ROW0)])]
+
+
+def test_p60_strangers_are_looked_for_once_after_the_first_list_when_the_kubelet_is_settled() -> None:
+    desk = Desk(settled=False)
+    desk.kubelet.trouble = PodResourcesAbsentError("nobody answers")
+    at_once(desk.confirmation.rebuild())
+    desk.ask()
+    assert desk.looks == 0
+    desk.kubelet.trouble = None
+    desk.ask()
+    desk.ask()
+    assert desk.looks == 2
+    desk.settled = True
+    desk.ask()
+    desk.ask()
+    assert desk.looks == 3

@@ -16,7 +16,7 @@ from neuron_plugin.plugin.settings import TopologyPolicy
 from neuron_plugin.simulation.api_server import EVENTS, Fault, Match
 from neuron_plugin.simulation.kubelet import KubeletOptions
 from neuron_plugin.simulation.kubelet_pods import PodRejectedError
-from tests.plugin.site import NAMESPACE, NODE, a_site, eventually, holders, ids
+from tests.plugin.site import NAMESPACE, NODE, Site, a_site, eventually, holders, ids
 from tests.plugin.world import CORE, DEVICE, NEURON, TRN1, app, assignment, init, sidecar
 
 pytestmark = pytest.mark.usefixtures("hasty")
@@ -24,6 +24,21 @@ pytestmark = pytest.mark.usefixtures("hasty")
 
 def decision_of(*containers: object, sets: list[list[int]], time: int = 1) -> dict[str, str]:
     return assignment(TRN1, containers, sets, time)  # type: ignore[arg-type]  # tuples of specs, spelled short
+
+
+def write_checkpoint(site: Site) -> None:
+    """The stand-in kubelet's memory as a kubelet writes it."""
+    entries = [
+        {
+            "PodUID": one.uid,
+            "ContainerName": one.container,
+            "ResourceName": one.resource,
+            "DeviceIDs": {"-1": list(one.ids)},
+        }
+        for one in site.kubelet._memory.allocations.values()
+    ]
+    text = msgspec.json.encode({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1})
+    (site.settings.kubelet_dir / "kubelet_internal_checkpoint").write_bytes(text)
 
 
 async def test_a_decision_steers_the_kubelet_is_confirmed_and_marked_on_the_pod() -> None:
@@ -216,6 +231,48 @@ async def test_p61_a_new_process_knows_who_holds_what_init_containers_included()
             assert site.api is not None
             written = [seen for seen in site.api.requests if seen.method == "PATCH" and "/pods/" in seen.path]
             assert len(written) <= patches + 1
+
+
+async def test_p61_without_a_cluster_a_new_process_reads_init_sets_from_the_kubelets_file() -> None:
+    async with a_site(cluster=False) as site:
+        async with site.daemon():
+            await site.run("a", init(4, CORE), app(2, CORE))
+        write_checkpoint(site)
+        async with site.daemon() as daemon:
+            assert daemon.state.ledger.used_mask == TRN1.cores_mask(range(4))
+            await site.kubelet.wait_for_capacity(NEURON.value, 14)
+
+
+@pytest.mark.parametrize("lives", [False, True])
+async def test_p60_what_a_pod_that_vanished_before_the_start_has_open_is_not_offered(
+    lives: bool,  # noqa: FBT001 - a table's column
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("neuron_plugin.plugin.device_users.SETTLED_SECONDS", 0.0)
+    async with a_site() as site:
+        assert site.api is not None
+        uid, proc = "99999999-4a5b-6c7d-8e9f-001122334455", site.settings.dev.parent / "proc"
+        process = proc / "50"
+        (process / "fd").mkdir(parents=True)
+        (process / "fd/3").symlink_to(site.settings.dev / "neuron5")
+        (process / "cgroup").write_text(f"0::/kubepods/pod{uid}/aa\n")
+        (proc / "2").mkdir()
+        (proc / "2/comm").write_text("kthreadd\n")
+        if lives:  # a monitor, which asks for no Neuron
+            monitor = {"metadata": {"name": "monitor", "uid": uid, "namespace": NAMESPACE}, "spec": {"containers": []}}
+            site.api.create_pod(monitor)
+            site.api.bind(NAMESPACE, "monitor", node=NODE)
+        site.settings = msgspec.structs.replace(site.settings, proc=proc)
+        async with site.daemon() as daemon:
+            if lives:
+                await site.kubelet.wait_for_capacity(NEURON.value, 16)
+                return
+            assert site.kubelet.capacity(NEURON.value).allocatable == 15
+            await eventually(lambda: bool(daemon.state.quarantine and daemon.state.quarantine.devices(TRN1)))
+            assert site.kubelet.capacity(CORE.value).allocatable == 30
+            assert ids(await site.run("a", app(4)), NEURON) == (0, 1, 2, 3)
+            (process / "fd/3").unlink()
+            await site.kubelet.wait_for_capacity(NEURON.value, 16)
 
 
 async def test_p72_a_kubelet_restart_changes_nothing_for_who_holds_what() -> None:

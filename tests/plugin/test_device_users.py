@@ -14,14 +14,16 @@ import pytest
 from neuron_plugin.allocation.ledger import Holding, PodUid
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.kubelet.advertisement import Advertisement
+from neuron_plugin.plugin import device_users
 from neuron_plugin.plugin.device_users import DeviceUsers
 from neuron_plugin.plugin.machine import advertised, told_machine
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.quarantine import Quarantine, Users
-from neuron_plugin.plugin.standins import named_stand_in
+from neuron_plugin.plugin.standins import is_nameless, named_stand_in
 from neuron_plugin.topology.geometry import CoreMask
 from tests.plugin.world import LINE, TRN1, FakeClock, app, devices, machine, pod, ref
 
+STRANGER_UID = "99999999-4a5b-6c7d-8e9f-001122334455"
 GONE_UID = "0f1c2d3e-4a5b-6c7d-8e9f-001122334455"
 SCRIPT = "import os, sys; os.open(sys.argv[1], os.O_RDWR); print('open', flush=True); sys.stdin.read()"
 
@@ -30,6 +32,8 @@ class Node:
     """A machine with its /dev and /proc as plain files, and pod ``gone`` on devices 2 and 3."""
 
     def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "kubelet.sock").touch()
         self.dev, self.proc = root / "dev", root / "proc"
         self.dev.mkdir()
         for device in range(TRN1.device_count):
@@ -64,7 +68,8 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    monkeypatch.setattr(device_users, "SETTLED_SECONDS", 0.0)
     return Node(tmp_path)
 
 
@@ -107,6 +112,7 @@ async def test_a_kubelet_whose_process_is_seen_makes_a_namespace_good_enough(nod
     (node.proc / "2/comm").write_text("bash\n")
     (node.proc / str(os.getpid())).mkdir()
     with socket.socket(socket.AF_UNIX) as kubelet:
+        (tmp_path / "kubelet.sock").unlink()
         kubelet.bind(str(tmp_path / "kubelet.sock"))
         kubelet.listen()
         users = await node.users.users((2, 3))
@@ -154,6 +160,21 @@ async def test_a_neighbour_on_the_same_device_keeps_its_cores_healthy(node: Node
     assert "8" in node.unhealthy(Resource.NEURONCORE)
     assert "9" not in node.unhealthy(Resource.NEURONCORE)
     assert "4" in node.unhealthy(Resource.NEURON)
+
+
+async def test_p60_a_process_proves_that_a_stand_in_was_the_vanished_pods(node: Node) -> None:
+    """An equal pod may have been given what was noted for this one, so somebody stands in for it."""
+    vanished, equal = pod("vanished", app(1), uid=STRANGER_UID), pod("equal", app(1))
+    for each in (vanished, equal):
+        node.state.see_pod(each)
+    node.state.hold(vanished.pod, Holding("app", Resource.NEURON, devices(5)))
+    node.state.lose_pod(vanished.pod.uid)
+    assert [is_nameless(holder) for holder in node.state.ledger] == [False, True]
+    assert "5" not in node.unhealthy(Resource.NEURON)
+    node.open_device(5, pid=50, uid=STRANGER_UID)
+    await node.users.look()
+    assert [is_nameless(holder) for holder in node.state.ledger] == [False]
+    assert "5" in node.unhealthy(Resource.NEURON)
 
 
 async def test_what_the_kubelet_gave_out_meanwhile_keeps_its_health(node: Node) -> None:
@@ -206,6 +227,75 @@ async def test_the_look_follows_the_loss_by_itself(node: Node) -> None:
         async with asyncio.timeout(5):
             assert [device.healthy for device in (await anext(editions)).devices].count(False) == 2
             assert all(device.healthy for device in (await anext(editions)).devices)
+    looking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await looking
+
+
+async def test_p60_at_the_start_what_a_pod_has_open_that_nobody_knows_is_not_offered(node: Node) -> None:
+    node.open_device(5, pid=50, uid=STRANGER_UID)
+    node.open_device(3)
+    await node.users.look_at_start(())
+    assert node.unhealthy(Resource.NEURON) == ["5"]
+    assert node.unhealthy(Resource.NEURONDEVICE) == ["2", "3", "5"]
+    assert node.unhealthy(Resource.NEURONCORE) == ["4", "5", "6", "7", "10", "11"]
+
+
+async def test_p60_a_pod_that_the_kubelet_is_known_to_list_is_no_stranger(node: Node) -> None:
+    node.open_device(5, pid=50, uid=STRANGER_UID)
+    await node.users.look_at_start({STRANGER_UID})
+    assert node.unhealthy(Resource.NEURON) == []
+
+
+async def test_a_kubelet_that_has_just_started_is_given_time_to_know_its_pods(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An Unhealthy device would cost a live pod its re-admission."""
+    monkeypatch.setattr(device_users, "SETTLED_SECONDS", 3600.0)
+    node.open_device(5, pid=50, uid=STRANGER_UID)
+    assert not await node.users.look_at_start(())
+    (node.root / "kubelet.sock").unlink()
+    monkeypatch.setattr(device_users, "SETTLED_SECONDS", 0.0)
+    assert not await node.users.look_at_start(())
+    assert node.unhealthy(Resource.NEURON) == []
+
+
+async def test_a_look_at_the_start_that_takes_too_long_is_given_up(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def never(devices: object) -> Users:
+        raise TimeoutError(devices)
+
+    monkeypatch.setattr(node.users, "users", never)
+    assert await node.users.look_at_start(())
+    assert "offering devices without a look" in caplog.text
+
+
+async def test_without_hardware_there_is_nothing_to_look_at(tmp_path: Path) -> None:
+    assert not await DeviceUsers(NodeState(), tmp_path, tmp_path, tmp_path / "kubelet.sock").look_at_start(())
+
+
+@pytest.mark.parametrize(("live", "left"), [({STRANGER_UID}, []), (set(), ["5"])])
+async def test_p60_the_api_server_is_asked_about_strangers_until_it_tells(
+    node: Node, monkeypatch: pytest.MonkeyPatch, live: set[str], left: list[str]
+) -> None:
+    monkeypatch.setattr(device_users, "PERIOD_SECONDS", 0.001)
+    answers: list[set[str] | None] = [None, None, live]
+
+    async def live_pods() -> set[str] | None:
+        return answers.pop(0)
+
+    users = DeviceUsers(node.state, node.dev, node.proc, node.root / "kubelet.sock", live_pods)
+    node.open_device(5, pid=50, uid=STRANGER_UID)
+    looking = asyncio.create_task(users.run(), name="quarantine")
+    await users.look_at_start(())
+    async with asyncio.timeout(10):
+        while answers:
+            assert node.unhealthy(Resource.NEURON) == ["5"]
+            await asyncio.sleep(0.001)
+        node.clock.now += 1000
+        await asyncio.sleep(0.01)
+    assert node.unhealthy(Resource.NEURON) == left
     looking.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await looking

@@ -10,6 +10,7 @@ from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.hardware.attributes import ResetState
 from neuron_plugin.hardware.processes import Process
 from neuron_plugin.kubelet.devices import NotYetError
+from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.device_users import DeviceUsers
 from neuron_plugin.plugin.gate import StartGate
 from neuron_plugin.plugin.node import NodeState
@@ -42,7 +43,10 @@ class Gate:
             self.state.see_pod(each)
         self.state.confirm(self.old.pod, [Holding("app", Resource.NEURON, devices(2, 3, geometry=INF2))])
         self.users = FakeUsers()
-        self.gate = StartGate(self.state, self.users, node.paths.sysfs, patience_seconds=patience_seconds)
+        self.counts = Counts()
+        self.gate = StartGate(
+            self.state, self.users, node.paths.sysfs, counts=self.counts, patience_seconds=patience_seconds
+        )
 
     def lose_old(self) -> None:
         self.state.lose_pod(self.old.pod.uid)
@@ -64,6 +68,7 @@ def gate(node: SimulatedNode) -> Gate:
 
 async def test_a_container_whose_devices_nobody_uses_starts(gate: Gate) -> None:
     await gate.start()
+    assert not gate.counts.starts_held
 
 
 async def test_p60_a_process_of_a_vanished_pod_holds_the_container_and_is_named(gate: Gate) -> None:
@@ -73,10 +78,22 @@ async def test_p60_a_process_of_a_vanished_pod_holds_the_container_and_is_named(
         await gate.start()
 
 
+async def test_what_a_pod_has_open_that_nobody_knows_yet_holds_nobody(gate: Gate) -> None:
+    gate.users.opened = {2: (Process(41, "neuron-monitor", "uid-of-a-monitor"),)}
+    gate.state.see_strangers(await gate.users.users(()), ())
+    assert gate.state.quarantine is not None
+    assert not gate.state.quarantine.suspects, "all of the device is held"
+    gate.users.opened = {5: gate.users.opened[2]}
+    gate.state.see_strangers(await gate.users.users(()), ())
+    assert gate.state.quarantine.suspects
+    await gate.gate.pass_through(Resource.NEURON, (5,))
+
+
 async def test_a_process_of_no_pod_holds_the_container(gate: Gate) -> None:
     gate.users.opened = {2: (Process(41, "neuron-top"),)}
     with pytest.raises(NotYetError, match="neuron-top"):
         await gate.start()
+    assert gate.counts.starts_held_now[Resource.NEURON] == 0
 
 
 @pytest.mark.parametrize("uid", ["uid-new", "uid-old", "uid-of-a-monitor"])
@@ -115,9 +132,13 @@ async def test_what_passes_within_the_call_is_waited_for(node: SimulatedNode) ->
     async with asyncio.timeout(10):
         while not gate.users.looks:
             await asyncio.sleep(0.01)
+        while not gate.counts.starts_held_now[Resource.NEURON]:
+            await asyncio.sleep(0.01)
         assert not starting.done()
         gate.users.opened = {}
         await starting
+    assert gate.counts.starts_held_now[Resource.NEURON] == 0
+    assert gate.counts.starts_held[Resource.NEURON] == 1
 
 
 async def test_before_any_hardware_was_seen_nobody_is_held(tmp_path: Path) -> None:

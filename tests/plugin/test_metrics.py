@@ -6,12 +6,14 @@ from dataclasses import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from neuron_plugin.allocation.ledger import Holding
+from neuron_plugin.hardware.processes import Process
 from neuron_plugin.hardware.records import Device, EccCounts, HealthReadings, Inventory, NodeState
 from neuron_plugin.plugin import node
 from neuron_plugin.plugin.counts import Counts, Latencies
 from neuron_plugin.plugin.exposition import MetricKind
 from neuron_plugin.plugin.metrics import METRICS, PREFIX, metrics_page
 from neuron_plugin.plugin.moment import Moment
+from neuron_plugin.plugin.quarantine import Quarantine, Users
 from neuron_plugin.topology.geometry import DeviceId
 from tests.plugin.world import CORE, DEVICE, INF2, NEURON, a_state, app, decided, devices, machine, ref
 
@@ -41,8 +43,10 @@ def everything() -> Moment:
     state = a_state(INF2, decided("waits", app(1, DEVICE), sets=[(9,)], geometry=INF2))
     state.hold(ref("train"), Holding("app", DEVICE, devices(0, geometry=INF2)))
     counts = Counts(corrections=1)
-    for counter in (counts.allocations, counts.preferences_replaced, counts.lists):
+    for counter in (counts.allocations, counts.preferences_replaced, counts.lists, counts.starts_held):
         counter["neuron"] += 1
+    counts.starts_held_now["neuron"] += 1
+    state.quarantine = Quarantine(30.0).with_suspect(ref("gone"), devices(5, geometry=INF2), now=0.0)
     for labelled in (counts.refusals, counts.registrations, counts.watch_restarts):
         labelled["a", "b"] += 1
     counts.health_transitions[3, "unhealthy"] += 1
@@ -81,10 +85,12 @@ def test_p79_every_id_is_in_exactly_one_state_under_each_name() -> None:
     state = a_state(INF2)
     state.see_machine(machine(INF2, unhealthy={5: "sick"}))
     state.hold(ref("train"), Holding("app", DEVICE, devices(0, 1, geometry=INF2)))
+    state.quarantine = Quarantine(30.0).with_suspect(ref("gone"), devices(5, 7, geometry=INF2), now=0.0)
     found = scraped(moment_of(state))["devices"]
-    assert states_of(found, DEVICE.value) == {"free": 9, "held": 2, "held_elsewhere": 0, "unhealthy": 1}
-    assert states_of(found, NEURON.value) == {"free": 9, "held": 0, "held_elsewhere": 2, "unhealthy": 1}
-    assert states_of(found, CORE.value) == {"free": 18, "held": 0, "held_elsewhere": 4, "unhealthy": 2}
+    expected = {"held": 0, "held_elsewhere": 0, "unhealthy": 1, "suspect": 1}
+    assert states_of(found, DEVICE.value) == expected | {"free": 8, "held": 2}
+    assert states_of(found, NEURON.value) == expected | {"free": 8, "held_elsewhere": 2}
+    assert states_of(found, CORE.value) == {"free": 16, "held": 0, "held_elsewhere": 4, "unhealthy": 2, "suspect": 2}
 
 
 def test_p79_a_pod_that_is_gone_leaves_no_series() -> None:
@@ -97,6 +103,25 @@ def test_p79_a_pod_that_is_gone_leaves_no_series() -> None:
     gone = scraped(moment_of(state))
     assert "held" not in gone
     assert gone["holding_pods"] == {(): 0}
+
+
+def test_p79_suspects_are_counted_by_their_evidence_and_leave_no_series() -> None:
+    state = a_state(INF2)
+    state.quarantine = Quarantine(30.0).with_suspect(ref("gone"), devices(5, 7, geometry=INF2), now=0.0)
+    assert scraped(moment_of(state))["suspect_cores"] == {("not_looked",): 4}
+    state.see_users(Users({5: (Process(7, "train", "uid-gone"),)}, complete=True, moment=1.0))
+    assert scraped(moment_of(state))["suspect_cores"] == {("process",): 4}
+    state.see_users(Users({}, complete=True, moment=2.0))
+    assert "suspect_cores" not in scraped(moment_of(state))
+
+
+def test_p79_a_start_that_is_held_no_longer_leaves_its_count_alone() -> None:
+    counts = Counts()
+    counts.starts_held["neuron"] += 1
+    counts.starts_held_now["neuron"] += 0
+    found = scraped(moment_of(a_state(INF2), counts))
+    assert found["held_starts_total"] == {("neuron",): 1}
+    assert "held_starts" not in found
 
 
 def test_p79_a_device_that_another_machine_does_not_have_leaves_no_series() -> None:

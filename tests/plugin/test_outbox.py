@@ -67,6 +67,8 @@ async def until(api: FakeApi, *seen: str) -> None:
 def outbox(monkeypatch: pytest.MonkeyPatch) -> Outbox:
     monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.002)
     monkeypatch.setattr(module, "LONGEST_PAUSE_SECONDS", 0.002)
+    monkeypatch.setattr(module, "FIRST_PERMISSION_SECONDS", 0.002)
+    monkeypatch.setattr(module, "LONGEST_PERMISSION_SECONDS", 0.002)
     return Outbox(chance=lambda: 0.0)
 
 
@@ -115,7 +117,7 @@ async def test_one_subjects_trouble_keeps_no_other_waiting(outbox: Outbox) -> No
         await until(api, "/a", "/b", "/a", "/a", "/a")
 
 
-@pytest.mark.parametrize(("status", "level"), [(403, logging.WARNING), (404, logging.DEBUG), (409, logging.DEBUG)])
+@pytest.mark.parametrize(("status", "level"), [(422, logging.WARNING), (404, logging.DEBUG), (409, logging.DEBUG)])
 async def test_a_refusal_is_final_and_loud_unless_the_pod_is_only_gone(
     outbox: Outbox, caplog: pytest.LogCaptureFixture, status: int, level: int
 ) -> None:
@@ -127,3 +129,54 @@ async def test_a_refusal_is_final_and_loud_unless_the_pod_is_only_gone(
         await until(api, "/a", "/b")
     (told,) = [each for each in caplog.records if each.message == "the API server refused"]
     assert told.levelno == level
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_what_is_not_permitted_is_told_once_and_sent_when_the_rights_have_come(
+    outbox: Outbox, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    caplog.set_level(logging.INFO, logger="neuron_plugin.plugin.outbox")
+    api = FakeApi({"/a": [status] * 3})
+    outbox.put("a", asked("/a"))
+    async with running(outbox, api):
+        await until(api, "/a", "/a", "/a", "/a")
+        await asyncio.sleep(0)
+        assert outbox.unsent == 0
+    assert [each.message for each in caplog.records] == ["not permitted, tried again later", "permitted now"]
+
+
+async def test_what_is_not_permitted_keeps_nobody_waiting_and_counts_as_unsent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "FIRST_PERMISSION_SECONDS", 600.0)
+    outbox, api = Outbox(), FakeApi({f"/{subject}": [403] for subject in "abc"})
+    for subject in "abcd":
+        outbox.put(subject, asked(f"/{subject}"))
+    async with running(outbox, api):
+        await until(api, "/a", "/b", "/c", "/d")
+        assert outbox.unsent == 3
+        outbox.put("e", asked("/e"))
+        await until(api, "/a", "/b", "/c", "/d", "/e")
+
+
+async def test_a_newer_word_takes_the_place_of_one_that_was_not_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_PERMISSION_SECONDS", 600.0)
+    outbox, api = Outbox(), FakeApi({"/a": [403]})
+    outbox.put("a", asked("/a", "1"))
+    async with running(outbox, api):
+        await until(api, "/a?1")
+        outbox.put("a", asked("/a", "2"))
+        await until(api, "/a?1", "/a?2")
+        await asyncio.sleep(0)
+        assert outbox.unsent == 0
+
+
+async def test_of_what_is_never_permitted_only_the_newest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_PERMISSION_SECONDS", 600.0)
+    monkeypatch.setattr(module, "MOST_NOT_PERMITTED", 2)
+    outbox, api = Outbox(), FakeApi({f"/{number}": [403] for number in range(4)})
+    for number in range(4):
+        outbox.put(f"event {number}", asked(f"/{number}"))
+    async with running(outbox, api):
+        await until(api, *(f"/{number}" for number in range(4)))
+        assert outbox.unsent == 2

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.cluster.records import Pod as PodRecord
-from neuron_plugin.plugin.pod_watch import _take_in, neuron_pod, take_stock
-from tests.plugin.site import manifest
+from neuron_plugin.cluster.transport import connect
+from neuron_plugin.plugin.pod_watch import _take_in, neuron_pod, pod_uids, take_stock
+from neuron_plugin.simulation.api_server import StandInApiServer
+from tests.plugin.site import NAMESPACE, NODE, manifest
 from tests.plugin.world import (
     TRN1,
     FakeReport,
@@ -80,3 +83,22 @@ async def test_a_second_reflector_forgets_who_ended_before_it_was_there() -> Non
     await take_stock(Synced(), state)  # type: ignore[arg-type]  # the two attributes that are read
     assert list(state.pods) == ["uid-b"]
     assert state.pods_known
+
+
+async def test_p60_all_pods_of_the_node_are_called_by_the_uids_that_their_cgroups_have(tmp_path: Path) -> None:
+    async with StandInApiServer() as server:
+        for name in (NODE, "other"):
+            server.create_node({"metadata": {"name": name}})
+        static = manifest("static", "uid-mirror", ())
+        static["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "0f1c2d3e4a5b6c7d8e9f001122334455"}
+        for pod_, node in (
+            (manifest("a", "uid-a", (app(1),)), NODE),
+            (manifest("monitor", "uid-monitor", ()), NODE),
+            (static, NODE),
+            (manifest("elsewhere", "uid-elsewhere", ()), "other"),
+        ):
+            server.create_pod(pod_)
+            server.bind(NAMESPACE, pod_["metadata"]["name"], node=node)
+        async with await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api:
+            found = await pod_uids(api, NODE, 5.0)
+    assert found == {"uid-a", "uid-monitor", "uid-mirror", "0f1c2d3e4a5b6c7d8e9f001122334455"}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation.resources import ids_of
+from neuron_plugin.allocation.resources import ids_of, mask_of
 from neuron_plugin.plugin.preference import preferred_ids, tightest
 from neuron_plugin.topology.geometry import Geometry, Topology
 from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
+from tests.plugin.world import unit_ids
 
 TRN1 = Geometry("trn1.32xlarge", Topology.TORUS, 16, 2, (1, 4, 8, 16))
 INF2 = Geometry("inf2.48xlarge", Topology.RING, 12, 2)
@@ -72,3 +76,25 @@ def test_tightest_prefers_the_least_span_and_then_the_lowest_ids() -> None:
     assert tightest({0, 4, 5, 9}, (), 2) == (4, 5)
     assert tightest({0, 1, 8, 9}, (), 2) == (0, 1)
     assert tightest({0, 4, 5, 9}, (9,), 2) == (5, 9)
+
+
+LARGEST = [Geometry("32-devices", Topology.RING, 32, 4), Geometry("128-cores", Topology.TORUS, 16, 8, (1, 4, 8, 16))]
+
+
+@pytest.mark.parametrize("geometry", LARGEST, ids=lambda geometry: geometry.instance_type)
+@pytest.mark.parametrize("unit", Unit)
+def test_p35_every_size_on_the_largest_machines_takes_less_than_five_milliseconds(
+    geometry: Geometry, unit: Unit
+) -> None:
+    """Of processor time, the better of a few: what else runs here and the first building of the tables aside."""
+    everything = unit_ids(geometry, unit)
+    every_third_taken = mask_of(geometry, unit, tuple(everything[: len(everything) // 2 : 3]))
+    free = geometry.all_mask & ~every_third_taken
+
+    def seconds(size: int) -> float:
+        began = time.process_time()
+        preferred_ids(geometry, unit, available=everything, must_include=(), free=free, size=size)
+        return time.process_time() - began
+
+    slowest = max(min(seconds(size) for _ in range(3)) for size in range(1, len(everything) + 1))
+    assert slowest < 0.005

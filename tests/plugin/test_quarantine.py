@@ -104,6 +104,12 @@ def test_two_vanished_pods_are_let_go_of_one_by_one(quarantine: Quarantine) -> N
     assert left.mask == TRN1.devices_mask((5,))
 
 
+def test_all_sets_of_one_pod_are_suspect_though_they_come_one_by_one(quarantine: Quarantine) -> None:
+    both = quarantine.with_suspect(GONE, TRN1.devices_mask((7,)), now=101.0)
+    assert both.mask == TRN1.devices_mask((2, 3, 7))
+    assert len(both.suspects) == 1
+
+
 def test_the_cluster_is_told_of_devices_only_once_a_look_has_confirmed_it(quarantine: Quarantine) -> None:
     assert quarantine.devices(TRN1) == {}
     confirmed = quarantine.after_look(TRN1, users(101.0, neuron3=of("uid-gone")))
@@ -114,3 +120,66 @@ def test_every_device_a_process_has_open_is_named(quarantine: Quarantine) -> Non
     process = of("uid-gone")
     looked = quarantine.after_look(TRN1, users(101.0, neuron2=process, neuron3=replace(process)))
     assert "still has neuron2, neuron3 open" in looked.reason_for(looked.mask)
+
+
+# Strangers: who had devices open when the daemon came.
+
+STRANGER = "0f1c2d3e-4a5b-6c7d-8e9f-001122334455"
+STATIC = "0f1c2d3e4a5b6c7d8e9f001122334455"
+
+
+def strangers(*opened: Users, used: int = 0, known: tuple[str, ...] = ()) -> Quarantine:
+    seen = opened[0] if opened else users(100.0, neuron3=of(STRANGER))
+    return Quarantine(SECONDS).with_strangers(TRN1, seen, used, known)
+
+
+def test_p60_what_an_unknown_pod_has_open_is_suspect_for_the_time_given() -> None:
+    found = strangers()
+    assert found.mask == TRN1.devices_mask((3,))
+    assert "of which nothing is known yet: process 12" in found.reason_for(found.mask)
+    later = users(100 + SECONDS, neuron3=of(STRANGER))
+    assert not found.after_look(TRN1, later).suspects
+    assert not found.after_look(TRN1, users(101.0)).suspects
+
+
+def test_p60_a_stranger_that_the_api_server_does_not_have_is_kept_as_long_as_it_runs() -> None:
+    gone = strangers().after_roll_call(live={"another"}, unsettled=())
+    for moment in (101.0, 100 + 100 * SECONDS):
+        gone = gone.after_look(TRN1, users(moment, neuron3=of(STRANGER)))
+        assert "which vanished: process 12" in gone.reason_for(TRN1.devices_mask((3,)))
+    assert not gone.after_look(TRN1, users(9999.0)).suspects
+
+
+def test_p60_a_live_pod_that_watches_blocks_nothing() -> None:
+    assert not strangers().after_roll_call(live={STRANGER}, unsettled=()).suspects
+
+
+def test_a_pod_that_asks_for_neuron_stays_a_stranger_until_it_is_known_what_it_holds() -> None:
+    found = strangers()
+    assert found.after_roll_call(live={STRANGER}, unsettled={STRANGER}) == found
+
+
+def test_a_static_pods_hash_proves_nothing() -> None:
+    found = strangers(users(100.0, neuron3=of(STATIC)))
+    assert found.after_roll_call(live=set(), unsettled=()) == found
+    assert not found.after_roll_call(live={STATIC}, unsettled=()).suspects
+
+
+def test_p60_host_processes_probes_and_known_pods_are_no_strangers() -> None:
+    for process in (of(""), of(STRANGER, uses=False)):
+        assert not strangers(users(100.0, neuron3=process)).suspects
+    assert not strangers(known=(STRANGER,)).suspects
+
+
+def test_p60_what_a_known_pod_holds_is_not_suspect_and_the_rest_of_the_device_is() -> None:
+    assert not strangers(used=TRN1.devices_mask((3,))).suspects
+    assert strangers(used=TRN1.cores_mask((6,))).mask == TRN1.cores_mask((7,))
+
+
+def test_the_cluster_is_told_of_a_stranger_only_once_it_has_vanished() -> None:
+    assert not strangers().devices(TRN1)
+    assert set(strangers().after_roll_call(set(), ()).devices(TRN1)) == {3}
+
+
+def test_who_was_seen_to_vanish_is_not_acquitted_by_a_roll_call(quarantine: Quarantine) -> None:
+    assert quarantine.after_roll_call({GONE.uid}, ()) == quarantine

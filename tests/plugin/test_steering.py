@@ -103,6 +103,15 @@ async def test_a_pod_whose_name_the_kubelet_lists_is_served_already() -> None:
     assert await preferred(Steering(state, None, no_look), 4, available=range(4, 16)) == ROW2
 
 
+async def test_p46_nobody_else_is_steered_into_a_set_that_an_app_container_is_to_have_from_its_init_container() -> None:
+    """The kubelet draws it there unasked, so a question about so many new ids is another pod's."""
+    waiting = decided("a", init(4, CORE), app(1, CORE), sets=[[4, 5, 6, 7], [4]])
+    steering = Steering(a_state(TRN1, waiting), None, no_look)
+    (core,) = await preferred(steering, 1, resource=CORE)
+    assert core not in {4, 5, 6, 7}
+    assert await preferred(steering, 4, resource=CORE) == (4, 5, 6, 7)
+
+
 async def test_p31_sets_that_wait_for_others_are_left_alone() -> None:
     state = a_state(TRN1, decided("b", app(8), sets=[(*ROW0, *ROW1)]))
     assert await preferred(Steering(state, None, no_look), 4) == ROW2

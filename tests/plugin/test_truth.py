@@ -6,7 +6,7 @@ from neuron_plugin.allocation.ledger import Holder, Holding, Ledger
 from neuron_plugin.kubelet.pod_resources import ContainerDevices, PodDevices
 from neuron_plugin.plugin.standins import named_stand_in, nameless_stand_in
 from neuron_plugin.plugin.truth import listed_holdings, true_holdings, with_unlisted
-from tests.plugin.world import CORE, DEVICE, NEURON, TRN1, app, devices, init, pod, ref, sidecar
+from tests.plugin.world import CORE, DEVICE, NEURON, TRN1, app, devices, init, pod, recorded, ref, sidecar
 
 ROW0, ROW1 = (0, 1, 2, 3), (4, 5, 6, 7)
 
@@ -99,3 +99,15 @@ def test_a_pod_known_by_name_keeps_what_its_init_container_was_given() -> None:
     found = with_unlisted(named, (neuron("app", 1, 2),), ledger)
     assert found == (neuron("app", 1, 2), neuron("", *ROW0))
     assert with_unlisted(named, (neuron("app", 1, 2),), Ledger().with_holder(Holder(named, found))) == found
+
+
+def test_p56_an_init_set_that_nothing_listed_ties_to_its_pod_is_the_one_in_the_kubelets_file() -> None:
+    """What was noted for it may have been another's that the kubelet admitted with its token."""
+    noted = Holding("init", CORE, TRN1.cores_mask((30, 31)))
+    ledger = ledger_of("a", noted, neuron("app", *ROW0))
+    request = pod("a", init(2, CORE), app(4))
+    records = (recorded("uid-a", "init", CORE, 28, 29),)
+    listed = (neuron("app", *ROW0),)
+    true = Holding("init", CORE, TRN1.cores_mask((28, 29)))
+    assert true_holdings(TRN1, request, listed, ledger, records=records) == (true, *listed)
+    assert true_holdings(TRN1, request, listed, ledger) == (noted, *listed)

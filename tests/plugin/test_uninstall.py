@@ -66,6 +66,19 @@ async def test_annotation_labels_and_lease_of_a_node_are_taken_back_and_nothing_
     assert INVENTORY_KEY in metadata(server, "worker-2")["annotations"]
 
 
+async def test_the_condition_that_is_named_is_taken_back_and_no_other(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    ready, ours = {"type": "Ready", "status": "True"}, {"type": "NeuronDevicesHealthy", "status": "False"}
+    server.patch_node("other", {"status": {"conditions": [ready, ours]}}, status=True)
+    assert await installed_nodes(api, NAMESPACE) == ["worker-1", "worker-2"]
+    assert await uninstall_nodes(api, ["other"], NAMESPACE) == []
+    assert await installed_nodes(api, NAMESPACE, ours["type"]) == ["other", "worker-1", "worker-2"]
+    assert await uninstall_nodes(api, ["other", "worker-1"], NAMESPACE, ours["type"]) == ["other", "worker-1"]
+    assert server.get(api_server.NODES, "other")["status"]["conditions"] == [ready]
+    assert await uninstall_nodes(api, ["other"], NAMESPACE, ours["type"]) == []
+
+
 async def test_doing_it_again_is_harmless(api: KubernetesApi) -> None:
     assert await uninstall_nodes(api, ["worker-1", "worker-1"], NAMESPACE) == ["worker-1"]
     assert await uninstall_nodes(api, ["worker-1"], NAMESPACE) == []

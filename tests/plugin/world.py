@@ -14,6 +14,7 @@ from neuron_plugin.allocation.ledger import Holder, Pod, PodUid
 from neuron_plugin.allocation.placement import ContainerSet
 from neuron_plugin.allocation.requests import ContainerSpec, Kind, pod_request
 from neuron_plugin.allocation.resources import Resource, mask_of
+from neuron_plugin.kubelet.checkpoint import RecordedDevices
 from neuron_plugin.kubelet.devices import ContainerAllocation
 from neuron_plugin.kubelet.pod_resources import ContainerDevices, PodDevices, PodResourcesError
 from neuron_plugin.plugin.allocator import Allocator
@@ -139,6 +140,11 @@ class FakePodResources:
         if self.trouble:
             raise self.trouble
         return tuple(self.listed.values())
+
+
+def recorded(uid: str, container: str, resource: Resource, *ids: int) -> RecordedDevices:
+    """An entry of the kubelet's own file."""
+    return RecordedDevices(uid, container, resource.value, frozenset(texts(ids)))
 
 
 async def no_look(disputed: Collection[Holder]) -> None:

@@ -117,6 +117,13 @@ def test_a_strategic_merge_knows_conditions_by_their_type() -> None:
     assert old["status"] == "True", "the old value stays what it was"
 
 
+def test_a_strategic_merge_takes_out_the_conditions_it_is_told_to() -> None:
+    ready = {"type": "Ready", "status": "True"}
+    node = {"status": {"conditions": [ready, {"type": "X", "status": "True"}]}}
+    patch = {"status": {"conditions": [{"$patch": "delete", "type": kind} for kind in ("X", "never-was")]}}
+    assert strategically_patched(node, patch)["status"]["conditions"] == [ready]
+
+
 # Bindings: the texts of pkg/registry/core/pod/storage/storage.go.
 
 
