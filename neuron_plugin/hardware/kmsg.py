@@ -65,8 +65,12 @@ def parse_record(line: str) -> KernelRecord | None:
     match = _RECORD.match(line)
     if match is None:
         return None
-    facility = int(match[1]) >> _FACILITY_BITS
-    return KernelRecord(int(match[2]) / 1e6, match[3], by_kernel=facility == _KERNEL_FACILITY)
+    return KernelRecord(int(match[2]) / 1e6, match[3], by_kernel=by_kernel(int(match[1])))
+
+
+def by_kernel(priority: int) -> bool:
+    """Whether the kernel itself has written a message of this priority: what a process writes has another facility."""
+    return priority >> _FACILITY_BITS == _KERNEL_FACILITY
 
 
 def parse_error(record: KernelRecord) -> KernelError | None:
