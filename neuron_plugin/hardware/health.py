@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from neuron_plugin.hardware.attributes import ResetState
+from neuron_plugin.hardware.generations import GENERATIONS
 from neuron_plugin.hardware.records import Device, EccCounts, Inventory, NodeState
 from neuron_plugin.topology.geometry import DeviceId
 
@@ -63,6 +64,10 @@ _AT_ONE_LOOK: Mapping[Signal, Severity] = {
 }
 """What a single look can say; every other signal makes a device unhealthy. Counters of cores and of firmware may be as
 old as the driver's start, so their mere height is a warning."""
+
+
+HAS_ECC_COUNTERS = (2, 14, 5)
+"""The first driver that prints ECC counts, of every product but Inf1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,19 @@ def unreadable(device: Device) -> frozenset[Signal]:
     readings = device.health
     unknown = {Signal.RESETTING, Signal.RESET_FAILED} if readings.reset is None else set[Signal]()
     return frozenset(unknown | ({Signal.COMPONENTS} if readings.unhealthy_components is None else set()))
+
+
+def without_error_counters(inventory: Inventory) -> tuple[DeviceId, ...]:
+    """Devices that tell no ECC counts, though their product has them and the driver is new enough to print them."""
+    driver = inventory.driver_version
+    if driver and not driver.at_least(*HAS_ECC_COUNTERS):
+        return ()
+    return tuple(device.id for device in inventory.devices if device.health.ecc is None and _has_ecc(device))
+
+
+def _has_ecc(device: Device) -> bool:
+    generation = GENERATIONS.get(device.device_name)
+    return generation is not None and generation.device_arch != "NDv1"
 
 
 def assess(device: Device) -> Verdict:

@@ -6,10 +6,12 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from neuron_plugin.hardware.attributes import parse_driver_version
 from neuron_plugin.hardware.kmsg import KernelRecord
 from neuron_plugin.hardware.records import CoreErrors, EccCounts, NodeState
 from neuron_plugin.hardware.uevents import NoUevents
@@ -158,6 +160,17 @@ async def test_p70_uevents_and_reset_states_that_are_not_there_are_named(tmp_pat
             run.watch.look(machine(device(0, reset=None), device(1)))
         assert run.watch.sources[UEVENTS] == "no uevents: no libudev"
         assert run.watch.sources[SYSFS] == "the reset state of neuron0 cannot be read: it takes root"
+
+
+async def test_p70_counters_of_errors_that_are_not_there_are_named() -> None:
+    """As with a driver that keeps them where nobody looks."""
+    async with running() as run:
+        run.watch.look(machine(device(0), device(1, ecc=None)))
+        assert run.watch.sources[SYSFS] == (
+            "neuron1 without counters of memory errors: see 'neuron-plugin doctor sysfs'"
+        )
+        run.watch.look(replace(machine(device(0, ecc=None)), driver_version=parse_driver_version("2.14.4.0")))
+        assert run.watch.sources[SYSFS] == ""
 
 
 async def test_a_further_observer_is_told_from_then_on() -> None:
