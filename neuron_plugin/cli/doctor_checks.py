@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from neuron_plugin.cli.doctor_annotations import check_annotations
+from neuron_plugin.cli.doctor_configuration import check_configuration
 from neuron_plugin.cli.doctor_devices import check_devices
 from neuron_plugin.cli.doctor_dra import check_dra_driver
 from neuron_plugin.cli.doctor_driver import check_driver
@@ -31,6 +32,7 @@ CHECKS = (
     Check("device-nodes", "/dev/neuronN: present, of this driver, for everybody", check_nodes),
     Check("sysfs", "what the driver tells can be read; links as the type has them", check_sysfs),
     Check("logical-cores", "LNC is legal here", check_logical_cores),
+    Check("configuration", "the daemon's settings can be used, and are known here", check_configuration),
     Check("health", "no device has errors", check_health),
     Check("kubelet", "kubelet.sock and PodResources answer", check_kubelet),
     Check("plugin", "our sockets: one for each resource, and it answers", check_plugin),

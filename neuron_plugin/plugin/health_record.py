@@ -63,7 +63,7 @@ class DeviceRecord:
     def memory(self) -> DeviceMemory:
         """What to know of it after a restart."""
         latched = {
-            _text(name): trace.text
+            memory_name(name): trace.text
             for name, trace in self._traces.items()
             if trace.acting and self._rules(name).policy.recovery is Recovery.RELOAD
         }
@@ -128,7 +128,7 @@ class DeviceRecord:
         """Errors that do not count. A counter that fell (power cycle, or zeroed) takes the accepted ones with it."""
         if seen.count is None:
             return 0
-        text = _text(name)
+        text = memory_name(name)
         if text not in self._accepted:
             if self._rules(name).policy.baseline is Baseline.ZERO:
                 return 0
@@ -150,7 +150,7 @@ class DeviceRecord:
         self._messages.pop(name[0], None)
         counts = [seen.count for seen in self._look.observations if (seen.signal, seen.part) == name]
         if name[0] in COUNTERS and counts and counts[0] is not None:
-            self._accepted[_text(name)] = counts[0]
+            self._accepted[memory_name(name)] = counts[0]
 
     def _unknown(self, name: Name) -> bool:
         """Whether the last look cannot say if the signal is there."""
@@ -166,7 +166,8 @@ class DeviceRecord:
         return Rules(self._settings, policy_of(self._settings, name[0]))
 
 
-def _text(name: Name) -> str:
+def memory_name(name: Name) -> str:
+    """What a signal is remembered under."""
     return f"{name[0].value}/{name[1]}" if name[1] else name[0].value
 
 

@@ -98,7 +98,7 @@ def test_what_was_moved_is_found_by_its_name(tmp_path: Path, moves: dict[str, st
     health = the_device(other).health
     assert health.ecc == EccCounts(1, 2, 3)
     assert health.core_errors[1].hw_nc_ue_error == 4
-    assert health.unhealthy_components == {"hbm"}
+    assert health.unhealthy_components == frozenset({"hbm"})
     assert health.status_counts == (("hw_error_events", 5),)
 
 
