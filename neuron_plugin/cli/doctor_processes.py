@@ -20,7 +20,8 @@ def check_processes(facts: Facts) -> Iterator[Finding]:
         yield unchecked(
             Unknown(
                 "processes of other users or containers cannot be seen from here",
-                "run this as root on the node itself, or in a pod with hostPID and CAP_SYS_PTRACE",
+                "run this as root on the node itself; in the plugin's pod it takes devicePlugin.watchProcesses of the "
+                "chart (the host's /proc and CAP_SYS_PTRACE)",
             )
         )
     findings = (finding for user in users.users for finding in _judged(facts, user))
