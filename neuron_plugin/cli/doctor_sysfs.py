@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from neuron_plugin.cli.doctor_devices import NO_DEVICE, is_denied
 from neuron_plugin.cli.doctor_facts import Facts, Unknown
 from neuron_plugin.cli.doctor_findings import Finding, note, or_ok, unchecked, warning
-from neuron_plugin.cli.text import plural, ranges
+from neuron_plugin.cli.text import named, plural, ranges
 from neuron_plugin.hardware.health import without_error_counters
 from neuron_plugin.hardware.records import Inventory
 from neuron_plugin.topology.geometry import Topology
@@ -83,7 +83,8 @@ def _links(facts: Facts) -> Iterator[Finding]:
     nominal = links_of(machine.geometry.topology, machine.geometry.device_count)
     if odd := [device for device in sorted(present) if machine.links[device] != nominal[device] & present]:
         yield warning(
-            f"devices {ranges(odd)} are linked otherwise than those of a {machine.geometry.topology.value}",
+            f"{named('device', odd)} {'is' if len(odd) == 1 else 'are'} linked otherwise than in a "
+            f"{machine.geometry.topology.value}",
             "the sets that are handed out are those of the type: collectives may not run on them",
             "compare with 'neuron-plugin topology'; look for 'neuron' in 'dmesg'",
         )

@@ -125,9 +125,9 @@ class HealthKeeper:
             too_old = error.at < self._started  # nobody can say whether what ends it has happened since
         if too_old:
             return
-        whose = "" if named else ", which name no device of this node"
+        where = f" of NEURON_HW_ERR={error.kind}" + ("" if named else ", naming no device of this node")
         for device in named or self._records.keys():
-            self._records[device].told(signal, f"kernel messages of NEURON_HW_ERR={error.kind}{whose}", error.at)
+            self._records[device].told(signal, "kernel message", where, error.at)
 
 
 def _keys(inventory: Inventory) -> dict[int, str]:

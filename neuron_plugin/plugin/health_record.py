@@ -86,14 +86,14 @@ class DeviceRecord:
             if name[0] not in _LASTING:
                 del self._traces[name]
 
-    def told(self, signal: Signal, text: str, at: float) -> None:
+    def told(self, signal: Signal, text: str, where: str, at: float) -> None:
         """Take in a message of the kernel log; one after a long quiet is the first again."""
         known = self._messages.get(signal)
         if known and at - known.at > policy_of(self._settings, signal).recover_after_seconds:
             known = None
         count = (known.observation.count or 0) + 1 if known else 1
         latest = max(at, known.at) if known else at
-        self._messages[signal] = Sight(Observation(signal, text, count=count), latest)
+        self._messages[signal] = Sight(Observation(signal, text, count=count, where=where), latest)
 
     def judge(self, now: float) -> None:
         """Bring traces, health and the time of the next change up to date."""

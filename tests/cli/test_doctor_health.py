@@ -24,7 +24,7 @@ def test_devices_without_errors_are_fine(well: Facts) -> None:
 @pytest.mark.parametrize(
     ("spoil", "level", "seen", "action"),
     [
-        (lambda node: node.set_ecc(4, memory=1), Level.PROBLEM, "1 uncorrected memory errors", "replace the instance"),
+        (lambda node: node.set_ecc(4, memory=1), Level.PROBLEM, "1 uncorrected memory error", "replace the instance"),
         (lambda node: node.set_ecc(4, sram=2), Level.PROBLEM, "2 uncorrected SRAM errors", "replace the instance"),
         (lambda node: node.set_ecc(4, repairable=1), Level.WARNING, "1 repairable", "reboot"),
         (lambda node: node.set_reset(4, ResetState.FAILED), Level.PROBLEM, "reset failed", "reset it again"),
@@ -76,12 +76,12 @@ def test_errors_that_the_daemon_has_accepted_are_none(make_node: MakeNode) -> No
     node.set_error_events(4, 5)
     unknown = the_finding("health", judged(node, HealthSettings()))
     assert unknown.level is Level.WARNING
-    assert unknown.seen.endswith("hw_error_events in health_status, which may be old")
+    assert unknown.seen.endswith("5 errors in health_status/hw_error_events, which may be old")
     old = {"health-status/hw_error_events": 5}
     assert is_fine("health", judged(node, HealthSettings(), old))
     newer = the_finding("health", judged(node, HealthSettings(), {"health-status/hw_error_events": 4}))
     assert newer.level is Level.WARNING
-    assert newer.seen.endswith("4 accepted")
+    assert newer.seen.endswith("4 of them old")
 
 
 def test_a_heartbeat_is_shown_and_not_judged(make_node: MakeNode) -> None:

@@ -64,7 +64,7 @@ def test_links_unlike_the_types_are_a_warning(make_node: MakeNode) -> None:
     node.set_attribute(4, "connected_devices", "1, 2\n")
     finding = the_finding("sysfs", facts_of(node))
     assert finding.level is Level.WARNING
-    assert "devices 4 are linked otherwise than those of a line" in finding.seen
+    assert "device 4 is linked otherwise than in a line" in finding.seen
 
 
 def test_masked_cores_are_told(make_node: MakeNode) -> None:

@@ -37,7 +37,7 @@ def seen(at: float = 0.0) -> Sight:
 
 
 def counted(count: int, at: float) -> Sight:
-    return Sight(Observation(Signal.HW_ERROR, "hardware errors", count=count), at)
+    return Sight(Observation(Signal.HW_ERROR, "hardware error", count=count), at)
 
 
 def run(steps: list[tuple[float, Sight | None]], by: Rules) -> Trace | None:
@@ -147,7 +147,7 @@ def test_p69_errors_that_go_on_are_told_when_they_have_doubled() -> None:
         trace = step(trace, counted(count, count), rules(), float(count))
         if trace and trace.text not in texts:
             texts.append(trace.text)
-    assert texts == [f"{2**power} hardware errors" for power in range(10)]
+    assert texts == ["1 hardware error", *(f"{2**power} hardware errors" for power in range(1, 10))]
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_p67_firmwares_counters_warn_when_they_rise_each_by_itself() -> None:
     world = World()
     world.see_first(status_counts=(("a", 1), ("b", 5)))
     assert changed(world.see_first(status_counts=(("a", 1), ("b", 6)))) == [((0,), "warning")]
-    assert world.keeper.devices[0].reason == "6 b in health_status, 5 accepted"
+    assert world.keeper.devices[0].reason == "6 errors in health_status/b, 5 of them old"
 
 
 def test_p68_errors_that_stopped_are_accepted_after_the_quiet_time_and_the_next_one_counts_again() -> None:
@@ -86,7 +86,7 @@ def test_p68_errors_that_stopped_are_accepted_after_the_quiet_time_and_the_next_
     assert changed(world.wait(HOUR)) == [((0,), "healthy")]
     assert world.wait(HOUR) == ()
     assert changed(world.see_first(core_errors=(CoreErrors(0, hw_nc_ue_error=3),))) == [((0,), "unhealthy")]
-    assert world.keeper.devices[0].reason == "3 uncorrectable core errors on physical core 0, 2 accepted"
+    assert world.keeper.devices[0].reason == "3 uncorrectable core errors on physical core 0, 2 of them old"
 
 
 def test_p68_a_power_cycle_takes_counters_and_accepted_errors_back() -> None:
@@ -275,7 +275,7 @@ def test_p67_a_message_that_names_a_device_stops_that_device_for_an_hour() -> No
     world.see_first()
     world.keeper.kernel_error(error(1, at=world.now))
     assert changed(world.keeper.judge()) == [((1,), "unhealthy")]
-    assert world.keeper.devices[1].reason == "1 kernel messages of NEURON_HW_ERR=DMA_ERROR"
+    assert world.keeper.devices[1].reason == "1 kernel message of NEURON_HW_ERR=DMA_ERROR"
     assert world.wait(HOUR - 1) == ()
     assert changed(world.wait(1)) == [((1,), "healthy")]
 
@@ -375,7 +375,7 @@ def test_a_further_fault_is_news_and_both_are_named() -> None:
     world.see_first(node=NodeState.ABSENT)
     transitions = world.see_first(node=NodeState.ABSENT, ecc=EccCounts(sram=1))
     assert transitions == (
-        Transition((0,), Status.UNHEALTHY, Status.UNHEALTHY, "/dev/neuron0 is absent; 1 uncorrected SRAM errors"),
+        Transition((0,), Status.UNHEALTHY, Status.UNHEALTHY, "/dev/neuron0 is absent; 1 uncorrected SRAM error"),
     )
 
 

@@ -221,7 +221,7 @@ async def test_what_is_to_be_known_after_a_restart_is_written_when_it_changes(tm
     assert load(tmp_path / "state/health.json", "").of(f"{0:016x}").accepted["hw-error"] == 4
     async with running(settings) as again:
         again.watch.look(machine(device(0, core_errors=(CoreErrors(0, hw_error=5),))))
-        assert again.watch.devices[0].reason == "5 hardware errors on physical core 0, 4 accepted"
+        assert again.watch.devices[0].reason == "5 hardware errors on physical core 0, 4 of them old"
 
 
 async def test_p70_a_memory_that_cannot_be_written_is_named_and_nothing_else_stops(
