@@ -43,6 +43,8 @@ PAGE_BYTES = 4096
 UNHEALTHY_COMPONENTS = "unhealthy_components"
 HEARTBEAT = "healthcheck_heartbeat"
 
+_CHANGES_IN_HEALTH = re.compile(r"heartbeat|(?<!un)corrected")
+
 DEVICE_NAME = re.compile(r"neuron(0|[1-9][0-9]?)\Z")
 _CORE_NAME = re.compile(r"neuron_core(0|[1-9][0-9]?)\Z")
 
@@ -90,6 +92,11 @@ def read_text(path: Path) -> str:
             return (attribute.read(PAGE_BYTES) or b"").decode("utf-8", "backslashreplace")
     except OSError as error:
         raise _classified(path, error) from error
+
+
+def tells_of_errors(name: str) -> bool:
+    """Whether a file of ``health_status`` changes only when something is wrong; others change on a sound device."""
+    return _CHANGES_IN_HEALTH.search(name) is None
 
 
 def read_attribute(path: Path, parse: Callable[[str], Value]) -> Value:

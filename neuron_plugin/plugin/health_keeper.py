@@ -21,6 +21,9 @@ from neuron_plugin.plugin.health_policy import HealthSettings, Recovery, policy_
 from neuron_plugin.plugin.health_record import DeviceRecord, Look
 from neuron_plugin.plugin.machine import MISSING
 
+_NAMED = "neuron"
+"""How the key of a device without a serial number begins; serial numbers are hexadecimal."""
+
 _MOST_PENDING = 1000
 """Messages that may wait for the first look at the hardware."""
 
@@ -113,6 +116,8 @@ class HealthKeeper:
         if record is None or _is_another(record.key, key):
             record = DeviceRecord(key, self._known.of(key), self._settings, now)
             self._records[device] = record
+        elif record.key != key and not key.startswith(_NAMED):
+            record.identified(key, self._known.of(key), now)  # firmware did not tell the serial number at first
         return record
 
     def _believe(self, error: KernelError) -> None:
@@ -139,11 +144,11 @@ def _keys(inventory: Inventory) -> dict[int, str]:
 
 def _is_another(known: str, key: str) -> bool:
     """Whether two keys are of two chips: a serial number that cannot be read just now says nothing."""
-    return known != key and not known.startswith("neuron") and not key.startswith("neuron")
+    return known != key and not known.startswith(_NAMED) and not key.startswith(_NAMED)
 
 
 def _name(device: int) -> str:
-    return f"neuron{device}"
+    return f"{_NAMED}{device}"
 
 
 def _tellable(health: DeviceHealth) -> tuple[Status, str]:

@@ -12,6 +12,7 @@ from neuron_plugin.plugin.health import (
     Stage,
     Trace,
     device_health,
+    lowered,
     next_change,
     reloaded,
     step,
@@ -55,8 +56,19 @@ class DeviceRecord:
         self._accepted = dict(known.accepted)
         self._messages: dict[Signal, Sight] = {}
         self._traces: dict[Name, Trace] = {}
+        self._recall(known, now)
+
+    def identified(self, key: str, known: DeviceMemory, now: float) -> None:
+        """Go on under the serial number, and by what is known under that."""
+        self.key = key
+        self._accepted |= known.accepted
+        self._recall(known, now)
+
+    def _recall(self, known: DeviceMemory, now: float) -> None:
+        """Take up what waits for a driver reload since before this daemon's start."""
         for text, why in known.latched.items():
-            if (name := _parsed(text)) and self._rules(name).policy.recovery is Recovery.RELOAD:
+            name = _parsed(text)
+            if name and name not in self._traces and self._rules(name).policy.recovery is Recovery.RELOAD:
                 self._traces[name] = Trace(name[0], Stage.ACTING, why, now, now, falls=1)
 
     @property
@@ -97,6 +109,10 @@ class DeviceRecord:
 
     def judge(self, now: float) -> None:
         """Bring traces, health and the time of the next change up to date."""
+        for seen in self._look.observations:
+            name = (seen.signal, seen.part)
+            if name in self._traces and seen.count is not None:
+                self._traces[name] = lowered(self._traces[name], seen.count)
         sights = {name: sight for name, sight in self._sights(now).items() if not self._ignored(name)}
         for name in self._traces.keys() | sights.keys():
             if not self._unknown(name):
@@ -125,7 +141,7 @@ class DeviceRecord:
         return found
 
     def _accepted_count(self, name: Name, seen: Observation) -> int:
-        """Errors that do not count. A counter that fell (power cycle, or zeroed) takes the accepted ones with it."""
+        """Errors that do not count. A counter that fell was zeroed (power cycle, driver reload): all it has are new."""
         if seen.count is None:
             return 0
         text = memory_name(name)
@@ -133,7 +149,8 @@ class DeviceRecord:
             if self._rules(name).policy.baseline is Baseline.ZERO:
                 return 0
             self._accepted[text] = seen.count
-        self._accepted[text] = min(self._accepted[text], seen.count)
+        if seen.count < self._accepted[text]:
+            self._accepted[text] = 0
         return self._accepted[text]
 
     def _settle(self, name: Name, before: Trace | None, after: Trace | None) -> None:

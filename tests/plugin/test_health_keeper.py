@@ -451,3 +451,46 @@ class AnyHistory(RuleBasedStateMachine):
 
 TestAnyHistory = AnyHistory.TestCase
 TestAnyHistory.settings = hypothesis_settings(deadline=None, max_examples=60, stateful_step_count=25)
+
+
+def test_p67_after_a_driver_reload_errors_count_from_zero_and_all_of_them_are_new() -> None:
+    world = World()
+    world.see_first(core_errors=(CoreErrors(0, hw_nc_ue_error=7),))
+    world.see()
+    world.see_first(core_errors=(CoreErrors(0, hw_nc_ue_error=2),))
+    assert world.keeper.unhealthy == {0: "2 uncorrectable core errors on physical core 0"}
+
+
+def test_p68_errors_after_a_driver_reload_hold_a_device_that_waits_for_quiet() -> None:
+    world = World()
+    world.see_first()
+    world.see_first(core_errors=(CoreErrors(0, hw_nc_ue_error=5),))
+    world.wait(HOUR / 2)
+    world.see()
+    world.see_first()
+    world.wait(HOUR / 4)
+    world.see_first(core_errors=(CoreErrors(0, hw_nc_ue_error=1),))
+    world.wait(HOUR / 2)
+    assert list(world.keeper.unhealthy) == [0]
+    assert world.keeper.devices[0].reason == "1 uncorrectable core error on physical core 0"
+    world.wait(HOUR / 2)
+    assert world.keeper.unhealthy == {}
+
+
+def test_p67_a_serial_number_that_comes_late_brings_what_is_known_under_it() -> None:
+    """Firmware may answer only after the first look."""
+    known = DeviceMemory(accepted={"hw-nc-ue-error": 3, "sram-ecc": 2})
+    world = World(memory=Memory({"aa": known}))
+    errors: dict[str, Any] = {"core_errors": (CoreErrors(0, hw_nc_ue_error=4),), "ecc": EccCounts(sram=2)}
+    assert changed(world.see(device(0, serial="neuron0", **errors), device(1))) == [((0,), "unhealthy")]
+    world.see(device(0, serial="aa", **errors), device(1))
+    assert world.keeper.devices[0].reason == "4 uncorrectable core errors on physical core 0, 3 of them old"
+    assert "aa" in world.keeper.memory.devices
+    assert "neuron0" not in world.keeper.memory.devices
+
+
+def test_p67_what_waits_for_a_reload_is_taken_up_under_a_serial_number_that_comes_late() -> None:
+    settings = HealthSettings(reset_failed=SignalPolicy(recovery=Recovery.RELOAD))
+    world = World(settings, Memory({"aa": DeviceMemory(latched={"reset-failed": "it failed"})}))
+    world.see(device(0, serial="neuron0"), device(1))
+    assert changed(world.see(device(0, serial="aa"), device(1))) == [((0,), "unhealthy")]
