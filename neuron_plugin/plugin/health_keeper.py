@@ -120,8 +120,14 @@ class HealthKeeper:
             record.identified(key, self._known.of(key), now)  # firmware did not tell the serial number at first
         return record
 
+    def _named(self, error: KernelError) -> set[int]:
+        """Devices of this node that a message names; a serial number says more than any number."""
+        if error.serial_number:
+            return {device for device, record in self._records.items() if record.key == error.serial_number}
+        return self._records.keys() & {int(device) for device in error.devices}
+
     def _believe(self, error: KernelError) -> None:
-        named = self._records.keys() & {int(device) for device in error.devices}
+        named = self._named(error)
         signal = Signal.KERNEL_MESSAGE if error.proves and named else Signal.KERNEL_MESSAGE_UNNAMED
         policy = policy_of(self._settings, signal)
         if policy.recovery is Recovery.QUIET:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -494,3 +495,15 @@ def test_p67_what_waits_for_a_reload_is_taken_up_under_a_serial_number_that_come
     world = World(settings, Memory({"aa": DeviceMemory(latched={"reset-failed": "it failed"})}))
     world.see(device(0, serial="neuron0"), device(1))
     assert changed(world.see(device(0, serial="aa"), device(1))) == [((0,), "unhealthy")]
+
+
+@pytest.mark.parametrize(("serial", "unhealthy"), [(f"{1:016x}", [1]), ("ff", [])])
+def test_p67_a_message_with_a_serial_number_stops_that_device_and_one_with_a_strangers_none(
+    serial: str, unhealthy: list[int]
+) -> None:
+    world = World()
+    world.see_first()
+    world.keeper.kernel_error(replace(error(at=world.now), serial_number=serial))
+    world.keeper.judge()
+    assert list(world.keeper.unhealthy) == unhealthy
+    assert world.keeper.devices[1].reason.startswith("1 kernel message of NEURON_HW_ERR=DMA_ERROR")
