@@ -23,6 +23,7 @@ from neuron_plugin.cli.doctor_numbering import check_numbering
 from neuron_plugin.cli.doctor_plugin import check_plugin
 from neuron_plugin.cli.doctor_processes import check_processes
 from neuron_plugin.cli.doctor_registration import check_registration
+from neuron_plugin.cli.doctor_sources import check_sources
 from neuron_plugin.cli.doctor_sysfs import check_sysfs
 from neuron_plugin.cli.doctor_vendor import check_vendor_plugin
 
@@ -37,6 +38,7 @@ CHECKS = (
     Check("kubelet", "kubelet.sock and PodResources answer", check_kubelet),
     Check("plugin", "our sockets: one for each resource, and it answers", check_plugin),
     Check("registration", "the kubelet offers what the machine has", check_registration),
+    Check("sources", "the daemon hears kernel log, firmware and uevents (asks its readiness page)", check_sources),
     Check("holders", "no core twice, sets linked, devices usable (PodResources)", check_holders),
     Check("annotations", "pods are annotated with what they hold", check_annotations),
     Check("node-annotations", "our inventory is true; usage maps of the vendor's extender", check_node_annotations),

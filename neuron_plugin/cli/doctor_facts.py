@@ -160,13 +160,14 @@ class Daemon:
     """What the daemon goes by. ``file`` is its configuration, if one is known; ``trouble`` why that cannot be used.
 
     Its defaults stand in for settings that are not known.
-    ``memory`` is what it has written down of devices' errors.
+    ``memory`` is what it has written down of devices' errors; ``silent`` what it says of sources that do not work.
     """
 
     settings: PluginSettings = field(default_factory=PluginSettings)
     file: Path | None = None
     trouble: str | Unknown = ""
     memory: Memory | Unknown = field(default_factory=Memory)
+    silent: tuple[str, ...] | Unknown = ()
 
 
 @dataclass(frozen=True, slots=True)

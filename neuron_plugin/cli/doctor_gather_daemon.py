@@ -21,6 +21,11 @@ from neuron_plugin.settings import load as load_settings
 USUAL_FILE = Path("/etc/neuron-plugin/config.yaml")
 """Where the chart mounts the daemon's configuration."""
 
+ASK_SECONDS = 2.0
+_MOST_BYTES = 1 << 20
+_NOTE = " is not running: "
+"""In what the daemon's readiness page says of a source."""
+
 _SHARED = (
     *("sysfs", "dev", "logical_core_file", "instance_types", "instance_type"),
     *("kubelet_dir", "pod_resources_socket", "kubeconfig", "node_name"),
@@ -39,13 +44,16 @@ def gather_daemon(arguments: Namespace, environ: Mapping[str, str], usual: Path 
         raise CommandError(f"--config {given} is not there: expected the YAML file of settings of 'neuron-plugin run'")
     file = given or (usual if arguments.root is None and os.path.lexists(usual) else None)
     if file and not os.access(file, os.R_OK):
-        return Daemon(file=file, trouble=Unknown(f"{file} may not be read", "run this as root"), memory=_NO_FILE)
+        unread = Unknown(f"{file} may not be read", "run this as root")
+        return Daemon(file=file, trouble=unread, memory=_NO_FILE, silent=unread)
     try:
         settings = load_settings(PluginSettings, {}, environ, file)
         check(settings)
     except SettingsError as error:
-        return Daemon(file=file, trouble=str(error), memory=_NO_FILE)
-    return Daemon(settings, file, memory=_remembered(settings))
+        return Daemon(file=file, trouble=str(error), memory=_NO_FILE, silent=_NOT_ASKED)
+    return Daemon(
+        settings, file, memory=_remembered(settings), silent=_silent(settings, simulated=bool(arguments.root))
+    )
 
 
 def with_settings(arguments: Namespace, settings: PluginSettings) -> Namespace:
@@ -63,6 +71,27 @@ def with_settings(arguments: Namespace, settings: PluginSettings) -> Namespace:
 
 _DEFAULTS = PluginSettings()
 _NO_FILE = Unknown("no state file of the daemon's is known", "give --config, the daemon's configuration")
+
+
+_NOT_ASKED = Unknown("the daemon's address is not known", "mend what the check 'configuration' reports first")
+
+
+def _silent(settings: PluginSettings, *, simulated: bool) -> tuple[str, ...] | Unknown:
+    """What the running daemon's readiness page notes of sources that do not work."""
+    import http.client  # noqa: PLC0415 - only for this question
+
+    if simulated or not settings.health_port:
+        return Unknown("the daemon is not asked: it is another machine's, or serves no probes", "ask its /readyz page")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.health_address, settings.health_address)  # noqa: S104 - read, not bound
+    connection = http.client.HTTPConnection(host, settings.health_port, timeout=ASK_SECONDS)
+    try:
+        connection.request("GET", "/readyz")
+        lines = connection.getresponse().read(_MOST_BYTES).decode("utf-8", "backslashreplace").splitlines()
+    except (OSError, http.client.HTTPException) as error:
+        return Unknown(f"no daemon answers on {host}:{settings.health_port} ({error})", "run this in the plugin's pod")
+    finally:
+        connection.close()
+    return tuple(line for line in lines if _NOTE in line)
 
 
 def _remembered(settings: PluginSettings) -> Memory | Unknown:

@@ -105,6 +105,8 @@ class Node:
         self.kubelet = kubelet
         self.machine = node
         self.kubeconfig = api.write_kubeconfig(root / "kubeconfig")
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.health_port = server.getsockname()[1]
         self.configuration = root / "config.yaml"
         self.configuration.write_text(as_yaml(self.settings()))
 
@@ -118,6 +120,7 @@ class Node:
             kubelet_dir=self.directory,
             pod_resources_socket=self.root / "pod-resources/kubelet.sock",
             state_dir=self.root / "state",
+            health_port=self.health_port,
         )
 
     async def until_it_is_in_the_cluster(self) -> None:
