@@ -15,8 +15,8 @@ from pathlib import Path
 _DEEPEST = 5
 """Directories below the device's; the deepest known file (a core's) is at four."""
 
-_ELSEWHERE = re.compile(r"neuron_core\d+\Z")
-"""A core has attributes of the same names as its device."""
+_CLOSED = re.compile(r"(neuron_core\d+|memory_usage)\Z")
+"""Not looked into: a core has attributes of the same names as its device, and counters of memory are half the tree."""
 
 _KERNELS_OWN = frozenset({"power"})
 """Directly below a device: every device of the kernel has it."""
@@ -44,5 +44,5 @@ def _below(directory: Path, depth: int) -> Iterator[tuple[int, Path]]:
             continue
         path = directory / entry.name
         yield depth, path
-        if depth < _DEEPEST and entry.is_dir() and not _ELSEWHERE.match(entry.name):
+        if depth < _DEEPEST and entry.is_dir() and not _CLOSED.match(entry.name):
             yield from _below(path, depth + 1)
