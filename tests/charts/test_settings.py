@@ -14,6 +14,7 @@ import yaml
 
 from neuron_plugin.cli import extender, run
 from neuron_plugin.cli.command import Parser
+from neuron_plugin.cli.doctor_gather_daemon import USUAL_FILE
 from neuron_plugin.extender.settings import ExtenderSettings, check
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.health_policy import Action, HealthSettings, SignalPolicy
@@ -92,6 +93,13 @@ def test_the_state_is_looked_for_where_it_is_mounted() -> None:
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert embedded("health", "neuron-plugin", "config.yaml")["state-dir"] == mounts["state"]
     assert "state-dir" not in embedded("cleanup", "neuron-plugin", "config.yaml")
+
+
+def test_the_doctor_finds_the_daemons_configuration_where_it_is_mounted() -> None:
+    (container,) = pod_templates("device-plugin")["neuron-plugin"]["spec"]["containers"]
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "config"]
+    assert Path(mount["mountPath"], "config.yaml") == USUAL_FILE
+    assert f"--config={USUAL_FILE}" in container["args"]
 
 
 def test_the_kernel_log_takes_a_capability_and_no_mount_of_its_own() -> None:
