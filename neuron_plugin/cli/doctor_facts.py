@@ -160,7 +160,8 @@ class Daemon:
     """What the daemon goes by. ``file`` is its configuration, if one is known; ``trouble`` why that cannot be used.
 
     Its defaults stand in for settings that are not known.
-    ``memory`` is what it has written down of devices' errors; ``silent`` what it says of sources that do not work.
+    ``memory`` is what it has written down of devices' errors; ``silent`` what it says of sources that do not work,
+    ``held_back`` the devices that it does not hand out.
     """
 
     settings: PluginSettings = field(default_factory=PluginSettings)
@@ -168,6 +169,7 @@ class Daemon:
     trouble: str | Unknown = ""
     memory: Memory | Unknown = field(default_factory=Memory)
     silent: tuple[str, ...] | Unknown = ()
+    held_back: tuple[int, ...] | Unknown = ()
 
 
 @dataclass(frozen=True, slots=True)

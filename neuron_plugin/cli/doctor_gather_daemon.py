@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from neuron_plugin.cli.command import CommandError
 from neuron_plugin.cli.doctor_facts import Daemon, Unknown
+from neuron_plugin.cli.doctor_gather_probes import held_back, silent_sources
 from neuron_plugin.plugin.health_memory import FILE_NAME, Memory, boot_id, load
 from neuron_plugin.plugin.settings import PluginSettings, check
 from neuron_plugin.settings import SettingsError
@@ -20,11 +22,6 @@ from neuron_plugin.settings import load as load_settings
 
 USUAL_FILE = Path("/etc/neuron-plugin/config.yaml")
 """Where the chart mounts the daemon's configuration."""
-
-ASK_SECONDS = 2.0
-_MOST_BYTES = 1 << 20
-_NOTE = " is not running: "
-"""In what the daemon's readiness page says of a source."""
 
 _SHARED = (
     *("sysfs", "dev", "logical_core_file", "instance_types", "instance_type"),
@@ -45,15 +42,16 @@ def gather_daemon(arguments: Namespace, environ: Mapping[str, str], usual: Path 
     file = given or (usual if arguments.root is None and os.path.lexists(usual) else None)
     if file and not os.access(file, os.R_OK):
         unread = Unknown(f"{file} may not be read", "run this as root")
-        return Daemon(file=file, trouble=unread, memory=_NO_FILE, silent=unread)
+        return Daemon(file=file, trouble=unread, memory=_NO_FILE, silent=unread, held_back=unread)
     try:
         settings = load_settings(PluginSettings, {}, environ, file)
         check(settings)
     except SettingsError as error:
-        return Daemon(file=file, trouble=str(error), memory=_NO_FILE, silent=_NOT_ASKED)
-    return Daemon(
-        settings, file, memory=_remembered(settings), silent=_silent(settings, simulated=bool(arguments.root))
-    )
+        return Daemon(file=file, trouble=str(error), memory=_NO_FILE, silent=_NOT_ASKED, held_back=_NOT_ASKED)
+    daemon = Daemon(settings, file, memory=_remembered(settings))
+    if arguments.root:  # another machine, or a simulated one
+        return replace(daemon, silent=_NOT_HERE, held_back=_NOT_HERE)
+    return replace(daemon, silent=silent_sources(settings), held_back=held_back(settings))
 
 
 def with_settings(arguments: Namespace, settings: PluginSettings) -> Namespace:
@@ -71,27 +69,8 @@ def with_settings(arguments: Namespace, settings: PluginSettings) -> Namespace:
 
 _DEFAULTS = PluginSettings()
 _NO_FILE = Unknown("no state file of the daemon's is known", "give --config, the daemon's configuration")
-
-
+_NOT_HERE = Unknown("the daemon of a machine given by --root is not asked", "run this on that machine")
 _NOT_ASKED = Unknown("the daemon's address is not known", "mend what the check 'configuration' reports first")
-
-
-def _silent(settings: PluginSettings, *, simulated: bool) -> tuple[str, ...] | Unknown:
-    """What the running daemon's readiness page notes of sources that do not work."""
-    import http.client  # noqa: PLC0415 - only for this question
-
-    if simulated or not settings.health_port:
-        return Unknown("the daemon is not asked: it is another machine's, or serves no probes", "ask its /readyz page")
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.health_address, settings.health_address)  # noqa: S104 - read, not bound
-    connection = http.client.HTTPConnection(host, settings.health_port, timeout=ASK_SECONDS)
-    try:
-        connection.request("GET", "/readyz")
-        lines = connection.getresponse().read(_MOST_BYTES).decode("utf-8", "backslashreplace").splitlines()
-    except (OSError, http.client.HTTPException) as error:
-        return Unknown(f"no daemon answers on {host}:{settings.health_port} ({error})", "run this in the plugin's pod")
-    finally:
-        connection.close()
-    return tuple(line for line in lines if _NOTE in line)
 
 
 def _remembered(settings: PluginSettings) -> Memory | Unknown:

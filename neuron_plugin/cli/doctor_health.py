@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from neuron_plugin.cli.doctor_devices import NO_DEVICE
-from neuron_plugin.cli.doctor_facts import Facts
+from neuron_plugin.cli.doctor_facts import Facts, Unknown
 from neuron_plugin.cli.doctor_findings import Finding, note, or_ok, problem, unchecked, warning
-from neuron_plugin.cli.text import plural, ranges
+from neuron_plugin.cli.text import named, plural, ranges
 from neuron_plugin.hardware.health import Finding as Symptom
 from neuron_plugin.hardware.health import Severity, Signal
 
@@ -37,7 +37,7 @@ def check_health(facts: Facts) -> Iterator[Finding]:
         for symptom in verdict.findings
         if symptom.signal is not Signal.NODE
     )
-    yield from or_ok(sick, f"{plural(len(verdicts), 'device')} without errors")
+    yield from or_ok((*sick, *_held_back(facts)), f"{plural(len(verdicts), 'device')} without errors")
     yield from _heartbeats(facts)
 
 
@@ -49,6 +49,18 @@ def _told(device: int, symptom: Symptom) -> Finding:
     if symptom.severity is Severity.WARNING:
         return warning(seen, "the device is still handed out", remedy)
     return problem(seen, "the device is not handed out; pods that have it keep it", remedy)
+
+
+def _held_back(facts: Facts) -> Iterator[Finding]:
+    """What the daemon knows and a look cannot: errors of the kernel log, and of a while ago."""
+    daemons = () if isinstance(facts.daemon.held_back, Unknown) else facts.daemon.held_back
+    sound = {int(device) for device, verdict in facts.machine.verdicts.items() if verdict.healthy}
+    if unseen := sound & set(daemons):
+        yield problem(
+            f"the daemon holds {named('device', unseen)} back, and this look finds nothing wrong",
+            "it has seen an error that is not to be seen any more: in the kernel log, or of a while ago",
+            "see the node's events NeuronDeviceUnhealthy for the reason, and 'dmesg'; it ends by the health settings",
+        )
 
 
 def _heartbeats(facts: Facts) -> Iterator[Finding]:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -15,8 +11,6 @@ from neuron_plugin.cli.command import CommandError
 from neuron_plugin.cli.doctor_facts import Unknown
 from neuron_plugin.cli.doctor_gather_daemon import gather_daemon, with_settings
 from neuron_plugin.plugin.health_memory import DeviceMemory, Memory, boot_id, save
-from neuron_plugin.plugin.probes import readiness
-from neuron_plugin.plugin.responder import Page
 from neuron_plugin.plugin.settings import PluginSettings
 
 NOWHERE = Path("/nonexistent/config.yaml")
@@ -102,41 +96,7 @@ def test_another_machines_paths_are_not_the_daemons() -> None:
     assert told.kubelet_dir is None
 
 
-@contextmanager
-def answering(page: Page) -> Iterator[int]:
-    """A daemon's probes on loopback; the port."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(page.status if self.path == "/readyz" else 404)
-            self.end_headers()
-            self.wfile.write(page.body)
-
-        def log_message(self, *_: object) -> None:
-            """Nothing to say."""
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
-
-
-@pytest.mark.parametrize("found", [True, False])
-def test_p70_the_daemons_silent_sources_are_read_off_its_readiness_page(file: Path, *, found: bool) -> None:
-    silent = {"kernel-log": "/dev/kmsg cannot be opened", "uevents": "no libudev"}
-    with answering(readiness([], found=found, silent_sources=silent)) as port:
-        file.write_text(f"health-port: {port}\n")
-        assert gather_daemon(flags(file), {}).silent == (
-            "kernel-log is not running: /dev/kmsg cannot be opened",
-            "uevents is not running: no libudev",
-        )
-
-
-def test_a_daemon_that_does_not_answer_or_serves_no_probes_is_not_known(file: Path) -> None:
-    with answering(readiness([], found=True, silent_sources={})) as port:
-        pass
-    for text in (f"health-port: {port}\n", "health-port: 0\n"):
-        file.write_text(text)
-        assert isinstance(gather_daemon(flags(file), {}).silent, Unknown)
+def test_the_daemon_of_another_machine_is_not_asked(file: Path) -> None:
+    daemon = gather_daemon(flags(file, Path("/sim")), {})
+    assert isinstance(daemon.silent, Unknown)
+    assert isinstance(daemon.held_back, Unknown)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from neuron_plugin.cli.doctor_facts import Facts
+from neuron_plugin.cli.doctor_facts import Daemon, Facts
 from neuron_plugin.cli.doctor_findings import Level
 from neuron_plugin.hardware.attributes import ResetState
 from neuron_plugin.hardware.health import device_key
@@ -13,7 +13,7 @@ from neuron_plugin.plugin.health_look import judge_once
 from neuron_plugin.plugin.health_memory import DeviceMemory, Memory
 from neuron_plugin.plugin.health_policy import Action, HealthSettings, SignalPolicy
 from neuron_plugin.simulation.node import SimulatedNode
-from tests.cli.doctor_cases import facts_of, is_fine, the_finding
+from tests.cli.doctor_cases import ask, facts_of, is_fine, the_finding
 from tests.cli.doubles import MakeNode
 
 
@@ -90,3 +90,15 @@ def test_a_heartbeat_is_shown_and_not_judged(make_node: MakeNode) -> None:
     finding = the_finding("health", facts_of(node))
     assert (finding.level, finding.seen) == (Level.NOTE, "firmware's heartbeat reads 17 (neuron0)")
     assert "not judged" in finding.why
+
+
+def test_p67_what_only_the_daemon_knows_of_a_device_is_a_problem(make_node: MakeNode) -> None:
+    """Such as an error of the kernel log."""
+    node = make_node("inf2.24xlarge")
+    node.set_ecc(2, sram=1)
+    facts = replace(facts_of(node), daemon=Daemon(held_back=(1, 2, 40)))
+    told = [finding.seen for finding in ask("health", facts)]
+    assert told == [
+        "neuron2: 1 uncorrected SRAM error",
+        "the daemon holds device 1 back, and this look finds nothing wrong",
+    ]
