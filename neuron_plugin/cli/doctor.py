@@ -35,6 +35,7 @@ EXAMPLES = """
 neuron-plugin doctor
 neuron-plugin doctor --kubeconfig /etc/kubernetes/kubelet.conf --node-name "$(hostname)"
 neuron-plugin doctor driver device-nodes
+neuron-plugin doctor --config /etc/neuron-plugin.yaml health
 neuron-plugin doctor -o json | jq '.findings[] | select(.level == "problem")'
 kubectl -n kube-system exec POD-OF-THE-PLUGIN -- neuron-plugin doctor
 neuron-plugin doctor --root ./trn1         # a simulated machine, see: neuron-plugin simulate --help
@@ -61,6 +62,13 @@ def register(subparsers: Subparsers) -> None:
         help="text, json or yaml (default: text)",
     )
     parser.add_argument("--list", action="store_true", help="list the checks, and make none")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the daemon's configuration, to go by its paths and health policies; what flags say wins "
+        "(default: /etc/neuron-plugin/config.yaml where that is, as in the plugin's pod)",
+    )
     machine.add_flags(parser)
     group = parser.add_argument_group("which kubelet and cluster")
     group.add_argument(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from neuron_plugin.cli.doctor_annotations import check_annotations
+from neuron_plugin.cli.doctor_configuration import check_configuration
 from neuron_plugin.cli.doctor_devices import check_devices
 from neuron_plugin.cli.doctor_dra import check_dra_driver
 from neuron_plugin.cli.doctor_driver import check_driver
@@ -22,6 +23,7 @@ from neuron_plugin.cli.doctor_numbering import check_numbering
 from neuron_plugin.cli.doctor_plugin import check_plugin
 from neuron_plugin.cli.doctor_processes import check_processes
 from neuron_plugin.cli.doctor_registration import check_registration
+from neuron_plugin.cli.doctor_sources import check_sources
 from neuron_plugin.cli.doctor_sysfs import check_sysfs
 from neuron_plugin.cli.doctor_vendor import check_vendor_plugin
 
@@ -31,10 +33,12 @@ CHECKS = (
     Check("device-nodes", "/dev/neuronN: present, of this driver, for everybody", check_nodes),
     Check("sysfs", "what the driver tells can be read; links as the type has them", check_sysfs),
     Check("logical-cores", "LNC is legal here", check_logical_cores),
+    Check("configuration", "the daemon's settings can be used, and are known here", check_configuration),
     Check("health", "no device has errors", check_health),
     Check("kubelet", "kubelet.sock and PodResources answer", check_kubelet),
     Check("plugin", "our sockets: one for each resource, and it answers", check_plugin),
     Check("registration", "the kubelet offers what the machine has", check_registration),
+    Check("sources", "the daemon hears kernel log, firmware and uevents (asks its readiness page)", check_sources),
     Check("holders", "no core twice, sets linked, devices usable (PodResources)", check_holders),
     Check("annotations", "pods are annotated with what they hold", check_annotations),
     Check("node-annotations", "our inventory is true; usage maps of the vendor's extender", check_node_annotations),

@@ -40,7 +40,8 @@ def _none(facts: Facts) -> Finding:
 def _present(facts: Facts, geometry: Geometry) -> Finding:
     inventory = facts.machine.inventory
     devices = plural(len(inventory.devices), f"{inventory.device_name or 'Neuron'} device")
-    seen = f"{devices} with {plural(geometry.cores_per_device, 'logical core')} each"
+    each = " each" if len(inventory.devices) > 1 else ""
+    seen = f"{devices} with {plural(geometry.cores_per_device, 'logical core')}{each}"
     if facts.machine.instance:
         return ok(f"{seen}, {facts.machine.instance.name}")
     return note(
@@ -71,8 +72,8 @@ def _missing(facts: Facts) -> Finding:
     count = geometry.device_count if geometry else 0
     return problem(
         f"{_named(missing)} missing: {facts.machine.inventory.instance_type or 'the type'} has {count} devices",
-        "no set that needs it can be handed out; on most types the driver also prints no links at all then",
-        "look for 'neuron' in 'dmesg'; reboot, and replace the instance if it does not come back",
+        "no set with one that is missing can be handed out; on most types the driver also prints no links then",
+        "look for 'neuron' in 'dmesg'; reboot, and replace the instance if that does not help",
     )
 
 

@@ -31,8 +31,10 @@ def check_dra_driver(facts: Facts) -> Iterator[Finding]:
     elif not facts.kubelet.drivers_seen:
         yield unchecked(
             Unknown(
-                f"{facts.kubelet.directory.parent}/plugins_registry, where drivers register, cannot be seen from here",
-                "run this as root on the node itself",
+                f"{facts.kubelet.directory.parent}/plugins_registry, where DRA drivers register, cannot be seen from "
+                "here: it belongs to root, and a pod sees only what it mounts",
+                "run this as root on the node; or mount that directory, read-only, in the plugin's pod "
+                "(devicePlugin.extraVolumes and extraVolumeMounts in the chart)",
             )
         )
     else:

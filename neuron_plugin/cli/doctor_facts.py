@@ -15,7 +15,9 @@ from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.cli.holders import PodIds, holders_of
 from neuron_plugin.cli.machine import Machine
 from neuron_plugin.kubelet.sockets import endpoint_prefix
+from neuron_plugin.plugin.health_memory import Memory
 from neuron_plugin.plugin.pods import NodePod
+from neuron_plugin.plugin.settings import PluginSettings
 
 VENDOR_SOCKETS = ("neuron-devplugin.sock", "neuroncore-devplugin.sock")
 """The vendor's device plugin, by the names its sockets have (2.16 to 2.32)."""
@@ -154,6 +156,23 @@ class DeviceUsers:
 
 
 @dataclass(frozen=True, slots=True)
+class Daemon:
+    """What the daemon goes by. ``file`` is its configuration, if one is known; ``trouble`` why that cannot be used.
+
+    Its defaults stand in for settings that are not known.
+    ``memory`` is what it has written down of devices' errors; ``silent`` what it says of sources that do not work,
+    ``held_back`` the devices that it does not hand out.
+    """
+
+    settings: PluginSettings = field(default_factory=PluginSettings)
+    file: Path | None = None
+    trouble: str | Unknown = ""
+    memory: Memory | Unknown = field(default_factory=Memory)
+    silent: tuple[str, ...] | Unknown = ()
+    held_back: tuple[int, ...] | Unknown = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What was gathered at one moment, ``now_ns`` in unix nanoseconds."""
 
@@ -163,6 +182,7 @@ class Facts:
     cluster: Cluster | Unknown
     users: DeviceUsers | Unknown
     now_ns: int = 0
+    daemon: Daemon = field(default_factory=Daemon)
 
     @property
     def holders(self) -> tuple[PodIds, ...] | Unknown:

@@ -8,15 +8,19 @@ import platform
 import time
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from neuron_plugin.cli import machine
 from neuron_plugin.cli.doctor import DEVICE_PLUGINS
-from neuron_plugin.cli.doctor_facts import Cluster, DeviceUsers, Facts, Host, Kubelet, Unknown
+from neuron_plugin.cli.doctor_facts import Cluster, Daemon, DeviceUsers, Facts, Host, Kubelet, Unknown
 from neuron_plugin.cli.doctor_gather_cluster import gather_cluster
+from neuron_plugin.cli.doctor_gather_daemon import gather_daemon, with_settings
 from neuron_plugin.cli.doctor_gather_host import gather_host
 from neuron_plugin.cli.doctor_gather_kubelet import gather_kubelet
 from neuron_plugin.cli.doctor_gather_users import gather_users
+from neuron_plugin.plugin.health_look import judge_once
+from neuron_plugin.plugin.health_memory import Memory
 
 
 def gather(arguments: Namespace, environ: Mapping[str, str]) -> Facts:
@@ -27,12 +31,21 @@ def gather(arguments: Namespace, environ: Mapping[str, str]) -> Facts:
         SettingsError: --instance-types cannot be used.
     """
     root: Path | None = arguments.root
-    seen = machine.look(arguments)
+    daemon = gather_daemon(arguments, environ)
+    arguments = with_settings(arguments, daemon.settings)
+    seen = _judged(machine.look(arguments), daemon)
     host = gather_host(root, seen.paths, in_pod="KUBERNETES_SERVICE_HOST" in environ)
     # A loop of its own leaves the thread's loop, if it has one, as it is.
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         kubelet, cluster = runner.run(_ask(arguments, environ, simulated=host.simulated))
-    return Facts(seen, host, kubelet, cluster, _look_at_users(host, seen.paths.dev, root), time.time_ns())
+    users = _look_at_users(host, seen.paths.dev, _proc(root, daemon.settings.proc))
+    return Facts(seen, host, kubelet, cluster, users, time.time_ns(), daemon)
+
+
+def _judged(seen: machine.Machine, daemon: Daemon) -> machine.Machine:
+    """The machine as this node's daemon would judge it."""
+    memory = daemon.memory if isinstance(daemon.memory, Memory) else Memory()
+    return replace(seen, verdicts=judge_once(seen.inventory, daemon.settings.health, memory))
 
 
 async def _ask(
@@ -63,9 +76,9 @@ async def _ask_cluster(arguments: Namespace, environ: Mapping[str, str]) -> Clus
     return await gather_cluster(kubeconfig, node_name)
 
 
-def _look_at_users(host: Host, dev: Path, root: Path | None) -> DeviceUsers | Unknown:
+def _look_at_users(host: Host, dev: Path, proc: Path) -> DeviceUsers | Unknown:
     try:
-        return gather_users(_node_paths(host, dev), _proc(root))
+        return gather_users(_node_paths(host, dev), proc)
     except Exception as error:  # noqa: BLE001 - on a broken node the rest is wanted most
         return _unforeseen(error)
 
@@ -82,7 +95,7 @@ def _node_paths(host: Host, dev: Path) -> dict[int, Path]:
     return {node.device: dev / f"neuron{node.device}" for node in nodes}
 
 
-def _proc(root: Path | None) -> Path:
-    """The host's /proc where it is mounted with the host, else this machine's."""
-    mounted = root / "proc" if root else Path("/proc")
+def _proc(root: Path | None, told: Path) -> Path:
+    """The host's /proc where it is mounted: with the host, or where the daemon is told to look; else this machine's."""
+    mounted = root / "proc" if root else told
     return mounted if os.path.isdir(mounted) else Path("/proc")  # noqa: PTH112 - Path.is_dir raises on EACCES

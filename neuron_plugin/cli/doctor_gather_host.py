@@ -61,8 +61,8 @@ def gather_host(root: Path | None, paths: MachinePaths, *, in_pod: bool) -> Host
 
 def _out_of_sight() -> Unknown:
     return Unknown(
-        "this runs in a pod, where the host's container runtime is not configured",
-        "run it on the host, or mount the host's root directory and give --root",
+        "the container runtime's configuration is the host's, and a pod does not see it",
+        "run this as root on the node; it may hold passwords of registries, so do not mount it in the plugin's pod",
     )
 
 

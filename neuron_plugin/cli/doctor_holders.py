@@ -16,7 +16,7 @@ from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
 from neuron_plugin.cli.doctor_devices import NO_DEVICE
 from neuron_plugin.cli.doctor_facts import Cluster, Facts, Unknown
 from neuron_plugin.cli.doctor_findings import Finding, or_ok, problem, unchecked, warning
-from neuron_plugin.cli.text import plural, ranges
+from neuron_plugin.cli.text import named, plural, ranges
 from neuron_plugin.topology.geometry import Geometry, cores_in
 from neuron_plugin.topology.sets import Unit, valid_sets
 
@@ -99,7 +99,7 @@ def _unusable(facts: Facts, geometry: Geometry, held: list[_Held]) -> Iterator[F
     for pod, holding in held:
         if lost := geometry.devices_touched(holding.mask & ~usable):
             yield warning(
-                f"{_name(pod, holding)} runs on device {ranges(lost)}, which is missing or unhealthy",
+                f"{_name(pod, holding)} runs on {named('device', lost)}, missing or unhealthy",
                 "running pods are left alone; its work may fail, and it cannot be admitted again as it is",
                 "delete the pod, so that its controller makes another one on good devices",
             )
@@ -109,8 +109,8 @@ def _said(geometry: Geometry, mask: int) -> str:
     """Whole devices where it is no less than that."""
     devices = geometry.devices_touched(mask)
     if geometry.devices_mask(devices) == mask:
-        return f"device {ranges(devices)}"
-    return f"core {ranges(cores_in(mask))}"
+        return named("device", devices)
+    return named("core", cores_in(mask))
 
 
 def _name(pod: Pod, holding: Holding) -> str:

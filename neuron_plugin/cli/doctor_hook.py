@@ -78,9 +78,18 @@ def _used(facts: Facts) -> Iterator[Finding]:
 
 
 def _unused(facts: Facts) -> Iterator[Finding]:
-    if facts.host.hook_files and not _uses(facts):
+    if not facts.host.hook_files or _uses(facts):
+        return
+    (first, *_), unseen = facts.host.hook_files, isinstance(facts.host.runtime_files, Unknown)
+    if unseen:
         yield note(
-            f"the OCI hook is installed ({facts.host.hook_files[0]}), and no runtime uses it",
+            f"the OCI hook is installed ({first}); whether a runtime uses it cannot be seen from here",
+            "where one does and AWS_NEURON_VISIBLE_DEVICES is set, it adds devices under host numbers",
+            "on the node: grep -rl oci_neuron_hook /etc/containerd /etc/docker /etc/crio /etc/containers",
+        )
+    else:
+        yield note(
+            f"the OCI hook is installed ({first}), and no runtime uses it",
             "harmless",
             "remove the package aws-neuronx-oci-hook when you like",
         )

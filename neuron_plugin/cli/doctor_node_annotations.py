@@ -13,7 +13,7 @@ from neuron_plugin.allocation.ledger import Ledger
 from neuron_plugin.allocation.resources import mask_of
 from neuron_plugin.cli.doctor_facts import Cluster, Facts, Unknown
 from neuron_plugin.cli.doctor_findings import Finding, note, or_ok, problem, unchecked, warning
-from neuron_plugin.cli.text import ranges
+from neuron_plugin.cli.text import named, plural, ranges
 from neuron_plugin.topology.geometry import Geometry
 from neuron_plugin.topology.sets import Unit
 
@@ -83,7 +83,8 @@ def _told_inventory(facts: Facts, cluster: Cluster, text: str, geometry: Geometr
 
 
 def _shape(geometry: Geometry) -> str:
-    return f"{geometry.instance_type}, {geometry.device_count} devices of {geometry.cores_per_device} logical cores"
+    devices, cores = plural(geometry.device_count, "device"), plural(geometry.cores_per_device, "logical core")
+    return f"{geometry.instance_type}, {devices} of {cores}"
 
 
 def _maps(facts: Facts, cluster: Cluster) -> Iterator[Finding]:
@@ -95,7 +96,7 @@ def _maps(facts: Facts, cluster: Cluster) -> Iterator[Finding]:
         leaked = _leaked(facts, unit, value)
         if leaked:
             yield warning(
-                f"{key} of node {cluster.node_name} has {unit.value} {ranges(leaked)} in use, and no pod holds it",
+                f"{key} of node {cluster.node_name} has {named(unit.value, leaked)} in use, held by no pod",
                 "the vendor's extender believes it and leaves pods Pending; neuron-plugin does not look at it",
                 remedy + "; with it: the same, then restart it",
             )

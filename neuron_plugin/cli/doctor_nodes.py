@@ -7,7 +7,7 @@ every container.
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from neuron_plugin.cli.doctor_devices import NO_DEVICE
 from neuron_plugin.cli.doctor_facts import Facts, NodeFile, Unknown
@@ -37,7 +37,7 @@ def _missing(facts: Facts, listed: Iterable[NodeFile]) -> Iterator[Finding]:
     missing = set(facts.host.numbers) - {node.device for node in listed}
     if missing:
         yield problem(
-            f"no {_paths(facts, missing)}, though the driver lists the device",
+            f"there is no {_paths(facts, missing)}, though the driver lists {_it(missing)}",
             "containers with it fail with CreateContainerError, so it is offered as unhealthy",
             "run 'udevadm trigger --subsystem-match=neuron_device', or reload the driver",
         )
@@ -86,6 +86,10 @@ def _strays(facts: Facts, nodes: Iterable[NodeFile]) -> Iterator[Finding]:
 
 def _devices(nodes: Iterable[NodeFile], is_wrong: Callable[[NodeFile], bool]) -> list[int]:
     return [node.device for node in nodes if is_wrong(node)]
+
+
+def _it(devices: Collection[int]) -> str:
+    return "the device" if len(devices) == 1 else "the devices"
 
 
 def _paths(facts: Facts, devices: Iterable[int]) -> str:

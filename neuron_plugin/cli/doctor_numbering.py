@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from neuron_plugin.allocation.idlists import IdListError, parse_ids
 from neuron_plugin.cli.doctor_facts import DeviceUser, DeviceUsers, Facts, Unknown
 from neuron_plugin.cli.doctor_findings import Finding, note, or_ok, problem, unchecked, warning
+from neuron_plugin.cli.text import plural
 from neuron_plugin.hardware.attributes import DriverVersion
 from neuron_plugin.plugin.container import FIRST_OFFSET_DRIVER
 
@@ -28,7 +29,7 @@ def check_numbering(facts: Facts) -> Iterator[Finding]:
     seen = [user for user in _users(facts) if user.inside and user.pod_uid]
     findings = [finding for user in seen for finding in _judged(facts, user, version, renumbers=renumbers)]
     way = "from /dev/neuron0 on" if renumbers else "by their host numbers"
-    looked = f"; {len(seen)} containers looked into" if seen else ""
+    looked = f"; {plural(len(seen), 'container')} looked into" if seen else ""
     yield from or_ok(findings, f"driver {version.text} wants containers to count devices {way}{looked}")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from neuron_plugin.allocation.ledger import Holder
 from neuron_plugin.cli.doctor_facts import Cluster, DeviceUser, Facts, Unknown
 from neuron_plugin.cli.doctor_findings import Finding, or_ok, unchecked, warning
-from neuron_plugin.cli.text import ranges
+from neuron_plugin.cli.text import named
 
 
 def check_processes(facts: Facts) -> Iterator[Finding]:
@@ -20,7 +20,8 @@ def check_processes(facts: Facts) -> Iterator[Finding]:
         yield unchecked(
             Unknown(
                 "processes of other users or containers cannot be seen from here",
-                "run this as root on the node itself, or in a pod with hostPID and CAP_SYS_PTRACE",
+                "run this as root on the node itself; in the plugin's pod it takes devicePlugin.watchProcesses of the "
+                "chart (the host's /proc and CAP_SYS_PTRACE)",
             )
         )
     findings = (finding for user in users.users for finding in _judged(facts, user))
@@ -36,7 +37,7 @@ def _quiet(count: int) -> str:
 
 def _judged(facts: Facts, user: DeviceUser) -> Iterator[Finding]:
     name = f"process {user.pid} ({user.command or 'its name is not known'})"
-    devices = f"device {ranges(user.devices)}"
+    devices = named("device", user.devices)
     if not user.pod_uid:
         yield warning(
             f"{name} has {devices} open and belongs to no pod",
@@ -53,7 +54,7 @@ def _judged(facts: Facts, user: DeviceUser) -> Iterator[Finding]:
         return
     if idle := [device for device in user.devices if _holders(facts, device) == ()]:
         yield warning(
-            f"{name} has device {ranges(idle)} open, which the kubelet gave to no pod",
+            f"{name} has {named('device', idle)} open, which the kubelet gave to no pod",
             "its pod got it around the kubelet (privileged, or /dev mounted), is an init container, or has ended",
             "see 'crictl ps' for its pod; it should ask for aws.amazon.com/neurondevice or neuroncore",
         )

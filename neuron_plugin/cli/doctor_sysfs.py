@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from neuron_plugin.cli.doctor_devices import NO_DEVICE, is_denied
 from neuron_plugin.cli.doctor_facts import Facts, Unknown
 from neuron_plugin.cli.doctor_findings import Finding, note, or_ok, unchecked, warning
-from neuron_plugin.cli.text import plural, ranges
+from neuron_plugin.cli.text import named, plural, ranges
+from neuron_plugin.hardware.health import without_error_counters
 from neuron_plugin.hardware.records import Inventory
 from neuron_plugin.topology.geometry import Topology
 from neuron_plugin.topology.links import links_of
@@ -23,7 +24,8 @@ def check_sysfs(facts: Facts) -> Iterator[Finding]:
         yield unchecked(NO_DEVICE)
         return
     yield from or_ok(
-        (*_attributes(facts), *_links(facts)), f"all attributes of {plural(len(inventory.devices), 'device')} are read"
+        (*_attributes(facts), *_counters(facts), *_links(facts)),
+        f"all attributes of {plural(len(inventory.devices), 'device')} are read",
     )
 
 
@@ -43,6 +45,16 @@ def _attributes(facts: Facts) -> Iterator[Finding]:
                 "what this attribute tells is not known to the plugin either",
                 "look for 'neuron' in 'dmesg'; a driver that is newer than this program may write it differently",
             )
+
+
+def _counters(facts: Facts) -> Iterator[Finding]:
+    if devices := without_error_counters(facts.machine.inventory):
+        yield warning(
+            f"{facts.machine.paths.sysfs}/class/neuron_device/neuron{ranges(devices)} has no counters of memory errors",
+            "a device with broken memory stays offered, unless something else tells of it",
+            "look for files named *_ecc_uncorrected there; a driver that is newer than this program may name them "
+            "otherwise",
+        )
 
 
 def _troubles(inventory: Inventory) -> list[str]:
@@ -71,7 +83,8 @@ def _links(facts: Facts) -> Iterator[Finding]:
     nominal = links_of(machine.geometry.topology, machine.geometry.device_count)
     if odd := [device for device in sorted(present) if machine.links[device] != nominal[device] & present]:
         yield warning(
-            f"devices {ranges(odd)} are linked otherwise than those of a {machine.geometry.topology.value}",
+            f"{named('device', odd)} {'is' if len(odd) == 1 else 'are'} linked otherwise than in a "
+            f"{machine.geometry.topology.value}",
             "the sets that are handed out are those of the type: collectives may not run on them",
             "compare with 'neuron-plugin topology'; look for 'neuron' in 'dmesg'",
         )

@@ -16,6 +16,12 @@ def ranges(ids: Iterable[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs) or "-"
 
 
+def named(noun: str, ids: Iterable[int]) -> str:
+    """``device 3``, ``devices 0-2,5``."""
+    numbers = sorted(set(ids))
+    return f"{noun}{'' if len(numbers) == 1 else 's'} {ranges(numbers)}"
+
+
 def printable(text: str) -> str:
     """``text`` without characters that would steer a terminal; names and attributes are written by others."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)

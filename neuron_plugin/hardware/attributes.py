@@ -25,6 +25,9 @@ _WORD = re.compile(r"[A-Za-z0-9_.+-]{1,64}\Z")
 _VERSION = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,9}){1,5}\Z")
 
 
+_NO_COMPONENT = frozenset({"", "none", "null", "nil", "na", "n/a", "-", "0", "0x0", "ok", "healthy"})
+
+
 class ResetState(enum.IntEnum):
     """The driver's ``reset`` attribute, cached there: reading it never blocks."""
 
@@ -111,9 +114,11 @@ def parse_device_numbers(text: str) -> tuple[int, int]:
 def parse_components(text: str) -> frozenset[str]:
     """Names out of ``health_status/unhealthy_components``; nothing but blanks means healthy.
 
-    The exact bytes are unpublished, so commas, blanks and newlines all separate.
+    The exact bytes are unpublished, so commas, blanks and newlines all separate, and a word for "none" is no component:
+    taken for one it would close every device of the cluster.
     """
-    names = frozenset(re.split(r"[,\s\0]+", text.strip())) - {""}
+    names = frozenset(re.split(r"[,\s\0]+", text.strip()))
+    names = frozenset(name for name in names if name.lower() not in _NO_COMPONENT)
     if not all(_WORD.match(name) for name in names):
         raise ValueError("component names joined by commas")
     return names

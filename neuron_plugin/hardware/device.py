@@ -8,7 +8,6 @@ it goes: one that cannot be read is reported and does not take the device away f
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from neuron_plugin.hardware.sysfs import (
     Sysfs,
     SysfsError,
     SysfsFormatError,
+    tells_of_errors,
 )
 from neuron_plugin.topology.geometry import DeviceId
 from neuron_plugin.topology.instances import InstanceType
@@ -40,9 +40,6 @@ CORE_ERROR_COUNTERS = ("hw_error", "hw_nc_ue_error", "hw_hbm_ue_error", "hw_dma_
 
 HAS_CONNECTED_DEVICES = (2, 13, 4)
 """The first driver that prints links: an older one is not waited for."""
-
-_NO_ERROR_COUNT = re.compile(r"heartbeat|(?<!un)corrected")
-"""Files of ``health_status`` that change on a sound device."""
 
 Value = TypeVar("Value")
 
@@ -135,8 +132,9 @@ class _Attributes:
             reset=self._reset(),
             ecc=self._ecc(),
             unhealthy_components=self._said(self.tree.unhealthy_components),
-            core_errors=tuple(errors for core in sorted(core_ids) if (errors := self._core_errors(core))),
+            core_errors=self._all_core_errors(core_ids),
             status_counts=tuple(self._status_counts()),
+            heartbeat=self._heartbeat(),
         )
 
     def _reset(self) -> ResetState | None:
@@ -154,6 +152,12 @@ class _Attributes:
         counts = self._counts([partial(self.tree.hardware_counter, name) for name in ECC_COUNTERS])
         return EccCounts(*counts) if counts else None
 
+    def _all_core_errors(self, core_ids: frozenset[int]) -> tuple[CoreErrors, ...]:
+        """Of every core, or of none where one fails just now: they are added up, and the sum must not fall for that."""
+        known = len(self.problems)
+        found = tuple(errors for core in sorted(core_ids) if (errors := self._core_errors(core)))
+        return found if len(self.problems) == known else ()
+
     def _core_errors(self, core: int) -> CoreErrors | None:
         counts = self._counts([partial(self.tree.core_error_count, core, name) for name in CORE_ERROR_COUNTERS])
         return CoreErrors(core, *counts) if counts else None
@@ -169,11 +173,18 @@ class _Attributes:
     def _status_counts(self) -> Iterator[tuple[str, int]]:
         """Whatever counts errors there. The names are unpublished: what reads as something else is passed over."""
         for name in self._said(self.tree.health_status_names) or ():
-            if name != UNHEALTHY_COMPONENTS and not _NO_ERROR_COUNT.search(name):
+            if name != UNHEALTHY_COMPONENTS and tells_of_errors(name):
                 try:
                     yield name, self.tree.health_status_count(name)
                 except SysfsError:
                     continue
+
+    def _heartbeat(self) -> str | None:
+        """Whatever it reads, if that is a word: nothing rests on it, so nothing about it is a problem."""
+        try:
+            return self.tree.heartbeat()
+        except SysfsError:
+            return None
 
     def _needed(self, read: Callable[[], Value], otherwise: Value | None) -> Value:
         """An attribute that the device cannot be offered without; ``otherwise`` stands in once it is settled."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from neuron_plugin.hardware.attributes import ResetState
+from neuron_plugin.hardware.generations import GENERATIONS
 from neuron_plugin.hardware.records import Device, EccCounts, Inventory, NodeState
 from neuron_plugin.topology.geometry import DeviceId
 
@@ -65,24 +66,31 @@ _AT_ONE_LOOK: Mapping[Signal, Severity] = {
 old as the driver's start, so their mere height is a warning."""
 
 
+HAS_ECC_COUNTERS = (2, 14, 5)
+"""The first driver that prints ECC counts, of every product but Inf1."""
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One signal as it is seen now.
 
     ``part`` tells several of one signal apart (a component, a firmware counter). A counter has its ``count`` and is
-    observed at 0, too; ``text`` then names what is counted. What is no counter is observed only while it is wrong.
+    observed at 0, too; ``text`` then names one of what is counted, and ``where`` follows it. What is no counter is
+    observed only while it is wrong.
     """
 
     signal: Signal
     text: str
     part: str = ""
     count: int | None = None
+    where: str = ""
 
     def worded(self, accepted: int = 0) -> str:
         """In words for the operator; ``accepted`` errors are old ones."""
         if self.count is None:
             return self.text
-        return f"{self.count} {self.text}" + (f", {accepted} accepted" if accepted else "")
+        counted = f"{self.count} {self.text}{'' if self.count == 1 else 's'}{self.where}"
+        return f"{counted}, {accepted} of them old" if accepted else counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +136,19 @@ def unreadable(device: Device) -> frozenset[Signal]:
     return frozenset(unknown | ({Signal.COMPONENTS} if readings.unhealthy_components is None else set()))
 
 
+def without_error_counters(inventory: Inventory) -> tuple[DeviceId, ...]:
+    """Devices that tell no ECC counts, though their product has them and the driver is new enough to print them."""
+    driver = inventory.driver_version
+    if driver and not driver.at_least(*HAS_ECC_COUNTERS):
+        return ()
+    return tuple(device.id for device in inventory.devices if device.health.ecc is None and _has_ecc(device))
+
+
+def _has_ecc(device: Device) -> bool:
+    generation = GENERATIONS.get(device.device_name)
+    return generation is not None and generation.device_arch != "NDv1"
+
+
 def assess(device: Device) -> Verdict:
     """Judge one device by this look alone."""
     findings = [
@@ -153,7 +174,7 @@ def _reset(device: Device) -> Iterator[Observation]:
         case ResetState.RESETTING:
             yield Observation(Signal.RESETTING, "a reset is under way")
         case ResetState.FAILED:
-            text = "its last reset failed: reset it again, reload the driver or reboot"
+            text = "its last reset failed (reset it again, reload the driver or reboot)"
             yield Observation(Signal.RESET_FAILED, text)
 
 
@@ -165,26 +186,26 @@ def _components(device: Device) -> Iterator[Observation]:
 def _ecc(counts: EccCounts | None) -> Iterator[Observation]:
     """Since the last power cycle: firmware keeps them, a module reload does not clear them."""
     if counts:
-        yield Observation(Signal.SRAM_ECC, "uncorrected SRAM errors", count=counts.sram)
-        yield Observation(Signal.MEMORY_ECC, "uncorrected memory errors", count=counts.memory)
-        yield Observation(Signal.REPAIRABLE_ECC, "repairable memory errors", count=counts.repairable)
+        yield Observation(Signal.SRAM_ECC, "uncorrected SRAM error", count=counts.sram)
+        yield Observation(Signal.MEMORY_ECC, "uncorrected memory error", count=counts.memory)
+        yield Observation(Signal.REPAIRABLE_ECC, "repairable memory error", count=counts.repairable)
 
 
 def _counters(device: Device) -> Iterator[Observation]:
     """Since the driver was loaded, added up over the device's cores."""
     cores = device.health.core_errors
     kinds = (
-        (Signal.NC_UNCORRECTABLE, "uncorrectable core errors", {one.core: one.hw_nc_ue_error for one in cores}),
-        (Signal.HBM_UNCORRECTABLE, "uncorrectable HBM errors", {one.core: one.hw_hbm_ue_error for one in cores}),
-        (Signal.DMA_ABORT, "aborted DMA transfers", {one.core: one.hw_dma_abort_error for one in cores}),
-        (Signal.HW_ERROR, "hardware errors", {one.core: one.hw_error for one in cores}),
+        (Signal.NC_UNCORRECTABLE, "uncorrectable core error", {one.core: one.hw_nc_ue_error for one in cores}),
+        (Signal.HBM_UNCORRECTABLE, "uncorrectable HBM error", {one.core: one.hw_hbm_ue_error for one in cores}),
+        (Signal.DMA_ABORT, "aborted DMA transfer", {one.core: one.hw_dma_abort_error for one in cores}),
+        (Signal.HW_ERROR, "hardware error", {one.core: one.hw_error for one in cores}),
     )
     for signal, name, counts in kinds if cores else ():
-        yield Observation(signal, name + _on_cores(counts), count=sum(counts.values()))
+        yield Observation(signal, name, count=sum(counts.values()), where=_on_cores(counts))
     for file, count in device.health.status_counts:
-        yield Observation(Signal.HEALTH_STATUS, f"{file} in health_status", part=file, count=count)
+        yield Observation(Signal.HEALTH_STATUS, "error", part=file, count=count, where=f" in health_status/{file}")
 
 
 def _on_cores(counts: Mapping[int, int]) -> str:
     cores = [str(core) for core, count in sorted(counts.items()) if count]
-    return f" on physical core {', '.join(cores)}" if cores else ""
+    return f" on physical core{'' if len(cores) == 1 else 's'} {', '.join(cores)}" if cores else ""

@@ -1,12 +1,15 @@
 """Hardware errors that the Neuron runtime writes into the kernel log.
 
-The runtime has the driver print ``NEURON_HW_ERR=<kind>``, in no documented form around it, so a device's number is
-looked for in every way the driver and its tools write one; a line without one may mean any device.
+The runtime has the driver print ``NEURON_HW_ERR=<kind>``. The one documented form goes on with ``nd-id=0 nc-id=0
+serial-num=19fcda00f5ff6eb9``: the serial number tells the device. ``nd-id`` does not, as a runtime in a container
+counts from the first device that it was given. In a line without a serial number, a device's number is looked for in
+every way the driver and its tools write one; a line without any may mean any device.
 
 Lines can be forged. Whatever a process writes into ``/dev/kmsg`` the kernel marks as a user's (its facility is never 0:
 ``kernel/printk/printk.c``, ``devkmsg_write``), and such a line is not believed unless asked for. A process that may
 open a Neuron device can still have the driver print what it likes, under any device's number. What a line may bring
-about is for the policy to say. Source: kernel ABI document ``dev-kmsg``; patterns of NPD and EKS's monitoring agent.
+about is for the policy to say. Source: kernel ABI document ``dev-kmsg``; the SDK's troubleshooting guide for the
+runtime; patterns of NPD and EKS's monitoring agent.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ _DEVICE = re.compile(
     ) [ ]? [=:#]? [ ]? (\d{1,2}) (?![a-z0-9_.])""",
     re.IGNORECASE | re.VERBOSE,
 )
+_SERIAL = re.compile(r"(?<![a-z0-9_-])serial-num=([0-9a-f]{1,32})(?![a-z0-9_])", re.IGNORECASE)
 _RESET = re.compile(r"\bnd\d{1,2}: .*\breset\b")
 _KERNEL_FACILITY = 0
 _FACILITY_BITS = 3
@@ -47,17 +51,18 @@ class KernelRecord:
 
 @dataclass(frozen=True, slots=True)
 class KernelError:
-    """A hardware error of a ``kind`` such as ``DMA_ERROR``. No ``devices``: none is named."""
+    """A hardware error of a ``kind`` such as ``DMA_ERROR``. No ``devices`` and no ``serial_number``: none is named."""
 
     at: float
     kind: str
     devices: frozenset[DeviceId]
     by_kernel: bool
+    serial_number: str = ""
 
     @property
     def proves(self) -> bool:
         """Whether it names devices and speaks of nothing but hardware."""
-        return bool(self.devices) and self.kind not in NO_PROOF
+        return bool(self.devices or self.serial_number) and self.kind not in NO_PROOF
 
 
 def parse_record(line: str) -> KernelRecord | None:
@@ -65,8 +70,12 @@ def parse_record(line: str) -> KernelRecord | None:
     match = _RECORD.match(line)
     if match is None:
         return None
-    facility = int(match[1]) >> _FACILITY_BITS
-    return KernelRecord(int(match[2]) / 1e6, match[3], by_kernel=facility == _KERNEL_FACILITY)
+    return KernelRecord(int(match[2]) / 1e6, match[3], by_kernel=by_kernel(int(match[1])))
+
+
+def by_kernel(priority: int) -> bool:
+    """Whether the kernel itself has written a message of this priority: what a process writes has another facility."""
+    return priority >> _FACILITY_BITS == _KERNEL_FACILITY
 
 
 def parse_error(record: KernelRecord) -> KernelError | None:
@@ -75,6 +84,9 @@ def parse_error(record: KernelRecord) -> KernelError | None:
     if match is None:
         return None
     rest = record.text[: match.start()] + " " + record.text[match.end() :]
+    serial = _SERIAL.search(rest)
+    if serial:
+        return KernelError(record.at, match[1].upper(), frozenset(), record.by_kernel, serial[1].lower())
     named = frozenset(DeviceId(int(number)) for number in _DEVICE.findall(rest) if int(number) < MAX_DEVICES)
     return KernelError(record.at, match[1].upper(), named, record.by_kernel)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from neuron_plugin.hardware.sysfs import PAGE_BYTES, Sysfs, SysfsError
+from neuron_plugin.hardware.sysfs import PAGE_BYTES, Sysfs, SysfsError, tells_of_errors
 from neuron_plugin.topology.geometry import DeviceId
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class HealthNotices:
     def _files(self, device: DeviceId) -> list[Path]:
         tree = self._sysfs.device(device)
         try:
-            return [tree.health_status / name for name in tree.health_status_names()]
+            return [tree.health_status / name for name in tree.health_status_names() if tells_of_errors(name)]
         except SysfsError:
             return []  # an older driver, another product, or a device that is just going
 

@@ -4,16 +4,18 @@ Where each attribute lies and which failure means what: an attribute that is not
 may not be read, one that fails, one that reads as nonsense. Nothing is retried or decided here.
 
 Layout: ``class/neuron_device/neuronN`` links to ``devices/virtual/neuron_device/neuronN``; the class directory holds
-plain files, too, so only names of that form count. Devices are virtual: there is no PCI parent to ask.
+plain files, too, so only names of that form count. Devices are virtual: there is no PCI parent to ask. The paths below
+a device are those of drivers before 2.31; what is not there is looked for by its name (``relocated``).
 ``core_count`` and ``connected_devices`` are root's alone (0400) before driver 2.28, ``reset`` always (0600).
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,12 +34,16 @@ from neuron_plugin.hardware.attributes import (
     parse_serial_number,
     parse_word,
 )
+from neuron_plugin.hardware.relocated import by_name
 from neuron_plugin.topology.geometry import DeviceId
 
 PAGE_BYTES = 4096
 """No sysfs attribute is longer; what is, is none."""
 
 UNHEALTHY_COMPONENTS = "unhealthy_components"
+HEARTBEAT = "healthcheck_heartbeat"
+
+_CHANGES_IN_HEALTH = re.compile(r"heartbeat|(?<!un)corrected")
 
 DEVICE_NAME = re.compile(r"neuron(0|[1-9][0-9]?)\Z")
 _CORE_NAME = re.compile(r"neuron_core(0|[1-9][0-9]?)\Z")
@@ -88,6 +94,11 @@ def read_text(path: Path) -> str:
         raise _classified(path, error) from error
 
 
+def tells_of_errors(name: str) -> bool:
+    """Whether a file of ``health_status`` changes only when something is wrong; others change on a sound device."""
+    return _CHANGES_IN_HEALTH.search(name) is None
+
+
 def read_attribute(path: Path, parse: Callable[[str], Value]) -> Value:
     """The value of one attribute.
 
@@ -104,25 +115,26 @@ def read_attribute(path: Path, parse: Callable[[str], Value]) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTree:
-    """The attributes of one device, below ``path``. Every method raises SysfsError."""
+    """The attributes of one device, below ``path``, as one look finds them. Every method raises SysfsError."""
 
     path: Path
+    _found: dict[Path, Mapping[str, Path]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def core_count(self) -> int:
         """Physical cores."""
-        return read_attribute(self.path / "core_count", parse_core_count)
+        return self._read("core_count", parse_core_count)
 
     def connected_devices(self) -> frozenset[DeviceId]:
         """Linked devices; all are empty when the driver counts a chip too few. Since driver 2.13.4."""
-        return read_attribute(self.path / "connected_devices", parse_connected_devices)
+        return self._read("connected_devices", parse_connected_devices)
 
     def device_name(self) -> str:
         """The product, such as ``Trainium1``."""
-        return read_attribute(self.path / "info/architecture/device_name", parse_word)
+        return self._read("info/architecture/device_name", parse_word)
 
     def architecture(self) -> str:
         """The device's architecture, such as ``NDv2``."""
-        return read_attribute(self.path / "info/architecture/arch_type", parse_word)
+        return self._read("info/architecture/arch_type", parse_word)
 
     def numbers(self) -> tuple[int, int]:
         """Major and minor of the device node."""
@@ -130,24 +142,28 @@ class DeviceTree:
 
     def reset(self) -> ResetState:
         """State of the last reset; a reset sends no uevent."""
-        return read_attribute(self.path / "reset", parse_reset)
+        return self._read("reset", parse_reset)
 
     def serial_number(self) -> str:
         """Sixteen hexadecimal digits, or nothing. Not on Inf1."""
-        return read_attribute(self.path / "info/serial_number", parse_serial_number)
+        return self._read("info/serial_number", parse_serial_number)
 
     def hardware_counter(self, name: str) -> int:
         """A counter of ``stats/hardware``, such as ``mem_ecc_uncorrected``. Not on Inf1; since driver 2.14.5."""
-        return read_attribute(self.path / "stats/hardware" / name, parse_counter)
+        return self._read(f"stats/hardware/{name}", parse_counter)
 
     def core_error_count(self, core: int, name: str) -> int:
         """How often work on a core ended in an error, such as ``hw_nc_ue_error``."""
-        return read_attribute(self.path / f"neuron_core{core}/stats/status/{name}/total", parse_counter)
+        core_path = self._usual_or_found(f"neuron_core{core}")
+        status = core_path / "stats/status"
+        there = os.path.lexists(status)  # a counter that is not in it, this driver does not have
+        counter = status / name if there else self._by_name(core_path).get(name, status / name)
+        return read_attribute(counter / "total", parse_counter)
 
     @property
     def health_status(self) -> Path:
         """Directory of what firmware says itself, since driver 2.28; its files can be waited for, see ``notices``."""
-        return self.path / "stats/hardware/health_status"
+        return self._usual_or_found("stats/hardware/health_status")
 
     def health_status_names(self) -> list[str]:
         """Files of ``health_status``, in order of their names."""
@@ -159,11 +175,35 @@ class DeviceTree:
 
     def unhealthy_components(self) -> frozenset[str]:
         """Parts that firmware reports broken, such as ``hbm``. Since driver 2.30.2."""
-        return read_attribute(self.health_status / UNHEALTHY_COMPONENTS, parse_components)
+        return self._read(f"stats/hardware/health_status/{UNHEALTHY_COMPONENTS}", parse_components)
+
+    def heartbeat(self) -> str:
+        """A sign of life of firmware's health check, of no documented meaning. Trn2 and Trn3, since driver 2.30.2."""
+        return self._read(f"stats/hardware/health_status/{HEARTBEAT}", parse_word)
 
     def core_ids(self) -> frozenset[int]:
         """Physical cores that have a directory: the module parameter ``dev_nc_map`` leaves some out."""
-        return frozenset(int(match[1]) for match in map(_CORE_NAME.match, _names(self.path)) if match)
+        matches = [match for match in map(_CORE_NAME.match, _names(self.path)) if match]
+        matches = matches or [match for match in map(_CORE_NAME.match, self._by_name(self.path)) if match]
+        return frozenset(int(match[1]) for match in matches)
+
+    def _read(self, usual: str, parse: Callable[[str], Value]) -> Value:
+        try:
+            return read_attribute(self.path / usual, parse)
+        except AttributeMissingError:
+            moved = self._usual_or_found(usual)
+            if moved == self.path / usual or os.path.isdir(moved):  # noqa: PTH112 - Path.is_dir raises on EACCES
+                raise
+            return read_attribute(moved, parse)
+
+    def _usual_or_found(self, usual: str) -> Path:
+        path = self.path / usual
+        return path if os.path.lexists(path) else self._by_name(self.path).get(path.name, path)
+
+    def _by_name(self, directory: Path) -> Mapping[str, Path]:
+        if directory not in self._found:
+            self._found[directory] = by_name(directory)
+        return self._found[directory]
 
 
 @dataclass(frozen=True, slots=True)

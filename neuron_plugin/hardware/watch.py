@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Container
+import time
+from collections.abc import AsyncIterator, Callable, Container
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +19,10 @@ from neuron_plugin.hardware.uevents import Uevents
 from neuron_plugin.topology.geometry import DeviceId
 
 logger = logging.getLogger(__name__)
+
+_REST = 4.0
+"""After a look, this many times as long without one, however many hints come: a counter that never stops rising may
+take a fifth of a core, not all of it. A hint after that is followed at once."""
 
 
 class ReadInventory(Protocol):
@@ -39,10 +44,18 @@ class WatchPeriods:
 class InventoryWatcher:
     """Looks at one machine for as long as somebody iterates over ``changes``."""
 
-    def __init__(self, read: ReadInventory, uevents: Uevents, periods: WatchPeriods | None = None) -> None:
-        """``uevents`` must be listening already, and stay the caller's to close."""
+    def __init__(
+        self,
+        read: ReadInventory,
+        uevents: Uevents,
+        periods: WatchPeriods | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``uevents`` must be listening already, and stay the caller's to close. ``clock`` times the looks."""
         self._read = read
         self._uevents = uevents
+        self._clock = clock
+        self._rested_at = 0.0
         self._periods = periods or WatchPeriods()
         self._patience = _Patience(self._periods)
         self._story = _Story()
@@ -60,13 +73,17 @@ class InventoryWatcher:
 
     async def _look(self, last: Inventory | None) -> Inventory:
         """One look, without a deadline: a read that hangs in the driver cannot be abandoned, only doubled."""
-        now = asyncio.get_running_loop().time()
+        loop, begun = asyncio.get_running_loop(), self._clock()
+        now = loop.time()
         try:
             inventory = await asyncio.to_thread(self._read, settled=self._patience.settled(now))
         except Exception as error:
             # Whatever it is, the daemon goes on with what it knew.
             logger.exception("the machine cannot be read, going on with what was known")
             return last or Inventory(absence=f"the machine cannot be read: {error}")
+        finally:
+            took = self._clock() - begun
+            self._rested_at = loop.time() + min(_REST * took, self._periods.rescan_seconds)
         self._patience.note(inventory, now)
         return inventory
 
@@ -78,6 +95,7 @@ class InventoryWatcher:
         except TimeoutError:
             return
         self._patience.hurry()
+        await asyncio.sleep(max(0.0, self._rested_at - asyncio.get_running_loop().time()))
 
 
 class _Patience:

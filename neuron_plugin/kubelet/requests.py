@@ -94,7 +94,7 @@ def checked_ids(resource: str, edition: Edition, containers: Sequence[Sequence[s
         raise UnknownDeviceError(f"{resource} has no device {_listed(unknown)}: it was never advertised, or is gone")
     if broken := [each for each in everything if not healthy[each]]:
         reasons = {device.id: device.reason or "unhealthy" for device in edition.devices}
-        told = "; ".join(f"device {each} is {reasons[each]}" for each in in_numeric_order(broken))
+        told = "; ".join(f"device {each}: {reasons[each]}" for each in in_numeric_order(broken))
         raise UnhealthyDeviceError(f"{resource} cannot be given out: {told}")
     return [in_numeric_order(ids) for ids in containers]
 

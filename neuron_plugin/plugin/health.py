@@ -91,6 +91,13 @@ def step(trace: Trace | None, sight: Sight | None, rules: Rules, now: float) -> 
     return _acted(trace, rules, now) if trace else None
 
 
+def lowered(trace: Trace, count: int) -> Trace:
+    """The trace after a look at its counter: one that fell was zeroed, as by a driver reload, and counts anew."""
+    if trace.count is None or count >= trace.count:
+        return trace
+    return replace(trace, count=0, told=0)
+
+
 def reloaded(trace: Trace, rules: Rules, now: float) -> Trace:
     """The trace after its device has gone, which ends those that wait for it."""
     if trace.acting and rules.policy.recovery is Recovery.RELOAD:
@@ -103,7 +110,7 @@ def next_change(trace: Trace, rules: Rules, *, seen: bool) -> float:
     match trace.stage:
         case Stage.WATCHED:
             return trace.since + rules.policy.after_seconds
-        case Stage.ACTING if not seen or rules.policy.recovery is Recovery.QUIET:
+        case Stage.ACTING if not seen or (rules.policy.recovery is Recovery.QUIET and trace.count is not None):
             return rules.over_at(trace)
         case _:
             return float("inf")  # forgetting changes nothing that anybody sees

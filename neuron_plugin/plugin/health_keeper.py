@@ -21,6 +21,9 @@ from neuron_plugin.plugin.health_policy import HealthSettings, Recovery, policy_
 from neuron_plugin.plugin.health_record import DeviceRecord, Look
 from neuron_plugin.plugin.machine import MISSING
 
+_NAMED = "neuron"
+"""How the key of a device without a serial number begins; serial numbers are hexadecimal."""
+
 _MOST_PENDING = 1000
 """Messages that may wait for the first look at the hardware."""
 
@@ -113,10 +116,18 @@ class HealthKeeper:
         if record is None or _is_another(record.key, key):
             record = DeviceRecord(key, self._known.of(key), self._settings, now)
             self._records[device] = record
+        elif record.key != key and not key.startswith(_NAMED):
+            record.identified(key, self._known.of(key), now)  # firmware did not tell the serial number at first
         return record
 
+    def _named(self, error: KernelError) -> set[int]:
+        """Devices of this node that a message names; a serial number says more than any number."""
+        if error.serial_number:
+            return {device for device, record in self._records.items() if record.key == error.serial_number}
+        return self._records.keys() & {int(device) for device in error.devices}
+
     def _believe(self, error: KernelError) -> None:
-        named = self._records.keys() & {int(device) for device in error.devices}
+        named = self._named(error)
         signal = Signal.KERNEL_MESSAGE if error.proves and named else Signal.KERNEL_MESSAGE_UNNAMED
         policy = policy_of(self._settings, signal)
         if policy.recovery is Recovery.QUIET:
@@ -125,9 +136,9 @@ class HealthKeeper:
             too_old = error.at < self._started  # nobody can say whether what ends it has happened since
         if too_old:
             return
-        whose = "" if named else ", which name no device of this node"
+        where = f" of NEURON_HW_ERR={error.kind}" + ("" if named else ", naming no device of this node")
         for device in named or self._records.keys():
-            self._records[device].told(signal, f"kernel messages of NEURON_HW_ERR={error.kind}{whose}", error.at)
+            self._records[device].told(signal, "kernel message", where, error.at)
 
 
 def _keys(inventory: Inventory) -> dict[int, str]:
@@ -139,11 +150,11 @@ def _keys(inventory: Inventory) -> dict[int, str]:
 
 def _is_another(known: str, key: str) -> bool:
     """Whether two keys are of two chips: a serial number that cannot be read just now says nothing."""
-    return known != key and not known.startswith("neuron") and not key.startswith("neuron")
+    return known != key and not known.startswith(_NAMED) and not key.startswith(_NAMED)
 
 
 def _name(device: int) -> str:
-    return f"neuron{device}"
+    return f"{_NAMED}{device}"
 
 
 def _tellable(health: DeviceHealth) -> tuple[Status, str]:

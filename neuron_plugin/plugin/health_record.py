@@ -12,6 +12,7 @@ from neuron_plugin.plugin.health import (
     Stage,
     Trace,
     device_health,
+    lowered,
     next_change,
     reloaded,
     step,
@@ -55,15 +56,26 @@ class DeviceRecord:
         self._accepted = dict(known.accepted)
         self._messages: dict[Signal, Sight] = {}
         self._traces: dict[Name, Trace] = {}
+        self._recall(known, now)
+
+    def identified(self, key: str, known: DeviceMemory, now: float) -> None:
+        """Go on under the serial number, and by what is known under that."""
+        self.key = key
+        self._accepted |= known.accepted
+        self._recall(known, now)
+
+    def _recall(self, known: DeviceMemory, now: float) -> None:
+        """Take up what waits for a driver reload since before this daemon's start."""
         for text, why in known.latched.items():
-            if (name := _parsed(text)) and self._rules(name).policy.recovery is Recovery.RELOAD:
+            name = _parsed(text)
+            if name and name not in self._traces and self._rules(name).policy.recovery is Recovery.RELOAD:
                 self._traces[name] = Trace(name[0], Stage.ACTING, why, now, now, falls=1)
 
     @property
     def memory(self) -> DeviceMemory:
         """What to know of it after a restart."""
         latched = {
-            _text(name): trace.text
+            memory_name(name): trace.text
             for name, trace in self._traces.items()
             if trace.acting and self._rules(name).policy.recovery is Recovery.RELOAD
         }
@@ -86,17 +98,21 @@ class DeviceRecord:
             if name[0] not in _LASTING:
                 del self._traces[name]
 
-    def told(self, signal: Signal, text: str, at: float) -> None:
+    def told(self, signal: Signal, text: str, where: str, at: float) -> None:
         """Take in a message of the kernel log; one after a long quiet is the first again."""
         known = self._messages.get(signal)
         if known and at - known.at > policy_of(self._settings, signal).recover_after_seconds:
             known = None
         count = (known.observation.count or 0) + 1 if known else 1
         latest = max(at, known.at) if known else at
-        self._messages[signal] = Sight(Observation(signal, text, count=count), latest)
+        self._messages[signal] = Sight(Observation(signal, text, count=count, where=where), latest)
 
     def judge(self, now: float) -> None:
         """Bring traces, health and the time of the next change up to date."""
+        for seen in self._look.observations:
+            name = (seen.signal, seen.part)
+            if name in self._traces and seen.count is not None:
+                self._traces[name] = lowered(self._traces[name], seen.count)
         sights = {name: sight for name, sight in self._sights(now).items() if not self._ignored(name)}
         for name in self._traces.keys() | sights.keys():
             if not self._unknown(name):
@@ -125,15 +141,16 @@ class DeviceRecord:
         return found
 
     def _accepted_count(self, name: Name, seen: Observation) -> int:
-        """Errors that do not count. A counter that fell (power cycle, or zeroed) takes the accepted ones with it."""
+        """Errors that do not count. A counter that fell was zeroed (power cycle, driver reload): all it has are new."""
         if seen.count is None:
             return 0
-        text = _text(name)
+        text = memory_name(name)
         if text not in self._accepted:
             if self._rules(name).policy.baseline is Baseline.ZERO:
                 return 0
             self._accepted[text] = seen.count
-        self._accepted[text] = min(self._accepted[text], seen.count)
+        if seen.count < self._accepted[text]:
+            self._accepted[text] = 0
         return self._accepted[text]
 
     def _settle(self, name: Name, before: Trace | None, after: Trace | None) -> None:
@@ -150,7 +167,7 @@ class DeviceRecord:
         self._messages.pop(name[0], None)
         counts = [seen.count for seen in self._look.observations if (seen.signal, seen.part) == name]
         if name[0] in COUNTERS and counts and counts[0] is not None:
-            self._accepted[_text(name)] = counts[0]
+            self._accepted[memory_name(name)] = counts[0]
 
     def _unknown(self, name: Name) -> bool:
         """Whether the last look cannot say if the signal is there."""
@@ -166,7 +183,8 @@ class DeviceRecord:
         return Rules(self._settings, policy_of(self._settings, name[0]))
 
 
-def _text(name: Name) -> str:
+def memory_name(name: Name) -> str:
+    """What a signal is remembered under."""
     return f"{name[0].value}/{name[1]}" if name[1] else name[0].value
 
 

@@ -126,17 +126,17 @@ def _listed(devices: Mapping[int, DeviceHealth], status: Status) -> str:
 
 
 def _sentence(transition: Transition) -> str:
-    whose = _devices(transition.devices)
+    whose, are = _devices(transition.devices), "is" if len(transition.devices) == 1 else "are"
     match transition.after:
         case Status.HEALTHY if transition.before is Status.UNHEALTHY:
-            return f"{whose}: healthy again, given to new pods again"
+            return f"{whose} {are} healthy again and given to new pods"
         case Status.HEALTHY:
-            return f"{whose}: nothing is wrong any more"
+            return f"nothing is wrong with {whose} any more"
         case Status.UNHEALTHY:
-            return f"{whose}: not given to new pods: {transition.reason}"
+            return f"{whose} {are} not given to new pods: {transition.reason}"
         case _:
-            return f"{whose}: still given to pods, but: {transition.reason}"
+            return f"{whose} {are} still given to pods, but: {transition.reason}"
 
 
 def _devices(ids: Sequence[int]) -> str:
-    return f"neuron device {format_ids(tuple(ids))}"
+    return f"neuron device{'' if len(ids) == 1 else 's'} {format_ids(tuple(ids))}"

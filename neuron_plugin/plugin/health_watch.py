@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from neuron_plugin.hardware.health import without_error_counters
 from neuron_plugin.hardware.hints import Hints
 from neuron_plugin.hardware.kmsg import KernelRecord, parse_error, tells_of_reset
 from neuron_plugin.hardware.kmsg_reader import KernelLog
@@ -188,6 +189,13 @@ class HealthWatch:
 
 
 def _blindness(inventory: Inventory) -> str:
-    """Devices that do not tell the state of their reset, which every driver's do to root."""
+    """What every driver tells to root, and these devices do not."""
     blind = [f"neuron{device.id}" for device in inventory.devices if device.health.reset is None]
-    return f"the reset state of {', '.join(blind)} cannot be read: it takes root" if blind else ""
+    uncounted = [f"neuron{device}" for device in without_error_counters(inventory)]
+    troubles = (
+        f"the reset state of {', '.join(blind)} cannot be read: it takes root" if blind else "",
+        f"{', '.join(uncounted)} without counters of memory errors: see 'neuron-plugin doctor sysfs'"
+        if uncounted
+        else "",
+    )
+    return "; ".join(filter(None, troubles))

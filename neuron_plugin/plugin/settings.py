@@ -126,7 +126,7 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     )
     kmsg: Annotated[
         Path | None,
-        Meta(description="kernel log to read hardware errors from; kmsg beside the device nodes if not given"),
+        Meta(description="kernel log for hardware errors; kmsg beside the device nodes, or syslog(2), if not given"),
     ] = None
     node_condition: Annotated[
         str,

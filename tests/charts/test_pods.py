@@ -182,7 +182,7 @@ def test_the_kubelet_s_directories_are_mounted_where_the_plugin_looks(name: str)
 
 
 def test_what_is_mounted_only_when_asked_for() -> None:
-    asked = {"tuned-node": {"cdi"}, "watched": {"plugins-registry", "proc"}, "health": {"proc", "kernel-log"}}
+    asked = {"tuned-node": {"cdi"}, "watched": {"plugins-registry", "proc"}, "health": {"proc"}}
     plain = {mount["name"] for mount in containers(pod_templates("device-plugin")["neuron-plugin"])[0]["volumeMounts"]}
     for name, more in asked.items():
         (container,) = containers(pod_templates(name)["neuron-plugin"])

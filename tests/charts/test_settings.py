@@ -14,6 +14,7 @@ import yaml
 
 from neuron_plugin.cli import extender, run
 from neuron_plugin.cli.command import Parser
+from neuron_plugin.cli.doctor_gather_daemon import USUAL_FILE
 from neuron_plugin.extender.settings import ExtenderSettings, check
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.health_policy import Action, HealthSettings, SignalPolicy
@@ -87,14 +88,25 @@ def test_health_policies_reach_the_daemon_over_its_defaults(tmp_path: Path) -> N
     assert (loaded.health.longest_hold_seconds, loaded.node_condition) == (1800.0, "NeuronDevicesHealthy")
 
 
-def test_kernel_log_and_state_are_looked_for_where_they_are_mounted() -> None:
-    mounts = {
-        mount["name"]: mount["mountPath"]
-        for mount in pod_templates("health")["neuron-plugin"]["spec"]["containers"][0]["volumeMounts"]
-    }
-    config = embedded("health", "neuron-plugin", "config.yaml")
-    assert (config["kmsg"], config["state-dir"]) == (mounts["kernel-log"], mounts["state"])
-    assert not {"kmsg", "state-dir"} & set(embedded("cleanup", "neuron-plugin", "config.yaml"))
+def test_the_state_is_looked_for_where_it_is_mounted() -> None:
+    (container,) = pod_templates("health")["neuron-plugin"]["spec"]["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert embedded("health", "neuron-plugin", "config.yaml")["state-dir"] == mounts["state"]
+    assert "state-dir" not in embedded("cleanup", "neuron-plugin", "config.yaml")
+
+
+def test_the_doctor_finds_the_daemons_configuration_where_it_is_mounted() -> None:
+    (container,) = pod_templates("device-plugin")["neuron-plugin"]["spec"]["containers"]
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "config"]
+    assert Path(mount["mountPath"], "config.yaml") == USUAL_FILE
+    assert f"--config={USUAL_FILE}" in container["args"]
+
+
+def test_the_kernel_log_takes_a_capability_and_no_mount_of_its_own() -> None:
+    (container,) = pod_templates("health")["neuron-plugin"]["spec"]["containers"]
+    assert "SYSLOG" in container["securityContext"]["capabilities"]["add"]
+    assert not [mount for mount in container["volumeMounts"] if "kmsg" in mount["mountPath"]]
+    assert "kmsg" not in embedded("health", "neuron-plugin", "config.yaml")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,7 +14,16 @@ from neuron_plugin.allocation.requests import ContainerSpec, Kind
 from neuron_plugin.allocation.resources import Resource, ids_of
 from neuron_plugin.cli import machine
 from neuron_plugin.cli.doctor_checks import CHECKS
-from neuron_plugin.cli.doctor_facts import ApiPod, Cluster, DeviceUser, DeviceUsers, Facts, Kubelet, SocketSeen
+from neuron_plugin.cli.doctor_facts import (
+    ApiPod,
+    Cluster,
+    Daemon,
+    DeviceUser,
+    DeviceUsers,
+    Facts,
+    Kubelet,
+    SocketSeen,
+)
 from neuron_plugin.cli.doctor_findings import Finding, Level
 from neuron_plugin.cli.doctor_gather_host import gather_host
 from neuron_plugin.kubelet.sockets import endpoint_path
@@ -58,7 +67,9 @@ def facts_of(node: SimulatedNode, *, instance_type: str | None = None) -> Facts:
         annotations={INVENTORY_KEY: inventory},
         allocatable={"cpu": "128", **{name: str(len(ids)) for name, ids in allocatable.items()}},
     )
-    return Facts(seen, host, kubelet, cluster, DeviceUsers())
+    return Facts(
+        seen, host, kubelet, cluster, DeviceUsers(), daemon=Daemon(file=Path("/etc/neuron-plugin/config.yaml"))
+    )
 
 
 def socket_path(resource: Resource, instance: str = "0a1b2c3d") -> Path:

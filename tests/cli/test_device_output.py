@@ -119,7 +119,7 @@ def test_tables_of_a_watch_are_a_blank_line_apart(
     watch(Form.TABLE, three_sights[:2])
     first, second = capsys.readouterr().out.split("\n\n")
     assert first.startswith("DEVICE")
-    assert "1 uncorrected SRAM errors" in second
+    assert "1 uncorrected SRAM error" in second
 
 
 def test_a_watch_tells_a_note_once_and_again_after_it_was_gone(

@@ -18,6 +18,7 @@ from neuron_plugin.cli.doctor_checks import CHECKS
 from neuron_plugin.kubelet.sockets import endpoint_path
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.settings import as_yaml
 from neuron_plugin.simulation.api_server import NODES, StandInApiServer
 from neuron_plugin.simulation.kubelet import StandInKubelet
 from neuron_plugin.simulation.kubelet_pods import Container, Pod
@@ -104,6 +105,10 @@ class Node:
         self.kubelet = kubelet
         self.machine = node
         self.kubeconfig = api.write_kubeconfig(root / "kubeconfig")
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.health_port = server.getsockname()[1]
+        self.configuration = root / "config.yaml"
+        self.configuration.write_text(as_yaml(self.settings()))
 
     def settings(self) -> PluginSettings:
         return PluginSettings(
@@ -114,6 +119,8 @@ class Node:
             logical_core_file=self.machine.paths.logical_nc_config,
             kubelet_dir=self.directory,
             pod_resources_socket=self.root / "pod-resources/kubelet.sock",
+            state_dir=self.root / "state",
+            health_port=self.health_port,
         )
 
     async def until_it_is_in_the_cluster(self) -> None:
@@ -160,10 +167,8 @@ Told = dict[str, list[tuple[str, str]]]
 
 
 async def findings(cli: Cli, node: Node, *checks: str) -> tuple[int, Told]:
-    """What the doctor says of the node, and its exit status."""
-    flags = ("--kubelet-dir", node.directory, "--pod-resources-socket", node.root / "pod-resources/kubelet.sock")
-    cluster = ("--kubeconfig", node.kubeconfig, "--node-name", "worker-1")
-    shown = await asyncio.to_thread(cli, "doctor", "--root", node.machine.root, *flags, *cluster, "-o", "json", *checks)
+    """What the doctor says of the node, told nothing but the daemon's configuration, and its exit status."""
+    shown = await asyncio.to_thread(cli, "doctor", "--config", node.configuration, "-o", "json", *checks)
     found: Told = {}
     for finding in json.loads(shown.out)["findings"]:
         found.setdefault(finding["check"], []).append((finding["level"], finding["seen"]))

@@ -14,7 +14,7 @@ from tests.cli.doubles import MakeNode
 def arguments(root: Path | None, **given: object) -> Namespace:
     names = (
         *("sysfs", "dev", "logical_core_file", "instance_types", "instance_type"),
-        *("pod_resources_socket", "kubelet_dir", "kubeconfig", "node_name"),
+        *("pod_resources_socket", "kubelet_dir", "kubeconfig", "node_name", "config"),
     )
     return Namespace(**{**dict.fromkeys(names), "root": root, **given})
 

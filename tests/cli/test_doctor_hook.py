@@ -4,7 +4,7 @@ import pytest
 
 from neuron_plugin.cli.doctor_facts import Facts, Unknown
 from neuron_plugin.cli.doctor_findings import Level
-from tests.cli.doctor_cases import is_fine, the_finding, with_host
+from tests.cli.doctor_cases import ask, is_fine, the_finding, with_host
 
 WRAPPER = "/opt/aws/neuron/bin/oci_neuron_hook_wrapper.sh"
 CONTAINERD = f"""
@@ -54,3 +54,12 @@ def test_a_hook_that_no_runtime_uses_is_a_note(well: Facts) -> None:
 )
 def test_what_cannot_be_read_is_not_checked(well: Facts, files: object) -> None:
     assert not the_finding("oci-hook", with_host(well, runtime_files=files)).checked
+
+
+def test_a_hook_whose_use_is_out_of_sight_is_not_called_unused(well: Facts) -> None:
+    facts = with_host(well, runtime_files=Unknown("a pod does not see it", "on the node"), hook_files=(WRAPPER,))
+    told = [finding.seen for finding in ask("oci-hook", facts)]
+    assert told == [
+        "not checked: a pod does not see it",
+        f"the OCI hook is installed ({WRAPPER}); whether a runtime uses it cannot be seen from here",
+    ]

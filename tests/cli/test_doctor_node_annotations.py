@@ -69,7 +69,7 @@ def test_the_vendors_map_is_a_note_while_it_is_true(well: Facts) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value", "leaked"),
-    [("NEURON_DEV_USAGE_MAP", "true,true,true", "device 0,2"), ("NEURON_CORE_USAGE_MAP", "True,,true", "core 0")],
+    [("NEURON_DEV_USAGE_MAP", "true,true,true", "devices 0,2"), ("NEURON_CORE_USAGE_MAP", "True,,true", "core 0")],
 )
 def test_a_stale_map_of_the_vendors_is_a_warning_with_the_leaked_ids(
     well: Facts, key: str, value: str, leaked: str
@@ -77,4 +77,4 @@ def test_a_stale_map_of_the_vendors_is_a_warning_with_the_leaked_ids(
     facts = holding(well, ("train", "main", "neurondevice", "1"))
     finding = the_finding("node-annotations", with_map(facts, key, value))
     assert finding.level is Level.WARNING
-    assert f"{leaked} in use, and no pod holds it" in finding.seen
+    assert f"{leaked} in use, held by no pod" in finding.seen

@@ -33,7 +33,7 @@ def test_a_static_pods_process_is_known_by_the_uid_of_its_file(well: Facts) -> N
 def test_a_process_outside_of_pods_is_a_warning(well: Facts) -> None:
     finding = the_finding("processes", with_users(held(well), user(2, 3, pod_uid="")))
     assert finding.level is Level.WARNING
-    assert "process 4711 (python train.py) has device 2-3 open and belongs to no pod" in finding.seen
+    assert "process 4711 (python train.py) has devices 2-3 open and belongs to no pod" in finding.seen
     assert "kill 4711" in finding.action
 
 

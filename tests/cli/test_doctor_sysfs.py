@@ -44,6 +44,15 @@ def test_an_attribute_that_an_old_driver_does_not_make_is_a_note(make_node: Make
     assert "/neuron2/info/architecture/arch_type does not exist; NDv3 is assumed" in finding.seen
 
 
+def test_counters_of_errors_that_are_nowhere_are_a_warning(make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge")
+    for name in ("sram_ecc_uncorrected", "mem_ecc_uncorrected", "mem_ecc_repairable_uncorrected"):
+        node.remove_attribute(3, f"stats/hardware/{name}")
+    finding = the_finding("sysfs", facts_of(node))
+    assert finding.level is Level.WARNING
+    assert finding.seen.endswith("/neuron3 has no counters of memory errors")
+
+
 def test_blanked_links_are_a_note_with_the_missing_chip_as_the_cause(make_node: MakeNode) -> None:
     finding = the_finding("sysfs", facts_of(make_node(missing=(3,))))
     assert finding.level is Level.NOTE
@@ -55,7 +64,7 @@ def test_links_unlike_the_types_are_a_warning(make_node: MakeNode) -> None:
     node.set_attribute(4, "connected_devices", "1, 2\n")
     finding = the_finding("sysfs", facts_of(node))
     assert finding.level is Level.WARNING
-    assert "devices 4 are linked otherwise than those of a line" in finding.seen
+    assert "device 4 is linked otherwise than in a line" in finding.seen
 
 
 def test_masked_cores_are_told(make_node: MakeNode) -> None:

@@ -53,7 +53,7 @@ def test_a_device_as_new(make_node: MakeNode) -> None:
     ("change", "health", "reason"),
     [
         (lambda node: node.set_ecc(2, sram=4), Health.UNHEALTHY, "4 uncorrected SRAM errors"),
-        (lambda node: node.set_ecc(2, repairable=1), Health.WARNING, "1 repairable memory errors"),
+        (lambda node: node.set_ecc(2, repairable=1), Health.WARNING, "1 repairable memory error"),
         (lambda node: node.set_reset(2, ResetState.RESETTING), Health.RESETTING, "a reset is under way"),
         (lambda node: node.set_reset(2, ResetState.FAILED), Health.UNHEALTHY, "its last reset failed"),
         (lambda node: node.set_unhealthy_components(2, ["hbm"]), Health.UNHEALTHY, "hbm"),

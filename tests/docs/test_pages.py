@@ -222,7 +222,7 @@ def admission_texts() -> set[str]:
     both = node_pod(TRAIN, [ContainerSpec("main", limits={NEURON.value: "1", CORE.value: "1"})], {})
     assert both
     vanished = Suspect(Pod(PodUid("3"), "default", "old"), TRN1.cores_mask((6, 7)), 0.0, 30.0, seen=still_open())
-    sick = ("held by pod default/serve as aws.amazon.com/neuroncore", "1 uncorrected SRAM errors", vanished.reason)
+    sick = ("held by pod default/serve as aws.amazon.com/neuroncore", "1 uncorrected SRAM error", vanished.reason)
     return {
         conflict_text(TRN1, NEURON, (4, 5, 6, 7), f"pod {TRAIN}", [held]),
         both.problem,

@@ -147,6 +147,12 @@ def test_unhealthy_components_are_read_liberally(text: str, components: set[str]
     assert parse_components(text) == components
 
 
+@pytest.mark.parametrize("text", ["none\n", "None", "0\n", "0x0", "OK\n", "-", "null,", "n/a\n"])
+def test_a_word_for_none_is_no_component(text: str) -> None:
+    """The bytes are unpublished; read as a name, such a word would close every device."""
+    assert parse_components(text) == frozenset()
+
+
 def test_components_that_are_no_names_are_refused() -> None:
     with pytest.raises(ValueError, match="component names"):
         parse_components('{"hbm": 1}\n')

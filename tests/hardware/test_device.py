@@ -317,3 +317,15 @@ def test_without_the_drivers_numbers_a_character_device_is_believed(
     node.set_attribute(1, "dev", "?\n")
     with_numbers(monkeypatch, 9, 9)
     assert state_of(node) is NodeState.PRESENT
+
+
+def test_p67_counters_of_a_core_that_fail_just_now_make_no_sum_fall(
+    tmp_path: Path, fail_open: Callable[[str, int], None]
+) -> None:
+    """A sum that fell and rose again would be new errors."""
+    node = write_node(tmp_path / "full", "inf2.xlarge")
+    node.set_core_errors(0, 1, hw_error=3)
+    fail_open("neuron_core1/stats/status/hw_error/total", errno.EIO)
+    device = read_known(node, 0)
+    assert device.health.core_errors == ()
+    assert "neuron_core1/stats/status/hw_error/total cannot be read" in device.problems[0]

@@ -139,13 +139,13 @@ def test_counters_are_observed_at_zero_so_that_a_rise_has_a_beginning() -> None:
 
 def test_errors_of_cores_are_added_up_and_the_cores_named() -> None:
     errors = (CoreErrors(0, hw_error=2), CoreErrors(1), CoreErrors(5, hw_error=3))
-    assert assess(with_health(core_errors=errors)).reason == "5 hardware errors on physical core 0, 5"
+    assert assess(with_health(core_errors=errors)).reason == "5 hardware errors on physical cores 0, 5"
 
 
 def test_accepted_errors_are_told_apart() -> None:
-    seen = Observation(Signal.MEMORY_ECC, "uncorrected memory errors", count=5)
-    assert seen.worded() == "5 uncorrected memory errors"
-    assert seen.worded(accepted=4) == "5 uncorrected memory errors, 4 accepted"
+    seen = Observation(Signal.MEMORY_ECC, "uncorrected memory error", count=5, where=" there")
+    assert seen.worded() == "5 uncorrected memory errors there"
+    assert seen.worded(accepted=4) == "5 uncorrected memory errors there, 4 of them old"
 
 
 def test_components_are_observed_one_by_one() -> None:

@@ -162,3 +162,22 @@ def test_after_a_gap_half_a_line_is_not_completed_by_another() -> None:
     assert list(splitter.feed(b"6,1,1000000,-;NEURON_HW_")) == []
     splitter.drop_rest()
     assert [found.text for found in splitter.feed(b"6,9,2000000,-;ERR=DMA_ERROR\n")] == ["ERR=DMA_ERROR"]
+
+
+def test_p67_the_documented_line_names_the_device_by_its_serial_number_and_not_by_the_containers_count() -> None:
+    line = (
+        "NEURON_HW_ERR=SRAM_UNCORRECTABLE_ERROR instance-id=i-0592464924bd45322 hostname=ip-172-31-61-252 nd-id=0 "
+        "nc-id=0 serial-num=19FCDA00f5ff6eb9 action=TERMINATE_INSTANCE"
+    )
+    error = parse_error(record(line))
+    assert error
+    assert (error.kind, error.devices) == ("SRAM_UNCORRECTABLE_ERROR", frozenset())
+    assert error.serial_number == "19fcda00f5ff6eb9"
+    assert error.proves
+
+
+@pytest.mark.parametrize("rest", ["nd-id=0 nc-id=0", "serial-num= action=NONE", "serial-num=xyz", "my-serial-num=12"])
+def test_a_line_without_a_serial_number_names_none_by_it(rest: str) -> None:
+    error = parse_error(record(f"NEURON_HW_ERR=DMA_ERROR {rest}"))
+    assert error
+    assert (error.serial_number, error.devices, error.proves) == ("", frozenset(), False)

@@ -44,9 +44,9 @@ class Heard:
 
 
 @asynccontextmanager
-async def following(path: Path) -> AsyncIterator[Heard]:
+async def following(path: Path, ring: Callable[[], bytes] = lambda: b"") -> AsyncIterator[Heard]:
     heard = Heard()
-    task = asyncio.create_task(KernelLog(path, heard.record, heard.trouble).run(), name="log under test")
+    task = asyncio.create_task(KernelLog(path, heard.record, heard.trouble, ring).run(), name="log under test")
     try:
         yield heard
     finally:
@@ -124,7 +124,10 @@ async def test_p70_a_log_that_may_not_be_read_is_named_with_what_to_do(
     monkeypatch.setattr(os, "read", refuse)
     async with following(path) as heard:
         await heard.until(lambda: bool(heard.troubles))
-        assert heard.troubles == [f"{path} cannot be read: Operation not permitted: it takes CAP_SYSLOG"]
+        (trouble,) = heard.troubles
+        assert trouble.startswith(f"{path} cannot be read: Operation not permitted; ")
+        assert "CAP_SYSLOG" in trouble
+        assert "device cgroup" in trouble
 
 
 async def test_a_log_that_comes_late_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +152,90 @@ async def test_a_plain_file_that_grows_is_followed(tmp_path: Path, monkeypatch: 
             await asyncio.sleep(0.03)
             log.write(" and half\n")
         await heard.until(lambda: heard.texts == ["half and half"])
+
+
+async def test_a_log_that_has_to_be_opened_anew_tells_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kmsg_reader, "RETRY_SECONDS", 0.01)
+    path = tmp_path / "kmsg"
+    path.write_text("6,1,1000000,-;first\n")
+    really_read, failures = os.read, [OSError(errno.EIO, "Input/output error")]
+
+    def read(descriptor: int, size: int) -> bytes:
+        data = really_read(descriptor, size)
+        if not data and failures:
+            raise failures.pop()
+        return data
+
+    monkeypatch.setattr(os, "read", read)
+    monkeypatch.setattr(kmsg_reader, "LOOK_SECONDS", 0.01)
+    async with following(path) as heard:
+        await heard.until(lambda: heard.troubles == [f"{path} cannot be read: Input/output error", ""])
+        with path.open("a") as log:
+            log.write("6,2,2000000,-;second\n")
+        await heard.until(lambda: heard.texts == ["first", "second"])
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The kernel's own log, as it is in a container: there, and not to be opened."""
+    monkeypatch.setattr(kmsg_reader, "RING_SECONDS", 0.01)
+    monkeypatch.setattr(kmsg_reader, "RETRY_SECONDS", 0.01)
+    really_open = os.open
+
+    def refuse(path: str | Path, flags: int, mode: int = 0o777) -> int:
+        if path == Path("/dev/kmsg"):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        return really_open(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    return Path("/dev/kmsg")
+
+
+async def test_p67_a_log_that_may_not_be_opened_is_asked_for_by_syslog(closed: Path) -> None:
+    rings = [b"<3>[    1.000000] before\n", b"<3>[    1.000000] before\n<3>[    2.000000] after\n"]
+    async with following(closed, lambda: rings.pop(0) if len(rings) > 1 else rings[0]) as heard:
+        await heard.until(lambda: heard.texts == ["before", "after"])
+        assert heard.troubles == [""]
+
+
+async def test_p70_where_neither_way_is_open_both_are_named(closed: Path) -> None:
+    def refuse() -> bytes:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    async with following(closed, refuse) as heard:
+        await heard.until(lambda: bool(heard.troubles))
+        (trouble,) = heard.troubles
+        assert trouble == (
+            "/dev/kmsg cannot be opened: Operation not permitted, and syslog(2) says: Operation not permitted; "
+            "give this process CAP_SYSLOG (devicePlugin.kernelLog in the chart); with the device 1:11 in its device "
+            "cgroup, too, the file is read"
+        )
+
+
+async def test_p70_a_ring_that_fails_is_named_and_asked_again_and_tells_nothing_twice(closed: Path) -> None:
+    answers: list[bytes | OSError] = [b"<3>[    1.000000] a\n", OSError(errno.EPERM, "no"), b"<3>[    1.000000] a\n"]
+    last = b"<3>[    1.000000] a\n<3>[    2.000000] b\n"
+
+    def ring() -> bytes:
+        answer = answers.pop(0) if answers else last
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    async with following(closed, ring) as heard:
+        await heard.until(lambda: heard.texts == ["a", "b"])
+        assert len(heard.troubles) == 3
+        assert heard.troubles[::2] == ["", ""]
+
+
+async def test_a_simulated_machine_never_hears_the_real_ones_log(tmp_path: Path) -> None:
+    def ring() -> bytes:
+        raise AssertionError("the ring is this machine's")
+
+    async with following(tmp_path / "kmsg", ring) as heard:
+        await heard.until(lambda: bool(heard.troubles))
 
 
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="the kernel's own log may not be read here")

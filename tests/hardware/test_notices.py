@@ -112,6 +112,23 @@ async def test_p25_after_a_driver_reload_the_new_files_are_followed(make_node: M
         old.close()
 
 
+async def test_files_that_change_on_a_sound_device_are_not_waited_for(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A heartbeat would have the whole machine read at each beat."""
+    opened: list[str] = []
+
+    def refuse(path: Path) -> int:
+        opened.append(path.name)
+        raise PermissionError(errno.EPERM, "a plain file")
+
+    monkeypatch.setattr(notices, "open_file", refuse)
+    node = make_node("trn2.3xlarge", driver_version="2.30.2.0")
+    with closing(HealthNotices(Sysfs(node.paths.sysfs), lambda: None)) as followed:
+        followed.follow([FIRST])
+    assert opened == ["hw_error_events", "unhealthy_components"]
+
+
 async def test_a_file_that_died_is_let_go_and_does_not_spin(make_node: MakeNode, firmware: Firmware) -> None:
     node, hinted = make_node(driver_version="2.28.0.0"), asyncio.Event()
     with closing(HealthNotices(Sysfs(node.paths.sysfs), hinted.set)) as followed:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Container
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 
 import pytest
 
@@ -116,6 +117,31 @@ async def test_a_hint_brings_the_next_look_forward() -> None:
     loop.call_later(0.5, hints.event.set)
     await following(changes)
     assert 0.4 < loop.time() - begun < 1.0
+
+
+async def test_p69_a_storm_of_hints_leaves_most_of_the_time_to_others() -> None:
+    """A look that takes a second is followed by four seconds of rest, whatever the hints."""
+    hints, seconds = Hints(), count()
+    read = Machine(machine(0), after={1000: machine(1)})
+    watcher = InventoryWatcher(read, hints, WatchPeriods(rescan_seconds=10.0), clock=lambda: float(next(seconds)))
+
+    async def storm() -> None:
+        while True:
+            hints.event.set()
+            await asyncio.sleep(0.01)
+
+    stormy = asyncio.create_task(storm(), name="storm")
+    following_it = asyncio.create_task(_drain(watcher), name="watch under test")
+    await asyncio.sleep(40)
+    for task in (stormy, following_it):
+        task.cancel()
+    await asyncio.gather(stormy, following_it, return_exceptions=True)
+    assert 8 <= len(read.looks) <= 12
+
+
+async def _drain(watcher: InventoryWatcher) -> None:
+    async for _ in watcher.changes():
+        pass
 
 
 async def test_p23_an_incomplete_device_is_looked_at_again_soon() -> None:

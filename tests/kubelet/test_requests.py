@@ -118,7 +118,7 @@ async def test_a_cancelled_call_is_cancelled_and_not_answered() -> None:
         ([["1", "10", "10", "9", "9"]], MalformedRequestError, "names 9, 10 twice"),
         ([["1"], ["1"]], MalformedRequestError, "names 1 twice"),
         ([["1", "77", "x"]], UnknownDeviceError, "has no device 77, x"),
-        ([["1", "5"]], UnhealthyDeviceError, "device 5 is unhealthy"),
+        ([["1", "5"]], UnhealthyDeviceError, "device 5: unhealthy"),
     ],
 )
 def test_p38_a_bad_request_is_refused_and_says_which(

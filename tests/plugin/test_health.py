@@ -37,7 +37,7 @@ def seen(at: float = 0.0) -> Sight:
 
 
 def counted(count: int, at: float) -> Sight:
-    return Sight(Observation(Signal.HW_ERROR, "hardware errors", count=count), at)
+    return Sight(Observation(Signal.HW_ERROR, "hardware error", count=count), at)
 
 
 def run(steps: list[tuple[float, Sight | None]], by: Rules) -> Trace | None:
@@ -147,7 +147,7 @@ def test_p69_errors_that_go_on_are_told_when_they_have_doubled() -> None:
         trace = step(trace, counted(count, count), rules(), float(count))
         if trace and trace.text not in texts:
             texts.append(trace.text)
-    assert texts == [f"{2**power} hardware errors" for power in range(10)]
+    assert texts == ["1 hardware error", *(f"{2**power} hardware errors" for power in range(1, 10))]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_the_time_of_the_next_change_is_known(
     is_seen: bool,  # noqa: FBT001 - parametrized
     expected: float,
 ) -> None:
-    trace = Trace(Signal.NODE, trace_stage, "", since=100.0, last_seen=100.0, falls=1)
+    trace = Trace(Signal.NODE, trace_stage, "", since=100.0, last_seen=100.0, falls=1, count=1)
     assert next_change(trace, rules(**policy), seen=is_seen) == expected
 
 
@@ -221,3 +221,12 @@ def test_what_may_pass_makes_a_device_wait_and_no_more() -> None:
 
 def test_a_warning_that_does_not_act_yet_says_nothing() -> None:
     assert device_health([(trace_of(Signal.HW_ERROR, Stage.WATCHED), WARN)]) == DeviceHealth()
+
+
+def test_waiting_for_quiet_without_a_count_is_no_reason_to_look_again_at_once() -> None:
+    """Such a signal is seen or not; with no time to recover its next change would be now, for ever."""
+    by = rules(recovery=Recovery.QUIET)
+    trace = step(None, seen(0), by, 0)
+    assert trace
+    assert next_change(trace, by, seen=True) == float("inf")
+    assert next_change(trace, by, seen=False) == 0

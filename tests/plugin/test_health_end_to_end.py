@@ -123,10 +123,10 @@ async def test_p67_p68_p71_a_fault_reaches_everybody_and_so_does_its_end() -> No
         assert set(site.kubelet.device_health("uid-holder", "main").values()) == {"Healthy"}
         await eventually(lambda: site.inventory().get("unhealthy") == {} and site.condition() == "True")
         await eventually(lambda: len(site.events()) == 2)
-        reset = "its last reset failed: reset it again, reload the driver or reboot"
+        reset = "its last reset failed (reset it again, reload the driver or reboot)"
         assert site.events() == [
-            ("NeuronDeviceUnhealthy", f"neuron device 2: not given to new pods: {reset}"),
-            ("NeuronDeviceHealthy", "neuron device 2: healthy again, given to new pods again"),
+            ("NeuronDeviceUnhealthy", f"neuron device 2 is not given to new pods: {reset}"),
+            ("NeuronDeviceHealthy", "neuron device 2 is healthy again and given to new pods"),
         ]
 
 
@@ -140,8 +140,8 @@ async def test_p67_errors_of_a_core_and_kernel_messages_reach_the_kubelet() -> N
             lambda: (
                 site.inventory().get("unhealthy")
                 == {
-                    "1": "1 uncorrectable core errors on physical core 0",
-                    "4": "1 kernel messages of NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR",
+                    "1": "1 uncorrectable core error on physical core 0",
+                    "4": "1 kernel message of NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR",
                 }
             )
         )
@@ -164,7 +164,7 @@ async def test_p25_a_driver_reload_is_unhealthy_and_back() -> None:
         site.node.load_driver()
         await site.allocatable(6)
         await eventually(lambda: len(site.events()) == 2)
-        assert [note.split(":")[0] for _, note in site.events()] == ["neuron device 0,1,2,3,4,5"] * 2
+        assert [note.split(" are ")[0] for _, note in site.events()] == ["neuron devices 0,1,2,3,4,5"] * 2
 
 
 async def test_p69_a_flapping_node_makes_a_bounded_number_of_messages_and_events() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,7 +76,7 @@ def test_p67_firmwares_counters_warn_when_they_rise_each_by_itself() -> None:
     world = World()
     world.see_first(status_counts=(("a", 1), ("b", 5)))
     assert changed(world.see_first(status_counts=(("a", 1), ("b", 6)))) == [((0,), "warning")]
-    assert world.keeper.devices[0].reason == "6 b in health_status, 5 accepted"
+    assert world.keeper.devices[0].reason == "6 errors in health_status/b, 5 of them old"
 
 
 def test_p68_errors_that_stopped_are_accepted_after_the_quiet_time_and_the_next_one_counts_again() -> None:
@@ -86,7 +87,7 @@ def test_p68_errors_that_stopped_are_accepted_after_the_quiet_time_and_the_next_
     assert changed(world.wait(HOUR)) == [((0,), "healthy")]
     assert world.wait(HOUR) == ()
     assert changed(world.see_first(core_errors=(CoreErrors(0, hw_nc_ue_error=3),))) == [((0,), "unhealthy")]
-    assert world.keeper.devices[0].reason == "3 uncorrectable core errors on physical core 0, 2 accepted"
+    assert world.keeper.devices[0].reason == "3 uncorrectable core errors on physical core 0, 2 of them old"
 
 
 def test_p68_a_power_cycle_takes_counters_and_accepted_errors_back() -> None:
@@ -275,7 +276,7 @@ def test_p67_a_message_that_names_a_device_stops_that_device_for_an_hour() -> No
     world.see_first()
     world.keeper.kernel_error(error(1, at=world.now))
     assert changed(world.keeper.judge()) == [((1,), "unhealthy")]
-    assert world.keeper.devices[1].reason == "1 kernel messages of NEURON_HW_ERR=DMA_ERROR"
+    assert world.keeper.devices[1].reason == "1 kernel message of NEURON_HW_ERR=DMA_ERROR"
     assert world.wait(HOUR - 1) == ()
     assert changed(world.wait(1)) == [((1,), "healthy")]
 
@@ -375,7 +376,7 @@ def test_a_further_fault_is_news_and_both_are_named() -> None:
     world.see_first(node=NodeState.ABSENT)
     transitions = world.see_first(node=NodeState.ABSENT, ecc=EccCounts(sram=1))
     assert transitions == (
-        Transition((0,), Status.UNHEALTHY, Status.UNHEALTHY, "/dev/neuron0 is absent; 1 uncorrected SRAM errors"),
+        Transition((0,), Status.UNHEALTHY, Status.UNHEALTHY, "/dev/neuron0 is absent; 1 uncorrected SRAM error"),
     )
 
 
@@ -451,3 +452,58 @@ class AnyHistory(RuleBasedStateMachine):
 
 TestAnyHistory = AnyHistory.TestCase
 TestAnyHistory.settings = hypothesis_settings(deadline=None, max_examples=60, stateful_step_count=25)
+
+
+def test_p67_after_a_driver_reload_errors_count_from_zero_and_all_of_them_are_new() -> None:
+    world = World()
+    world.see_first(core_errors=(CoreErrors(0, hw_nc_ue_error=7),))
+    world.see()
+    world.see_first(core_errors=(CoreErrors(0, hw_nc_ue_error=2),))
+    assert world.keeper.unhealthy == {0: "2 uncorrectable core errors on physical core 0"}
+
+
+def test_p68_errors_after_a_driver_reload_hold_a_device_that_waits_for_quiet() -> None:
+    world = World()
+    world.see_first()
+    world.see_first(core_errors=(CoreErrors(0, hw_nc_ue_error=5),))
+    world.wait(HOUR / 2)
+    world.see()
+    world.see_first()
+    world.wait(HOUR / 4)
+    world.see_first(core_errors=(CoreErrors(0, hw_nc_ue_error=1),))
+    world.wait(HOUR / 2)
+    assert list(world.keeper.unhealthy) == [0]
+    assert world.keeper.devices[0].reason == "1 uncorrectable core error on physical core 0"
+    world.wait(HOUR / 2)
+    assert world.keeper.unhealthy == {}
+
+
+def test_p67_a_serial_number_that_comes_late_brings_what_is_known_under_it() -> None:
+    """Firmware may answer only after the first look."""
+    known = DeviceMemory(accepted={"hw-nc-ue-error": 3, "sram-ecc": 2})
+    world = World(memory=Memory({"aa": known}))
+    errors: dict[str, Any] = {"core_errors": (CoreErrors(0, hw_nc_ue_error=4),), "ecc": EccCounts(sram=2)}
+    assert changed(world.see(device(0, serial="neuron0", **errors), device(1))) == [((0,), "unhealthy")]
+    world.see(device(0, serial="aa", **errors), device(1))
+    assert world.keeper.devices[0].reason == "4 uncorrectable core errors on physical core 0, 3 of them old"
+    assert "aa" in world.keeper.memory.devices
+    assert "neuron0" not in world.keeper.memory.devices
+
+
+def test_p67_what_waits_for_a_reload_is_taken_up_under_a_serial_number_that_comes_late() -> None:
+    settings = HealthSettings(reset_failed=SignalPolicy(recovery=Recovery.RELOAD))
+    world = World(settings, Memory({"aa": DeviceMemory(latched={"reset-failed": "it failed"})}))
+    world.see(device(0, serial="neuron0"), device(1))
+    assert changed(world.see(device(0, serial="aa"), device(1))) == [((0,), "unhealthy")]
+
+
+@pytest.mark.parametrize(("serial", "unhealthy"), [(f"{1:016x}", [1]), ("ff", [])])
+def test_p67_a_message_with_a_serial_number_stops_that_device_and_one_with_a_strangers_none(
+    serial: str, unhealthy: list[int]
+) -> None:
+    world = World()
+    world.see_first()
+    world.keeper.kernel_error(replace(error(at=world.now), serial_number=serial))
+    world.keeper.judge()
+    assert list(world.keeper.unhealthy) == unhealthy
+    assert world.keeper.devices[1].reason.startswith("1 kernel message of NEURON_HW_ERR=DMA_ERROR")

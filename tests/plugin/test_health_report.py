@@ -58,10 +58,15 @@ def report(api: Api, condition: str = "") -> HealthReport:
 @pytest.mark.parametrize(
     ("transition", "kind", "reason", "note"),
     [
-        (FELL, "Warning", "NeuronDeviceUnhealthy", "neuron device 1: not given to new pods: /dev/neuron1 is absent"),
-        (ROSE, "Normal", "NeuronDeviceHealthy", "neuron device 1: healthy again, given to new pods again"),
-        (WARNED, "Warning", "NeuronDeviceWarning", "neuron device 0,1: still given to pods, but: 2 hardware errors"),
-        (CALMED, "Normal", "NeuronDeviceHealthy", "neuron device 0,1: nothing is wrong any more"),
+        (FELL, "Warning", "NeuronDeviceUnhealthy", "neuron device 1 is not given to new pods: /dev/neuron1 is absent"),
+        (ROSE, "Normal", "NeuronDeviceHealthy", "neuron device 1 is healthy again and given to new pods"),
+        (
+            WARNED,
+            "Warning",
+            "NeuronDeviceWarning",
+            "neuron devices 0,1 are still given to pods, but: 2 hardware errors",
+        ),
+        (CALMED, "Normal", "NeuronDeviceHealthy", "nothing is wrong with neuron devices 0,1 any more"),
     ],
 )
 def test_p67_every_change_is_an_event_on_the_node(
@@ -141,7 +146,7 @@ def test_a_condition_keeps_its_time_while_only_its_message_changes(api: Api) -> 
 def test_a_condition_without_devices_is_unknown_and_one_with_warnings_true() -> None:
     assert condition_of({})[:2] == (None, "NoDevices")
     warned = condition_of({0: health(Status.WARNING, "x"), 1: health(Status.WARNING, "x"), 2: health(Status.HEALTHY)})
-    assert warned == (True, "DevicesWithWarnings", "neuron device 0,1: x")
+    assert warned == (True, "DevicesWithWarnings", "neuron devices 0,1: x")
 
 
 def test_a_message_is_cut_to_what_a_condition_takes() -> None:

@@ -6,10 +6,12 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from neuron_plugin.hardware.attributes import parse_driver_version
 from neuron_plugin.hardware.kmsg import KernelRecord
 from neuron_plugin.hardware.records import CoreErrors, EccCounts, NodeState
 from neuron_plugin.hardware.uevents import NoUevents
@@ -160,6 +162,17 @@ async def test_p70_uevents_and_reset_states_that_are_not_there_are_named(tmp_pat
         assert run.watch.sources[SYSFS] == "the reset state of neuron0 cannot be read: it takes root"
 
 
+async def test_p70_counters_of_errors_that_are_not_there_are_named() -> None:
+    """As with a driver that keeps them where nobody looks."""
+    async with running() as run:
+        run.watch.look(machine(device(0), device(1, ecc=None)))
+        assert run.watch.sources[SYSFS] == (
+            "neuron1 without counters of memory errors: see 'neuron-plugin doctor sysfs'"
+        )
+        run.watch.look(replace(machine(device(0, ecc=None)), driver_version=parse_driver_version("2.14.4.0")))
+        assert run.watch.sources[SYSFS] == ""
+
+
 async def test_a_further_observer_is_told_from_then_on() -> None:
     async with running() as run:
         late = Observer()
@@ -208,7 +221,7 @@ async def test_what_is_to_be_known_after_a_restart_is_written_when_it_changes(tm
     assert load(tmp_path / "state/health.json", "").of(f"{0:016x}").accepted["hw-error"] == 4
     async with running(settings) as again:
         again.watch.look(machine(device(0, core_errors=(CoreErrors(0, hw_error=5),))))
-        assert again.watch.devices[0].reason == "5 hardware errors on physical core 0, 4 accepted"
+        assert again.watch.devices[0].reason == "5 hardware errors on physical core 0, 4 of them old"
 
 
 async def test_p70_a_memory_that_cannot_be_written_is_named_and_nothing_else_stops(
