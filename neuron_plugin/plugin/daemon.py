@@ -22,7 +22,7 @@ from neuron_plugin.kubelet.pod_resources import PodResourcesClient
 from neuron_plugin.kubelet.service import ServiceOptions
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.cdi import Specification, keep_written
-from neuron_plugin.plugin.cluster_link import ClusterLink
+from neuron_plugin.plugin.cluster_link import CONNECT_SECONDS, ClusterLink
 from neuron_plugin.plugin.confirm import Confirmation
 from neuron_plugin.plugin.container import ContainerStyle, cdi_specification, resolve_numbering
 from neuron_plugin.plugin.counts import Counts
@@ -47,7 +47,7 @@ from neuron_plugin.topology.instances import Catalogue
 logger = logging.getLogger(__name__)
 
 PREFERENCE_SLACK_SECONDS = 1.0
-"""A preference may take the decision deadline and a little more before the service answers without it."""
+"""A preference may take connecting, the decision deadline and a little more before the service answers without it."""
 
 
 class NodeDaemon:
@@ -91,7 +91,9 @@ class NodeDaemon:
             route(settings),
             ServiceOptions(
                 pre_start_required=settings.pre_start_gate,
-                preference_deadline_seconds=settings.decision_deadline_seconds + PREFERENCE_SLACK_SECONDS,
+                preference_deadline_seconds=CONNECT_SECONDS
+                + settings.decision_deadline_seconds
+                + PREFERENCE_SLACK_SECONDS,
             ),
             self.witness,
             numa_hints=settings.numa_hints,

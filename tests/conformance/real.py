@@ -29,6 +29,7 @@ from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, ApiError, Api
 from neuron_plugin.cluster.transport import connect
 from neuron_plugin.hardware.processes import device_processes
 from neuron_plugin.kubelet.pod_resources import PodResourcesClient, PodResourcesError
+from neuron_plugin.plugin.cdi import FILE_NAME
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.uninstall import uninstall_nodes
 from neuron_plugin.settings import as_text
@@ -347,6 +348,7 @@ class RealNode:
             await until(self, lambda name=name: self._is_gone(name), f"the end of pod {name}")  # type: ignore[misc]  # the default binds the name
         await self.stop_plugin()
         await uninstall_nodes(self._api, [self._options.node_name], PluginSettings().lease_namespace)
+        (self._options.cdi_dir / FILE_NAME).unlink(missing_ok=True)
 
     async def _is_gone(self, name: str) -> bool:
         return await self._find(name) is None

@@ -13,7 +13,7 @@ from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.channels import channel_to
 from neuron_plugin.kubelet.pod_resources import PodDevices
-from tests.conformance.node import NEURON, Ability, ContainerSpec, Node, PodSpec, until
+from tests.conformance.node import DEVICES, NEURON, Ability, ContainerSpec, Node, PodSpec, until
 from tests.conformance.steps import (
     asking,
     held,
@@ -23,6 +23,7 @@ from tests.conformance.steps import (
     reaches,
     received,
     runs,
+    shows,
     start_offering,
 )
 
@@ -75,7 +76,12 @@ async def test_pod_resources_lists_pods_of_every_quality_of_service_also_after_a
     ids = [each for pod in before if pod for part in pod.containers for each in part.ids]
     assert len(set(ids)) == len(OF_EVERY_QUALITY)
     await node.restart_kubelet()
-    assert [await listed(node, pod.name) for pod in OF_EVERY_QUALITY] == before
+    await shows(node, DEVICES)
+
+    async def are_listed_again() -> bool:
+        return [await listed(node, pod.name) for pod in OF_EVERY_QUALITY] == before
+
+    await until(node, are_listed_again, "the same pods with the same ids")
 
 
 @asynccontextmanager
