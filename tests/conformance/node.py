@@ -76,10 +76,14 @@ class ContainerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PodSpec:
-    """A pod for this very node, past every scheduler. It restarts its containers unless one is to exit."""
+    """A pod for this very node, past every scheduler. It restarts its containers unless one is to exit.
+
+    ``annotations`` are what a scheduler would have written at the binding.
+    """
 
     name: str
     containers: tuple[ContainerSpec, ...]
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ends(self) -> bool:

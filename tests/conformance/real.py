@@ -275,7 +275,7 @@ class RealNode:
         return {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": self._name(pod.name)},
+            "metadata": {"name": self._name(pod.name), "annotations": dict(pod.annotations)},
             "spec": {
                 "nodeName": self._options.node_name,
                 "restartPolicy": "Never" if pod.ends else "Always",

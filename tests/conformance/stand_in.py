@@ -155,7 +155,7 @@ class StandInNode:
 
     async def create(self, pod: PodSpec) -> None:
         manifest: JsonObject = {
-            "metadata": {"name": pod.name, "namespace": NAMESPACE},
+            "metadata": {"name": pod.name, "namespace": NAMESPACE, "annotations": dict(pod.annotations)},
             "spec": {
                 "initContainers": [_container(each) for each in pod.containers if each.kind is not Kind.APP],
                 "containers": [_container(each) for each in pod.containers if each.kind is Kind.APP],

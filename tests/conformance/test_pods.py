@@ -126,19 +126,17 @@ async def test_a_reset_holds_the_container_at_the_gate_and_no_longer(node: Node)
     await is_running(node, "held")
 
 
-async def test_p46_an_app_container_smaller_than_its_init_container_gets_a_linked_part_of_what_that_had(
+async def test_p46_an_app_container_smaller_than_its_init_container_gets_the_decided_part_of_what_that_had(
     node: Node,
 ) -> None:
-    """The kubelet itself gives it a random part, and asks nobody."""
+    """The kubelet draws it a random part, and asks nobody."""
     await start_offering(node)
-    pod = PodSpec("two", (ContainerSpec("init", {NEURON: 4}, Kind.INIT), ContainerSpec("app", {NEURON: 2})))
-    view = await runs(node, pod)
+    containers = (ContainerSpec("init", {NEURON: 4}, Kind.INIT), ContainerSpec("app", {NEURON: 2}))
+    decision = {"NEURON_DEVS": "1,2,3,4|3,4", "NEURON_ALLOC_TIME": "1", "NEURON_ALLOCATED": "false"}
+    view = await runs(node, PodSpec("two", containers, decision))
     assert received(view, "init").nodes == ("neuron0", "neuron1", "neuron2", "neuron3")
     assert received(view).nodes == ("neuron0", "neuron1")
-    init, app = (await is_confirmed(node, "two")).annotations["NEURON_DEVS"].split("|")
-    first, second = map(int, app.split(","))
-    assert second == first + 1
-    assert set(app.split(",")) <= set(init.split(","))
+    assert (await is_confirmed(node, "two")).annotations["NEURON_DEVS"] == decision["NEURON_DEVS"]
     await runs(node, asking("others", DEVICES - 4))
 
 
