@@ -63,8 +63,8 @@ OPEN = f"exec 3</dev/neuron{OPENABLE} || exit 1\n"
 STAY = "trap '' TERM\n"
 RUN_ON = "while true; do sleep 1 & wait; done"
 SECONDS_TO_BE_KNOWN = 2
-"""Until the plugin has asked the kubelet for the pod by name. Later it has to ask for all, which makes the kubelet forget
-what an ended pod held, and with it the health of that."""
+"""Until the plugin has asked the kubelet for the pod by name. Later it has to ask for all, which makes the kubelet
+forget what an ended pod held, and with it the health of that."""
 UNSETTLED = -1
 """Allocatable while the Node object and the kubelet say different things."""
 _TIMEOUT_SECONDS = 20.0
@@ -291,9 +291,11 @@ class RealNode:
         }
 
     def _container(self, spec: ContainerSpec) -> dict[str, Any]:
-        exits = spec.exits if spec.exits is not None else 0 if spec.kind is Kind.INIT else None
         script = OPEN + SCRIPT + STAY if spec.opens else SCRIPT
-        script += RUN_ON if exits is None else f"sleep {SECONDS_TO_BE_KNOWN}; exit {exits}"
+        if spec.exits is not None:
+            script += f"sleep {SECONDS_TO_BE_KNOWN}; exit {spec.exits}"
+        elif spec.kind is not Kind.INIT:
+            script += RUN_ON
         sidecar = {"restartPolicy": "Always"} if spec.kind is Kind.SIDECAR else {}
         return {
             "name": spec.name,
