@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.conformance.node import DEVICES, Ability, Node
+from tests.conformance.node import DEVICES, Ability, Node, until
 from tests.conformance.steps import (
     asking,
     held,
@@ -205,9 +205,24 @@ async def test_p11_the_watcher_route_survives_kubelet_restarts(node: Node) -> No
 
 
 async def test_p12_the_plugin_may_change_its_route_between_two_lives(node: Node) -> None:
+    """Up to a second later the kubelet sees that the old route's sockets are gone, and drops the new one, by name.
+
+    A pod that it admits in that moment fails; the plugin registers again, and the next one runs.
+    """
     await start_offering(node)
     await node.kill_plugin()
     await start_offering(node, registration="watcher")
     await node.kill_plugin()
     await start_offering(node)
-    await runs(node, asking("one"))
+    await node.create(asking("first"))
+    await settles(node, "first")
+    await shows(node, DEVICES)
+    await runs(node, asking("second"))
+
+
+async def settles(node: Node, name: str) -> None:
+    async def look() -> bool:
+        view = await node.view(name)
+        return view is not None and (view.running or view.phase == "Failed")
+
+    await until(node, look, f"pod {name} running or failed")
