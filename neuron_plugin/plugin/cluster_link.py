@@ -34,6 +34,8 @@ from neuron_plugin.plugin.witness import Witness
 logger = logging.getLogger(__name__)
 
 REPORTER = "neuron-plugin.io/plugin"
+CONNECT_SECONDS = 10.0
+"""For loading the client and its settings, once; 0.3 s on an idle machine, 3 s seen on a busy one."""
 RETRY_SECONDS = 10.0
 """Between two looks for usable API server settings: a service account's files may come late."""
 REPEAT_SECONDS = 600.0
@@ -59,6 +61,7 @@ class ClusterLink:
         self._outbox = Outbox()
         self._api: KubernetesApi | None = None
         self._pods: PodReflector | None = None
+        self._tried = asyncio.Event()
         self._witness = witness or Witness(settings.node_name, state, Counts())
         self._described: Machine | None = None
         self._published: ApiRequest | None = None
@@ -92,6 +95,7 @@ class ClusterLink:
             self._api = api
             name, counts = self._settings.node_name, self._witness.counts
             self._pods = follow_pods(api, name, self._state, self.report, self._on_pod, counts)
+            self._tried.set()
             async with asyncio.TaskGroup() as tasks:
                 if self._settings.node_lease:
                     tasks.create_task(self._lease.run(api), name="lease")
@@ -102,13 +106,20 @@ class ClusterLink:
                 tasks.create_task(self._outbox.run(api), name="outbox")
 
     async def look_again(self) -> None:
-        """Take in this node's pods as the API server knows them now; give up quietly at the decision deadline."""
-        if self._pods is None:
-            return
+        """Take in this node's pods as the API server knows them now; give up quietly at the decision deadline.
+
+        A daemon offers devices before its client is loaded, and the kubelet may ask in between. Decisions would be
+        missed then, and what only the pods' own annotations tell (the kubelet lost its record, or lists no init
+        containers) would be given twice: so the first of these calls waits longer.
+        """
         try:
-            await self._pods.list_consistently(self._settings.decision_deadline_seconds)
-        except ClusterError as error:
-            logger.warning("choosing without a look at the API server", extra={"why": str(error)})
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self._tried.wait()
+            if self._pods:
+                await self._pods.list_consistently(self._settings.decision_deadline_seconds)
+        except (ClusterError, TimeoutError) as error:
+            why = str(error) or "not connected yet"
+            logger.warning("choosing without a look at the API server", extra={"why": why})
 
     async def live_pods(self) -> Collection[str] | None:
         """The UIDs of all pods of this node, once those that ask for Neuron are known; None without an answer."""
@@ -194,4 +205,5 @@ class ClusterLink:
                 if str(error) != told:
                     logger.warning("not connected to the API server", extra={"why": str(error)})
                 told = str(error)
+            self._tried.set()
             await asyncio.sleep(RETRY_SECONDS)

@@ -23,7 +23,7 @@ from neuron_plugin.kubelet.pod_resources import PodResourcesClient
 from neuron_plugin.kubelet.service import ServiceOptions
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.cdi import Specification, keep_written
-from neuron_plugin.plugin.cluster_link import ClusterLink
+from neuron_plugin.plugin.cluster_link import CONNECT_SECONDS, ClusterLink
 from neuron_plugin.plugin.confirm import LOOK_SECONDS, Confirmation
 from neuron_plugin.plugin.container import ContainerStyle, cdi_specification, resolve_numbering
 from neuron_plugin.plugin.counts import Counts
@@ -48,7 +48,8 @@ from neuron_plugin.topology.instances import Catalogue
 logger = logging.getLogger(__name__)
 
 PREFERENCE_SLACK_SECONDS = LOOK_SECONDS + 0.5
-"""A preference may take the decision deadline and a look at the kubelet's account, before it is answered without us."""
+"""A preference may take connecting, the decision deadline and a look at the kubelet's account, before it is answered
+without us."""
 
 
 class NodeDaemon:
@@ -101,7 +102,9 @@ class NodeDaemon:
             route(settings),
             ServiceOptions(
                 pre_start_required=settings.pre_start_gate,
-                preference_deadline_seconds=settings.decision_deadline_seconds + PREFERENCE_SLACK_SECONDS,
+                preference_deadline_seconds=CONNECT_SECONDS
+                + settings.decision_deadline_seconds
+                + PREFERENCE_SLACK_SECONDS,
             ),
             self.witness,
             numa_hints=settings.numa_hints,

@@ -139,7 +139,7 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         HealthSettings()
     )
     decision_deadline_seconds: Annotated[
-        float, Meta(gt=0, le=10, description="how long a preference may wait for the API server")
+        float, Meta(gt=0, le=10, description="how long a preference may wait for the API server, once connected")
     ] = 2.0
     health_address: Annotated[str, Meta(description="address of probes, metrics and decisions, plain HTTP")] = "0.0.0.0"  # noqa: S104 - the kubelet probes the pod's address
     health_port: Annotated[

@@ -134,6 +134,11 @@ class StandInKubelet:
         await self.stop()
         await self.start()
 
+    def spoil_checkpoint(self) -> None:
+        """While it is stopped: the next start cannot read what was allocated, says so in a log, and goes on."""
+        self._memory = Memory()
+        self._begin_process()
+
     # Resources.
 
     def capacity(self, resource: str) -> Capacity:
@@ -173,7 +178,7 @@ class StandInKubelet:
         """
         async with self._admission:
             self._pods[pod.uid] = _LivePod(pod)
-            await self._allocate(self._pods[pod.uid])
+            await self._allocate_or_fail(self._pods[pod.uid])
         containers = [await self.start_container(pod.uid, each.name) for each in pod.containers]
         return AdmittedPod(pod, tuple(containers))
 
@@ -195,6 +200,15 @@ class StandInKubelet:
         if waiting is None and container.kind is not ContainerKind.INIT:
             live.running.add(name)
         return received(container, allocations, waiting)
+
+    async def resize(self, uid: str) -> None:
+        """Admit a live pod again with other CPU or memory; no plugin is asked, and nothing a pod holds changes.
+
+        Raises:
+            PodRejectedError: it is not granted, and the pod runs on as it was.
+        """
+        async with self._admission:
+            await self._allocate(self._pods[uid])
 
     def stop_container(self, uid: str, name: str) -> None:
         """A container of a live pod has died; what it holds stays its own."""
@@ -218,17 +232,22 @@ class StandInKubelet:
             for container in pod.containers:
                 await self._devices.allocate(pod, container, running=container.name in live.running)
         except AllocationError as error:
-            rejection = PodRejectedError(pod, str(error))
-            self.rejections[pod.uid] = rejection
-            del self._pods[pod.uid]
-            raise rejection from error
+            raise PodRejectedError(pod, str(error)) from error
+
+    async def _allocate_or_fail(self, live: _LivePod) -> None:
+        try:
+            await self._allocate(live)
+        except PodRejectedError as rejection:
+            self.rejections[live.pod.uid] = rejection
+            del self._pods[live.pod.uid]
+            raise
 
     async def _admit_again(self) -> None:
         """After a start every pod goes through admission once more; a failure ends it, whatever its restart policy."""
         async with self._admission:
             for live in list(self._pods.values()):
                 try:
-                    await self._allocate(live)
+                    await self._allocate_or_fail(live)
                 except PodRejectedError:
                     continue  # it is in `rejections`
 

@@ -21,6 +21,7 @@ import pytest
 
 from neuron_plugin.plugin import gate
 from tests.conformance.node import Node
+from tests.conformance.preflight import UnusableNodeError
 from tests.conformance.real import RealNode, RealOptions
 from tests.conformance.stand_in import StandInNode
 
@@ -41,6 +42,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kubelet-restart-command", default="", help="restarts the kubelet and leaves containers alone")
     group.addoption("--kubelet-stop-command", default="")
     group.addoption("--kubelet-start-command", default="")
+    group.addoption(
+        "--openable-device",
+        type=Path,
+        default=Path("/dev/cpu_dma_latency"),
+        help="a character device that can be opened and nobody has open; it stands for one with a driver",
+    )
+    group.addoption(
+        "--spoil-checkpoint",
+        action="store_true",
+        help="also make the kubelet's device checkpoint unreadable, which costs all pods of the node their record",
+    )
     group.addoption("--slow", action="store_true", help="wait out the kubelet's five minutes of grace, too")
 
 
@@ -60,6 +72,8 @@ def real_options(config: pytest.Config) -> RealOptions | None:
         node_name=node_name,
         pod_image=config.getoption("--pod-image"),
         cdi_dir=config.getoption("--cdi-dir"),
+        openable_device=config.getoption("--openable-device"),
+        spoils_checkpoint=config.getoption("--spoil-checkpoint"),
         restart_command=config.getoption("--kubelet-restart-command"),
         stop_command=config.getoption("--kubelet-stop-command"),
         start_command=config.getoption("--kubelet-start-command"),
@@ -83,8 +97,11 @@ async def node(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     options = real_options(request.config)
     with tempfile.TemporaryDirectory(prefix="np-", dir=None if options else _memory()) as root:
         if options:
-            async with RealNode.running(Path(root), options) as real:
-                yield real
+            try:
+                async with RealNode.running(Path(root), options) as real:
+                    yield real
+            except UnusableNodeError as error:
+                pytest.exit(f"the conformance suite cannot run here: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
         else:
             monkeypatch.setattr(gate, "PATIENCE_SECONDS", 0.1)  # a kubelet's stand-in has no 30 s for it
             async with StandInNode.running(Path(root)) as stand_in:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from neuron_plugin.allocation.resources import Resource
@@ -22,7 +23,11 @@ CORE = Resource.NEURONCORE.value
 
 INSTANCE_TYPE = "inf2.24xlarge"
 DEVICES = 6
-"""Of that type, in a line, with two cores each."""
+"""Of that type, in a line."""
+CORES_PER_DEVICE = 2
+
+OPENABLE = 0
+"""The device whose node a process can open; behind those of a simulated machine there is no driver."""
 
 T = TypeVar("T")
 
@@ -32,7 +37,8 @@ class Ability(enum.Enum):
 
     RESTART_KUBELET = "restarting the kubelet (--kubelet-restart-command)"
     STOP_KUBELET = "stopping the kubelet (--kubelet-stop-command and --kubelet-start-command)"
-    OPEN_DEVICES = "device nodes that a process can open; a simulated machine's have no driver behind them"
+    OPEN_DEVICES = "a device that a process can open and nobody has open (--openable-device)"
+    SPOIL_CHECKPOINT = "making the kubelet's checkpoint unreadable (--spoil-checkpoint), and stopping the kubelet"
     WAIT_FOR_GRACE = "waiting the kubelet's five minutes of grace (--slow)"
 
 
@@ -46,20 +52,38 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """A container that says what it received, then runs until it is ended, or exits with ``exits``."""
+    """A container that says what it received, then runs until it is ended, or exits with ``exits``.
+
+    ``compute`` is what it asks for of CPU and memory: as requests alone, or ``guaranteed`` as limits, too. One that
+    ``opens`` keeps the node of ``OPENABLE`` open and does not end when it is asked to; it needs all devices.
+    """
 
     name: str = "app"
     limits: Mapping[str, int] = field(default_factory=dict)
     kind: Kind = Kind.APP
     exits: int | None = None
+    compute: Mapping[str, str] = field(default_factory=dict)
+    guaranteed: bool = False
+    opens: bool = False
+
+    @property
+    def resources(self) -> dict[str, dict[str, str]]:
+        """As a manifest has them."""
+        devices = {resource: str(count) for resource, count in self.limits.items()}
+        limits = {**devices, **(self.compute if self.guaranteed else {})}
+        return {"limits": limits, "requests": {**devices, **self.compute}}
 
 
 @dataclass(frozen=True, slots=True)
 class PodSpec:
-    """A pod for this very node, past every scheduler. It restarts its containers unless one is to exit."""
+    """A pod for this very node, past every scheduler. It restarts its containers unless one is to exit.
+
+    ``annotations`` are what a scheduler would have written at the binding.
+    """
 
     name: str
     containers: tuple[ContainerSpec, ...]
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ends(self) -> bool:
@@ -87,7 +111,10 @@ class ContainerView:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A pod as the API server, and its containers' output, show it."""
+    """A pod as the API server, and its containers' output, show it.
+
+    ``resize`` is why a change of its CPU is not done yet, ``cpu`` what its first container has by the kubelet's word.
+    """
 
     uid: str
     phase: str
@@ -95,6 +122,8 @@ class PodView:
     message: str = ""
     containers: Mapping[str, ContainerView] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    resize: str = ""
+    cpu: str = ""
 
     @property
     def running(self) -> bool:
@@ -113,6 +142,8 @@ class Node(Protocol):
     """One node. ``patience_seconds`` is how long something may take to show; ``grace_seconds`` the kubelet's own."""
 
     machine: SimulatedNode
+    kubelet_dir: Path
+    pod_resources_socket: Path
     pod_resources: PodResourcesClient
     patience_seconds: float
     poll_seconds: float
@@ -142,6 +173,12 @@ class Node(Protocol):
     async def end_containers(self, name: str) -> None:
         """Kill the processes of a pod; a kubelet that runs restarts them."""
 
+    async def processes(self, name: str) -> Collection[int]:
+        """Those of a pod, also after it was deleted; a stand-in's has one only if it opens a device."""
+
+    async def resize(self, name: str, cpu: str) -> None:
+        """Ask for other CPU for a pod's only container, in place."""
+
     async def capacity(self, resource: str) -> Capacity:
         """What the node shows."""
 
@@ -153,6 +190,9 @@ class Node(Protocol):
 
     async def start_kubelet(self) -> None:
         """Start it again."""
+
+    async def spoil_checkpoint(self) -> None:
+        """Make what a stopped kubelet remembers of devices unreadable."""
 
 
 async def until(node: Node, look: Callable[[], Awaitable[T | None]], what: str, seconds: float | None = None) -> T:

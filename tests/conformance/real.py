@@ -17,7 +17,7 @@ import secrets
 import shlex
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +25,19 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.cluster.api import ApiError, ApiRequest, ApiServer, send
+from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, ApiError, ApiRequest, ApiServer, send
 from neuron_plugin.cluster.transport import connect
+from neuron_plugin.hardware.processes import device_processes
 from neuron_plugin.kubelet.pod_resources import PodResourcesClient, PodResourcesError
+from neuron_plugin.plugin.cdi import FILE_NAME
+from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.uninstall import uninstall_nodes
 from neuron_plugin.settings import as_text
 from neuron_plugin.simulation.node import write_node
+from neuron_plugin.simulation.node_files import write_char_node
 from tests.conformance.node import (
     INSTANCE_TYPE,
+    OPENABLE,
     Ability,
     Capacity,
     ContainerSpec,
@@ -42,8 +48,10 @@ from tests.conformance.node import (
     Received,
     until,
 )
+from tests.conformance.preflight import require_usable_node
 
 PODS = "/api/v1/namespaces/default/pods"
+CHECKPOINT = "kubelet_internal_checkpoint"
 SCRIPT = """
 env | grep NEURON | sed 's/^/ENV /'
 for node in /dev/neuron*; do [ -e "$node" ] && echo "NODE ${node##*/}"; done
@@ -51,7 +59,12 @@ echo READY
 trap 'exit 0' TERM
 """
 """What a container says of itself before it runs on."""
+OPEN = f"exec 3</dev/neuron{OPENABLE} || exit 1\n"
+STAY = "trap '' TERM\n"
 RUN_ON = "while true; do sleep 1 & wait; done"
+SECONDS_TO_BE_KNOWN = 2
+"""Until the plugin has asked the kubelet for the pod by name. Later it has to ask for all, which makes the kubelet
+forget what an ended pod held, and with it the health of that."""
 UNSETTLED = -1
 """Allocatable while the Node object and the kubelet say different things."""
 _TIMEOUT_SECONDS = 20.0
@@ -69,6 +82,8 @@ class RealOptions:
     node_name: str
     pod_image: str
     cdi_dir: Path
+    openable_device: Path
+    spoils_checkpoint: bool = False
     restart_command: str = ""
     stop_command: str = ""
     start_command: str = ""
@@ -84,12 +99,16 @@ class RealNode:
 
     def __init__(self, root: Path, options: RealOptions, api: ApiServer) -> None:
         self.machine = write_node(root / "node", INSTANCE_TYPE, char_nodes=True, usage_counters=False)
+        self.kubelet_dir = options.kubelet_dir
+        self.pod_resources_socket = options.pod_resources_socket
         self.pod_resources = PodResourcesClient(options.pod_resources_socket)
         self._log = root / "plugin.log"
         self._options = options
         self._api = api
         self._run = secrets.token_hex(3)
         self._specs: dict[str, PodSpec] = {}
+        self._uids: dict[str, str] = {}
+        self._kubelet_runs = True
         self._plugin: asyncio.subprocess.Process | None = None
 
     @classmethod
@@ -98,19 +117,34 @@ class RealNode:
         """The node while the block lasts, without a plugin; its pods are removed in the end."""
         async with await connect(options.kubeconfig) as api:
             node = cls(root, options, api)
+            await require_usable_node(options.kubelet_dir, node.pod_resources, api, options.node_name)
             try:
                 yield node
             finally:
                 await node._tidy_up()
 
     def require(self, ability: Ability) -> None:
+        stops = bool(self._options.stop_command and self._options.start_command)
         able = {
             Ability.RESTART_KUBELET: bool(self._options.restart_command),
-            Ability.STOP_KUBELET: bool(self._options.stop_command and self._options.start_command),
+            Ability.STOP_KUBELET: stops,
+            Ability.SPOIL_CHECKPOINT: stops and self._options.spoils_checkpoint,
+            Ability.OPEN_DEVICES: ability is Ability.OPEN_DEVICES and self._make_openable(),
             Ability.WAIT_FOR_GRACE: self._options.slow,
         }
         if not able.get(ability, False):
             pytest.skip(f"needs {ability.value}")
+
+    def _make_openable(self) -> bool:
+        """Give one device the numbers of a character device of this host that has a driver."""
+        device = self._options.openable_device
+        if not device.is_char_device() or device_processes([device]):
+            return False
+        numbers = device.stat().st_rdev
+        path = self.machine.paths.dev / f"neuron{OPENABLE}"
+        write_char_node(self.machine.root, path, os.major(numbers), os.minor(numbers))
+        self.machine.set_attribute(OPENABLE, "dev", f"{os.major(numbers)}:{os.minor(numbers)}\n")
+        return True
 
     # The plugin.
 
@@ -157,7 +191,8 @@ class RealNode:
 
     async def create(self, pod: PodSpec) -> None:
         self._specs[pod.name] = pod
-        await self._ask("POST", PODS, body=self._manifest(pod))
+        created = await self._ask("POST", PODS, body=self._manifest(pod))
+        self._uids[pod.name] = created["metadata"]["uid"]
 
     async def view(self, name: str) -> PodView | None:
         found = await self._find(name)
@@ -180,6 +215,8 @@ class RealNode:
             message=status.get("message", ""),
             containers=containers,
             annotations=found["metadata"].get("annotations") or {},
+            resize=_resize(status),
+            cpu=_cpu(status),
         )
 
     async def delete(self, name: str, *, force: bool = False) -> None:
@@ -189,11 +226,19 @@ class RealNode:
 
     async def end_containers(self, name: str) -> None:
         """By the pod's UID in the cgroup of each process; its pause container stays, or the sandbox would go, too."""
-        found = await self._find(name)
-        assert found is not None
-        for pid in await asyncio.to_thread(_processes_of, found["metadata"]["uid"]):
+        for pid in await self.processes(name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    async def processes(self, name: str) -> Collection[int]:
+        return await asyncio.to_thread(_processes_of, self._uids[name])
+
+    async def resize(self, name: str, cpu: str) -> None:
+        (container,) = self._specs[name].containers
+        change: dict[str, Any] = {
+            "spec": {"containers": [{"name": container.name, "resources": {"requests": {"cpu": cpu}}}]}
+        }
+        await self._ask("PATCH", f"{PODS}/{self._name(name)}/resize", body=change, content_type=STRATEGIC_MERGE_PATCH)
 
     async def _find(self, name: str) -> dict[str, Any] | None:
         try:
@@ -233,7 +278,7 @@ class RealNode:
         return {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": self._name(pod.name)},
+            "metadata": {"name": self._name(pod.name), "annotations": dict(pod.annotations)},
             "spec": {
                 "nodeName": self._options.node_name,
                 "restartPolicy": "Never" if pod.ends else "Always",
@@ -246,15 +291,17 @@ class RealNode:
         }
 
     def _container(self, spec: ContainerSpec) -> dict[str, Any]:
-        exits = spec.exits if spec.exits is not None else 0 if spec.kind is Kind.INIT else None
-        script = SCRIPT + (RUN_ON if exits is None else f"exit {exits}")
+        script = OPEN + SCRIPT + STAY if spec.opens else SCRIPT
+        if spec.exits is not None:
+            script += f"sleep {SECONDS_TO_BE_KNOWN}; exit {spec.exits}"
+        elif spec.kind is not Kind.INIT:
+            script += RUN_ON
         sidecar = {"restartPolicy": "Always"} if spec.kind is Kind.SIDECAR else {}
-        limits = {resource: str(count) for resource, count in spec.limits.items()}
         return {
             "name": spec.name,
             "image": self._options.pod_image,
             "command": ["sh", "-c", script],
-            "resources": {"limits": limits},
+            "resources": spec.resources,
             **sidecar,
         }
 
@@ -275,9 +322,14 @@ class RealNode:
 
     async def stop_kubelet(self) -> None:
         await _run(self._options.stop_command)
+        self._kubelet_runs = False
 
     async def start_kubelet(self) -> None:
         await _run(self._options.start_command)
+        self._kubelet_runs = True
+
+    async def spoil_checkpoint(self) -> None:
+        (self.kubelet_dir / CHECKPOINT).write_text("not what a kubelet wrote\n")
 
     # Inside.
 
@@ -285,18 +337,23 @@ class RealNode:
         """Of its own for each run: the kubelet's memory of an earlier pod of that name must not matter."""
         return f"np-conformance-{self._run}-{name}"
 
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(
-            await send(self._api, ApiRequest(method, path, body=body), timeout_seconds=_TIMEOUT_SECONDS)
-        )
+    async def _ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None, content_type: str = JSON
+    ) -> dict[str, Any]:
+        request = ApiRequest(method, path, body=body, content_type=content_type)
+        answer: dict[str, Any] = json.loads(await send(self._api, request, timeout_seconds=_TIMEOUT_SECONDS))
         return answer
 
     async def _tidy_up(self) -> None:
+        if not self._kubelet_runs:
+            await self.start_kubelet()
         for name in self._specs:
             await self.delete(name)
         for name in self._specs:
             await until(self, lambda name=name: self._is_gone(name), f"the end of pod {name}")  # type: ignore[misc]  # the default binds the name
         await self.stop_plugin()
+        await uninstall_nodes(self._api, [self._options.node_name], PluginSettings().lease_namespace)
+        (self._options.cdi_dir / FILE_NAME).unlink(missing_ok=True)
 
     async def _is_gone(self, name: str) -> bool:
         return await self._find(name) is None
@@ -307,6 +364,17 @@ def _flag(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, bool):
         return (f"--{flag}" if value else f"--no-{flag}",)
     return f"--{flag}", as_text(value)
+
+
+def _resize(status: Mapping[str, Any]) -> str:
+    """Why a change of CPU is not begun, by the pod's condition; empty when it is."""
+    pending = [each for each in status.get("conditions") or () if each["type"] == "PodResizePending"]
+    return "".join(f"{each.get('reason', '')}: {each.get('message', '')}" for each in pending)
+
+
+def _cpu(status: Mapping[str, Any]) -> str:
+    told: Mapping[str, Any] = next(iter(status.get("containerStatuses") or ()), {})
+    return str(((told.get("resources") or {}).get("requests") or {}).get("cpu", ""))
 
 
 def _health(status: Mapping[str, Any]) -> dict[str, str]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+import sys
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -26,6 +27,7 @@ from neuron_plugin.simulation.node import write_node
 from neuron_plugin.topology.instances import catalogue
 from tests.conformance.node import (
     INSTANCE_TYPE,
+    OPENABLE,
     Ability,
     Capacity,
     ContainerSpec,
@@ -37,6 +39,9 @@ from tests.conformance.node import (
 )
 
 NODE = "stand-in"
+HOLD = "import os, sys; os.open(sys.argv[1], os.O_RDONLY); print('open', flush=True); sys.stdin.read()"
+LINGER_SECONDS = 0.5
+"""How long the process of a pod deleted by force is left alone; a kubelet gives it two seconds."""
 NAMESPACE = "default"
 _KINDS = {Kind.INIT: ContainerKind.INIT, Kind.SIDECAR: ContainerKind.SIDECAR, Kind.APP: ContainerKind.APP}
 
@@ -55,6 +60,7 @@ class _LivePod:
         self.phase, self.reason, self.message = "Pending", "", ""
         self.started: dict[str, AdmittedContainer] = {}
         self.starts: dict[str, int] = {}
+        self.resize, self.cpu = "", next((each.compute.get("cpu", "") for each in spec.containers), "")
 
     def start(self, container: AdmittedContainer) -> None:
         self.started[container.name] = container
@@ -71,20 +77,23 @@ class StandInNode:
 
     def __init__(self, root: Path) -> None:
         self.machine = write_node(root / "node", INSTANCE_TYPE, usage_counters=False)
+        self.kubelet_dir = root / "dp"
         self._root = root
         for name in ("dp", "pr", "reg"):
             (root / name).mkdir()
         options = KubeletOptions(grace_seconds=self.grace_seconds, reconcile_seconds=0.05)
         self._kubelet = StandInKubelet(
-            root / "dp",
+            self.kubelet_dir,
             root / "pr",
             random=Random(1),  # noqa: S311 - the order of Go's maps
             options=options,
             plugins_registry=root / "reg",
         )
         self._api = StandInApiServer()
-        self.pod_resources = PodResourcesClient(root / "pr/kubelet.sock")
+        self.pod_resources_socket = root / "pr/kubelet.sock"
+        self.pod_resources = PodResourcesClient(self.pod_resources_socket)
         self._pods: dict[str, _LivePod] = {}
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._kubelet_runs = True
         self._stop_plugin = asyncio.Event()
         self._plugin: asyncio.Task[None] | None = None
@@ -98,6 +107,8 @@ class StandInNode:
             node._api.create_node({"metadata": {"name": NODE}})
             yield node
             await node.stop_plugin()
+            for process in node._processes.values():
+                await _kill(process)
 
     def require(self, ability: Ability) -> None:
         del ability  # it can do everything
@@ -112,9 +123,9 @@ class StandInNode:
             "sysfs": paths.sysfs,
             "dev": paths.dev,
             "logical_core_file": paths.logical_nc_config,
-            "kubelet_dir": self._root / "dp",
+            "kubelet_dir": self.kubelet_dir,
             "plugins_registry": self._root / "reg",
-            "pod_resources_socket": self._root / "pr/kubelet.sock",
+            "pod_resources_socket": self.pod_resources_socket,
             "cdi_dir": self._root / "cdi",
         }
         daemon = NodeDaemon(_settings({**fixed, **settings}), catalogue())
@@ -144,7 +155,7 @@ class StandInNode:
 
     async def create(self, pod: PodSpec) -> None:
         manifest: JsonObject = {
-            "metadata": {"name": pod.name, "namespace": NAMESPACE},
+            "metadata": {"name": pod.name, "namespace": NAMESPACE, "annotations": dict(pod.annotations)},
             "spec": {
                 "initContainers": [_container(each) for each in pod.containers if each.kind is not Kind.APP],
                 "containers": [_container(each) for each in pod.containers if each.kind is Kind.APP],
@@ -160,6 +171,8 @@ class StandInNode:
             return
         for container in admitted.containers:
             live.start(container)
+        if any(each.opens for each in pod.containers):
+            self._processes[pod.name] = await self._open()
         exits = [each.exits for each in pod.containers if each.kind is Kind.APP and each.exits is not None]
         if exits:
             self._end(live, "Failed" if any(exits) else "Succeeded")
@@ -178,7 +191,9 @@ class StandInNode:
                 await self._start_waiting(live)
         containers = {each.name: self._container_view(live, each.name) for each in live.spec.containers}
         annotations = self._api.get(PODS, name, NAMESPACE)["metadata"].get("annotations") or {}
-        return PodView(live.pod.uid, live.phase, live.reason, live.message, containers, annotations)
+        return PodView(
+            live.pod.uid, live.phase, live.reason, live.message, containers, annotations, live.resize, live.cpu
+        )
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         live = self._pods.pop(name)
@@ -187,6 +202,8 @@ class StandInNode:
             if not force:
                 self._tell(live, "Succeeded")
         self._api.delete_pod(NAMESPACE, name, grace_seconds=0)
+        if process := self._processes.get(name):
+            asyncio.get_running_loop().call_later(LINGER_SECONDS if force else 0, process.kill)
 
     async def end_containers(self, name: str) -> None:
         live = self._pods[name]
@@ -194,6 +211,28 @@ class StandInNode:
             if container.kind is not Kind.INIT:
                 self._kubelet.stop_container(live.pod.uid, container.name)
                 del live.started[container.name]
+
+    async def processes(self, name: str) -> Collection[int]:
+        process = self._processes.get(name)
+        return {process.pid} if process and process.returncode is None else set()
+
+    async def _open(self) -> asyncio.subprocess.Process:
+        """A process that keeps a device open as one of a container does."""
+        path = self.machine.paths.dev / f"neuron{OPENABLE}"
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", HOLD, str(path), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        await process.stdout.readline()
+        return process
+
+    async def resize(self, name: str, cpu: str) -> None:
+        live = self._pods[name]
+        try:
+            await self._kubelet.resize(live.pod.uid)
+            live.resize, live.cpu = "", cpu
+        except PodRejectedError as rejection:
+            live.resize = f"{rejection.reason}: {rejection}"
 
     async def _start_waiting(self, live: _LivePod) -> None:
         for container in live.spec.containers:
@@ -246,6 +285,9 @@ class StandInNode:
         await self._kubelet.start()
         self._kubelet_runs = True
 
+    async def spoil_checkpoint(self) -> None:
+        self._kubelet.spoil_checkpoint()
+
 
 def _settings(values: Mapping[str, object]) -> PluginSettings:
     """As a configuration file with these values would be read."""
@@ -257,5 +299,10 @@ def _settings(values: Mapping[str, object]) -> PluginSettings:
 def _container(spec: ContainerSpec) -> JsonObject:
     """A container as the API server has it."""
     sidecar = {"restartPolicy": "Always"} if spec.kind is Kind.SIDECAR else {}
-    limits = {resource: str(count) for resource, count in spec.limits.items()}
-    return {"name": spec.name, "resources": {"limits": limits}, **sidecar}
+    return {"name": spec.name, "resources": spec.resources, **sidecar}
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.communicate()

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Iterable
 
 import pytest
 
-from tests.conformance.node import CORE, DEVICES, NEURON, Ability, Node, until
+from tests.conformance.node import (
+    CORE,
+    CORES_PER_DEVICE,
+    DEVICES,
+    NEURON,
+    OPENABLE,
+    Ability,
+    ContainerSpec,
+    Node,
+    PodSpec,
+    PodView,
+    until,
+)
 from tests.conformance.steps import asking, held, is_confirmed, is_running, reaches, runs, shows, start_offering
-
-HOLD = "import os, sys; os.open(sys.argv[1], os.O_RDWR); print('open', flush=True); sys.stdin.read()"
 
 
 def fail(node: Node, devices: Iterable[int]) -> None:
@@ -105,35 +113,32 @@ async def test_p71_a_failed_pods_status_shows_it_too(node: Node) -> None:
     await health_becomes(node, "broken", "Unhealthy")
 
 
-async def test_p60_a_force_deleted_pods_device_is_offered_when_its_process_has_let_go(node: Node) -> None:
+async def test_p60_a_force_deleted_pods_device_is_not_offered_while_its_process_has_it_open(node: Node) -> None:
+    """The kubelet alone would give it away at once; it leaves the process two seconds to end."""
     node.require(Ability.OPEN_DEVICES)
     await start_offering(node)
-    await runs(node, asking("one"))
+    await runs(node, PodSpec("one", (ContainerSpec("app", {NEURON: DEVICES}, opens=True),)))
     await is_confirmed(node, "one")
-    (device,) = (await held(node, "one"))["app"]
-    path = node.machine.paths.dev / f"neuron{device}"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", HOLD, str(path), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    await process.stdout.readline()
+    assert await node.processes("one")
     await node.delete("one", force=True)
-    await shows(node, DEVICES - 1)
-    await shows_cores(node, 2 * (DEVICES - 1))
-    await runs(node, asking("others", DEVICES - 1))
-    assert device not in (await held(node, "others"))["app"]
-    process.kill()
-    await process.communicate()
-    await shows_cores(node, 2)
-    await runs(node, asking("next"))
-    assert (await held(node, "next"))["app"] == (device,)
+    looks = await offers_while_it_runs(node, "one")
+    assert False in looks, "offered all the time that its process had it open"
+    assert not any(looks[looks.index(False) :]), "offered again while its process had it open"
+    await shows(node, DEVICES)
+    await runs(node, asking("next", DEVICES))
 
 
-async def shows_cores(node: Node, allocatable: int) -> None:
-    async def look() -> bool:
-        return (await node.capacity(CORE)).allocatable == allocatable
-
-    await until(node, look, f"{allocatable} {CORE} allocatable")
+async def offers_while_it_runs(node: Node, pod: str) -> list[bool]:
+    """Whether the kubelet could give the device away under any name, look by look, until no process of the pod runs."""
+    core = str(OPENABLE * CORES_PER_DEVICE)
+    looks: list[bool] = []
+    async with asyncio.timeout(node.patience_seconds):
+        while True:
+            offered = await node.pod_resources.allocatable()
+            if not await node.processes(pod):
+                return looks
+            looks.append(str(OPENABLE) in offered.get(NEURON, ()) or core in offered.get(CORE, ()))
+            await asyncio.sleep(0.02)
 
 
 async def test_p60_where_processes_cannot_be_seen_a_quarantine_ends(
@@ -149,3 +154,38 @@ async def test_p60_where_processes_cannot_be_seen_a_quarantine_ends(
     await shows(node, 0)
     await shows(node, DEVICES)
     assert (await node.capacity(NEURON)).allocatable == DEVICES
+
+
+async def test_p77_a_resize_of_a_pod_whose_device_died_is_not_granted_and_changes_nothing(node: Node) -> None:
+    await start_offering(node)
+    before = await runs(node, PodSpec("one", (ContainerSpec("app", {NEURON: 1}, compute={"cpu": "10m"}),)))
+    holdings = await held(node, "one")
+    fail(node, map(int, holdings["app"]))
+    await shows(node, DEVICES - 1)
+    await node.resize("one", "20m")
+    assert "previously allocated devices are no longer healthy" in (await resize_pends(node, "one")).resize
+    after = await is_running(node, "one")
+    assert (after.uid, after.containers["app"].starts, after.cpu) == (before.uid, 1, "10m")
+    assert await held(node, "one") == holdings
+    await runs(node, asking("others", DEVICES - 1))
+    recover(node, map(int, holdings["app"]))
+    await shows(node, DEVICES)
+    await node.resize("one", "30m")
+    await has_cpu(node, "one", "30m")
+    assert await held(node, "one") == holdings
+
+
+async def resize_pends(node: Node, name: str) -> PodView:
+    async def look() -> PodView | None:
+        view = await node.view(name)
+        return view if view and view.resize else None
+
+    return await until(node, look, f"the kubelet's word that it does not resize pod {name}")
+
+
+async def has_cpu(node: Node, name: str, cpu: str) -> None:
+    async def look() -> bool:
+        view = await node.view(name)
+        return view is not None and view.cpu == cpu
+
+    await until(node, look, f"pod {name} with {cpu} of CPU")

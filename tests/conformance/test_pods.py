@@ -126,18 +126,27 @@ async def test_a_reset_holds_the_container_at_the_gate_and_no_longer(node: Node)
     await is_running(node, "held")
 
 
-async def test_pod_resources_knows_pods_of_every_kind_by_name(node: Node) -> None:
+async def test_p46_an_app_container_smaller_than_its_init_container_gets_the_decided_part_of_what_that_had(
+    node: Node,
+) -> None:
+    """The kubelet draws it a random part, and asks nobody."""
     await start_offering(node)
-    await runs(node, asking("with"))
-    await runs(node, PodSpec("without", (ContainerSpec("app"),)))
-    await node.create(asking("done", exits=0))
-    await reaches(node, "done", "Succeeded")
-    assert await held(node, "with")
-    assert not await held(node, "without")
-    assert not await held(node, "done")
-    (found,) = [pod for pod in await node.pod_resources.list() if pod.name.endswith("with")]
-    assert await node.pod_resources.get(found.namespace, found.name) == found
-    assert await node.pod_resources.get(found.namespace, "np-conformance-nobody") is None
+    containers = (ContainerSpec("init", {NEURON: 4}, Kind.INIT), ContainerSpec("app", {NEURON: 2}))
+    decision = {"NEURON_DEVS": "1,2,3,4|3,4", "NEURON_ALLOC_TIME": "1", "NEURON_ALLOCATED": "false"}
+    view = await runs(node, PodSpec("two", containers, decision))
+    assert received(view, "init").nodes == ("neuron0", "neuron1", "neuron2", "neuron3")
+    assert received(view).nodes == ("neuron0", "neuron1")
+    assert (await is_confirmed(node, "two")).annotations["NEURON_DEVS"] == decision["NEURON_DEVS"]
+    await runs(node, asking("others", DEVICES - 4))
+
+
+async def test_a_container_that_asks_for_two_neuron_resources_fails_and_leaves_nothing_behind(node: Node) -> None:
+    """Their environments would meet in one container, in a random order."""
+    await start_offering(node)
+    await node.create(PodSpec("both", (ContainerSpec("app", {NEURON: 1, CORE: 1}),)))
+    assert (await reaches(node, "both", "Failed")).reason == "UnexpectedAdmissionError"
+    await shows(node, DEVICES)
+    await runs(node, asking("all", DEVICES))
 
 
 async def test_p55_a_pod_without_a_decision_is_told_what_it_holds(node: Node) -> None:

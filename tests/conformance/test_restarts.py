@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from tests.conformance.node import DEVICES, Ability, Node
-from tests.conformance.steps import asking, held, is_gone, is_running, reaches, received, runs, shows, start_offering
+from tests.conformance.node import DEVICES, Ability, Node, until
+from tests.conformance.steps import (
+    asking,
+    held,
+    is_confirmed,
+    is_gone,
+    is_running,
+    reaches,
+    received,
+    runs,
+    shows,
+    start_offering,
+)
 
 RECOVERY_SECONDS = 30.0
 """Upstream's bound for capacity to be back; the node's status alone takes 10 s of it."""
@@ -132,12 +143,41 @@ async def test_p76_a_stopped_plugin_leaves_its_capacity_for_the_kubelets_grace(n
     await shows(node, 0, DEVICES)
 
 
-async def test_p76_after_the_kubelets_grace_a_stopped_plugins_capacity_is_gone(node: Node) -> None:
+async def test_p76_after_the_kubelets_grace_capacity_is_gone_and_a_pods_container_starts_once_the_plugin_is_back(
+    node: Node,
+) -> None:
     node.require(Ability.WAIT_FOR_GRACE)
-    await start_offering(node)
+    await start_offering(node, pre_start_gate=True)
+    before, holdings = await runs(node, asking("one")), await held(node, "one")
     await node.stop_plugin()
     await shows(node, 0, 0, seconds=node.grace_seconds + 60)
+    assert (await is_running(node, "one")).uid == before.uid
+    await node.end_containers("one")
+    await start_offering(node, pre_start_gate=True)
+    after = await is_running(node, "one", starts=2)
+    assert (after.uid, received(after)) == (before.uid, received(before))
+    assert await held(node, "one") == holdings
+
+
+async def test_p61_a_kubelet_that_lost_its_record_gives_nothing_away_that_a_pod_has(node: Node) -> None:
+    """It believes every device free then; the plugin knows better, also after a restart of its own."""
+    node.require(Ability.SPOIL_CHECKPOINT)
     await start_offering(node)
+    before = await runs(node, asking("one", 2))
+    had = set((await held(node, "one"))["app"])
+    await is_confirmed(node, "one")
+    await node.stop_kubelet()
+    await node.spoil_checkpoint()
+    await node.start_kubelet()
+    await shows(node, DEVICES)
+    await runs(node, asking("two", 2))
+    assert had.isdisjoint((await held(node, "two"))["app"])
+    await node.stop_plugin()
+    await node.start_plugin()
+    await shows(node, DEVICES)
+    await runs(node, asking("rest", DEVICES - 4))
+    assert had.isdisjoint((await held(node, "rest"))["app"])
+    assert (await is_running(node, "one")).uid == before.uid
 
 
 async def test_p11_the_watcher_route_offers_the_same(node: Node) -> None:
@@ -165,9 +205,24 @@ async def test_p11_the_watcher_route_survives_kubelet_restarts(node: Node) -> No
 
 
 async def test_p12_the_plugin_may_change_its_route_between_two_lives(node: Node) -> None:
+    """Up to a second later the kubelet sees that the old route's sockets are gone, and drops the new one, by name.
+
+    A pod that it admits in that moment fails; the plugin registers again, and the next one runs.
+    """
     await start_offering(node)
     await node.kill_plugin()
     await start_offering(node, registration="watcher")
     await node.kill_plugin()
     await start_offering(node)
-    await runs(node, asking("one"))
+    await node.create(asking("first"))
+    await settles(node, "first")
+    await shows(node, DEVICES)
+    await runs(node, asking("second"))
+
+
+async def settles(node: Node, name: str) -> None:
+    async def look() -> bool:
+        view = await node.view(name)
+        return view is not None and (view.running or view.phase == "Failed")
+
+    await until(node, look, f"pod {name} running or failed")

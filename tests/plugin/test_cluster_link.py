@@ -93,8 +93,42 @@ def test_without_hardware_there_is_nothing_to_write() -> None:
     assert not unsent(link)
 
 
-async def test_a_look_before_there_is_a_connection_does_not_wait() -> None:
+async def test_p61_a_look_before_there_is_a_connection_waits_for_it_and_sees_what_pods_hold(tmp_path: Path) -> None:
+    async with StandInApiServer() as api:
+        api.create_pod(
+            {
+                "metadata": {
+                    "name": "one",
+                    "namespace": "default",
+                    "annotations": {"NEURON_DEVS": "2", "NEURON_ALLOC_TIME": "1", "NEURON_ALLOCATED": "true"},
+                },
+                "spec": {
+                    "nodeName": "worker-1",
+                    "containers": [{"name": "app", "resources": {"limits": {NEURON.value: "1"}}}],
+                },
+            }
+        )
+        state = a_state()
+        kubeconfig = api.write_kubeconfig(tmp_path / "config")
+        patient = PluginSettings(node_name="worker-1", kubeconfig=kubeconfig, decision_deadline_seconds=30)
+        link = ClusterLink(patient, state, lambda: None)
+        look = asyncio.create_task(link.look_again())
+        await asyncio.sleep(0)
+        assert not state.ledger.holders
+        running = asyncio.create_task(link.run())
+        await look
+        assert state.ledger.used_mask == devices(2)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+async def test_p36_a_look_does_not_wait_for_ever_until_there_is_a_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cluster_link, "CONNECT_SECONDS", 0.01)
     await link_of(a_state()).look_again()
+    assert [getattr(record, "why", "") for record in caplog.records] == ["not connected yet"]
 
 
 async def test_settings_that_come_late_are_waited_for_and_told_of_once(
@@ -142,3 +176,14 @@ async def test_without_a_lease_the_inventory_is_said_again_because_the_node_may_
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
+
+
+async def test_a_look_without_usable_settings_does_not_wait(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    link = link_of(a_state(), kubeconfig=tmp_path / "none")
+    running = asyncio.create_task(link.run())
+    await link.look_again()
+    said = [record.message for record in caplog.records if record.name == cluster_link.__name__]
+    assert said == ["not connected to the API server"]
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running

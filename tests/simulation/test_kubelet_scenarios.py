@@ -116,6 +116,34 @@ async def test_p73_a_pod_deleted_while_the_kubelet_is_down_leaves_its_device_fre
         await kubelet.admit(pod("b", 4))
 
 
+async def test_a_spoilt_checkpoint_makes_the_kubelet_believe_every_device_free(directory: Path) -> None:
+    async with StandInKubelet(directory) as kubelet, running_plugin(directory):
+        await kubelet.wait_for_capacity(CORE, 4)
+        await kubelet.admit(pod("a", 4))
+        await kubelet.stop()
+        kubelet.spoil_checkpoint()
+        await kubelet.start()
+        await kubelet.wait_for_capacity(CORE, 4)
+        assert len((await kubelet.admit(pod("b", 4))).container("c").ids[CORE]) == 4
+        assert kubelet.rejections == {}
+
+
+async def test_p77_a_resize_is_refused_while_a_device_is_bad_and_the_pod_goes_on_with_it(directory: Path) -> None:
+    async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
+        await kubelet.wait_for_capacity(CORE, 4)
+        ids = (await kubelet.admit(pod("a", 4))).container("c").ids
+        plugin.advertisement.publish(devices(4, 0))
+        await kubelet.wait_for_capacity(CORE, 3)
+        with pytest.raises(PodRejectedError, match="previously allocated devices are no longer healthy"):
+            await kubelet.resize("uid-a")
+        assert kubelet.rejections == {}
+        assert (await kubelet.start_container("uid-a", "c")).ids == ids
+        plugin.advertisement.publish(devices(4))
+        await kubelet.wait_for_capacity(CORE, 4)
+        await kubelet.resize("uid-a")
+        assert len(plugin.handler.allocations) == 1
+
+
 async def test_p74_init_and_sidecar_share_one_device_and_the_app_has_another(directory: Path) -> None:
     shared = Pod(
         "uid",
