@@ -102,12 +102,15 @@ class Feeds:
             readiness.met("synced")
 
     async def _judge_plugins(self) -> NoReturn:
-        """A lease that nobody watches has not run out; and a new watch has to tell first what was missed."""
         while True:
-            leases = self._following.get("leases")
-            if leases is not None and leases.followed_seconds() >= TICK_SECONDS:
-                self._state.set_stale(self._leases.stale(self._clock()))
+            self._judge()
             await asyncio.sleep(TICK_SECONDS)
+
+    def _judge(self) -> None:
+        """A lease that nobody watches has not run out; and a new watch has to tell first what was missed."""
+        leases = self._following.get("leases")
+        if leases is not None and leases.followed_seconds() >= TICK_SECONDS:
+            self._state.set_stale(self._leases.stale(self._clock()))
 
     def _pod_changed(self, uid: str, _: PodRecord | None, record: PodRecord | None) -> None:
         if record is None:
@@ -121,5 +124,7 @@ class Feeds:
         elif before is not None:
             self._state.remove_node(before.name, uid)
 
-    def _lease_changed(self, uid: str, _: Lease | None, lease: Lease | None) -> None:
+    def _lease_changed(self, uid: str, before: Lease | None, lease: Lease | None) -> None:
         self._leases.changed(uid, lease, self._clock())
+        if before and lease and bool(before.holder) != bool(lease.holder):
+            self._judge()  # a plugin stops or is back: the next pod should know

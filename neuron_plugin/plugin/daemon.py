@@ -112,10 +112,12 @@ class NodeDaemon:
         self.responder = Responder(pages(self.offering, self._moment, self.witness.journal))
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop`` is set; then end the streams, remove the sockets and return."""
+        """Serve until ``stop`` is set; then give the node's Lease up, end the streams and remove the sockets."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(keep_going(name, job), name=name) for name, job in self._jobs().items()]
             await stop.wait()
+            if self._link:
+                await self._link.serving_ends()
             await self.offering.stop()
             for task in tasks:
                 task.cancel()

@@ -3,9 +3,9 @@
 The extender leaves out a node whose Lease has run out and frees nothing there. So it is renewed only while the kubelet
 follows us; a plugin that merely runs is of no use to a pod. The node owns it, so it goes with the node.
 
-At SIGTERM it is neither deleted nor given up. A rollout that is back within the Lease's duration is not noticed at
-all, a plugin that stays away closes its node by silence, and a deleted Lease would say "not judged", as for nodes of
-the vendor's plugin. ``uninstall`` deletes it.
+At SIGTERM it is given up: the kubelet reports its devices gone only with its next node status, up to 10 s later, and a
+pod that is bound in between fails at its admission. Given up is not deleted, which would say "not judged", as for nodes
+of the vendor's plugin. ``uninstall`` deletes it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from neuron_plugin.cluster.writes import read_node
 
 logger = logging.getLogger(__name__)
 
+GIVE_UP_SECONDS = 0.5
+"""A plugin that ends has better things to do than to wait for an API server in trouble."""
 LEASE_PREFIX = "neuron-plugin-"
 """The extender takes the node's name from what follows."""
 
@@ -67,6 +69,8 @@ class NodeLease:
         self._node_uid = ""
         self._news = asyncio.Event()
         self._failing = False
+        self._given_up = False
+        self._writing = asyncio.Lock()
 
     def notify(self) -> None:
         """Serving has begun: renew now, pods may come at once."""
@@ -76,13 +80,25 @@ class NodeLease:
         """Renew until cancelled; what fails is tried again at the next turn."""
         while True:
             self._news.clear()
-            if self._serving():
-                await self._renew(api)
+            async with self._writing:
+                if self._serving() and not self._given_up:
+                    await self._renew(api)
             try:
                 async with asyncio.timeout(self._times.renew):
                     await self._news.wait()
             except TimeoutError:
                 pass  # the next turn
+
+    async def give_up(self, api: ApiServer) -> None:
+        """Have the extender close the node now, and never renew again; without an answer it closes by silence."""
+        self._given_up = True
+        lease = LeaseName(self._namespace, f"{LEASE_PREFIX}{self._node}", holder="")
+        try:
+            async with asyncio.timeout(GIVE_UP_SECONDS), self._writing:
+                renewal = renew_lease(lease, duration_seconds=self._times.duration, now=utc_now())
+                await send(api, renewal, timeout_seconds=GIVE_UP_SECONDS)
+        except (ClusterError, TimeoutError) as error:
+            logger.debug("this node's lease was not given up", extra={"node": self._node, "why": repr(error)})
 
     async def _renew(self, api: ApiServer) -> None:
         try:

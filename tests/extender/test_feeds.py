@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -51,6 +52,27 @@ async def test_e07_a_lease_that_nobody_watches_has_not_run_out(
     await until(lambda: state.nodes["node"].stale)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_e07_a_plugin_that_stops_closes_its_node_with_its_word_and_not_with_the_next_look(
+    server: StandInApiServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
+    state = ClusterState(catalogue())
+    feeds = Feeds(api, state, UNOBSERVED, lease_namespace="kube-system")
+    leases = feeds._following["leases"]
+    server.create_node(node_manifest("node", "trn1.32xlarge"))
+    await send(api, create_lease(LEASE, duration_seconds=600, now=utc_now()), timeout_seconds=5)
+    async with asyncio.TaskGroup() as group:
+        # Nobody looks from time to time here.
+        tasks = [group.create_task(each.run(), name="feed") for each in feeds._following.values()]
+        await until(lambda: "node" in state.nodes and leases.followed_seconds() > 0.02)
+        await send(api, renew_lease(replace(LEASE, holder=""), duration_seconds=600, now=utc_now()), timeout_seconds=5)
+        await until(lambda: state.nodes["node"].stale)
+        await send(api, renew_lease(LEASE, duration_seconds=600, now=utc_now()), timeout_seconds=5)
+        await until(lambda: not state.nodes["node"].stale)
+        for task in tasks:
+            task.cancel()
 
 
 async def test_e04_a_pod_is_unbound_while_it_lives_and_has_no_node(

@@ -13,7 +13,7 @@ import pytest
 from neuron_plugin.allocation.inventory import INVENTORY_KEY
 from neuron_plugin.kubelet.devices import DeviceNode
 from neuron_plugin.plugin.settings import TopologyPolicy
-from neuron_plugin.simulation.api_server import EVENTS, Fault, Match
+from neuron_plugin.simulation.api_server import EVENTS, LEASES, Fault, Match
 from neuron_plugin.simulation.kubelet import KubeletOptions
 from neuron_plugin.simulation.kubelet_pods import PodRejectedError
 from tests.plugin.site import NAMESPACE, NODE, Site, a_site, eventually, holders, ids
@@ -419,6 +419,16 @@ async def test_p59_a_pod_rejected_after_its_allocate_holds_nothing_once_it_is_te
         site.kubelet.finish("uid-a")
         site.api.set_pod_status(NAMESPACE, "a", {"phase": "Failed", "reason": "OutOfcpu"})
         await eventually(lambda: not holders(daemon))
+
+
+async def test_e7_stopping_gives_the_nodes_lease_up_before_the_kubelet_loses_its_devices() -> None:
+    async with a_site() as site:
+        api = site.api
+        assert api is not None
+        async with site.daemon():
+            await eventually(lambda: bool(api.objects(LEASES)))
+            assert api.get(LEASES, f"neuron-plugin-{NODE}", "kube-system")["spec"]["holderIdentity"] == NODE
+        assert not api.get(LEASES, f"neuron-plugin-{NODE}", "kube-system")["spec"]["holderIdentity"]
 
 
 async def test_stopping_removes_the_sockets_and_every_task() -> None:

@@ -123,7 +123,46 @@ async def test_e7_it_is_not_made_before_the_plugin_serves_and_at_once_when_it_do
         await until(lambda: there_is_one(server))
 
 
-async def test_an_ended_plugin_leaves_it_to_run_out_by_itself(server: StandInApiServer, api: KubernetesApi) -> None:
+async def test_e7_a_plugin_that_stops_gives_it_up_so_that_no_pod_comes_meanwhile(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    lease = of_node()
+    async with renewing(api, lease):
+        await until(lambda: there_is_one(server))
+        await lease.give_up(api)
+        given_up = LEASES.decode(_encoded(lease_of(server)))
+        lease.notify()
+        await asyncio.sleep(0.1)
+        assert lease_of(server)["metadata"]["resourceVersion"] == given_up.resource_version
+    assert Sighting().expired(given_up, now=0.0)
+
+
+async def test_e7_the_next_plugin_takes_up_what_the_last_one_gave_up(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    last = of_node()
+    async with renewing(api, last):
+        await until(lambda: there_is_one(server))
+        await last.give_up(api)
+    async with renewing(api, of_node()):
+        await until(lambda: lease_of(server)["spec"]["holderIdentity"] == NODE)
+
+
+@pytest.mark.parametrize("fault", [Fault(status=500), Fault(delay_seconds=600)], ids=["refused", "no answer"])
+async def test_p13_an_api_server_in_trouble_does_not_keep_a_plugin_from_stopping(
+    server: StandInApiServer, api: KubernetesApi, fault: Fault
+) -> None:
+    server.fail(fault)
+    async with asyncio.timeout(5):
+        await of_node().give_up(api)
+
+
+async def test_a_plugin_that_was_never_heard_of_gives_nothing_up(server: StandInApiServer, api: KubernetesApi) -> None:
+    await of_node().give_up(api)
+    assert not there_is_one(server)
+
+
+async def test_a_killed_plugin_leaves_it_to_run_out_by_itself(server: StandInApiServer, api: KubernetesApi) -> None:
     async with renewing(api, of_node()):
         await until(lambda: there_is_one(server))
     sighting, lease = Sighting(), LEASES.decode(_encoded(lease_of(server)))
