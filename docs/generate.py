@@ -18,8 +18,8 @@ os.environ["COLUMNS"] = "110"  # argparse wraps help to the terminal's width, wh
 
 import msgspec
 from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import Metric
 
+from neuron_plugin.build import build
 from neuron_plugin.cli.main import build_parser
 from neuron_plugin.extender.metrics import ExtenderMetrics, StateCollector
 from neuron_plugin.extender.settings import ExtenderSettings
@@ -80,11 +80,11 @@ def metrics() -> str:
         METRICS_INTRODUCTION,
         "## The plugin",
         _table(
-            ("metric", "labels", "meaning"),
-            [(f"`{one.name}`", ", ".join(one.labels) or "-", one.meaning) for one in METRICS.values()],
+            ("metric", "type", "labels", "meaning"),
+            [(f"`{one.name}`", one.kind.value, ", ".join(one.labels) or "-", one.meaning) for one in METRICS.values()],
         ),
         "## The extender",
-        _table(("metric", "type", "meaning"), [_row(one) for one in _extender_metrics()]),
+        _table(("metric", "type", "labels", "meaning"), sorted(_extender_metrics())),
     ]
     return "\n\n".join(parts)
 
@@ -176,18 +176,22 @@ def _nested(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
                 yield from _nested(nested)
 
 
-def _extender_metrics() -> list[Metric]:
+def _extender_metrics() -> Iterator[tuple[str, str, str, str]]:
+    """Name, type, labels and meaning of every metric of the extender."""
     registry = CollectorRegistry()
     ExtenderMetrics(registry)
-    registry.register(
-        StateCollector(ClusterState(catalogue()), ages={}, drift=lambda: 0, under_way=lambda: 0, leading=lambda: True)
+    own = [(next(iter(each.collect())), each) for each in registry._collector_to_names]  # noqa: SLF001 - the library tells labels of samples only
+    state = StateCollector(
+        ClusterState(catalogue()), ages={}, drift=lambda: 0, under_way=lambda: 0, leading=lambda: True
     )
-    return sorted(registry.collect(), key=lambda metric: metric.name)
+    for family, labelled in (*own, *((family, family) for family in state.collect())):
+        suffix, kind = _EXPOSED.get(family.type, ("", family.type))
+        labels = build()._asdict() if family.type == "info" else labelled._labelnames  # noqa: SLF001 - as above
+        yield f"`{family.name}{suffix}`", kind, ", ".join(labels) or "-", family.documentation
 
 
-def _row(metric: Metric) -> tuple[str, str, str]:
-    suffix = "_total" if metric.type == "counter" else ""
-    return f"`{metric.name}{suffix}`", metric.type, metric.documentation
+_EXPOSED = {"counter": ("_total", "counter"), "info": ("_info", "gauge")}
+"""Suffix and type in the text format, where they are not those of the library."""
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -40,7 +40,7 @@ def own_series() -> set[str]:
             metric.name + suffix
             for suffix in (["_bucket", "_sum", "_count"] if metric.kind is MetricKind.HISTOGRAM else [""])
         }
-    suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""]}
+    suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""], "info": ["_info"]}
     return own | {family.name + suffix for family in families for suffix in suffixes[family.type]}
 
 
