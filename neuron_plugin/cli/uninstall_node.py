@@ -8,6 +8,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from neuron_plugin.cli.command import CommandError, Exit, Subparsers, UsageError, add_command
+from neuron_plugin.cli.output import Form, add_output_flag, document
 from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
 
 DESCRIPTION = """\
@@ -23,6 +24,7 @@ neuron-plugin uninstall-node --all --node-condition NeuronDevicesHealthy
 NODE_NAME=worker-1 neuron-plugin uninstall-node
 """
 
+VERSION = 1
 _NAMESPACE = PluginSettings().lease_namespace
 
 
@@ -38,6 +40,7 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.add_argument("nodes", metavar="NODE", nargs="*", help="names of nodes (default: NODE_NAME)")
     parser.add_argument("--all", action="store_true", help="every node that the plugin has said something about")
+    add_output_flag(parser)
     parser.add_argument("--kubeconfig", metavar="PATH", type=Path, help="in-cluster credentials when not given")
     parser.add_argument(
         "--lease-namespace",
@@ -64,7 +67,10 @@ def run(arguments: Namespace) -> int:
     if names == [""]:
         raise UsageError("no node: give names of nodes, --all, or set NODE_NAME")
     done = asyncio.run(_uninstall(names, arguments.kubeconfig, arguments.lease_namespace, arguments.node_condition))
-    print("\n".join(f"{name} is cleared" for name in done) or "nothing of the plugin's was found")
+    if (form := Form(arguments.output)) is Form.TEXT:
+        print("\n".join(f"{name} is cleared" for name in done) or "nothing of the plugin's was found")
+    else:
+        print(document(form, {"version": VERSION, "cleared": done}), end="")
     return Exit.FINE
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 
 from neuron_plugin.allocation.resources import Resource
@@ -105,9 +106,12 @@ def test_the_kubeconfig_is_found_where_kubectl_finds_it(
 def test_a_running_extender_is_asked(cli: Cli, extender_url: str) -> None:
     text = cli("explain", "new", "--extender", extender_url)
     as_json = cli("explain", "new", "--extender", f"{extender_url}/", "-o", "json")
+    as_yaml = cli("explain", "new", "--extender", extender_url, "-o", "yaml")
 
     assert "free: fits, would get main: devices 0,1,2,3" in text.out
-    assert json.loads(as_json.out)["nodes"][0]["fits"] is True
+    found = json.loads(as_json.out)
+    assert (found["version"], found["nodes"][0]["fits"]) == (1, True)
+    assert yaml.safe_load(as_yaml.out) == found
 
 
 @pytest.mark.parametrize(
