@@ -18,7 +18,7 @@ from tests.cli.doubles import Cli, CliProcess, MakeNode
 
 COMMANDS = [
     *("demo", "devices", "topology", "decisions", "doctor", "explain", "simulate"),
-    *("run", "extender", "scheduler-config", "manifests", "uninstall-node", "version"),
+    *("run", "extender", "scheduler-config", "manifests", "uninstall-node", "completion", "version"),
 ]
 
 
@@ -143,7 +143,7 @@ def _command() -> list[str]:
 
 
 def test_starting_loads_nothing_heavy() -> None:
-    heavy = "{'rich', 'grpc', 'aiohttp', 'kubernetes', 'pyudev', 'google'}"
+    heavy = "{'rich', 'grpc', 'aiohttp', 'kubernetes', 'pyudev', 'google', 'shtab'}"
     script = f"import sys, neuron_plugin.cli.main as m; m.build_parser(); print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run(  # noqa: S603 - our own program
         [_command()[0], "-c", script], capture_output=True, text=True, env=_environment(), check=True
