@@ -84,8 +84,8 @@ def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
     assert len(names) == len(set(names)) >= 10
     for alert in alerts():
         assert alert["labels"]["severity"] in {"info", "warning", "critical"}
-        assert set(alert["annotations"]) == {"summary", "description"}
-        for text in alert["annotations"].values():
+        assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}
+        for text in (alert["annotations"][name] for name in ("summary", "description")):
             assert text.endswith((".", "?")), alert["alert"]
             assert text.count("{{") == text.count("}}")
 
