@@ -115,7 +115,11 @@ def _kubeconfig(given: Path | None) -> Path | None:
     if given:
         return given
     named = os.environ.get("KUBECONFIG", "").split(os.pathsep)[0]
-    path = Path(named) if named else Path.home() / ".kube" / "config"
+    path = Path(named or "~/.kube/config")
+    try:
+        path = path.expanduser()
+    except RuntimeError:  # a user without a home, as in our image
+        return None
     return path if path.exists() else None
 
 
