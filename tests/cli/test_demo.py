@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.cli.main import main
+from tests.cli.doubles import Cli
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,25 @@ def test_holders_are_shown_at_the_end(played: Path) -> None:
     printed = (played / "printed").read_text()
     assert "default/train: loader device 0, trainer devices 4-7" in printed
     assert "default/serve: server cores 2-3" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--type", "trn7.xlarge", "--ask", "neuron=1"), "--type trn7.xlarge is not known"),
+        (("--type", "inf2.xlarge"), "give --ask"),
+        (("--ask", "gpu=1"), "expected one of neuron, neurondevice, neuroncore"),
+        (("--ask", "neuron"), "'neuron' is no request"),
+        (("--ask", "neuron=0"), "'neuron=0' is no request"),
+        (("--ask", "neuron=1,"), "'' is no request"),
+    ],
+)
+def test_a_request_that_cannot_be_meant_is_told_before_anything_starts(
+    cli: Cli, arguments: tuple[str, ...], said: str
+) -> None:
+    shown = cli("demo", *arguments)
+    assert (shown.status, shown.out) == (2, "")
+    assert said in shown.err
 
 
 def test_no_daemon_had_anything_to_complain_about(played: Path) -> None:

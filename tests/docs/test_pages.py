@@ -134,16 +134,6 @@ def test_p82_every_command_that_needs_no_cluster_does_what_its_page_shows(
         assert [each for each in step.shown if each.strip() not in lines] == [], f"{page.name}: {step.line}"
 
 
-def test_the_commands_of_the_readme_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    commands = re.findall(r"^    \.venv/bin/neuron-plugin (.+)$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert commands
-    for command in commands:
-        assert main(shlex.split(command, comments=True)) == 0, f"{command}: {capsys.readouterr().err}"
-
-
 @pytest.mark.parametrize("page", HAND_WRITTEN, ids=identified)
 def test_yaml_on_a_page_can_be_read(page: Path) -> None:
     for text in blocks(page, "yaml"):
