@@ -1,7 +1,7 @@
 """Documents for scripts: the flag ``--output``, and JSON and YAML as every command prints them.
 
-A document is a promise: within its ``version`` keys are added, and none is renamed or taken away. ``docs/scripts.md``
-lists them, and a test holds it to the code.
+A document is a promise: within its ``version`` keys are added, and none is renamed or taken away. They are listed in
+``docs/command-line.md``, and a test holds that to the code.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The hand-written pages: links lead somewhere, commands work, quoted texts are those of the code.
 
 A ``console`` block holds commands that need no cluster: each is run here, in order, one directory for a page, and what
-is shown below it must be in its output ("..." for what is left out). ``sh`` blocks need a cluster.
+is shown below it must be in its output ("..." for what is left out). ``sh`` blocks are tried by ``test_commands``.
 """
 
 from __future__ import annotations
@@ -138,23 +138,6 @@ def test_p82_every_command_that_needs_no_cluster_does_what_its_page_shows(
 def test_yaml_on_a_page_can_be_read(page: Path) -> None:
     for text in blocks(page, "yaml"):
         assert list(yaml.safe_load_all(text))
-
-
-@pytest.mark.parametrize("page", HAND_WRITTEN, ids=identified)
-def test_a_command_that_a_page_names_exists(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also those that need a cluster: their help, at least, must be there."""
-    for command in set(
-        re.findall(r"(?:[` ]|^)neuron-plugin ([a-z][a-z-]+)(?=[ `\n])", _commands_of(page), re.MULTILINE)
-    ):
-        with pytest.raises(SystemExit) as ended:
-            main([command, "--help"])
-        assert ended.value.code == 0, command
-        assert capsys.readouterr().out
-
-
-def _commands_of(page: Path) -> str:
-    code = "".join(blocks(page, "sh"))
-    return code + " ".join(re.findall(r"`neuron-plugin [^`]+`", FENCE.sub("", page.read_text())))
 
 
 def section(heading: str) -> str:
