@@ -56,7 +56,7 @@ def register(subparsers: Subparsers) -> None:
         "--server",
         metavar="HOST:PORT",
         default=SERVER,
-        help=f"the daemon's --health-address and --health-port (default: {SERVER})",
+        help=f"a daemon's --health-address and --health-port (default: {SERVER}, the plugin; an extender has 12346)",
     )
 
 

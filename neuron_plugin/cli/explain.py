@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuron_plugin.cli.command import CommandError, Exit, Subparsers, UsageError, add_command
+from neuron_plugin.cli.kubeconfig import add_kubeconfig_flag, kubeconfig_of
 from neuron_plugin.cli.output import Form, add_output_flag, document
 from neuron_plugin.cli.text import printable
 from neuron_plugin.instance_file import load_catalogue
@@ -49,10 +49,8 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--extender", metavar="URL", default="", help="ask this extender, such as http://127.0.0.1:12345"
     )
-    parser.add_argument(
-        "--kubeconfig", metavar="PATH", type=Path, help="kubeconfig (default: KUBECONFIG, ~/.kube/config)"
-    )
-    parser.add_argument("--instance-types", metavar="PATH", type=Path, help="YAML file of further instance types")
+    add_kubeconfig_flag(parser)
+    parser.add_argument("--instance-types", metavar="FILE", type=Path, help="YAML file of further instance types")
     add_output_flag(parser)
 
 
@@ -100,7 +98,7 @@ async def _work_out(arguments: Namespace, namespace: str, name: str) -> Explanat
 
     types = load_catalogue(arguments.instance_types)
     try:
-        async with await connect(_kubeconfig(arguments.kubeconfig)) as api:
+        async with await connect(kubeconfig_of(arguments.kubeconfig)) as api:
             state = await survey(api, types)
     except ClusterError as error:
         raise CommandError(str(error)) from None
@@ -108,19 +106,6 @@ async def _work_out(arguments: Namespace, namespace: str, name: str) -> Explanat
     if record is None:
         raise CommandError(f"no live pod {namespace}/{name} that asks for Neuron: check the name and the namespace")
     return explain(state, record)
-
-
-def _kubeconfig(given: Path | None) -> Path | None:
-    """What was given, else where kubectl looks; None, the service account, if there is nothing."""
-    if given:
-        return given
-    named = os.environ.get("KUBECONFIG", "").split(os.pathsep)[0]
-    path = Path(named or "~/.kube/config")
-    try:
-        path = path.expanduser()
-    except RuntimeError:  # a user without a home, as in our image
-        return None
-    return path if path.exists() else None
 
 
 def _text(found: Explanation) -> str:

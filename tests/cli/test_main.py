@@ -37,6 +37,13 @@ def test_every_command_has_help_of_its_own(cli: Cli, command: str) -> None:
     assert "exit status:" in shown.out
 
 
+@pytest.mark.parametrize("command", [*COMMANDS, "simulate node", "simulate fault"])
+def test_no_line_of_a_description_is_wider_than_a_page(cli: Cli, command: str) -> None:
+    described = cli(*command.split(), "--help").out.partition("\n\n")[2].partition("\noptions:")[0]
+    assert described
+    assert [line for line in described.splitlines() if len(line) > 120] == []
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_shows_examples_to_copy(cli: Cli, command: str) -> None:
     examples = cli(command, "--help").out.partition("\nexamples:\n  ")[2]
