@@ -39,7 +39,7 @@ def typed(text: str) -> Iterator[Typed]:
             while words and _ASSIGNMENT.fullmatch(words[0]):
                 words.pop(0)
             if words and before != ">":  # behind that stands a file
-                yield Typed(line, words[0], tuple(words[1:]))
+                yield Typed(line, words[0].removeprefix(".venv/bin/"), tuple(words[1:]))
             words, before = [], word
 
 

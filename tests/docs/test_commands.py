@@ -55,7 +55,7 @@ def shown(page: Path) -> Iterator[Typed]:
 
 
 COMMANDS = sorted(
-    {(each.program.removeprefix(".venv/bin/"), each) for page in PAGES for each in shown(page)},
+    {(each.program, each) for page in PAGES for each in shown(page)},
     key=lambda found: (found[0], found[1].arguments),
 )
 

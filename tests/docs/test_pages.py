@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,6 +221,25 @@ def refused(containers: list[list[str]], reason: str = "") -> str:
 
 def test_troubleshooting_has_every_text_of_an_admission_error_and_no_other() -> None:
     assert quoted("A pod failed with UnexpectedAdmissionError") == admission_texts()
+
+
+RAISED = {
+    "AllocationRefusedError": 4,  # a conflict, an unservable pod, an unlinked set, no machine
+    "MalformedRequestError": 2,
+    "UnknownDeviceError": 1,
+    "UnhealthyDeviceError": 1,
+    "NotYetError": 1,
+}
+"""How often the code raises what the kubelet shows in a pod's status; each is in ``admission_texts``, or in "waits"."""
+
+
+def test_p82_a_new_way_to_refuse_is_told_on_the_page_too() -> None:
+    source = "".join(
+        file.read_text() for room in ("kubelet", "plugin") for file in (ROOT / "neuron_plugin" / room).glob("*.py")
+    )
+    refusals = {kind.__name__ for kind in RefusalError.__subclasses__()}
+    raised = Counter(name for name in re.findall(r"raise (\w+)\(", source) if name in refusals)
+    assert raised == RAISED, "put the text into troubleshooting.md and admission_texts, then count it here"
 
 
 def test_troubleshooting_has_the_texts_of_a_container_that_waits() -> None:
