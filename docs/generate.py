@@ -16,6 +16,7 @@ from pathlib import Path
 
 os.environ["COLUMNS"] = "110"  # argparse wraps help to the terminal's width, which must not decide what is committed
 
+import health_reference
 import msgspec
 from prometheus_client import CollectorRegistry
 
@@ -55,9 +56,14 @@ def configuration() -> str:
         "# Configuration",
         CONFIGURATION.format(prefix=ENVIRONMENT_PREFIX),
         "## The plugin: `neuron-plugin run`",
-        _settings(PluginSettings),
+        _settings(PluginSettings, "run"),
+        "### health: what each signal means",
+        health_reference.HOW,
+        _table(("key of a signal", "meaning"), health_reference.keys()),
+        _table(health_reference.HEAD, health_reference.signals()),
+        _table(("further key", "default", "meaning"), health_reference.others()),
         "## The extender: `neuron-plugin extender`",
-        _settings(ExtenderSettings),
+        _settings(ExtenderSettings, "extender"),
     ]
     return "\n\n".join(parts)
 
@@ -65,9 +71,8 @@ def configuration() -> str:
 def commands() -> str:
     """Every command's own help."""
     parser = build_parser()
-    subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001 - argparse offers no other way to its commands
     parts = ["# Commands", _help(parser)]
-    for name, command in subparsers.choices.items():
+    for name, command in _commands(parser).items():
         parts += [f"## neuron-plugin {name}", _help(command)]
         parts += [part for nested in _nested(command) for part in (f"### {nested.prog}", _help(nested))]
     return "\n\n".join(parts)
@@ -152,16 +157,32 @@ def _page(page: Callable[[], str]) -> str:
     return f"{NOTICE}\n\n{page().strip()}\n"
 
 
-def _settings(settings: type[msgspec.Struct]) -> str:
+def _settings(settings: type[msgspec.Struct], command: str) -> str:
+    flags = {flag: action for action in _commands(build_parser())[command]._actions for flag in action.option_strings}  # noqa: SLF001 - argparse offers no other way to its arguments
     rows = [
         (
             f"`{field.encode_name}`",
+            _values(flags.get(f"--{field.encode_name}")),
             f"`{as_text(field.default)}`" if as_text(field.default) else "-",
             description_of(field),
         )
         for field in msgspec.structs.fields(settings)
     ]
-    return _table(("setting", "default", "meaning"), rows)
+    return _table(("setting", "values", "default", "meaning"), rows)
+
+
+def _values(flag: argparse.Action | None) -> str:
+    """What a setting takes, as its flag says; a section of the file has none."""
+    if flag is None:
+        return "see below"
+    if isinstance(flag, argparse.BooleanOptionalAction):
+        return "`true`, `false`"
+    return ", ".join(f"`{each}`" for each in flag.choices) if flag.choices else str(flag.metavar).lower()
+
+
+def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    actions = parser._actions  # noqa: SLF001 - argparse offers no other way to its commands
+    return dict(next(action for action in actions if isinstance(action, argparse._SubParsersAction)).choices)  # noqa: SLF001 - as above
 
 
 def _help(parser: argparse.ArgumentParser) -> str:
