@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.cli import devices, topology
-from neuron_plugin.cli.command import Exit, Parser, Subparsers, UsageError, add_command
+from neuron_plugin.cli.command import CommandError, Exit, Parser, Subparsers, UsageError, add_command
 from neuron_plugin.cli.demo_steps import schedule, step, title
 from neuron_plugin.cli.text import plural
 from neuron_plugin.topology.instances import InstanceType, catalogue
@@ -106,13 +107,28 @@ def _asked(text: str) -> Asked:
     return tuple(found)
 
 
-async def _play(root: Path, arguments: Namespace) -> None:
+@asynccontextmanager
+async def _cluster(root: Path, instance_type: str, numbering: str) -> AsyncIterator[SimulatedCluster]:
+    """The cluster for the length of the block; what has started ends, also where the rest did not come up in time."""
     from neuron_plugin.simulation.cluster import SimulatedCluster  # noqa: PLC0415 - aiohttp and grpc
 
+    cluster = SimulatedCluster(root, instance_type, daemon_flags=("--numbering", numbering))
+    try:
+        await cluster.__aenter__()
+        yield cluster
+    except TimeoutError as error:
+        raise CommandError(
+            f"the simulated cluster did not get on in time ({str(error) or 'its daemons are not ready'}): is this "
+            "machine very busy? Try again, with --keep DIR to read the logs"
+        ) from error
+    finally:
+        await cluster.__aexit__(None, None, None)
+
+
+async def _play(root: Path, arguments: Namespace) -> None:
     instance = catalogue()[arguments.type]
     title(f"A simulated {instance.name} with {plural(instance.devices, 'device')}, its kubelet and an API server")
-    flags = ("--numbering", arguments.numbering)
-    async with SimulatedCluster(root, instance.name, daemon_flags=flags) as cluster:
+    async with _cluster(root, instance.name, arguments.numbering) as cluster:
         await _offer(cluster, instance)
         if arguments.ask:
             await _pods(cluster, arguments.ask)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.cli.main import main
+from neuron_plugin.simulation.cluster import SimulatedCluster
 from tests.cli.doubles import Cli
 
 
@@ -77,6 +78,23 @@ def test_a_request_that_cannot_be_meant_is_told_before_anything_starts(
     shown = cli("demo", *arguments)
     assert (shown.status, shown.out) == (2, "")
     assert said in shown.err
+
+
+def test_a_cluster_that_does_not_come_up_in_time_is_told_and_leaves_nothing_behind(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[SimulatedCluster] = []
+
+    async def never_ready(self: SimulatedCluster) -> None:
+        started.append(self)
+        raise TimeoutError
+
+    monkeypatch.setattr(SimulatedCluster, "_start_extender", never_ready)
+    shown = cli("demo")
+    assert (shown.status, shown.err.count("\n")) == (1, 1)
+    assert "is this machine very busy?" in shown.err
+    (cluster,) = started
+    assert cluster._daemon is None, "the plugin was ended"
 
 
 def test_no_daemon_had_anything_to_complain_about(played: Path) -> None:

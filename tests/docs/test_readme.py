@@ -43,11 +43,15 @@ def _script(path: Path, line: str) -> None:
 def typed(command: str, directory: Path) -> str:
     """What a shell prints."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run(  # noqa: S603 - the README's own lines
-        ["/bin/sh", "-c", command], cwd=directory, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"{command}: {done.stderr}"
-    return done.stdout
+    with (directory / "printed").open(
+        "w+", encoding="utf-8"
+    ) as printed:  # no pipe: nobody who keeps it open is waited for
+        done = subprocess.run(  # noqa: S603 - the README's own lines
+            ["/bin/sh", "-c", command], cwd=directory, env=environment, stdout=printed, stderr=printed, check=False
+        )
+    told = (directory / "printed").read_text(encoding="utf-8")
+    assert done.returncode == 0, f"{command}: {told[-2000:]}"
+    return told
 
 
 @pytest.mark.timeout(300)  # real daemons, twice, on a machine that may be busy
