@@ -53,7 +53,7 @@ def chart(session: nox.Session) -> None:
 
 @nox.session
 def sbom(session: nox.Session) -> None:
-    """What the image's Python environment consists of (CycloneDX), under which licences, with which known faults."""
+    """What the image's Python environment consists of (CycloneDX), and under which licences: files in dist/."""
     python = "dist/runtime/bin/python"
     session.run("python", "-m", "venv", "--clear", "--without-pip", "dist/runtime")
     wheels = ("--quiet", "--only-binary=:all:", "--require-hashes", "--requirement", "locks/runtime.txt")
@@ -61,6 +61,11 @@ def sbom(session: nox.Session) -> None:
     form = ("--pyproject", "pyproject.toml", "--output-reproducible", "--of", "JSON")
     session.run("cyclonedx-py", "environment", python, *form, "-o", "dist/sbom.cdx.json")
     session.run("pip-licenses", f"--python={python}", "--format=markdown", "--output-file=dist/licences.md")
+
+
+@nox.session
+def audit(session: nox.Session) -> None:
+    """Whether a fault is known of what the image holds. Asks PyPI's database of advisories: needs the network."""
     session.run("pip-audit", "--strict", "--disable-pip", "--require-hashes", "--requirement", "locks/runtime.txt")
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 os.environ["COLUMNS"] = "110"  # argparse wraps help to the terminal's width, which must not decide what is committed
 
+import health_reference
 import msgspec
 from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import Metric
 
+from neuron_plugin.build import build
 from neuron_plugin.cli.main import build_parser
 from neuron_plugin.extender.metrics import ExtenderMetrics, StateCollector
 from neuron_plugin.extender.settings import ExtenderSettings
@@ -55,9 +56,14 @@ def configuration() -> str:
         "# Configuration",
         CONFIGURATION.format(prefix=ENVIRONMENT_PREFIX),
         "## The plugin: `neuron-plugin run`",
-        _settings(PluginSettings),
+        _settings(PluginSettings, "run"),
+        "### health: what each signal means",
+        health_reference.HOW,
+        _table(("key of a signal", "meaning"), health_reference.keys()),
+        _table(health_reference.HEAD, health_reference.signals()),
+        _table(("further key", "default", "meaning"), health_reference.others()),
         "## The extender: `neuron-plugin extender`",
-        _settings(ExtenderSettings),
+        _settings(ExtenderSettings, "extender"),
     ]
     return "\n\n".join(parts)
 
@@ -65,9 +71,8 @@ def configuration() -> str:
 def commands() -> str:
     """Every command's own help."""
     parser = build_parser()
-    subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001 - argparse offers no other way to its commands
     parts = ["# Commands", _help(parser)]
-    for name, command in subparsers.choices.items():
+    for name, command in _commands(parser).items():
         parts += [f"## neuron-plugin {name}", _help(command)]
         parts += [part for nested in _nested(command) for part in (f"### {nested.prog}", _help(nested))]
     return "\n\n".join(parts)
@@ -80,11 +85,11 @@ def metrics() -> str:
         METRICS_INTRODUCTION,
         "## The plugin",
         _table(
-            ("metric", "labels", "meaning"),
-            [(f"`{one.name}`", ", ".join(one.labels) or "-", one.meaning) for one in METRICS.values()],
+            ("metric", "type", "labels", "meaning"),
+            [(f"`{one.name}`", one.kind.value, ", ".join(one.labels) or "-", one.meaning) for one in METRICS.values()],
         ),
         "## The extender",
-        _table(("metric", "type", "meaning"), [_row(one) for one in _extender_metrics()]),
+        _table(("metric", "type", "labels", "meaning"), sorted(_extender_metrics())),
     ]
     return "\n\n".join(parts)
 
@@ -152,16 +157,32 @@ def _page(page: Callable[[], str]) -> str:
     return f"{NOTICE}\n\n{page().strip()}\n"
 
 
-def _settings(settings: type[msgspec.Struct]) -> str:
+def _settings(settings: type[msgspec.Struct], command: str) -> str:
+    flags = {flag: action for action in _commands(build_parser())[command]._actions for flag in action.option_strings}  # noqa: SLF001 - argparse offers no other way to its arguments
     rows = [
         (
             f"`{field.encode_name}`",
+            _values(flags.get(f"--{field.encode_name}")),
             f"`{as_text(field.default)}`" if as_text(field.default) else "-",
             description_of(field),
         )
         for field in msgspec.structs.fields(settings)
     ]
-    return _table(("setting", "default", "meaning"), rows)
+    return _table(("setting", "values", "default", "meaning"), rows)
+
+
+def _values(flag: argparse.Action | None) -> str:
+    """What a setting takes, as its flag says; a section of the file has none."""
+    if flag is None:
+        return "see below"
+    if isinstance(flag, argparse.BooleanOptionalAction):
+        return "`true`, `false`"
+    return ", ".join(f"`{each}`" for each in flag.choices) if flag.choices else str(flag.metavar).lower()
+
+
+def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    actions = parser._actions  # noqa: SLF001 - argparse offers no other way to its commands
+    return dict(next(action for action in actions if isinstance(action, argparse._SubParsersAction)).choices)  # noqa: SLF001 - as above
 
 
 def _help(parser: argparse.ArgumentParser) -> str:
@@ -176,18 +197,22 @@ def _nested(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
                 yield from _nested(nested)
 
 
-def _extender_metrics() -> list[Metric]:
+def _extender_metrics() -> Iterator[tuple[str, str, str, str]]:
+    """Name, type, labels and meaning of every metric of the extender."""
     registry = CollectorRegistry()
     ExtenderMetrics(registry)
-    registry.register(
-        StateCollector(ClusterState(catalogue()), ages={}, drift=lambda: 0, under_way=lambda: 0, leading=lambda: True)
+    own = [(next(iter(each.collect())), each) for each in registry._collector_to_names]  # noqa: SLF001 - the library tells labels of samples only
+    state = StateCollector(
+        ClusterState(catalogue()), ages={}, drift=lambda: 0, under_way=lambda: 0, leading=lambda: True
     )
-    return sorted(registry.collect(), key=lambda metric: metric.name)
+    for family, labelled in (*own, *((family, family) for family in state.collect())):
+        suffix, kind = _EXPOSED.get(family.type, ("", family.type))
+        labels = build()._asdict() if family.type == "info" else labelled._labelnames  # noqa: SLF001 - as above
+        yield f"`{family.name}{suffix}`", kind, ", ".join(labels) or "-", family.documentation
 
 
-def _row(metric: Metric) -> tuple[str, str, str]:
-    suffix = "_total" if metric.type == "counter" else ""
-    return f"`{metric.name}{suffix}`", metric.type, metric.documentation
+_EXPOSED = {"counter": ("_total", "counter"), "info": ("_info", "gauge")}
+"""Suffix and type in the text format, where they are not those of the library."""
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

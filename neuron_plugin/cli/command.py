@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Callable
 from enum import IntEnum
 from typing import NoReturn, TypeAlias
@@ -36,6 +37,8 @@ EXIT_STATUSES = (
     "exit status: 0 fine; 1 trouble, told in one line on standard error; "
     "2 unusable arguments or settings; 130 interrupted"
 )
+
+_WIDTH = 120
 
 
 class CommandError(Exception):
@@ -80,7 +83,10 @@ def add_command(
     """
     parts = [f"examples:\n{_indented(examples)}"] if examples else []
     parser = subparsers.add_parser(
-        name, help=summary, description=description or _sentence(summary), epilog="\n\n".join([*parts, EXIT_STATUSES])
+        name,
+        help=summary,
+        description=_wrapped(description or _sentence(summary)),
+        epilog="\n\n".join([*parts, EXIT_STATUSES]),
     )
     parser.set_defaults(run=run)
     return parser
@@ -94,6 +100,11 @@ def complain(message: str) -> None:
 
 def _sentence(summary: str) -> str:
     return f"{summary[:1].upper()}{summary[1:]}."
+
+
+def _wrapped(description: str) -> str:
+    """Lines as they were written, and long ones folded; argparse would fold all or none."""
+    return "\n".join(textwrap.fill(line, _WIDTH) if len(line) > _WIDTH else line for line in description.splitlines())
 
 
 def _indented(text: str) -> str:

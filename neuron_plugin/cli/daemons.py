@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from neuron_plugin import __version__
+from neuron_plugin.build import build
 from neuron_plugin.settings import as_text
 from neuron_plugin.telemetry import LogFormat, LogLevel, log_stacks, start_logging
 
@@ -23,10 +23,10 @@ Serve = Callable[[asyncio.Event], Awaitable[None]]
 
 
 def run_daemon(name: str, settings: msgspec.Struct, log_format: LogFormat, log_level: LogLevel, serve: Serve) -> None:
-    """Log the effective settings, then serve until SIGTERM or SIGINT."""
+    """Log build and effective settings, then serve until SIGTERM or SIGINT."""
     start_logging(log_format, log_level)
     shown = {field: as_text(value) for field, value in msgspec.structs.asdict(settings).items()}
-    logger.info("%s starts", name, extra={"version": __version__, **shown})
+    logger.info("%s starts", name, extra=build()._asdict() | shown)
     asyncio.run(_until_signal(serve))
     logger.info("%s has ended", name)
 

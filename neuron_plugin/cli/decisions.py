@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from neuron_plugin.cli.command import CommandError, Exit, Subparsers, UsageError, add_command
+from neuron_plugin.cli.output import Form, add_output_flag, document
 from neuron_plugin.cli.tables import print_table
 
 DESCRIPTION = """\
@@ -20,7 +21,7 @@ columns:
   IDS         the set that was chosen, or that was refused
   CANDIDATES  the best sets there were, each with its cost: what it would take from later pods
 
-The JSON output has what each choice was made from, too: the ids offered, demanded and usable."""
+JSON and YAML have what each choice was made from, too: the ids offered, demanded and usable."""
 
 EXAMPLES = """
 neuron-plugin decisions
@@ -29,6 +30,7 @@ neuron-plugin decisions --last 10 -o json
 kubectl -n kube-system exec ds/neuron-plugin -- neuron-plugin decisions
 """
 
+VERSION = 1
 HEADERS = ("TIME", "STEP", "POD", "CONTAINER", "RESOURCE", "IDS", "CANDIDATES", "REASON")
 SERVER = "127.0.0.1:12347"
 TIMEOUT_SECONDS = 10.0
@@ -47,24 +49,24 @@ def register(subparsers: Subparsers) -> None:
         description=DESCRIPTION,
         examples=EXAMPLES,
     )
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="form of the output")
+    add_output_flag(parser)
     parser.add_argument("--pod", metavar="NAMESPACE/NAME", default="", help="only those about this pod")
     parser.add_argument("--last", metavar="NUMBER", type=int, default=0, help="only so many, the newest")
     parser.add_argument(
         "--server",
         metavar="HOST:PORT",
         default=SERVER,
-        help=f"the daemon's --health-address and --health-port (default: {SERVER})",
+        help=f"a daemon's --health-address and --health-port (default: {SERVER}, the plugin; an extender has 12346)",
     )
 
 
 def run(arguments: Namespace) -> int:
     """Ask the daemon and print."""
     found = chosen(ask(arguments.server), arguments.pod, arguments.last)
-    if arguments.output == "json":
-        print(json.dumps({"decisions": found}, indent=2))
-    else:
+    if (form := Form(arguments.output)) is Form.TEXT:
         print_table(HEADERS, [[(cell, "") for cell in row_of(decision)] for decision in found])
+    else:
+        print(document(form, {"version": VERSION, "decisions": found}), end="")
     return Exit.FINE
 
 

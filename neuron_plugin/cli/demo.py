@@ -8,29 +8,41 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from argparse import Namespace
-from collections.abc import Iterable
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from neuron_plugin.allocation.annotations import ALLOCATED_KEY, CORES_KEY, DEVICES_KEY
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.cli import devices, topology
-from neuron_plugin.cli.command import Exit, Parser, Subparsers, add_command
+from neuron_plugin.cli.command import CommandError, Exit, Parser, Subparsers, UsageError, add_command
+from neuron_plugin.cli.demo_steps import schedule, step, title
+from neuron_plugin.cli.text import plural
+from neuron_plugin.topology.instances import InstanceType, catalogue
+from neuron_plugin.topology.sets import Unit
 
 if TYPE_CHECKING:
-    from neuron_plugin.simulation.cluster import SimulatedCluster, SimulatedPod
-    from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, AdmittedPod
+    from neuron_plugin.simulation.cluster import SimulatedCluster
 
 INSTANCE_TYPE = "trn1.32xlarge"
-DEVICES = 16
-CORES = 32
+
+DESCRIPTION = f"""\
+Start the plugin on a simulated machine and the scheduler extender, and follow pods from their creation to what their
+containers receive.
+
+Without --ask: on a {INSTANCE_TYPE} a pod of two containers, a pod of cores, one that must be refused, and two that want
+the same silicon under different names. With --ask: the pods that you ask for, one after the other."""
 
 EXAMPLES = """
 neuron-plugin demo
-neuron-plugin demo --numbering host
+neuron-plugin demo --type trn2.48xlarge --ask neuron=4 --ask neuron=7
+neuron-plugin demo --type inf2.48xlarge --ask neuroncore=1 --ask neuron=3,neuroncore=2
 neuron-plugin demo --keep ./demo && neuron-plugin devices --root ./demo/node
 """
+
+Asked: TypeAlias = tuple[tuple[Resource, int], ...]
+"""What one pod asks for, container by container."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -39,13 +51,19 @@ def register(subparsers: Subparsers) -> None:
         subparsers,
         "demo",
         run,
-        summary="see a pod get its linked devices, in a simulated cluster on this machine",
-        description=(
-            f"Start the plugin on a simulated {INSTANCE_TYPE} and the scheduler extender, and follow pods from their "
-            "creation to what their containers receive: a pod of two containers, a pod of cores, one that must be "
-            "refused, and two that want the same silicon under different names."
-        ),
+        summary="see pods get their linked devices, or a refusal, in a simulated cluster on this machine",
+        description=DESCRIPTION,
         examples=EXAMPLES,
+    )
+    parser.add_argument(
+        "--ask",
+        metavar="RESOURCE=COUNT[,...]",
+        type=_asked,
+        action="append",
+        help="create a pod that asks for this, one container each; again for one more pod",
+    )
+    parser.add_argument(
+        "--type", metavar="TYPE", default=INSTANCE_TYPE, help=f"the machine, with --ask (default: {INSTANCE_TYPE})"
     )
     parser.add_argument(
         "--numbering",
@@ -59,126 +77,108 @@ def register(subparsers: Subparsers) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Play the demo; it takes some seconds."""
+    """Play the demo; it takes some seconds.
+
+    Raises:
+        UsageError: an unknown type, or one for the story that is told without --ask.
+    """
+    if arguments.type not in catalogue():
+        raise UsageError(f"--type {arguments.type} is not known: see 'neuron-plugin simulate types'")
+    if arguments.type != INSTANCE_TYPE and not arguments.ask:
+        raise UsageError(f"--type {arguments.type} needs pods to place: give --ask, such as --ask neuron=1")
     if arguments.keep:
         arguments.keep.mkdir(parents=True, exist_ok=True)
-        asyncio.run(_play(arguments.keep, arguments.numbering))
+        asyncio.run(_play(arguments.keep, arguments))
         return Exit.FINE
     with tempfile.TemporaryDirectory(prefix="neuron-demo-") as directory:
-        asyncio.run(_play(Path(directory), arguments.numbering))
+        asyncio.run(_play(Path(directory), arguments))
     return Exit.FINE
 
 
-async def _play(root: Path, numbering: str) -> None:
+def _asked(text: str) -> Asked:
+    """``neuron=4,neuroncore=2``: two containers."""
+    resources = {resource.short_name: resource for resource in Resource}
+    found: list[tuple[Resource, int]] = []
+    for part in text.split(","):
+        name, _, count = part.partition("=")
+        if name not in resources or not (count.isascii() and count.isdigit() and int(count)):
+            raise ArgumentTypeError(f"{part!r} is no request: expected one of {', '.join(resources)}, =, and a count")
+        found.append((resources[name], int(count)))
+    return tuple(found)
+
+
+@asynccontextmanager
+async def _cluster(root: Path, instance_type: str, numbering: str) -> AsyncIterator[SimulatedCluster]:
+    """The cluster for the length of the block; what has started ends, also where the rest did not come up in time."""
     from neuron_plugin.simulation.cluster import SimulatedCluster  # noqa: PLC0415 - aiohttp and grpc
 
-    _title(f"A simulated {INSTANCE_TYPE} with {DEVICES} linked devices, its kubelet and an API server")
-    async with SimulatedCluster(root, INSTANCE_TYPE, daemon_flags=("--numbering", numbering)) as cluster:
-        await _offer(cluster)
-        await _two_containers(cluster)
-        await _cores(cluster)
-        await _refused(cluster)
-        await _conflict(cluster)
+    cluster = SimulatedCluster(root, instance_type, daemon_flags=("--numbering", numbering))
+    try:
+        await cluster.__aenter__()
+        yield cluster
+    except TimeoutError as error:
+        raise CommandError(
+            f"the simulated cluster did not get on in time ({str(error) or 'its daemons are not ready'}): is this "
+            "machine very busy? Try again, with --keep DIR to read the logs"
+        ) from error
+    finally:
+        await cluster.__aexit__(None, None, None)
+
+
+async def _play(root: Path, arguments: Namespace) -> None:
+    instance = catalogue()[arguments.type]
+    title(f"A simulated {instance.name} with {plural(instance.devices, 'device')}, its kubelet and an API server")
+    async with _cluster(root, instance.name, arguments.numbering) as cluster:
+        await _offer(cluster, instance)
+        if arguments.ask:
+            await _pods(cluster, arguments.ask)
+        else:
+            await _story(cluster)
         await asyncio.to_thread(_show_node, cluster)
-    print("\nEverything above went over the real protocols. To go on: neuron-plugin --help")
+    print("\nEverything above went over the real protocols. To go on:")
+    print("  neuron-plugin demo --ask neuron=4 --ask neuron=7    your own pods; --type for another machine")
+    print("  neuron-plugin --help")
 
 
-async def _offer(cluster: SimulatedCluster) -> None:
-    for resource in Resource:
-        await cluster.wait_until_offered(resource, CORES if resource is Resource.NEURONCORE else DEVICES)
-    _step(1, "the plugin found the devices in sysfs and lists them to the kubelet")
-    offered = ", ".join(f"{one.value}: {CORES if one is Resource.NEURONCORE else DEVICES}" for one in Resource)
-    _step(2, f"the kubelet advertises them: {offered}")
+async def _offer(cluster: SimulatedCluster, instance: InstanceType) -> None:
+    cores = instance.devices * instance.cores_per_device // instance.logical_core_size
+    counts = {each: cores if each.unit is Unit.CORE else instance.devices for each in Resource}
+    for resource, count in counts.items():
+        await cluster.wait_until_offered(resource, count)
+    step(1, "the plugin found the devices in sysfs and lists them to the kubelet")
+    offered = ", ".join(f"{resource.value}: {count}" for resource, count in counts.items())
+    step(2, f"the kubelet advertises them: {offered}")
 
 
-async def _two_containers(cluster: SimulatedCluster) -> None:
-    from neuron_plugin.simulation.cluster import SimulatedPod  # noqa: PLC0415 - as above
-
-    _title("A pod with two containers: one device for the loader, a row of four for the trainer")
-    limits = {"loader": {Resource.NEURONDEVICE.value: 1}, "trainer": {Resource.NEURONDEVICE.value: 4}}
-    await _place(cluster, SimulatedPod("train", limits), DEVICES_KEY)
-
-
-async def _cores(cluster: SimulatedCluster) -> None:
-    from neuron_plugin.simulation.cluster import SimulatedPod  # noqa: PLC0415 - as above
-
-    _title("A pod that needs two cores")
-    await _place(cluster, SimulatedPod("serve", {"server": {Resource.NEURONCORE.value: 2}}), CORES_KEY)
+async def _pods(cluster: SimulatedCluster, pods: Sequence[Asked]) -> None:
+    for number, asked in enumerate(pods, 1):
+        name = f"pod-{number}"
+        title(f"{name} asks for {', '.join(f'{resource.short_name}={count}' for resource, count in asked)}")
+        await schedule(cluster, name, {f"container-{place}": request for place, request in enumerate(asked, 1)})
 
 
-async def _refused(cluster: SimulatedCluster) -> None:
-    from neuron_plugin.simulation.cluster import SimulatedPod  # noqa: PLC0415 - as above
-
-    _title("A pod that asks for seven devices, which no Trn1 can link")
-    await _refuse(cluster, SimulatedPod("seven", {"main": {Resource.NEURONDEVICE.value: 7}}))
-
-
-async def _conflict(cluster: SimulatedCluster) -> None:
-    from neuron_plugin.simulation.cluster import SimulatedPod  # noqa: PLC0415 - as above
-
-    _title("The same silicon under another name: all 32 cores, while pods hold some as devices")
-    await _refuse(cluster, SimulatedPod("greedy", {"main": {Resource.NEURONCORE.value: CORES}}))
+async def _story(cluster: SimulatedCluster) -> None:
+    device, core = Resource.NEURONDEVICE, Resource.NEURONCORE
+    title("A pod with two containers: one device for the loader, a row of four for the trainer")
+    await schedule(cluster, "train", {"loader": (device, 1), "trainer": (device, 4)})
+    title("A pod that needs two cores")
+    await schedule(cluster, "serve", {"server": (core, 2)})
+    title("A pod that asks for seven devices, which no Trn1 can link")
+    await schedule(cluster, "seven", {"main": (device, 7)})
+    title("The same silicon under another name: all 32 cores, while pods hold some as devices")
+    await schedule(cluster, "greedy", {"main": (core, 32)})
     free = cluster.kubelet.capacity(Resource.NEURON.value)
     offered = f"{Resource.NEURON.value} has {free.capacity} devices and {free.allocatable} to give"
     print(f"     The kubelet knows it without the extender, too: {offered}.")
-
-
-async def _place(cluster: SimulatedCluster, pod: SimulatedPod, key: str) -> None:
-    """Steps 3 to 11 of a pod that fits."""
-    cluster.api.create_pod(pod.manifest())
-    _step(3, f"pod {pod.name} is created; the scheduler picks it up")
-    answer = await cluster.filter(pod.name)
-    _step(4, "the scheduler calls the extender's filter with the pod and the nodes")
-    _step(5, f"the extender leaves the nodes with a free linked set: {', '.join(answer.nodes)}")
-    await cluster.bind(pod.name)
-    _step(6, f"the scheduler calls the extender's bind with node {answer.nodes[0]}")
-    record = cluster.pod(pod.name)
-    _step(7, f"the extender annotates the pod: {key}: {record.annotations[key]}")
-    _step(8, f"... and binds it to {record.node_name} in the same request")
-    admitted = await cluster.admit(pod.name)
-    _step(9, "the kubelet asks which ids are preferred, then calls Allocate, once for each container")
-    await cluster.wait_for_annotation(pod.name, ALLOCATED_KEY, "true")
-    _step(10, "the plugin steers it to the annotated ids, and marks the pod when it is certain: NEURON_ALLOCATED: true")
-    _step(11, "the containers receive:")
-    _print_received(admitted)
-
-
-async def _refuse(cluster: SimulatedCluster, pod: SimulatedPod) -> None:
-    """Steps 3 to 5 of a pod that must not be placed."""
-    cluster.api.create_pod(pod.manifest())
-    _step(3, f"pod {pod.name} is created; the scheduler picks it up")
-    answer = await cluster.filter(pod.name)
-    _step(4, "the scheduler calls the extender's filter with the pod and the nodes")
-    _step(5, f"refused. The pod's event reads: {answer.message(1)}")
-
-
-def _print_received(admitted: AdmittedPod) -> None:
-    for container in admitted.containers:
-        print(f"      {container.name}: {' '.join(_received(container))}")
-
-
-def _received(container: AdmittedContainer) -> Iterable[str]:
-    for node in container.devices:
-        yield f"--device=/dev/{Path(node.host_path).name}:{node.container_path}"
-    for name, value in container.envs.items():
-        yield f"--env {name}={value}"
 
 
 def _show_node(cluster: SimulatedCluster) -> None:
     """What an administrator sees on the node, by the commands that are there for it."""
     for module in (devices, topology):
         name = module.__name__.rpartition(".")[2]
-        _title(f"neuron-plugin {name}")
+        title(f"neuron-plugin {name}")
         parser = Parser(prog="neuron-plugin")
         module.register(parser.add_subparsers(dest="command"))
         flags = ["--root", str(cluster.node.root), "--pod-resources-socket", str(cluster.pod_resources_socket)]
         arguments = parser.parse_args([name, *flags])
         arguments.run(arguments)
-
-
-def _title(text: str) -> None:
-    print(f"\n== {text}", flush=True)
-
-
-def _step(number: int, text: str) -> None:
-    print(f" {number:>2}  {text}", flush=True)

@@ -13,6 +13,7 @@ from neuron_plugin.cli.command import CommandError, Exit, complain
 from neuron_plugin.cli.device_columns import columns_of, title_of
 from neuron_plugin.cli.machine import Machine
 from neuron_plugin.cli.neuron_ls import neuron_ls_of
+from neuron_plugin.cli.output import document
 from neuron_plugin.cli.report import MachineReport
 from neuron_plugin.cli.tables import clear_terminal, on_terminal, print_table
 
@@ -20,7 +21,7 @@ from neuron_plugin.cli.tables import clear_terminal, on_terminal, print_table
 class Form(enum.StrEnum):
     """What ``--output`` takes."""
 
-    TABLE = "table"
+    TEXT = "text"
     WIDE = "wide"
     JSON = "json"
     YAML = "yaml"
@@ -41,13 +42,11 @@ class Sight:
 def show(form: Form, sight: Sight) -> int:
     """Print what was seen; returns the exit status."""
     report = sight.report
-    if form is Form.JSON:
-        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
-    elif form is Form.YAML:
-        print(_yaml(report), end="")
+    if form in _WITH_NOTES_INSIDE:
+        print(document(form, report), end="")
     elif form is Form.NEURON_LS and not report.absence:
         print(msgspec.json.format(_neuron_ls(sight), indent=4).decode())
-    elif form in {Form.TABLE, Form.WIDE} and report.devices:
+    elif form in {Form.TEXT, Form.WIDE} and report.devices:
         _print_table(form, report)
     for note in report.notes if form not in _WITH_NOTES_INSIDE else ():
         complain(f"note: {note}")
@@ -64,7 +63,7 @@ def watch(form: Form, sights: Iterable[Sight]) -> None:
         if form is Form.JSON:
             print(msgspec.json.encode(report).decode(), flush=True)
         elif form is Form.YAML:
-            print(f"---\n{_yaml(report)}", end="", flush=True)
+            print(f"---\n{document(form, report)}", end="", flush=True)
         elif form is Form.NEURON_LS:
             print(_neuron_ls(sight).decode(), flush=True)
         else:
@@ -100,12 +99,6 @@ def _print_table_again(form: Form, report: MachineReport, *, first: bool) -> Non
     if on_terminal():
         print("Watching for changes; Ctrl-C ends.")
     sys.stdout.flush()
-
-
-def _yaml(report: MachineReport) -> str:
-    import yaml  # noqa: PLC0415 - for this form only
-
-    return str(yaml.safe_dump(msgspec.to_builtins(report), sort_keys=False))
 
 
 def _neuron_ls(sight: Sight) -> bytes:

@@ -11,6 +11,7 @@ from neuron_plugin.cli import machine
 from neuron_plugin.cli.command import Subparsers, add_command
 from neuron_plugin.cli.device_output import Form, Sight, show, watch
 from neuron_plugin.cli.holders import HolderReading, Holders
+from neuron_plugin.cli.output import add_output_flag
 from neuron_plugin.cli.report import report_of
 
 _T = TypeVar("_T")
@@ -49,14 +50,7 @@ def register(subparsers: Subparsers) -> None:
         description=DESCRIPTION,
         examples=EXAMPLES,
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        choices=[form.value for form in Form],
-        default=Form.TABLE.value,
-        metavar="FORM",
-        help="table, wide, json, yaml, or neuron-ls: JSON as 'neuron-ls -j' prints it (default: table)",
-    )
+    add_output_flag(parser, Form, told="text, wide, json, yaml, or neuron-ls: JSON as 'neuron-ls -j' prints it")
     parser.add_argument(
         "-w",
         "--watch",

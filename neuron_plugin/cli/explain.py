@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import urllib.error
 import urllib.parse
 import urllib.request
 from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuron_plugin.cli.command import CommandError, Exit, Subparsers, UsageError, add_command
+from neuron_plugin.cli.kubeconfig import add_kubeconfig_flag, kubeconfig_of
+from neuron_plugin.cli.output import Form, add_output_flag, document
 from neuron_plugin.cli.text import printable
 from neuron_plugin.instance_file import load_catalogue
 
@@ -26,6 +28,7 @@ neuron-plugin explain ml/training-0 --kubeconfig ~/.kube/config -o json
 neuron-plugin explain training-0 --extender http://127.0.0.1:12345
 """
 
+VERSION = 1
 _TIMEOUT_SECONDS = 10.0
 
 
@@ -46,11 +49,9 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--extender", metavar="URL", default="", help="ask this extender, such as http://127.0.0.1:12345"
     )
-    parser.add_argument(
-        "--kubeconfig", metavar="PATH", type=Path, help="kubeconfig (default: KUBECONFIG, ~/.kube/config)"
-    )
-    parser.add_argument("--instance-types", metavar="PATH", type=Path, help="YAML file of further instance types")
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="form (default: text)")
+    add_kubeconfig_flag(parser)
+    parser.add_argument("--instance-types", metavar="FILE", type=Path, help="YAML file of further instance types")
+    add_output_flag(parser)
 
 
 def run(arguments: Namespace) -> int:
@@ -58,21 +59,28 @@ def run(arguments: Namespace) -> int:
     namespace, _, name = arguments.pod.rpartition("/")
     if not name or "/" in namespace:
         raise UsageError(f"the pod is {arguments.pod!r}, expected POD or NAMESPACE/POD")
+    form = Form(arguments.output)
     if arguments.extender:
-        print(_ask_extender(arguments.extender, namespace or "default", name, arguments.output), end="")
+        answer = _ask_extender(arguments.extender, namespace or "default", name, form)
+        print(answer if form is Form.TEXT else _document(form, json.loads(answer)), end="")
         return Exit.FINE
     found = asyncio.run(_work_out(arguments, namespace or "default", name))
-    print(_as_output(found, arguments.output), end="")
+    print(_text(found) if form is Form.TEXT else _document(form, asdict(found)), end="")
     return Exit.FINE
 
 
-def _ask_extender(url: str, namespace: str, name: str, output: str) -> str:
+def _document(form: Form, found: Mapping[str, object]) -> str:
+    return document(form, {"version": VERSION, **found})
+
+
+def _ask_extender(url: str, namespace: str, name: str, form: Form) -> str:
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"--extender is {url!r}, expected it to begin with http:// or https://")
-    path = f"/explain/{urllib.parse.quote(namespace)}/{urllib.parse.quote(name)}?format={output}"
+    asked = form if form is Form.TEXT else Form.JSON
+    path = f"/explain/{urllib.parse.quote(namespace)}/{urllib.parse.quote(name)}?format={asked}"
     try:
         with urllib.request.urlopen(url.rstrip("/") + path, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - checked above
-            text = str(answer.read().decode())
+            return str(answer.read().decode())
     except urllib.error.HTTPError as error:
         with error:
             raise CommandError(f"{url}: {error.read(500).decode(errors='replace').strip()}") from None
@@ -80,7 +88,6 @@ def _ask_extender(url: str, namespace: str, name: str, output: str) -> str:
         raise CommandError(
             f"{url} does not answer: {getattr(error, 'reason', error)}; is the extender there?"
         ) from None
-    return text if output == "text" else f"{text}\n"
 
 
 async def _work_out(arguments: Namespace, namespace: str, name: str) -> Explanation:
@@ -91,7 +98,7 @@ async def _work_out(arguments: Namespace, namespace: str, name: str) -> Explanat
 
     types = load_catalogue(arguments.instance_types)
     try:
-        async with await connect(_kubeconfig(arguments.kubeconfig)) as api:
+        async with await connect(kubeconfig_of(arguments.kubeconfig)) as api:
             state = await survey(api, types)
     except ClusterError as error:
         raise CommandError(str(error)) from None
@@ -101,18 +108,7 @@ async def _work_out(arguments: Namespace, namespace: str, name: str) -> Explanat
     return explain(state, record)
 
 
-def _kubeconfig(given: Path | None) -> Path | None:
-    """What was given, else where kubectl looks; None, the service account, if there is nothing."""
-    if given:
-        return given
-    named = os.environ.get("KUBECONFIG", "").split(os.pathsep)[0]
-    path = Path(named) if named else Path.home() / ".kube" / "config"
-    return path if path.exists() else None
-
-
-def _as_output(found: Explanation, output: str) -> str:
+def _text(found: Explanation) -> str:
     from neuron_plugin.extender.explain import explain_text  # noqa: PLC0415 - as above
 
-    if output == "json":
-        return json.dumps(asdict(found)) + "\n"
     return "".join(f"{printable(line)}\n" for line in explain_text(found).splitlines())

@@ -12,6 +12,7 @@ from io import TextIOWrapper
 
 from neuron_plugin import __version__
 from neuron_plugin.cli import (
+    completion,
     decisions,
     demo,
     devices,
@@ -42,6 +43,7 @@ COMMANDS = (
     scheduler_config,
     manifests,
     uninstall_node,
+    completion,
     version,
 )
 """In the order of the help."""

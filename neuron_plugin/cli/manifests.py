@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import re
+import sys
 from argparse import Namespace
 from importlib import resources
 
 from neuron_plugin import __version__
 from neuron_plugin.cli.command import Exit, Subparsers, UsageError, add_command
+from neuron_plugin.cli.output import ObjectForm, add_output_flag, document
 
 PARTS = {
     "device-plugin": "the device plugin alone",
@@ -49,7 +51,8 @@ def register(subparsers: Subparsers) -> None:
         description="Print what the Helm chart installs with its defaults, for kubectl apply.",
         examples=EXAMPLES,
     )
-    parser.add_argument("part", choices=PARTS, help="; ".join(f"{part}: {text}" for part, text in PARTS.items()))
+    parser.add_argument("part", choices=tuple(PARTS), help="; ".join(f"{part}: {text}" for part, text in PARTS.items()))
+    add_output_flag(parser, ObjectForm)
     parser.add_argument(
         "--namespace", type=_namespace, default="kube-system", metavar="NAME", help="namespace (default: kube-system)"
     )
@@ -76,10 +79,19 @@ def run(arguments: Namespace) -> int:
             if value is None:
                 raise UsageError(f"{arguments.part} needs {flag}; see: neuron-plugin manifests --help")
             text = text.replace(placeholder, value)
-    if arguments.part != "device-plugin":
-        print(SECRETS.format(namespace=arguments.namespace), end="")
-    print(text, end="")
+    before = "" if arguments.part == "device-plugin" else SECRETS.format(namespace=arguments.namespace)
+    if ObjectForm(arguments.output) is ObjectForm.YAML:
+        print(before + text, end="")
+        return Exit.FINE
+    print(before, end="", file=sys.stderr)  # JSON knows no comments
+    print(document(ObjectForm.JSON, _list_of(text)), end="")
     return Exit.FINE
+
+
+def _list_of(text: str) -> dict[str, object]:
+    import yaml  # noqa: PLC0415 - for this form only
+
+    return {"apiVersion": "v1", "kind": "List", "items": [each for each in yaml.safe_load_all(text) if each]}
 
 
 def _names(arguments: Namespace) -> tuple[tuple[str, str | None, str], ...]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-import yaml
-
 from neuron_plugin.cli.command import Exit, Subparsers, UsageError, add_command
+from neuron_plugin.cli.output import ObjectForm, add_output_flag, document
 from neuron_plugin.extender.scheduler_config import (
     DEFAULT_SCHEDULER,
     SECOND_SCHEDULER,
@@ -34,6 +33,7 @@ def register(subparsers: Subparsers) -> None:
         ),
         examples=EXAMPLES,
     )
+    add_output_flag(parser, ObjectForm)
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--scheduler-name",
@@ -62,7 +62,7 @@ def run(arguments: Namespace) -> int:
     endpoint = ExtenderEndpoint(_checked_url(arguments), arguments.ca_file, arguments.client_cert, arguments.client_key)
     name = DEFAULT_SCHEDULER if arguments.default_scheduler else arguments.scheduler_name
     found = scheduler_configuration(endpoint, scheduler_name=name, kubeconfig=arguments.kubeconfig)
-    print(yaml.safe_dump(found, sort_keys=False), end="")
+    print(document(ObjectForm(arguments.output), found), end="")
     return Exit.FINE
 
 

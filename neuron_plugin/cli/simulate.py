@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from neuron_plugin.allocation.idlists import IdListError, parse_ids
-from neuron_plugin.cli import simulate_fault
+from neuron_plugin.cli import simulate_fault, simulate_types
 from neuron_plugin.cli.command import CommandError, Exit, Subparsers, UsageError, add_command
-from neuron_plugin.cli.tables import print_table
+from neuron_plugin.cli.output import Form, add_output_flag, document
 from neuron_plugin.cli.text import plural, ranges
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.topology.geometry import Geometry
-from neuron_plugin.topology.instances import InstanceType
-from neuron_plugin.topology.sets import Unit, valid_counts
 
 if TYPE_CHECKING:
     from neuron_plugin.simulation.node import SimulatedNode
@@ -40,29 +39,34 @@ neuron-plugin simulate node ./broken --type inf2.48xlarge --missing 3,7
 neuron-plugin simulate node ./old --type inf2.24xlarge --driver-version 2.10.11.0
 """
 
+VERSION = 1
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A machine as it was written; ``missing`` are the devices that never came up."""
+
+    version: int = VERSION
+    root: str
+    instance_type: str
+    devices: tuple[int, ...]
+    missing: tuple[int, ...]
+    driver_version: str
+
 
 def register(subparsers: Subparsers) -> None:
     """Add the command with its three."""
     parser = add_command(
         subparsers,
         "simulate",
-        run_types,
+        run_node,
         summary="write a simulated machine into a directory, and put faults into it",
         description=DESCRIPTION,
         examples=EXAMPLES,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
-    _register_types(actions)
+    simulate_types.register(actions)
     _register_node(actions)
     simulate_fault.register(actions)
-
-
-def run_types(arguments: Namespace) -> int:
-    """List the instance types that are known."""
-    types = load_catalogue(arguments.instance_types)
-    headers = ("TYPE", "DEVICES", "PRODUCT", "CORES/DEVICE", "LNC", "MEMORY/DEVICE", "TOPOLOGY", "DEVICE-COUNTS")
-    print_table(headers, [[(cell, "") for cell in _row(types[name])] for name in sorted(types)])
-    return Exit.FINE
 
 
 def run_node(arguments: Namespace) -> int:
@@ -88,13 +92,9 @@ def run_node(arguments: Namespace) -> int:
         )
     except SimulationError as error:
         raise CommandError(str(error)) from error
-    _tell(node)
+    form = Form(arguments.output)
+    print(_told(node) if form is Form.TEXT else document(form, _node_report(node)), end="")
     return Exit.FINE
-
-
-def _register_types(actions: Subparsers) -> None:
-    types = add_command(actions, "types", run_types, summary="list the instance types that can be simulated")
-    _add_instance_types(types)
 
 
 def _register_node(actions: Subparsers) -> None:
@@ -103,6 +103,7 @@ def _register_node(actions: Subparsers) -> None:
     )
     node.add_argument("directory", type=Path, metavar="DIR", help="where to write; made if it does not exist")
     node.add_argument("--type", required=True, metavar="TYPE", help="EC2 instance type, see: simulate types")
+    add_output_flag(node)
     node.add_argument("--lnc", type=int, metavar="N", help="logical core size set on the host (default: not set)")
     node.add_argument("--missing", default="", metavar="IDS", help="devices that never came up, such as 3,7")
     node.add_argument("--driver-version", default="", metavar="V", help="default: the newest that has this product")
@@ -117,11 +118,7 @@ def _register_node(actions: Subparsers) -> None:
         action="store_false",
         help="leave out the counters that only monitors read, 100 files for each core",
     )
-    _add_instance_types(node)
-
-
-def _add_instance_types(parser: ArgumentParser) -> None:
-    parser.add_argument("--instance-types", type=Path, metavar="FILE", help="YAML file of further instance types")
+    node.add_argument("--instance-types", type=Path, metavar="FILE", help="YAML file of further instance types")
 
 
 def _missing(text: str) -> tuple[int, ...]:
@@ -131,26 +128,22 @@ def _missing(text: str) -> tuple[int, ...]:
         raise UsageError(f"--missing {text}: {error}") from error
 
 
-def _tell(node: SimulatedNode) -> None:
+def _told(node: SimulatedNode) -> str:
     description = node.description
     missing = f", without {ranges(description.missing)}" if description.missing else ""
     devices = plural(len(description.chips), "device")
-    print(f"{node.root}: {description.instance_type}, {devices}{missing}, driver {description.driver_version}")
-    print(f"Look at it: neuron-plugin devices --root {node.root}")
-
-
-def _row(instance: InstanceType) -> tuple[str, ...]:
-    size = instance.logical_core_size
-    geometry = Geometry(
-        instance.name, instance.topology, instance.devices, instance.cores_per_device // size, instance.block_sizes
-    )
     return (
-        instance.name,
-        str(instance.devices),
-        instance.device_name,
-        str(instance.cores_per_device),
-        str(size),
-        f"{instance.memory_gib}Gi",
-        instance.topology.value,
-        ranges(valid_counts(geometry, Unit.DEVICE)),
+        f"{node.root}: {description.instance_type}, {devices}{missing}, driver {description.driver_version}\n"
+        f"Look at it: neuron-plugin devices --root {node.root}\n"
+    )
+
+
+def _node_report(node: SimulatedNode) -> NodeReport:
+    description = node.description
+    return NodeReport(
+        root=str(node.root),
+        instance_type=description.instance_type,
+        devices=description.chips,
+        missing=description.missing,
+        driver_version=description.driver_version,
     )

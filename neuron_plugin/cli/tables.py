@@ -6,6 +6,7 @@ terminals only: elsewhere it would lay out for 80 columns, and a pipe should not
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -19,6 +20,11 @@ Segment: TypeAlias = tuple[str, str]
 def on_terminal() -> bool:
     """Whether a person looks at standard output directly."""
     return sys.stdout.isatty()
+
+
+def in_colour() -> bool:
+    """Whether to style the output: on terminals that can, unless the user has set NO_COLOR (no-color.org)."""
+    return on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[Segment]], *, title: str = "") -> None:
@@ -36,8 +42,8 @@ def table_lines(headers: Sequence[str], rows: Sequence[Sequence[Segment]]) -> li
 
 
 def print_lines(lines: Sequence[Sequence[Segment]]) -> None:
-    """Print lines of segments, in colour on a terminal."""
-    if not on_terminal():
+    """Print lines of segments, in colour where that is wanted."""
+    if not in_colour():
         print("\n".join("".join(text for text, _ in line) for line in lines))
         return
     from rich.console import Console  # noqa: PLC0415 - only terminals pay for rich

@@ -11,14 +11,15 @@ from neuron_plugin.cli import machine
 from neuron_plugin.cli.command import CommandError, Exit, Subparsers, add_command, complain
 from neuron_plugin.cli.device_columns import title_of
 from neuron_plugin.cli.drawing import ASCII, UNICODE, Drawing, Mark, grids_of, undrawn
-from neuron_plugin.cli.holders import HolderReading, Holders
+from neuron_plugin.cli.holders import HolderReading
 from neuron_plugin.cli.machine import Machine
 from neuron_plugin.cli.occupancy import Occupancy
+from neuron_plugin.cli.output import Form, add_output_flag, document
 from neuron_plugin.cli.report import report_of
 from neuron_plugin.cli.tables import print_lines
 from neuron_plugin.cli.text import printable, ranges
-from neuron_plugin.topology.geometry import CoreMask, Geometry
-from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
+from neuron_plugin.cli.topology_report import TopologyReport, topology_report
+from neuron_plugin.topology.geometry import Geometry
 
 DESCRIPTION = """\
 Draw the devices of this machine with their links and holders, and say what can be requested.
@@ -30,6 +31,7 @@ when its devices are linked; the list says which counts exist and which of their
 EXAMPLES = """
 neuron-plugin topology
 neuron-plugin topology --ascii > topology.txt
+neuron-plugin topology -o json | jq '.deviceSets[] | {count, free: (.freeSets | length)}'
 neuron-plugin topology --root ./trn1       # a simulated machine, see: neuron-plugin simulate --help
 """
 
@@ -44,6 +46,7 @@ def register(subparsers: Subparsers) -> None:
         description=DESCRIPTION,
         examples=EXAMPLES,
     )
+    add_output_flag(parser)
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
     machine.add_flags(parser)
 
@@ -58,10 +61,14 @@ def run(arguments: Namespace) -> int:
     if seen.geometry is None:
         raise CommandError(f"no Neuron device: {seen.inventory.absence}")
     holders = HolderReading(machine.pod_resources_socket_of(arguments)).read(seen.geometry)
-    report = report_of(seen, holders)
+    report, form = report_of(seen, holders), Form(arguments.output)
+    told = topology_report(seen, seen.geometry, holders, report)
+    if form is not Form.TEXT:
+        print(document(form, told), end="")
+        return Exit.FINE
     print_lines([_plain(title_of(report)), _plain("")])
     print_lines(drawn_lines(seen, seen.geometry, holders.ledger, ascii_only=arguments.ascii))
-    print_lines([_plain(line) for line in ["", *request_lines(seen, seen.geometry, holders)]])
+    print_lines([_plain(line) for line in ["", *request_lines(told)]])
     for note in report.notes:
         complain(f"note: {note}")
     return Exit.FINE
@@ -82,24 +89,17 @@ def drawn_lines(seen: Machine, geometry: Geometry, ledger: Ledger | None, *, asc
     return lines + [[line.mark, *_plain(f"  {printable(line.text)}")] for line in occupancy.legend()]
 
 
-def request_lines(seen: Machine, geometry: Geometry, holders: Holders) -> Iterator[str]:
+def request_lines(told: TopologyReport) -> Iterator[str]:
     """Which counts a pod can request, and which sets of them are free."""
-    counts = {unit: ranges(valid_counts(geometry, unit)) for unit in Unit}
-    yield f"Counts that can be requested: devices {counts[Unit.DEVICE]}; cores {counts[Unit.CORE]}."
-    free = seen.usable_mask & ~(holders.ledger.used_mask if holders.ledger is not None else 0)
-    known = holders.ledger is not None
+    devices, cores = ranges(sets.count for sets in told.device_sets), ranges(told.core_counts)
+    yield f"Counts that can be requested: devices {devices}; cores {cores}."
+    known = told.holders_known
     yield "Sets of devices that are free now:" if known else "Sets of devices, free unless a pod holds them:"
-    for count in valid_counts(geometry, Unit.DEVICE):
-        sets, fitting = valid_sets(geometry, Unit.DEVICE, count), _fitting(geometry, free, Unit.DEVICE, count)
-        listed = "  ".join(ranges(geometry.whole_devices(mask)) for mask in fitting)
-        yield f"  {count:>2}: {len(fitting):>2} of {len(sets):<2}  {listed}".rstrip()
-    possible = [count for count in valid_counts(geometry, Unit.CORE) if _fitting(geometry, free, Unit.CORE, count)]
+    for each in told.device_sets:
+        listed = "  ".join(ranges(devices) for devices in each.free_sets)
+        yield f"  {each.count:>2}: {len(each.free_sets):>2} of {len(each.sets):<2}  {listed}".rstrip()
     state = "free now" if known else "free unless a pod holds them"
-    yield f"Counts of cores that are {state}: {ranges(possible) if possible else 'none'}."
-
-
-def _fitting(geometry: Geometry, free: int, unit: Unit, count: int) -> list[CoreMask]:
-    return [mask for mask in valid_sets(geometry, unit, count) if mask & free == mask]
+    yield f"Counts of cores that are {state}: {ranges(told.free_core_counts) if told.free_core_counts else 'none'}."
 
 
 def _plain(text: str) -> list[Mark]:

@@ -8,6 +8,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from neuron_plugin.cli.command import CommandError, Exit, Subparsers, UsageError, add_command
+from neuron_plugin.cli.kubeconfig import add_kubeconfig_flag, kubeconfig_of
+from neuron_plugin.cli.output import Form, add_output_flag, document
 from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
 
 DESCRIPTION = """\
@@ -23,6 +25,7 @@ neuron-plugin uninstall-node --all --node-condition NeuronDevicesHealthy
 NODE_NAME=worker-1 neuron-plugin uninstall-node
 """
 
+VERSION = 1
 _NAMESPACE = PluginSettings().lease_namespace
 
 
@@ -38,7 +41,8 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.add_argument("nodes", metavar="NODE", nargs="*", help="names of nodes (default: NODE_NAME)")
     parser.add_argument("--all", action="store_true", help="every node that the plugin has said something about")
-    parser.add_argument("--kubeconfig", metavar="PATH", type=Path, help="in-cluster credentials when not given")
+    add_output_flag(parser)
+    add_kubeconfig_flag(parser)
     parser.add_argument(
         "--lease-namespace",
         metavar="TEXT",
@@ -63,8 +67,12 @@ def run(arguments: Namespace) -> int:
         raise UsageError(f"--node-condition is {arguments.node_condition!r}, which {writer} writes: it is not removed")
     if names == [""]:
         raise UsageError("no node: give names of nodes, --all, or set NODE_NAME")
-    done = asyncio.run(_uninstall(names, arguments.kubeconfig, arguments.lease_namespace, arguments.node_condition))
-    print("\n".join(f"{name} is cleared" for name in done) or "nothing of the plugin's was found")
+    kubeconfig = kubeconfig_of(arguments.kubeconfig)
+    done = asyncio.run(_uninstall(names, kubeconfig, arguments.lease_namespace, arguments.node_condition))
+    if (form := Form(arguments.output)) is Form.TEXT:
+        print("\n".join(f"{name} is cleared" for name in done) or "nothing of the plugin's was found")
+    else:
+        print(document(form, {"version": VERSION, "cleared": done}), end="")
     return Exit.FINE
 
 

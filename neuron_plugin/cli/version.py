@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import platform
 from argparse import Namespace
 
-from neuron_plugin import __version__
+import msgspec
+
+from neuron_plugin.build import build
 from neuron_plugin.cli import machine
 from neuron_plugin.cli.command import Exit, Subparsers, add_command
+from neuron_plugin.cli.output import Form, add_output_flag, document
 
 EXAMPLES = """
 neuron-plugin version
 neuron-plugin version -o json
 """
+
+
+class Versions(msgspec.Struct, frozen=True, rename="camel"):
+    """``revision`` is the git commit of the image, ``unknown`` elsewhere; ``driver`` is None where there is none."""
+
+    neuron_plugin: str
+    revision: str
+    python: str
+    grpc: str
+    driver: str | None
 
 
 def register(subparsers: Subparsers) -> None:
@@ -22,23 +33,26 @@ def register(subparsers: Subparsers) -> None:
         subparsers,
         "version",
         run,
-        summary="print the versions of this program, of Python and of the Neuron driver",
+        summary="print the versions of this program, of what it runs on and of the Neuron driver",
         examples=EXAMPLES,
     )
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="form (default: text)")
+    add_output_flag(parser)
     machine.add_path_flags(parser)
 
 
 def run(arguments: Namespace) -> int:
     """Print the versions; that there is no driver is fine here."""
-    versions = {"neuronPlugin": __version__, "python": platform.python_version(), "driver": _driver(arguments)}
-    if arguments.output == "json":
-        print(json.dumps(versions))
-    else:
-        print(f"neuron-plugin {__version__}")
-        print(f"Python {versions['python']}")
-        print(f"Neuron driver {versions['driver'] or 'not found'}")
+    found, form = Versions(*build(), _driver(arguments)), Form(arguments.output)
+    print(_text(found) if form is Form.TEXT else document(form, found), end="")
     return Exit.FINE
+
+
+def _text(found: Versions) -> str:
+    return (
+        f"neuron-plugin {found.neuron_plugin}, revision {found.revision}\n"
+        f"Python {found.python}, gRPC {found.grpc}\n"
+        f"Neuron driver {found.driver or 'not found'}\n"
+    )
 
 
 def _driver(arguments: Namespace) -> str | None:

@@ -9,10 +9,11 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from neuron_plugin.build import build
 from neuron_plugin.extender.hardware import Hardware
 from neuron_plugin.extender.nodes import NodeRecord
 from neuron_plugin.extender.shapes import ClosedShape
@@ -27,6 +28,7 @@ class ExtenderMetrics:
     """Counters that the parts of the extender write; also the reflectors' observer."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        Info("neuron_plugin_build", "Always 1; which build this is.", registry=registry).info(build()._asdict())
         self._verb_seconds = Histogram(
             "neuron_extender_verb_seconds",
             "Time to answer a verb, from its whole body to its answer.",

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from neuron_plugin import __version__
 from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
+from neuron_plugin.build import Build, build
 from neuron_plugin.hardware.records import Inventory
 from neuron_plugin.plugin.exposition import (
     CONTENT_TYPE,
@@ -31,6 +32,7 @@ PREFIX = "neuron_plugin_"
 _STATES = ("free", "held", "held_elsewhere", "unhealthy", "suspect")
 
 _GAUGES = (
+    ("build_info", Build._fields, "Always 1; which build this is."),
     ("info", ("version", "driver_version", "device_name", "instance_type"), "Always 1; says what runs on what."),
     ("devices", ("resource", "state"), f"Ids of a resource: {', '.join(_STATES)}."),
     ("device_healthy", ("device",), "1 if a device may be handed out, else 0."),
@@ -92,6 +94,7 @@ def _of_machine(moment: Moment) -> dict[str, Samples]:
     driver = machine.driver_version.text if machine and machine.driver_version else ""
     name, instance_type = (machine.device_name, machine.geometry.instance_type) if machine else ("", "")
     return {
+        "build_info": {build(): 1},
         "info": {(__version__, driver, name, instance_type): 1},
         "devices": _devices(moment, machine) if machine else {},
         "device_healthy": {(str(one),): one not in machine.unhealthy for one in machine.listed} if machine else {},

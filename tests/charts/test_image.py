@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from neuron_plugin import __version__
+from neuron_plugin.build import REVISION_FILE
 from tests.charts.rendering import CHART, REPOSITORY
 
 TEXT = (REPOSITORY / "Dockerfile").read_text(encoding="utf-8")
@@ -78,6 +79,14 @@ def test_image_and_chart_are_of_the_version_of_the_package() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     assert chart["appVersion"] == __version__
     assert chart["version"] == __version__
+
+
+def test_the_revision_is_told_where_the_program_reads_it() -> None:
+    (line,) = (line for line in BUILD if "${REVISION}" in line)
+    assert line.endswith(f"/site-packages/{REVISION_FILE.relative_to(REPOSITORY)}")
+    assert line.startswith("RUN printf '%s\\n' ")
+    for stage in (BUILD, FINAL):
+        assert "ARG REVISION=unknown" in stage
 
 
 def test_the_command_that_the_image_writes_is_the_package_s_own() -> None:

@@ -40,7 +40,7 @@ def own_series() -> set[str]:
             metric.name + suffix
             for suffix in (["_bucket", "_sum", "_count"] if metric.kind is MetricKind.HISTOGRAM else [""])
         }
-    suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""]}
+    suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""], "info": ["_info"]}
     return own | {family.name + suffix for family in families for suffix in suffixes[family.type]}
 
 
@@ -84,8 +84,8 @@ def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
     assert len(names) == len(set(names)) >= 10
     for alert in alerts():
         assert alert["labels"]["severity"] in {"info", "warning", "critical"}
-        assert set(alert["annotations"]) == {"summary", "description"}
-        for text in alert["annotations"].values():
+        assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}
+        for text in (alert["annotations"][name] for name in ("summary", "description")):
             assert text.endswith((".", "?")), alert["alert"]
             assert text.count("{{") == text.count("}}")
 

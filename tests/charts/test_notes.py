@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from neuron_plugin.cli.main import main
 from tests.charts.manifests import NAMES, manifests, of_kind
 from tests.charts.rendering import NOTES
 
@@ -23,6 +24,26 @@ def test_every_object_in_a_command_exists(name: str) -> None:
     secrets = set(re.findall(r"get secret ([\w-]+)", notes(name)))
     if of_kind(name, "Secret"):
         assert secrets <= set(of_kind(name, "Secret"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_of_ours_exists(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    named = re.findall(r"-- neuron-plugin ([a-z-]+)", notes(name))
+    assert ("doctor" in named) == bool(of_kind(name, "DaemonSet"))
+    assert ("explain" in named) == bool(of_kind(name, "Service"))
+    for command in named:
+        with pytest.raises(SystemExit) as ended:
+            main([command, "--help"])
+        assert ended.value.code == 0
+        assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_notes_say_how_to_see_that_it_is_safe(name: str) -> None:
+    text = notes(name)
+    assert ("securityContext.privileged" in text) == bool(of_kind(name, "DaemonSet"))
+    policies = bool(of_kind(name, "DaemonSet")) and bool(of_kind(name, "ValidatingAdmissionPolicyBinding"))
+    assert ("validatingadmissionpolicybindings" in text) == policies
 
 
 @pytest.mark.parametrize("name", NAMES)

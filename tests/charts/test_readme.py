@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+import yaml
 
 from tests.charts.manifests import Manifest, default_values
+from tests.charts.rendering import REPOSITORY, VALUES
 from tests.charts.values_table import README, comments, leaves, readme
 
 TEXT = README.read_text(encoding="utf-8")
@@ -19,6 +21,21 @@ def test_p82_the_table_of_values_is_that_of_values_yaml() -> None:
 def test_every_value_is_explained_where_it_stands() -> None:
     said = comments()
     assert [path for path, _ in leaves(default_values()) if not said[path]] == []
+
+
+def test_both_of_the_vendor_s_accounts_are_named_where_they_have_to_be_trusted() -> None:
+    accounts = values_of("vendor-migration")["policies"]["trustedUsers"]
+    assert len(accounts) == 2
+    migrating = (REPOSITORY / "docs/migrating.md").read_text(encoding="utf-8")
+    for account in accounts:
+        assert account in comments()["policies.trustedUsers"]
+        assert account in migrating
+
+
+def values_of(name: str) -> Manifest:
+    loaded = yaml.safe_load((VALUES / f"{name}.yaml").read_text(encoding="utf-8"))
+    assert isinstance(loaded, dict)
+    return loaded
 
 
 def value_at(path: str) -> object:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+import yaml
 
 from neuron_plugin.allocation.journal import Entry, Journal, Step
 from neuron_plugin.allocation.ledger import Pod, PodUid
@@ -86,7 +87,8 @@ def test_decisions_are_a_row_each_oldest_first(cli: Cli, daemon: Daemon) -> None
 
 def test_json_has_everything(cli: Cli, daemon: Daemon) -> None:
     shown = json.loads(cli("decisions", "--server", daemon.address, "-o", "json").out)
-    assert shown == json.loads(daemon.body)
+    assert shown == {"version": 1} | json.loads(daemon.body)
+    assert yaml.safe_load(cli("decisions", "--server", daemon.address, "-o", "yaml").out) == shown
 
 
 def test_one_pods_decisions_and_only_the_newest(cli: Cli, daemon: Daemon) -> None:

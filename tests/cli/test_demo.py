@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+from unittest.mock import AsyncMock
 
 import pytest
 
+from neuron_plugin.cli.demo_steps import _filter
 from neuron_plugin.cli.main import main
+from neuron_plugin.extender.reasons import NO_NEURON, STALE
+from neuron_plugin.simulation.cluster import SimulatedCluster
+from neuron_plugin.simulation.scheduler import FilterAnswer
+from tests.cli.doubles import Cli
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +65,55 @@ def test_holders_are_shown_at_the_end(played: Path) -> None:
     printed = (played / "printed").read_text()
     assert "default/train: loader device 0, trainer devices 4-7" in printed
     assert "default/serve: server cores 2-3" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--type", "trn7.xlarge", "--ask", "neuron=1"), "--type trn7.xlarge is not known"),
+        (("--type", "inf2.xlarge"), "give --ask"),
+        (("--ask", "gpu=1"), "expected one of neuron, neurondevice, neuroncore"),
+        (("--ask", "neuron"), "'neuron' is no request"),
+        (("--ask", "neuron=0"), "'neuron=0' is no request"),
+        (("--ask", "neuron=1,"), "'' is no request"),
+    ],
+)
+def test_a_request_that_cannot_be_meant_is_told_before_anything_starts(
+    cli: Cli, arguments: tuple[str, ...], said: str
+) -> None:
+    shown = cli("demo", *arguments)
+    assert (shown.status, shown.out) == (2, "")
+    assert said in shown.err
+
+
+def test_a_cluster_that_does_not_come_up_in_time_is_told_and_leaves_nothing_behind(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[SimulatedCluster] = []
+
+    async def never_ready(self: SimulatedCluster) -> None:
+        started.append(self)
+        raise TimeoutError
+
+    monkeypatch.setattr(SimulatedCluster, "_start_extender", never_ready)
+    shown = cli("demo")
+    assert (shown.status, shown.err.count("\n")) == (1, 1)
+    assert "is this machine very busy?" in shown.err
+    (cluster,) = started
+    assert cluster._daemon is None, "the plugin was ended"
+
+
+async def test_a_pod_is_tried_again_while_its_node_is_not_ready() -> None:
+    answers = [FilterAnswer([], {"n": STALE.text}), FilterAnswer([], {}, {"n": NO_NEURON.text}), FilterAnswer(["n"])]
+    cluster = SimpleNamespace(filter=AsyncMock(side_effect=answers))
+    answer = await _filter(cast("SimulatedCluster", cluster), "pod")
+    assert (answer.nodes, cluster.filter.await_count) == (["n"], 3)
+
+
+async def test_a_pod_that_is_refused_for_what_it_asks_is_refused_at_once() -> None:
+    refused = FilterAnswer([], {}, {"n": "Instance type x does not support requests for device: 7."})
+    cluster = SimpleNamespace(filter=AsyncMock(side_effect=[refused]))
+    assert await _filter(cast("SimulatedCluster", cluster), "pod") is refused
 
 
 def test_no_daemon_had_anything_to_complain_about(played: Path) -> None:

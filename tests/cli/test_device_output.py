@@ -52,7 +52,7 @@ def test_every_form_shows_every_device(make_node: MakeNode, capsys: pytest.Captu
             assert [line.split()[0] for line in out.splitlines()] == ["DEVICE", "0", "1", "2", "3", "4", "5"]
 
 
-@pytest.mark.parametrize("form", [Form.TABLE, Form.WIDE, Form.NEURON_LS])
+@pytest.mark.parametrize("form", [Form.TEXT, Form.WIDE, Form.NEURON_LS])
 def test_notes_go_to_standard_error_where_the_form_has_no_place_for_them(
     make_node: MakeNode, capsys: pytest.CaptureFixture[str], form: Form
 ) -> None:
@@ -89,7 +89,7 @@ def test_devices_that_cannot_be_used_are_shown_though_there_is_none(
     node = make_node("inf2.xlarge")
     node.set_attribute(0, "core_count", "x")
     with pytest.raises(CommandError, match="none of 1 devices can be used"):
-        show(Form.TABLE, sight(node))
+        show(Form.TEXT, sight(node))
     assert "skipped" in capsys.readouterr().out
 
 
@@ -116,7 +116,7 @@ def test_a_watch_in_the_shape_of_neuron_ls_shows_that_all_are_gone(
 def test_tables_of_a_watch_are_a_blank_line_apart(
     three_sights: list[Sight], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    watch(Form.TABLE, three_sights[:2])
+    watch(Form.TEXT, three_sights[:2])
     first, second = capsys.readouterr().out.split("\n\n")
     assert first.startswith("DEVICE")
     assert "1 uncorrected SRAM error" in second
@@ -127,7 +127,7 @@ def test_a_watch_tells_a_note_once_and_again_after_it_was_gone(
 ) -> None:
     noted = sight(make_node("inf2.xlarge"))
     quiet = Sight(noted.machine, msgspec.structs.replace(noted.report, notes=()))
-    watch(Form.TABLE, [noted, noted, quiet, noted])
+    watch(Form.TEXT, [noted, noted, quiet, noted])
     assert capsys.readouterr().err.count(NOTE) == 2
 
 
@@ -135,7 +135,7 @@ def test_a_watch_on_a_terminal_draws_over_the_last_table(
     three_sights: list[Sight], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    watch(Form.TABLE, three_sights)
+    watch(Form.TEXT, three_sights)
     screens = capsys.readouterr().out.split("\x1b[2J\x1b[H")
     assert len(screens) == 4
     assert all(screen.endswith("Ctrl-C ends.\n") for screen in screens[1:])

@@ -59,7 +59,7 @@ def test_one_of_sixteen_missing_keeps_every_other_id(cli: Cli, make_node: MakeNo
     assert "the driver prints no links" in shown.err
 
 
-@pytest.mark.parametrize("form", ["table", "wide", "neuron-ls"])
+@pytest.mark.parametrize("form", ["text", "wide", "neuron-ls"])
 def test_no_driver_is_status_one_and_an_empty_stdout(cli: Cli, make_node: MakeNode, form: str) -> None:
     node = make_node("inf2.xlarge")
     node.unload_driver()

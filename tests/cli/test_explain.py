@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 
 from neuron_plugin.allocation.resources import Resource
@@ -102,12 +103,27 @@ def test_the_kubeconfig_is_found_where_kubectl_finds_it(
     assert [(node["node"], node["fits"]) for node in found["nodes"]] == [("free", True), ("taken", False)]
 
 
+def test_a_user_without_a_home_is_taken_for_a_service_account(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(_path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setattr(Path, "expanduser", nowhere)
+    shown = cli("explain", "new")
+    assert (shown.status, shown.err.count("\n")) == (1, 1)
+    assert "Could not determine" not in shown.err
+
+
 def test_a_running_extender_is_asked(cli: Cli, extender_url: str) -> None:
     text = cli("explain", "new", "--extender", extender_url)
     as_json = cli("explain", "new", "--extender", f"{extender_url}/", "-o", "json")
+    as_yaml = cli("explain", "new", "--extender", extender_url, "-o", "yaml")
 
     assert "free: fits, would get main: devices 0,1,2,3" in text.out
-    assert json.loads(as_json.out)["nodes"][0]["fits"] is True
+    found = json.loads(as_json.out)
+    assert (found["version"], found["nodes"][0]["fits"]) == (1, True)
+    assert yaml.safe_load(as_yaml.out) == found
 
 
 @pytest.mark.parametrize(

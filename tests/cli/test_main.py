@@ -18,7 +18,7 @@ from tests.cli.doubles import Cli, CliProcess, MakeNode
 
 COMMANDS = [
     *("demo", "devices", "topology", "decisions", "doctor", "explain", "simulate"),
-    *("run", "extender", "scheduler-config", "manifests", "uninstall-node", "version"),
+    *("run", "extender", "scheduler-config", "manifests", "uninstall-node", "completion", "version"),
 ]
 
 
@@ -35,6 +35,13 @@ def test_every_command_has_help_of_its_own(cli: Cli, command: str) -> None:
     assert (shown.status, shown.err) == (0, "")
     assert shown.out.startswith(f"usage: neuron-plugin {command}")
     assert "exit status:" in shown.out
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "simulate node", "simulate fault"])
+def test_no_line_of_a_description_is_wider_than_a_page(cli: Cli, command: str) -> None:
+    described = cli(*command.split(), "--help").out.partition("\n\n")[2].partition("\noptions:")[0]
+    assert described
+    assert [line for line in described.splitlines() if len(line) > 120] == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -143,7 +150,7 @@ def _command() -> list[str]:
 
 
 def test_starting_loads_nothing_heavy() -> None:
-    heavy = "{'rich', 'grpc', 'aiohttp', 'kubernetes', 'pyudev', 'google'}"
+    heavy = "{'rich', 'grpc', 'aiohttp', 'kubernetes', 'pyudev', 'google', 'shtab'}"
     script = f"import sys, neuron_plugin.cli.main as m; m.build_parser(); print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run(  # noqa: S603 - our own program
         [_command()[0], "-c", script], capture_output=True, text=True, env=_environment(), check=True

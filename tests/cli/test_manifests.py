@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 import yaml
 
@@ -30,6 +32,16 @@ def test_everything_printed_is_a_manifest_and_nobody_claims_to_be_helm(cli: Cli,
     for manifest in manifests:
         assert "app.kubernetes.io/managed-by" not in manifest["metadata"]["labels"]
         assert "helm.sh/chart" not in manifest["metadata"]["labels"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_json_is_one_list_of_the_same_objects_and_comments_go_beside_it(cli: Cli, part: str) -> None:
+    as_yaml = cli("manifests", part, *NEEDED[part])
+    shown = cli("manifests", part, *NEEDED[part], "-o", "json")
+    found = json.loads(shown.out)
+    assert (found["apiVersion"], found["kind"]) == ("v1", "List")
+    assert found["items"] == [manifest for manifest in yaml.safe_load_all(as_yaml.out) if manifest]
+    assert ("neuron-plugin-extender-tls" in shown.err) == (part != "device-plugin")
 
 
 def test_namespace_and_image_go_everywhere_they_belong(cli: Cli) -> None:

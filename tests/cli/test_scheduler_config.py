@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 import yaml
 
@@ -14,6 +16,10 @@ def test_it_prints_a_configuration_of_a_second_scheduler(cli: Cli) -> None:
     assert found["apiVersion"] == "kubescheduler.config.k8s.io/v1"
     assert found["profiles"][0]["schedulerName"] == "neuron-scheduler"
     assert found["extenders"][0]["urlPrefix"] == "http://127.0.0.1:12345"
+
+
+def test_json_is_the_same_configuration(cli: Cli) -> None:
+    assert json.loads(cli("scheduler-config", "-o", "json").out) == yaml.safe_load(cli("scheduler-config").out)
 
 
 def test_the_default_scheduler_keeps_its_name_and_kubeconfig(cli: Cli) -> None:

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from neuron_plugin.hardware.inventory import EVERY_DEVICE, MachinePaths, read_inventory
 from neuron_plugin.topology.instances import catalogue
@@ -26,6 +30,35 @@ def test_types_lists_the_users_own_too(cli: Cli, tmp_path: Path) -> None:
     types.write_text("instance-types: [{name: inf9.xlarge, devices: 3, cores-per-device: 4, topology: line}]\n")
     rows = {row[0]: row[1:] for row in cli("simulate", "types", "--instance-types", types).rows}
     assert rows["inf9.xlarge"] == ["3", "-", "4", "1", "0Gi", "line", "1-3"]
+
+
+@pytest.mark.parametrize(("form", "load"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_types_are_a_document_for_scripts(cli: Cli, form: str, load: Callable[[str], Any]) -> None:
+    found = load(cli("simulate", "types", "-o", form).out)
+    assert found["version"] == 1
+    assert [each["name"] for each in found["types"]] == sorted(catalogue())
+    assert next(each for each in found["types"] if each["name"] == "trn2.48xlarge") == {
+        "name": "trn2.48xlarge",
+        "devices": 16,
+        "product": "Trainium2",
+        "coresPerDevice": 8,
+        "logicalCoreSize": 2,
+        "memoryGibPerDevice": 96,
+        "topology": "torus",
+        "deviceCounts": [1, 4, 8, 16],
+    }
+
+
+def test_a_script_is_told_what_was_written(cli: Cli, tmp_path: Path) -> None:
+    shown = cli("simulate", "node", tmp_path / "n", "--type", "inf2.24xlarge", "--missing", "3", "-o", "json", *SMALL)
+    assert json.loads(shown.out) == {
+        "version": 1,
+        "root": str(tmp_path / "n"),
+        "instanceType": "inf2.24xlarge",
+        "devices": [0, 1, 2, 4, 5],
+        "missing": [3],
+        "driverVersion": "2.30.2.0",
+    }
 
 
 def test_a_written_node_reads_as_the_machine(cli: Cli, tmp_path: Path) -> None:

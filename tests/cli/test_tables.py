@@ -56,6 +56,25 @@ def test_a_terminal_gets_colour(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert capsys.readouterr().out == "\x1b[31mbad\x1b[0m plain\n"
 
 
+@pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_a_terminal_that_wants_no_colour_gets_no_escape_at_all(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    pretend_terminal(monkeypatch)
+    monkeypatch.setenv(variable, value)
+    print_lines([[("bad", "bold red"), (" plain", "")]])
+    assert capsys.readouterr().out == "bad plain\n"
+
+
+def test_an_empty_no_color_is_as_good_as_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_terminal(monkeypatch)
+    monkeypatch.setenv("NO_COLOR", "")
+    print_lines([[("bad", "red")]])
+    assert capsys.readouterr().out == "\x1b[31mbad\x1b[0m\n"
+
+
 @pytest.mark.parametrize("text", ["[gpu]", "[/dev/neuron0]", "pod[2,3]"])
 def test_brackets_are_text_and_no_markup(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.cli.doubles import Cli, Hold, MakeNode
 
@@ -92,6 +94,29 @@ def test_links_that_are_not_drawn_are_told(cli: Cli, make_node: MakeNode, hold: 
     shown = cli("topology", "--root", node.root)
     assert "also linked: 0-5\n" in shown.out
     assert ", unlinked, " in shown.out
+
+
+def test_a_script_gets_links_sets_and_what_is_free(cli: Cli, make_node: MakeNode, hold: Hold) -> None:
+    hold(("infer", "serve", "neuroncore", "5"))
+    node = make_node("inf2.24xlarge", missing=[0])
+    found = json.loads(cli("topology", "--root", node.root, "-o", "json").out)
+    assert (found["version"], found["topology"], found["holdersKnown"]) == (1, "line", True)
+    assert found["devices"][0] == {"id": 0, "connected": [], "cores": [0, 1], "freeCores": []}
+    assert found["devices"][2] == {"id": 2, "connected": [1, 3], "cores": [4, 5], "freeCores": [4]}
+    assert found["deviceSets"][2] == {
+        "count": 3,
+        "sets": [[0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5]],
+        "freeSets": [[3, 4, 5]],
+    }
+    assert (found["coreCounts"], found["freeCoreCounts"]) == ([*range(1, 13)], [1, 2, 3, 4, 5, 6])
+    assert yaml.safe_load(cli("topology", "--root", node.root, "-o", "yaml").out) == found
+
+
+def test_a_script_is_told_that_holders_are_not_known(cli: Cli, make_node: MakeNode) -> None:
+    shown = cli("topology", "--root", make_node("inf2.xlarge").root, "-o", "json")
+    found = json.loads(shown.out)
+    assert (found["holdersKnown"], shown.err) == (False, "")
+    assert "holders are not known" in found["notes"][0]
 
 
 def test_ascii_on_request(cli: Cli, make_node: MakeNode) -> None:

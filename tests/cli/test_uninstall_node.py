@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,26 @@ def test_a_condition_that_others_write_is_not_removed(cli: Cli) -> None:
 def test_where_there_is_nothing_that_is_said(cli: Cli, tmp_path: Path) -> None:
     shown, _ = uninstalled(cli, tmp_path / "kubeconfig", "never-was")
     assert (shown.status, shown.out) == (0, "nothing of the plugin's was found\n")
+
+
+def test_the_cluster_is_the_one_that_kubectl_would_ask(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play() -> Outcome:
+        async with StandInApiServer() as server:
+            server.create_node({"metadata": {"name": "worker-1", "annotations": {INVENTORY_KEY: "{}"}}})
+            monkeypatch.setenv("KUBECONFIG", str(server.write_kubeconfig(tmp_path / "kubeconfig")))
+            return await asyncio.to_thread(cli, "uninstall-node", "--all")
+
+    shown = asyncio.run(play())
+    assert (shown.status, shown.out) == (0, "worker-1 is cleared\n")
+
+
+def test_scripts_are_told_which_nodes_were_cleared(cli: Cli, tmp_path: Path) -> None:
+    shown, _ = uninstalled(cli, tmp_path / "kubeconfig", "--all", "-o", "json")
+    assert json.loads(shown.out) == {"version": 1, "cleared": ["worker-1", "worker-2"]}
+    nothing, _ = uninstalled(cli, tmp_path / "kubeconfig", "never-was", "-o", "json")
+    assert json.loads(nothing.out) == {"version": 1, "cleared": []}
 
 
 def test_the_downward_api_names_the_node(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

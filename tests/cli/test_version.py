@@ -3,6 +3,9 @@ from __future__ import annotations
 import json
 import platform
 
+import grpc
+import yaml
+
 from neuron_plugin import __version__
 from tests.cli.doubles import Cli, MakeNode
 
@@ -10,8 +13,8 @@ from tests.cli.doubles import Cli, MakeNode
 def test_it_names_the_program_python_and_the_driver(cli: Cli, make_node: MakeNode) -> None:
     node = make_node("inf2.xlarge", driver_version="2.26.5.0")
     assert cli("version", "--root", node.root).out.splitlines() == [
-        f"neuron-plugin {__version__}",
-        f"Python {platform.python_version()}",
+        f"neuron-plugin {__version__}, revision unknown",
+        f"Python {platform.python_version()}, gRPC {grpc.__version__}",
         "Neuron driver 2.26.5.0",
     ]
 
@@ -28,11 +31,14 @@ def test_json_has_null_for_a_driver_that_is_not_there(cli: Cli, make_node: MakeN
     node = make_node("inf2.xlarge", driver_version="2.26.5.0")
     assert json.loads(cli("version", "-o", "json", "--root", node.root).out) == {
         "neuronPlugin": __version__,
+        "revision": "unknown",
         "python": platform.python_version(),
+        "grpc": grpc.__version__,
         "driver": "2.26.5.0",
     }
     node.unload_driver()
     assert json.loads(cli("version", "-o", "json", "--root", node.root).out)["driver"] is None
+    assert yaml.safe_load(cli("version", "-o", "yaml", "--root", node.root).out)["driver"] is None
 
 
 def test_a_root_that_is_no_directory_is_refused(cli: Cli) -> None:

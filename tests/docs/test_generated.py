@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+from neuron_plugin.hardware.health import Signal
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,9 +27,16 @@ def test_p82_generated_pages_are_up_to_date() -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_p82_every_signal_of_health_is_explained_with_its_defaults() -> None:
+    page = (ROOT / "docs/configuration.md").read_text()
+    settable = {signal.value for signal in Signal} - {Signal.MISSING.value}
+    assert set(re.findall(r"^\| `([a-z-]+)` \| (?:warn|unhealthy|ignore) \| ", page, re.MULTILINE)) == settable
+
+
 def test_a_page_that_is_out_of_date_is_named_and_mended(tmp_path: Path) -> None:
     script = tmp_path / "generate.py"
-    script.write_text((ROOT / "docs" / "generate.py").read_text())
+    for file in (ROOT / "docs").glob("*.py"):
+        (tmp_path / file.name).write_text(file.read_text())
     (tmp_path / "metrics.md").write_text("# Edited by hand\n")
     checked = generate("--check", script=script)
     assert checked.returncode == 1

@@ -1,7 +1,7 @@
 """The hand-written pages: links lead somewhere, commands work, quoted texts are those of the code.
 
 A ``console`` block holds commands that need no cluster: each is run here, in order, one directory for a page, and what
-is shown below it must be in its output ("..." for what is left out). ``sh`` blocks need a cluster.
+is shown below it must be in its output ("..." for what is left out). ``sh`` blocks are tried by ``test_commands``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,37 +135,10 @@ def test_p82_every_command_that_needs_no_cluster_does_what_its_page_shows(
         assert [each for each in step.shown if each.strip() not in lines] == [], f"{page.name}: {step.line}"
 
 
-def test_the_commands_of_the_readme_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    commands = re.findall(r"^    \.venv/bin/neuron-plugin (.+)$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert commands
-    for command in commands:
-        assert main(shlex.split(command, comments=True)) == 0, f"{command}: {capsys.readouterr().err}"
-
-
 @pytest.mark.parametrize("page", HAND_WRITTEN, ids=identified)
 def test_yaml_on_a_page_can_be_read(page: Path) -> None:
     for text in blocks(page, "yaml"):
         assert list(yaml.safe_load_all(text))
-
-
-@pytest.mark.parametrize("page", HAND_WRITTEN, ids=identified)
-def test_a_command_that_a_page_names_exists(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also those that need a cluster: their help, at least, must be there."""
-    for command in set(
-        re.findall(r"(?:[` ]|^)neuron-plugin ([a-z][a-z-]+)(?=[ `\n])", _commands_of(page), re.MULTILINE)
-    ):
-        with pytest.raises(SystemExit) as ended:
-            main([command, "--help"])
-        assert ended.value.code == 0, command
-        assert capsys.readouterr().out
-
-
-def _commands_of(page: Path) -> str:
-    code = "".join(blocks(page, "sh"))
-    return code + " ".join(re.findall(r"`neuron-plugin [^`]+`", FENCE.sub("", page.read_text())))
 
 
 def section(heading: str) -> str:
@@ -247,6 +221,25 @@ def refused(containers: list[list[str]], reason: str = "") -> str:
 
 def test_troubleshooting_has_every_text_of_an_admission_error_and_no_other() -> None:
     assert quoted("A pod failed with UnexpectedAdmissionError") == admission_texts()
+
+
+RAISED = {
+    "AllocationRefusedError": 4,  # a conflict, an unservable pod, an unlinked set, no machine
+    "MalformedRequestError": 2,
+    "UnknownDeviceError": 1,
+    "UnhealthyDeviceError": 1,
+    "NotYetError": 1,
+}
+"""How often the code raises what the kubelet shows in a pod's status; each is in ``admission_texts``, or in "waits"."""
+
+
+def test_p82_a_new_way_to_refuse_is_told_on_the_page_too() -> None:
+    source = "".join(
+        file.read_text() for room in ("kubelet", "plugin") for file in (ROOT / "neuron_plugin" / room).glob("*.py")
+    )
+    refusals = {kind.__name__ for kind in RefusalError.__subclasses__()}
+    raised = Counter(name for name in re.findall(r"raise (\w+)\(", source) if name in refusals)
+    assert raised == RAISED, "put the text into troubleshooting.md and admission_texts, then count it here"
 
 
 def test_troubleshooting_has_the_texts_of_a_container_that_waits() -> None:

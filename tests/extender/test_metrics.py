@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from neuron_plugin.build import build
 from neuron_plugin.extender.metrics import ExtenderMetrics, StateCollector, fragmentation
 from neuron_plugin.simulation.manifests import shipped_geometry
 from tests.extender.world import DEVICE, World
@@ -53,6 +54,14 @@ def test_p79_node_series_follow_the_state_and_go_with_the_node(world: World, reg
 )
 def test_fragmentation_is_the_share_outside_the_largest_free_set(held: tuple[int, ...], expected: float) -> None:
     assert fragmentation(TRN1, TRN1.all_mask & ~TRN1.devices_mask(held)) == pytest.approx(expected)
+
+
+def test_the_build_is_told_under_the_same_name_as_by_the_plugin() -> None:
+    registry = CollectorRegistry()
+    ExtenderMetrics(registry)
+    (line,) = (line for line in text_of(registry) if line.startswith("neuron_plugin_build_info{"))
+    assert line.endswith("} 1.0")
+    assert [f'{name}="{value}"' in line for name, value in build()._asdict().items()] == [True] * 4
 
 
 def test_counters_carry_the_documented_labels() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from neuron_plugin.allocation.ledger import Holding
+from neuron_plugin.build import build
 from neuron_plugin.hardware.processes import Process
 from neuron_plugin.hardware.records import Device, EccCounts, HealthReadings, Inventory, NodeState
 from neuron_plugin.plugin import node
@@ -156,6 +157,7 @@ def test_ecc_counts_are_those_of_the_latest_look() -> None:
 def test_before_a_device_is_found_the_page_is_there_all_the_same() -> None:
     found = scraped(moment_of(node.NodeState()))
     assert list(found["info"].values()) == [1]
+    assert found["build_info"] == {build(): 1}
     assert "devices" not in found
     assert found["registered"] == {(NEURON.value,): 1, (DEVICE.value,): 1, (CORE.value,): 0}
 

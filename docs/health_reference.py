@@ -1,0 +1,87 @@
+"""The part of the configuration page about ``health``: what each signal is, and what follows from it by default.
+
+The defaults are the code's. Signals and keys are explained here, and one that is not fails the making of the page.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from neuron_plugin.hardware.health import Signal
+from neuron_plugin.plugin.health_policy import HealthSettings, SignalPolicy, policy_of
+from neuron_plugin.settings import as_text
+
+HOW = """\
+The section `health` of the file, or `devicePlugin.settings.health` of the chart; what is not named keeps its default:
+
+```yaml
+health:
+  sram-ecc: {threshold: 5}
+  hw-error: {action: unhealthy, recover-after-seconds: 600}
+```"""
+
+HEAD = ("signal", *(field.encode_name for field in msgspec.structs.fields(SignalPolicy)), "what it is")
+
+_KEYS = {
+    "action": (
+        "`ignore`; `warn`: told in log, event, condition and metric, and handed out; "
+        "`unhealthy`: not handed out, whoever has the device keeps it"
+    ),
+    "after-seconds": "acts once it has been seen for so long",
+    "threshold": "for counters: acts from so many errors above the baseline on",
+    "baseline": (
+        "for counters: `zero` counts from power-up; "
+        "`first-sight` accepts what is there when the plugin first sees the device"
+    ),
+    "recovery": (
+        "over when: `gone`, its cause has not been seen for the time to recover; `quiet`, no further error for that "
+        "time; `driver-reload`, the device has gone and come back, or the machine was booted"
+    ),
+    "recover-after-seconds": "the time to recover",
+}
+
+_SIGNALS = {
+    Signal.NODE: "the device node is missing, or is none of the driver's",
+    Signal.RESET_FAILED: "a reset has failed",
+    Signal.COMPONENTS: "parts that firmware reports unhealthy",
+    Signal.SRAM_ECC: "counter: uncorrected errors of on-chip memory",
+    Signal.MEMORY_ECC: "counter: uncorrected errors of device memory",
+    Signal.NC_UNCORRECTABLE: "counter of each core: `hw_nc_ue_error`",
+    Signal.HBM_UNCORRECTABLE: "counter of each core: `hw_hbm_ue_error`",
+    Signal.KERNEL_MESSAGE: "a hardware error in the kernel log that names the device",
+    Signal.RESETTING: "a reset is under way",
+    Signal.DMA_ABORT: "counter of each core: `hw_dma_abort_error`",
+    Signal.HW_ERROR: "counter of each core: `hw_error`",
+    Signal.HEALTH_STATUS: "counters of firmware below `health_status`",
+    Signal.REPAIRABLE_ECC: "counter: uncorrected errors of device memory that can be repaired",
+    Signal.KERNEL_MESSAGE_UNNAMED: "a hardware error in the kernel log that names no device",
+}
+
+_OTHERS = {
+    "flapping-window-seconds": "a signal that comes back within this time is held longer each time; 0 turns that off",
+    "first-hold-seconds": "how long the first time; then twice as long each time",
+    "longest-hold-seconds": "how long at most",
+    "trust-user-messages": "believe kernel log lines that processes have written, too",
+}
+
+
+def keys() -> list[tuple[str, ...]]:
+    """Every key of a signal's policy."""
+    return [(f"`{name}`", _KEYS[name]) for name in HEAD[1:-1]]
+
+
+def signals() -> list[tuple[str, ...]]:
+    """Every signal with its defaults."""
+    policies = HealthSettings()
+    return [
+        (f"`{signal.value}`", *map(as_text, msgspec.structs.astuple(policy_of(policies, signal))), _SIGNALS[signal])
+        for signal in Signal
+        if signal is not Signal.MISSING  # nobody can be given what is missing: no setting
+    ]
+
+
+def others() -> list[tuple[str, ...]]:
+    """Every key beside the signals."""
+    known = {signal.value for signal in Signal}
+    fields = [field for field in msgspec.structs.fields(HealthSettings) if field.encode_name not in known]
+    return [(f"`{each.encode_name}`", as_text(each.default), _OTHERS[each.encode_name]) for each in fields]

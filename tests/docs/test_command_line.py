@@ -1,0 +1,90 @@
+"""docs/command-line.md promises the keys that the documents have, and all of them (P82)."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from neuron_plugin.allocation.journal import Entry, Step, explain
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.cli.command import Exit
+from neuron_plugin.cli.doctor_report import FindingReport, Report
+from neuron_plugin.cli.main import build_parser
+from neuron_plugin.cli.report import DeviceReport, HolderReport, MachineReport
+from neuron_plugin.cli.simulate import NodeReport
+from neuron_plugin.cli.simulate_types import TypeReport, TypesReport
+from neuron_plugin.cli.topology_report import DeviceSets, LinkedDevice, TopologyReport
+from neuron_plugin.cli.version import Versions
+from neuron_plugin.extender.explain import Explanation, NodeExplanation
+from tests.topology.oracle import TRN1
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs/command-line.md").read_text(encoding="utf-8")
+TABLE = TEXT.partition("| command | forms | keys |\n")[2].partition("\n\n")[0].splitlines()[1:]
+
+
+def keys(document: type[msgspec.Struct]) -> list[str]:
+    return [field.encode_name for field in msgspec.structs.fields(document)]
+
+
+def names(document: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(document)]
+
+
+DECISION = explain(Entry(0, Step.BOUND, "n", TRN1, Resource.NEURON, TRN1.device_mask(0), "why"))
+
+PROMISED: list[tuple[str, Iterable[str]]] = [
+    ("devices", keys(MachineReport)),
+    ("devices", keys(DeviceReport)),
+    ("holders", keys(HolderReport)),
+    ("topology", keys(TopologyReport)),
+    ("devices", keys(LinkedDevice)),
+    ("deviceSets", keys(DeviceSets)),
+    ("decisions", ["version", "decisions"]),
+    ("decisions", DECISION),
+    ("doctor", keys(Report)),
+    ("findings", keys(FindingReport)),
+    ("explain", ["version", *names(Explanation)]),
+    ("nodes", names(NodeExplanation)),
+    ("simulate types", keys(TypesReport)),
+    ("types", keys(TypeReport)),
+    ("simulate node", keys(NodeReport)),
+    ("uninstall-node", ["version", "cleared"]),
+    ("version", keys(Versions)),
+]
+
+
+def cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_p82_the_keys_on_the_page_are_those_of_the_documents_in_their_order() -> None:
+    told = [(re.findall(r"`([^`]+)`", cells(row)[0])[0], re.findall(r"`([^`]+)`", cells(row)[2])) for row in TABLE]
+    assert [row for row in told if row[1]] == [(name, list(promised)) for name, promised in PROMISED]
+
+
+def outputs(parser: argparse.ArgumentParser, above: str = "") -> dict[str, list[str]]:
+    """The forms of every command that has some."""
+    found: dict[str, list[str]] = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, nested in action.choices.items():
+                found |= outputs(nested, f"{above} {name}".strip())
+        elif "--output" in action.option_strings:
+            found[above] = list(action.choices or ())
+    return found
+
+
+def test_p82_the_page_has_every_command_with_its_forms() -> None:
+    told = {cells(row)[0].strip("`"): cells(row)[1].split(", ") for row in TABLE if cells(row)[1]}
+    assert told == outputs(build_parser())
+
+
+@pytest.mark.parametrize("status", Exit)
+def test_every_exit_status_has_its_row(status: Exit) -> None:
+    assert f"\n| {status.value} | " in TEXT.partition("## Exit statuses")[2]

@@ -1,0 +1,32 @@
+"""docs/logs.md quotes lines that the daemons write, at the levels at which they write them (P82, P84)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from neuron_plugin.telemetry import LogLevel
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs/logs.md").read_text(encoding="utf-8")
+LINES = re.findall(r"^\| `([^`]+)` \| (\w+) \| ", TEXT, re.MULTILINE)
+SOURCE = {
+    file: file.read_text(encoding="utf-8")
+    for room in ("cluster", "extender", "hardware", "kubelet", "plugin")
+    for file in (ROOT / "neuron_plugin" / room).rglob("*.py")
+}
+
+
+@pytest.mark.parametrize(("message", "level"), LINES, ids=[message for message, _ in LINES])
+def test_p84_a_line_on_the_page_is_written_at_its_level(message: str, level: str) -> None:
+    written = {"error": "(?:error|exception)"}.get(level, level)
+    as_said = re.compile(rf'\.(?:{written}\(|log\(level, )\s*"{re.escape(message)}"', re.DOTALL)
+    assert any(as_said.search(text) for text in SOURCE.values())
+
+
+def test_the_page_tells_of_every_level() -> None:
+    told = re.findall(r"^\| `(\w+)` \| (?!\w+ \| )", TEXT, re.MULTILINE)
+    assert sorted(told) == sorted(LogLevel)
+    assert len(LINES) >= 15
