@@ -86,9 +86,8 @@ class ExtenderService:
         pod, request = self._read(args.pod)
         filtered = filter_nodes(self._state, self._memo, pod.uid, request, args.names)
         answer = wire.encode_filter(args, filtered.passed, filtered.failed, filtered.unresolvable)
-        reasons = filtered.reasons
-        self._metrics.refused({self._memo.code_of(text): count for text, count in reasons.items()})
-        flowlog.log_filter(pod, request, filtered, reasons, _us(self._clock() - started))
+        self._metrics.refused(filtered.codes)
+        flowlog.log_filter(pod, request, filtered, _us(self._clock() - started))
         return answer
 
     def _prioritize(self, body: bytes, started: float) -> bytes:

@@ -11,7 +11,7 @@ from neuron_plugin.extender.reasons import NODE_REFUSALS
 from neuron_plugin.extender.shapes import Shape
 from neuron_plugin.extender.verdicts import placement_on
 from neuron_plugin.simulation.manifests import container, node_manifest, pod_manifest
-from tests.extender.world import CORE, DEVICE, World, pod_of, record_of, request_of
+from tests.extender.world import CORE, DEVICE, World, record_of, request_of
 
 TRN1 = "trn1.32xlarge"
 
@@ -55,7 +55,7 @@ def test_t07_no_reason_names_a_node_so_that_the_scheduler_can_count_nodes_per_te
 
     found = world.filter(pod_manifest("new", DEVICE, 4))
 
-    assert len(found.reasons) == 2
+    assert len(found.texts) == 2
     assert len({refusal.text for refusal in NODE_REFUSALS}) == len(NODE_REFUSALS)
 
 
@@ -181,7 +181,7 @@ def test_t48_unknown_nodes_and_nodes_without_neuron_carry_one_constant_text_each
 
     found = world.filter(pod_manifest("new", DEVICE, 1), names)
 
-    assert found.reasons == {
+    assert found.texts == {
         "The node has no Neuron devices.": 20,
         "The node is not known to the Neuron extender yet.": 20,
     }
@@ -197,7 +197,8 @@ def test_a_pod_that_is_bound_fits_its_own_node_only(world: World) -> None:
 
     assert found.passed == ["here"]
     assert set(found.failed) == {"there"}
-    assert pod_of(bound).name == "pod"
+    assert found.codes == {"bound-elsewhere": 1}
+    assert not world.filter(bound, ["here"]).misfits
 
 
 def test_e02_the_node_where_the_pod_costs_later_pods_least_scores_highest(world: World) -> None:

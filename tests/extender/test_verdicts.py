@@ -55,6 +55,21 @@ def test_a_verdict_says_fits_exactly_when_a_placement_exists(free: int, asked: t
     assert (judge(shape(free), request) is None) is not isinstance(placement_on(shape(free), request), Refusal)
 
 
+@given(st.integers(0, 2**32 - 1), st.sampled_from([(DEVICE, 1), (DEVICE, 4), (DEVICE, 8), (CORE, 1), (CORE, 8)]))
+def test_a_cost_is_that_of_the_set_which_a_bind_would_choose(free: int, asked: tuple[Resource, int]) -> None:
+    node, request = shape(free), asking(*asked)
+    placed = placement_on(node, request)
+
+    expected = 0 if isinstance(placed, Refusal) else cost(TRN1, free, placement_mask(placed))
+    assert cost_on(node, request) == expected
+
+
+def test_equal_refusals_are_one_misfit() -> None:
+    first, second = judge(shape(0b1), asking(DEVICE, 1)), judge(shape(0b1000), asking(DEVICE, 1))
+
+    assert first is second is not None
+
+
 def test_a_cost_is_that_of_the_best_placement_of_all_containers() -> None:
     request = request_of(
         record_of(pod_manifest("pod", containers=[container("a", DEVICE, 1), container("b", CORE, 2)]))

@@ -171,7 +171,3 @@ def test_t05_answers_carry_exactly_gos_names() -> None:
     assert json.loads(encode_victims({"n": Victims(("u",), 3)})) == {
         "NodeNameToMetaVictims": {"n": {"Pods": [{"UID": "u"}], "NumPDBViolations": 3}}
     }
-
-
-def test_t06_a_name_sent_twice_is_answered_once() -> None:
-    assert decode_filter(f'{{"Pod":{POD},"NodeNames":["a","b","a"]}}'.encode()).names == ["a", "b"]
