@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import filterfalse
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
-from neuron_plugin.allocation.requests import PodRequest
+from neuron_plugin.allocation.requests import Kind, PodRequest
+from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.extender.claims import PodRecord
 from neuron_plugin.extender.nodes import NodeRecord
 from neuron_plugin.extender.shapes import AnyShape
@@ -20,12 +21,13 @@ from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.verdicts import Misfit, Verdict, cost_on, judge
 
 MOST_REQUESTS = 32
-"""Distinct requests remembered; a cluster's workloads have few."""
+"""Distinct demands remembered; a cluster's workloads have few."""
 
 MOST_SHAPES = 32_768
 """Distinct node states remembered per request before its table starts anew."""
 
 V = TypeVar("V")
+_Demand: TypeAlias = tuple[tuple[Kind, Resource, int], ...]
 
 
 class ByShape(dict[AnyShape, V], Generic[V]):
@@ -82,15 +84,15 @@ class Verdicts:
         return verdict
 
 
-class Costs(dict[str, int]):
+class Costs(dict[str, int | None]):
     """What the best placement of one request costs later pods, by node name; names of no known node are not kept."""
 
     def __init__(self, shapes: Mapping[str, AnyShape], request: PodRequest) -> None:
         super().__init__()
         self._shapes = shapes
-        self._by_shape: ByShape[int] = ByShape(lambda shape: cost_on(shape, request))
+        self._by_shape: ByShape[int | None] = ByShape(lambda shape: cost_on(shape, request))
 
-    def __missing__(self, name: str) -> int:
+    def __missing__(self, name: str) -> int | None:
         value = self._by_shape[self._shapes[name]]
         if name in self._shapes:
             self[name] = value
@@ -98,28 +100,30 @@ class Costs(dict[str, int]):
 
 
 class VerdictMemo:
-    """The answers of one state, by request. It observes the state, so that no answer outlives what it was about."""
+    """The answers of one state, by demand. It observes the state, so that no answer outlives what it was about."""
 
     def __init__(self, state: ClusterState) -> None:
         self._shapes = state.shapes
-        self._verdicts: dict[PodRequest, Verdicts] = {}
-        self._costs: dict[PodRequest, Costs] = {}
+        self._verdicts: dict[_Demand, Verdicts] = {}
+        self._costs: dict[_Demand, Costs] = {}
         state.observe(self)
 
     def verdicts(self, request: PodRequest) -> Verdicts:
         """The verdicts on one request."""
-        table = self._verdicts.get(request)
+        demand = _demand(request)
+        table = self._verdicts.get(demand)
         if table is None:
             _forget_oldest(self._verdicts)
-            table = self._verdicts[request] = Verdicts(self._shapes, request)
+            table = self._verdicts[demand] = Verdicts(self._shapes, request)
         return table
 
     def costs(self, request: PodRequest) -> Costs:
         """What the best placement of a request costs later pods: subscript with a node's name."""
-        table = self._costs.get(request)
+        demand = _demand(request)
+        table = self._costs.get(demand)
         if table is None:
             _forget_oldest(self._costs)
-            table = self._costs[request] = Costs(self._shapes, request)
+            table = self._costs[demand] = Costs(self._shapes, request)
         return table
 
     def node_changed(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
@@ -136,6 +140,11 @@ class VerdictMemo:
         """What a pod changes for others it changes on its node."""
 
 
-def _forget_oldest(tables: dict[PodRequest, V]) -> None:
+def _demand(request: PodRequest) -> _Demand:
+    """What answers depend on. Containers' names are left out: every workload has its own, and would have its table."""
+    return tuple((part.kind, part.resource, part.count) for part in request)
+
+
+def _forget_oldest(tables: dict[_Demand, V]) -> None:
     while len(tables) >= MOST_REQUESTS:
         tables.pop(next(iter(tables)))

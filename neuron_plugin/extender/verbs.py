@@ -7,7 +7,7 @@ or allocates per node beyond the answer itself; what a node's state means for a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from neuron_plugin.allocation.ledger import PodUid
@@ -72,7 +72,7 @@ def filter_nodes(
     return Filtered(*memo.verdicts(request).split(names))
 
 
-def score_nodes(memo: VerdictMemo, request: PodRequest, names: list[str]) -> list[int]:
+def score_nodes(memo: VerdictMemo, request: PodRequest, names: Iterable[str]) -> list[int]:
     """Scores 0-10 in the order of ``names``: the node where the pod costs later pods least gets 10."""
     return scores(list(map(memo.costs(request).__getitem__, names)))
 

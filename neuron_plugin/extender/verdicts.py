@@ -56,29 +56,32 @@ def placement_on(shape: Shape, request: PodRequest) -> Placement | Refusal:
     return place_healthy(shape.geometry, shape.healthy_mask, shape.free_mask, request)
 
 
-def cost_on(shape: AnyShape, request: PodRequest) -> int:
-    """What the best placement takes from later pods; 0 where nothing is placed."""
-    if isinstance(shape, ClosedShape) or not request:
+def cost_on(shape: AnyShape, request: PodRequest) -> int | None:
+    """What the best placement takes from later pods; None where there is none."""
+    if not request:
         return 0
+    if isinstance(shape, ClosedShape):
+        return None
     if len(request) == 1:
-        return min(costs(shape.geometry, shape.free_mask, _fitting(shape, request)), default=0)
+        return min(costs(shape.geometry, shape.free_mask, _fitting(shape, request)), default=None)
     placed = placement_on(shape, request)
     if isinstance(placed, Refusal):
-        return 0
+        return None
     return cost(shape.geometry, shape.free_mask, placement_mask(placed))
 
 
-def scores(costs: list[int]) -> list[int]:
+def scores(found: list[int | None]) -> list[int]:
     """Costs as scores 0-10 in the same order: the least cost alone gets 10, equal costs get equal scores.
 
     Ranks, not amounts: however close two costs are, the better node leads by a whole point, which the shipped weight
     makes worth more than all of the scheduler's own scorers together. Beyond eleven distinct costs the dearer ones
-    share the points below.
+    share the points below. A node that was filled between filter and prioritize gets 0: it must not win.
     """
-    ranks = {value: rank for rank, value in enumerate(sorted(set(costs)))}
+    ranks = {value: rank for rank, value in enumerate(sorted(value for value in set(found) if value is not None))}
     worst = max(len(ranks) - 1, HIGHEST_SCORE)
-    by_cost = {value: HIGHEST_SCORE - -(-rank * HIGHEST_SCORE // worst) for value, rank in ranks.items()}
-    return list(map(by_cost.__getitem__, costs))
+    by_cost: dict[int | None, int] = {None: 0}
+    by_cost |= {value: HIGHEST_SCORE - -(-rank * HIGHEST_SCORE // worst) for value, rank in ranks.items()}
+    return list(map(by_cost.__getitem__, found))
 
 
 def _one_fits(shape: Shape, request: PodRequest) -> bool:

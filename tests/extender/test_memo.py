@@ -12,7 +12,7 @@ from neuron_plugin.extender.memo import ByShape, VerdictMemo
 from neuron_plugin.extender.reasons import STALE, UNKNOWN_NODE
 from neuron_plugin.extender.shapes import AnyShape, closed_shape
 from neuron_plugin.extender.verdicts import Verdict, cost_on, judge
-from neuron_plugin.simulation.manifests import pod_manifest
+from neuron_plugin.simulation.manifests import container, pod_manifest
 from tests.extender.world import DEVICE, World, record_of, request_of
 
 TRN1 = "trn1.32xlarge"
@@ -89,6 +89,15 @@ def test_t06_a_name_that_comes_twice_has_one_verdict(world: World, amount: int) 
     for _ in range(2):
         passed, misfits = world.memo.verdicts(asking(amount)).split(["node", "node"])
         assert [set(passed), *misfits.values()].count({"node"}) == 1
+
+
+def test_pods_whose_containers_have_other_names_share_their_answers(world: World) -> None:
+    one, other = (
+        request_of(record_of(pod_manifest("pod", containers=[container(name, DEVICE, 4)]))) for name in ("a", "b")
+    )
+
+    assert world.memo.verdicts(one) is world.memo.verdicts(other)
+    assert world.memo.costs(one) is world.memo.costs(other)
 
 
 def test_names_of_no_node_are_not_remembered(world: World) -> None:

@@ -60,7 +60,7 @@ def test_a_cost_is_that_of_the_set_which_a_bind_would_choose(free: int, asked: t
     node, request = shape(free), asking(*asked)
     placed = placement_on(node, request)
 
-    expected = 0 if isinstance(placed, Refusal) else cost(TRN1, free, placement_mask(placed))
+    expected = None if isinstance(placed, Refusal) else cost(TRN1, free, placement_mask(placed))
     assert cost_on(node, request) == expected
 
 
@@ -79,19 +79,21 @@ def test_a_cost_is_that_of_the_best_placement_of_all_containers() -> None:
     assert not isinstance(placed, Refusal)
 
     assert cost_on(free, request) == cost(TRN1, free.free_mask, placement_mask(placed))
-    assert cost_on(closed_shape(STALE), request) == 0
-    assert cost_on(shape(0), request) == 0
+    assert cost_on(closed_shape(STALE), request) is None
+    assert cost_on(shape(0), request) is None
 
 
 def test_e02_scores_are_ranks_so_that_the_cheapest_leads_by_a_whole_point() -> None:
     assert scores([5, 7, 5, 1000]) == [10, 9, 10, 8]
     assert scores([]) == []
     assert scores([3, 3]) == [10, 10]
+    assert scores([None, 3]) == [0, 10]
+    assert scores([None]) == [0]
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=60))
 def test_e02_scores_keep_the_order_and_only_the_cheapest_gets_ten(costs: list[int]) -> None:
-    found = scores(costs)
+    found = scores([*costs])
 
     assert all(0 <= score <= 10 for score in found)
     assert {value for value, score in zip(costs, found, strict=True) if score == 10} == {min(costs)}
