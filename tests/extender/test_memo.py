@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation.requests import PodRequest
@@ -60,6 +60,7 @@ def test_nodes_in_one_state_are_judged_once(world: World, monkeypatch: pytest.Mo
     assert len(judged) == 1
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_t06_names_are_split_by_the_verdict_on_their_node_whatever_was_asked_before(data: st.DataObject) -> None:
     world = World()

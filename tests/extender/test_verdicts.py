@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation.cost import cost
@@ -48,6 +48,7 @@ def registered() -> int:
     return len(shapes._open)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([(DEVICE, 1), (DEVICE, 4), (DEVICE, 8), (CORE, 1), (CORE, 8)]))
 def test_a_verdict_says_fits_exactly_when_a_placement_exists(free: int, asked: tuple[Resource, int]) -> None:
     request = asking(*asked)
@@ -55,6 +56,7 @@ def test_a_verdict_says_fits_exactly_when_a_placement_exists(free: int, asked: t
     assert (judge(shape(free), request) is None) is not isinstance(placement_on(shape(free), request), Refusal)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([(DEVICE, 1), (DEVICE, 4), (DEVICE, 8), (CORE, 1), (CORE, 8)]))
 def test_a_cost_is_that_of_the_set_which_a_bind_would_choose(free: int, asked: tuple[Resource, int]) -> None:
     node, request = shape(free), asking(*asked)
