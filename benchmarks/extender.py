@@ -479,9 +479,9 @@ def _serve_nodes(pipe: Connection, nodes: int) -> None:
 
 
 async def start() -> None:
-    """From the start of a process to its first good filter, 1000 nodes."""
+    """From the start of a process to its first good filter, 1000 nodes; and the CPU it took till its end."""
     with served(_serve_nodes, 1000) as kubeconfig:
-        began = time.perf_counter()
+        before, began = _cpu_of_children(), time.perf_counter()
         arguments = ["extender", "--kubeconfig", kubeconfig, "--port", "19345", "--health-port", "19346"]
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -495,10 +495,17 @@ async def start() -> None:
         try:
             while not await _good(body):
                 await asyncio.sleep(0.02)
-            print(f"start of the process to the first good filter, 1000 nodes: {time.perf_counter() - began:.2f} s")
+            took = time.perf_counter() - began
         finally:
             process.terminate()
             await process.wait()
+        cpu = _cpu_of_children() - before
+    print(f"start of the process to the first good filter, 1000 nodes: {took:.2f} s; {cpu:.2f} s of CPU in all")
+
+
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 async def _good(body: bytes) -> bool:
