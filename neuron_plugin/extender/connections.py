@@ -38,13 +38,21 @@ class _Connection(web.RequestHandler):
 
     def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp narrows asyncio's bool | None to None
         """The caller has closed its sending side; True keeps ours open for the answers that are due."""
-        idle = self._waiter is not None and not self._messages
-        if idle or self.ssl_context is not None:
+        if self.ssl_context is not None or not (self._messages or self._answer_is_due):
             return False
         self._asks_no_more = True
         if not self._messages:
             self.close()  # after the answer that is under way
         return True
+
+    @property
+    def _answer_is_due(self) -> bool:
+        """Whether a request is being handled whose answer has not begun.
+
+        One that has begun is in the transport's hands, or it is a watch: a watcher that closes has usually gone.
+        """
+        request = self._current_request
+        return self._waiter is None and (request is None or not request.writer.output_size)
 
     async def finish_response(
         self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None

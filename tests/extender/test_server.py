@@ -230,6 +230,28 @@ async def test_t09_a_caller_that_half_closes_while_its_answer_is_made_gets_it() 
         await closed(writer)
 
 
+async def test_a_watcher_that_closes_its_sending_side_is_let_go() -> None:
+    """It looks the same as one that has gone, and an answer without end is not one that is due."""
+    gone = asyncio.Event()
+
+    async def watch(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while request.transport is not None and not request.transport.is_closing():
+            await asyncio.sleep(0.001)
+        gone.set()
+        return response
+
+    async with served([web.get("/watch", watch)]) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /watch HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write_eof()
+
+        await gone.wait()
+        await closed(writer)
+
+
 @pytest.mark.parametrize(
     ("sent", "answered"),
     [(b"", 0), (b"POST /filter HTT", 0), (request_for("ghost") + b"POST /filter HTT", 1)],
