@@ -463,13 +463,6 @@ async def _daemon(api: KubernetesApi) -> AsyncIterator[ExtenderDaemon]:
         await running
 
 
-@asynccontextmanager
-async def _client(server: StandInApiServer) -> AsyncIterator[KubernetesApi]:
-    with tempfile.TemporaryDirectory() as directory:
-        async with await connect(server.write_kubeconfig(Path(directory) / "kubeconfig")) as api:
-            yield api
-
-
 # Start.
 
 
