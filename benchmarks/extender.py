@@ -83,7 +83,7 @@ def verbs() -> None:
     print("filter and prioritize in process, names, every node in a state of its own (ms of CPU)")
     print('"best" is the ratio of the tenth percentiles: what other work on the machine has disturbed least')
     print(" nodes  devices  refused  floor p50  filter p50    p99  ratio   best  first  prioritize p50  ratio  first")
-    for nodes, devices in ((100, 4), (1000, 4), (5000, 4), (5000, 8), (15000, 4)):
+    for nodes, devices in ((100, 4), (1000, 4), (5000, 1), (5000, 4), (5000, 8), (15000, 4)):
         service, _, names = filled_service(nodes)
         print(f"{nodes:>6} {devices:>8} {measured(service, filter_body(names, devices))}")
     service, state, names = filled_service(5000)
