@@ -55,5 +55,5 @@ def why_not(geometry: Geometry, free: int, unit: Unit, count: int) -> Refusal:
         return too_many(geometry, unit, count)
     if not valid_sets(geometry, unit, count):
         return unsupported_count(geometry, unit, count)
-    available = len(geometry.whole_devices(free)) if unit is Unit.DEVICE else free.bit_count()
+    available = len(fitting(geometry, free, unit, 1))
     return not_free(unit, count) if available < count else fragmented(unit, count)

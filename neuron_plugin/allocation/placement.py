@@ -58,6 +58,8 @@ def place(geometry: Geometry, free: int, request: PodRequest) -> Placement | Ref
     if len(request) > MOST_CONTAINERS:
         return crowded(geometry)
     within = free & geometry.all_mask
+    if len(request) == 1:
+        return _place_one(geometry, within, request[0])
     masks = _Walk(geometry, request).solve(0, within, {})
     if masks is None and not any(part.kind is Kind.INIT for part in request):
         masks = pack(geometry, within, request)
@@ -117,6 +119,11 @@ def _left(part: ContainerRequest, mask: CoreMask, reusable: _Reusable) -> _Reusa
     held = reusable.get(part.resource, NO_CORES)
     left = held | mask if part.kind is Kind.INIT else held & ~mask
     return {**reusable, part.resource: CoreMask(left)}
+
+
+def _place_one(geometry: Geometry, free: int, part: ContainerRequest) -> Placement | Refusal:
+    chosen = choose(geometry, free, part.resource.unit, part.count)
+    return chosen if isinstance(chosen, Refusal) else (ContainerSet(part, chosen),)
 
 
 def _why_not(geometry: Geometry, free: int, request: PodRequest) -> Refusal:

@@ -7,7 +7,6 @@ chose, what is used afterwards. The same facts stand here as fields of one line;
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping
 
 from neuron_plugin.allocation.idlists import format_ids
@@ -28,16 +27,16 @@ def request_text(request: PodRequest) -> str:
     return "|".join(f"{part.resource.short_name}:{part.count}" for part in request)
 
 
-def log_filter(pod: Pod, request: PodRequest, filtered: Filtered, reasons: Counter[str], microseconds: int) -> None:
+def log_filter(pod: Pod, request: PodRequest, filtered: Filtered, microseconds: int) -> None:
     """A filter's result: counts, and how many nodes each text turned away."""
-    refused = len(filtered.failed) + len(filtered.unresolvable)
+    texts = filtered.texts
     fields = {
         "pod": str(pod),
         "uid": pod.uid,
         "request": request_text(request),
-        "nodes": len(filtered.passed) + refused,
+        "nodes": len(filtered.passed) + texts.total(),
         "passed": len(filtered.passed),
-        "refused": dict(reasons.most_common(_MOST_REASONS)),
+        "refused": dict(texts.most_common(_MOST_REASONS)),
         "us": microseconds,
     }
     _log.info("filter", extra=fields)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from neuron_plugin.allocation.inventory import INVENTORY_KEY, InventoryError, read_inventory
 from neuron_plugin.allocation.requests import parse_count
@@ -25,6 +26,7 @@ from neuron_plugin.topology.instances import Catalogue, InstanceType
 
 INSTANCE_TYPE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
 _SAGEMAKER_PREFIX = "ml."
+_GEOMETRIES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +77,17 @@ def _by_inventory(text: str) -> Hardware | NoHardware:
         inventory = read_inventory(text)
     except InventoryError as error:
         return NoHardware(UNREADABLE_INVENTORY, f"annotation {INVENTORY_KEY}: {error}")
-    geometry = inventory.geometry
+    geometry = _shared(inventory.geometry)
     if not geometry.device_count:
         return NoHardware(NO_NEURON)
     missing = tuple(device for device in range(geometry.device_count) if device not in inventory.present)
     return Hardware(geometry, inventory.healthy_mask, dict(inventory.unhealthy), missing)
+
+
+@lru_cache(maxsize=_GEOMETRIES)
+def _shared(geometry: Geometry) -> Geometry:
+    """Equal geometries as one object: every look-up by geometry is then a comparison of identities."""
+    return geometry
 
 
 def _by_type(facts: NodeFacts, types: Catalogue) -> Hardware | NoHardware:
@@ -92,7 +100,7 @@ def _by_type(facts: NodeFacts, types: Catalogue) -> Hardware | NoHardware:
     cores_per_device = _cores_per_device(known, capacity)
     if not cores_per_device:
         return NoHardware(UNKNOWN_HEALTH, _disagreement(known, facts.capacity))
-    geometry = Geometry(known.name, known.topology, known.devices, cores_per_device, known.block_sizes)
+    geometry = _shared(Geometry(known.name, known.topology, known.devices, cores_per_device, known.block_sizes))
     if _counts(facts.allocatable) != capacity:
         return NoHardware(UNKNOWN_HEALTH, f"allocatable {dict(facts.allocatable)}, capacity {dict(facts.capacity)}")
     return Hardware(geometry, geometry.all_mask)

@@ -57,11 +57,12 @@ def node_record(
 ) -> NodeRecord:
     """The record of a node.
 
-    ``pods`` are bound here and speak for themselves; ``reserved`` are holders that binds have chosen.
+    ``pods`` are bound here and speak for themselves; ``reserved`` are holders that binds have chosen. A pod that asks
+    for 0 has nothing to say.
     """
     if isinstance(hardware, NoHardware):
         return NodeRecord(facts, hardware, Ledger(), (), stale, closed_shape(hardware.refusal))
-    claims = [claim_of(pod, hardware.geometry) for pod in pods]
+    claims = [claim_of(pod, hardware.geometry) for pod in pods if pod.request]
     holders = [claim for claim in claims if isinstance(claim, Holder)] + list(reserved)
     unclear = [claim for claim in claims if isinstance(claim, UnclearClaim)]
     unclear += _overlaps(holders)

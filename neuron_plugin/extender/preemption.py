@@ -31,10 +31,10 @@ _MOST_TRIALS = 300
 def preempt(state: ClusterState, request: PodRequest, offered: Mapping[str, Victims]) -> dict[str, Victims]:
     """The nodes where evicting offered pods lets the request fit, with the victims that are needed there.
 
-    For a pod that asks for no Neuron the offer stands as it is.
+    For a pod that asks for no Neuron the offer stands as it is; a node without victims would end the whole preemption.
     """
     if not request:
-        return dict(offered)
+        return {name: victims for name, victims in offered.items() if victims.uids}
     chosen = {}
     for name, victims in offered.items():
         record = state.nodes.get(name)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from neuron_plugin.extender.connections import Runner
 from neuron_plugin.extender.service import ExtenderService
 
 PREFIXES = ("", "/scheduler", "/apis/neuron-plugin.io/v1/schedule")
@@ -63,7 +64,7 @@ def runner(app: web.Application) -> web.AppRunner:
     Idle connections are kept longer than Go keeps its own (90 s), so that the scheduler never writes into one that we
     are just closing.
     """
-    return web.AppRunner(
+    return Runner(
         app,
         access_log=None,
         handle_signals=False,

@@ -6,6 +6,7 @@ Each answers with JSON whatever comes in: kube-scheduler reads no body but that 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -24,6 +25,8 @@ from neuron_plugin.extender.preemption import preempt
 from neuron_plugin.extender.readiness import Readiness
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.verbs import filter_nodes, score_nodes
+
+_log = logging.getLogger(__name__)
 
 
 class _UndecidedError(Exception):
@@ -86,9 +89,8 @@ class ExtenderService:
         pod, request = self._read(args.pod)
         filtered = filter_nodes(self._state, self._memo, pod.uid, request, args.names)
         answer = wire.encode_filter(args, filtered.passed, filtered.failed, filtered.unresolvable)
-        reasons = filtered.reasons
-        self._metrics.refused({self._memo.code_of(text): count for text, count in reasons.items()})
-        flowlog.log_filter(pod, request, filtered, reasons, _us(self._clock() - started))
+        self._metrics.refused(filtered.codes)
+        flowlog.log_filter(pod, request, filtered, _us(self._clock() - started))
         return answer
 
     def _prioritize(self, body: bytes, started: float) -> bytes:
@@ -123,6 +125,9 @@ class ExtenderService:
             found = answer(body, started)
         except (wire.WireError, DecodeError, _UndecidedError) as error:
             return self._failed(verb, str(error), started)
+        except Exception:  # noqa: BLE001 - a fault of ours, too, is read only in the body of a 200
+            _log.exception("verb failed", extra={"verb": verb})
+            return self._failed(verb, f"{verb} failed inside the extender; its log has the cause", started)
         self._metrics.answered(verb, self._clock() - started, ok=True)
         return found
 

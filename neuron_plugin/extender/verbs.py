@@ -7,31 +7,56 @@ or allocates per node beyond the answer itself; what a node's state means for a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import compress
-from operator import not_
 
 from neuron_plugin.allocation.ledger import PodUid
 from neuron_plugin.allocation.requests import PodRequest
 from neuron_plugin.extender.memo import VerdictMemo
 from neuron_plugin.extender.reasons import BOUND_ELSEWHERE
 from neuron_plugin.extender.state import ClusterState
-from neuron_plugin.extender.verdicts import scores
+from neuron_plugin.extender.verdicts import Misfit, misfit_of, scores
 
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """Every candidate once: those that fit, those that may fit later, those that never will, with a text each."""
+    """Every candidate once: those that fit, and the others by why they do not."""
 
     passed: list[str]
-    failed: Mapping[str, str]
-    unresolvable: Mapping[str, str]
+    misfits: Mapping[Misfit, Collection[str]]
 
     @property
-    def reasons(self) -> Counter[str]:
+    def failed(self) -> dict[str, str]:
+        """Those that may fit later, with a text each."""
+        return self._texts(can_pass=True)
+
+    @property
+    def unresolvable(self) -> dict[str, str]:
+        """Those that never will, with a text each."""
+        return self._texts(can_pass=False)
+
+    @property
+    def texts(self) -> Counter[str]:
         """How many nodes each text turned away."""
-        return Counter(self.failed.values()) + Counter(self.unresolvable.values())
+        return self._counted(lambda misfit: misfit.text)
+
+    @property
+    def codes(self) -> Counter[str]:
+        """How many nodes were turned away, by code."""
+        return self._counted(lambda misfit: misfit.code)
+
+    def _texts(self, *, can_pass: bool) -> dict[str, str]:
+        texts: dict[str, str] = {}
+        for misfit, names in self.misfits.items():
+            if misfit.can_pass is can_pass:
+                texts.update(dict.fromkeys(names, misfit.text))
+        return texts
+
+    def _counted(self, label: Callable[[Misfit], str]) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for misfit, names in self.misfits.items():
+            counts[label(misfit)] += len(names)
+        return counts
 
 
 def filter_nodes(
@@ -44,15 +69,7 @@ def filter_nodes(
     """
     if target := state.bound_to(uid):
         return _only(target, names)
-    found = list(map(memo.verdicts(request).__getitem__, names))
-    if found.count(None) == len(found):
-        return Filtered(names, {}, {})
-    misfits = [(name, misfit) for name, misfit in compress(zip(names, found, strict=True), found) if misfit]
-    return Filtered(
-        list(compress(names, map(not_, found))),
-        {name: misfit.text for name, misfit in misfits if misfit.can_pass},
-        {name: misfit.text for name, misfit in misfits if not misfit.can_pass},
-    )
+    return Filtered(*memo.verdicts(request).split(names))
 
 
 def score_nodes(memo: VerdictMemo, request: PodRequest, names: Iterable[str]) -> list[int]:
@@ -61,8 +78,5 @@ def score_nodes(memo: VerdictMemo, request: PodRequest, names: Iterable[str]) ->
 
 
 def _only(target: str, names: list[str]) -> Filtered:
-    return Filtered(
-        [name for name in names if name == target],
-        {name: BOUND_ELSEWHERE.text for name in names if name != target},
-        {},
-    )
+    others = set(names) - {target}
+    return Filtered([name for name in names if name == target], {misfit_of(BOUND_ELSEWHERE): others} if others else {})

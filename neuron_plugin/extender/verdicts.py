@@ -7,18 +7,23 @@ that fit. How verdicts are found by a node's name is told in `memo`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
-from neuron_plugin.allocation.cost import cost
+from neuron_plugin.allocation.cost import cost, costs
 from neuron_plugin.allocation.placement import Placement, place_healthy, placement_mask
 from neuron_plugin.allocation.refusals import Refusal
 from neuron_plugin.allocation.requests import PodRequest
 from neuron_plugin.extender.reasons import NodeRefusal
 from neuron_plugin.extender.shapes import AnyShape, ClosedShape, Shape
+from neuron_plugin.topology.geometry import CoreMask
 from neuron_plugin.topology.sets import valid_sets
 
 HIGHEST_SCORE = 10
 """kube-scheduler's MaxExtenderPriority (staging/src/k8s.io/kube-scheduler/extender/v1/types.go)."""
+
+_MISFITS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +44,11 @@ def judge(shape: AnyShape, request: PodRequest) -> Verdict:
     if not request:
         return None
     if isinstance(shape, ClosedShape):
-        return _misfit(shape.refusal)
+        return misfit_of(shape.refusal)
     if len(request) == 1 and _one_fits(shape, request):
         return None
     placed = placement_on(shape, request)
-    return _misfit(placed) if isinstance(placed, Refusal) else None
+    return misfit_of(placed) if isinstance(placed, Refusal) else None
 
 
 def placement_on(shape: Shape, request: PodRequest) -> Placement | Refusal:
@@ -51,34 +56,46 @@ def placement_on(shape: Shape, request: PodRequest) -> Placement | Refusal:
     return place_healthy(shape.geometry, shape.healthy_mask, shape.free_mask, request)
 
 
-def cost_on(shape: AnyShape, request: PodRequest) -> int:
-    """What the best placement takes from later pods; 0 where nothing is placed."""
-    if isinstance(shape, ClosedShape) or not request:
+def cost_on(shape: AnyShape, request: PodRequest) -> int | None:
+    """What the best placement takes from later pods; None where there is none."""
+    if not request:
         return 0
+    if isinstance(shape, ClosedShape):
+        return None
+    if len(request) == 1:
+        return min(costs(shape.geometry, shape.free_mask, _fitting(shape, request)), default=None)
     placed = placement_on(shape, request)
     if isinstance(placed, Refusal):
-        return 0
+        return None
     return cost(shape.geometry, shape.free_mask, placement_mask(placed))
 
 
-def scores(costs: list[int]) -> list[int]:
+def scores(found: list[int | None]) -> list[int]:
     """Costs as scores 0-10 in the same order: the least cost alone gets 10, equal costs get equal scores.
 
     Ranks, not amounts: however close two costs are, the better node leads by a whole point, which the shipped weight
     makes worth more than all of the scheduler's own scorers together. Beyond eleven distinct costs the dearer ones
-    share the points below.
+    share the points below. A node that was filled between filter and prioritize gets 0: it must not win.
     """
-    ranks = {value: rank for rank, value in enumerate(sorted(set(costs)))}
+    ranks = {value: rank for rank, value in enumerate(sorted(value for value in set(found) if value is not None))}
     worst = max(len(ranks) - 1, HIGHEST_SCORE)
-    by_cost = {value: HIGHEST_SCORE - -(-rank * HIGHEST_SCORE // worst) for value, rank in ranks.items()}
-    return [by_cost[value] for value in costs]
+    by_cost: dict[int | None, int] = {None: 0}
+    by_cost |= {value: HIGHEST_SCORE - -(-rank * HIGHEST_SCORE // worst) for value, rank in ranks.items()}
+    return list(map(by_cost.__getitem__, found))
 
 
 def _one_fits(shape: Shape, request: PodRequest) -> bool:
+    return any(True for _ in _fitting(shape, request))
+
+
+def _fitting(shape: Shape, request: PodRequest) -> Iterator[CoreMask]:
+    """The free sets for a request's one container."""
     free, part = shape.free_mask, request[0]
-    return any(mask & free == mask for mask in valid_sets(shape.geometry, part.resource.unit, part.count))
+    return (mask for mask in valid_sets(shape.geometry, part.resource.unit, part.count) if mask & free == mask)
 
 
-def _misfit(refusal: Refusal | NodeRefusal) -> Misfit:
+@lru_cache(maxsize=_MISFITS)
+def misfit_of(refusal: Refusal | NodeRefusal) -> Misfit:
+    """The one misfit of equal refusals: thousands of shapes are refused in the same few words."""
     code = refusal.code if isinstance(refusal, NodeRefusal) else refusal.reason.value
     return Misfit(code, refusal.text, refusal.can_pass)

@@ -1,9 +1,9 @@
 """kube-scheduler's extender messages: what comes in, as values, and what goes out, in Go's names.
 
 The Go types carry no JSON tags, so today's scheduler sends their capitalised names and older callers lower-case ones
-(staging/src/k8s.io/kube-scheduler/extender/v1/types.go). The usual spelling is decoded in one pass; only a body
-without the expected keys is looked at again with its keys in any case. Whole nodes pass through as the bytes they
-came in: the scheduler goes on with the objects we return.
+(staging/src/k8s.io/kube-scheduler/extender/v1/types.go). Go's own names are decoded in one pass; only a body with any
+other key is read again with its keys in any case, and what no spelling explains left out. Whole nodes pass through as
+the bytes they came in: the scheduler goes on with the objects we return.
 """
 
 from __future__ import annotations
@@ -34,17 +34,20 @@ class WireError(ValueError):
     """A body that is not the message the verb takes; the text says what was expected."""
 
 
-class _NodeList(msgspec.Struct):
+class _NodeList(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
     items: list[Raw] | None = None
+    metadata: Raw = _ABSENT
+    kind: Raw = _ABSENT
+    api_version: Raw = _ABSENT
 
 
-class _Args(msgspec.Struct, rename="pascal"):
+class _Args(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
     pod: Raw = _ABSENT
     nodes: _NodeList | None = None
     node_names: list[str] | None = None
 
 
-class _BindArgs(msgspec.Struct, rename=_GO_NAMES):
+class _BindArgs(msgspec.Struct, rename=_GO_NAMES, forbid_unknown_fields=True):
     pod_name: str = ""
     pod_namespace: str = ""
     pod_uid: str = ""
@@ -55,7 +58,7 @@ class _MetaPod(msgspec.Struct, rename=_GO_NAMES):
     uid: str
 
 
-class _MetaVictims(msgspec.Struct, rename=_GO_NAMES):
+class _MetaVictims(msgspec.Struct, rename=_GO_NAMES, forbid_unknown_fields=True):
     pods: list[_MetaPod] | None = None
     violations: int = 0
 
@@ -69,12 +72,12 @@ class _Named(msgspec.Struct):
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
 
 
-class _Victims(msgspec.Struct, rename=_GO_NAMES):
+class _Victims(msgspec.Struct, rename=_GO_NAMES, forbid_unknown_fields=True):
     pods: list[_Named] | None = None
     violations: int = 0
 
 
-class _PreemptArgs(msgspec.Struct, rename="pascal"):
+class _PreemptArgs(msgspec.Struct, rename="pascal", forbid_unknown_fields=True):
     pod: Raw = _ABSENT
     node_name_to_meta_victims: dict[str, _MetaVictims] | None = None
     node_name_to_victims: dict[str, _Victims] | None = None
@@ -95,7 +98,11 @@ class _HostPriority(msgspec.Struct, rename="pascal"):
 
 @dataclass(frozen=True, slots=True)
 class FilterArgs:
-    """One filter or prioritize call: the pod's JSON, the candidate names once each, and whole nodes if those came."""
+    """One filter or prioritize call: the pod's JSON, the candidate names, and whole nodes if those came.
+
+    kube-scheduler names a candidate once, so nobody here looks for a name that comes twice: that would cost a third
+    of what the decision does.
+    """
 
     pod: bytes
     names: list[str]
@@ -148,18 +155,15 @@ def decode_filter(body: bytes) -> FilterArgs:
     Raises:
         WireError: no ExtenderArgs, no Pod, or neither NodeNames nor Nodes.
     """
-    args = _decoded(_args_decoder, body, "ExtenderArgs")
+    args = _in_any_case(_args_decoder, body, "ExtenderArgs", _FILTER_KEYS, {"Nodes": _canonical_list})
     pod = bytes(args.pod)
-    if pod == _NULL or (args.node_names is None and args.nodes is None):
-        args = _decoded(_args_decoder, _canonical(body, _FILTER_KEYS, {"Nodes": _canonical_list}), "ExtenderArgs")
-        pod = bytes(args.pod)
     if pod == _NULL:
         raise WireError("ExtenderArgs without Pod: send the pod that is to be scheduled")
     if args.node_names is not None:
-        return FilterArgs(pod, _once(args.node_names))
+        return FilterArgs(pod, args.node_names)
     if args.nodes is None:
         raise WireError("ExtenderArgs with neither NodeNames nor Nodes: send the candidate nodes")
-    nodes = {_name_of(node): node for node in _items(body, args.nodes)}
+    nodes = {_name_of(node): node for node in args.nodes.items or ()}
     return FilterArgs(pod, list(nodes), nodes)
 
 
@@ -169,9 +173,7 @@ def decode_bind(body: bytes) -> BindArgs:
     Raises:
         WireError: not that, or one of its four texts is missing or empty.
     """
-    args = _decoded(_bind_decoder, body, "ExtenderBindingArgs")
-    if not all(msgspec.structs.astuple(args)):
-        args = _decoded(_bind_decoder, _canonical(body, _BIND_KEYS), "ExtenderBindingArgs")
+    args = _in_any_case(_bind_decoder, body, "ExtenderBindingArgs", _BIND_KEYS)
     if not all(msgspec.structs.astuple(args)):
         raise WireError(f"ExtenderBindingArgs needs {', '.join(_BIND_KEYS)}, none of them empty")
     return BindArgs(args.pod_namespace, args.pod_name, args.pod_uid, args.node)
@@ -183,10 +185,8 @@ def decode_preempt(body: bytes) -> PreemptArgs:
     Raises:
         WireError: not that, no Pod, or no victims in either form.
     """
-    args = _decoded(_preempt_decoder, body, "ExtenderPreemptionArgs")
-    if not _is_plain(args):
-        nested = dict.fromkeys(_PREEMPT_KEYS[1:], _canonical_victims)
-        args = _decoded(_preempt_decoder, _canonical(body, _PREEMPT_KEYS, nested), "ExtenderPreemptionArgs")
+    nested = dict.fromkeys(_PREEMPT_KEYS[1:], _canonical_victims)
+    args = _in_any_case(_preempt_decoder, body, "ExtenderPreemptionArgs", _PREEMPT_KEYS, nested)
     pod = bytes(args.pod)
     if pod == _NULL:
         raise WireError("ExtenderPreemptionArgs without Pod: send the pod that is to be scheduled")
@@ -205,7 +205,7 @@ def encode_filter(
 
 def encode_scores(names: Sequence[str], scores: Sequence[int]) -> bytes:
     """A ``HostPriorityList``: a bare list."""
-    return _encoder.encode([_HostPriority(name, score) for name, score in zip(names, scores, strict=True)])
+    return _encoder.encode(list(map(_HostPriority, names, scores)))
 
 
 def encode_victims(victims: Mapping[str, Victims]) -> bytes:
@@ -231,12 +231,26 @@ def _decoded(decoder: msgspec.json.Decoder[_Message], body: bytes | Raw, expecte
         raise WireError(f"{error}, expected {expected} as JSON") from None
 
 
-def _canonical(body: bytes | Raw, keys: Sequence[str], nested: Mapping[str, _Canonicaliser] | None = None) -> bytes:
-    """The same object with known keys in Go's spelling; of two spellings of one key the later wins, as in Go."""
+def _in_any_case(
+    decoder: msgspec.json.Decoder[_Message],
+    body: bytes,
+    expected: str,
+    keys: Sequence[str],
+    nested: Mapping[str, _Canonicaliser] | None = None,
+) -> _Message:
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _decoded(decoder, _canonical(body, expected, keys, nested), expected)
+
+
+def _canonical(
+    body: bytes | Raw, expected: str, keys: Sequence[str], nested: Mapping[str, _Canonicaliser] | None = None
+) -> bytes:
+    """The known keys of an object in Go's spelling; of two spellings of one key the later wins, as in Go."""
     spelling = {key.lower(): key for key in keys}
-    found = {
-        spelling.get(key.lower(), key): value for key, value in _decoded(_object_decoder, body, "an object").items()
-    }
+    members = _decoded(_object_decoder, body, expected).items()
+    found = {spelling[key.lower()]: value for key, value in members if key.lower() in spelling}
     for key, canonicalise in (nested or {}).items():
         if key in found and bytes(found[key]) != _NULL:
             found[key] = Raw(canonicalise(found[key]))
@@ -244,34 +258,20 @@ def _canonical(body: bytes | Raw, keys: Sequence[str], nested: Mapping[str, _Can
 
 
 def _canonical_list(value: Raw) -> bytes:
-    return _canonical(value, ("items",))
-
-
-def _items(body: bytes, nodes: _NodeList) -> list[Raw]:
-    """The nodes of a list; where none are seen, look for ``items`` in another spelling."""
-    if nodes.items is None:
-        nodes = (
-            _decoded(_args_decoder, _canonical(body, _FILTER_KEYS, {"Nodes": _canonical_list}), "Nodes").nodes or nodes
-        )
-    return nodes.items or []
+    return _canonical(value, "Nodes", ("items",))
 
 
 def _canonical_victims(value: Raw) -> bytes:
     by_node = _decoded(_object_decoder, value, "victims by node")
     nested = {"Pods": _canonical_pods}
-    return _encoder.encode({node: Raw(_canonical(raw, _VICTIMS_KEYS, nested)) for node, raw in by_node.items()})
-
-
-def _canonical_pods(value: Raw) -> bytes:
     return _encoder.encode(
-        [Raw(_canonical(pod, ("UID", "metadata"))) for pod in _decoded(_list_decoder, value, "pods")]
+        {node: Raw(_canonical(raw, "Victims", _VICTIMS_KEYS, nested)) for node, raw in by_node.items()}
     )
 
 
-def _is_plain(args: _PreemptArgs) -> bool:
-    """Whether the message came in Go's spelling throughout, as far as one can see."""
-    offered = (args.node_name_to_meta_victims or args.node_name_to_victims or {}).values()
-    return bytes(args.pod) != _NULL and bool(offered) and all(victims.pods for victims in offered)
+def _canonical_pods(value: Raw) -> bytes:
+    pods = _decoded(_list_decoder, value, "pods")
+    return _encoder.encode([Raw(_canonical(pod, "a pod", ("UID", "metadata"))) for pod in pods])
 
 
 def _offered(args: _PreemptArgs) -> dict[str, Victims]:
@@ -289,7 +289,3 @@ def _name_of(node: Raw) -> str:
     if not name:
         raise WireError("Nodes holds a node without metadata.name")
     return name
-
-
-def _once(names: list[str]) -> list[str]:
-    return names if len(set(names)) == len(names) else list(dict.fromkeys(names))

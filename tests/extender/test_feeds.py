@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
 
-from neuron_plugin.cluster.api import send
+from neuron_plugin.cluster.api import ApiRequest, Response, send
 from neuron_plugin.cluster.leases import LeaseName, create_lease, renew_lease, utc_now
 from neuron_plugin.cluster.reflector import UNOBSERVED
 from neuron_plugin.cluster.transport import KubernetesApi
@@ -17,7 +21,7 @@ from neuron_plugin.simulation.api_server import Fault, Match, StandInApiServer
 from neuron_plugin.simulation.manifests import node_manifest, pod_manifest
 from neuron_plugin.topology.instances import catalogue
 from tests.extender.running import until
-from tests.extender.world import DEVICE
+from tests.extender.world import DEVICE, World
 
 LEASE = LeaseName("kube-system", "neuron-plugin-node", "node")
 
@@ -91,3 +95,84 @@ async def test_e04_a_pod_is_unbound_while_it_lives_and_has_no_node(
     server.set_pod_status("default", "waiting", {"phase": "Failed"})
     await feeds.list_consistently(5)
     assert not feeds.any_unbound()
+
+
+INITIAL_END = {"resourceVersion": "1", "annotations": {"k8s.io/initial-events-end": "true"}}
+
+
+class ToldServer:
+    """An API server whose watches say what the test says, when it says it."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, asyncio.Queue[bytes]] = {}
+        self._version = 1
+
+    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
+        raise AssertionError(f"{request.path} was not to be asked within {timeout_seconds} s")
+
+    @asynccontextmanager
+    async def stream(self, request: ApiRequest, *, silence_seconds: float) -> AsyncIterator[AsyncIterator[bytes]]:
+        assert silence_seconds > 0
+        yield self._spoken(self._queue(request.path))
+
+    def tell(self, kind: str, change: str, manifest: Mapping[str, Any]) -> None:
+        """Put one event on the watch of a kind: ``pods`` or ``nodes``."""
+        self._version += 1
+        metadata = {**manifest["metadata"], "resourceVersion": str(self._version)}
+        self._say(f"/api/v1/{kind}", change, {**manifest, "metadata": metadata})
+
+    def end_of_list(self, kind: str) -> None:
+        """What was told so far is the first list."""
+        self._say(f"/api/v1/{kind}", "BOOKMARK", {"metadata": INITIAL_END})
+
+    def _say(self, path: str, change: str, content: Mapping[str, Any]) -> None:
+        self._queue(path).put_nowait(msgspec.json.encode({"type": change, "object": content}))
+
+    def _queue(self, path: str) -> asyncio.Queue[bytes]:
+        return self._lines.setdefault(path, asyncio.Queue())
+
+    async def _spoken(self, lines: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
+        while True:
+            yield await lines.get()
+
+
+@asynccontextmanager
+async def following(server: ToldServer, world: World) -> AsyncIterator[None]:
+    """The feeds of a state, synced, for the length of the block."""
+    readiness = Readiness({"synced": "not yet"})
+    for kind in ("nodes", "pods"):
+        server.end_of_list(kind)
+    task = asyncio.create_task(Feeds(server, world.state, UNOBSERVED).run(readiness))
+    await until(lambda: not readiness.why_not)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [("DELETED", {"phase": "Running"}), ("MODIFIED", {"phase": "Succeeded"}), ("MODIFIED", {"phase": "Failed"})],
+    ids=["deleted", "succeeded", "failed"],
+)
+async def test_t36_a_filter_within_100_ms_of_a_pods_end_sees_its_silicon_free(
+    world: World, change: str, status: dict[str, str]
+) -> None:
+    """Time is faked: what passes here is timers and batches on the way from the event to the verdict, and none may be.
+
+    So it holds on any machine, which the time on a clock would not.
+    """
+    server, loop = ToldServer(), asyncio.get_running_loop()
+    held = pod_manifest("first", DEVICE, 16, node="node", annotations={"NEURON_DEVS": ",".join(map(str, range(16)))})
+    server.tell("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
+    server.tell("pods", "ADDED", held)
+    async with following(server, world):
+        assert not world.fits(DEVICE, 16, "node")
+
+        server.tell("pods", change, {**held, "status": status})
+        started = loop.time()
+        await until(lambda: world.fits(DEVICE, 16, "node"))
+
+        assert loop.time() - started <= 0.1

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from neuron_plugin.allocation.ledger import Pod, PodUid
 from neuron_plugin.extender.attempts import SUCCESSES, Ending, Outcome
 from neuron_plugin.extender.flowlog import log_bind, log_error, log_filter, log_preempt, log_prioritize, request_text
 from neuron_plugin.extender.verbs import Filtered
+from neuron_plugin.extender.verdicts import Misfit
 from neuron_plugin.simulation.manifests import container, pod_manifest
 from tests.extender.world import CORE, DEVICE, World, record_of, request_of
 
@@ -36,18 +36,18 @@ def test_a_request_is_told_container_by_container() -> None:
 
 
 def test_a_filters_line_counts_nodes_and_reasons(lines: pytest.LogCaptureFixture) -> None:
-    filtered = Filtered(["a"], {"b": "full", "c": "full"}, {"d": "none"})
+    full, none = Misfit("not-free", "full", can_pass=True), Misfit("no-neuron", "none", can_pass=False)
 
-    log_filter(POD, REQUEST, filtered, filtered.reasons, 42)
+    log_filter(POD, REQUEST, Filtered(["a"], {full: ["b", "c"], none: ["d"]}), 42)
 
     expected = {"pod": "default/pod", "uid": "u", "nodes": 4, "passed": 1, "refused": {"full": 2, "none": 1}, "us": 42}
     assert only(lines) | expected == only(lines)
 
 
 def test_a_filters_line_stays_short_however_many_reasons_there_are(lines: pytest.LogCaptureFixture) -> None:
-    reasons = Counter({f"reason {number}": number for number in range(1, 50)})
+    misfits = {Misfit("x", f"reason {number}", can_pass=True): ["node"] * number for number in range(1, 50)}
 
-    log_filter(POD, REQUEST, Filtered([], {}, {}), reasons, 1)
+    log_filter(POD, REQUEST, Filtered([], misfits), 1)
 
     assert len(only(lines)["refused"]) == 8
     assert "reason 49" in only(lines)["refused"]

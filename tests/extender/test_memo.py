@@ -3,14 +3,16 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from neuron_plugin.allocation.requests import PodRequest
 from neuron_plugin.extender import memo as module
 from neuron_plugin.extender.memo import ByShape, VerdictMemo
 from neuron_plugin.extender.reasons import STALE, UNKNOWN_NODE
 from neuron_plugin.extender.shapes import AnyShape, closed_shape
-from neuron_plugin.extender.verdicts import cost_on, judge
-from neuron_plugin.simulation.manifests import pod_manifest
+from neuron_plugin.extender.verdicts import Verdict, cost_on, judge
+from neuron_plugin.simulation.manifests import container, pod_manifest
 from tests.extender.world import DEVICE, World, record_of, request_of
 
 TRN1 = "trn1.32xlarge"
@@ -18,6 +20,11 @@ TRN1 = "trn1.32xlarge"
 
 def asking(amount: int) -> PodRequest:
     return request_of(record_of(pod_manifest("pod", DEVICE, amount)))
+
+
+def verdict_on(world: World, request: PodRequest, name: str) -> Verdict:
+    passed, misfits = world.memo.verdicts(request).split([name])
+    return None if passed else next(iter(misfits))
 
 
 def test_answers_follow_every_change_of_a_node(world: World) -> None:
@@ -38,7 +45,7 @@ def test_answers_follow_every_change_of_a_node(world: World) -> None:
         request = asking(1 + step % 4)
         for each in [*nodes, "ghost"]:
             shape = world.state.shapes[each]
-            assert world.memo.verdicts(request)[each] == judge(shape, request)
+            assert verdict_on(world, request, each) == judge(shape, request)
             assert world.memo.costs(request)[each] == cost_on(shape, request)
 
 
@@ -53,28 +60,67 @@ def test_nodes_in_one_state_are_judged_once(world: World, monkeypatch: pytest.Mo
     assert len(judged) == 1
 
 
+@settings(deadline=None)
+@given(st.data())
+def test_t06_names_are_split_by_the_verdict_on_their_node_whatever_was_asked_before(data: st.DataObject) -> None:
+    world = World()
+    known = [f"node-{number}" for number in range(6)]
+    for name in known:
+        world.node(name, data.draw(st.sampled_from((TRN1, "inf1.xlarge", "inf2.48xlarge"))))
+    for number in range(data.draw(st.integers(0, 8))):
+        world.held(f"pod-{number}", data.draw(st.sampled_from(known)), DEVICE, str(number))
+    request = asking(data.draw(st.sampled_from((1, 2, 4, 7))))
+    for _ in range(3):
+        names = data.draw(st.lists(st.sampled_from([*known, "ghost", "spirit"]), unique=True))
+        verdicts = {name: judge(world.state.shapes[name], request) for name in names}
+
+        passed, misfits = world.memo.verdicts(request).split(names)
+
+        assert passed == [name for name in names if verdicts[name] is None]
+        assert {name: misfit for misfit, found in misfits.items() for name in found} == {
+            name: verdict for name, verdict in verdicts.items() if verdict
+        }
+        assert all(misfits.values())
+        world.held(f"late-{data.draw(st.integers(0, 99))}", data.draw(st.sampled_from(known)), DEVICE, "0")
+
+
+@pytest.mark.parametrize("amount", [4, 7], ids=["fits", "refused"])
+def test_t06_a_name_that_comes_twice_has_one_verdict(world: World, amount: int) -> None:
+    world.node("node", TRN1)
+    for _ in range(2):
+        passed, misfits = world.memo.verdicts(asking(amount)).split(["node", "node"])
+        assert [set(passed), *misfits.values()].count({"node"}) == 1
+
+
+def test_pods_whose_containers_have_other_names_share_their_answers(world: World) -> None:
+    one, other = (
+        request_of(record_of(pod_manifest("pod", containers=[container(name, DEVICE, 4)]))) for name in ("a", "b")
+    )
+
+    assert world.memo.verdicts(one) is world.memo.verdicts(other)
+    assert world.memo.costs(one) is world.memo.costs(other)
+
+
 def test_names_of_no_node_are_not_remembered(world: World) -> None:
     table = world.memo.verdicts(asking(4))
 
-    for number in range(100):
-        found = table[f"ghost-{number}"]
-        assert found is not None
-        assert found.text == UNKNOWN_NODE.text
+    passed, misfits = table.split([f"ghost-{number}" for number in range(100)])
 
-    assert len(table) == 0
+    assert passed == []
+    assert [(misfit.text, len(names)) for misfit, names in misfits.items()] == [(UNKNOWN_NODE.text, 100)]
+    assert table._unfit == {}
 
 
-def test_equal_misfits_are_one_object_and_their_code_is_found_by_text(world: World) -> None:
-    for name in ("a", "b"):
-        world.node(name, TRN1)
-        world.held(f"holder-{name}", name, DEVICE, ",".join(str(device) for device in range(13 + (name == "b"))))
+def test_nothing_is_left_of_a_verdict_that_no_node_has_any_more(world: World) -> None:
+    world.node("node", TRN1)
+    pod = world.held("holder", "node", DEVICE, "0,4,8,12")
+    table = world.memo.verdicts(asking(4))
+    table.split(["node"])
+    assert table._unfit
 
-    first, second = (world.memo.verdicts(asking(4))[name] for name in ("a", "b"))
+    world.gone(pod)
 
-    assert first is second
-    assert first is not None
-    assert world.memo.code_of(first.text) == "not-free"
-    assert world.memo.code_of("something else") == "other"
+    assert table._unfit == {}
 
 
 def test_the_oldest_request_is_forgotten_when_there_are_too_many(world: World) -> None:

@@ -146,3 +146,7 @@ def test_a_node_that_fits_already_needs_no_victim_and_is_left_out(world: World, 
     held = uid(world.held("holder", "node", DEVICE, "0"))
 
     assert victims_of(world, amount, {"node": [held]}) == {}
+
+
+def test_a_pod_that_asks_for_no_neuron_gets_the_offer_back_without_nodes_that_offer_nobody(world: World) -> None:
+    assert set(victims_of(world, 0, {"node": ["victim"], "nobody": []})) == {"node"}

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from neuron_plugin.extender import service as module
 from neuron_plugin.extender.binding import Binder
 from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.readiness import Readiness
@@ -80,6 +81,18 @@ async def test_t02_while_not_ready_every_verb_says_why_and_touches_nothing(count
 
     assert [json.loads(answer)["Error"] for answer in answers] == ["another replica leads"] * 4
     assert counter.server.calls == []
+
+
+def test_t02_a_fault_of_ours_is_an_error_in_the_body_and_its_cause_in_the_log(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "filter_nodes", lambda *_: 1 / 0)
+
+    answer = json.loads(counter.service.filter(args(1, "node")))
+
+    assert answer == {"Error": "filter failed inside the extender; its log has the cause"}
+    assert "ZeroDivisionError" in caplog.text
+    assert counter.count("neuron_extender_verbs_total", verb="filter", result="error") == 1
 
 
 def test_e01_preempt_answers_by_uid_and_leaves_out_what_does_not_help(counter: Counter) -> None:

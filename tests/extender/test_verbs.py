@@ -11,7 +11,7 @@ from neuron_plugin.extender.reasons import NODE_REFUSALS
 from neuron_plugin.extender.shapes import Shape
 from neuron_plugin.extender.verdicts import placement_on
 from neuron_plugin.simulation.manifests import container, node_manifest, pod_manifest
-from tests.extender.world import CORE, DEVICE, World, pod_of, record_of, request_of
+from tests.extender.world import CORE, DEVICE, World, record_of, request_of
 
 TRN1 = "trn1.32xlarge"
 
@@ -55,7 +55,7 @@ def test_t07_no_reason_names_a_node_so_that_the_scheduler_can_count_nodes_per_te
 
     found = world.filter(pod_manifest("new", DEVICE, 4))
 
-    assert len(found.reasons) == 2
+    assert len(found.texts) == 2
     assert len({refusal.text for refusal in NODE_REFUSALS}) == len(NODE_REFUSALS)
 
 
@@ -144,6 +144,15 @@ def test_t21_devices_and_cores_in_two_containers_need_disjoint_silicon(world: Wo
     assert world.filter(pod_manifest("one", containers=both[:1])).passed == ["pair"]
 
 
+def test_t23_a_bound_pod_that_asks_for_0_holds_nothing_and_closes_nothing(world: World) -> None:
+    world.node("node", TRN1)
+    none = {"name": "main", "resources": {"limits": {DEVICE: "0"}, "requests": {DEVICE: "0"}}}
+    world.pod("none", containers=[none], node="node")
+
+    assert world.fits(DEVICE, 16, "node")
+    assert not list(world.state.nodes["node"].ledger)
+
+
 def test_t25_an_unhealthy_device_is_in_no_set_while_its_holder_keeps_it(world: World) -> None:
     world.node("node", "inf1.6xlarge")
     world.held("holder", "node", DEVICE, "1")
@@ -181,7 +190,7 @@ def test_t48_unknown_nodes_and_nodes_without_neuron_carry_one_constant_text_each
 
     found = world.filter(pod_manifest("new", DEVICE, 1), names)
 
-    assert found.reasons == {
+    assert found.texts == {
         "The node has no Neuron devices.": 20,
         "The node is not known to the Neuron extender yet.": 20,
     }
@@ -197,7 +206,8 @@ def test_a_pod_that_is_bound_fits_its_own_node_only(world: World) -> None:
 
     assert found.passed == ["here"]
     assert set(found.failed) == {"there"}
-    assert pod_of(bound).name == "pod"
+    assert found.codes == {"bound-elsewhere": 1}
+    assert not world.filter(bound, ["here"]).misfits
 
 
 def test_e02_the_node_where_the_pod_costs_later_pods_least_scores_highest(world: World) -> None:
@@ -211,6 +221,17 @@ def test_e02_the_node_where_the_pod_costs_later_pods_least_scores_highest(world:
 
     assert scores[0] < scores[1] == scores[2] == 10
     assert all(0 <= score <= 10 for score in scores)
+
+
+def test_e02_a_node_that_was_filled_between_filter_and_prioritize_does_not_win(world: World) -> None:
+    for name in ("filled", "torn"):
+        world.node(name, TRN1)
+    world.held("holder", "torn", DEVICE, "0")
+    candidates = world.filter(pod_manifest("new", DEVICE, 4)).passed
+
+    world.held("faster", "filled", DEVICE, "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15")
+
+    assert dict(zip(candidates, world.scores(DEVICE, 4, candidates), strict=True)) == {"filled": 0, "torn": 10}
 
 
 def test_e02_equal_states_get_equal_scores_and_nodes_without_cost_the_best(world: World) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation.cost import cost
@@ -48,11 +48,28 @@ def registered() -> int:
     return len(shapes._open)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([(DEVICE, 1), (DEVICE, 4), (DEVICE, 8), (CORE, 1), (CORE, 8)]))
 def test_a_verdict_says_fits_exactly_when_a_placement_exists(free: int, asked: tuple[Resource, int]) -> None:
     request = asking(*asked)
 
     assert (judge(shape(free), request) is None) is not isinstance(placement_on(shape(free), request), Refusal)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([(DEVICE, 1), (DEVICE, 4), (DEVICE, 8), (CORE, 1), (CORE, 8)]))
+def test_a_cost_is_that_of_the_set_which_a_bind_would_choose(free: int, asked: tuple[Resource, int]) -> None:
+    node, request = shape(free), asking(*asked)
+    placed = placement_on(node, request)
+
+    expected = None if isinstance(placed, Refusal) else cost(TRN1, free, placement_mask(placed))
+    assert cost_on(node, request) == expected
+
+
+def test_equal_refusals_are_one_misfit() -> None:
+    first, second = judge(shape(0b1), asking(DEVICE, 1)), judge(shape(0b1000), asking(DEVICE, 1))
+
+    assert first is second is not None
 
 
 def test_a_cost_is_that_of_the_best_placement_of_all_containers() -> None:
@@ -64,19 +81,21 @@ def test_a_cost_is_that_of_the_best_placement_of_all_containers() -> None:
     assert not isinstance(placed, Refusal)
 
     assert cost_on(free, request) == cost(TRN1, free.free_mask, placement_mask(placed))
-    assert cost_on(closed_shape(STALE), request) == 0
-    assert cost_on(shape(0), request) == 0
+    assert cost_on(closed_shape(STALE), request) is None
+    assert cost_on(shape(0), request) is None
 
 
 def test_e02_scores_are_ranks_so_that_the_cheapest_leads_by_a_whole_point() -> None:
     assert scores([5, 7, 5, 1000]) == [10, 9, 10, 8]
     assert scores([]) == []
     assert scores([3, 3]) == [10, 10]
+    assert scores([None, 3]) == [0, 10]
+    assert scores([None]) == [0]
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=60))
 def test_e02_scores_keep_the_order_and_only_the_cheapest_gets_ten(costs: list[int]) -> None:
-    found = scores(costs)
+    found = scores([*costs])
 
     assert all(0 <= score <= 10 for score in found)
     assert {value for value, score in zip(costs, found, strict=True) if score == 10} == {min(costs)}
