@@ -109,20 +109,17 @@ def _asked(text: str) -> Asked:
 
 @asynccontextmanager
 async def _cluster(root: Path, instance_type: str, numbering: str) -> AsyncIterator[SimulatedCluster]:
-    """The cluster for the length of the block; what has started ends, also where the rest did not come up in time."""
+    """The cluster for the length of the block."""
     from neuron_plugin.simulation.cluster import SimulatedCluster  # noqa: PLC0415 - aiohttp and grpc
 
-    cluster = SimulatedCluster(root, instance_type, daemon_flags=("--numbering", numbering))
     try:
-        await cluster.__aenter__()
-        yield cluster
+        async with SimulatedCluster(root, instance_type, daemon_flags=("--numbering", numbering)) as cluster:
+            yield cluster
     except TimeoutError as error:
         raise CommandError(
             f"the simulated cluster did not get on in time ({str(error) or 'its daemons are not ready'}): is this "
             "machine very busy? Try again, with --keep DIR to read the logs"
         ) from error
-    finally:
-        await cluster.__aexit__(None, None, None)
 
 
 async def _play(root: Path, arguments: Namespace) -> None:

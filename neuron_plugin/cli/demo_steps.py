@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuron_plugin.allocation.annotations import ALLOCATED_KEY, CORES_KEY, DEVICES_KEY
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.extender.reasons import NODE_REFUSALS
 
 if TYPE_CHECKING:
     from neuron_plugin.simulation.cluster import SimulatedCluster
     from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, AdmittedPod
-    from neuron_plugin.simulation.scheduler import FilterAnswer
-
-PATIENCE_SECONDS = 30.0
 
 
 async def schedule(cluster: SimulatedCluster, name: str, containers: Mapping[str, tuple[Resource, int]]) -> None:
@@ -26,28 +21,13 @@ async def schedule(cluster: SimulatedCluster, name: str, containers: Mapping[str
     limits = {container: {resource.value: count} for container, (resource, count) in containers.items()}
     cluster.api.create_pod(SimulatedPod(name, limits).manifest())
     step(3, f"pod {name} is created; the scheduler picks it up")
-    answer = await _filter(cluster, name)
+    answer = await cluster.filter(name)
     step(4, "the scheduler calls the extender's filter with the pod and the nodes")
     if not answer.nodes:
         step(5, f"refused. The pod stays Pending, and its event reads: {answer.message(1)}")
         return
     step(5, f"the extender leaves the nodes with a free linked set: {', '.join(answer.nodes)}")
     await _start(cluster, name, answer.nodes[0])
-
-
-async def _filter(cluster: SimulatedCluster, name: str) -> FilterAnswer:
-    """The extender's answer about the pod; while it is about the node, as before the node is known, asked again.
-
-    Raises:
-        TimeoutError: the node does not become ready for pods.
-    """
-    passing = {refusal.text for refusal in NODE_REFUSALS}
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while True:
-            answer = await cluster.filter(name)
-            if passing.isdisjoint({*answer.failed.values(), *answer.unresolvable.values()}):
-                return answer
-            await asyncio.sleep(0.2)  # a scheduler tries again, too
 
 
 async def _start(cluster: SimulatedCluster, name: str, node: str) -> None:

@@ -24,6 +24,7 @@ from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.cluster.kinds import PODS
 from neuron_plugin.cluster.records import Container as ContainerRecord
 from neuron_plugin.cluster.records import Pod as PodRecord
+from neuron_plugin.extender.reasons import NODE_REFUSALS
 from neuron_plugin.simulation import api_server, kubelet_pods
 from neuron_plugin.simulation.api_server import JsonObject, StandInApiServer
 from neuron_plugin.simulation.kubelet import StandInKubelet
@@ -32,7 +33,7 @@ from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.simulation.scheduler import FilterAnswer, StandInScheduler
 
 NODE_NAME = "simulated-node"
-READY_SECONDS = 30.0
+READY_SECONDS = 60.0
 STOP_SECONDS = 10.0
 
 
@@ -64,7 +65,7 @@ class SimulatedCluster:
         self.kubelet_dir = root / "dp"
         self.pod_resources_dir = root / "pr"
         self._daemon_flags = tuple(daemon_flags)
-        self.node: SimulatedNode = write_node(root / "node", instance_type)
+        self.node: SimulatedNode = write_node(root / "node", instance_type, usage_counters=False)
         for directory in (self.kubelet_dir, self.pod_resources_dir):
             directory.mkdir()
         self.api = StandInApiServer()
@@ -77,11 +78,11 @@ class SimulatedCluster:
         self._scheduler: StandInScheduler | None = None
 
     async def __aenter__(self) -> Self:
-        await self.api.start()
-        self.api.create_node({"metadata": {"name": NODE_NAME}})
-        await self.kubelet.start()
-        await self.start_daemon()
-        await self._start_extender()
+        try:
+            await self._start_all()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
         return self
 
     async def __aexit__(
@@ -93,6 +94,13 @@ class SimulatedCluster:
         await _end(self._extender)
         await self.kubelet.stop()
         await self.api.stop()
+
+    async def _start_all(self) -> None:
+        await self.api.start()
+        self.api.create_node({"metadata": {"name": NODE_NAME}})
+        await self.kubelet.start()
+        await self.start_daemon()
+        await self._start_extender()
 
     @property
     def pod_resources_socket(self) -> Path:
@@ -161,8 +169,22 @@ class SimulatedCluster:
                 await asyncio.sleep(0.05)
 
     async def filter(self, name: str) -> FilterAnswer:
-        """Do the scheduler's part: ask the extender which nodes take a pod."""
-        return await self._open_scheduler().filter(self.api.get(api_server.PODS, name, "default"), [NODE_NAME])
+        """Do the scheduler's part: ask the extender which nodes take a pod.
+
+        As a scheduler does, it asks again while the answer is about the node, not about the pod: before the node is
+        known, say, or while its plugin is away.
+
+        Raises:
+            TimeoutError: the node does not become ready for pods.
+        """
+        passing = {refusal.text for refusal in NODE_REFUSALS}
+        async with asyncio.timeout(READY_SECONDS):
+            while True:
+                pod = self.api.get(api_server.PODS, name, "default")
+                answer = await self._open_scheduler().filter(pod, [NODE_NAME])
+                if passing.isdisjoint({*answer.failed.values(), *answer.unresolvable.values()}):
+                    return answer
+                await asyncio.sleep(0.05)
 
     async def bind(self, name: str) -> None:
         """Do the scheduler's part: have the extender bind a pod to the node.

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
-from unittest.mock import AsyncMock
 
 import pytest
 
-from neuron_plugin.cli.demo_steps import _filter
 from neuron_plugin.cli.main import main
-from neuron_plugin.extender.reasons import NO_NEURON, STALE
 from neuron_plugin.simulation.cluster import SimulatedCluster
-from neuron_plugin.simulation.scheduler import FilterAnswer
 from tests.cli.doubles import Cli
 
 
@@ -101,19 +95,6 @@ def test_a_cluster_that_does_not_come_up_in_time_is_told_and_leaves_nothing_behi
     assert "is this machine very busy?" in shown.err
     (cluster,) = started
     assert cluster._daemon is None, "the plugin was ended"
-
-
-async def test_a_pod_is_tried_again_while_its_node_is_not_ready() -> None:
-    answers = [FilterAnswer([], {"n": STALE.text}), FilterAnswer([], {}, {"n": NO_NEURON.text}), FilterAnswer(["n"])]
-    cluster = SimpleNamespace(filter=AsyncMock(side_effect=answers))
-    answer = await _filter(cast("SimulatedCluster", cluster), "pod")
-    assert (answer.nodes, cluster.filter.await_count) == (["n"], 3)
-
-
-async def test_a_pod_that_is_refused_for_what_it_asks_is_refused_at_once() -> None:
-    refused = FilterAnswer([], {}, {"n": "Instance type x does not support requests for device: 7."})
-    cluster = SimpleNamespace(filter=AsyncMock(side_effect=[refused]))
-    assert await _filter(cast("SimulatedCluster", cluster), "pod") is refused
 
 
 def test_no_daemon_had_anything_to_complain_about(played: Path) -> None:

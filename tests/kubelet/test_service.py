@@ -241,7 +241,7 @@ async def test_p39_one_response_for_each_request_in_order(directory: Path) -> No
         ([["0", "0"]], Status.INVALID_ARGUMENT, "names 0 twice"),
         ([[]], Status.INVALID_ARGUMENT, "names no device ids"),
         ([], Status.INVALID_ARGUMENT, "names no device ids"),
-        ([["0", "3"]], Status.FAILED_PRECONDITION, "device 3 is unhealthy"),
+        ([["0", "3"]], Status.FAILED_PRECONDITION, "device 3: unhealthy"),
         ([["0"], ["9"]], Status.NOT_FOUND, "no device 9"),
     ],
 )

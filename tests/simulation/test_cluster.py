@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,6 +62,16 @@ async def test_pods_keep_their_silicon_through_every_restart(cluster: SimulatedC
     cluster.end("second")
     await cluster.wait_until_offered(Resource.NEURONCORE, 12)
     assert await cluster.stop_daemon() == 0
+
+
+async def test_e7_a_pod_waits_while_the_plugin_is_away_and_is_placed_when_it_is_back(cluster: SimulatedCluster) -> None:
+    assert await cluster.stop_daemon() == 0
+    cluster.api.create_pod(SimulatedPod("early", {"main": {DEVICE: 1}}).manifest())
+    asking = asyncio.create_task(cluster.filter("early"), name="scheduler")
+    done, _ = await asyncio.wait({asking}, timeout=0.5)
+    assert not done
+    await cluster.start_daemon()
+    assert (await asking).nodes
 
 
 async def test_a_pod_is_refused_while_its_silicon_is_held_and_placed_when_it_is_free(cluster: SimulatedCluster) -> None:
