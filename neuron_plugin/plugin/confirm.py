@@ -266,7 +266,7 @@ class Confirmation:
         if uid in self._state.confirmed and any(one.mask & ~held for one in listed_holdings(geometry, found)):
             name = f"{found.namespace}/{found.name}"
             logger.warning("the kubelet lists other ids for a pod than before", extra={"pod": name})
-            self._state.confirmed.discard(uid)
+            self._state.doubt(uid)
 
     def _take_by_name(self, geometry: Geometry, found: PodDevices) -> None:
         listed, pod = listed_holdings(geometry, found), named_stand_in(found.namespace, found.name)

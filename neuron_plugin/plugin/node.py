@@ -163,6 +163,13 @@ class NodeState:
             self.confirmed.add(pod.uid)
         self._set_ledger(ledger.with_holder(truth))
 
+    def doubt(self, uid: PodUid) -> None:
+        """What a pod was known to hold was another's of its name, or is: one of the two may have vanished."""
+        holder = self.ledger.holders.get(uid)
+        if holder:
+            self._suspect(holder, seconds=0.0)
+        self.confirmed.discard(uid)
+
     def release(self, uid: PodUid) -> None:
         """A stand-in that the kubelet does not list any more.
 
