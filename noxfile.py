@@ -89,6 +89,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def soak(session: nox.Session) -> None:
+    """A million random steps in the lives of simulated nodes; `-- STEPS` for another number. Some minutes."""
+    steps = session.posargs[0] if session.posargs else "1000000"
+    session.run("pytest", "tests/plugin/test_node_life.py", "-q", env={"NODE_LIFE_STEPS": steps})
+
+
+@nox.session
 def coverage(session: nox.Session) -> None:
     """The test suite with branch coverage."""
     session.run("coverage", "run", "-m", "pytest", *session.posargs)

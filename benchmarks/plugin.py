@@ -1,17 +1,19 @@
 """How much the node daemon costs, beside a floor measured in the same run.
 
-    python benchmarks/plugin.py [--calls 2000] [--idle-seconds 10]
+    python benchmarks/plugin.py [start|full|fault|churn] [--calls 2000] [--idle-seconds 10] [--faults 5] [--pods 10000]
 
 The floor of Allocate is a grpc.aio server in a process of its own whose handler answers a constant: what Python's gRPC
 costs before anything is decided. Calls to both alternate, so both meet the same machine. Start-up, memory and idle CPU
-are those of ``neuron-plugin run`` as a process, with and without the API server. Ratios travel between machines,
-milliseconds do not.
+are those of ``neuron-plugin run`` as a process, with and without the API server. ``full`` calls a node of a hundred
+pods, ``fault`` breaks devices and waits for the kubelet to hear of it, ``churn`` lets pods come and go beside health
+flips and kubelet restarts. Ratios travel between machines, milliseconds do not.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import socket
 import statistics
@@ -20,6 +22,9 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -28,11 +33,20 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.simulation.api_server import StandInApiServer
 from neuron_plugin.simulation.kubelet import StandInKubelet
-from neuron_plugin.simulation.node import write_node
+from neuron_plugin.simulation.kubelet_pods import Container, Pod
+from neuron_plugin.simulation.manifests import pod_manifest
+from neuron_plugin.simulation.node import SimulatedNode, write_node
 
 RESOURCE = "aws.amazon.com/neuroncore"
+NAMES = ("neuron", "neurondevice", "neuroncore")
 TICKS = os.sysconf("SC_CLK_TCK")
 WARM_UP_CALLS = 50
+WARM_UP_PODS = 500
+STAGES = 4
+AT_ONCE = 5
+FLIP_EVERY = 100
+RESTART_EVERY = 500
+"""Of the churn, in pods."""
 
 FLOOR = """
 import asyncio, sys
@@ -63,6 +77,7 @@ class Daemon:
         node = root / "node"
         command = [sys.executable, "-m", "neuron_plugin.cli.main", "run"]
         command += ["--sysfs", str(node / "sys"), "--dev", str(node / "dev")]
+        command += ["--logical-core-file", str(SimulatedNode.open(node).paths.logical_nc_config)]
         command += ["--kubelet-dir", str(root / "dp"), "--pod-resources-socket", str(root / "pr" / "kubelet.sock")]
         self.health_port = free_port()
         command += ["--health-address", "127.0.0.1", "--health-port", str(self.health_port)]
@@ -79,11 +94,20 @@ class Daemon:
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
         return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
-    def scrape(self) -> None:
-        """Read probes and metrics once, as a cluster does: the libraries behind them count, too."""
-        for page in ("healthz", "readyz", "metrics", "decisions"):
+    def scrape(self) -> int:
+        """Read probes and metrics once, as a cluster does: the libraries behind them count, too. How many series."""
+        for page in ("healthz", "readyz", "decisions", "metrics"):
             with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/{page}", timeout=5) as response:
-                response.read()
+                text = response.read()
+        return sum(not line.startswith(b"#") for line in text.splitlines())
+
+    def descriptors(self) -> int:
+        """Open files and sockets."""
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    def threads(self) -> int:
+        """Threads now."""
+        return len(list(Path(f"/proc/{self.process.pid}/task").iterdir()))
 
     def stop(self) -> None:
         """End it and wait."""
@@ -98,9 +122,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def allocate_microseconds(floor_socket: Path, plugin_socket: Path, calls: int) -> tuple[list[float], list[float]]:
+def allocate_microseconds(
+    floor_socket: Path, plugin_socket: Path, calls: int, ids: tuple[str, ...]
+) -> tuple[list[float], list[float]]:
     """Latencies of alternating calls to the floor and to the plugin."""
-    request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["0", "1"])])
+    request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
     options = (("grpc.default_authority", "localhost"),)
     with (
         grpc.insecure_channel(f"unix:{floor_socket}", options) as floor_channel,
@@ -140,34 +166,186 @@ async def measure(root: Path, calls: int, idle_seconds: float, *, cluster: bool)
             await asyncio.to_thread(daemon.stop)
 
 
-def compare_allocate(root: Path, calls: int) -> None:
+def compare_allocate(root: Path, calls: int, ids: tuple[str, ...] = ("0", "1")) -> None:
     """Allocate of the daemon beside the floor."""
     floor_socket = root / "floor.sock"
     floor = subprocess.Popen([sys.executable, "-c", FLOOR, str(floor_socket)])  # noqa: S603 - the text above
     try:
         plugin_socket = next((root / "dp").glob("*neuroncore*.sock"))
-        floor_us, plugin_us = allocate_microseconds(floor_socket, plugin_socket, calls)
+        floor_us, plugin_us = allocate_microseconds(floor_socket, plugin_socket, calls, ids)
     finally:
         floor.terminate()
         floor.wait()
-    ratio = statistics.median(plugin_us) / statistics.median(floor_us)
+    for name, of in (("p50", statistics.median), ("p99", percentile_99)):
+        print(
+            f"Allocate {name}: plugin {of(plugin_us):.0f} us, floor {of(floor_us):.0f} us, "
+            f"ratio {of(plugin_us) / of(floor_us):.2f} ({calls} calls each, alternating)"
+        )
+
+
+def percentile_99(values: list[float]) -> float:
+    """What one call in a hundred exceeds."""
+    return sorted(values)[len(values) * 99 // 100]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A daemon between its stand-ins, on a node called ``bench``."""
+
+    root: Path
+    api: StandInApiServer
+    kubelet: StandInKubelet
+    daemon: Daemon
+    numbers: itertools.count[int]
+
+    async def admit(self, **limits: int) -> Pod:
+        """A pod that is bound here without a decision, up to its containers' start."""
+        name = f"pod-{next(self.numbers)}"
+        ((resource, amount),) = limits.items()
+        made = self.api.create_pod(pod_manifest(name, f"aws.amazon.com/{resource}", amount, node="bench"))
+        wanted = (Container("main", {f"aws.amazon.com/{resource}": amount}),)
+        return (await self.kubelet.admit(Pod(made["metadata"]["uid"], "default", name, wanted))).pod
+
+    async def end(self, pod: Pod) -> None:
+        """Its containers stop, the kubelet says so, and it is deleted."""
+        self.kubelet.finish(pod.uid)
+        self.api.set_pod_status("default", pod.name, {"phase": "Succeeded"})
+        self.api.delete_pod("default", pod.name, grace_seconds=0)
+
+
+@asynccontextmanager
+async def world(instance_type: str, cores: int, lnc: int | None = None) -> AsyncIterator[World]:
+    """A daemon on a simulated machine, registered and followed."""
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        write_node(root / "node", instance_type)
+        SimulatedNode.open(root / "node").set_logical_core_size(lnc)
+        for name in ("dp", "pr"):
+            (root / name).mkdir()
+        async with StandInApiServer() as api, StandInKubelet(root / "dp", root / "pr") as kubelet:
+            api.create_node({"metadata": {"name": "bench"}})
+            config = str(api.write_kubeconfig(root / "kubeconfig"))
+            daemon = Daemon(root, "--node-name", "bench", "--kubeconfig", config)
+            try:
+                await kubelet.wait_for_capacity(RESOURCE, cores, timeout_seconds=30)
+                await asyncio.sleep(2)
+                yield World(root, api, kubelet, daemon, itertools.count(1))
+            finally:
+                await asyncio.to_thread(daemon.stop)
+
+
+async def measure_full(calls: int) -> None:
+    """Allocate on a node of a hundred pods."""
+    async with world("trn2.48xlarge", 128, lnc=1) as there:
+        pods = [await there.admit(neuroncore=1) for _ in range(100)]
+        await asyncio.sleep(3)
+        print("a hundred pods on the node:")
+        used = {each for pod in pods for each in there.kubelet.device_health(pod.uid, "main")}
+        free = [str(core) for core in range(128) if str(core) not in used]
+        await asyncio.to_thread(compare_allocate, there.root, calls, tuple(free[:2]))
+
+
+async def measure_faults(faults: int) -> None:
+    """From a broken device to the kubelet's counting one less, by the way the fault shows."""
+    async with world("trn1.32xlarge", 32) as there:
+        node = SimulatedNode.open(there.root / "node")
+        ways: tuple[tuple[str, Callable[[int], None]], ...] = (
+            (
+                "kernel message",
+                lambda device: node.log_kernel_message(f"nd{device}: NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR on HBM 0"),
+            ),
+            ("uncorrected ECC error in sysfs", lambda device: node.set_ecc(device, sram=1)),
+            ("device node removed", node.remove_node),
+        )
+        devices = itertools.count()
+        for name, break_it in ways:
+            taken = [await seconds_to_unhealthy(there.kubelet, break_it, next(devices)) for _ in range(faults)]
+            print(f"{name}: {statistics.median(taken):.3f} s to Unhealthy, longest {max(taken):.3f} s ({faults} times)")
+
+
+async def seconds_to_unhealthy(kubelet: StandInKubelet, break_it: Callable[[int], None], device: int) -> float:
+    """How long until the kubelet counts fewer cores."""
+    healthy = kubelet.capacity(RESOURCE).allocatable
+    began = time.perf_counter()
+    break_it(device)
+    while kubelet.capacity(RESOURCE).allocatable == healthy:
+        await asyncio.sleep(0.002)
+    return time.perf_counter() - began
+
+
+async def measure_churn(pods: int, idle_seconds: float) -> None:
+    """What is left of ``pods`` pods that came and went: in a day that is one each nine seconds for ten thousand."""
+    async with world("trn1.32xlarge", 32) as there:
+        node = SimulatedNode.open(there.root / "node")
+        await churn(there, node, WARM_UP_PODS)
+        await tell(there, "after the warm-up", idle_seconds)
+        for stage in range(1, STAGES + 1):
+            await churn(there, node, pods // STAGES)
+            await tell(there, f"after {pods * stage // STAGES} more pods", idle_seconds if stage == STAGES else 1.0)
+
+
+async def churn(there: World, node: SimulatedNode, pods: int) -> None:
+    """Pods of one device or two cores come and go, a few at a time; devices vanish and return, the kubelet restarts."""
+    running: list[Pod] = []
+    for number in range(pods):
+        running.append(await (there.admit(neuroncore=2) if number % 2 else there.admit(neuron=1)))
+        if len(running) == AT_ONCE:
+            await there.end(running.pop(0))
+        if number % FLIP_EVERY == 0:
+            node.remove_node(15)
+        if number % FLIP_EVERY == FLIP_EVERY // 2:
+            node.restore_node(15)
+        if number % RESTART_EVERY == RESTART_EVERY - 1:
+            await there.kubelet.restart()
+            async with asyncio.timeout(30):
+                while not all(there.kubelet.capacity(f"aws.amazon.com/{name}").allocatable for name in NAMES):
+                    await asyncio.sleep(0.01)
+    for pod in running:
+        await there.end(pod)
+    await there.kubelet.wait_for_capacity(RESOURCE, 32, timeout_seconds=30)
+
+
+async def tell(there: World, when: str, idle_seconds: float) -> None:
+    """One line of what the daemon uses at rest."""
+    await asyncio.sleep(5)
+    series = await asyncio.to_thread(there.daemon.scrape)
+    before = there.daemon.cpu_seconds()
+    await asyncio.sleep(idle_seconds)
+    idle = (there.daemon.cpu_seconds() - before) / idle_seconds
+    daemon = there.daemon
     print(
-        f"Allocate p50: plugin {statistics.median(plugin_us):.0f} us, floor {statistics.median(floor_us):.0f} us, "
-        f"ratio {ratio:.2f} ({calls} calls each, alternating)"
+        f"{when}: RSS {daemon.rss_mb():.1f} MB, {daemon.descriptors()} descriptors, {daemon.threads()} threads, "
+        f"{series} series, idle CPU {idle:.2%}",
+        flush=True,
     )
 
 
-def main() -> None:
-    """Measure both ways of running."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--calls", type=int, default=2000)
-    parser.add_argument("--idle-seconds", type=float, default=10.0)
-    arguments = parser.parse_args()
+def measure_start(calls: int, idle_seconds: float) -> None:
+    """Start, memory and idle CPU, with the API server and without."""
     for cluster in (False, True):
         with tempfile.TemporaryDirectory() as directory:
             root = Path(directory)
             write_node(root / "node", "trn1.32xlarge")
-            asyncio.run(measure(root, arguments.calls, arguments.idle_seconds, cluster=cluster))
+            asyncio.run(measure(root, calls, idle_seconds, cluster=cluster))
+
+
+def main() -> None:
+    """Measure what is asked for, or everything but the churn, which takes minutes."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("what", nargs="?", choices=("start", "full", "fault", "churn"))
+    parser.add_argument("--calls", type=int, default=2000)
+    parser.add_argument("--idle-seconds", type=float, default=10.0)
+    parser.add_argument("--faults", type=int, default=5)
+    parser.add_argument("--pods", type=int, default=10_000)
+    arguments = parser.parse_args()
+    if arguments.what in (None, "start"):
+        measure_start(arguments.calls, arguments.idle_seconds)
+    if arguments.what in (None, "full"):
+        asyncio.run(measure_full(arguments.calls))
+    if arguments.what in (None, "fault"):
+        asyncio.run(measure_faults(arguments.faults))
+    if arguments.what == "churn":
+        asyncio.run(measure_churn(arguments.pods, arguments.idle_seconds))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from neuron_plugin.allocation.choice import why_not
@@ -33,6 +34,15 @@ logger = logging.getLogger(__name__)
 
 Later = Callable[[Callable[[], None]], object]
 """Do something once the kubelet has its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the kubelet was told last, and the ids it had to be told: those are the pod's already."""
+
+    resource: Resource
+    ids: tuple[int, ...]
+    must_include: tuple[int, ...]
 
 
 class Allocator:
@@ -62,7 +72,7 @@ class Allocator:
         self._witness = witness or Witness("", state, Counts())
         self._later = later
         self._gate = gate
-        self._answer: tuple[Resource, tuple[int, ...]] | None = None
+        self._answer: _Answer | None = None
 
     async def preferred(
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
@@ -71,7 +81,7 @@ class Allocator:
         self._state.called()
         offer = Offer(Resource(resource), _numbers(available), _numbers(must_include), size)
         ids = await self._steering.preferred(self._machine(), offer)
-        self._answer = None if offer.must_include else (offer.resource, ids)
+        self._answer = _Answer(offer.resource, ids, offer.must_include)
         self._witness.preferred(offer.resource, offer.available, offer.must_include, ids)
         return [str(number) for number in ids]
 
@@ -109,7 +119,10 @@ class Allocator:
         callers = Callers(machine.geometry, self._state.pods, self._state.ledger, resource, len(ids))
         mask = mask_of(machine.geometry, resource.unit, ids)
         answer, self._answer = self._answer, None
-        claim = self._state.claims(machine).claim(resource, mask, len(ids), asked=answer == (resource, ids))
+        own = answer.must_include if answer and (answer.resource, answer.ids) == (resource, ids) else None
+        claim = self._state.claims(machine).claim(
+            resource, mask, len(ids), asked=own == (), own_mask=mask_of(machine.geometry, resource.unit, own or ())
+        )
         if isinstance(claim, Conflict):
             text = conflict_text(machine.geometry, resource, ids, callers.described(), claim.holders)
             asking = callers.asking()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Protocol
 
 from neuron_plugin.allocation.ledger import Holder, Holding, PodUid
@@ -81,7 +81,6 @@ class Confirmation:
         self._listed_uids: frozenset[str] = frozenset()
         self._news = asyncio.Event()
         self._can_get = True
-        self._rebuilt = False
 
     def notify(self) -> None:
         """Something was allocated, or a pod came."""
@@ -102,7 +101,8 @@ class Confirmation:
     async def rebuild(self) -> None:
         """Learn what live pods hold before anything is offered.
 
-        Without a kubelet nothing can be offered either, so then this is made up for soon after it is there.
+        Without a kubelet nothing can be offered either, so then this is made up for soon after it is there, and by the
+        first preference at the latest.
         """
         try:
             await self._list()
@@ -126,19 +126,32 @@ class Confirmation:
 
     async def _look_again(self, disputed: Collection[Holder]) -> None:
         listed = await self._list()
-        names = {(found.namespace, found.name) for found in listed}
-        for holder in disputed:
-            if not is_nameless(holder) and (holder.pod.namespace, holder.pod.name) not in names:
-                self._state.end(holder.pod.uid)
+        for uid in [holder.pod.uid for holder in disputed]:
+            holder = self._state.ledger.holders.get(uid)
+            if holder and not is_nameless(holder) and self._has_gone(holder, listed):
+                self._state.end(uid, self._mask_of(listed))
         if self._look_at_users:
             await self._look_at_users()
+
+    def _has_gone(self, holder: Holder, listed: tuple[PodDevices, ...]) -> bool:
+        """Whether the kubelet lists no pod of this name, or one that has other ids: a new pod of an old name."""
+        same = [found for found in listed if (found.namespace, found.name) == (holder.pod.namespace, holder.pod.name)]
+        mask = self._mask_of(same)
+        return not same or (mask != 0 and not mask & holder.mask)
+
+    def _mask_of(self, listed: Iterable[PodDevices]) -> int:
+        machine, mask = self._state.machine, 0
+        if machine:
+            for holding in (one for found in listed for one in listed_holdings(machine.geometry, found)):
+                mask |= holding.mask
+        return mask
 
     # When to ask.
 
     def _pause_seconds(self) -> float:
         """Until the next look without news: soon when a List only waits for a quiet moment."""
         waits = self._needs_list() and not self._is_quiet()
-        behind = self._state.machine is not None and not self._rebuilt
+        behind = self._state.machine is not None and not self._state.holders_known
         return QUIET_SECONDS if waits or behind else PERIOD_SECONDS
 
     def _needs_list(self) -> bool:
@@ -147,7 +160,7 @@ class Confirmation:
             return False
         supposed = any(stands_in(holder) for holder in self._state.ledger)
         unasked = not self._can_get and bool(self._unconfirmed())
-        return not self._cluster or not self._rebuilt or supposed or unasked
+        return not self._cluster or not self._state.holders_known or supposed or unasked
 
     def _is_quiet(self) -> bool:
         """Whether none of our calls can be under way."""
@@ -172,7 +185,7 @@ class Confirmation:
             logger.debug("confirming later", extra={"why": str(error)})
 
     async def _meet_strangers(self) -> None:
-        if self._rebuilt and self._look_at_strangers and await self._look_at_strangers(self._listed_uids):
+        if self._state.holders_known and self._look_at_strangers and await self._look_at_strangers(self._listed_uids):
             self._look_at_strangers = None
 
     async def _ask_for_pods(self) -> None:
@@ -194,7 +207,7 @@ class Confirmation:
         listed = await self._pod_resources.list()
         if self._state.machine is not None:
             self._take_list(self._state.machine.geometry, listed, began)
-            self._rebuilt = True
+            self._state.holders_known = True
         return listed
 
     async def _read(self) -> None:
@@ -217,6 +230,10 @@ class Confirmation:
         if holdings:
             self._state.confirm(pod.pod, holdings)
             self._on_confirmed(pod, holdings)
+            return
+        for holding in listed:  # restarted in the middle of an admission, we know of its first half from here only
+            if not ledger.holders_of(holding.mask):
+                self._state.hold(pod.pod, holding)
 
     def _is_predecessors(self, pod: NodePod, listed: tuple[Holding, ...]) -> bool:
         """Whether the kubelet, asked by name, still tells of a pod that vanished and has been made anew.
@@ -249,7 +266,7 @@ class Confirmation:
         if uid in self._state.confirmed and any(one.mask & ~held for one in listed_holdings(geometry, found)):
             name = f"{found.namespace}/{found.name}"
             logger.warning("the kubelet lists other ids for a pod than before", extra={"pod": name})
-            self._state.confirmed.discard(uid)
+            self._state.doubt(uid)
 
     def _take_by_name(self, geometry: Geometry, found: PodDevices) -> None:
         listed, pod = listed_holdings(geometry, found), named_stand_in(found.namespace, found.name)
@@ -286,10 +303,16 @@ class Confirmation:
                 self._state.release(holder.pod.uid)
 
     def _may_be_unlisted(self, holder: Holder) -> bool:
-        """Whether a nameless holder may be a plain init container, of a pod that the watch knows or will yet show."""
+        """Whether a nameless holder may be a plain init container, of a pod that the watch knows or will yet show.
+
+        The one that was noted last may be that of the pod that is being admitted right now, whom no watch has shown.
+        """
         since = self._state.held_since.get(holder.pod.uid, float("-inf"))
-        if self._state.clock() - since > GRACE_SECONDS:
+        age = self._state.clock() - since
+        if age > GRACE_SECONDS:
             return False
+        if age < QUIET_SECONDS and since == max(self._state.held_since.values()):
+            return True
         asking = [part for pod in self._unconfirmed() for part in pod.request if part.kind is Kind.INIT]
         return not self._state.pods_known or any(
             part.resource is holding.resource for part in asking for holding in holder.holdings

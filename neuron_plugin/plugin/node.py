@@ -32,8 +32,9 @@ class NodeState:
     """What this node has, who is on it and who holds what.
 
     ``confirmed`` are the pods whose holdings the kubelet has confirmed. ``pods_known`` says whether the API server has
-    told all pods of this node. ``last_call`` is when the kubelet last asked for something. ``lost_names`` are those of
-    pods that vanished, and when. ``quarantine`` is the silicon of vanished pods that is not offered yet; None where
+    told all pods of this node, ``holders_known`` whether the kubelet has told who holds what. ``last_call`` is when the
+    kubelet last asked for something. ``lost_names`` are those of pods that vanished, and when. ``quarantine`` is the
+    silicon of vanished pods that is not offered yet; None where
     nobody looks after their processes.
     """
 
@@ -43,6 +44,7 @@ class NodeState:
     ledger: Ledger = field(default_factory=Ledger)
     pods: dict[PodUid, NodePod] = field(default_factory=dict)
     pods_known: bool = False
+    holders_known: bool = False
     confirmed: set[PodUid] = field(default_factory=set)
     held_since: dict[PodUid, float] = field(default_factory=dict)
     last_call: float = float("-inf")
@@ -102,7 +104,10 @@ class NodeState:
         self._set_ledger(ledger)
 
     def lose_pod(self, uid: PodUid) -> None:
-        """A pod is gone that was not seen to end: it holds nothing, but its processes may run on."""
+        """A pod is gone that was not seen to end: it holds nothing, but its processes may run on.
+
+        If it was deleted while it waited, what was noted for it is another's, of whom no watch has told yet.
+        """
         pod, holder = self.pods.get(uid), self.ledger.holders.get(uid)
         if holder:
             self._suspect(holder)
@@ -110,18 +115,26 @@ class NodeState:
             self._note_who_may_have_left(pod)
         if pod:
             self._note_lost_name(pod.pod)
+        supposed = holder.holdings if holder and is_known(holder.pod) and not self._is_certain(uid) else ()
         self.forget_pod(uid)
+        left = (one for one in supposed if not one.mask & self.ledger.used_mask)
+        self._set_ledger(self._under_stand_in(self.ledger, left))
 
-    def end(self, uid: PodUid) -> None:
+    def end(self, uid: PodUid, listed: int = 0) -> None:
         """The kubelet has no such pod any more, whatever the API server still says.
 
-        Most such pods have just ended, and a new one waits for its devices: suspect for one look only.
+        Most such pods have just ended, and a new one waits for its devices: suspect for one look only. One that the
+        kubelet has never listed may be yet to be admitted, and what was noted for it another's: of that it keeps what
+        is ``listed`` for somebody.
         """
-        self.pods.pop(uid, None)
+        if self._is_certain(uid):
+            self.pods.pop(uid, None)
         holder = self.ledger.holders.get(uid)
         if holder and is_known(holder.pod):
             self._suspect(holder, seconds=0.0)
+        supposed = holder.holdings if holder and uid not in self.confirmed else ()
         self._strike(uid)
+        self._set_ledger(self._under_stand_in(self.ledger, (one for one in supposed if one.mask & listed)))
 
     # Holders.
 
@@ -149,6 +162,13 @@ class NodeState:
         if is_known(pod):
             self.confirmed.add(pod.uid)
         self._set_ledger(ledger.with_holder(truth))
+
+    def doubt(self, uid: PodUid) -> None:
+        """What a pod was known to hold was another's of its name, or is: one of the two may have vanished."""
+        holder = self.ledger.holders.get(uid)
+        if holder:
+            self._suspect(holder, seconds=0.0)
+        self.confirmed.discard(uid)
 
     def release(self, uid: PodUid) -> None:
         """A stand-in that the kubelet does not list any more.
@@ -210,7 +230,11 @@ class NodeState:
 
     def claims(self, machine: Machine) -> Claims:
         """What is known about who may ask for what."""
-        return Claims(machine.geometry, self.pods, self.ledger, self.waiting())
+        return Claims(machine.geometry, self.pods, self.ledger, self.waiting(), self.confirmed)
+
+    def unheld_mask(self, machine: Machine) -> CoreMask:
+        """Healthy cores that nobody holds, whoever waits for them."""
+        return CoreMask(self.offered_mask(machine) & ~self.ledger.used_mask)
 
     def has_lost_name(self, pod: Pod) -> bool:
         """Whether a pod of this name has vanished lately."""
@@ -218,10 +242,14 @@ class NodeState:
 
     def free_mask(self, machine: Machine) -> CoreMask:
         """Healthy cores that nobody holds and no decision waits for."""
-        taken = self.ledger.used_mask | (self.quarantine.mask if self.quarantine else 0)
+        free: int = self.unheld_mask(machine)
         for decision in self.waiting():
-            taken |= decision.mask
-        return CoreMask(machine.healthy_mask & ~taken)
+            free &= ~decision.mask
+        return CoreMask(free)
+
+    def offered_mask(self, machine: Machine) -> CoreMask:
+        """Cores of healthy devices that no vanished pod may still use: an Allocate of others is refused."""
+        return CoreMask(machine.healthy_mask & ~(self.quarantine.mask if self.quarantine else 0))
 
     # Inside.
 
@@ -240,6 +268,11 @@ class NodeState:
         for other in others:
             ledger = _without_cores(ledger, other, told.mask)
         self._set_ledger(ledger.with_holder(told))
+
+    def _is_certain(self, uid: PodUid) -> bool:
+        """Whether a pod was known to have been given its devices, by the kubelet or by its own annotation."""
+        pod = self.pods.get(uid)
+        return uid in self.confirmed or bool(pod and pod.decision and pod.decision.allocated)
 
     def _may_be_anothers(self, holding: Holding) -> bool:
         """Whether another pod, of which nothing is certain either, asks for what one was supposed to have."""

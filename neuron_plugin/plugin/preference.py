@@ -23,11 +23,13 @@ def preferred_ids(
     must_include: Collection[int],
     free: int,
     size: int,
+    unheld: int = 0,
 ) -> tuple[int, ...]:
     """The best valid set of ``available`` ids whose cores are ``free``, else the tightest ids there are.
 
     ``free`` are the cores no other pod holds and no other pod waits for. When no valid set is left the pod gets ids
-    all the same, free ones first: whether such a pod is served is Allocate's decision, not the preference's.
+    all the same, free ones first, then ``unheld`` ones, for which others wait: whether a pod is served with the ids
+    of a live one is Allocate's decision, not the preference's.
     """
     offered = mask_of(geometry, unit, tuple(available))
     must = mask_of(geometry, unit, tuple(must_include))
@@ -37,8 +39,11 @@ def preferred_ids(
     usable = set(ids_of(geometry, unit, offered & free)) | set(must_include)
     if len(usable) >= size:
         return tightest(usable, must_include, size)
-    extra = tightest(set(available) - usable, (), size - len(usable))
-    return tuple(sorted({*usable, *extra}))
+    wanted = set(ids_of(geometry, unit, offered & (free | unheld))) | usable
+    if len(wanted) >= size:
+        return tightest(wanted, usable, size)
+    extra = tightest(set(available) - wanted, (), size - len(wanted))
+    return tuple(sorted({*wanted, *extra}))
 
 
 def tightest(available: Collection[int], must_include: Collection[int], size: int) -> tuple[int, ...]:

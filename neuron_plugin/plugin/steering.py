@@ -50,7 +50,13 @@ class Steering:
     look_at_holders: LookAtHolders
 
     async def preferred(self, machine: Machine, offer: Offer) -> tuple[int, ...]:
-        """The ids of the oldest waiting decision that fits, else the best linked set."""
+        """The ids of the oldest waiting decision that fits, else the best linked set.
+
+        Where the kubelet was not there when this daemon started, it is asked now who holds what: its next pod may come
+        before our next look.
+        """
+        if not self.state.holders_known:
+            await self.look_at_holders(())
         decision = self._decision(machine, offer)
         if decision is None and self.look_at_pods and not self._callers(machine, offer).undecided():
             await self.look_at_pods()
@@ -59,7 +65,7 @@ class Steering:
             return decision.ids
         ids = self._best(machine, offer)
         disputed = self._disputed(machine, offer, ids)
-        if disputed:
+        if disputed or self._suspect(machine, offer, ids):
             await self.look_at_holders(disputed)
             decision = self._decision(machine, offer)
             ids = decision.ids if decision else self._best(machine, offer)
@@ -75,7 +81,8 @@ class Steering:
         """
         must = mask_of(machine.geometry, offer.resource.unit, offer.must_include)
         own = {holder.pod.uid for holder in self.state.ledger.holders_of(must)}
-        waiting = [one for one in self.state.waiting() if not must or one.pod.uid in own]
+        offered = self.state.offered_mask(machine)
+        waiting = [one for one in self.state.waiting() if not one.mask & ~offered and (not must or one.pod.uid in own)]
         decision = decision_for(waiting, offer.resource, offer.available, offer.must_include, offer.size)
         if decision and self._callers(machine, offer).undecided_before(decision.pod.uid):
             return None
@@ -90,6 +97,7 @@ class Steering:
             available=offer.available,
             must_include=offer.must_include,
             free=free,
+            unheld=self.state.unheld_mask(machine),
             size=offer.size,
         )
 
@@ -103,6 +111,11 @@ class Steering:
         ids = ids_of(machine.geometry, offer.resource.unit, first.mask)
         fits = first.request.resource is offer.resource and len(ids) == offer.size and set(ids) <= set(offer.available)
         return ids if fits else None
+
+    def _suspect(self, machine: Machine, offer: Offer, ids: tuple[int, ...]) -> bool:
+        """Whether nothing would do but what a vanished pod has left: a look at its processes may clear it."""
+        mask = mask_of(machine.geometry, offer.resource.unit, ids)
+        return bool(self.state.quarantine and mask & self.state.quarantine.mask)
 
     def _disputed(self, machine: Machine, offer: Offer, ids: tuple[int, ...]) -> list[Holder]:
         """Who holds what the kubelet offers as free, where nothing else would do."""

@@ -24,6 +24,7 @@ from tests.plugin.world import (
     decided,
     devices,
     given_mask,
+    init,
     pod,
     ref,
     texts,
@@ -174,3 +175,16 @@ async def test_ids_around_what_must_be_included_are_the_same_pods_who_had_that()
     allocator.allocate(NEURON.value, texts(ROW0))
     (holder,) = state.ledger
     assert [holding.mask for holding in holder.holdings] == [devices(0), devices(*ROW0)]
+
+
+async def test_p45_what_was_noted_for_an_equal_call_does_not_keep_a_pod_from_its_own_init_containers_ids() -> None:
+    """The kubelet admits the younger pod first; its init container asks for as much as the older pod does in all."""
+    state = a_state(TRN1, decided("older", app(1), sets=[[4]], time=1))
+    state.see_pod(decided("younger", init(1), app(4), sets=[[0], [0, 1, 2, 3]], time=2))
+    allocator = an_allocator(state)
+    assert await allocator.preferred(NEURON.value, texts(range(16)), [], 1) == ["4"]
+    allocator.allocate(NEURON.value, ["4"])
+
+    ids = await allocator.preferred(NEURON.value, texts(range(16)), ["4"], 4)
+
+    assert given_mask(TRN1, allocator.allocate(NEURON.value, ids)) == devices(*map(int, ids))

@@ -238,3 +238,30 @@ def test_a_partly_held_token_of_a_live_pod_is_a_conflict() -> None:
     granted(state, NEURON, 4)
     assert isinstance(claim(state, NEURON, 4, 5, 6, 7), Conflict)
     assert machine() == state.machine
+
+
+def test_p46_ids_that_come_unasked_are_the_pods_own_even_where_they_were_noted_for_another() -> None:
+    """``other`` took the token of ``a`` for its init container, and has a sidecar that ``a`` has not."""
+    state = a_state(TRN1, decided("a", init(4, CORE), app(2, CORE), sets=[[0, 1, 2, 3], [0, 1]]))
+    granted(state, CORE, 0, 1, 2, 3)
+    assert granted(state, CORE, 1, asked=False).mask == TRN1.cores_mask((1,))
+    drawn = granted(state, CORE, 0, 2, asked=False)
+    assert not drawn.mask & TRN1.cores_mask((1,))
+
+
+def test_p58_ids_that_come_unasked_are_a_conflict_all_the_same_where_they_are_certainly_anothers() -> None:
+    state = a_state(TRN1, decided("a", app(4, CORE), sets=[[0, 1, 2, 3]]))
+    granted(state, CORE, 0, 1, 2, 3)
+    state.confirmed.add(ref("a").uid)
+    assert isinstance(claim(state, CORE, 1, asked=False), Conflict)
+
+
+def test_p46_a_stand_in_goes_on_over_ids_of_another_that_is_outdated() -> None:
+    state = a_state(TRN1)
+    granted(state, NEURON, 0)
+    own = granted(state, NEURON, 1)
+    (_, holder) = state.ledger
+    assert state.machine is not None
+    found = state.claims(state.machine).claim(NEURON, devices(0, 1), 2, asked=False, own_mask=devices(1))
+    assert own.pod is None
+    assert found == Claim(holder.pod, "#1", devices(0, 1))

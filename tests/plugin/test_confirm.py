@@ -55,7 +55,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         self.state = a_state(TRN1, clock=self.clock)
-        self.state.pods_known = self.cluster
+        self.state.pods_known, self.state.holders_known = self.cluster, False
         self.confirmation = self.another()
 
     def another(self) -> Confirmation:
@@ -307,6 +307,22 @@ async def test_a_look_again_lets_go_of_those_holders_that_are_gone_and_of_no_oth
     await desk.confirmation.look_again(tuple(desk.state.ledger))
     assert desk.held == {"default/alive": devices(*ROW1)}
     assert list(desk.state.pods) == ["uid-alive"]
+
+
+async def test_p60_a_new_pod_of_an_old_name_does_not_keep_what_the_old_one_held(desk: Desk) -> None:
+    desk.state.see_pod(pod("same", app(4)))
+    desk.state.confirm(ref("same"), [Holding("app", NEURON, devices(*ROW0))])
+    desk.kubelet.say("same", app=(NEURON, ROW1))
+    await desk.confirmation.look_again(tuple(desk.state.ledger))
+    assert desk.held["default/same"] == devices(*ROW1)
+
+
+def test_p61_what_the_kubelet_recorded_of_a_pod_it_has_not_done_admitting_is_held_after_a_restart(desk: Desk) -> None:
+    desk.state.see_pod(pod("a", app(4), app(4, name="second")))
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.ask()
+    assert desk.held == {"default/a": devices(*ROW0)}
+    assert not desk.told
 
 
 async def test_a_look_again_that_gets_no_answer_lets_go_of_nobody(desk: Desk) -> None:

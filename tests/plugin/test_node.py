@@ -7,6 +7,7 @@ from dataclasses import replace
 from neuron_plugin.allocation.ledger import Holding
 from neuron_plugin.plugin.machine import MISSING
 from neuron_plugin.plugin.node import NodeState
+from neuron_plugin.plugin.quarantine import Quarantine
 from neuron_plugin.plugin.standins import is_nameless, named_stand_in
 from neuron_plugin.topology.geometry import Geometry, Topology
 from tests.plugin.world import CORE, NEURON, TRN1, FakeClock, a_state, app, decided, devices, init, machine, pod, ref
@@ -187,7 +188,38 @@ def test_without_hardware_nothing_waits() -> None:
 
 def test_a_pod_that_the_kubelet_has_no_more_is_gone_altogether() -> None:
     state = a_state(TRN1, decided("a", app(4), sets=[ROW0]), decided("b", app(4), sets=[ROW1], time=2))
-    give(state, "a", *ROW0)
+    truth(state, "a", *ROW0)
     state.end(ref("a").uid)
     assert not state.ledger.holders
     assert list(state.pods) == ["uid-b"]
+
+
+def test_a_pod_that_the_kubelet_does_not_list_yet_is_still_expected_when_what_was_noted_for_it_was_anothers() -> None:
+    state = a_state(TRN1, decided("a", app(4), sets=[ROW0]))
+    give(state, "a", *ROW0)
+    state.end(ref("a").uid)
+    assert not state.ledger.holders
+    assert list(state.pods) == ["uid-a"]
+
+
+def test_what_was_noted_for_a_pod_deleted_while_it_waited_stays_held_for_whoever_was_given_it() -> None:
+    state = a_state(TRN1, decided("a", app(4), sets=[ROW0]))
+    give(state, "a", *ROW0)
+    state.lose_pod(ref("a").uid)
+    assert stand_ins(state) == [devices(*ROW0)]
+
+
+def test_what_was_noted_for_a_pod_that_is_not_listed_stays_held_where_it_is_listed_for_another() -> None:
+    state = a_state(TRN1, decided("a", app(4), sets=[ROW0]))
+    give(state, "a", *ROW0)
+    state.end(ref("a").uid, devices(*ROW0))
+    assert stand_ins(state) == [devices(*ROW0)]
+
+
+def test_p60_what_a_pod_held_is_suspect_once_its_name_turns_out_to_be_anothers() -> None:
+    state = a_state(TRN1, decided("a", app(4), sets=[ROW0]))
+    state.quarantine = Quarantine()
+    truth(state, "a", *ROW0)
+    state.doubt(ref("a").uid)
+    truth(state, "a", *ROW1)
+    assert state.quarantine.mask == devices(*ROW0)

@@ -98,3 +98,12 @@ def test_p35_every_size_on_the_largest_machines_takes_less_than_five_millisecond
 
     slowest = max(min(seconds(size) for _ in range(3)) for size in range(1, len(everything) + 1))
     assert slowest < 0.005
+
+
+def test_p34_what_others_only_wait_for_comes_before_what_a_live_pod_holds() -> None:
+    held, awaited = INF2.devices_mask((0, 1)), INF2.devices_mask((7, 9))
+    nobodys = INF2.devices_mask((4, 7, 9))
+    free = nobodys & ~awaited & ~held
+    offered = (0, 1, 4, 7, 9)
+    ids = preferred_ids(INF2, Unit.DEVICE, available=offered, must_include=(), free=free, unheld=nobodys, size=2)
+    assert ids == (4, 7)

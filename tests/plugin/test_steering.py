@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from neuron_plugin.allocation.ledger import Holder, Holding
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.plugin.node import NodeState
+from neuron_plugin.plugin.quarantine import Quarantine, Users
 from neuron_plugin.plugin.steering import Offer, Steering
 from tests.plugin.world import (
     CORE,
@@ -171,3 +172,44 @@ async def test_a_full_node_still_gets_an_answer_of_the_right_size() -> None:
     state = a_state(TRN1)
     state.hold(ref("a"), Holding("app", NEURON, TRN1.all_mask))
     assert len(set(await preferred(Steering(state, None, no_look), 4))) == 4
+
+
+async def test_p61_a_daemon_that_started_before_its_kubelet_asks_who_holds_what_before_it_chooses() -> None:
+    state = a_state(TRN1)
+    state.holders_known = False
+
+    async def look(disputed: Collection[Holder]) -> None:
+        assert not disputed
+        state.hold(ref("old"), Holding("app", CORE, devices(0)))
+        state.holders_known = True
+
+    steering = Steering(state, None, look)
+
+    assert await preferred(steering, 1) == (1,)
+
+
+async def test_p60_a_decision_on_what_a_vanished_pod_has_left_is_passed_over_while_anything_else_would_do() -> None:
+    state = a_state(TRN1, decided("late", app(1), sets=[[0]]))
+    state.quarantine = Quarantine(30.0).with_suspect(ref("gone"), devices(0), state.clock())
+
+    assert await preferred(Steering(state, None, no_look), 1) == (1,)
+
+
+async def test_p60_where_only_suspect_devices_are_left_their_users_are_looked_at_before_a_pod_is_lost() -> None:
+    state = a_state(TRN1)
+    state.quarantine = Quarantine(30.0).with_suspect(ref("gone"), devices(*ROW0), state.clock())
+
+    async def look(disputed: Collection[Holder]) -> None:
+        assert not disputed
+        state.see_users(Users({}, complete=True, moment=state.clock()))
+
+    assert await preferred(Steering(state, None, look), 4, available=(0, 1, 2, 3, 8)) == ROW0
+    assert not state.quarantine.suspects
+
+
+async def test_p30_what_a_container_re_uses_of_its_init_containers_is_no_answer_to_another_call() -> None:
+    """A call for an app container whose init container has all it needs never comes as a preference."""
+    state = a_state(TRN1, decided("a", init(4), app(1), sets=[ROW0, [0]], time=1))
+    state.see_pod(decided("b", app(1), sets=[[8]], time=2))
+
+    assert await preferred(Steering(state, None, no_look), 1) == (8,)

@@ -168,7 +168,7 @@ def an_allocator(
 
 
 def a_state(geometry: Geometry = TRN1, *pods: NodePod, clock: FakeClock | None = None) -> NodeState:
-    state = NodeState(clock=clock or FakeClock())
+    state = NodeState(clock=clock or FakeClock(), holders_known=True)
     state.see_machine(machine(geometry))
     for each in pods:
         state.see_pod(each)

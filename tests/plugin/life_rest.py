@@ -1,0 +1,71 @@
+"""What must hold in the life of a node when nothing is under way: everybody says what the containers have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
+from tests.plugin.life_plugin import machine_of
+
+if TYPE_CHECKING:
+    from tests.plugin.life_pods import LivePod
+    from tests.plugin.node_life import NodeLife
+
+
+def check_at_rest(life: NodeLife) -> None:
+    state, running = life.plugin.state, [pod for pod in life.bound if pod.admitted]
+    assert not [pod for pod in life.bound if pod.waits]
+    held = {uid: holder.mask for uid, holder in state.ledger.holders.items()}
+    if life.mode.cluster:
+        assert held == {pod.uid: pod.mask for pod in running}, "the ledger is not what the containers have"
+        assert not state.waiting(), f"left waiting: {state.waiting()}"
+        for pod in running:
+            _annotations_tell_the_truth(life, pod)
+    else:
+        by_name = {holder.pod.name: holder.mask for holder in state.ledger}
+        assert by_name == {pod.name: pod.mask for pod in running}, "the ledger is not what the containers have"
+    for pod in running:
+        _kubelet_agrees(life, pod)
+    assert state.quarantine is not None
+    assert not state.quarantine.suspects, state.quarantine.suspects
+    _free_is_offered(life, running)
+    if life.extender:
+        theirs = life.extender.held()
+        assert theirs == held, f"the extender thinks {theirs}, the ledger says {held}"
+        assert not life.extender.state.reservations
+        healthy = machine_of(life.plugin).healthy_mask
+        assert life.extender.state.nodes["node"].free_mask == healthy & ~state.ledger.used_mask
+
+
+def _kubelet_agrees(life: NodeLife, pod: LivePod) -> None:
+    """PodResources and the ledger say one thing, but where the kubelet drew from init containers at random."""
+    geometry = life.mode.geometry
+    for container, (resource, ids) in pod.recorded.items():
+        if not pod.shape.has_init:
+            assert mask_of(geometry, resource.unit, tuple(ids)) == pod.given[container], f"{pod} {container}"
+
+
+def _annotations_tell_the_truth(life: NodeLife, pod: LivePod) -> None:
+    decision = pod.decision
+    assert decision is not None, f"{pod} has no annotation"
+    assert decision.allocated, f"{pod} is not marked as allocated"
+    for part in decision.containers:
+        told = mask_of(life.mode.geometry, part.request.resource.unit, part.ids)
+        given = pod.given[part.request.container]
+        assert told == given, f"{pod} {part.request.container}: {life.cores(told)} told, {life.cores(given)} given"
+
+
+def _free_is_offered(life: NodeLife, running: list[LivePod]) -> None:
+    """All that is healthy and held under no other name, and nothing else."""
+    geometry = life.mode.geometry
+    for resource in Resource:
+        elsewhere: int = geometry.devices_mask(life.unhealthy)
+        for pod in running:
+            of_name = {part.container: part.resource for part in pod.shape.request}
+            for container, mask in pod.given.items():
+                if of_name[container] is not resource:
+                    elsewhere |= mask
+        everything = ids_of(geometry, resource.unit, geometry.all_mask)
+        free = {one for one in everything if not mask_of(geometry, resource.unit, (one,)) & elsewhere}
+        offered = life.kubelet.healthy[resource]
+        assert offered == free, f"{resource}: {sorted(offered)} are offered, {sorted(free)} could be"
