@@ -166,7 +166,8 @@ class ExtenderDaemon:
         """Both servers, up for the length of the block."""
         settings = self._settings
         probes = probe_routes(self.readiness, self._registry, self.binder.journal)
-        routes = [*verb_routes(self.service), *self._monitor.routes(), *inspection_routes(self.state), *probes]
+        looks = [*inspection_routes(self.state), *probes]
+        routes = [*verb_routes(self.service), *self._monitor.routes(), *looks]
         certificate = _certificate(settings)
         context = certificate.context if certificate else None
         app = application(routes, settings.max_body_mib)
@@ -175,7 +176,7 @@ class ExtenderDaemon:
         async with _site(app, settings.address, settings.port, context) as port:
             _log.info("serving", extra={"address": settings.address, "port": port, "tls": settings.tls})
             self.port = port
-            async with _site(application(probes, 1), settings.health_address, settings.health_port) as health_port:
+            async with _site(application(looks, 1), settings.health_address, settings.health_port) as health_port:
                 self.health_port = health_port
                 watching = asyncio.create_task(certificate.watch(), name="certificate") if certificate else None
                 try:
