@@ -308,6 +308,27 @@ async def test_the_token_of_an_exec_plugin_goes_out(tmp_path: Path) -> None:
             assert (await api.request(PODS, timeout_seconds=5)).status == 200
 
 
+async def test_a_netrc_of_the_machine_stands_in_no_tokens_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "netrc").write_text("default login somebody password anything\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    async with (
+        StandInApiServer(token="secret") as server,  # noqa: S106 - as above
+        await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api,
+    ):
+        assert (await api.request(PODS, timeout_seconds=5)).status == 200
+
+
+async def test_a_proxy_that_the_environment_names_is_used(
+    server: StandInApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # discard: nobody listens
+    async with await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api:
+        with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:9"):
+            await api.request(PODS, timeout_seconds=5)
+
+
 async def test_a_client_certificate_is_shown_to_a_server_that_wants_one(tmp_path: Path) -> None:
     authority = trustme.CA()
     context = tls_of(authority)
