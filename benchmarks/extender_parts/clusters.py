@@ -95,15 +95,16 @@ class _NoWrites:
         """Not called."""
 
 
-async def serve_cluster(pipe: Connection, nodes: int, pods: int) -> None:
-    """A stand-in API server with nodes and waiting pods; slow binds when the number of nodes is negative."""
+async def serve_cluster(pipe: Connection, nodes: int, pods: int, bind_seconds: float = 0.0) -> None:
+    """A stand-in API server with nodes and waiting pods, whose bindings take that long."""
     async with StandInApiServer() as server:
-        for number in range(abs(nodes)):
+        for number in range(nodes):
             server.create_node(node_manifest(f"node-{number}", TYPE))
         for number in range(pods):
             server.create_pod(pod_manifest(f"pod-{number}", Resource.NEURON, 1))
-        if nodes < 0:
-            server.fail(Fault(Match(method="POST", path="/binding$"), times=10_000, delay_seconds=0.3))
+        if bind_seconds:
+            slow = Match(method="POST", path="/binding$")
+            server.fail(Fault(slow, times=10_000, delay_seconds=bind_seconds))
         await tell_kubeconfig(pipe, server)
 
 

@@ -61,10 +61,10 @@ class _Args(msgspec.Struct):
 _floor_decoder = msgspec.json.Decoder(_Args)
 
 
-def echo(body: bytes) -> bytes:
-    """The floor: every byte in and out, nothing decided."""
+def echo(body: bytes, answer: dict[str, Any] | None = None) -> bytes:
+    """The floor: every byte in and out, nothing decided; the names that came, or that answer."""
     args = _floor_decoder.decode(body)
-    answer = {"NodeNames": args.NodeNames, "FailedNodes": {}, "FailedAndUnresolvableNodes": {}, "Error": ""}
+    answer = answer or {"NodeNames": args.NodeNames, "FailedNodes": {}, "FailedAndUnresolvableNodes": {}, "Error": ""}
     return msgspec.json.encode(answer)
 
 
