@@ -7,6 +7,7 @@ binds under way are waited for; only then the Lease is given up and the server c
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 import ssl
@@ -119,6 +120,7 @@ class ExtenderDaemon:
         jobs: dict[str, Coroutine[None, None, None]] = {
             "feeds": self._feeds.run(self.readiness),
             "settle": self._settle(),
+            "spare collections": self._spare_collections(),
             "report": self._reporting.run(),
         }
         if self._election:
@@ -134,6 +136,16 @@ class ExtenderDaemon:
                 await self.binder.drain()
         except TimeoutError:
             _log.warning("binds left undecided", extra={"binds_under_way": self.binder.under_way})
+
+    async def _spare_collections(self) -> None:
+        """Take what the first lists brought out of the collector's sight.
+
+        It lives long and holds no cycles, and each full collection went through all of it with the loop stopped:
+        0.1-0.2 s with 5000 nodes, under 1 ms without them. What is replaced later is still freed at once. Nothing is
+        collected first, as at this moment there was no garbage to find, only 0.1 s to lose.
+        """
+        await self._feeds.synced()
+        gc.freeze()
 
     async def _settle(self) -> None:
         while True:
@@ -154,7 +166,8 @@ class ExtenderDaemon:
         """Both servers, up for the length of the block."""
         settings = self._settings
         probes = probe_routes(self.readiness, self._registry, self.binder.journal)
-        routes = [*verb_routes(self.service), *self._monitor.routes(), *inspection_routes(self.state), *probes]
+        looks = [*inspection_routes(self.state), *probes]
+        routes = [*verb_routes(self.service), *self._monitor.routes(), *looks]
         certificate = _certificate(settings)
         context = certificate.context if certificate else None
         app = application(routes, settings.max_body_mib)
@@ -163,7 +176,7 @@ class ExtenderDaemon:
         async with _site(app, settings.address, settings.port, context) as port:
             _log.info("serving", extra={"address": settings.address, "port": port, "tls": settings.tls})
             self.port = port
-            async with _site(application(probes, 1), settings.health_address, settings.health_port) as health_port:
+            async with _site(application(looks, 1), settings.health_address, settings.health_port) as health_port:
                 self.health_port = health_port
                 watching = asyncio.create_task(certificate.watch(), name="certificate") if certificate else None
                 try:

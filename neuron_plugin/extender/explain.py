@@ -58,7 +58,7 @@ class Explanation:
 
 
 def explain(state: ClusterState, record: PodRecord) -> Explanation:
-    """A pod's prospects on every node, fitting ones first."""
+    """A pod's prospects on every node, fitting ones first. May run beside the loop that changes ``state``."""
     pod = str(record.pod)
     if isinstance(record.request, Unreadable):
         return Explanation(pod, "", record.request.text, ())
@@ -67,7 +67,7 @@ def explain(state: ClusterState, record: PodRecord) -> Explanation:
         return Explanation(pod, "", "The pod asks for no Neuron resource: it fits every node.", ())
     if target := state.bound_to(record.uid) or record.node:
         return Explanation(pod, asked, f"The pod is bound, or being bound, to {target}.", ())
-    nodes = [explain_node(node, record.request) for node in state.nodes.values()]
+    nodes = [explain_node(node, record.request) for node in list(state.nodes.values())]
     nodes.sort(key=lambda each: (not each.fits, each.node))
     return Explanation(pod, asked, "", tuple(nodes))
 

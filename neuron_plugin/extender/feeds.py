@@ -97,9 +97,13 @@ class Feeds:
             for kind, following in self._following.items():
                 group.create_task(following.run(), name=f"follow {kind}")
             group.create_task(self._judge_plugins(), name="judge plugins")
-            for needed in (self.pods, self._nodes):
-                await needed.synced.wait()  # no deadline: not ready meanwhile, and the probes say so
+            await self.synced()
             readiness.met("synced")
+
+    async def synced(self) -> None:
+        """Wait until the first lists of pods and nodes are in."""
+        for needed in (self.pods, self._nodes):
+            await needed.synced.wait()  # no deadline: not ready meanwhile, and the probes say so
 
     async def _judge_plugins(self) -> NoReturn:
         while True:

@@ -37,7 +37,7 @@ class FakeTime:
 
 
 def test_importing_the_room_does_not_import_the_library() -> None:
-    """It takes a second of CPU, and the kubelet is to be served first."""
+    """It takes some of the start, and the kubelet is to be served first."""
     script = (
         "import sys, pkgutil, importlib, neuron_plugin.cluster as room\n"
         "for module in pkgutil.iter_modules(room.__path__): importlib.import_module(f'{room.__name__}.{module.name}')\n"
@@ -45,6 +45,24 @@ def test_importing_the_room_does_not_import_the_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True)  # noqa: S603 - our own interpreter and text
     assert done.stdout == "[]\n"
+
+
+def test_connecting_imports_nothing_of_the_library_that_is_not_used(tmp_path: Path) -> None:
+    """The other half of it costs seconds at start, and tens of megabytes for good."""
+    StandInApiServer().write_kubeconfig(tmp_path / "kubeconfig")
+    script = (
+        "import asyncio, pathlib, sys\n"
+        "from neuron_plugin.cluster.transport import connect\n"
+        "async def main():\n"
+        "    async with await connect(pathlib.Path(sys.argv[1])): pass\n"
+        "asyncio.run(main())\n"
+        "unused = ('kubernetes.client', 'kubernetes.aio.dynamic', 'requests', 'jsonschema')\n"
+        "models = [name for name in sys.modules if name.startswith('kubernetes.aio.client.models.')]\n"
+        "print([name for name in unused if name in sys.modules], models, 'kubernetes.aio.config' in sys.modules)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "kubeconfig")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)  # noqa: S603 - as above
+    assert done.stdout == "[] [] True\n"
 
 
 # Requests.
@@ -265,6 +283,71 @@ async def test_a_kubeconfig_that_vanished_leaves_the_refusal(tmp_path: Path, cap
             kubeconfig.unlink()
             assert (await api.request(PODS, timeout_seconds=5)).status == 401
     assert caplog.messages == ["credentials for the API server cannot be loaded again"], "and no word of the library"
+
+
+def log_in_with(kubeconfig: Path, user: dict[str, object]) -> Path:
+    """Rewrite a kubeconfig so that its user has these credentials and no other."""
+    content = json.loads(kubeconfig.read_text())
+    content["users"][0]["user"] = user
+    kubeconfig.write_text(json.dumps(content))
+    return kubeconfig
+
+
+async def test_the_token_of_an_exec_plugin_goes_out(tmp_path: Path) -> None:
+    version = "client.authentication.k8s.io/v1"
+    credential = {"kind": "ExecCredential", "apiVersion": version, "status": {"token": "secret"}}
+    plugin = {
+        "apiVersion": version,
+        "command": sys.executable,
+        "args": ["-c", f"print({json.dumps(credential)!r})"],
+        "interactiveMode": "Never",
+    }
+    async with StandInApiServer(token="secret") as server:  # noqa: S106 - as above
+        kubeconfig = log_in_with(server.write_kubeconfig(tmp_path / "kubeconfig"), {"exec": plugin})
+        async with await connect(kubeconfig) as api:
+            assert (await api.request(PODS, timeout_seconds=5)).status == 200
+
+
+async def test_a_netrc_of_the_machine_stands_in_no_tokens_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "netrc").write_text("default login somebody password anything\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    async with (
+        StandInApiServer(token="secret") as server,  # noqa: S106 - as above
+        await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api,
+    ):
+        assert (await api.request(PODS, timeout_seconds=5)).status == 200
+
+
+async def test_a_proxy_that_the_environment_names_is_used(
+    server: StandInApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # discard: nobody listens
+    async with await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api:
+        with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:9"):
+            await api.request(PODS, timeout_seconds=5)
+
+
+async def test_a_client_certificate_is_shown_to_a_server_that_wants_one(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    context = tls_of(authority)
+    context.verify_mode = ssl.CERT_REQUIRED
+    authority.configure_trust(context)
+    issued = authority.issue_cert("client@example.org")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
+    issued.private_key_pem.write_to_path(tmp_path / "tls.key")
+    shown: dict[str, object] = {
+        "client-certificate": str(tmp_path / "tls.crt"),
+        "client-key": str(tmp_path / "tls.key"),
+    }
+    async with StandInApiServer(tls=context, ca=pem(authority)) as server:
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        async with await connect(kubeconfig) as api:
+            with pytest.raises(UnreachableError):
+                await api.request(PODS, timeout_seconds=5)
+        async with await connect(log_in_with(kubeconfig, shown)) as api:
+            assert (await api.request(PODS, timeout_seconds=5)).status == 200
 
 
 def tls_of(authority: trustme.CA) -> ssl.SSLContext:

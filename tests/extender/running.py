@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -86,6 +87,7 @@ async def extender_on(
     finally:
         stop.set()
         await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), DEADLINE_SECONDS)
+        gc.unfreeze()  # the process goes on to other tests
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections import Counter
@@ -401,6 +402,17 @@ async def test_e04_a_leader_that_cannot_renew_stops_binding_before_another_may_s
 
         server.forgive()
         await extender.ready()
+
+
+async def test_the_collector_goes_no_longer_through_what_the_first_lists_brought(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    server.create_node(node_manifest("node", TRN1))
+    async with extender_on(api) as extender:
+        await extender.ready()
+        await until(gc.get_freeze_count)
+        looked_through = {id(each) for each in gc.get_objects()}
+        assert id(extender.daemon.state.nodes["node"]) not in looked_through
 
 
 async def test_an_address_that_is_taken_ends_the_daemon_with_the_reason(api: KubernetesApi, extender: Extender) -> None:
