@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.plugin.node_life import Mode, live
+from tests.plugin.life_base import Mode
+from tests.plugin.node_life import live
 from tests.plugin.world import INF2, LINE, TRN1
 
 STEPS = int(os.environ.get("NODE_LIFE_STEPS", "100000"))
