@@ -17,9 +17,7 @@ class Arrivals(Life):
         pending = sum(not pod.bound for pod in self.cluster.pods.values())
         if name in self.cluster.pods or pending > 5:
             return
-        known = any(pod.pod.name == name for pod in self.plugin.state.pods.values())
-        shapes = PLAIN_SHAPES + (INIT_SHAPES if self.mode.cluster and not known else ())
-        pod = self.cluster.create(name, self.chance.choice(shapes))
+        pod = self.cluster.create(name, self.chance.choice(PLAIN_SHAPES + INIT_SHAPES))
         self.tell(f"created {pod}: {pod.shape}")
 
     async def schedule(self) -> None:

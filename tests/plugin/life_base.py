@@ -23,12 +23,17 @@ from tests.plugin.world import FakeClock
 
 @dataclass(frozen=True)
 class Mode:
-    """What kind of node. ``lag``: how often the kubelet acts on a list of devices that is out of date."""
+    """What kind of node.
+
+    ``lag``: how often the kubelet acts on a list of devices that is out of date. ``reads_records``: the plugin can read
+    the kubelet's own file.
+    """
 
     geometry: Geometry
     extender: bool = False
     cluster: bool = True
     sees_processes: bool = True
+    reads_records: bool = True
     lag: float = 0.0
 
 
@@ -45,6 +50,7 @@ class Life:
         self.ghosts: list[LivePod] = []
         self.unseen_ghosts: set[LivePod] = set()
         self.cut_off: set[LivePod] = set()
+        self.forgotten: set[LivePod] = set()
         self.was_cut_off = False
         self.lost: set[int] = set()
         self.lost_one = False
@@ -71,6 +77,7 @@ class Life:
             self.clock,
             _Processes(self),
             sees_processes=self.mode.sees_processes,
+            reads_records=self.mode.reads_records,
         )
 
     def new_extender(self) -> LifeExtender:
@@ -98,6 +105,7 @@ class Life:
         """The kubelet has taken in the latest lists of those resources that are registered."""
         for resource in self.kubelet.healthy:
             self.kubelet.healthy[resource] = self.plugin.offered(resource)
+        self.kubelet.write()
 
     def register(self) -> None:
         if not self.kubelet.down:

@@ -51,10 +51,15 @@ class Faults(Life):
 
     @property
     def may_be_killed(self) -> bool:
-        """What init containers hold is known to nobody but this process, until it is annotated and can be read."""
-        if self.cluster.away_from_plugin and any(pod.shape.has_init for pod in self.bound):
-            return False
-        return all(not pod.shape.has_init or not pod.recorded or _is_annotated(pod) for pod in self.bound)
+        """Whether what init containers and their heirs were given can still be learned.
+
+        The kubelet's file says what it drew for them; what they received in its place only this process knows until it
+        is annotated. So it goes on while one is admitted, and without that file until all that can be read.
+        """
+        of_init = [pod for pod in self.bound if pod.shape.has_init]
+        if self.mode.reads_records:
+            return not any(pod.waits and pod.recorded for pod in of_init)
+        return all(not pod.recorded or (_is_annotated(pod) and not self.cluster.away_from_plugin) for pod in of_init)
 
     async def kill_plugin(self) -> None:
         """A new process: the kubelet's account, registration, and some time later the watch."""
@@ -64,6 +69,7 @@ class Faults(Life):
         self.seen["plugin kill"] += 1
         self.kubelet.throttled = 0.0
         self.plugin.end()
+        self.forgotten.update(pod for pod in self.bound if pod.shape.has_init and not _is_annotated(pod))
         self.unseen_ghosts.update(self.ghosts)
         self.plugin = self.new_plugin()
         early = self.chance.random() < 0.5
@@ -71,7 +77,7 @@ class Faults(Life):
             self.plugin.sync()
         await self.plugin.rebuild()
         self.register()
-        if not early and any(pod.shape.has_init for pod in self.bound):
+        if not (early or self.mode.reads_records) and any(pod.shape.has_init for pod in self.bound):
             self.plugin.sync()
 
     async def kill_extender(self) -> None:

@@ -45,7 +45,7 @@ class NodeLife(Arrivals, Rest):
             (self.send, 10),
             (self.finish, 8),
             (self.collect, 7),
-            (self.delete_waiting, 1),
+            (self.delete_waiting, 2),
             (self.delete_by_force, 1.5),
             (self.die, 3),
             (self.flip_health, 1.5),

@@ -27,7 +27,7 @@ MODES = (
     Mode(LINE, extender=True, sees_processes=False),
     Mode(TRN1, lag=0.2),
     Mode(INF2, cluster=False, lag=0.2),
-    Mode(LINE, extender=True),
+    Mode(LINE, extender=True, reads_records=False),
 )
 
 EVENTS = {"admitted", "deleted by force", "health flip", "kubelet restart", "outage", "plugin kill"}
