@@ -134,10 +134,21 @@ class Confirmation:
             await self._look_at_users()
 
     def _has_gone(self, holder: Holder, listed: tuple[PodDevices, ...]) -> bool:
-        """Whether the kubelet lists no pod of this name, or one that has other ids: a new pod of an old name."""
+        """Whether the kubelet lists no pod of this name, or one that has other ids: a new pod of an old name.
+
+        Or one without what it would list by now: what was noted for it was another's.
+        """
         same = [found for found in listed if (found.namespace, found.name) == (holder.pod.namespace, holder.pod.name)]
         mask = self._mask_of(same)
-        return not same or (mask != 0 and not mask & holder.mask)
+        return not same or not (mask & holder.mask if mask else self._is_unlisted(holder))
+
+    def _is_unlisted(self, holder: Holder) -> bool:
+        """Whether all that is noted for a pod is what the kubelet never lists, or certain."""
+        pod = self._state.pods.get(holder.pod.uid)
+        if pod is None or holder.pod.uid in self._state.confirmed:
+            return True
+        kinds = {part.container: part.kind for part in pod.request}
+        return all(kinds.get(holding.container) is Kind.INIT for holding in holder.holdings)
 
     def _mask_of(self, listed: Iterable[PodDevices]) -> int:
         machine, mask = self._state.machine, 0
@@ -226,7 +237,7 @@ class Confirmation:
         if self._is_predecessors(pod, listed):
             return
         ledger, confirmed = self._state.ledger, self._state.confirmed
-        holdings = true_holdings(machine.geometry, pod, listed, ledger, confirmed, self._records)
+        holdings = true_holdings(machine.geometry, pod, listed, ledger, confirmed, self._records, self._state.draws)
         if holdings:
             self._state.confirm(pod.pod, holdings)
             self._on_confirmed(pod, holdings)
@@ -270,11 +281,12 @@ class Confirmation:
 
     def _take_by_name(self, geometry: Geometry, found: PodDevices) -> None:
         listed, pod = listed_holdings(geometry, found), named_stand_in(found.namespace, found.name)
-        if listed:
-            known = with_unlisted(pod, listed, self._state.ledger)
-            sets = {(one.resource, one.mask) for one in known}
+        if listed and uid_of(self._records, found):  # its file tells all, what a call that was cut off left included
+            sets = {(one.resource, one.mask) for one in listed}
             recorded = unlisted_holdings(geometry, self._records, found)
-            self._state.confirm(pod, (*known, *(one for one in recorded if (one.resource, one.mask) not in sets)))
+            self._state.confirm(pod, (*listed, *(one for one in recorded if (one.resource, one.mask) not in sets)))
+        elif listed:
+            self._state.confirm(pod, with_unlisted(pod, listed, self._state.ledger))
 
     def _release_stand_ins(self, geometry: Geometry, listed: tuple[PodDevices, ...], began: float) -> None:
         """Those that the kubelet does not list; a nameless one later if it may be an init container's.

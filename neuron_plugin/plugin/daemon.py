@@ -60,7 +60,11 @@ class NodeDaemon:
         self._types = types
         self._found = asyncio.Event()
         self._refreshing = False
-        self.state = NodeState(on_change=self._changed, quarantine=Quarantine(settings.quarantine_seconds))
+        self.state = NodeState(
+            on_change=self._changed,
+            quarantine=Quarantine(settings.quarantine_seconds),
+            asked_for_all=not settings.numa_hints,
+        )
         self.witness = Witness(settings.node_name, self.state, Counts(), on_advertised=self._serving_began)
         self._link = self._cluster_link() if settings.cluster else None
         self._users = DeviceUsers(

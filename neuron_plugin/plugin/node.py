@@ -20,6 +20,7 @@ from neuron_plugin.plugin.decisions import WaitingDecision, heir_of, waiting_dec
 from neuron_plugin.plugin.machine import Machine, health_after, machine_after, same_ids
 from neuron_plugin.plugin.pods import NodePod, annotated_holdings, demanded_cores
 from neuron_plugin.plugin.quarantine import Quarantine, Users
+from neuron_plugin.plugin.reuse import Draws
 from neuron_plugin.plugin.standins import is_known, is_nameless, nameless_stand_in, stands_in
 from neuron_plugin.topology.geometry import CoreMask
 
@@ -35,7 +36,8 @@ class NodeState:
     told all pods of this node, ``holders_known`` whether the kubelet has told who holds what. ``last_call`` is when the
     kubelet last asked for something. ``lost_names`` are those of pods that vanished, and when. ``quarantine`` is the
     silicon of vanished pods that is not offered yet; None where
-    nobody looks after their processes.
+    nobody looks after their processes. ``draws`` is what the kubelet drew where something else was given, see
+    ``reuse``; ``asked_for_all``: it asks about all ids that are new to a pod, as it does without NUMA hints.
     """
 
     on_change: Callable[[], None] = lambda: None
@@ -50,6 +52,8 @@ class NodeState:
     last_call: float = float("-inf")
     lost_names: dict[tuple[str, str], float] = field(default_factory=dict)
     quarantine: Quarantine | None = None
+    draws: Draws = field(default_factory=dict)
+    asked_for_all: bool = True
     _left_by: dict[PodUid, tuple[Pod, ...]] = field(default_factory=dict)
     _renumbered: Machine | None = None
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
@@ -92,13 +96,15 @@ class NodeState:
     def forget_pod(self, uid: PodUid) -> None:
         """A pod's end: what it held is free.
 
-        What it was only supposed to hold may have been another pod's that asks for the same; that one keeps it.
+        What it was only supposed to hold may have been another pod's that asks for the same and that no watch has shown
+        yet; a stand-in keeps that until the kubelet has been asked.
         """
+        supposed = not self._is_certain(uid)
         self.pods.pop(uid, None)
         holder = self.ledger.holders.get(uid)
         ledger = self.ledger.without(uid)
-        if holder and uid not in self.confirmed:
-            ledger = self._under_stand_in(ledger, filter(self._may_be_anothers, holder.holdings))
+        if holder and supposed and is_known(holder.pod):
+            ledger = self._under_stand_in(ledger, holder.holdings)
         self.confirmed.discard(uid)
         self.held_since.pop(uid, None)
         self._set_ledger(ledger)
@@ -115,10 +121,7 @@ class NodeState:
             self._note_who_may_have_left(pod)
         if pod:
             self._note_lost_name(pod.pod)
-        supposed = holder.holdings if holder and is_known(holder.pod) and not self._is_certain(uid) else ()
         self.forget_pod(uid)
-        left = (one for one in supposed if not one.mask & self.ledger.used_mask)
-        self._set_ledger(self._under_stand_in(self.ledger, left))
 
     def end(self, uid: PodUid, listed: int = 0) -> None:
         """The kubelet has no such pod any more, whatever the API server still says.
@@ -138,14 +141,18 @@ class NodeState:
 
     # Holders.
 
-    def hold(self, pod: Pod, holding: Holding) -> None:
-        """Note that a container of a pod was given cores; a nameless holder that had them has them no more."""
+    def hold(self, pod: Pod, holding: Holding, drawn: CoreMask | None = None) -> None:
+        """Note that a container of a pod was given cores; a nameless holder that had them has them no more.
+
+        ``drawn`` are those that the kubelet named for it, if not the same.
+        """
         self.held_since[pod.uid] = self.clock()
         ledger = self.ledger
         for holder in ledger.holders_of(holding.mask):
             if is_nameless(holder) and holder.pod.uid != pod.uid:
                 ledger = _without_cores(ledger, holder, holding.mask)
         self._set_ledger(ledger.with_holding(pod, holding))
+        self._note_drawn(holding, drawn or holding.mask)
 
     def confirm(self, pod: Pod, holdings: Iterable[Holding]) -> None:
         """Write down what a pod really holds; holders we only supposed for those cores were mistaken."""
@@ -230,7 +237,7 @@ class NodeState:
 
     def claims(self, machine: Machine) -> Claims:
         """What is known about who may ask for what."""
-        return Claims(machine.geometry, self.pods, self.ledger, self.waiting(), self.confirmed)
+        return Claims(machine.geometry, self.pods, self.ledger, self.waiting(), self.confirmed, self.draws, self._swaps)
 
     def unheld_mask(self, machine: Machine) -> CoreMask:
         """Healthy cores that nobody holds, whoever waits for them."""
@@ -253,6 +260,17 @@ class NodeState:
 
     # Inside.
 
+    @property
+    def _swaps(self) -> bool:
+        """Whether another part than the kubelet drew may be given to a pod that nobody has named."""
+        return self.pods_known and self.asked_for_all
+
+    def _note_drawn(self, holding: Holding, drawn: CoreMask) -> None:
+        """Only what is held has a meaning here."""
+        key = holding.resource, holding.mask
+        held = {(one.resource, one.mask) for holder in self.ledger for one in holder.holdings} - {key}
+        self.draws = {**{known: theirs for known, theirs in self.draws.items() if known in held}, key: drawn}
+
     def _remember(self, pod: NodePod) -> None:
         """Believe a pod's own annotation that it was allocated, until the kubelet says otherwise.
 
@@ -273,10 +291,6 @@ class NodeState:
         """Whether a pod was known to have been given its devices, by the kubelet or by its own annotation."""
         pod = self.pods.get(uid)
         return uid in self.confirmed or bool(pod and pod.decision and pod.decision.allocated)
-
-    def _may_be_anothers(self, holding: Holding) -> bool:
-        """Whether another pod, of which nothing is certain either, asks for what one was supposed to have."""
-        return any(self._asks_for(pod, holding) for uid, pod in self.pods.items() if uid not in self.confirmed)
 
     def _asks_for(self, pod: NodePod, holding: Holding) -> bool:
         """Whether a container of a pod asks for just as much."""

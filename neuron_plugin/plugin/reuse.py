@@ -4,16 +4,30 @@ The kubelet gives a container that needs no more than plain init containers left
 (pkg/kubelet/cm/devicemanager, devicesToAllocate). The pod has it all, so we give a linked part of the same size
 instead. Whoever was given another part than the kubelet thinks must not meet its neighbour on the same device:
 everything here is counted in what we gave.
+
+Of a pod that nobody has named yet not even the kinds of its containers are known, so nor is what a sidecar keeps. There
+the kubelet's ids and ours are kept one to one (``draws`` is what it drew for what we gave): containers that share
+nothing in its account share nothing in ours, whatever they are. Only where nothing would remember a first such swap is
+none made: without an API server the pod gets no annotation, and a plugin that restarts would believe the kubelet; with
+NUMA hints ids that come unasked may be new ones, of another pod.
 """
 
 from __future__ import annotations
 
-from neuron_plugin.allocation.ledger import Holder
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from neuron_plugin.allocation.ledger import Holder, Holding
 from neuron_plugin.allocation.requests import ContainerRequest, Kind
 from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.plugin.preference import preferred_ids
-from neuron_plugin.topology.geometry import CoreMask, Geometry
+from neuron_plugin.topology.geometry import CoreMask, Geometry, cores_in
+from neuron_plugin.topology.sets import valid_sets
+
+Draws = Mapping[tuple[Resource, CoreMask], CoreMask]
+"""What the kubelet drew, by what was given in its place; without an entry the two are the same."""
+NO_DRAWS: Draws = MappingProxyType({})
 
 
 def reusable_mask(pod: NodePod, holder: Holder, resource: Resource) -> CoreMask:
@@ -52,6 +66,83 @@ def part_of(geometry: Geometry, pod: NodePod, part: ContainerRequest, reusable: 
         return decided
     ids = preferred_ids(geometry, unit, available=left, must_include=(), free=reusable, size=part.count)
     return mask_of(geometry, unit, ids)
+
+
+def drawn_for(draws: Draws, resource: Resource, given: CoreMask) -> CoreMask:
+    """The kubelet's ids of what a container was given."""
+    return draws.get((resource, given), given)
+
+
+def part_for_unknown(
+    geometry: Geometry, held: Iterable[Holding], resource: Resource, drawn: CoreMask, draws: Draws, *, swaps: bool
+) -> CoreMask:
+    """What a later container of a pod that nobody has named is given, for which the kubelet drew ``drawn``.
+
+    ``held`` is what the pod had before. A linked set if one keeps the kubelet's ids and ours one to one; ids that are
+    new to the pod stay what they are. Where a repeated call has broken the order, at least nothing that was given for
+    other ids. ``swaps``: a first swap may be made. One that was made binds all that follow.
+    """
+    held = tuple(held)
+    given = [holding.mask for holding in held if holding.resource is resource]
+    pairs = [(drawn_for(draws, resource, mask), mask) for mask in given]
+    if not swaps and all(theirs == ours for theirs, ours in pairs):
+        return drawn
+    before = sum(theirs for theirs, _ in _cells(pairs))
+    cells = _cells([*pairs, (drawn & ~before, drawn & ~before)])
+    if any(theirs.bit_count() != ours.bit_count() for theirs, ours in cells):
+        new = drawn & ~before
+        left = sum(ours for _, ours in cells) & ~new & ~given_apart(held, resource, drawn, draws)
+        cells = [(drawn & new, new), (drawn & ~new, left)]
+    if any(ours.bit_count() < (theirs & drawn).bit_count() for theirs, ours in cells):
+        return drawn
+    wanted = [(ours, (theirs & drawn).bit_count()) for theirs, ours in cells]
+    sets = valid_sets(geometry, resource.unit, len(ids_of(geometry, resource.unit, drawn)))
+    choices = [drawn, *sets] if drawn in sets else [*sets, drawn]
+    fitting = (one for one in choices if _takes(one, wanted))
+    return CoreMask(next(fitting, _lowest(wanted)))
+
+
+def given_apart(held: Iterable[Holding], resource: Resource, drawn: CoreMask, draws: Draws) -> int:
+    """What was given to containers that share nothing with this one in the kubelet's account."""
+    mask = 0
+    for holding in held:
+        if holding.resource is resource and not drawn_for(draws, resource, holding.mask) & drawn:
+            mask |= holding.mask
+    return mask
+
+
+def _cells(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The least parts that the pairs tell apart, on both sides."""
+    cells: list[tuple[int, int]] = []
+    for pair in pairs:
+        rest, split = pair, []
+        for cell in cells:
+            split += [_common(cell, pair), _beyond(cell, pair)]
+            rest = _beyond(rest, cell)
+        cells = [each for each in (*split, rest) if any(each)]
+    return cells
+
+
+def _common(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] & other[0], one[1] & other[1]
+
+
+def _beyond(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] & ~other[0], one[1] & ~other[1]
+
+
+def _takes(mask: int, wanted: Iterable[tuple[int, int]]) -> bool:
+    """Whether a set has as many cores of each part as are wanted, and no others."""
+    for part, cores in wanted:
+        if (mask & part).bit_count() != cores:
+            return False
+        mask &= ~part
+    return not mask
+
+
+def _lowest(wanted: Iterable[tuple[int, int]]) -> int:
+    """The lowest cores of each part; of whole devices whole devices."""
+    return sum(1 << core for part, cores in wanted for core in cores_in(part)[:cores])
 
 
 def _decided_ids(pod: NodePod, part: ContainerRequest) -> tuple[int, ...]:

@@ -121,9 +121,9 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     numa_hints: Annotated[
         bool, Meta(description="tell the kubelet each device's NUMA node; it then may choose without asking")
     ] = False
-    rescan_seconds: Annotated[float, Meta(ge=1, description="how often the hardware is read anew without a hint")] = (
-        10.0
-    )
+    rescan_seconds: Annotated[
+        float, Meta(ge=1, le=3600, description="how often the hardware is read anew without a hint")
+    ] = 10.0
     kmsg: Annotated[
         Path | None,
         Meta(description="kernel log for hardware errors; kmsg beside the device nodes, or syslog(2), if not given"),

@@ -22,6 +22,7 @@ from neuron_plugin.plugin.records import (
     is_recorded_for_another,
     recorded_holding,
 )
+from neuron_plugin.plugin.reuse import NO_DRAWS, Draws
 from neuron_plugin.plugin.standins import is_nameless
 from neuron_plugin.topology.geometry import Geometry
 
@@ -51,23 +52,24 @@ def true_holdings(
     ledger: Ledger,
     confirmed: Collection[PodUid] = (),
     records: Records = (),
+    draws: Draws = NO_DRAWS,
 ) -> tuple[Holding, ...] | None:
     """What every requesting container of a pod holds, in the order of its request.
 
     None while the kubelet does not list all of them yet: the pod is being admitted. What ``confirmed`` pods hold is
-    theirs. ``records`` are the kubelet's own, see there.
+    theirs. ``records`` are the kubelet's own, see there; ``draws`` is what it drew where we gave something else.
     """
     by_container = {holding.container: holding for holding in listed}
     if any(part.kind is not Kind.INIT and part.container not in by_container for part in pod.request):
         return None
     # A pod of which nothing is listed may not be admitted yet, and what was noted for it another's: only records tell.
-    given = list(_given(ledger, pod.pod, listed, confirmed))
+    given = list(_given(ledger, pod.pod, listed, confirmed, draws))
     nameless = [holder.holdings[0] for holder in ledger if listed and is_nameless(holder)]
     theirs = union_of(holding for uid in confirmed if uid != pod.pod.uid for holding in _holdings_of(ledger, uid))
     found = [
-        _as_given(by_container[part.container], given)
+        _as_given(by_container[part.container], given, draws)
         if part.container in by_container
-        else _of_init_container(geometry, pod, part, given, nameless, records, theirs)
+        else _of_init_container(geometry, pod, part, given, nameless, records, theirs, draws)
         for part in pod.request
     ]
     if not listed and None in found:
@@ -94,31 +96,47 @@ def with_unlisted(pod: Pod, listed: tuple[Holding, ...], ledger: Ledger) -> tupl
     return (*listed, *(holding for holding in unlisted if holding.container not in names))
 
 
-def _given(ledger: Ledger, pod: Pod, listed: Iterable[Holding], confirmed: Collection[PodUid]) -> Iterator[Holding]:
+def _given(
+    ledger: Ledger, pod: Pod, listed: Iterable[Holding], confirmed: Collection[PodUid], draws: Draws
+) -> Iterator[Holding]:
     """What we gave in the calls that were this pod's: its own first, then what was noted under others meanwhile.
 
     The pod's own holder counts only if it has what the kubelet lists: else those were another pod's calls.
     """
-    mask = union_of(listed)
+    mask = theirs = union_of(listed)
+    for (_, ours), drawn in draws.items():
+        mask |= ours if drawn & theirs else 0
     holders = sorted(ledger.holders_of(mask), key=lambda holder: holder.pod.uid != pod.uid)
     for holder in holders:
         if holder.pod.uid == pod.uid or holder.pod.uid not in confirmed:
             yield from holder.holdings
 
 
-def _as_given(listed: Holding, given: Iterable[Holding]) -> Holding:
+def _as_given(listed: Holding, given: Iterable[Holding], draws: Draws) -> Holding:
     """The kubelet's ids, unless we gave the container a linked part of its init container's ids in their place.
 
     Then the ids were drawn from a larger set that we gave the same pod, and so was the part.
     """
     same = [one for one in given if one.resource is listed.resource]
+    if swapped := _swapped(listed, same, draws):
+        return swapped
     if not any(_is_part(listed.mask, one.mask) for one in same):
         return listed
-    parts = [one for one in same if one.mask.bit_count() == listed.mask.bit_count()]
+    parts = [
+        one for one in same if one.mask.bit_count() == listed.mask.bit_count() and (one.resource, one.mask) not in draws
+    ]
     named = next((one for one in parts if one.container == listed.container), None)
     if named or any(one.mask == listed.mask for one in parts):
         return named or listed
     return Holding(listed.container, listed.resource, parts[0].mask) if parts else listed
+
+
+def _swapped(recorded: Holding, given: Iterable[Holding], draws: Draws) -> Holding | None:
+    """What we gave for exactly these ids of the kubelet's, where we remember the call."""
+    for one in given:
+        if one.resource is recorded.resource and draws.get((one.resource, one.mask)) == recorded.mask:
+            return Holding(recorded.container, one.resource, one.mask)
+    return None
 
 
 def _of_init_container(
@@ -129,6 +147,7 @@ def _of_init_container(
     nameless: Iterable[Holding],
     records: Records,
     theirs: int,
+    draws: Draws,
 ) -> Holding | None:
     """What a plain init container was given: by its name, by the kubelet's own file, else by its size.
 
@@ -141,8 +160,8 @@ def _of_init_container(
     same = [one for one in (*given, *unclaimed) if one.resource is part.resource and one.mask.bit_count() == size]
     named = next((one for one in same if one.container == part.container), None)
     recorded = recorded_holding(geometry, records, uid, part)
-    if recorded and recorded.mask & theirs:
-        recorded = None
+    if recorded:
+        recorded = None if recorded.mask & theirs else _swapped(recorded, given, draws) or recorded
     certain = (recorded or named) if alone else (named or recorded)
     found = certain or next(iter(same), None)
     return Holding(part.container, part.resource, found.mask) if found else None

@@ -140,6 +140,26 @@ async def test_p46_an_app_container_smaller_than_its_init_container_gets_the_dec
     await runs(node, asking("others", DEVICES - 4))
 
 
+async def test_p46_without_a_decision_it_gets_a_linked_part_of_what_that_had(node: Node) -> None:
+    """Of the kubelet's random pairs of four every second one is linked by chance, so three pods are asked."""
+    await start_offering(node, numbering="host")
+    containers = (ContainerSpec("init", {NEURON: 4}, Kind.INIT), ContainerSpec("app", {NEURON: 2}))
+    for name in ("one", "two", "three"):
+        view = await runs(node, PodSpec(name, containers))
+        whole, (first, second) = _host_ids(view, "init"), _host_ids(view, "app")
+        assert second == first + 1
+        assert {first, second} <= set(whole)
+        told = (await is_confirmed(node, name)).annotations["NEURON_DEVS"]
+        assert told == f"{','.join(map(str, whole))}|{first},{second}"
+        await node.delete(name)
+        await is_gone(node, name)
+
+
+def _host_ids(view: PodView, container: str) -> list[int]:
+    """Under host numbering."""
+    return sorted(int(name.removeprefix("neuron")) for name in received(view, container).nodes)
+
+
 async def test_a_container_that_asks_for_two_neuron_resources_fails_and_leaves_nothing_behind(node: Node) -> None:
     """Their environments would meet in one container, in a random order."""
     await start_offering(node)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from neuron_plugin.allocation.requests import ContainerRequest, Kind
 from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.kubelet.checkpoint import RecordedDevices
 from neuron_plugin.kubelet.devices import ContainerAllocation, RefusalError
 from neuron_plugin.kubelet.pod_resources import ContainerDevices, PodDevices, PodResourcesError
 from tests.plugin.life_pods import LivePod
@@ -42,14 +43,16 @@ class CutOffError(Exception):
 class LifeKubelet:
     """What outlives a restart is ``entries``: pods whose devices are not free, with what is recorded for them.
 
-    ``healthy`` is what the last messages said, None for a resource that nobody has registered. ``meanwhile`` happens
-    while an Allocate is under way. ``chosen_from`` are the healthy ids from which the latest choice was made, and
-    ``last_offer`` those of them that were nobody's; ``lost`` had been given away, but the reservation was lost.
+    ``written`` is its own file, which lags behind. ``healthy`` is what the last messages said, None for a resource that
+    nobody has registered. ``meanwhile`` happens while an Allocate is under way. ``chosen_from`` are the healthy ids
+    from which the latest choice was made, and ``last_offer`` those that were nobody's; ``lost`` had been given away,
+    but the reservation was lost.
     """
 
     def __init__(self, chance: Random) -> None:
         self.chance = chance
         self.entries: list[LivePod] = []
+        self.written: tuple[RecordedDevices, ...] = ()
         self.healthy: dict[Resource, set[int]] = {}
         self.down = False
         self.throttled = 0.0
@@ -79,6 +82,14 @@ class LifeKubelet:
                 if of_resource is resource:
                     found |= ids
         return found
+
+    def write(self) -> None:
+        """With each allocation and each list of devices; not when pods end."""
+        self.written = tuple(
+            RecordedDevices(pod.uid, container, resource.value, frozenset(texts(ids)))
+            for pod in self.entries
+            for container, (resource, ids) in pod.recorded.items()
+        )
 
     def _lost(self, resource: Resource) -> set[int]:
         """Recorded ids that it offers all the same (kubernetes/kubernetes#137534)."""
@@ -130,6 +141,7 @@ class LifeKubelet:
                 pod.recorded[part.container] = part.resource, frozenset(taken)
                 if pod not in self.entries:
                     self.entries.append(pod)
+                self.write()
                 received(pod, part, allocation)
             elif not pod.recorded[part.container][1] <= self._healthy(part.resource):
                 raise RejectedError("previously allocated devices are no longer healthy")

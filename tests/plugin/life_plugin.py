@@ -33,8 +33,20 @@ from tests.plugin.world import FakeClock, host_style, machine
 QUARANTINE_SECONDS = 30.0
 
 
+class _Confirmation(Confirmation):
+    """Reads the kubelet's file without a thread: they are too dear for hundreds of thousands of looks."""
+
+    async def _read(self) -> None:
+        if self._read_records:
+            self._records = self._read_records()
+
+
 class LifePlugin:
-    """From a start to its kill. ``processes`` are pods whose processes run; ``sees_processes``: /proc may be read."""
+    """From a start to its kill.
+
+    ``processes`` are pods whose processes run; ``sees_processes``: /proc may be read; ``reads_records``: so may the
+    kubelet's own file.
+    """
 
     def __init__(
         self,
@@ -46,6 +58,7 @@ class LifePlugin:
         processes: Iterable[LivePod],
         *,
         sees_processes: bool,
+        reads_records: bool,
     ) -> None:
         self.geometry = geometry
         self.state = NodeState(on_change=self._changed, clock=clock, quarantine=Quarantine(QUARANTINE_SECONDS))
@@ -58,12 +71,13 @@ class LifePlugin:
         self._dirty = False
         settings = PluginSettings(node_name=NODE, cluster=cluster is not None)
         self.link = ClusterLink(settings, self.state, lambda: None)
-        self.confirmation = Confirmation(
+        self.confirmation = _Confirmation(
             self.state,
             kubelet,
             self.link.write_assignment if cluster else _tell_nobody,
             cluster=cluster is not None,
             look_at_users=self.look_at_users,
+            read_records=(lambda: kubelet.written) if reads_records else None,
         )
         look_at_pods = self._look_at_pods if cluster else None
         steering = Steering(self.state, look_at_pods, self.confirmation.look_again)

@@ -31,6 +31,7 @@ class Shape:
         self.request: PodRequest = pod_request(specs)
         self.kinds = {part.container: part.kind for part in self.request}
         self.has_init = Kind.INIT in self.kinds.values()
+        self.has_many_init = [*self.kinds.values()].count(Kind.INIT) > 1
         self.lasting = frozenset(name for name, kind in self.kinds.items() if kind is not Kind.INIT)
         self.needs = _needs(self.request)
         manifests = [
@@ -69,7 +70,12 @@ PLAIN_SHAPES = (
 INIT_SHAPES = (
     Shape(init(2, CORE), app(2, CORE)),
     Shape(init(4, CORE), app(2, CORE)),
+    Shape(init(4, CORE), sidecar(1, CORE), app(1, CORE)),
     Shape(init(4, CORE), sidecar(1, CORE), app(2, CORE)),
+    Shape(init(4, CORE), sidecar(1, CORE), app(4, CORE)),
+    Shape(init(4, CORE), sidecar(2, CORE), app(2, CORE)),
+    Shape(init(4, CORE), init(2, CORE, "second"), app(2, CORE)),
+    Shape(init(4), app(2)),
     Shape(init(1), app(2)),
 )
 

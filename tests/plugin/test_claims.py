@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.allocation.ledger import Holding
+from neuron_plugin.allocation.ledger import Holding, PodUid
 from neuron_plugin.allocation.requests import ContainerSpec
 from neuron_plugin.allocation.resources import Resource, mask_of
 from neuron_plugin.plugin.claims import Claim, Conflict
 from neuron_plugin.plugin.node import NodeState
+from neuron_plugin.plugin.standins import named_stand_in
+from neuron_plugin.topology.geometry import Geometry
 from tests.plugin.world import (
     CORE,
     DEVICE,
     INF2,
+    LINE,
     NEURON,
     TRN1,
     a_state,
@@ -27,6 +30,13 @@ from tests.plugin.world import (
 )
 
 
+def unknown(*containers: ContainerSpec, geometry: Geometry = LINE) -> NodeState:
+    """A node on which a pod without a decision is about to be admitted."""
+    state = a_state(geometry, pod("a", *containers))
+    state.see_all_pods({PodUid("uid-a")})
+    return state
+
+
 def claim(state: NodeState, resource: Resource, *ids: int, asked: bool = True) -> Claim | Conflict:
     assert state.machine is not None
     mask = mask_of(state.machine.geometry, resource.unit, ids)
@@ -37,7 +47,9 @@ def granted(state: NodeState, resource: Resource, *ids: int, asked: bool = True)
     """Claim and hold, as the allocator does."""
     found = claim(state, resource, *ids, asked=asked)
     assert isinstance(found, Claim)
-    state.hold(found.pod or state.new_stand_in(), Holding(found.container, resource, found.mask))
+    assert state.machine is not None
+    drawn = mask_of(state.machine.geometry, resource.unit, ids)
+    state.hold(found.pod or state.new_stand_in(), Holding(found.container, resource, found.mask), drawn)
     return found
 
 
@@ -80,13 +92,13 @@ def test_p50_the_same_call_again_is_the_same_pods_and_counts_once() -> None:
 
 
 def test_p50_a_part_that_is_drawn_anew_after_a_kubelet_restart_gets_the_same_answer() -> None:
-    containers = (init(4), sidecar(1), app(1))
-    state = a_state(INF2, decided("a", *containers, sets=[[0, 1, 2, 3], [0], [1]], geometry=INF2))
+    containers = (init(4), sidecar(1), app(2))
+    state = a_state(INF2, decided("a", *containers, sets=[[0, 1, 2, 3], [0], [1, 2]], geometry=INF2))
     granted(state, NEURON, 0, 1, 2, 3)
     granted(state, NEURON, 3, asked=False)
-    first = granted(state, NEURON, 2, asked=False)
-    again = granted(state, NEURON, 1, asked=False)
-    assert (again.container, again.mask) == (first.container, first.mask) == ("app", devices(1, geometry=INF2))
+    first = granted(state, NEURON, 0, 2, asked=False)
+    again = granted(state, NEURON, 0, 1, asked=False)
+    assert (again.container, again.mask) == (first.container, first.mask) == ("app", devices(1, 2, geometry=INF2))
 
 
 def test_a_new_pod_never_joins_an_old_stand_in() -> None:
@@ -147,6 +159,94 @@ def test_a_larger_app_container_gets_all_its_pod_has_left_and_the_new_ids() -> N
     assert found.mask == TRN1.cores_mask((1, 2))
 
 
+def test_p46_a_pod_without_a_decision_is_given_a_linked_part_of_what_its_init_container_had() -> None:
+    state = unknown(init(4), app(2))
+    granted(state, NEURON, 0, 1, 2, 3)
+    assert granted(state, NEURON, 0, 3, asked=False).mask == devices(0, 1, geometry=LINE)
+
+
+def test_p46_a_part_that_is_linked_as_it_was_drawn_stays_what_it_is() -> None:
+    state = unknown(init(4), app(2))
+    granted(state, NEURON, 0, 1, 2, 3)
+    assert granted(state, NEURON, 1, 2, asked=False).mask == devices(1, 2, geometry=LINE)
+
+
+def test_p46_the_call_again_has_the_same_answer_and_what_was_given_elsewhere_is_no_call_again() -> None:
+    state = unknown(init(4), app(2), app(2, name="second"))
+    granted(state, NEURON, 0, 1, 2, 3)
+    first = granted(state, NEURON, 0, 3, asked=False)
+    assert granted(state, NEURON, 0, 3, asked=False) == first
+    assert granted(state, NEURON, 1, 2, asked=False).mask == devices(2, 3, geometry=LINE)
+
+
+def test_p46_a_sidecars_part_is_never_given_to_a_larger_app_container_of_the_same_unknown_pod() -> None:
+    state = unknown(init(4, CORE), sidecar(2, CORE), app(4, CORE))
+    granted(state, CORE, 0, 1, 2, 3)
+    assert granted(state, CORE, 0, 2, asked=False).mask == LINE.cores_mask((0, 1))
+    found = state.claims(machine(LINE)).claim(
+        CORE, LINE.cores_mask((1, 3, 4, 5)), 4, asked=False, own_mask=LINE.cores_mask((1, 3))
+    )
+    assert isinstance(found, Claim)
+    assert found.mask == LINE.cores_mask((2, 3, 4, 5))
+
+
+def test_p46_nothing_is_swapped_that_nobody_would_remember_or_that_may_be_new() -> None:
+    for known, asked_for_all in ((False, True), (True, False)):
+        state = unknown(init(4), app(2))
+        state.pods_known, state.asked_for_all = known, asked_for_all
+        granted(state, NEURON, 0, 1, 2, 3)
+        assert granted(state, NEURON, 0, 3, asked=False).mask == devices(0, 3, geometry=LINE)
+
+
+def test_p46_where_the_first_call_was_noted_for_an_equal_pod_no_container_shares_with_its_neighbour() -> None:
+    """Both ask for one init set of a size; the undecided one came first and was given the other's."""
+    state = a_state(
+        LINE,
+        decided("theirs", init(4, CORE), sidecar(1, CORE), app(1, CORE), sets=[[0, 1, 2, 3], [0], [1]], geometry=LINE),
+    )
+    granted(state, CORE, 0, 1, 2, 3)
+    assert granted(state, CORE, 3, asked=False).mask == LINE.cores_mask((0,))
+    found = state.claims(machine(LINE)).claim(
+        CORE, LINE.cores_mask((0, 1, 2, 8)), 4, asked=False, own_mask=LINE.cores_mask((0, 1, 2))
+    )
+    assert isinstance(found, Claim)
+    assert found.mask == LINE.cores_mask((1, 2, 3, 8))
+
+
+def test_p46_of_a_mistaken_pods_set_several_containers_may_draw_the_same() -> None:
+    state = a_state(LINE, decided("theirs", init(4, CORE), app(1, CORE), sets=[[0, 1, 2, 3], [0]], geometry=LINE))
+    granted(state, CORE, 0, 1, 2, 3)
+    assert granted(state, CORE, 1, 3, asked=False).pod is None
+    assert isinstance(granted(state, CORE, 1, 3, asked=False), Claim)
+
+
+def test_p46_containers_of_one_size_come_in_the_order_of_their_pod_whatever_they_draw() -> None:
+    containers = (init(4, CORE), sidecar(1, CORE), app(1, CORE))
+    state = a_state(LINE, decided("a", *containers, sets=[[0, 1, 2, 3], [0], [1]], geometry=LINE))
+    granted(state, CORE, 0, 1, 2, 3)
+    of_sidecar = granted(state, CORE, 1, asked=False)
+    assert (of_sidecar.container, of_sidecar.mask) == ("sidecar", LINE.cores_mask((0,)))
+
+
+def test_p50_a_lasting_containers_ids_come_again_for_itself_and_never_for_the_next_of_its_size() -> None:
+    containers = (init(4, CORE), sidecar(1, CORE), app(1, CORE))
+    state = a_state(LINE, decided("a", *containers, sets=[[0, 1, 2, 3], [3], [2]], geometry=LINE))
+    granted(state, CORE, 0, 1, 2, 3)
+    first = granted(state, CORE, 1, asked=False)
+    assert granted(state, CORE, 1, asked=False) == first
+
+
+def test_p46_a_pod_that_got_its_name_within_its_admission_goes_on_with_what_it_has() -> None:
+    """Without an API server a preference may have the kubelet list it meanwhile."""
+    state = a_state(LINE)
+    state.confirm(named_stand_in("default", "a"), [Holding("init", CORE, LINE.cores_mask(range(4)))])
+    found = state.claims(machine(LINE)).claim(
+        CORE, LINE.cores_mask((0, 1, 2, 8)), 4, asked=False, own_mask=LINE.cores_mask((0, 1, 2))
+    )
+    assert isinstance(found, Claim)
+    assert found.pod == named_stand_in("default", "a")
+
+
 def test_p46_new_ids_are_never_taken_for_a_part_of_an_init_set() -> None:
     """They are for another pod then, and a linked part in their place would be somebody else's."""
     state = a_state(TRN1, decided("a", init(4, CORE), app(1, CORE), sets=[[4, 5, 6, 7], [4]]))
@@ -154,7 +254,16 @@ def test_p46_new_ids_are_never_taken_for_a_part_of_an_init_set() -> None:
     assert isinstance(claim(state, CORE, 5), Conflict)
     granted(state, CORE, 4, asked=False)
     assert isinstance(claim(state, CORE, 5), Conflict)
-    assert granted(state, CORE, 5, asked=False).mask == TRN1.cores_mask((4,))
+
+
+def test_p50_a_part_that_is_drawn_anew_is_the_same_again_only_if_it_cannot_be_another_containers() -> None:
+    """A kubelet that restarts within an Allocate draws again; and containers that share nothing draw apart."""
+    containers = (init(4, CORE), app(2, CORE))
+    state = a_state(LINE, decided("a", *containers, sets=[[4, 5, 6, 7], [5, 6]], geometry=LINE))
+    granted(state, CORE, 4, 5, 6, 7)
+    assert granted(state, CORE, 4, 7, asked=False).mask == LINE.cores_mask((5, 6))
+    assert granted(state, CORE, 4, 6, asked=False).mask == LINE.cores_mask((5, 6))
+    assert granted(state, CORE, 5, 7, asked=False).mask & LINE.cores_mask((5, 6)) == 0
 
 
 def test_p46_new_ids_are_never_a_decision_for_what_its_pod_has_before() -> None:

@@ -309,6 +309,29 @@ async def test_a_look_again_lets_go_of_those_holders_that_are_gone_and_of_no_oth
     assert list(desk.state.pods) == ["uid-alive"]
 
 
+async def test_a_look_again_lets_go_of_what_was_noted_for_a_pod_that_the_kubelet_lists_without_it(desk: Desk) -> None:
+    """It would list an app container by now, and never lists an init container."""
+    desk.state.see_pod(pod("later", app(4)))
+    desk.state.see_pod(pod("starting", init(4), app(4)))
+    desk.give(*ROW0, name="later")
+    desk.state.hold(ref("starting"), Holding("init", NEURON, devices(*ROW1)))
+    desk.kubelet.say("later")
+    desk.kubelet.say("starting")
+    await desk.confirmation.look_again(tuple(desk.state.ledger))
+    assert desk.held == {"default/starting": devices(*ROW1)}
+
+
+def test_what_a_call_that_was_cut_off_left_is_let_go_where_the_kubelets_file_tells_all() -> None:
+    desk = Desk(cluster=False)
+    desk.give(0)
+    cut_off = next(iter(desk.state.ledger)).pod
+    desk.state.hold(cut_off, Holding("#1", NEURON, devices(0, 1)))
+    desk.kubelet.say("a", app=(NEURON, [0, 2]))
+    desk.records += [recorded("uid-a", "init", NEURON, 0), recorded("uid-a", "app", NEURON, 0, 2)]
+    desk.ask()
+    assert desk.held == {"default/a": devices(0, 2)}
+
+
 async def test_p60_a_new_pod_of_an_old_name_does_not_keep_what_the_old_one_held(desk: Desk) -> None:
     desk.state.see_pod(pod("same", app(4)))
     desk.state.confirm(ref("same"), [Holding("app", NEURON, devices(*ROW0))])

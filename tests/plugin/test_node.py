@@ -88,9 +88,18 @@ def test_what_may_have_been_an_equal_pods_outlives_the_one_it_was_noted_for() ->
     assert stand_ins(state) == []
 
 
-def test_what_can_have_been_nobody_elses_is_free_at_once() -> None:
+def test_what_was_only_supposed_is_kept_even_where_no_pod_that_is_known_can_have_been_meant() -> None:
+    """The pod may have ended before the call, which was then for one that no watch has shown yet."""
     state = a_state(TRN1, decided("a", app(4), sets=[ROW0]), decided("b", app(1), sets=[[4]], time=2))
     give(state, "a", *ROW0)
+    state.forget_pod(ref("a").uid)
+    assert [is_nameless(holder) for holder in state.ledger] == [True]
+    assert state.ledger.used_mask == devices(*ROW0)
+
+
+def test_what_a_pod_was_known_to_hold_is_free_with_its_end() -> None:
+    state = a_state(TRN1, decided("a", app(4), sets=[ROW0], allocated=True))
+    assert state.ledger.used_mask == devices(*ROW0)
     state.forget_pod(ref("a").uid)
     assert not state.ledger.holders
 

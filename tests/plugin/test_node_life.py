@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.plugin.node_life import Mode, live
+from tests.plugin.life_base import Mode
+from tests.plugin.node_life import live
 from tests.plugin.world import INF2, LINE, TRN1
 
 STEPS = int(os.environ.get("NODE_LIFE_STEPS", "100000"))
@@ -26,7 +27,7 @@ MODES = (
     Mode(LINE, extender=True, sees_processes=False),
     Mode(TRN1, lag=0.2),
     Mode(INF2, cluster=False, lag=0.2),
-    Mode(LINE, extender=True),
+    Mode(LINE, extender=True, reads_records=False),
 )
 
 EVENTS = {"admitted", "deleted by force", "health flip", "kubelet restart", "outage", "plugin kill"}

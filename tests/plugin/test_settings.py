@@ -39,6 +39,7 @@ def test_words_of_the_file_become_choices() -> None:
         {"resources": ["gpu"]},
         {"numbering": "both"},
         {"rescan_seconds": 0.5},
+        {"rescan_seconds": float("inf")},
         {"decision_deadline_seconds": 0},
         {"decision_deadline_seconds": 60},
         {"cdi": "perhaps"},
