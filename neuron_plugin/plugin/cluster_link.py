@@ -90,7 +90,7 @@ class ClusterLink:
         self._lease.notify()
 
     async def serving_ends(self) -> None:
-        """The plugin is about to stop: no more pods for this node. Takes half a second at most."""
+        """The plugin is about to stop: no more pods for this node. Takes three seconds at most, see ``node_lease``."""
         if self._api and self._settings.node_lease:
             await self._lease.give_up(self._api)
 
