@@ -54,9 +54,7 @@ def _generated(kind: ServedKind, prefix: str) -> str:
     """A prefix may end in a dash, but not in a dot (``apimachinery/pkg/api/validation/generic.go``)."""
     masked = f"{prefix[:-2]}a" if prefix.endswith("-") and len(prefix) > 1 else prefix
     if prefix and (len(masked) > _MAX_NAME or not _SUBDOMAIN.fullmatch(masked)):
-        raise invalid(
-            kind.kind, "", f'metadata.generateName: Invalid value: "{prefix}": a lowercase subdomain'
-        )
+        raise invalid(kind.kind, "", f'metadata.generateName: Invalid value: "{prefix}": a lowercase subdomain')
     return f"{prefix[:_MAX_GENERATED_STEM]}{uuid.uuid4().hex[:5]}" if prefix else ""
 
 
