@@ -90,8 +90,11 @@ class NodeLease:
             except TimeoutError:
                 pass  # the next turn
 
-    async def give_up(self, api: ApiServer) -> None:
-        """Have the extender close the node now, and never renew again; without an answer it closes by silence."""
+    async def give_up(self, api: ApiServer) -> bool:
+        """Have the extender close the node now, and never renew again; without an answer it closes by silence.
+
+        Whether the node is closed.
+        """
         self._given_up = True
         lease = LeaseName(self._namespace, f"{LEASE_PREFIX}{self._node}", holder="")
         try:
@@ -100,6 +103,8 @@ class NodeLease:
                 await send(api, renewal, timeout_seconds=GIVE_UP_SECONDS)
         except (ClusterError, TimeoutError) as error:
             logger.debug("this node's lease was not given up", extra={"node": self._node, "why": repr(error)})
+            return False
+        return True
 
     async def _renew(self, api: ApiServer) -> None:
         try:
