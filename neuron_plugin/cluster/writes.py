@@ -24,6 +24,9 @@ _EVENTS = "/apis/events.k8s.io/v1"
 _CLUSTER_EVENTS_NAMESPACE = "default"
 """Where events about cluster-wide objects live: their own empty namespace is refused."""
 
+_EVENT_NAME_SEED = 100
+"""Characters of the object's name in its event's: the server cuts a prefix to 58, and refuses one of more than 253."""
+
 MAX_NOTE_BYTES = 1024
 """``pkg/apis/core/validation/events.go``: a longer note is refused."""
 
@@ -124,7 +127,7 @@ def create_event(
     body: JsonObject = {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"generateName": f"{regarding.name}.", "namespace": namespace},
+        "metadata": {"generateName": f"{regarding.name[:_EVENT_NAME_SEED]}-", "namespace": namespace},
         "eventTime": micro_timestamp(now),
         "reportingController": reporter,
         "reportingInstance": instance,

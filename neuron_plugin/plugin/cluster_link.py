@@ -89,10 +89,14 @@ class ClusterLink:
         """The kubelet has begun to follow a resource: the cluster may know at once."""
         self._lease.notify()
 
-    async def serving_ends(self) -> None:
-        """The plugin is about to stop: no more pods for this node. Takes half a second at most."""
-        if self._api and self._settings.node_lease:
-            await self._lease.give_up(self._api)
+    async def serving_ends(self) -> bool:
+        """The plugin is about to stop: no more pods for this node. Whether the cluster knows.
+
+        Takes three seconds at most, see ``node_lease``.
+        """
+        if self._api is None or not self._settings.node_lease:
+            return False
+        return await self._lease.give_up(self._api)
 
     async def run(self) -> None:
         """Connect, then keep this node's pods and the outbox going until cancelled."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 
 from neuron_plugin.hardware.generations import GENERATIONS
@@ -51,6 +51,11 @@ PREFERENCE_SLACK_SECONDS = LOOK_SECONDS + 0.5
 """A preference may take connecting, the decision deadline and a look at the kubelet's account, before it is answered
 without us."""
 
+UNDER_WAY_SECONDS = 0.3
+"""Until a binding that the extender sent before it heard of our end has come to us and to the kubelet."""
+LAST_PODS_SECONDS = 2.0
+"""For the admission of pods that are bound here already; some tenths of a second on a busy node."""
+
 
 class NodeDaemon:
     """The daemon of one node; ``run`` ends when ``stop`` is set."""
@@ -59,6 +64,7 @@ class NodeDaemon:
         self._settings = settings
         self._types = types
         self._found = asyncio.Event()
+        self._change = asyncio.Event()
         self._refreshing = False
         self.state = NodeState(
             on_change=self._changed,
@@ -116,15 +122,27 @@ class NodeDaemon:
         self.responder = Responder(pages(self.offering, self._moment, self.witness.journal))
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop`` is set; then give the node's Lease up, end the streams and remove the sockets."""
+        """Serve until ``stop`` is set; then give the node's Lease up, serve whom that comes too late for, and end.
+
+        In the end streams are ended and sockets removed.
+        """
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(keep_going(name, job), name=name) for name, job in self._jobs().items()]
             await stop.wait()
-            if self._link:
-                await self._link.serving_ends()
+            if self._link and await self._link.serving_ends():
+                await self._serve_the_last()
             await self.offering.stop()
             for task in tasks:
                 task.cancel()
+
+    async def _serve_the_last(self) -> None:
+        """The node is closed: without us the kubelet would reject the pods that were bound to it until then."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_PODS_SECONDS):
+                await asyncio.sleep(UNDER_WAY_SECONDS)
+                while self.state.waiting():
+                    self._change.clear()
+                    await self._change.wait()
 
     def _jobs(self) -> dict[str, Callable[[], Awaitable[None]]]:
         jobs: dict[str, Callable[[], Awaitable[None]]] = {
@@ -176,6 +194,7 @@ class NodeDaemon:
 
     def _changed(self) -> None:
         """The state has changed: tell whom it concerns, once Allocate has its answer and for several changes once."""
+        self._change.set()
         if not self._refreshing:
             self._refreshing = True
             asyncio.get_running_loop().call_soon(self._refresh)

@@ -19,6 +19,7 @@ from neuron_plugin.hardware.records import Inventory
 from neuron_plugin.hardware.ultraserver import UltraServer
 from neuron_plugin.kubelet.devices import AdvertisedDevice
 from neuron_plugin.plugin.quarantine import Quarantine
+from neuron_plugin.plugin.wording import named
 from neuron_plugin.topology.geometry import CoreMask, DeviceId, Geometry, Topology
 from neuron_plugin.topology.instances import Catalogue, geometry_of
 from neuron_plugin.topology.sets import Unit
@@ -167,7 +168,7 @@ def _why_unusable(machine: Machine, ledger: Ledger, resource: Resource, mask: in
     if not mask & elsewhere:
         return ""
     held = (
-        f"held by pod {holder.pod} as {holding.resource.value}"
+        f"held by {named(holder.pod)} as {holding.resource.value}"
         for holder in ledger.holders_of(mask & elsewhere)
         for holding in holder.holdings
         if holding.mask & mask and holding.resource is not resource

@@ -24,8 +24,9 @@ from neuron_plugin.cluster.writes import read_node
 
 logger = logging.getLogger(__name__)
 
-GIVE_UP_SECONDS = 0.5
-"""A plugin that ends has better things to do than to wait for an API server in trouble."""
+GIVE_UP_SECONDS = 3.0
+"""For giving up, a renewal under way included. It serves meanwhile, so that nothing is lost by waiting for a slow API
+server; a lost write leaves the node open for as long as the Lease lasts."""
 LEASE_PREFIX = "neuron-plugin-"
 """The extender takes the node's name from what follows."""
 
@@ -89,8 +90,11 @@ class NodeLease:
             except TimeoutError:
                 pass  # the next turn
 
-    async def give_up(self, api: ApiServer) -> None:
-        """Have the extender close the node now, and never renew again; without an answer it closes by silence."""
+    async def give_up(self, api: ApiServer) -> bool:
+        """Have the extender close the node now, and never renew again; without an answer it closes by silence.
+
+        Whether the node is closed.
+        """
         self._given_up = True
         lease = LeaseName(self._namespace, f"{LEASE_PREFIX}{self._node}", holder="")
         try:
@@ -99,6 +103,8 @@ class NodeLease:
                 await send(api, renewal, timeout_seconds=GIVE_UP_SECONDS)
         except (ClusterError, TimeoutError) as error:
             logger.debug("this node's lease was not given up", extra={"node": self._node, "why": repr(error)})
+            return False
+        return True
 
     async def _renew(self, api: ApiServer) -> None:
         try:

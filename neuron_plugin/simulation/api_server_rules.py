@@ -8,6 +8,7 @@ specs.
 
 from __future__ import annotations
 
+import re
 import uuid
 from datetime import UTC, datetime
 from typing import Any
@@ -17,6 +18,9 @@ from neuron_plugin.simulation.api_server_status import JsonObject, bad_request, 
 
 _TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 _DEFAULT_GRACE_SECONDS = 30
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_MAX_NAME = 253
+_MAX_GENERATED_STEM = 58
 STALE = "the object has been modified; please apply your changes to the latest version and try again"
 
 
@@ -36,7 +40,7 @@ def created(kind: ServedKind, namespace: str, body: JsonObject) -> JsonObject:
         raise bad_request("resourceVersion should not be set on objects to be created")
     if metadata.get("namespace", namespace) != namespace and kind.namespaced:
         raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
-    name = metadata.get("name") or _generated(metadata.pop("generateName", ""))
+    name = metadata.get("name") or _generated(kind, metadata.pop("generateName", ""))
     if not name:
         raise invalid(kind.kind, "", "metadata.name: Required value: name or generateName is required")
     metadata |= {"name": name, "uid": metadata.get("uid") or str(uuid.uuid4()), "creationTimestamp": now_text()}
@@ -46,8 +50,12 @@ def created(kind: ServedKind, namespace: str, body: JsonObject) -> JsonObject:
     return _with_defaults(kind, made)
 
 
-def _generated(prefix: str) -> str:
-    return f"{prefix}{uuid.uuid4().hex[:5]}" if prefix else ""
+def _generated(kind: ServedKind, prefix: str) -> str:
+    """A prefix may end in a dash, but not in a dot (``apimachinery/pkg/api/validation/generic.go``)."""
+    masked = f"{prefix[:-2]}a" if prefix.endswith("-") and len(prefix) > 1 else prefix
+    if prefix and (len(masked) > _MAX_NAME or not _SUBDOMAIN.fullmatch(masked)):
+        raise invalid(kind.kind, "", f'metadata.generateName: Invalid value: "{prefix}": a lowercase subdomain')
+    return f"{prefix[:_MAX_GENERATED_STEM]}{uuid.uuid4().hex[:5]}" if prefix else ""
 
 
 def _with_defaults(kind: ServedKind, made: JsonObject) -> JsonObject:

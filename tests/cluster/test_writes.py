@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -188,7 +189,7 @@ async def test_an_event_about_a_pod_lives_in_its_namespace(server: StandInApiSer
     await send(api, event(POD, warning=True), timeout_seconds=5)
     (found,) = server.objects(stand_in.EVENTS)
     assert found["metadata"]["namespace"] == "ml"
-    assert found["metadata"]["name"].startswith("train-0.")
+    assert found["metadata"]["name"].startswith("train-0-")
     assert found["type"] == "Warning"
     assert found["eventTime"] == "2026-01-02T03:04:05.678900Z"
     assert found["regarding"] == {
@@ -208,6 +209,15 @@ async def test_an_event_about_a_node_lives_in_default(server: StandInApiServer, 
     assert found["metadata"]["namespace"] == "default"
     assert "namespace" not in found["regarding"]
     assert found["type"] == "Normal"
+
+
+@pytest.mark.parametrize("name", ["a" * 253, f"{'a' * 99}.b", "n1.example.com"])
+async def test_an_event_about_an_object_of_any_name_is_taken(
+    name: str, server: StandInApiServer, api: KubernetesApi
+) -> None:
+    await send(api, event(msgspec.structs.replace(POD, name=name)), timeout_seconds=5)
+    (found,) = server.objects(stand_in.EVENTS)
+    assert found["regarding"]["name"] == name
 
 
 @given(st.text(max_size=1100) | st.just("ü" * 1000) | st.just("x" * 1025))

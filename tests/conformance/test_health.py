@@ -94,6 +94,11 @@ async def health_becomes(node: Node, name: str, health: str) -> None:
     await until(node, look, f"the status of pod {name} calling its device {health}")
 
 
+async def has_started(node: Node, name: str) -> bool:
+    view = await node.view(name)
+    return view is not None and view.containers["app"].starts > 0
+
+
 async def test_p71_a_pods_status_shows_the_health_of_its_device(node: Node) -> None:
     await start_offering(node)
     await runs(node, asking("one"))
@@ -106,10 +111,12 @@ async def test_p71_a_pods_status_shows_the_health_of_its_device(node: Node) -> N
 
 
 async def test_p71_a_failed_pods_status_shows_it_too(node: Node) -> None:
+    """The device fails while the container runs: the kubelet tells nothing more of a pod that it has cleared away."""
     await start_offering(node)
     await node.create(asking("broken", DEVICES, exits=1))
-    await reaches(node, "broken", "Failed")
+    await until(node, lambda: has_started(node, "broken"), "the start of pod broken")
     fail(node, range(DEVICES))
+    await reaches(node, "broken", "Failed")
     await health_becomes(node, "broken", "Unhealthy")
 
 

@@ -12,10 +12,11 @@ import pytest
 
 from neuron_plugin.allocation.inventory import INVENTORY_KEY
 from neuron_plugin.kubelet.devices import DeviceNode
+from neuron_plugin.plugin import daemon as daemon_module
 from neuron_plugin.plugin.settings import TopologyPolicy
 from neuron_plugin.simulation.api_server import EVENTS, LEASES, Fault, Match
 from neuron_plugin.simulation.kubelet import KubeletOptions
-from neuron_plugin.simulation.kubelet_pods import PodRejectedError
+from neuron_plugin.simulation.kubelet_pods import AdmittedPod, PodRejectedError
 from tests.plugin.site import NAMESPACE, NODE, Site, a_site, eventually, holders, ids
 from tests.plugin.world import CORE, DEVICE, NEURON, TRN1, app, assignment, init, sidecar
 
@@ -24,6 +25,16 @@ pytestmark = pytest.mark.usefixtures("hasty")
 
 def decision_of(*containers: object, sets: list[list[int]], time: int = 1) -> dict[str, str]:
     return assignment(TRN1, containers, sets, time)  # type: ignore[arg-type]  # tuples of specs, spelled short
+
+
+async def admit_once_closed(site: Site) -> AdmittedPod:
+    """The kubelet hears of the pod when the node's Lease is given up already."""
+    api = site.api
+    assert api is not None
+    await eventually(
+        lambda: not api.get(LEASES, f"neuron-plugin-{NODE}", "kube-system")["spec"]["holderIdentity"],
+    )
+    return await site.admit("a")
 
 
 def write_checkpoint(site: Site) -> None:
@@ -429,6 +440,29 @@ async def test_e7_stopping_gives_the_nodes_lease_up_before_the_kubelet_loses_its
             await eventually(lambda: bool(api.objects(LEASES)))
             assert api.get(LEASES, f"neuron-plugin-{NODE}", "kube-system")["spec"]["holderIdentity"] == NODE
         assert not api.get(LEASES, f"neuron-plugin-{NODE}", "kube-system")["spec"]["holderIdentity"]
+
+
+async def test_e7_a_pod_that_was_bound_before_the_plugin_stops_is_served_all_the_same() -> None:
+    async with a_site() as site:
+        api = site.api
+        assert api is not None
+        async with site.daemon() as daemon:
+            await eventually(lambda: bool(api.objects(LEASES)))
+            site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
+            await eventually(lambda: bool(daemon.state.waiting()))
+            late = asyncio.create_task(admit_once_closed(site), name="a late admission")
+        assert ids(await late, NEURON) == (4, 5, 6, 7)
+
+
+async def test_e7_a_pod_that_is_never_admitted_does_not_keep_a_plugin_from_stopping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(daemon_module, "LAST_PODS_SECONDS", 0.1)
+    async with a_site() as site, asyncio.timeout(20):
+        async with site.daemon() as daemon:
+            site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
+            await eventually(lambda: bool(daemon.state.waiting()))
+        assert [path.name for path in site.settings.kubelet_dir.glob("*.sock")] == ["kubelet.sock"]
 
 
 async def test_stopping_removes_the_sockets_and_every_task() -> None:

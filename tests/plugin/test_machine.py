@@ -19,6 +19,7 @@ from neuron_plugin.plugin.machine import (
     same_ids,
     seen_machine,
 )
+from neuron_plugin.plugin.standins import nameless_stand_in
 from neuron_plugin.topology.geometry import DeviceId, Geometry, Topology
 from neuron_plugin.topology.instances import catalogue
 from tests.plugin.world import CORE, DEVICE, NEURON, TRN1, devices, machine, ref
@@ -154,6 +155,12 @@ def test_a_device_says_who_holds_it_under_which_name_and_sickness_comes_first() 
     assert reasons["1"] == "held by pod default/a as aws.amazon.com/neuroncore"
     sick = {each.id: each.reason for each in advertised(machine(unhealthy={1: "sick"}), ledger, NEURON)}
     assert sick["1"] == "sick"
+
+
+def test_a_device_says_that_its_holder_is_not_known_yet() -> None:
+    ledger = Ledger().with_holding(nameless_stand_in(1), Holding("", CORE, TRN1.cores_mask((3,))))
+    reasons = {each.id: each.reason for each in advertised(machine(), ledger, NEURON)}
+    assert reasons["1"] == "held by a pod not yet confirmed as aws.amazon.com/neuroncore"
 
 
 def test_p71_a_held_device_that_is_sick_is_told_so_under_its_own_name_too() -> None:

@@ -157,6 +157,20 @@ async def test_p13_an_api_server_in_trouble_does_not_keep_a_plugin_from_stopping
         await of_node().give_up(api)
 
 
+async def test_e7_a_renewal_that_hangs_does_not_keep_a_plugin_from_giving_it_up(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    lease = of_node(times=LeaseTimes(duration=600, renew=1.0))
+    async with renewing(api, lease):
+        await until(lambda: there_is_one(server))
+        hangs = Fault(delay_seconds=600)
+        server.fail(hangs)
+        lease.notify()
+        await until(lambda: hangs.times == 0)
+        await lease.give_up(api)
+        assert not lease_of(server)["spec"].get("holderIdentity")
+
+
 async def test_a_plugin_that_was_never_heard_of_gives_nothing_up(server: StandInApiServer, api: KubernetesApi) -> None:
     await of_node().give_up(api)
     assert not there_is_one(server)

@@ -50,8 +50,8 @@ def test_what_a_node_can_give_is_what_it_has_unless_said() -> None:
 
 
 def test_a_generated_name_starts_with_its_prefix() -> None:
-    made = [created(EVENTS, "ns", {"metadata": {"generateName": "pod-a."}})["metadata"] for _ in range(2)]
-    assert all(metadata["name"].startswith("pod-a.") for metadata in made)
+    made = [created(EVENTS, "ns", {"metadata": {"generateName": "pod-a-"}})["metadata"] for _ in range(2)]
+    assert all(metadata["name"].startswith("pod-a-") for metadata in made)
     assert made[0]["name"] != made[1]["name"]
 
 
@@ -63,6 +63,13 @@ def test_what_cannot_be_created_is_refused(metadata: Json, code: int) -> None:
     with pytest.raises(Refusal) as raised:
         created(LEASES, "ns", {"metadata": metadata})
     assert raised.value.code == code
+
+
+@pytest.mark.parametrize("prefix", ["pod-a.", "Pod-a-", "-", "a" * 254])
+def test_a_prefix_that_kubernetes_takes_for_no_name_is_refused(prefix: str) -> None:
+    with pytest.raises(Refusal) as raised:
+        created(EVENTS, "ns", {"metadata": {"generateName": prefix}})
+    assert raised.value.code == 422
 
 
 # Patches.
