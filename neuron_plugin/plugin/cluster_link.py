@@ -92,7 +92,7 @@ class ClusterLink:
     async def serving_ends(self) -> bool:
         """The plugin is about to stop: no more pods for this node. Whether the cluster knows.
 
-        Takes three seconds at most, see ``node_lease``.
+        Takes as long as ``node_lease`` allows, at most.
         """
         if self._api is None or not self._settings.node_lease:
             return False

@@ -53,8 +53,9 @@ without us."""
 
 UNDER_WAY_SECONDS = 0.3
 """Until a binding that the extender sent before it heard of our end has come to us and to the kubelet."""
-LAST_PODS_SECONDS = 2.0
-"""For the admission of pods that are bound here already; some tenths of a second on a busy node."""
+LEAVE_SECONDS = 1.6
+"""For closing the node and for the admission of pods that are bound here already, some tenths of a second each on a
+busy node. A plugin that is told to end has ended within two seconds."""
 
 
 class NodeDaemon:
@@ -129,20 +130,20 @@ class NodeDaemon:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(keep_going(name, job), name=name) for name, job in self._jobs().items()]
             await stop.wait()
-            if self._link and await self._link.serving_ends():
-                await self._serve_the_last()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_SECONDS):
+                    await self._close_the_node()
             await self.offering.stop()
             for task in tasks:
                 task.cancel()
 
-    async def _serve_the_last(self) -> None:
-        """The node is closed: without us the kubelet would reject the pods that were bound to it until then."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_PODS_SECONDS):
-                await asyncio.sleep(UNDER_WAY_SECONDS)
-                while self.state.waiting():
-                    self._change.clear()
-                    await self._change.wait()
+    async def _close_the_node(self) -> None:
+        """Give the Lease up; then serve the pods bound here before, which the kubelet would reject without us."""
+        if self._link and await self._link.serving_ends():
+            await asyncio.sleep(UNDER_WAY_SECONDS)
+            while self.state.waiting():
+                self._change.clear()
+                await self._change.wait()
 
     def _jobs(self) -> dict[str, Callable[[], Awaitable[None]]]:
         jobs: dict[str, Callable[[], Awaitable[None]]] = {

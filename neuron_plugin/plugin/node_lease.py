@@ -24,9 +24,9 @@ from neuron_plugin.cluster.writes import read_node
 
 logger = logging.getLogger(__name__)
 
-GIVE_UP_SECONDS = 3.0
-"""For giving up, a renewal under way included. It serves meanwhile, so that nothing is lost by waiting for a slow API
-server; a lost write leaves the node open for as long as the Lease lasts."""
+GIVE_UP_SECONDS = 1.2
+"""For giving up, a renewal under way included. The plugin serves meanwhile; a lost write leaves the node open for as
+long as the Lease lasts."""
 LEASE_PREFIX = "neuron-plugin-"
 """The extender takes the node's name from what follows."""
 

@@ -457,7 +457,7 @@ async def test_e7_a_pod_that_was_bound_before_the_plugin_stops_is_served_all_the
 async def test_e7_a_pod_that_is_never_admitted_does_not_keep_a_plugin_from_stopping(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(daemon_module, "LAST_PODS_SECONDS", 0.1)
+    monkeypatch.setattr(daemon_module, "LEAVE_SECONDS", 0.1)
     async with a_site() as site, asyncio.timeout(20):
         async with site.daemon() as daemon:
             site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
