@@ -29,8 +29,10 @@ LABEL org.opencontainers.image.title="neuron-plugin" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.revision="${REVISION}"
+# The base image has the standard library without bytecode.
 RUN pip uninstall --yes pip \
-    && rm -r /usr/local/lib/python3.13/ensurepip
+    && rm -r /usr/local/lib/python3.13/ensurepip \
+    && python -m compileall -q --invalidation-mode unchecked-hash /usr/local/lib/python3.13
 COPY --from=build /opt/neuron-plugin /opt/neuron-plugin
 ENV PATH=/opt/neuron-plugin/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 # Fails the build if libudev, which hot-plug hints come through, is not in the base image.
