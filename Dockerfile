@@ -3,7 +3,7 @@
 # Every dependency comes as a wheel with its hash from locks/, so nothing is compiled and nothing unknown gets in.
 
 # The digest is the tag's image index, which holds both platforms. Move tag and digest together.
-ARG PYTHON=python:3.13.15-slim-trixie@sha256:7c61056e61ac89e852de05f3dc6fa51a6dd2181797bceed46aa725dd7cb2cd3b
+ARG PYTHON=python:3.13.16-slim-trixie@sha256:70729b46c69b4f1e97c4822c1af3df53a1476cf5ddc6c087c0c10bc3a5678c2f
 
 FROM ${PYTHON} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ONLY_BINARY=:all: PIP_ROOT_USER_ACTION=ignore
@@ -29,8 +29,10 @@ LABEL org.opencontainers.image.title="neuron-plugin" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.revision="${REVISION}"
+# The base image has the standard library without bytecode.
 RUN pip uninstall --yes pip \
-    && rm -r /usr/local/lib/python3.13/ensurepip
+    && rm -r /usr/local/lib/python3.13/ensurepip \
+    && python -m compileall -q --invalidation-mode unchecked-hash /usr/local/lib/python3.13
 COPY --from=build /opt/neuron-plugin /opt/neuron-plugin
 ENV PATH=/opt/neuron-plugin/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 # Fails the build if libudev, which hot-plug hints come through, is not in the base image.

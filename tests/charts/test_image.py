@@ -60,6 +60,12 @@ def test_the_final_stage_installs_nothing_and_holds_no_installer() -> None:
     assert any("pip uninstall --yes pip" in line for line in runs)
 
 
+def test_the_package_and_the_standard_library_have_bytecode() -> None:
+    """A container can write none: its root is read-only."""
+    trees = re.findall(r"-m compileall -q --invalidation-mode unchecked-hash (\S+)", TEXT)
+    assert [tree.rstrip("0123456789.") for tree in trees] == ["/opt/neuron-plugin/lib", "/usr/local/lib/python"]
+
+
 def test_the_image_does_not_run_as_root_by_itself() -> None:
     assert [line for line in FINAL if line.startswith("USER")] == ["USER 65532:65532"]
     assert 'ENTRYPOINT ["neuron-plugin"]' in FINAL
