@@ -23,6 +23,7 @@ from neuron_plugin.cluster.api import (
     ApiServer,
     ClusterError,
     DecodeError,
+    Response,
     UnreachableError,
     refusal,
 )
@@ -292,7 +293,7 @@ class Reflector(Generic[R, V]):
         """Read one line; an ERROR event is the refusal that came too late to be a status."""
         event = decode_event(line)
         if event.type == "ERROR":
-            raise refusal(0, bytes(event.object), ApiRequest("GET", self._path))
+            raise refusal(Response(0, bytes(event.object)), ApiRequest("GET", self._path))
         self._hear()
         return event
 
