@@ -48,10 +48,10 @@ class Pace:
     """The reflector's times, in seconds.
 
     ``silence`` ends a watch on which nothing came, not even a bookmark: servers send one about every minute (KEP-956).
-    ``initial_silence`` ends the wait for a WatchList's end mark, which a server that does not know WatchList (Kubernetes
-    to 1.26) never sends; ``initial_most`` ends it where events never cease. A watch that lasted ``healthy`` counts as
-    having worked: the wait after it is short again. One that told nothing in all that time is not gone on from: a server
-    whose etcd was restored counts from yesterday, and leaves out whatever is older than the version it was asked for.
+    ``initial_silence`` ends the wait for a WatchList's end mark, which a server that does not know WatchList
+    (Kubernetes to 1.26) never sends; ``initial_most`` ends it where events never cease. A watch that lasted ``healthy``
+    counts as having worked: the wait after it is short again. One that told nothing in all that time is not gone on
+    from: a server whose etcd was restored counts from yesterday, and leaves out what is older than it was asked for.
     """
 
     page_timeout: float = 30.0

@@ -241,7 +241,7 @@ def anew(server: ScriptedServer) -> list[bool]:
 
 @pytest.mark.looptime
 async def test_t32_a_watch_that_told_nothing_until_it_was_given_up_is_not_gone_on_from() -> None:
-    """After etcd was restored from yesterday the server leaves out what is "older" than the version it was asked for."""
+    """A server whose etcd was restored leaves out what is older than the version it was asked for."""
 
     async def forgetful() -> AsyncIterator[bytes]:
         yield INITIAL_END
