@@ -45,12 +45,15 @@ def identity_of(path: Path) -> SocketIdentity | None:
 
 
 def is_served(path: Path) -> bool:
-    """Whether a process accepts connections at ``path``; never blocks for long, a full backlog counts as served."""
+    """Whether a process accepts connections at ``path``; never blocks for long.
+
+    In doubt it is: a server too busy to accept, or a socket that we may not connect to.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)  # noqa: FBT003 - the socket's own signature
         try:
             probe.connect(os.fspath(path))
-        except BlockingIOError:
+        except (BlockingIOError, PermissionError):
             return True
         except OSError:
             return False

@@ -140,6 +140,7 @@ async def test_a_garbled_event_lists_again(server: StandInApiServer, follow: Fol
         server.create_pod(pod("a"))
         await followed.until(lambda: followed.names == ["a"])
         assert "unreadable" in followed.recorder.causes
+        assert len(followed.recorder.lists) == 2, "from the same version it would only come again"
 
 
 async def test_a_refusal_is_tried_again_no_sooner_than_the_server_asks(

@@ -77,6 +77,28 @@ def test_a_server_too_busy_to_accept_is_still_a_server(directory: Path) -> None:
             client.close()
 
 
+def test_p3_a_socket_that_we_may_not_connect_to_counts_as_served(directory: Path) -> None:
+    """Root without the capability to override modes, as in the chart, sees this of another user's plugin."""
+    directory.chmod(0o755)
+    with listening(endpoint_path(directory, CORE, "other")) as server:
+        path = Path(server.getsockname())
+        path.chmod(0)
+        with nobodys_rights():
+            assert is_served(path)
+            with pytest.raises(EndpointError, match="served by another process"):
+                clear_strays(directory, CORE)
+
+
+@contextmanager
+def nobodys_rights() -> Iterator[None]:
+    before = os.geteuid()
+    os.seteuid(65534 if before == 0 else before)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
 def test_p4_the_longest_resource_name_fits_the_kubelets_directory() -> None:
     resource = f"{'d' * 245}.example/{'n' * 63}"
     assert len(os.fsencode(endpoint_path(KUBELET, resource, "89abcdef"))) <= LONGEST_PATH_BYTES
@@ -95,6 +117,13 @@ def test_p1_the_endpoint_is_a_bare_file_name_whatever_the_resource(resource: str
 
 def test_equal_names_in_two_domains_are_told_apart() -> None:
     assert endpoint_prefix("aws.amazon.com/neuron") != endpoint_prefix("example.com/neuron")
+
+
+def test_p4_one_byte_more_than_the_longest_path_is_refused() -> None:
+    spare = LONGEST_PATH_BYTES - len(os.fsencode(endpoint_path(Path("/d"), CORE, "t")))
+    assert endpoint_path(Path("/d" + "d" * spare), CORE, "t")
+    with pytest.raises(EndpointError, match="has 108 bytes, expected at most 107"):
+        endpoint_path(Path("/d" + "d" * spare + "d"), CORE, "t")
 
 
 def test_a_directory_too_long_for_any_socket_is_named_with_its_length() -> None:
