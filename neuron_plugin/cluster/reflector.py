@@ -106,7 +106,6 @@ class Reflector(Generic[R, V]):
             first_seconds=pace.backoff_first,
             longest_seconds=pace.backoff_limit,
         )
-        self._listing = asyncio.Lock()
         self._must_list = True
         self._watch_list = True
         self._heard_at = clock.now()
@@ -174,17 +173,16 @@ class Reflector(Generic[R, V]):
         return None
 
     async def _list(self) -> None:
-        """Read all pages, then put them in place in one step; one list at a time, so that their order is known."""
-        async with self._listing:
-            started, version_at_start = self._clock.now(), self._store.version
-            entries: Entries[V] = {}
-            version = 0
-            async for page in pages(self._api, self._kind, self._scope, page_timeout_seconds=self._pace.page_timeout):
-                version = page.version
-                for record in page.records:
-                    self._stage(entries, record)
-            self._put_in_place(entries, version, version_at_start)
-            self._observer.listed(self._kind.plural, len(entries), self._clock.now() - started)
+        """Read all pages, then put them in place in one step."""
+        started, version_at_start = self._clock.now(), self._store.version
+        entries: Entries[V] = {}
+        version = 0
+        async for page in pages(self._api, self._kind, self._scope, page_timeout_seconds=self._pace.page_timeout):
+            version = page.version
+            for record in page.records:
+                self._stage(entries, record)
+        self._put_in_place(entries, version, version_at_start)
+        self._observer.listed(self._kind.plural, len(entries), self._clock.now() - started)
 
     async def _watch_from_the_start(self) -> None:
         """Have the list streamed as the watch's first part (WatchList), or find out that this server cannot do that."""

@@ -4,7 +4,6 @@ import asyncio
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -204,10 +203,9 @@ async def test_p14_an_accident_in_one_resource_is_logged_and_retried(
 ) -> None:
     accidents = [accident] * 3
 
-    def clear(_directory: Path, _resource: str) -> Sequence[Path]:
+    def clear(_directory: Path, _resource: str) -> None:
         if accidents:
             raise accidents.pop()
-        return []
 
     monkeypatch.setattr("neuron_plugin.kubelet.registration.clear_strays", clear)
     async with StandInKubelet(directory) as kubelet, running_plugin(directory):

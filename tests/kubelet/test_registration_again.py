@@ -204,13 +204,12 @@ async def test_p11_a_kubelet_sock_replaced_between_the_look_and_the_call_means_a
     sock, other = directory / SOCKET_NAME, directory / "other"
     looked = 0
 
-    def replace(_directory: Path, _resource: str) -> list[Path]:
+    def replace(_directory: Path, _resource: str) -> None:
         nonlocal looked
         looked += 1
         if looked == 1:
             other.hardlink_to(sock)  # the same socket with another ctime, so not the one that was looked at
             other.unlink()
-        return []
 
     monkeypatch.setattr("neuron_plugin.kubelet.registration.clear_strays", replace)
     async with StandInKubelet(directory) as kubelet, running_plugin(directory, watch_seconds=60) as plugin:

@@ -19,6 +19,7 @@ from neuron_plugin.kubelet.sockets import (
     identity_of,
     is_served,
     require_vacant,
+    server_pid,
 )
 from tests.kubelet.fakes import CORE, DEVICE
 
@@ -64,6 +65,27 @@ def test_only_a_listening_socket_is_served(directory: Path) -> None:
     assert not is_served(directory / "absent")
     with listening(directory / "live"):
         assert is_served(directory / "live")
+
+
+def test_a_path_that_cannot_be_looked_at_for_want_of_descriptors_is_no_dead_socket(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stray = dead_socket(endpoint_path(directory, CORE, "old"))
+
+    def none_left(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("neuron_plugin.kubelet.sockets._probe", none_left)
+    with pytest.raises(OSError, match="Too many open files"):
+        clear_strays(directory, CORE)
+    assert stray.exists()
+
+
+def test_the_process_behind_a_socket_is_known(directory: Path) -> None:
+    with listening(directory / "live"):
+        assert server_pid(directory / "live") == os.getpid()
+    assert server_pid(directory / "live") is None
+    assert server_pid(directory / "absent") is None
 
 
 def test_a_server_too_busy_to_accept_is_still_a_server(directory: Path) -> None:
@@ -121,7 +143,7 @@ def test_equal_names_in_two_domains_are_told_apart() -> None:
 
 def test_p4_one_byte_more_than_the_longest_path_is_refused() -> None:
     spare = LONGEST_PATH_BYTES - len(os.fsencode(endpoint_path(Path("/d"), CORE, "t")))
-    assert endpoint_path(Path("/d" + "d" * spare), CORE, "t")
+    assert len(os.fsencode(endpoint_path(Path("/d" + "d" * spare), CORE, "t"))) == LONGEST_PATH_BYTES
     with pytest.raises(EndpointError, match="has 108 bytes, expected at most 107"):
         endpoint_path(Path("/d" + "d" * spare + "d"), CORE, "t")
 
@@ -133,7 +155,7 @@ def test_a_directory_too_long_for_any_socket_is_named_with_its_length() -> None:
 
 def test_p3_strays_of_a_dead_server_are_removed(directory: Path) -> None:
     stray = dead_socket(endpoint_path(directory, CORE, "old"))
-    assert clear_strays(directory, CORE) == [stray]
+    clear_strays(directory, CORE)
     assert not stray.exists()
 
 
@@ -152,7 +174,7 @@ def test_p3_files_of_others_are_left_alone(directory: Path) -> None:
         endpoint_path(directory, CORE, "file"),
     ]
     others[-1].touch()
-    assert clear_strays(directory, CORE) == []
+    clear_strays(directory, CORE)
     assert all(path.exists() for path in others)
 
 
