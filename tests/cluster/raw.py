@@ -28,13 +28,22 @@ def chunk(data: bytes) -> bytes:
 
 @asynccontextmanager
 async def api_of(
-    answer: Callable[[asyncio.StreamWriter], Awaitable[None]], directory: Path, scheme: str = "http"
+    answer: Callable[[asyncio.StreamWriter], Awaitable[None]],
+    directory: Path,
+    *,
+    scheme: str = "http",
+    heads: list[str] | None = None,
 ) -> AsyncIterator[KubernetesApi]:
-    """The transport to a server that answers each connection's first request with ``answer``; over TLS with none."""
+    """The transport to a server that answers each connection's first request with ``answer``; over TLS with none.
+
+    ``heads`` is given the head of each request.
+    """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await reader.readuntil(b"\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            if heads is not None:
+                heads.append(head.decode())
             await answer(writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass

@@ -15,8 +15,18 @@ from neuron_plugin.cluster.kinds import PODS
 from neuron_plugin.cluster.lists import Scope
 from neuron_plugin.cluster.reflector import Pace, Reflector
 from neuron_plugin.cluster.timing import Clock
-from neuron_plugin.simulation.api_server import Fault, Match, StandInApiServer
-from tests.cluster.reflecting import BOOKMARK, INITIAL_END, WATCHES, Follow, Manifest, ScriptedServer, watches
+from neuron_plugin.simulation.api_server import Fault, Match, StandInApiServer, WatchList
+from tests.cluster.reflecting import (
+    BOOKMARK,
+    INITIAL_END,
+    LISTS,
+    WATCHES,
+    Follow,
+    Manifest,
+    ScriptedServer,
+    lists,
+    watches,
+)
 
 if TYPE_CHECKING:
     from neuron_plugin.cluster.records import Pod
@@ -61,6 +71,24 @@ async def test_t32_a_watch_too_old_for_a_compacted_history_lists_again(
         gate.set()
         await followed.until(lambda: followed.names == [])
         assert followed.recorder.causes == ["end", "expired"]
+
+
+async def test_t32_a_list_whose_version_was_forgotten_between_two_pages_begins_anew(
+    server: StandInApiServer, follow: Follow, pod: Manifest
+) -> None:
+    server._http.watch_list = WatchList.REFUSED
+    for number in range(600):
+        server.create_pod(pod(f"p{number}"))
+    server.fail(Fault(LISTS, delay_seconds=0.0))
+    server.fail(Fault(LISTS, gate=(second_page := asyncio.Event())))
+    async with follow() as followed:
+        await followed.until(lambda: len(lists(server)) == 2)
+        server.delete_pod("default", "p0", grace_seconds=0)
+        server.compact()
+        second_page.set()
+        await followed.until(followed.reflector.synced.is_set)
+        assert "expired" in followed.recorder.causes
+        assert followed.recorder.lists == [599]
 
 
 async def test_t32_a_bookmark_moves_the_version_on(server: StandInApiServer, follow: Follow) -> None:

@@ -56,6 +56,21 @@ async def test_a_patch_goes_out_with_its_content_type_and_its_nulls(
     assert server.requests[-1].content_type == "application/merge-patch+json"
 
 
+async def test_a_request_says_who_asks_and_what_is_understood(tmp_path: Path) -> None:
+    """Flow schemas and audit logs know a client by its name."""
+    heads: list[str] = []
+
+    async def nothing(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+
+    async with api_of(nothing, tmp_path, heads=heads) as api:
+        await api.request(PODS, timeout_seconds=5)
+    (lines,) = (head.splitlines() for head in heads)
+    assert lines[0] == "GET /api/v1/pods HTTP/1.1"
+    assert {"User-Agent: neuron-plugin", "Accept: application/json"} <= set(lines)
+
+
 async def test_a_slow_server_is_given_up_at_the_deadline(server: StandInApiServer, api: KubernetesApi) -> None:
     server.fail(Fault(gate=(gate := asyncio.Event())))
     with pytest.raises(UnreachableError, match=r"GET /api/v1/pods: no answer within 0\.05 s") as raised:

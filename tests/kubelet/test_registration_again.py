@@ -54,6 +54,32 @@ async def test_p8_a_new_kubelet_sock_is_not_kept_waiting_by_a_back_off(directory
             await kubelet.wait_for_capacity(CORE, 4, timeout_seconds=2)
 
 
+async def test_p8_a_new_kubelet_sock_that_does_not_listen_yet_is_tried_again_soon(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is there from bind(2) on, so its identity tells nothing of the listen(2) that follows."""
+
+    class LongUnlessReset:
+        def __init__(self, *_: object, **_named: object) -> None:
+            self.delay = 60.0
+
+        def next_seconds(self) -> float:
+            return self.delay
+
+        def reset(self) -> None:
+            self.delay = 0.01
+
+    monkeypatch.setattr("neuron_plugin.kubelet.registration.Backoff", LongUnlessReset)
+    path = directory / SOCKET_NAME
+    with socket.socket(socket.AF_UNIX) as dead, socket.socket(socket.AF_UNIX) as not_yet:
+        dead.bind(str(path))
+        async with running_plugin(directory, watch_seconds=60) as plugin:
+            await plugin.observer.until(lambda: plugin.server.state is State.BACKING_OFF)
+            path.unlink()
+            not_yet.bind(str(path))
+            await plugin.observer.until(lambda: len(plugin.observer.registrations) >= 4)
+
+
 async def test_p6_readiness_falls_with_the_kubelet_and_comes_back_with_it(directory: Path) -> None:
     async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
         await plugin.server.registered.wait()
@@ -98,7 +124,8 @@ async def test_p9_our_own_socket_replaced_means_a_new_registration_and_the_other
 
 
 async def test_p10_a_stream_the_kubelet_ended_means_a_new_registration_from_a_fresh_server(directory: Path) -> None:
-    async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
+    times = RegistrationTimes(stream_deadline=60, settled=0, first_delay=0.02)
+    async with StandInKubelet(directory) as kubelet, running_plugin(directory, times=times) as plugin:
         await kubelet.wait_for_capacity(CORE, 4)
         before = plugin.server.socket_path
         await kubelet.disconnect(CORE)
