@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -153,6 +154,22 @@ async def test_a_directory_that_does_not_exist_yet_is_waited_for(directory: Path
         hint.clear()
         (plugins / "kubelet.sock").touch()
         await hinted(hint)
+
+
+async def test_a_node_without_inotify_instances_is_watched_by_the_clock_and_said_once(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node has 128 of them by default (``fs.inotify.max_user_instances``)."""
+
+    def none_left() -> Inotify:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("neuron_plugin.kubelet.watch.Inotify", none_left)
+    async with watched(directory, 0.01) as hint:
+        for _ in range(3):
+            await hinted(hint)
+    assert caplog.messages == ["a restarted kubelet is noticed late: no inotify"]
+    assert "max_user_instances" in caplog.records[0].__dict__["remedy"]
 
 
 async def test_cancelling_leaves_no_descriptor_behind(directory: Path) -> None:
