@@ -167,7 +167,7 @@ async def test_p7_no_stream_after_a_register_that_succeeded_means_a_new_socket_a
     directory: Path,
 ) -> None:
     registration = ScriptedRegistration()
-    async with scripted_kubelet(directory, registration), running_plugin(directory) as plugin:
+    async with scripted_kubelet(directory, registration), running_plugin(directory, watch_seconds=60) as plugin:
         await plugin.observer.until(lambda: plugin.observer.registrations.count(None) >= 2)
         assert not plugin.server.registered.is_set()
     first, second = (request.endpoint for request in registration.requests[:2])

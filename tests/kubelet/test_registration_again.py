@@ -284,6 +284,30 @@ async def test_p12_no_server_starts_before_the_last_one_has_stopped_fully(
     assert events == ["start", "stop", "stopped"] * 3
 
 
+async def test_p12_no_register_call_begins_before_the_last_one_has_ended(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way: set[object] = set()
+    at_most: list[int] = []
+
+    async def slow_to_end(*_: object) -> None:
+        under_way.add(call := object())
+        at_most.append(len(under_way))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.3)  # far longer than the back-off
+            under_way.remove(call)
+
+    monkeypatch.setattr("neuron_plugin.kubelet.registration.announce", slow_to_end)
+    async with StandInKubelet(directory), running_plugin(directory):
+        for calls in (1, 2):
+            await eventually(lambda wanted=calls: len(at_most) == wanted)  # type: ignore[misc]  # a default binds the loop's value
+            sockets_of(directory)[0].unlink()
+        await eventually(lambda: len(at_most) == 3)
+    assert at_most == [1, 1, 1]
+
+
 async def test_p12_capacity_survives_many_registrations_in_a_row(directory: Path) -> None:
     async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
         for count in range(2, 8):
