@@ -296,3 +296,6 @@ async def test_an_endless_line_is_refused() -> None:
     with pytest.raises(ValueError, match="longer than 10 bytes"):
         await lines_of([b"1234", b"5678", b"9abc"], max_bytes=10)
     assert await lines_of([b"1234\n5678\n", b"9abc\n"], max_bytes=10) == [b"1234", b"5678", b"9abc"]
+    with pytest.raises(ValueError, match="longer than 10 bytes"):
+        await lines_of([b"1234\n56789abc", b"defg"], max_bytes=10)
+    assert await lines_of([b"12345", b"67890", b"\n"], max_bytes=10) == [b"1234567890"]
