@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,6 +87,16 @@ def test_the_process_behind_a_socket_is_known(directory: Path) -> None:
         assert server_pid(directory / "live") == os.getpid()
     assert server_pid(directory / "live") is None
     assert server_pid(directory / "absent") is None
+
+
+def test_a_process_outside_of_our_pid_namespace_is_not_known(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FromOutside(socket.socket):
+        def getsockopt(self, *_: object) -> bytes:  # type: ignore[override]  # the one form that is used
+            return struct.pack("3i", 0, 0, 0)
+
+    monkeypatch.setattr("neuron_plugin.kubelet.sockets._probe", lambda: FromOutside(socket.AF_UNIX))
+    with listening(directory / "live"):
+        assert server_pid(directory / "live") is None
 
 
 def test_a_server_too_busy_to_accept_is_still_a_server(directory: Path) -> None:
