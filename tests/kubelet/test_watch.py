@@ -65,6 +65,14 @@ async def test_a_file_moved_into_place_is_hinted_at_by_an_event(directory: Path)
         await hinted(hint)
 
 
+async def test_a_file_moved_away_is_hinted_at_by_an_event(directory: Path) -> None:
+    (directory / "sub").mkdir()
+    (directory / "own.sock").touch()
+    async with watched(directory, NEVER) as hint:
+        (directory / "own.sock").rename(directory / "sub" / "own.sock")
+        await hinted(hint)
+
+
 async def test_every_listener_gets_the_hint(directory: Path) -> None:
     watch = DirectoryWatch(directory, period_seconds=NEVER)
     hints = [asyncio.Event(), asyncio.Event()]
