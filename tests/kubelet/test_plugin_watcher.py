@@ -174,6 +174,17 @@ async def test_p7_registered_without_a_stream_is_no_registration(registry: Path)
         await eventually(lambda: identity_of(path) not in (before, None))
 
 
+async def test_a_stream_says_that_the_kubelet_has_taken_it_though_no_word_of_it_came(registry: Path) -> None:
+    async with watched(registry) as plugin:
+        path = standing_path(registry, CORE)
+        await eventually(path.exists)
+        async with channel_to(path) as channel:
+            stream = plugin_grpc.DevicePluginStub(channel).ListAndWatch(plugin_pb.Empty())
+            await stream.read()
+            await plugin.observer.until(lambda: plugin.server.state is State.ADVERTISED)
+            stream.cancel()
+
+
 async def test_p13_stopping_while_no_kubelet_has_come_is_clean(registry: Path) -> None:
     async with watched(registry) as plugin:
         await eventually(standing_path(registry, CORE).exists)
