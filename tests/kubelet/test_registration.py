@@ -15,7 +15,7 @@ from neuron_plugin.kubelet.observer import RegistrationState
 from neuron_plugin.kubelet.service import ServiceOptions
 from neuron_plugin.kubelet.sockets import endpoint_path
 from neuron_plugin.simulation.kubelet import SOCKET_NAME, StandInKubelet
-from tests.kubelet.fakes import CORE, DEVICE, running_plugin, seeded
+from tests.kubelet.fakes import CORE, DEVICE, eventually, running_plugin, seeded
 from tests.kubelet.registering import ScriptedRegistration, modes_of, scripted_kubelet, sockets_of
 
 State = RegistrationState
@@ -154,6 +154,21 @@ async def test_p6_nobody_behind_kubelet_sock_is_retried(directory: Path) -> None
         async with StandInKubelet(directory) as kubelet:
             await kubelet.wait_for_capacity(CORE, 4)
     assert "Connection refused): is the kubelet running?" in (plugin.observer.registrations[0] or "")
+
+
+async def test_p6_the_same_trouble_is_told_again_after_it_was_over(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refusals() -> int:
+        reasons = [record.__dict__.get("reason", "") for record in caplog.records]
+        return sum("Connection refused" in reason for reason in reasons)
+
+    async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
+        for outages in (1, 2):
+            await plugin.observer.until(lambda: plugin.server.state is State.ADVERTISED)
+            await kubelet.stop()
+            await eventually(lambda wanted=outages: refusals() >= wanted)  # type: ignore[misc]  # a default binds the loop's value
+            await kubelet.start()
 
 
 async def test_p6_a_regular_file_named_kubelet_sock_is_no_kubelet(directory: Path) -> None:
