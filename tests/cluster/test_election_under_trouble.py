@@ -121,6 +121,18 @@ async def test_the_next_container_of_a_killed_leaders_pod_takes_over_at_once() -
 
 
 @pytest.mark.looptime
+async def test_e4_a_term_counts_from_the_beginning_of_the_turn_that_won_it() -> None:
+    """The write may have been done at once, and its answer late: others count from the write."""
+    cluster = Cluster()
+    cluster.delay_seconds = 2.0
+    async with election_of(cluster) as stand:
+        candidate = stand("a")
+        await asyncio.sleep(4.01)  # one read, one write
+        assert candidate.election.leading
+        assert candidate.election.seconds_left() <= 10 - 4
+
+
+@pytest.mark.looptime
 async def test_e4_a_lease_deleted_under_its_leader_makes_no_second_one() -> None:
     cluster = Cluster()
     async with election_of(cluster) as stand:
