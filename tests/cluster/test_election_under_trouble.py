@@ -133,6 +133,19 @@ async def test_e4_a_term_counts_from_the_beginning_of_the_turn_that_won_it() -> 
 
 
 @pytest.mark.looptime
+async def test_e4_the_end_of_a_term_is_told_when_it_comes_and_not_at_the_next_turn() -> None:
+    async with election_of(Cluster()) as stand:
+        leader = stand("a")
+        await asyncio.sleep(5)
+        end = asyncio.get_running_loop().time() + leader.election.seconds_left()
+        leader.link.forbidden = "GET"
+        await asyncio.sleep(15)
+        told_at, change = leader.told.changes[-1]
+        assert change is Change.LOST
+        assert told_at == pytest.approx(end, abs=0.01)
+
+
+@pytest.mark.looptime
 async def test_e4_a_lease_deleted_under_its_leader_makes_no_second_one() -> None:
     cluster = Cluster()
     async with election_of(cluster) as stand:
