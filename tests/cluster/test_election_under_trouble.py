@@ -9,7 +9,8 @@ from random import Random
 import pytest
 
 from neuron_plugin.cluster.election import Change
-from tests.cluster.elections import Cluster, election_of, leaders
+from neuron_plugin.simulation.api_server_kinds import parse_path
+from tests.cluster.elections import PATH, Cluster, election_of, leaders
 
 
 @pytest.mark.looptime
@@ -130,6 +131,50 @@ async def test_e4_a_term_counts_from_the_beginning_of_the_turn_that_won_it() -> 
         await asyncio.sleep(4.01)  # one read, one write
         assert candidate.election.leading
         assert candidate.election.seconds_left() <= 10 - 4
+
+
+@pytest.mark.looptime
+async def test_e4_one_that_was_replaced_without_knowing_it_leaves_the_others_lease_alone_at_its_end() -> None:
+    cluster = Cluster()
+    async with election_of(cluster) as stand:
+        old = stand("a")
+        await asyncio.sleep(5)
+        new = stand("b")
+        old.link.cut = True
+        await asyncio.sleep(30)
+        assert new.election.leading
+        old.link.cut = False
+        await old.stop()
+        assert cluster.lease().holder == "b"
+        assert new.election.leading
+
+
+@pytest.mark.looptime
+async def test_one_whose_term_ran_out_gives_its_lease_up_if_nobody_took_it() -> None:
+    cluster = Cluster()
+    async with election_of(cluster) as stand:
+        leader = stand("a")
+        await asyncio.sleep(5)
+        leader.link.forbidden = "GET"
+        await asyncio.sleep(12)
+        assert not leader.election.leading
+        leader.link.forbidden = ""
+        await leader.stop()
+        assert cluster.lease().holder == ""
+
+
+@pytest.mark.looptime
+async def test_a_lease_that_somebody_annotates_between_read_and_write_is_no_trouble() -> None:
+    cluster = Cluster()
+    cluster.delay_seconds = 0.3
+    async with election_of(cluster) as stand:
+        leader = stand("a")
+        await asyncio.sleep(2.8 + 0.45)  # the second turn has read and not written yet
+        cluster.objects.patch(parse_path(PATH), {"metadata": {"annotations": {"by": "somebody"}}})
+        await asyncio.sleep(10)
+        assert [call.method for call in leader.link.calls[2:6]] == ["GET", "PATCH", "GET", "GET"]
+        assert not any(leader.told.troubles)
+        assert leader.changes == [Change.TAKEN]
 
 
 @pytest.mark.looptime
