@@ -45,10 +45,14 @@ class ApiRequest:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A whole answer. ``status`` is HTTP's, and 4xx and 5xx come like any other."""
+    """A whole answer. ``status`` is HTTP's, and 4xx and 5xx come like any other.
+
+    ``retry_after_seconds`` is its header ``Retry-After``, if there is one.
+    """
 
     status: int
     body: bytes
+    retry_after_seconds: float | None = None
 
 
 class ClusterError(Exception):
@@ -80,7 +84,8 @@ class DecodeError(ClusterError):
 class ApiError(ClusterError):
     """The API server refused: ``status`` is HTTP's, ``reason`` and ``message`` are those of its Status object.
 
-    ``retry_after_seconds`` is the server's own wish (priority and fairness sends it with 429), or None.
+    ``retry_after_seconds`` is the server's own wish, or None: a header where there is no Status object (priority and
+    fairness, a server that shuts down), or among its details.
     """
 
     def __init__(
@@ -162,22 +167,23 @@ _status_decoder = msgspec.json.Decoder(_Status)
 _MAX_QUOTED = 200
 
 
-def refusal(status: int, body: bytes, request: ApiRequest) -> ApiError:
+def refusal(response: Response, request: ApiRequest) -> ApiError:
     """Read a refusal; a body that is no Status object (a proxy's page, say) is quoted as it is.
 
     ``status`` 0 takes the Status object's own code: an ERROR event of a watch has no HTTP status.
     """
     try:
-        told = _status_decoder.decode(body)
+        told = _status_decoder.decode(response.body)
     except UNREADABLE:
-        told = _Status(message=body[:_MAX_QUOTED].decode(errors="replace"))
+        told = _Status(message=response.body[:_MAX_QUOTED].decode(errors="replace"))
+    detailed = told.details.retry_after_seconds if told.details else None
     return ApiError(
-        status=status or told.code,
+        status=response.status or told.code,
         reason=told.reason or "Unknown",
         message=told.message,
         method=request.method,
         path=request.path,
-        retry_after_seconds=told.details.retry_after_seconds if told.details else None,
+        retry_after_seconds=response.retry_after_seconds if detailed is None else detailed,
     )
 
 
@@ -190,5 +196,5 @@ async def send(api: ApiServer, request: ApiRequest, *, timeout_seconds: float) -
     """
     response = await api.request(request, timeout_seconds=timeout_seconds)
     if response.status >= _FAILURES_START:
-        raise refusal(response.status, response.body, request)
+        raise refusal(response, request)
     return response.body

@@ -198,13 +198,12 @@ class Election:
         return min(pause, self.seconds_left()) if self.leading else pause
 
     async def _step_down(self) -> None:
-        held, leading = self._held, self.leading
         self._until = float("-inf")
         self._tell()
-        if held is not None and leading:
+        if self._held is not None:
             try:
                 async with asyncio.timeout(self._terms.retry_period):
-                    await self._give_up(held)
+                    await self._give_up(self._held)
             except (ClusterError, TimeoutError) as error:
                 log.info("the lease was not given up", extra={"lease": self._lease.name, "error": repr(error)})
 

@@ -6,16 +6,14 @@ is one more trouble of the cluster, never a crash.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from neuron_plugin.cluster.api import UNREADABLE, DecodeError
 from neuron_plugin.cluster.records import Lease, Node, Pod
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _MAX_QUOTED = 120
 _MOST_DIGITS = 20  # of a 64-bit number
@@ -85,13 +83,6 @@ class Kind(Generic[R]):
     group: str
     plural: str
     record: type[R]
-    _decode_record: Callable[[bytes | msgspec.Raw], R] = field(init=False, repr=False, compare=False)
-    _decode_page: Callable[[bytes], _WirePage[R]] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_decode_record", msgspec.json.Decoder(self.record).decode)
-        page = _WirePage[self.record]  # type: ignore[name-defined]  # the record is known at run time only, msgspec reads it there
-        object.__setattr__(self, "_decode_page", msgspec.json.Decoder(page).decode)
 
     def collection(self, namespace: str = "") -> str:
         """The path of all objects, or of those in one namespace."""
@@ -108,7 +99,7 @@ class Kind(Generic[R]):
             DecodeError: it is not one.
         """
         try:
-            return self._decode_record(data)
+            return self._record_decoder.decode(data)
         except UNREADABLE as error:
             raise _unreadable(self.plural, bytes(data), error) from error
 
@@ -119,10 +110,19 @@ class Kind(Generic[R]):
             DecodeError: it is not one, or one of its objects is not of this kind.
         """
         try:
-            page = self._decode_page(data)
+            page = self._page_decoder.decode(data)
         except UNREADABLE as error:
             raise _unreadable(f"a list of {self.plural}", data, error) from error
         return Page(page.items or (), parse_version(page.metadata.resource_version), page.metadata.continuation)
+
+    @cached_property
+    def _record_decoder(self) -> msgspec.json.Decoder[R]:
+        return msgspec.json.Decoder(self.record)
+
+    @cached_property
+    def _page_decoder(self) -> msgspec.json.Decoder[_WirePage[R]]:
+        page = _WirePage[self.record]  # type: ignore[name-defined]  # the record is known at run time only, msgspec reads it there
+        return msgspec.json.Decoder(page)
 
 
 class _BookmarkObject(msgspec.Struct, frozen=True):

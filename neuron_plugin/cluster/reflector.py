@@ -2,8 +2,8 @@
 
 Watches end: after minutes by themselves, at once when a server restarts, with a 410 when the client was away too long
 (as a status, or as an ERROR event inside a stream that answered 200), or never, when a connection died without a word.
-All of these end here in the same place: wait (longer each time, with jitter, after a clean end too), then go on from
-the last version known, or list again. The library's own informer is not used: it re-opened a watch that ended at once
+All of these end here in the same place: wait, then go on from the last version known, or list again where the server
+may not know that version any more. The library's own informer is not used: it re-opened a watch that ended at once
 9 470 times in three seconds.
 
 Nothing is served before the first list is in: ``synced`` says when.
@@ -12,30 +12,29 @@ Nothing is served before the first list is in: ``synced`` says when.
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
-from neuron_plugin.backoff import Backoff
 from neuron_plugin.cluster.api import (
     ApiError,
     ApiRequest,
     ApiServer,
     ClusterError,
     DecodeError,
+    Response,
     UnreachableError,
     refusal,
 )
+from neuron_plugin.cluster.interruptions import Interruptions
 from neuron_plugin.cluster.kinds import Bookmark, Kind, Record, WatchEvent, decode_bookmark, decode_event, parse_version
 from neuron_plugin.cluster.lists import EVERYWHERE, Scope, pages
+from neuron_plugin.cluster.observer import UNOBSERVED, Observer
 from neuron_plugin.cluster.store import Entries, OnChange, Store
 from neuron_plugin.cluster.timing import CLOCK, Clock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
-
-log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Record)
 V = TypeVar("V")
@@ -48,10 +47,11 @@ _NOT_SERVED = frozenset({400, 422})
 class Pace:
     """The reflector's times, in seconds.
 
-    ``silence`` ends a watch on which nothing came, not even a bookmark: servers send one about every minute (KEP-956),
-    so longer silence means a dead connection. ``initial_silence`` ends the wait for a WatchList's end mark, which a
-    server that does not know WatchList (Kubernetes to 1.26) never sends; ``initial_most`` ends it where events never
-    cease. A watch that lasted ``healthy`` counts as having worked: the wait after it is short again.
+    ``silence`` ends a watch on which nothing came, not even a bookmark: servers send one about every minute (KEP-956).
+    ``initial_silence`` ends the wait for a WatchList's end mark, which a server that does not know WatchList
+    (Kubernetes to 1.26) never sends; ``initial_most`` ends it where events never cease. A watch that lasted ``healthy``
+    counts as having worked: the wait after it is short again. One that told nothing in all that time is not gone on
+    from: a server whose etcd was restored counts from yesterday, and leaves out what is older than it was asked for.
     """
 
     page_timeout: float = 30.0
@@ -66,29 +66,6 @@ class Pace:
 
 
 PACE = Pace()
-
-
-class Observer(Protocol):
-    """Who counts, for metrics."""
-
-    def listed(self, kind: str, records: int, seconds: float) -> None:
-        """A whole list is in, of which so many records were kept."""
-
-    def interrupted(self, kind: str, cause: str, wait_seconds: float) -> None:
-        """A list or watch ended: ``end``, ``expired``, ``refused``, ``unreachable`` or ``unreadable``."""
-
-
-class Unobserved:
-    """Nobody counts."""
-
-    def listed(self, kind: str, records: int, seconds: float) -> None:
-        """See ``Observer``."""
-
-    def interrupted(self, kind: str, cause: str, wait_seconds: float) -> None:
-        """See ``Observer``."""
-
-
-UNOBSERVED = Unobserved()
 
 
 class _NoWatchListError(ClusterError):
@@ -122,13 +99,17 @@ class Reflector(Generic[R, V]):
         self._observer = observer
         self._clock = clock
         self._store: Store[V] = Store()
-        self._backoff = Backoff(clock.chance, first_seconds=pace.backoff_first, longest_seconds=pace.backoff_limit)
-        self._listing = asyncio.Lock()
+        self._interruptions = Interruptions(
+            kind.plural,
+            observer,
+            clock.chance,
+            first_seconds=pace.backoff_first,
+            longest_seconds=pace.backoff_limit,
+        )
         self._must_list = True
         self._watch_list = True
         self._heard_at = clock.now()
         self._followed_since: float | None = None
-        self._in_trouble = False
 
     @property
     def values(self) -> Mapping[str, V]:
@@ -155,15 +136,7 @@ class Reflector(Generic[R, V]):
     async def run(self) -> NoReturn:
         """List and watch until cancelled."""
         while True:
-            started = self._clock.now()
-            error = await self._follow_once()
-            if self._clock.now() - started >= self._pace.healthy:
-                self._backoff.reset()
-            wait = self._backoff.next_seconds()
-            if isinstance(error, ApiError) and error.retry_after_seconds:
-                wait = max(wait, error.retry_after_seconds)
-            self._report(error, wait)
-            await self._clock.sleep(wait)
+            await self._clock.sleep(self._interruptions.wait_after(await self._follow_once()))
 
     async def list_consistently(self, timeout_seconds: float) -> None:
         """Bring ``values`` to what the server knows now or later; works beside the watch, and before it.
@@ -200,17 +173,16 @@ class Reflector(Generic[R, V]):
         return None
 
     async def _list(self) -> None:
-        """Read all pages, then put them in place in one step; one list at a time, so that their order is known."""
-        async with self._listing:
-            started, version_at_start = self._clock.now(), self._store.version
-            entries: Entries[V] = {}
-            version = 0
-            async for page in pages(self._api, self._kind, self._scope, page_timeout_seconds=self._pace.page_timeout):
-                version = page.version
-                for record in page.records:
-                    self._stage(entries, record)
-            self._put_in_place(entries, version, version_at_start)
-            self._observer.listed(self._kind.plural, len(entries), self._clock.now() - started)
+        """Read all pages, then put them in place in one step."""
+        started, version_at_start = self._clock.now(), self._store.version
+        entries: Entries[V] = {}
+        version = 0
+        async for page in pages(self._api, self._kind, self._scope, page_timeout_seconds=self._pace.page_timeout):
+            version = page.version
+            for record in page.records:
+                self._stage(entries, record)
+        self._put_in_place(entries, version, version_at_start)
+        self._observer.listed(self._kind.plural, len(entries), self._clock.now() - started)
 
     async def _watch_from_the_start(self) -> None:
         """Have the list streamed as the watch's first part (WatchList), or find out that this server cannot do that."""
@@ -256,16 +228,21 @@ class Reflector(Generic[R, V]):
         raise UnreachableError("GET", self._path, "the watch ended among its initial events", may_have_arrived=True)
 
     async def _apply_all(self, lines: AsyncIterator[bytes]) -> None:
-        self._followed_since = self._clock.now()
+        opened, told = self._clock.now(), False
+        self._followed_since = opened
         try:
             async for line in lines:
                 event = self._read(line)
+                told = True
                 if event.type == "BOOKMARK":
                     self._store.advance(decode_bookmark(event.object).version)
                 else:
                     self._apply(event.type, self._kind.decode(event.object))
         finally:
             self._followed_since = None
+            if self._clock.now() - opened >= self._pace.healthy:
+                self._interruptions.watch_lasted()
+                self._must_list = self._must_list or not told
 
     def _apply(self, change: str, record: R) -> None:
         version = parse_version(record.resource_version)
@@ -289,10 +266,11 @@ class Reflector(Generic[R, V]):
             entries[record.uid] = (parse_version(record.resource_version), value)
 
     def _read(self, line: bytes) -> WatchEvent:
-        """Read one line; an ERROR event is the refusal that came too late to be a status."""
+        """Read one line; an ERROR event is the refusal that came too late to be a status, so of our version."""
         event = decode_event(line)
         if event.type == "ERROR":
-            raise refusal(0, bytes(event.object), ApiRequest("GET", self._path))
+            self._must_list = True
+            raise refusal(Response(0, bytes(event.object)), ApiRequest("GET", self._path))
         self._hear()
         return event
 
@@ -304,22 +282,4 @@ class Reflector(Generic[R, V]):
 
     def _hear(self) -> None:
         self._heard_at = self._clock.now()
-        if self._in_trouble:
-            self._in_trouble = False
-            log.info("the API server is heard again", extra={"kind": self._kind.plural})
-
-    def _report(self, error: ClusterError | None, wait: float) -> None:
-        """Count every interruption, but log only the first of a row, and none that belongs to a watch's normal life."""
-        cause = _cause(error)
-        self._observer.interrupted(self._kind.plural, cause, wait)
-        if cause not in {"end", "expired"} and not self._in_trouble:
-            self._in_trouble = True
-            log.warning("the API server cannot be followed", extra={"kind": self._kind.plural, "error": str(error)})
-
-
-def _cause(error: ClusterError | None) -> str:
-    if error is None:
-        return "end"
-    if isinstance(error, ApiError):
-        return "expired" if error.expired else "refused"
-    return "unreadable" if isinstance(error, DecodeError) else "unreachable"
+        self._interruptions.heard()

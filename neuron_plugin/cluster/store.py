@@ -73,10 +73,10 @@ class Store(Generic[V]):
         """Take a consistent list, in one step; True if it was news.
 
         ``version_at_start`` is the store's version when the list was asked for. A list below the present version was
-        overtaken by the watch, unless it is below that one, too: then the server's history was rewritten (a restored
-        etcd), and the list is the truth.
+        overtaken, by the watch or another list; unless nothing was told since: then the server's history was rewritten
+        (a restored etcd), and the list is the truth.
         """
-        if version_at_start <= version < self._version:
+        if version < self._version != version_at_start:
             return False
         before, versions_before = self._values, self._versions
         self._values = {uid: value for uid, (_, value) in entries.items()}

@@ -15,8 +15,9 @@ from neuron_plugin.allocation.ledger import PodUid
 from neuron_plugin.cluster import kinds
 from neuron_plugin.cluster.api import ApiServer
 from neuron_plugin.cluster.lists import Scope
+from neuron_plugin.cluster.observer import Observer
 from neuron_plugin.cluster.records import Lease, Pod
-from neuron_plugin.cluster.reflector import Observer, Reflector
+from neuron_plugin.cluster.reflector import Reflector
 from neuron_plugin.extender.claims import PodRecord
 from neuron_plugin.extender.hardware import NodeFacts
 from neuron_plugin.extender.observation import asks_for_neuron, node_facts, pod_record

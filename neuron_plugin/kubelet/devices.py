@@ -36,15 +36,6 @@ class DeviceNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
-    """A host path a container gets as a bind mount."""
-
-    host_path: str
-    container_path: str
-    read_only: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class ContainerAllocation:
     """All that one container receives for the devices of one resource.
 
@@ -55,8 +46,6 @@ class ContainerAllocation:
     envs: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[DeviceNode, ...] = ()
     cdi_devices: tuple[str, ...] = ()
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    mounts: tuple[Mount, ...] = ()
 
 
 class RefusalError(Exception):

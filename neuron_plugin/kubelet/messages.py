@@ -54,14 +54,9 @@ def container_response(allocation: ContainerAllocation) -> pb.ContainerAllocateR
     """What one container receives, as Allocate answers it."""
     return pb.ContainerAllocateResponse(
         envs=allocation.envs,
-        annotations=allocation.annotations,
         devices=[
             pb.DeviceSpec(container_path=node.container_path, host_path=node.host_path, permissions=node.permissions)
             for node in allocation.devices
-        ],
-        mounts=[
-            pb.Mount(container_path=mount.container_path, host_path=mount.host_path, read_only=mount.read_only)
-            for mount in allocation.mounts
         ],
         cdi_devices=[pb.CDIDevice(name=name) for name in allocation.cdi_devices],
     )

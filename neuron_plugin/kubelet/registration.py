@@ -125,7 +125,7 @@ class DevicePluginServer:
             async with self._serving() as instance:
                 await self._register(instance)
                 cue = await self._until_cue(instance)
-        except (EndpointError, RegistrationError) as error:
+        except (EndpointError, RegistrationError, OSError) as error:  # an OSError: no descriptor, no space, no right
             self._trouble(str(error))
         except Exception:  # noqa: BLE001 - one resource's accident must not end the others, or the process
             _log.exception("registration failed", extra={"resource": self.resource})

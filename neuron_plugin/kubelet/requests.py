@@ -44,7 +44,7 @@ class PreferenceRequest:
             return "names an id twice"
         if len(answer) != self.size:
             return f"names {len(answer)} ids, expected {self.size}"
-        if unavailable := set(answer) - set(self.available) - set(self.must_include):
+        if unavailable := set(answer) - set(self.available):  # what the kubelet has taken is among them
             return f"names {', '.join(in_numeric_order(unavailable))}, which the kubelet does not offer"
         if missing := set(self.must_include) - set(answer):
             return f"leaves out {', '.join(in_numeric_order(missing))}, which the kubelet has already taken"

@@ -48,7 +48,8 @@ class ServerInstance:
             try:
                 server.add_insecure_port(f"unix:{path}")
             except RuntimeError as error:
-                raise EndpointError(f"cannot listen on {path} ({error}): is its directory writable?") from error
+                trouble = "is it writable, and has this process file descriptors left?"  # gRPC does not say
+                raise EndpointError(f"no socket can be made in {path.parent}: {trouble}") from error
         instance = cls(server, service, path)
         await server.start()
         return instance

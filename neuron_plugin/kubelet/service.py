@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -73,8 +73,9 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         self._streams: set[Subscription] = set()
         self._ending = False
         self._calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._allocate_due_until = 0.0
-        self._changed = asyncio.Event()
         self.streams_begun = 0
 
     @property
@@ -96,11 +97,10 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
     async def _calls_ended(self) -> None:
         """Wait for calls under way, and for the Allocate that follows a preference at once."""
         loop = asyncio.get_running_loop()
-        while self._calls or (self._streams and loop.time() < self._allocate_due_until):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_ALLOCATE_FOLLOWS_SECONDS):
-                    await self._changed.wait()
-            self._changed.clear()
+        await self._idle.wait()
+        while (left := self._allocate_due_until - loop.time()) > 0:
+            await asyncio.sleep(left)
+            await self._idle.wait()
 
     async def GetDevicePluginOptions(  # noqa: N802 - the API's name
         self,
@@ -145,7 +145,6 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         Nothing is awaited between the check and the last answer, so calls are one at a time without a lock.
         """
         self._begin_call(context)
-        self._allocate_due_until = 0.0
         try:
             return self._allocate(request)
         except Exception as error:  # noqa: BLE001 - every error gets its status in one place
@@ -217,8 +216,10 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
     def _begin_call(self, context: grpc.aio.ServicerContext[_Request, _Response]) -> None:
         """Count the call until gRPC has sent its answer, which is after the handler has returned."""
         self._calls += 1
+        self._idle.clear()
         context.add_done_callback(self._end_call)  # type: ignore[arg-type]  # the stubs forget that their callback is a protocol
 
     def _end_call(self, _context: object) -> None:
         self._calls -= 1
-        self._changed.set()
+        if not self._calls:
+            self._idle.set()

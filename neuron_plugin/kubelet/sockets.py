@@ -7,6 +7,7 @@ time of change, and a path is taken only after a look at what is there.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import socket
@@ -15,6 +16,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+_NOBODY = frozenset({errno.ECONNREFUSED, errno.ENOENT, errno.ENOTDIR})
 _CREDENTIALS = struct.Struct("3i")  # struct ucred (unix(7)); of a socket's server they are those of its listen(2)
 
 LONGEST_PATH_BYTES = 107  # sun_path holds 108 with the final NUL (unix(7))
@@ -45,30 +47,34 @@ def identity_of(path: Path) -> SocketIdentity | None:
 
 
 def is_served(path: Path) -> bool:
-    """Whether a process accepts connections at ``path``; never blocks for long, a full backlog counts as served."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # noqa: FBT003 - the socket's own signature
+    """Whether a process accepts connections at ``path``; never blocks for long.
+
+    In doubt it is: a server too busy to accept, or a socket that we may not connect to.
+    """
+    with _probe() as probe:
         try:
             probe.connect(os.fspath(path))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno not in _NOBODY
     return True
 
 
 def server_pid(path: Path) -> int | None:
     """The process that listens at ``path``, None when nobody does or when it is outside of our PID namespace."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # noqa: FBT003 - the socket's own signature
+    with _probe() as probe:
         try:
             probe.connect(os.fspath(path))
-            pid, _uid, _gid = _CREDENTIALS.unpack(
-                probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            )
+            credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         except OSError:
             return None
-    return int(pid) or None
+    pid: int = _CREDENTIALS.unpack(credentials)[0]
+    return pid or None
+
+
+def _probe() -> socket.socket:
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    probe.setblocking(False)  # noqa: FBT003 - the socket's own signature
+    return probe
 
 
 def endpoint_prefix(resource: str) -> str:
@@ -101,8 +107,8 @@ def standing_path(directory: Path, resource: str) -> Path:
     return endpoint_path(directory, resource, "standing")
 
 
-def clear_strays(directory: Path, resource: str) -> list[Path]:
-    """Remove sockets that dead servers of ``resource`` have left in ``directory``; their paths.
+def clear_strays(directory: Path, resource: str) -> None:
+    """Remove sockets that dead servers of ``resource`` have left in ``directory``.
 
     Raises:
         EndpointError: one of them is alive. Two registrations of a resource make the kubelet drop both in the end.
@@ -116,7 +122,6 @@ def clear_strays(directory: Path, resource: str) -> list[Path]:
             )
     for path in strays:
         path.unlink(missing_ok=True)
-    return strays
 
 
 def require_vacant(path: Path) -> None:

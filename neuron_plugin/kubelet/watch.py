@@ -30,6 +30,7 @@ class DirectoryWatch:
         self.directory = directory
         self._period_seconds = period_seconds
         self._listeners: set[Callable[[], None]] = set()
+        self._told: int | None = None
 
     @contextmanager
     def listening(self, listener: Callable[[], None]) -> Iterator[None]:
@@ -46,16 +47,31 @@ class DirectoryWatch:
             try:
                 await self._follow()
             except OSError as error:
-                # No directory yet, or no watch left (fs.inotify.max_user_watches): look by the clock until there is.
-                _log.debug("no inotify", extra={"directory": str(self.directory), "error": str(error)})
+                self._tell(error)
                 await asyncio.sleep(self._period_seconds)
             self._hint()
+
+    def _tell(self, error: OSError) -> None:
+        """Say once that the kernel has no watch for us; that there is no directory yet is its users' to say."""
+        if isinstance(error, FileNotFoundError | NotADirectoryError) or error.errno == self._told:
+            return
+        self._told = error.errno
+        _log.warning(
+            "a restarted kubelet is noticed late: no inotify",
+            extra={
+                "directory": str(self.directory),
+                "error": str(error),
+                "look_every_seconds": self._period_seconds,
+                "remedy": "raise the node's fs.inotify.max_user_instances or max_user_watches",
+            },
+        )
 
     async def _follow(self) -> None:
         """Pass on events until the directory at the path is no longer the one that is watched."""
         with Inotify() as inotify:
             watched = self._directory_identity()  # before the watch: a replacement in between shows as a difference
             inotify.add_watch(self.directory, _EVENTS)
+            self._told = None
             self._hint()
             while self._directory_identity() == watched:
                 with suppress(TimeoutError):

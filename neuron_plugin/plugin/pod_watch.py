@@ -12,7 +12,8 @@ from neuron_plugin.cluster import records
 from neuron_plugin.cluster.api import ApiServer
 from neuron_plugin.cluster.kinds import PODS
 from neuron_plugin.cluster.lists import Scope, pages
-from neuron_plugin.cluster.reflector import UNOBSERVED, Observer, Reflector
+from neuron_plugin.cluster.observer import UNOBSERVED, Observer
+from neuron_plugin.cluster.reflector import Reflector
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pods import NodePod, node_pod
 from neuron_plugin.plugin.report import Report

@@ -9,7 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from neuron_plugin.kubelet.devices import DeviceNode, Mount
+from neuron_plugin.kubelet.devices import DeviceNode
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A host path a container gets as a bind mount."""
+
+    host_path: str
+    container_path: str
+    read_only: bool
 
 
 class ContainerKind(Enum):

@@ -26,6 +26,10 @@ def status(code: int, reason: str, message: str, details: str = "{}") -> bytes:
     return f'{{"kind":"Status","code":{code},"reason":"{reason}","message":"{message}","details":{details}}}'.encode()
 
 
+def refused(code: int, body: bytes, retry_after_seconds: float | None = None) -> ApiError:
+    return refusal(Response(code, body, retry_after_seconds), ASKED)
+
+
 async def test_send_returns_the_body_of_a_success() -> None:
     api = Answering(Response(201, b"made"))
     assert await send(api, ASKED, timeout_seconds=4) == b"made"  # type: ignore[arg-type]  # streams are not asked for
@@ -47,7 +51,7 @@ async def test_send_raises_a_refusal_with_everything_the_server_said() -> None:
     [(404, True, False, False), (409, False, True, False), (410, False, False, True), (500, False, False, False)],
 )
 def test_a_refusal_says_what_kind_it_is(code: int, missing: bool, conflict: bool, expired: bool) -> None:  # noqa: FBT001 - a table's columns
-    error = refusal(code, status(code, "R", "m"), ASKED)
+    error = refused(code, status(code, "R", "m"))
     assert (error.missing, error.conflict, error.expired) == (missing, conflict, expired)
 
 
@@ -61,32 +65,36 @@ def test_a_refusal_says_what_kind_it_is(code: int, missing: bool, conflict: bool
     ],
 )
 def test_t31_a_patch_that_met_another_uid_is_known_by_its_refusal(code: int, message: str, other: bool) -> None:  # noqa: FBT001 - as above
-    assert refusal(code, status(code, "R", message), ASKED).other_object is other
+    assert refused(code, status(code, "R", message)).other_object is other
 
 
 def test_the_servers_wish_to_be_left_alone_is_read() -> None:
     busy = status(429, "TooManyRequests", "slow down", '{"retryAfterSeconds":3}')
-    assert refusal(429, busy, ASKED).retry_after_seconds == 3.0
-    assert refusal(429, status(429, "R", "m"), ASKED).retry_after_seconds is None
+    assert refused(429, busy).retry_after_seconds == 3.0
+    assert refused(429, status(429, "R", "m")).retry_after_seconds is None
+
+
+def test_the_wish_may_stand_in_a_header_only() -> None:
+    assert refused(429, b"Too many requests, please try again later.", 5.0).retry_after_seconds == 5.0
 
 
 def test_an_error_event_has_its_code_inside() -> None:
-    assert refusal(0, status(410, "Expired", "too old resource version"), ASKED).expired
+    assert refused(0, status(410, "Expired", "too old resource version")).expired
 
 
 @pytest.mark.parametrize("body", [b"<html>Bad Gateway</html>", b"", b"\xff\xfe", b"[]", b'{"message": 7}'])
 def test_a_refusal_without_a_status_object_is_quoted(body: bytes) -> None:
-    error = refusal(502, body, ASKED)
+    error = refused(502, body)
     assert (error.status, error.reason) == (502, "Unknown")
     assert error.message == body.decode(errors="replace")
 
 
 def test_a_refusal_nested_beyond_reading_is_quoted() -> None:
-    assert refusal(502, b'{"x":' + b"[" * 100_000, ASKED).message.startswith('{"x":[[')
+    assert refused(502, b'{"x":' + b"[" * 100_000).message.startswith('{"x":[[')
 
 
 def test_a_proxys_long_page_is_cut() -> None:
-    assert len(refusal(502, b"x" * 10_000, ASKED).message) == 200
+    assert len(refused(502, b"x" * 10_000).message) == 200
 
 
 def test_unreachable_names_the_call_and_what_to_look_at() -> None:

@@ -52,6 +52,7 @@ def test_a_bookmark_has_a_version_and_may_end_the_initial_events() -> None:
     assert decode_bookmark(plain) == Bookmark(12, initial_end=False)
     end = b'{"metadata":{"resourceVersion":"12","annotations":{"k8s.io/initial-events-end":"true"}}}'
     assert decode_bookmark(end) == Bookmark(12, initial_end=True)
+    assert decode_bookmark(end.replace(b"true", b"false")) == Bookmark(12, initial_end=False)
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "0x10", "abc", "١٢", " 7", "9" * 5000])

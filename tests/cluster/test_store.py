@@ -98,6 +98,13 @@ def test_a_history_that_was_rewritten_is_believed() -> None:
     assert dict(store.values) == {"v": "b", "w": "c"}
 
 
+def test_of_two_lists_of_a_rewritten_history_the_newer_one_stays() -> None:
+    store, _ = store_with({"u": (90, "a")}, 100)
+    assert store.replace({"v": (51, "c")}, 52, version_at_start=100) is True
+    assert store.replace({"v": (40, "b")}, 50, version_at_start=100) is False
+    assert dict(store.values) == {"v": "c"}
+
+
 def test_a_bookmark_never_moves_the_version_back() -> None:
     store, _ = store_with({}, 5)
     store.advance(3)
@@ -133,7 +140,7 @@ class Server:
 Step = st.one_of(
     st.tuples(st.just("write"), st.sampled_from("abcd")),
     st.tuples(st.just("delete"), st.sampled_from("abcd")),
-    st.tuples(st.sampled_from(["watch", "bookmark", "ask", "answer"]), st.just("")),
+    st.tuples(st.sampled_from(["watch", "bookmark", "ask", "answer the first", "answer the last"]), st.just("")),
 )
 
 
@@ -163,7 +170,7 @@ class Follower:
         self._server = server
         self._store = store
         self._told = 0
-        self._asked: tuple[Entries[str], int, int] | None = None
+        self._asked: list[tuple[Entries[str], int, int]] = []
 
     @property
     def behind(self) -> bool:
@@ -175,11 +182,10 @@ class Follower:
         elif kind == "bookmark" and not self.behind:
             self._store.advance(self._server.version)
         elif kind == "ask":
-            self._asked = (dict(self._server.objects), self._server.version, self._store.version)
-        elif kind == "answer" and self._asked:
-            entries, version, at_start = self._asked
+            self._asked.append((dict(self._server.objects), self._server.version, self._store.version))
+        elif kind.startswith("answer") and self._asked:
+            entries, version, at_start = self._asked.pop(-1 if kind.endswith("last") else 0)
             self._store.replace(entries, version, version_at_start=at_start)
-            self._asked = None
 
     def watch(self) -> None:
         version, uid, value = self._server.events[self._told]

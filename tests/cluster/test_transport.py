@@ -2,67 +2,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
-import subprocess
-import sys
-from datetime import datetime
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.cluster.api import ApiError, ApiRequest, ConnectionSettingsError, UnreachableError, send
-from neuron_plugin.cluster.transport import KubernetesApi, connect, split_lines
+from neuron_plugin.cluster.api import ApiError, ApiRequest, UnreachableError, send
+from neuron_plugin.cluster.transport import KubernetesApi, split_lines
 from neuron_plugin.simulation.api_server import Fault, Match, StandInApiServer
+from tests.cluster.raw import CHUNKED, api_of, chunk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 PODS = ApiRequest("GET", "/api/v1/pods")
 WATCH = ApiRequest("GET", "/api/v1/pods", {"watch": "true", "resourceVersion": "1", "allowWatchBookmarks": "true"})
 MANIFEST = {"metadata": {"name": "a"}, "spec": {"containers": []}}
-
-
-class FakeTime:
-    """A clock that stands until it is told to go on."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_importing_the_room_does_not_import_the_library() -> None:
-    """It takes some of the start, and the kubelet is to be served first."""
-    script = (
-        "import sys, pkgutil, importlib, neuron_plugin.cluster as room\n"
-        "for module in pkgutil.iter_modules(room.__path__): importlib.import_module(f'{room.__name__}.{module.name}')\n"
-        "print([name for name in ('kubernetes', 'aiohttp') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True)  # noqa: S603 - our own interpreter and text
-    assert done.stdout == "[]\n"
-
-
-def test_connecting_imports_nothing_of_the_library_that_is_not_used(tmp_path: Path) -> None:
-    """The other half of it costs seconds at start, and tens of megabytes for good."""
-    StandInApiServer().write_kubeconfig(tmp_path / "kubeconfig")
-    script = (
-        "import asyncio, pathlib, sys\n"
-        "from neuron_plugin.cluster.transport import connect\n"
-        "async def main():\n"
-        "    async with await connect(pathlib.Path(sys.argv[1])): pass\n"
-        "asyncio.run(main())\n"
-        "unused = ('kubernetes.client', 'kubernetes.aio.dynamic', 'requests', 'jsonschema')\n"
-        "models = [name for name in sys.modules if name.startswith('kubernetes.aio.client.models.')]\n"
-        "print([name for name in unused if name in sys.modules], models, 'kubernetes.aio.config' in sys.modules)"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "kubeconfig")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)  # noqa: S603 - as above
-    assert done.stdout == "[] [] True\n"
 
 
 # Requests.
@@ -96,6 +54,21 @@ async def test_a_patch_goes_out_with_its_content_type_and_its_nulls(
     body = await send(api, request, timeout_seconds=5)
     assert json.loads(body)["metadata"]["annotations"] == {"new": "ü"}
     assert server.requests[-1].content_type == "application/merge-patch+json"
+
+
+async def test_a_request_says_who_asks_and_what_is_understood(tmp_path: Path) -> None:
+    """Flow schemas and audit logs know a client by its name."""
+    heads: list[str] = []
+
+    async def nothing(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+
+    async with api_of(nothing, tmp_path, heads=heads) as api:
+        await api.request(PODS, timeout_seconds=5)
+    (lines,) = (head.splitlines() for head in heads)
+    assert lines[0] == "GET /api/v1/pods HTTP/1.1"
+    assert {"User-Agent: neuron-plugin", "Accept: application/json"} <= set(lines)
 
 
 async def test_a_slow_server_is_given_up_at_the_deadline(server: StandInApiServer, api: KubernetesApi) -> None:
@@ -148,6 +121,52 @@ async def test_being_cancelled_passes_through(server: StandInApiServer, api: Kub
     with pytest.raises(asyncio.CancelledError):
         await asking
     gate.set()
+
+
+async def test_a_header_says_when_to_come_back_where_no_status_object_does(tmp_path: Path) -> None:
+    """Priority and fairness, and a server that shuts down, answer with a line of text."""
+
+    async def busy(writer: asyncio.StreamWriter) -> None:
+        writer.write(
+            b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 7\r\nContent-Length: 18\r\n\r\nToo many requests."
+        )
+        await writer.drain()
+
+    async with api_of(busy, tmp_path) as api:
+        with pytest.raises(ApiError) as raised:
+            await send(api, PODS, timeout_seconds=5)
+        with pytest.raises(ApiError) as raised_by_watch:
+            async with api.stream(WATCH, silence_seconds=5):
+                pytest.fail("it was opened")
+    for error in (raised.value, raised_by_watch.value):
+        assert (error.status, error.message, error.retry_after_seconds) == (429, "Too many requests.", 7.0)
+
+
+@pytest.mark.parametrize("date", ["Wed, 21 Oct 2026 07:28:00 GMT", "-1", "1.5", "", "1e9"])
+async def test_a_header_that_is_no_number_of_seconds_says_nothing(tmp_path: Path, date: str) -> None:
+    async def busy(writer: asyncio.StreamWriter) -> None:
+        writer.write(f"HTTP/1.1 503 X\r\nRetry-After: {date}\r\nContent-Length: 0\r\n\r\n".encode())
+        await writer.drain()
+
+    async with api_of(busy, tmp_path) as api:
+        assert (await api.request(PODS, timeout_seconds=5)).retry_after_seconds is None
+
+
+async def test_t40_a_handshake_that_never_ends_is_given_up_and_cannot_have_arrived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neuron_plugin.cluster.transport._CONNECT_SECONDS", 0.05)
+
+    async def never(_writer: asyncio.StreamWriter) -> None:
+        pytest.fail("it was asked")
+
+    async with api_of(never, tmp_path, scheme="https") as api:
+        with pytest.raises(UnreachableError) as raised:
+            await api.request(PODS, timeout_seconds=10)
+        assert not raised.value.may_have_arrived
+        with pytest.raises(UnreachableError):
+            async with api.stream(WATCH, silence_seconds=10):
+                pytest.fail("it was opened")
 
 
 # Streams.
@@ -207,269 +226,57 @@ async def test_leaving_a_stream_closes_its_connection(server: StandInApiServer, 
             await asyncio.sleep(0.005)
 
 
-# Credentials.
+async def test_a_character_may_be_cut_in_two_by_a_chunk(tmp_path: Path) -> None:
+    lines_sent = ['{"name":"ü"}', '{"name":"日"}']
+
+    async def byte_by_byte(writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED)
+        for each in "".join(f"{line}\n" for line in lines_sent).encode():
+            writer.write(chunk(bytes([each])))
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+
+    async with api_of(byte_by_byte, tmp_path) as api, api.stream(WATCH, silence_seconds=5) as lines:
+        assert [line.decode() async for line in lines] == lines_sent
 
 
-async def test_the_token_goes_out(tmp_path: Path) -> None:
-    async with (
-        StandInApiServer(token="secret") as server,  # noqa: S106 - a stand-in's
-        await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api,
-    ):
-        assert (await api.request(PODS, timeout_seconds=5)).status == 200
+async def test_a_stream_cut_off_within_a_chunk_is_no_clean_end(tmp_path: Path) -> None:
+    async def half(writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED + chunk(b'{"n":1}\n') + b"ff\r\nand then")
+        await writer.drain()
+
+    async with api_of(half, tmp_path) as api, api.stream(WATCH, silence_seconds=5) as lines:
+        assert await anext(lines) == b'{"n":1}'
+        with pytest.raises(UnreachableError):
+            await anext(lines)
 
 
-async def test_a_wrong_token_is_refused(tmp_path: Path) -> None:
-    async with StandInApiServer(token="secret") as server:  # noqa: S106 - as above
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        kubeconfig.write_text(kubeconfig.read_text().replace("secret", "guess"))
-        async with await connect(kubeconfig) as api:
-            assert (await api.request(PODS, timeout_seconds=5)).status == 401
-
-
-async def test_a_new_token_is_read_when_the_old_one_is_refused(tmp_path: Path) -> None:
-    async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        async with await connect(kubeconfig) as api:
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-            server.rotate(token="second")  # noqa: S106 - as above
-            server.write_kubeconfig(kubeconfig)
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-            async with api.stream(WATCH, silence_seconds=5):
-                pass
-
-
-async def test_refused_credentials_are_not_read_again_all_the_time(
-    tmp_path: Path,
+async def test_an_open_watch_has_a_pulse_that_a_vanished_server_does_not_answer(
+    server: StandInApiServer, api: KubernetesApi
 ) -> None:
-    time = FakeTime()
-    async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        async with await connect(kubeconfig, clock=time) as api:
-            server.rotate(token="second")  # noqa: S106 - as above
-            assert [(await api.request(PODS, timeout_seconds=5)).status for _ in range(5)] == [401] * 5
-            assert len(server.requests) == 6, "the first was tried again with what the file said"
-            server.write_kubeconfig(kubeconfig)
-            assert (await api.request(PODS, timeout_seconds=5)).status == 401
-            time.now += 10
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
+    """No test can pull a cable; but the kernel tells of the timer that notices one pulled."""
+    server.create_pod(MANIFEST)
+    async with api.stream(WATCH, silence_seconds=5) as lines:
+        await anext(lines)
+        kind, _, ticks = timer_of_connection_to(server).partition(":")
+    assert kind == "02", "a keepalive timer is running"
+    assert int(ticks, 16) <= 15 * os.sysconf("SC_CLK_TCK")
 
 
-async def test_calls_refused_at_the_same_time_read_the_credentials_once(tmp_path: Path) -> None:
-    async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        async with await connect(kubeconfig, clock=lambda: 0.0) as api:
-            server.rotate(token="second")  # noqa: S106 - as above
-            server.write_kubeconfig(kubeconfig)
-            answers = await asyncio.gather(*(api.request(PODS, timeout_seconds=5) for _ in range(8)))
-            assert [answer.status for answer in answers] == [200] * 8, "once: the clock stands still"
-
-
-async def test_an_open_watch_survives_that_its_client_is_replaced(tmp_path: Path) -> None:
-    async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        async with await connect(kubeconfig) as api, api.stream(WATCH, silence_seconds=5) as lines:
-            server.rotate(token="second")  # noqa: S106 - as above
-            server.write_kubeconfig(kubeconfig)
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-            server.create_pod(MANIFEST)
-            assert json.loads(await anext(lines))["type"] == "ADDED"
-
-
-async def test_a_kubeconfig_that_vanished_leaves_the_refusal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        async with await connect(kubeconfig) as api:
-            server.rotate(token="second")  # noqa: S106 - as above
-            kubeconfig.unlink()
-            assert (await api.request(PODS, timeout_seconds=5)).status == 401
-    assert caplog.messages == ["credentials for the API server cannot be loaded again"], "and no word of the library"
-
-
-def log_in_with(kubeconfig: Path, user: dict[str, object]) -> Path:
-    """Rewrite a kubeconfig so that its user has these credentials and no other."""
-    content = json.loads(kubeconfig.read_text())
-    content["users"][0]["user"] = user
-    kubeconfig.write_text(json.dumps(content))
-    return kubeconfig
-
-
-async def test_the_token_of_an_exec_plugin_goes_out(tmp_path: Path) -> None:
-    version = "client.authentication.k8s.io/v1"
-    credential = {"kind": "ExecCredential", "apiVersion": version, "status": {"token": "secret"}}
-    plugin = {
-        "apiVersion": version,
-        "command": sys.executable,
-        "args": ["-c", f"print({json.dumps(credential)!r})"],
-        "interactiveMode": "Never",
-    }
-    async with StandInApiServer(token="secret") as server:  # noqa: S106 - as above
-        kubeconfig = log_in_with(server.write_kubeconfig(tmp_path / "kubeconfig"), {"exec": plugin})
-        async with await connect(kubeconfig) as api:
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-
-
-async def test_a_netrc_of_the_machine_stands_in_no_tokens_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "netrc").write_text("default login somebody password anything\n")
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    async with (
-        StandInApiServer(token="secret") as server,  # noqa: S106 - as above
-        await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api,
-    ):
-        assert (await api.request(PODS, timeout_seconds=5)).status == 200
-
-
-async def test_a_proxy_that_the_environment_names_is_used(
-    server: StandInApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # discard: nobody listens
-    async with await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api:
-        with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:9"):
-            await api.request(PODS, timeout_seconds=5)
-
-
-async def test_a_client_certificate_is_shown_to_a_server_that_wants_one(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    context = tls_of(authority)
-    context.verify_mode = ssl.CERT_REQUIRED
-    authority.configure_trust(context)
-    issued = authority.issue_cert("client@example.org")
-    issued.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
-    issued.private_key_pem.write_to_path(tmp_path / "tls.key")
-    shown: dict[str, object] = {
-        "client-certificate": str(tmp_path / "tls.crt"),
-        "client-key": str(tmp_path / "tls.key"),
-    }
-    async with StandInApiServer(tls=context, ca=pem(authority)) as server:
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        async with await connect(kubeconfig) as api:
-            with pytest.raises(UnreachableError):
-                await api.request(PODS, timeout_seconds=5)
-        async with await connect(log_in_with(kubeconfig, shown)) as api:
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-
-
-def tls_of(authority: trustme.CA) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    return context
-
-
-def pem(authority: trustme.CA) -> str:
-    return authority.cert_pem.bytes().decode()
-
-
-async def test_a_rotated_ca_is_read_when_the_handshake_fails(tmp_path: Path) -> None:
-    old, new = trustme.CA(), trustme.CA()
-    async with StandInApiServer(tls=tls_of(old), ca=pem(old)) as server:
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        async with await connect(kubeconfig) as api:
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-            await server.stop()
-            server.rotate(tls=tls_of(new), ca=pem(new))
-            await server.start()
-            server.write_kubeconfig(kubeconfig)
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-
-
-async def test_a_server_that_is_not_trusted_is_unreachable(tmp_path: Path) -> None:
-    async with (
-        StandInApiServer(tls=tls_of(trustme.CA()), ca=pem(trustme.CA())) as server,
-        await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api,
-    ):
-        with pytest.raises(UnreachableError, match="certificate verify failed") as raised:
-            await api.request(PODS, timeout_seconds=5)
-        assert not raised.value.may_have_arrived
-        with pytest.raises(UnreachableError, match="certificate verify failed"):
-            await api.request(PODS, timeout_seconds=5)
-
-
-@pytest.fixture
-def service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The files that the kubelet mounts into a pod."""
-    incluster = pytest.importorskip("kubernetes.aio.config.incluster_config")
-    monkeypatch.setattr(incluster, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
-    monkeypatch.setattr(incluster, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    return tmp_path
-
-
-async def test_in_a_pod_the_service_account_is_used_and_its_new_token_read(
-    service_account: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    authority = trustme.CA()
-    async with StandInApiServer(token="first", tls=tls_of(authority), ca=pem(authority)) as server:  # noqa: S106 - as above
-        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", server.url.rpartition(":")[2])
-        (service_account / "token").write_text("first")
-        (service_account / "ca.crt").write_text(pem(authority))
-        async with await connect(None) as api:
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-            server.rotate(token="second")  # noqa: S106 - as above
-            (service_account / "token").write_text("second")
-            assert (await api.request(PODS, timeout_seconds=5)).status == 200
-
-
-async def test_in_a_pod_a_token_that_became_empty_is_a_trouble_of_its_own(
-    service_account: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    authority = trustme.CA()
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
-    (service_account / "token").write_text("first")
-    (service_account / "ca.crt").write_text(pem(authority))
-    async with await connect(None) as api:
-        hook = api._client.api_client.configuration.refresh_api_key_hook
-        (service_account / "token").write_text("")
-        hook.__closure__[0].cell_contents.token_expires_at = datetime.min  # noqa: DTZ901 - as the library keeps it
-        with pytest.raises(ConnectionSettingsError, match="Token file exists but empty"):
-            await api.request(PODS, timeout_seconds=5)
-
-
-@pytest.mark.usefixtures("service_account")
-async def test_outside_of_a_pod_and_without_a_kubeconfig_there_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(
-        ConnectionSettingsError, match=r"the pod's service account: .*; expected to run in a pod, or a kub"
-    ):
-        await connect(None)
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["", "[]", "{", "clusters: []", "\x00", '{"current-context": "x", "contexts": [{"name": "x"}]}'],
-)
-async def test_a_useless_kubeconfig_is_an_error_that_names_it(tmp_path: Path, content: str) -> None:
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(content)
-    with pytest.raises(ConnectionSettingsError, match="expected a kubeconfig") as raised:
-        await connect(kubeconfig)
-    assert str(kubeconfig) in str(raised.value)
-
-
-async def test_a_kubeconfig_that_waits_for_somebody_is_an_error_that_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def waits(*_: object, **_named: object) -> None:
-        await asyncio.Event().wait()
-
-    (tmp_path / "kubeconfig").touch()
-    monkeypatch.setattr("kubernetes.aio.config.load_kube_config", waits)
-    monkeypatch.setattr("neuron_plugin.cluster.transport._LOADING_SECONDS", 0.05)
-    with pytest.raises(ConnectionSettingsError, match=r"kubeconfig: not loaded within 0\.05 s; does its exec plugin"):
-        async with asyncio.timeout(5):
-            await connect(tmp_path / "kubeconfig")
-
-
-async def test_a_missing_kubeconfig_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ConnectionSettingsError, match="nowhere"):
-        await connect(tmp_path / "nowhere")
+def timer_of_connection_to(server: StandInApiServer) -> str:
+    """``tr:tm->when`` of /proc/net/tcp (proc_pid_net(5))."""
+    port, established = int(server.url.rpartition(":")[2]), "01"
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()]
+    (timer,) = (row[5] for row in rows if row[2].endswith(f":{port:04X}") and row[3] == established)
+    return timer
 
 
 # Lines.
 
 
 async def chunks_of(chunks: list[bytes]) -> AsyncIterator[bytes]:
-    for chunk in chunks:
-        yield chunk
+    for each in chunks:
+        yield each
 
 
 async def lines_of(chunks: list[bytes], **options: Any) -> list[bytes]:
@@ -489,3 +296,6 @@ async def test_an_endless_line_is_refused() -> None:
     with pytest.raises(ValueError, match="longer than 10 bytes"):
         await lines_of([b"1234", b"5678", b"9abc"], max_bytes=10)
     assert await lines_of([b"1234\n5678\n", b"9abc\n"], max_bytes=10) == [b"1234", b"5678", b"9abc"]
+    with pytest.raises(ValueError, match="longer than 10 bytes"):
+        await lines_of([b"1234\n56789abc", b"defg"], max_bytes=10)
+    assert await lines_of([b"12345", b"67890", b"\n"], max_bytes=10) == [b"1234567890"]

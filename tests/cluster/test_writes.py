@@ -220,6 +220,12 @@ async def test_an_event_about_an_object_of_any_name_is_taken(
     assert found["regarding"]["name"] == name
 
 
+def test_the_prefix_of_an_events_name_is_never_longer_than_a_name_may_be() -> None:
+    body = event(msgspec.structs.replace(POD, name="a" * 253)).body
+    assert body is not None
+    assert len(body["metadata"]["generateName"]) <= 253  # type: ignore[index]  # JSON
+
+
 @given(st.text(max_size=1100) | st.just("ü" * 1000) | st.just("x" * 1025))
 def test_a_note_is_never_longer_than_the_server_takes(note: str) -> None:
     body = event(POD, note=note).body

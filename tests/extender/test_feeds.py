@@ -11,7 +11,7 @@ import pytest
 
 from neuron_plugin.cluster.api import ApiRequest, Response, send
 from neuron_plugin.cluster.leases import LeaseName, create_lease, renew_lease, utc_now
-from neuron_plugin.cluster.reflector import UNOBSERVED
+from neuron_plugin.cluster.observer import UNOBSERVED
 from neuron_plugin.cluster.transport import KubernetesApi
 from neuron_plugin.extender import feeds as module
 from neuron_plugin.extender.feeds import Feeds

@@ -41,6 +41,15 @@ async def test_p16_no_edition_when_nothing_changed_but_the_order() -> None:
         await assert_silent(subscription)
 
 
+async def test_p16_a_new_reason_is_no_edition_but_what_a_refusal_says() -> None:
+    advertisement = Advertisement([AdvertisedDevice("0", healthy=False, reason="reset under way")])
+    with advertisement.subscribe() as subscription:
+        await take(subscription)
+        assert not advertisement.publish([AdvertisedDevice("0", healthy=False, reason="ECC errors")])
+        await assert_silent(subscription)
+    assert advertisement.latest.devices[0].reason == "ECC errors"
+
+
 async def test_p17_each_change_of_health_is_one_edition_with_all_devices() -> None:
     advertisement = Advertisement(devices(2))
     seen = []

@@ -18,7 +18,6 @@ class Kubelet(pb_grpc.RegistrationServicer):
         self.refusal = refusal
         self.silent = silent
         self.requests: list[pb.RegisterRequest] = []
-        self.authorities: list[str] = []
         self.server = grpc.aio.server()
 
     async def Register(  # noqa: N802 - the API's name

@@ -10,7 +10,6 @@ from neuron_plugin.kubelet.devices import (
     ContainerAllocation,
     DeviceNode,
     MalformedRequestError,
-    Mount,
     NotYetError,
     RefusalError,
     UnhealthyDeviceError,
@@ -64,14 +63,9 @@ def test_p53_everything_a_container_receives_reaches_the_wire() -> None:
             envs={"NEURON_RT_VISIBLE_CORES": "2,3"},
             devices=(DeviceNode("/dev/neuron5", "/dev/neuron0", "rwm"),),
             cdi_devices=("aws.amazon.com/neuron=5",),
-            annotations={"k": "v"},
-            mounts=(Mount("/host", "/inside"),),
         )
     )
     assert dict(message.envs) == {"NEURON_RT_VISIBLE_CORES": "2,3"}
     node = message.devices[0]
     assert (node.host_path, node.container_path, node.permissions) == ("/dev/neuron5", "/dev/neuron0", "rwm")
     assert [device.name for device in message.cdi_devices] == ["aws.amazon.com/neuron=5"]
-    assert dict(message.annotations) == {"k": "v"}
-    mount = message.mounts[0]
-    assert (mount.host_path, mount.container_path, mount.read_only) == ("/host", "/inside", True)

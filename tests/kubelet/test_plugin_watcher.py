@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -16,7 +17,7 @@ from neuron_plugin.kubelet.observer import RegistrationState
 from neuron_plugin.kubelet.plugin_watcher import WatchedPluginServer
 from neuron_plugin.kubelet.sockets import endpoint_path, identity_of, standing_path
 from neuron_plugin.simulation.kubelet import KubeletOptions, StandInKubelet
-from tests.kubelet.fakes import CORE, DEVICE, RunningPlugin, devices, eventually, running_plugin
+from tests.kubelet.fakes import CORE, DEVICE, QUICK, RunningPlugin, devices, eventually, running_plugin
 
 State = RegistrationState
 
@@ -172,6 +173,34 @@ async def test_p7_registered_without_a_stream_is_no_registration(registry: Path)
             )
         await plugin.observer.until(lambda: State.BACKING_OFF in plugin.observer.states)
         await eventually(lambda: identity_of(path) not in (before, None))
+
+
+async def test_a_stream_says_that_the_kubelet_has_taken_it_though_no_word_of_it_came(registry: Path) -> None:
+    async with watched(registry) as plugin:
+        path = standing_path(registry, CORE)
+        await eventually(path.exists)
+        async with channel_to(path) as channel:
+            stream = plugin_grpc.DevicePluginStub(channel).ListAndWatch(plugin_pb.Empty())
+            await stream.read()
+            await plugin.observer.until(lambda: plugin.server.state is State.ADVERTISED)
+            stream.cancel()
+
+
+async def test_p10_after_a_lost_stream_the_kubelets_old_word_counts_no_more(registry: Path) -> None:
+    async with watched(registry) as plugin:
+        path = standing_path(registry, CORE)
+        await eventually(path.exists)
+        async with channel_to(path) as channel:
+            stream = plugin_grpc.DevicePluginStub(channel).ListAndWatch(plugin_pb.Empty())
+            await pb_grpc.RegistrationStub(channel).NotifyRegistrationStatus(
+                pb.RegistrationStatus(plugin_registered=True), timeout=5
+            )
+            await stream.read()
+            stream.cancel()
+        await plugin.observer.until(lambda: plugin.observer.states.count(State.REGISTERING) == 2)
+        await asyncio.sleep(2 * QUICK.stream_deadline)
+        assert plugin.server.state is State.REGISTERING
+        assert plugin.observer.registrations == [None]
 
 
 async def test_p13_stopping_while_no_kubelet_has_come_is_clean(registry: Path) -> None:

@@ -168,9 +168,13 @@ async def test_the_kubelet_is_found_again_at_once_when_it_returns(directory: Pat
         assert await client.list() == (POD_DEVICES,)
 
 
-async def test_any_other_error_names_its_status(directory: Path) -> None:
-    async with client_of(Lister((grpc.StatusCode.INTERNAL, "broken")), directory) as client:
-        with pytest.raises(PodResourcesError, match="PodResources answered INTERNAL: broken"):
+@pytest.mark.parametrize(
+    "failure", [(grpc.StatusCode.INTERNAL, "broken"), (grpc.StatusCode.UNKNOWN, "checkpoint is not found")]
+)
+async def test_any_other_error_names_its_status(directory: Path, failure: tuple[grpc.StatusCode, str]) -> None:
+    code, text = failure
+    async with client_of(Lister(failure), directory) as client:
+        with pytest.raises(PodResourcesError, match=f"PodResources answered {code.name}: {text}"):
             await client.get("ns", "pod")
 
 

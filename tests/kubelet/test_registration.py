@@ -1,78 +1,24 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
-import stat
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+import subprocess
+import sys
 from pathlib import Path
 
-import grpc
 import pytest
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.kubelet.advertisement import Advertisement
 from neuron_plugin.kubelet.channels import channel_to
 from neuron_plugin.kubelet.observer import RegistrationState
-from neuron_plugin.kubelet.registration import DevicePluginServer, RegistrationTimes
-from neuron_plugin.kubelet.server import ServerInstance
-from neuron_plugin.kubelet.service import DevicePluginService, ServiceOptions
-from neuron_plugin.kubelet.sockets import endpoint_path, endpoint_prefix, identity_of
-from neuron_plugin.kubelet.watch import DirectoryWatch
-from neuron_plugin.simulation.kubelet import SOCKET_NAME, KubeletOptions, StandInKubelet
-from neuron_plugin.simulation.kubelet_pods import Container, Pod
-from tests.kubelet.fakes import CORE, DEVICE, QUICK, FakeHandler, RunningPlugin, eventually, running_plugin, seeded
+from neuron_plugin.kubelet.service import ServiceOptions
+from neuron_plugin.kubelet.sockets import endpoint_path
+from neuron_plugin.simulation.kubelet import SOCKET_NAME, StandInKubelet
+from tests.kubelet.fakes import CORE, DEVICE, eventually, running_plugin, seeded
+from tests.kubelet.registering import ScriptedRegistration, modes_of, scripted_kubelet, sockets_of
 
 State = RegistrationState
-
-
-def sockets_of(directory: Path, resource: str = CORE) -> list[Path]:
-    return [path for path in directory.iterdir() if path.name.startswith(endpoint_prefix(resource))]
-
-
-def modes_of(directory: Path) -> list[int]:
-    return [stat.S_IMODE(path.stat().st_mode) for path in sockets_of(directory)]
-
-
-async def advertised_again(kubelet: StandInKubelet, plugin: RunningPlugin, registrations: int) -> None:
-    await eventually(lambda: kubelet.registration_count(CORE) >= registrations)
-    await kubelet.wait_for_capacity(CORE, 4)
-    assert not plugin.task.done()
-
-
-@dataclass
-class ScriptedRegistration(pb_grpc.RegistrationServicer):
-    """A Registration service that answers as a test says, and keeps the requests."""
-
-    requests: list[pb.RegisterRequest] = field(default_factory=list)
-    refusal: str | None = None
-    during: Callable[[pb.RegisterRequest], object] | None = None
-
-    async def Register(  # noqa: N802 - the API's name
-        self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]
-    ) -> pb.Empty:
-        self.requests.append(request)
-        if self.during is not None:
-            outcome = self.during(request)
-            if asyncio.iscoroutine(outcome):
-                await outcome
-        if self.refusal is not None:
-            await context.abort(grpc.StatusCode.UNKNOWN, self.refusal)
-        return pb.Empty()
-
-
-@asynccontextmanager
-async def scripted_kubelet(directory: Path, registration: ScriptedRegistration) -> AsyncIterator[None]:
-    server = grpc.aio.server()
-    pb_grpc.add_RegistrationServicer_to_server(registration, server)
-    server.add_insecure_port(f"unix:{directory / SOCKET_NAME}")
-    await server.start()
-    yield
-    await server.stop(None)
 
 
 # The request
@@ -210,6 +156,21 @@ async def test_p6_nobody_behind_kubelet_sock_is_retried(directory: Path) -> None
     assert "Connection refused): is the kubelet running?" in (plugin.observer.registrations[0] or "")
 
 
+async def test_p6_the_same_trouble_is_told_again_after_it_was_over(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refusals() -> int:
+        reasons = [record.__dict__.get("reason", "") for record in caplog.records]
+        return sum("Connection refused" in reason for reason in reasons)
+
+    async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
+        for outages in (1, 2):
+            await plugin.observer.until(lambda: plugin.server.state is State.ADVERTISED)
+            await kubelet.stop()
+            await eventually(lambda wanted=outages: refusals() >= wanted)  # type: ignore[misc]  # a default binds the loop's value
+            await kubelet.start()
+
+
 async def test_p6_a_regular_file_named_kubelet_sock_is_no_kubelet(directory: Path) -> None:
     (directory / SOCKET_NAME).touch()
     async with running_plugin(directory) as plugin:
@@ -221,7 +182,7 @@ async def test_p7_no_stream_after_a_register_that_succeeded_means_a_new_socket_a
     directory: Path,
 ) -> None:
     registration = ScriptedRegistration()
-    async with scripted_kubelet(directory, registration), running_plugin(directory) as plugin:
+    async with scripted_kubelet(directory, registration), running_plugin(directory, watch_seconds=60) as plugin:
         await plugin.observer.until(lambda: plugin.observer.registrations.count(None) >= 2)
         assert not plugin.server.registered.is_set()
     first, second = (request.endpoint for request in registration.requests[:2])
@@ -240,354 +201,87 @@ async def test_p14_one_resource_refused_does_not_touch_another(directory: Path) 
         assert accepted.observer.registrations == [None]
 
 
+@pytest.mark.parametrize(
+    ("accident", "message", "times"),
+    [
+        (KeyError("a bug"), "registration failed", 3),
+        (OSError(28, "No space left on device"), "not registered", 1),
+    ],
+)
 async def test_p14_an_accident_in_one_resource_is_logged_and_retried(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    accident: Exception,
+    message: str,
+    times: int,
 ) -> None:
-    accidents = iter([OSError("no space left on device")])
+    accidents = [accident] * 3
 
-    def clear(_directory: Path, _resource: str) -> Sequence[Path]:
-        for accident in accidents:
-            raise accident
-        return []
+    def clear(_directory: Path, _resource: str) -> None:
+        if accidents:
+            raise accidents.pop()
 
     monkeypatch.setattr("neuron_plugin.kubelet.registration.clear_strays", clear)
     async with StandInKubelet(directory) as kubelet, running_plugin(directory):
         await kubelet.wait_for_capacity(CORE, 4)
-    assert "registration failed" in [record.message for record in caplog.records]
+    assert caplog.messages.count(message) == times
 
 
-# What the kubelet does to us
-
-
-async def test_p8_kubelet_sock_made_anew_is_answered_at_once_for_every_resource(directory: Path) -> None:
-    """The goal is 100 ms; typically it takes under 20. The bound here leaves room for a busy machine."""
-    resources = (CORE, DEVICE, "aws.amazon.com/neuron")
-    async with (
-        StandInKubelet(directory) as kubelet,
-        running_plugin(directory, resources[0], watch_seconds=60, times=RegistrationTimes()),
-        running_plugin(directory, resources[1], watch_seconds=60, times=RegistrationTimes()),
-        running_plugin(directory, resources[2], watch_seconds=60, times=RegistrationTimes()),
-    ):
-        for resource in resources:
-            await kubelet.wait_for_capacity(resource, 4)
-        await kubelet.stop()
-        await asyncio.sleep(0.3)  # long enough for a back-off to have begun
-        begun = time.monotonic()
-        await kubelet.start()
-        for resource in resources:
-            await kubelet.wait_for_capacity(resource, 4)
-        assert time.monotonic() - begun < 2
-
-
-async def test_p8_a_new_kubelet_sock_is_not_kept_waiting_by_a_back_off(directory: Path) -> None:
-    times = RegistrationTimes(settled=0, first_delay=60, longest_delay=60)
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(directory / SOCKET_NAME))
-    async with running_plugin(directory, times=times, watch_seconds=60) as plugin:
-        await plugin.observer.until(lambda: plugin.server.state is State.BACKING_OFF)
-        async with StandInKubelet(directory) as kubelet:
-            await kubelet.wait_for_capacity(CORE, 4, timeout_seconds=2)
-
-
-async def test_p6_readiness_falls_with_the_kubelet_and_comes_back_with_it(directory: Path) -> None:
-    async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
-        await plugin.server.registered.wait()
-        await kubelet.stop()
-        await eventually(lambda: not plugin.server.registered.is_set())
-        assert plugin.server.state is not State.ADVERTISED
-        await kubelet.start()
-        await asyncio.wait_for(plugin.server.registered.wait(), 5)
-
-
-async def test_p8_it_is_back_before_the_first_pod_is_admitted_again(directory: Path) -> None:
-    pod = Pod("uid", "ns", "pod", (Container("c", {CORE: 2}),))
-    options = KubeletOptions(sync_delay=1.0)
-    async with StandInKubelet(directory, options=options) as kubelet, running_plugin(directory):
-        await kubelet.wait_for_capacity(CORE, 4)
-        held = (await kubelet.admit(pod)).containers[0].ids
-        kubelet.stop_container("uid", "c")
-        await kubelet.restart()
-        assert kubelet.rejections == {}
-        assert (await kubelet.start_container("uid", "c")).ids == held
-
-
-async def test_p9_our_own_socket_deleted_means_a_new_registration(directory: Path) -> None:
-    async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
-        await kubelet.wait_for_capacity(CORE, 4)
-        gone = plugin.server.socket_path
-        assert gone is not None
-        gone.unlink()
-        await advertised_again(kubelet, plugin, 2)
-        assert plugin.server.socket_path != gone
-
-
-async def test_p9_our_own_socket_replaced_means_a_new_registration_and_the_other_is_left_alone(directory: Path) -> None:
-    async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
-        await kubelet.wait_for_capacity(CORE, 4)
-        path = plugin.server.socket_path
-        assert path is not None
-        path.unlink()
-        path.write_text("somebody else's")
-        await advertised_again(kubelet, plugin, 2)
-        assert path.read_text() == "somebody else's"
-
-
-async def test_p10_a_stream_the_kubelet_ended_means_a_new_registration_from_a_fresh_server(directory: Path) -> None:
-    async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
-        await kubelet.wait_for_capacity(CORE, 4)
-        before = plugin.server.socket_path
-        await kubelet.disconnect(CORE)
-        await advertised_again(kubelet, plugin, 2)
-        assert plugin.server.socket_path not in (None, before)
-        assert sockets_of(directory) == [plugin.server.socket_path]
-
-
-async def test_p11_two_restarts_within_a_second(directory: Path) -> None:
-    async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
-        await kubelet.wait_for_capacity(CORE, 4)
-        await kubelet.restart()
-        await kubelet.restart()
-        await advertised_again(kubelet, plugin, 2)
-
-
-async def test_p11_a_restart_while_registering(directory: Path) -> None:
-    waiting = asyncio.Event()
-
-    async def hang(_request: pb.RegisterRequest) -> None:
-        waiting.set()
-        await asyncio.Event().wait()
-
-    async with running_plugin(directory) as plugin:
-        async with scripted_kubelet(directory, ScriptedRegistration(during=hang)):
-            await asyncio.wait_for(waiting.wait(), 5)
-        async with StandInKubelet(directory) as kubelet:
-            await advertised_again(kubelet, plugin, 1)
-
-
-async def test_p11_a_hung_kubelet_replaced_by_another_is_not_waited_for(directory: Path) -> None:
-    waiting = asyncio.Event()
-
-    async def hang(_request: pb.RegisterRequest) -> None:
-        waiting.set()
-        await asyncio.Event().wait()
-
-    async with scripted_kubelet(directory, ScriptedRegistration(during=hang)), running_plugin(directory) as plugin:
-        await asyncio.wait_for(waiting.wait(), 5)
-        (directory / SOCKET_NAME).unlink()
-        kubelet = StandInKubelet(directory)
-        await kubelet.start()
-        await advertised_again(kubelet, plugin, 1)
-        await kubelet.stop()
-    assert "made anew or removed" in (plugin.observer.registrations[0] or "")
-
-
-async def test_p11_a_kubelet_away_for_long_is_met_when_it_returns(directory: Path) -> None:
-    async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
-        await kubelet.wait_for_capacity(CORE, 4)
-        await kubelet.stop()
-        await plugin.observer.until(lambda: len([each for each in plugin.observer.registrations if each]) >= 5)
-        await kubelet.start()
-        await advertised_again(kubelet, plugin, 2)
-
-
-async def test_p11_a_replaced_directory_is_noticed_by_the_clock(directory: Path) -> None:
-    plugins = directory / "device-plugins"
-    plugins.mkdir()
-    async with StandInKubelet(plugins) as kubelet, running_plugin(plugins, watch_seconds=0.05) as plugin:
-        await kubelet.wait_for_capacity(CORE, 4)
-        shutil.move(plugins, directory / "old")
-        plugins.mkdir()
-        other = StandInKubelet(plugins)
-        await other.start()
-        await advertised_again(other, plugin, 1)
-        await other.stop()
-        shutil.rmtree(plugins)
-        shutil.move(directory / "old", plugins)
-
-
-async def test_p12_the_old_server_is_gone_before_the_new_registration_is_sent(directory: Path) -> None:
-    others: list[list[str]] = []
-
-    def look(request: pb.RegisterRequest) -> None:
-        others.append([path.name for path in sockets_of(directory) if path.name != request.endpoint])
-
-    registration = ScriptedRegistration(during=look)
-    async with scripted_kubelet(directory, registration), running_plugin(directory) as plugin:
-        await plugin.observer.until(lambda: len(plugin.observer.registrations) >= 4)
-    assert others[:4] == [[], [], [], []]
-
-
-async def test_p12_no_server_starts_before_the_last_one_has_stopped_fully(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+async def test_p14_a_directory_that_takes_no_socket_is_told_of_once(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    events: list[str] = []
-    start, stop = ServerInstance.start, ServerInstance.stop
-
-    async def logged_start(service: DevicePluginService, path: Path) -> ServerInstance:
-        events.append("start")
-        return await start(service, path)
-
-    async def slow_stop(self: ServerInstance) -> None:
-        events.append("stop")
-        await asyncio.sleep(0.1)
-        await stop(self)
-        events.append("stopped")
-
-    monkeypatch.setattr(ServerInstance, "start", logged_start)
-    monkeypatch.setattr(ServerInstance, "stop", slow_stop)
-    async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
-        for count in range(2, 4):
-            await kubelet.wait_for_capacity(CORE, 4)
-            await kubelet.disconnect(CORE)
-            await advertised_again(kubelet, plugin, count)
-    assert events == ["start", "stop", "stopped"] * 3
+    """Each attempt has a socket name of its own, which is no news."""
+    monkeypatch.setattr(
+        "neuron_plugin.kubelet.registration.endpoint_path",
+        lambda parent, resource, token: endpoint_path(parent / "absent", resource, token),
+    )
+    async with StandInKubelet(directory), running_plugin(directory) as plugin:
+        await plugin.observer.until(lambda: plugin.observer.states.count(State.BACKING_OFF) >= 3)
+    (told,) = (record for record in caplog.records if record.message == "not registered")
+    assert told.__dict__["reason"].startswith(f"no socket can be made in {directory}/absent: is it writable")
 
 
-async def test_p12_capacity_survives_many_registrations_in_a_row(directory: Path) -> None:
-    async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
-        for count in range(2, 8):
-            await kubelet.wait_for_capacity(CORE, 4)
-            await kubelet.disconnect(CORE)
-            await advertised_again(kubelet, plugin, count)
-        await asyncio.sleep(0.1)
-        assert kubelet.capacity(CORE).allocatable == 4
+WITHOUT_DESCRIPTORS = """
+import asyncio, logging, os, pathlib, resource, sys
+from neuron_plugin.simulation.kubelet import StandInKubelet
+from tests.kubelet.fakes import CORE, running_plugin
 
+class Reasons(logging.Handler):
+    def emit(self, record):
+        print(record.getMessage(), getattr(record, "reason", ""), sep=": ")
 
-async def test_pushing_each_other_out_slows_down(directory: Path) -> None:
-    """Registrations that never settle back off, so two plugins cannot fight at full speed."""
-    times = RegistrationTimes(settled=60, first_delay=0.05, longest_delay=30)
-    async with StandInKubelet(directory) as kubelet, running_plugin(directory, times=times):
-        begun = time.monotonic()
-        for _ in range(4):
-            await kubelet.wait_for_capacity(CORE, 4)
-            await kubelet.disconnect(CORE)
-        await kubelet.wait_for_capacity(CORE, 4)
-        assert time.monotonic() - begun > (0.05 + 0.1 + 0.2 + 0.4) / 2
+def take_all(taken):
+    try:
+        while True:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        pass
 
-
-# Stopping
-
-
-async def test_p13_stopping_ends_the_stream_and_removes_the_socket_quickly(directory: Path) -> None:
+async def main():
+    logging.getLogger("neuron_plugin.kubelet").addHandler(Reasons())
+    directory, taken = pathlib.Path(sys.argv[1]), []
     async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
         await kubelet.wait_for_capacity(CORE, 4)
-        begun = time.monotonic()
-        await plugin.server.stop()
-        assert time.monotonic() - begun < 2
-        assert sockets_of(directory) == []
-        assert plugin.server.state is State.STOPPED
-        await kubelet.wait_for_capacity(CORE, 0)
-        assert kubelet.capacity(CORE).capacity == 4
-
-
-async def test_p13_a_second_stop_is_harmless(directory: Path) -> None:
-    async with StandInKubelet(directory), running_plugin(directory) as plugin:
-        await plugin.server.registered.wait()
-        await asyncio.gather(plugin.server.stop(), plugin.server.stop())
-        await plugin.server.stop()
-
-
-@pytest.mark.parametrize("state", [State.WAITING, State.BACKING_OFF])
-async def test_p13_stopping_interrupts_every_wait(directory: Path, state: State) -> None:
-    if state is State.BACKING_OFF:
-        with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(str(directory / SOCKET_NAME))
-    times = RegistrationTimes(first_delay=60, longest_delay=60)
-    async with running_plugin(directory, times=times, watch_seconds=60) as plugin:
-        await plugin.observer.until(lambda: plugin.server.state is state)
-        begun = time.monotonic()
-        await plugin.server.stop()
-        assert time.monotonic() - begun < 2
-
-
-async def test_p13_stopping_interrupts_a_register_call(directory: Path) -> None:
-    waiting = asyncio.Event()
-
-    async def hang(_request: pb.RegisterRequest) -> None:
-        waiting.set()
-        await asyncio.Event().wait()
-
-    async with scripted_kubelet(directory, ScriptedRegistration(during=hang)), running_plugin(directory) as plugin:
-        await asyncio.wait_for(waiting.wait(), 5)
-        begun = time.monotonic()
-        await plugin.server.stop()
-        assert time.monotonic() - begun < 2
-    assert sockets_of(directory) == []
-
-
-async def test_cancelling_run_tidies_up_as_stopping_does(directory: Path) -> None:
-    async with StandInKubelet(directory), running_plugin(directory) as plugin:
-        await plugin.server.registered.wait()
-        plugin.task.cancel()
-        await asyncio.gather(plugin.task, return_exceptions=True)
-        assert plugin.task.cancelled()
-        assert sockets_of(directory) == []
-        assert plugin.server.state is State.STOPPED
-
-
-async def test_a_server_that_never_ran_can_be_stopped_and_then_does_not_run(directory: Path) -> None:
-    server = DevicePluginServer(CORE, FakeHandler(), Advertisement(), DirectoryWatch(directory))
-    await server.stop()
-    await asyncio.wait_for(server.run(), 5)
-    assert server.state is State.STOPPED
-
-
-async def test_stopping_lets_an_admission_finish_that_is_under_way(directory: Path) -> None:
-    """The kubelet fails a pod for good if the stream ends between its preference and its Allocate, or during either."""
-    release = asyncio.Event()
-
-    async def slow(available: Sequence[str], _must: Sequence[str], size: int) -> Sequence[str]:
-        await release.wait()
-        return sorted(available, key=int)[:size]
-
-    pod = Pod("uid", "ns", "pod", (Container("c", {CORE: 2}),))
-    async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
-        plugin.handler.prefer = slow
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 4, most))
+        take_all(taken)
+        plugin.server.socket_path.unlink()
+        while [state.name for state in plugin.observer.states].count("BACKING_OFF") < 4:
+            take_all(taken)
+            await asyncio.sleep(0.01)
+        for each in taken:
+            os.close(each)
+        await asyncio.wait_for(plugin.server.registered.wait(), 20)
         await kubelet.wait_for_capacity(CORE, 4)
-        admission = asyncio.create_task(kubelet.admit(pod))
-        await eventually(lambda: bool(plugin.handler.preferences))
-        stopping = asyncio.create_task(plugin.server.stop())
-        await asyncio.sleep(0.02)
-        assert kubelet.capacity(CORE).allocatable == 4
-        release.set()
-        assert (await admission).containers[0].ids == {CORE: ("0", "1")}
-        await stopping
-        await kubelet.wait_for_capacity(CORE, 0)
+        print("back", plugin.server.state.name, sep=": ")
+
+asyncio.run(main())
+"""
 
 
-async def test_every_life_has_a_socket_name_of_its_own(directory: Path) -> None:
-    async with StandInKubelet(directory) as kubelet, running_plugin(directory, times=QUICK) as plugin:
-        seen = set()
-        for count in range(1, 5):
-            await advertised_again(kubelet, plugin, count)
-            path = plugin.server.socket_path
-            assert path is not None
-            assert identity_of(path) is not None
-            seen.add(path)
-            await kubelet.disconnect(CORE)
-    assert len(seen) == 4
-
-
-async def test_p13_a_cancellation_is_not_lost_while_a_register_call_is_being_given_up(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called, given_up, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-    async def slow_to_close(*_: object) -> None:
-        called.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            given_up.set()
-            await closed.wait()
-
-    monkeypatch.setattr("neuron_plugin.kubelet.registration.announce", slow_to_close)
-    async with StandInKubelet(directory), running_plugin(directory) as plugin:
-        await asyncio.wait_for(called.wait(), 5)
-        sockets_of(directory)[0].unlink()
-        await asyncio.wait_for(given_up.wait(), 5)
-        plugin.task.cancel()
-        await asyncio.sleep(0)
-        closed.set()
-        await asyncio.wait({plugin.task}, timeout=5)
-        assert plugin.task.cancelled()
+def test_a_process_without_file_descriptors_says_so_once_and_is_back_when_it_has_some(directory: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_DESCRIPTORS, str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)  # noqa: S603 - our own interpreter and text
+    told = done.stdout.splitlines()
+    assert told == [f"not registered: [Errno 24] Too many open files: '{directory}'", "back: ADVERTISED"], done.stderr

@@ -16,7 +16,7 @@ from neuron_plugin.kubelet.advertisement import Advertisement
 from neuron_plugin.kubelet.channels import channel_to
 from neuron_plugin.kubelet.server import ServerInstance
 from neuron_plugin.kubelet.service import DevicePluginService
-from neuron_plugin.kubelet.sockets import EndpointError, is_served
+from neuron_plugin.kubelet.sockets import LONGEST_PATH_BYTES, EndpointError, endpoint_path, is_served
 from tests.kubelet.fakes import CORE, FakeHandler, devices
 
 
@@ -55,8 +55,20 @@ async def test_p3_a_regular_file_is_a_clear_error(directory: Path) -> None:
 
 
 async def test_a_directory_that_is_not_there_is_a_clear_error(directory: Path) -> None:
-    with pytest.raises(EndpointError, match=r"cannot listen on .*is its directory writable"):
+    with pytest.raises(EndpointError, match=r"no socket can be made in .*/absent: is it writable"):
         await start(directory / "absent" / "s")
+
+
+async def test_p4_the_longest_path_that_passes_can_be_served(directory: Path) -> None:
+    short = endpoint_path(directory, CORE, "t")
+    deep = directory / ("d" * (LONGEST_PATH_BYTES - len(os.fsencode(short)) - 1))
+    deep.mkdir()
+    path = endpoint_path(deep, CORE, "t")
+    assert len(os.fsencode(path)) == LONGEST_PATH_BYTES
+    server = await start(path)
+    async with channel_to(path) as channel:
+        await pb_grpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty(), timeout=5)
+    await server.stop()
 
 
 async def test_p5_stop_removes_the_socket_and_may_be_called_twice(directory: Path) -> None:

@@ -179,6 +179,30 @@ async def test_streams_outlive_a_call_under_way(directory: Path) -> None:
         assert await stream.read() is grpc.aio.EOF
 
 
+async def test_streams_outlive_a_call_that_begins_while_its_preference_is_waited_after(directory: Path) -> None:
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    async def slow(_ids: Sequence[str]) -> None:
+        begun.set()
+        await release.wait()
+
+    async with served(directory) as plugin:
+        plugin.handler.start = slow
+        stream = plugin.stub.ListAndWatch(pb.Empty())
+        await stream.read()
+        await plugin.prefer(("0 1", "", 1))
+        ending = asyncio.create_task(plugin.service.end_streams(5))
+        request = pb.PreStartContainerRequest(devices_ids=["0"])
+        call = asyncio.ensure_future(plugin.stub.PreStartContainer(request))
+        await asyncio.wait_for(begun.wait(), 5)
+        await asyncio.sleep(0.2)  # past the time that an Allocate is waited for
+        assert plugin.service.streams_open == 1
+        release.set()
+        await call
+        await ending
+        assert await stream.read() is grpc.aio.EOF
+
+
 async def test_patience_with_a_hung_call_ends(directory: Path) -> None:
     async def hung(*_: object) -> Sequence[str]:
         await asyncio.Event().wait()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -34,6 +36,14 @@ async def hinted(hint: asyncio.Event) -> None:
     hint.clear()
 
 
+async def until_quiet(hint: asyncio.Event) -> None:
+    """Take every hint that is still to come of what has happened."""
+    with contextlib.suppress(TimeoutError):
+        while True:
+            await asyncio.wait_for(hint.wait(), 0.3)
+            hint.clear()
+
+
 async def test_a_new_file_is_hinted_at_by_an_event(directory: Path) -> None:
     async with watched(directory, NEVER) as hint:
         (directory / "kubelet.sock").touch()
@@ -52,6 +62,14 @@ async def test_a_file_moved_into_place_is_hinted_at_by_an_event(directory: Path)
     (directory / "sub" / "new").touch()
     async with watched(directory, NEVER) as hint:
         (directory / "sub" / "new").rename(directory / "kubelet.sock")
+        await hinted(hint)
+
+
+async def test_a_file_moved_away_is_hinted_at_by_an_event(directory: Path) -> None:
+    (directory / "sub").mkdir()
+    (directory / "own.sock").touch()
+    async with watched(directory, NEVER) as hint:
+        (directory / "own.sock").rename(directory / "sub" / "own.sock")
         await hinted(hint)
 
 
@@ -123,6 +141,19 @@ async def test_p11_a_directory_made_anew_under_the_old_inode_number_is_watched_a
         await hinted(hint)
 
 
+async def test_more_events_than_the_kernel_keeps_are_a_hint_too(directory: Path) -> None:
+    kept = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    if kept > 50_000:  # pragma: no cover - a machine with another setting
+        pytest.skip(f"fs.inotify.max_queued_events is {kept}, which takes long to fill")
+    async with watched(directory, NEVER) as hint:
+        for _ in range(kept // 2 + 10):  # two events each
+            (directory / "s").touch()
+            (directory / "s").unlink()
+        await until_quiet(hint)
+        (directory / "kubelet.sock").touch()
+        await hinted(hint)
+
+
 async def test_a_directory_that_does_not_exist_yet_is_waited_for(directory: Path) -> None:
     plugins = directory / "device-plugins"
     async with watched(plugins, 0.02) as hint:
@@ -131,6 +162,22 @@ async def test_a_directory_that_does_not_exist_yet_is_waited_for(directory: Path
         hint.clear()
         (plugins / "kubelet.sock").touch()
         await hinted(hint)
+
+
+async def test_a_node_without_inotify_instances_is_watched_by_the_clock_and_said_once(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node has 128 of them by default (``fs.inotify.max_user_instances``)."""
+
+    def none_left() -> Inotify:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("neuron_plugin.kubelet.watch.Inotify", none_left)
+    async with watched(directory, 0.01) as hint:
+        for _ in range(3):
+            await hinted(hint)
+    assert caplog.messages == ["a restarted kubelet is noticed late: no inotify"]
+    assert "max_user_instances" in caplog.records[0].__dict__["remedy"]
 
 
 async def test_cancelling_leaves_no_descriptor_behind(directory: Path) -> None:

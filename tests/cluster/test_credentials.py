@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import sys
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import pytest
+import trustme
+
+from neuron_plugin.cluster.api import ApiRequest, ConnectionSettingsError, UnreachableError
+from neuron_plugin.cluster.transport import KubernetesApi, connect
+from neuron_plugin.simulation.api_server import StandInApiServer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PODS = ApiRequest("GET", "/api/v1/pods")
+WATCH = ApiRequest("GET", "/api/v1/pods", {"watch": "true", "resourceVersion": "1", "allowWatchBookmarks": "true"})
+MANIFEST = {"metadata": {"name": "a"}, "spec": {"containers": []}}
+
+
+class FakeTime:
+    """A clock that stands until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# Tokens.
+
+
+async def test_the_token_goes_out(tmp_path: Path) -> None:
+    async with (
+        StandInApiServer(token="secret") as server,  # noqa: S106 - a stand-in's
+        await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api,
+    ):
+        assert (await api.request(PODS, timeout_seconds=5)).status == 200
+
+
+async def test_a_wrong_token_is_refused(tmp_path: Path) -> None:
+    async with StandInApiServer(token="secret") as server:  # noqa: S106 - as above
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        kubeconfig.write_text(kubeconfig.read_text().replace("secret", "guess"))
+        async with await connect(kubeconfig) as api:
+            assert (await api.request(PODS, timeout_seconds=5)).status == 401
+
+
+async def test_a_new_token_is_read_when_the_old_one_is_refused(tmp_path: Path) -> None:
+    async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        async with await connect(kubeconfig) as api:
+            assert (await api.request(PODS, timeout_seconds=5)).status == 200
+            server.rotate(token="second")  # noqa: S106 - as above
+            server.write_kubeconfig(kubeconfig)
+            assert (await api.request(PODS, timeout_seconds=5)).status == 200
+            async with api.stream(WATCH, silence_seconds=5):
+                pass
+
+
+async def test_refused_credentials_are_not_read_again_all_the_time(
+    tmp_path: Path,
+) -> None:
+    time = FakeTime()
+    async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        async with await connect(kubeconfig, clock=time) as api:
+            server.rotate(token="second")  # noqa: S106 - as above
+            assert [(await api.request(PODS, timeout_seconds=5)).status for _ in range(5)] == [401] * 5
+            assert len(server.requests) == 6, "the first was tried again with what the file said"
+            server.write_kubeconfig(kubeconfig)
+            assert (await api.request(PODS, timeout_seconds=5)).status == 401
+            time.now += 10
+            assert (await api.request(PODS, timeout_seconds=5)).status == 200
+
+
+async def test_calls_refused_at_the_same_time_read_the_credentials_once(tmp_path: Path) -> None:
+    async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        async with await connect(kubeconfig, clock=lambda: 0.0) as api:
+            server.rotate(token="second")  # noqa: S106 - as above
+            server.write_kubeconfig(kubeconfig)
+            answers = await asyncio.gather(*(api.request(PODS, timeout_seconds=5) for _ in range(8)))
+            assert [answer.status for answer in answers] == [200] * 8, "once: the clock stands still"
+
+
+async def test_an_open_watch_survives_that_its_client_is_replaced(tmp_path: Path) -> None:
+    async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        async with await connect(kubeconfig) as api, api.stream(WATCH, silence_seconds=5) as lines:
+            server.rotate(token="second")  # noqa: S106 - as above
+            server.write_kubeconfig(kubeconfig)
+            assert (await api.request(PODS, timeout_seconds=5)).status == 200
+            server.create_pod(MANIFEST)
+            assert json.loads(await anext(lines))["type"] == "ADDED"
+
+
+async def test_a_kubeconfig_that_vanished_leaves_the_refusal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        async with await connect(kubeconfig) as api:
+            server.rotate(token="second")  # noqa: S106 - as above
+            kubeconfig.unlink()
+            assert (await api.request(PODS, timeout_seconds=5)).status == 401
+    assert caplog.messages == ["credentials for the API server cannot be loaded again"], "and no word of the library"
+
+
+def log_in_with(kubeconfig: Path, user: dict[str, object]) -> Path:
+    """Rewrite a kubeconfig so that its user has these credentials and no other."""
+    content = json.loads(kubeconfig.read_text())
+    content["users"][0]["user"] = user
+    kubeconfig.write_text(json.dumps(content))
+    return kubeconfig
+
+
+async def test_the_token_of_an_exec_plugin_goes_out(tmp_path: Path) -> None:
+    version = "client.authentication.k8s.io/v1"
+    credential = {"kind": "ExecCredential", "apiVersion": version, "status": {"token": "secret"}}
+    plugin = {
+        "apiVersion": version,
+        "command": sys.executable,
+        "args": ["-c", f"print({json.dumps(credential)!r})"],
+        "interactiveMode": "Never",
+    }
+    async with StandInApiServer(token="secret") as server:  # noqa: S106 - as above
+        kubeconfig = log_in_with(server.write_kubeconfig(tmp_path / "kubeconfig"), {"exec": plugin})
+        async with await connect(kubeconfig) as api:
+            assert (await api.request(PODS, timeout_seconds=5)).status == 200
+
+
+# Certificates.
+
+
+async def test_a_client_certificate_is_shown_to_a_server_that_wants_one(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    context = tls_of(authority)
+    context.verify_mode = ssl.CERT_REQUIRED
+    authority.configure_trust(context)
+    issued = authority.issue_cert("client@example.org")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
+    issued.private_key_pem.write_to_path(tmp_path / "tls.key")
+    shown: dict[str, object] = {
+        "client-certificate": str(tmp_path / "tls.crt"),
+        "client-key": str(tmp_path / "tls.key"),
+    }
+    async with StandInApiServer(tls=context, ca=pem(authority)) as server:
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        async with await connect(kubeconfig) as api:
+            with pytest.raises(UnreachableError):
+                await api.request(PODS, timeout_seconds=5)
+        async with await connect(log_in_with(kubeconfig, shown)) as api:
+            assert (await api.request(PODS, timeout_seconds=5)).status == 200
+
+
+def tls_of(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    return context
+
+
+def pem(authority: trustme.CA) -> str:
+    return authority.cert_pem.bytes().decode()
+
+
+async def test_a_rotated_ca_is_read_when_the_handshake_fails(tmp_path: Path) -> None:
+    old, new = trustme.CA(), trustme.CA()
+    async with StandInApiServer(tls=tls_of(old), ca=pem(old)) as server:
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        async with await connect(kubeconfig) as api:
+            assert (await api.request(PODS, timeout_seconds=5)).status == 200
+            await server.stop()
+            server.rotate(tls=tls_of(new), ca=pem(new))
+            await server.start()
+            server.write_kubeconfig(kubeconfig)
+            assert (await api.request(PODS, timeout_seconds=5)).status == 200
+
+
+async def test_a_new_certificate_of_the_same_ca_needs_nothing(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    async with (
+        StandInApiServer(tls=tls_of(authority), ca=pem(authority)) as server,
+        await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api,
+    ):
+        await server.stop()
+        server.rotate(tls=tls_of(authority))
+        await server.start()
+        (tmp_path / "kubeconfig").unlink()
+        assert (await api.request(PODS, timeout_seconds=5)).status == 200
+
+
+async def test_a_server_that_is_not_trusted_is_unreachable(tmp_path: Path) -> None:
+    async with (
+        StandInApiServer(tls=tls_of(trustme.CA()), ca=pem(trustme.CA())) as server,
+        await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api,
+    ):
+        with pytest.raises(UnreachableError, match="certificate verify failed") as raised:
+            await api.request(PODS, timeout_seconds=5)
+        assert not raised.value.may_have_arrived
+        with pytest.raises(UnreachableError, match="certificate verify failed"):
+            await api.request(PODS, timeout_seconds=5)
+
+
+# Settings.
+
+
+@pytest.fixture
+def service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files that the kubelet mounts into a pod."""
+    incluster = pytest.importorskip("kubernetes.aio.config.incluster_config")
+    monkeypatch.setattr(incluster, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    return tmp_path
+
+
+def expire_token(api: KubernetesApi) -> None:
+    """Let the minute pass after which the library reads the file again."""
+    hook = api._credentials.client.library_client.configuration.refresh_api_key_hook
+    hook.__closure__[0].cell_contents.token_expires_at = datetime.min  # noqa: DTZ901 - as the library keeps it
+
+
+async def test_in_a_pod_the_token_is_read_again_before_the_old_one_expires(
+    service_account: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = trustme.CA()
+    async with StandInApiServer(token="first", tls=tls_of(authority), ca=pem(authority)) as server:  # noqa: S106 - as above
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", server.url.rpartition(":")[2])
+        (service_account / "token").write_text("first")
+        (service_account / "ca.crt").write_text(pem(authority))
+        async with await connect(None) as api:
+            (service_account / "token").write_text("second")
+            server.rotate(token="second")  # noqa: S106 - as above
+            expire_token(api)
+            assert (await api.request(PODS, timeout_seconds=5)).status == 200
+            assert len(server.requests) == 1, "it was not refused first"
+
+
+async def test_in_a_pod_the_service_account_is_used_and_its_new_token_read(
+    service_account: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = trustme.CA()
+    async with StandInApiServer(token="first", tls=tls_of(authority), ca=pem(authority)) as server:  # noqa: S106 - as above
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", server.url.rpartition(":")[2])
+        (service_account / "token").write_text("first")
+        (service_account / "ca.crt").write_text(pem(authority))
+        async with await connect(None) as api:
+            assert (await api.request(PODS, timeout_seconds=5)).status == 200
+            server.rotate(token="second")  # noqa: S106 - as above
+            (service_account / "token").write_text("second")
+            assert (await api.request(PODS, timeout_seconds=5)).status == 200
+
+
+async def test_in_a_pod_a_token_that_became_empty_is_a_trouble_of_its_own(
+    service_account: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = trustme.CA()
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    (service_account / "token").write_text("first")
+    (service_account / "ca.crt").write_text(pem(authority))
+    async with await connect(None) as api:
+        expire_token(api)
+        (service_account / "token").write_text("")
+        with pytest.raises(ConnectionSettingsError, match="Token file exists but empty"):
+            await api.request(PODS, timeout_seconds=5)
+
+
+async def test_in_a_pod_a_token_that_vanished_is_a_trouble_of_its_own_too(
+    service_account: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = trustme.CA()
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    (service_account / "token").write_text("first")
+    (service_account / "ca.crt").write_text(pem(authority))
+    async with await connect(None) as api:
+        expire_token(api)
+        (service_account / "token").unlink()
+        with pytest.raises(ConnectionSettingsError, match=r"No such file .* is the service account's volume mounted"):
+            await api.request(PODS, timeout_seconds=5)
+
+
+@pytest.mark.usefixtures("service_account")
+async def test_outside_of_a_pod_and_without_a_kubeconfig_there_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(
+        ConnectionSettingsError, match=r"the pod's service account: .*; expected to run in a pod, or a kub"
+    ):
+        await connect(None)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{", "clusters: []", "\x00", '{"current-context": "x", "contexts": [{"name": "x"}]}'],
+)
+async def test_a_useless_kubeconfig_is_an_error_that_names_it(tmp_path: Path, content: str) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(content)
+    with pytest.raises(ConnectionSettingsError, match="expected a kubeconfig") as raised:
+        await connect(kubeconfig)
+    assert str(kubeconfig) in str(raised.value)
+
+
+async def test_a_kubeconfig_that_waits_for_somebody_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def waits(*_: object, **_named: object) -> None:
+        await asyncio.Event().wait()
+
+    (tmp_path / "kubeconfig").touch()
+    monkeypatch.setattr("kubernetes.aio.config.load_kube_config", waits)
+    monkeypatch.setattr("neuron_plugin.cluster.credentials._LOADING_SECONDS", 0.05)
+    with pytest.raises(ConnectionSettingsError, match=r"kubeconfig: not loaded within 0\.05 s; does its exec plugin"):
+        async with asyncio.timeout(5):
+            await connect(tmp_path / "kubeconfig")
+
+
+async def test_a_missing_kubeconfig_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionSettingsError, match="nowhere"):
+        await connect(tmp_path / "nowhere")

@@ -1,0 +1,337 @@
+"""Ends of lists and watches, and what the reflector makes of them (T32)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from neuron_plugin.cluster.api import UnreachableError
+from neuron_plugin.cluster.kinds import PODS
+from neuron_plugin.cluster.lists import Scope
+from neuron_plugin.cluster.reflector import Pace, Reflector
+from neuron_plugin.cluster.timing import Clock
+from neuron_plugin.simulation.api_server import Fault, Match, StandInApiServer, WatchList
+from tests.cluster.reflecting import (
+    BOOKMARK,
+    INITIAL_END,
+    LISTS,
+    WATCHES,
+    Follow,
+    Manifest,
+    ScriptedServer,
+    lists,
+    watches,
+)
+
+if TYPE_CHECKING:
+    from neuron_plugin.cluster.records import Pod
+    from neuron_plugin.cluster.transport import KubernetesApi
+
+
+async def test_t32_410_inside_the_stream_lists_again(server: StandInApiServer, follow: Follow, pod: Manifest) -> None:
+    server.create_pod(pod("a"))
+    async with follow() as followed:
+        await followed.until(followed.reflector.synced.is_set)
+        server.expire_watches()
+        server.create_pod(pod("b"))
+        server.delete_pod("default", "a", grace_seconds=0)
+        await followed.until(lambda: followed.names == ["b"])
+        assert followed.recorder.causes == ["expired"]
+        assert len(followed.recorder.lists) == 2
+
+
+async def test_t32_410_as_a_status_lists_again(server: StandInApiServer, follow: Follow, pod: Manifest) -> None:
+    async with follow() as followed:
+        await followed.until(followed.reflector.synced.is_set)
+        server.fail(Fault(WATCHES, status=410))
+        server.end_watches()
+        await followed.until(lambda: len(followed.recorder.lists) == 2)
+        assert followed.recorder.causes == ["end", "expired"]
+        server.create_pod(pod("a"))
+        await followed.until(lambda: followed.names == ["a"])
+
+
+async def test_t32_a_watch_too_old_for_a_compacted_history_lists_again(
+    server: StandInApiServer, follow: Follow, pod: Manifest
+) -> None:
+    server.create_pod(pod("a"))
+    async with follow() as followed:
+        await followed.until(followed.reflector.synced.is_set)
+        gate = asyncio.Event()
+        server.fail(Fault(WATCHES, gate=gate))
+        server.end_watches()
+        await followed.until(lambda: followed.recorder.causes == ["end"])
+        server.delete_pod("default", "a", grace_seconds=0)
+        server.compact()
+        gate.set()
+        await followed.until(lambda: followed.names == [])
+        assert followed.recorder.causes == ["end", "expired"]
+
+
+async def test_t32_a_list_whose_version_was_forgotten_between_two_pages_begins_anew(
+    server: StandInApiServer, follow: Follow, pod: Manifest
+) -> None:
+    server._http.watch_list = WatchList.REFUSED
+    for number in range(600):
+        server.create_pod(pod(f"p{number}"))
+    server.fail(Fault(LISTS, delay_seconds=0.0))
+    server.fail(Fault(LISTS, gate=(second_page := asyncio.Event())))
+    async with follow() as followed:
+        await followed.until(lambda: len(lists(server)) == 2)
+        server.delete_pod("default", "p0", grace_seconds=0)
+        server.compact()
+        second_page.set()
+        await followed.until(followed.reflector.synced.is_set)
+        assert "expired" in followed.recorder.causes
+        assert followed.recorder.lists == [599]
+
+
+async def test_t32_a_bookmark_moves_the_version_on(server: StandInApiServer, follow: Follow) -> None:
+    """So that a watch that ends after a quiet hour goes on from the bookmark, not from the hour before."""
+    async with follow(scope=Scope(field_selector="spec.nodeName=n1")) as followed:
+        await followed.until(followed.reflector.synced.is_set)
+        for number in range(3):
+            server.create_node({"metadata": {"name": f"n{number}"}})
+        newest = server._objects.versions.current
+        server.send_bookmarks()
+        await followed.until(lambda: followed.reflector.version == newest)
+        server.end_watches()
+        await followed.until(lambda: len(watches(server)) == 2)
+        assert watches(server)[1]["resourceVersion"] == str(server._objects.versions.current)
+
+
+async def test_t32_after_a_cut_connection_the_watch_goes_on_without_a_list(
+    server: StandInApiServer, follow: Follow, pod: Manifest
+) -> None:
+    server.create_pod(pod("a"))
+    async with follow() as followed:
+        await followed.until(followed.reflector.synced.is_set)
+        server.cut_watches()
+        server.create_pod(pod("b"))
+        await followed.until(lambda: followed.names == ["a", "b"])
+        assert followed.recorder.lists == [1]
+        assert followed.recorder.causes == ["unreachable"]
+
+
+async def test_t46_an_api_server_gone_for_a_while_is_followed_again_without_a_restart(
+    server: StandInApiServer, follow: Follow, pod: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "neuron_plugin.cluster")
+    server.create_pod(pod("a"))
+    async with follow() as followed:
+        await followed.until(followed.reflector.synced.is_set)
+        await server.stop()
+        await followed.until(lambda: len(followed.recorder.interruptions) > 5)
+        assert followed.names == ["a"], "the last state is still served"
+        server.create_pod(pod("b"))
+        await server.start()
+        await followed.until(lambda: followed.names == ["a", "b"])
+    told = [record.message for record in caplog.records]
+    assert told == ["the API server cannot be followed", "the API server is heard again"]
+
+
+async def test_an_api_server_that_is_down_at_the_start_is_waited_for(
+    server: StandInApiServer, follow: Follow, pod: Manifest
+) -> None:
+    server.create_pod(pod("a"))
+    await server.stop()
+    async with follow() as followed:
+        await followed.until(lambda: len(followed.recorder.interruptions) > 2)
+        assert not followed.reflector.synced.is_set()
+        await server.start()
+        await followed.until(followed.reflector.synced.is_set)
+        assert followed.names == ["a"]
+
+
+async def test_a_silent_watch_is_given_up_at_its_read_deadline(
+    server: StandInApiServer, follow: Follow, pod: Manifest
+) -> None:
+    async with follow(pace=Pace(silence=0.1, backoff_first=0.002)) as followed:
+        await followed.until(followed.reflector.synced.is_set)
+        server.mute_watches()
+        server.create_pod(pod("a"))
+        await followed.until(lambda: "unreachable" in followed.recorder.causes)
+        server.mute_watches(muted=False)
+        await followed.until(lambda: followed.names == ["a"])
+
+
+async def test_a_garbled_event_lists_again(server: StandInApiServer, follow: Follow, pod: Manifest) -> None:
+    async with follow() as followed:
+        await followed.until(followed.reflector.synced.is_set)
+        server.fail(Fault(WATCHES, body=b'{"type":"ADDED","object":{"metadata":[]}}\n'))
+        server.end_watches()
+        server.create_pod(pod("a"))
+        await followed.until(lambda: followed.names == ["a"])
+        assert "unreadable" in followed.recorder.causes
+        assert len(followed.recorder.lists) == 2, "from the same version it would only come again"
+
+
+async def test_a_refusal_is_tried_again_no_sooner_than_the_server_asks(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    slept: list[float] = []
+    enough = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        enough.set()
+        await asyncio.Event().wait()
+
+    server.fail(Fault(Match(), status=429, retry_after_seconds=7))
+    reflector = Reflector(api, PODS, lambda pod: pod, clock=Clock(sleep=sleep))
+    running = asyncio.create_task(reflector.run(), name="reflector")
+    await asyncio.wait_for(enough.wait(), 5)
+    running.cancel()
+    assert 7.0 <= slept[0] <= 7.1
+
+
+async def test_a_watch_asks_for_bookmarks_and_four_to_five_minutes(server: StandInApiServer, follow: Follow) -> None:
+    async with follow() as followed:
+        await followed.until(followed.reflector.synced.is_set)
+    (query,) = watches(server)
+    assert query["allowWatchBookmarks"] == "true"
+    assert 240 <= int(query["timeoutSeconds"]) <= 300
+
+
+# Back-off, in faked time.
+
+
+async def run_for(server: ScriptedServer, seconds: float) -> list[float]:
+    """Follow for some faked time; return the waits between the watches."""
+    loop = asyncio.get_running_loop()
+    reflector: Reflector[Pod, Pod] = Reflector(server, PODS, lambda pod: pod, clock=Clock(loop.time, asyncio.sleep))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await reflector.run()
+    opened = server.opened_at
+    return [after - before for before, after in itertools.pairwise(opened)]
+
+
+@pytest.mark.looptime
+async def test_watches_that_end_at_once_are_backed_off() -> None:
+    async def nothing() -> AsyncIterator[bytes]:
+        yield INITIAL_END
+
+    waits = await run_for(ScriptedServer(nothing), 600)
+    assert 20 < len(waits) < 40
+    assert all(before * 0.9 <= after * 2 for before, after in itertools.pairwise(waits))
+    assert 15 <= waits[-1] <= 30.1
+
+
+@pytest.mark.looptime
+async def test_watches_that_say_one_thing_each_are_backed_off_too() -> None:
+    async def bookmark() -> AsyncIterator[bytes]:
+        yield INITIAL_END
+        yield BOOKMARK
+
+    waits = await run_for(ScriptedServer(bookmark), 3)
+    assert len(waits) < 8, "the library's informer: 9 470"
+
+
+@pytest.mark.looptime
+async def test_a_watch_that_lasted_makes_the_next_wait_short() -> None:
+    async def five_minutes() -> AsyncIterator[bytes]:
+        yield INITIAL_END
+        await asyncio.sleep(300)
+
+    waits = await run_for(ScriptedServer(five_minutes), 3600)
+    assert len(waits) >= 10
+    assert all(300 < wait <= 300.2 for wait in waits)
+
+
+@pytest.mark.looptime
+async def test_a_thousand_nodes_do_not_come_back_at_once() -> None:
+    async def nothing() -> AsyncIterator[bytes]:
+        yield INITIAL_END
+
+    second_waits = {(await run_for(ScriptedServer(nothing), 5))[3] for _ in range(20)}
+    assert len(second_waits) > 15
+
+
+# Where the next watch begins, in faked time.
+
+
+async def silence() -> AsyncIterator[bytes]:
+    """What the transport makes of a connection that is open and dead."""
+    await asyncio.sleep(150)
+    raise UnreachableError("GET", "/api/v1/pods", "silent", may_have_arrived=True)
+    yield b""
+
+
+def anew(server: ScriptedServer) -> list[bool]:
+    """Of each watch, whether it began with the present state and not at a version."""
+    return ["sendInitialEvents" in query for query in server.queries]
+
+
+@pytest.mark.looptime
+async def test_t32_a_watch_that_told_nothing_until_it_was_given_up_is_not_gone_on_from() -> None:
+    """A server whose etcd was restored leaves out what is older than the version it was asked for."""
+
+    async def forgetful() -> AsyncIterator[bytes]:
+        yield INITIAL_END
+        async for line in silence():
+            yield line
+
+    server = ScriptedServer(forgetful)
+    await run_for(server, 400)
+    assert anew(server) == [True, True, True]
+
+
+@pytest.mark.looptime
+async def test_t32_a_watch_that_fell_silent_after_a_bookmark_is_gone_on_from() -> None:
+    async def died() -> AsyncIterator[bytes]:
+        yield INITIAL_END
+        yield BOOKMARK
+        async for line in silence():
+            yield line
+
+    server = ScriptedServer(died)
+    await run_for(server, 200)
+    assert anew(server) == [True, False]
+    assert server.queries[1]["resourceVersion"] == "9"
+
+
+@pytest.mark.looptime
+async def test_watches_that_end_at_once_are_gone_on_from_without_a_list() -> None:
+    async def nothing() -> AsyncIterator[bytes]:
+        yield INITIAL_END
+
+    server = ScriptedServer(nothing)
+    await run_for(server, 60)
+    assert anew(server) == [True] + [False] * (len(server.queries) - 1)
+    assert len(server.queries) > 5
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("code", [500, 410, 429, 0])
+async def test_t32_an_error_event_lists_again_whatever_it_says(code: int) -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        yield INITIAL_END
+        yield b'{"type":"ERROR","object":{"kind":"Status","code":%d,"message":"m"}}' % code
+
+    server = ScriptedServer(broken)
+    await run_for(server, 1)
+    assert anew(server) == [True] * len(server.queries)
+    assert len(server.queries) > 1
+
+
+@pytest.mark.looptime
+async def test_slow_lists_before_watches_that_fail_do_not_make_the_waits_short() -> None:
+    """A server that is too busy to keep a watch is not asked for everything as fast as it can answer."""
+
+    async def slow_then_expired() -> AsyncIterator[bytes]:
+        await asyncio.sleep(4)
+        yield BOOKMARK
+        await asyncio.sleep(4)
+        yield BOOKMARK
+        await asyncio.sleep(4)
+        yield INITIAL_END
+        yield b'{"type":"ERROR","object":{"kind":"Status","code":410}}'
+
+    waits = [wait - 12 for wait in await run_for(ScriptedServer(slow_then_expired), 600)]
+    assert waits[-1] > 10
