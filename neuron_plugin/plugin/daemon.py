@@ -81,8 +81,8 @@ class NodeDaemon:
             settings.kubelet_dir / KUBELET_SOCKET,
             self._link.live_pods if self._link else None,
         )
-        told = HealthReport(settings.node_name, settings.node_condition, self._link.tell if self._link else None)
-        self.health = HealthWatch(settings, self._judged, [told])
+        told = HealthReport(settings.node_name, settings.node_condition, self._link)
+        self.health = HealthWatch(settings, self._judged, told.judged)
         report = self._link.report if self._link else Reporter()
         self._confirmation = Confirmation(
             self.state,

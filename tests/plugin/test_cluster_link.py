@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from neuron_plugin.allocation.inventory import INVENTORY_KEY
 from neuron_plugin.allocation.ledger import Holding
-from neuron_plugin.cluster.api import ApiRequest
+from neuron_plugin.cluster.api import ApiRequest, send
+from neuron_plugin.cluster.leases import create_lease, utc_now
+from neuron_plugin.cluster.transport import connect
 from neuron_plugin.plugin import cluster_link
 from neuron_plugin.plugin.cluster_link import ClusterLink
+from neuron_plugin.plugin.health import DeviceHealth
+from neuron_plugin.plugin.health_report import HealthReport
 from neuron_plugin.plugin.node import NodeState
+from neuron_plugin.plugin.node_lease import delete_lease, node_lease
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.simulation.api_server import NODES, StandInApiServer
+from neuron_plugin.simulation.api_server import LEASES, NODES, StandInApiServer
 from tests.plugin.site import eventually
 from tests.plugin.world import NEURON, TRN1, a_state, app, decided, devices, machine, pod, ref
 
@@ -152,30 +158,44 @@ async def test_settings_that_come_late_are_waited_for_and_told_of_once(
     assert told() == ["not connected to the API server"]
 
 
-async def test_without_a_lease_the_inventory_is_said_again_because_the_node_may_have_been_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lease", ["none", "ours", "of a process before"])
+async def test_t33_a_node_that_is_made_anew_is_told_again_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease: str
 ) -> None:
     monkeypatch.setattr(cluster_link, "REPEAT_SECONDS", 0.05)
-    async with StandInApiServer() as server:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(StandInApiServer())
         server.create_node({"metadata": {"name": "worker-1"}})
-        settings = PluginSettings(
-            node_name="worker-1", kubeconfig=server.write_kubeconfig(tmp_path / "kubeconfig"), node_lease=False
-        )
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        settings = PluginSettings(node_name="worker-1", kubeconfig=kubeconfig, node_lease=lease != "none")
+        of_node = node_lease("kube-system", "worker-1")
+        outside = await stack.enter_async_context(await connect(kubeconfig))
+        if lease == "of a process before":
+            await send(outside, create_lease(of_node, duration_seconds=8, now=utc_now()), timeout_seconds=5)
         link = ClusterLink(settings, a_state(), lambda: None)
         link.publish(machine())
+        HealthReport("worker-1", "NeuronDevicesHealthy", link).judged({0: DeviceHealth()}, [])
         running = asyncio.create_task(link.run(), name="link")
 
-        def annotations() -> dict[str, str]:
-            found: dict[str, str] = server.get(NODES, "worker-1")["metadata"].get("annotations", {})
-            return found
+        def is_described() -> bool:
+            node = server.get(NODES, "worker-1")
+            return INVENTORY_KEY in node["metadata"].get("annotations", {}) and "conditions" in node.get("status", {})
 
-        await eventually(lambda: INVENTORY_KEY in annotations())
-        server.delete_node("worker-1")
-        server.create_node({"metadata": {"name": "worker-1"}})
-        await eventually(lambda: INVENTORY_KEY in annotations())
+        def is_open() -> bool:
+            return any(one["spec"].get("holderIdentity") for one in server.objects(LEASES)) == settings.node_lease
+
+        for _ in range(2):
+            await eventually(lambda: is_described() and is_open())
+            server.delete_node("worker-1")
+            server.create_node({"metadata": {"name": "worker-1"}})
+            if settings.node_lease:
+                await send(outside, delete_lease("kube-system", "worker-1"), timeout_seconds=5)  # as with its owner
+            link.serving_began()
+        await eventually(is_described)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
+        assert not await link.serving_ends()
 
 
 async def test_a_look_without_usable_settings_does_not_wait(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

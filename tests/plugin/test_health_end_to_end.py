@@ -183,7 +183,7 @@ async def test_p69_a_flapping_node_makes_a_bounded_number_of_messages_and_events
 
 async def test_p70_a_kernel_log_that_is_not_there_is_named_and_the_rest_goes_on() -> None:
     async with a_site(kmsg=Path("/nowhere/kmsg")) as site:
-        await eventually(lambda: "kernel-log" in site.daemon.health.sources)
+        await eventually(lambda: "kernel-log" in site.daemon.health.silent_sources)
         assert site.daemon._moment().silent_sources["kernel-log"].startswith("/nowhere/kmsg cannot be opened")
         site.node.remove_node(0)
         await site.allocatable(5)

@@ -39,6 +39,8 @@ class Api:
     def tell(self, subject: str, request: ApiRequest) -> None:
         self.told.append((subject, request))
 
+    tell_of_node = tell
+
     def clock(self) -> datetime:
         return self.now
 
@@ -52,7 +54,7 @@ def api() -> Api:
 
 
 def report(api: Api, condition: str = "") -> HealthReport:
-    return HealthReport("worker-1", condition, api.tell, api.clock)
+    return HealthReport("worker-1", condition, api, api.clock)
 
 
 @pytest.mark.parametrize(
