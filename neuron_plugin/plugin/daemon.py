@@ -67,6 +67,7 @@ class NodeDaemon:
         self._found = asyncio.Event()
         self._change = asyncio.Event()
         self._refreshing = False
+        self._waits = False
         self.state = NodeState(
             on_change=self._changed,
             quarantine=Quarantine(settings.quarantine_seconds),
@@ -179,10 +180,11 @@ class NodeDaemon:
             )
 
     def _see(self, machine: Machine | None) -> None:
-        if not self.state.see_machine(machine):
+        before, waited = self.state.machine, self._waits
+        self._waits = not self.state.see_machine(machine)
+        if self._waits and not waited:
             logger.warning("the logical core size has changed while pods hold cores: it counts once they have ended")
-            return
-        if self.state.machine:
+        if self.state.machine and self.state.machine != before:
             logger.info("hardware", extra=describe(self.state.machine))
             self._found.set()
 

@@ -6,13 +6,17 @@ Simulated hardware, a stand-in kubelet and a stand-in API server; nothing of the
 from __future__ import annotations
 
 import asyncio
+import logging
+from functools import partial
 
 import msgspec
 import pytest
 
 from neuron_plugin.allocation.inventory import INVENTORY_KEY
+from neuron_plugin.hardware.attributes import ResetState
 from neuron_plugin.kubelet.devices import DeviceNode
 from neuron_plugin.plugin import daemon as daemon_module
+from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import TopologyPolicy
 from neuron_plugin.simulation.api_server import EVENTS, LEASES, Fault, Match
 from neuron_plugin.simulation.kubelet import KubeletOptions
@@ -372,6 +376,37 @@ async def test_p25_a_reloaded_driver_makes_devices_unhealthy_and_healthy_again_a
         site.node.load_driver()
         await site.kubelet.wait_for_capacity(NEURON.value, 16)
         assert any(uid.endswith("default/a") for uid in holders(daemon))
+
+
+def said(caplog: pytest.LogCaptureFixture, beginning: str) -> int:
+    return sum(record.getMessage().startswith(beginning) for record in caplog.records)
+
+
+def has_reason(daemon: NodeDaemon, beginning: str) -> bool:
+    return daemon.health.devices[3].reason.startswith(beginning)
+
+
+async def test_p84_a_counter_that_rises_is_no_news_of_what_is_offered(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, daemon_module.__name__)
+    async with a_site(cluster=False) as site, site.daemon() as daemon:
+        for count in (1, 2):
+            site.node.set_ecc(3, repairable=count)
+            await eventually(partial(has_reason, daemon, f"{count} repairable memory error"))
+    assert said(caplog, "hardware") == 1
+
+
+async def test_p28_another_lnc_is_told_once_while_it_waits_for_pods_to_end(caplog: pytest.LogCaptureFixture) -> None:
+    async with a_site("trn2.48xlarge", cluster=False) as site, site.daemon() as daemon:
+        await site.run("a", app(1, CORE))
+        site.node.set_logical_core_size(1)
+        await eventually(lambda: bool(said(caplog, "the logical core size has changed")))
+        site.node.set_reset(3, ResetState.FAILED)
+        await site.kubelet.wait_for_capacity(NEURON.value, 14)
+        assert site.kubelet.capacity(CORE.value).capacity == 64
+        assert said(caplog, "the logical core size has changed") == 1
+        assert daemon.state.machine is not None
+        site.end("a")
+        await site.kubelet.wait_for_capacity(CORE.value, 120)
 
 
 async def test_p24_a_missing_device_leaves_the_others_their_numbers_and_is_listed_as_unhealthy() -> None:
