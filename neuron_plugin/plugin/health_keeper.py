@@ -71,8 +71,7 @@ class HealthKeeper:
     @property
     def memory(self) -> Memory:
         """What to know after a restart: of devices that were here once, and of those that are here, last."""
-        here = {record.key: record.memory for record in self._records.values()}
-        return Memory({**{key: known for key, known in self._known.devices.items() if key not in here}, **here})
+        return self._known.with_devices({record.key: record.memory for record in self._records.values()})
 
     def look(self, inventory: Inventory) -> None:
         """Take in a look at the hardware; a device that was here once and is not, is missing."""
@@ -113,7 +112,10 @@ class HealthKeeper:
 
     def _record(self, device: int, key: str, now: float) -> DeviceRecord:
         record = self._records.get(device)
-        if record is None or _is_another(record.key, key):
+        if record and _is_another(record.key, key):
+            self._known = self.memory  # the chip that was here may come back under another number
+            record = None
+        if record is None:
             record = DeviceRecord(key, self._known.of(key), self._settings, now)
             self._records[device] = record
         elif record.key != key and not key.startswith(_NAMED):

@@ -16,7 +16,7 @@ from neuron_plugin.hardware.health import Signal
 from neuron_plugin.hardware.records import CoreErrors, EccCounts, Inventory, NodeState, SkippedDevice
 from neuron_plugin.plugin.health import Status
 from neuron_plugin.plugin.health_keeper import Transition
-from neuron_plugin.plugin.health_memory import DeviceMemory, Memory
+from neuron_plugin.plugin.health_memory import MOST_DEVICES, DeviceMemory, Memory
 from neuron_plugin.plugin.health_policy import Action, Baseline, HealthSettings, Recovery, SignalPolicy
 from neuron_plugin.plugin.machine import MISSING
 from neuron_plugin.topology.geometry import DeviceId
@@ -495,6 +495,21 @@ def test_p67_what_waits_for_a_reload_is_taken_up_under_a_serial_number_that_come
     world = World(settings, Memory({"aa": DeviceMemory(latched={"reset-failed": "it failed"})}))
     world.see(device(0, serial="neuron0"), device(1))
     assert changed(world.see(device(0, serial="aa"), device(1))) == [((0,), "unhealthy")]
+
+
+def test_p67_chips_that_come_back_under_each_others_numbers_bring_what_is_known_of_them() -> None:
+    world = World()
+    world.see(device(0, serial="aa", core_errors=(CoreErrors(0, hw_error=5),)), device(1, serial="bb"))
+    world.see()
+    world.see(device(0, serial="bb"), device(1, serial="aa", core_errors=(CoreErrors(0, hw_error=6),)))
+    assert world.keeper.devices[1].reason == "6 hardware errors on physical core 0, 5 of them old"
+
+
+def test_p83_serial_numbers_that_never_read_the_same_do_not_gather() -> None:
+    world = World()
+    for serial in range(MOST_DEVICES + 50):
+        world.see(device(0, serial=f"{serial:x}", core_errors=(CoreErrors(0, hw_error=1),)))
+    assert len(world.keeper.memory.devices) == MOST_DEVICES
 
 
 @pytest.mark.parametrize(("serial", "unhealthy"), [(f"{1:016x}", [1]), ("ff", [])])
