@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from neuron_plugin.allocation.ledger import Holding, Ledger
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.hardware.attributes import ResetState, parse_driver_version
+from neuron_plugin.hardware.attributes import parse_driver_version
 from neuron_plugin.hardware.logical_cores import LogicalCoreSize
-from neuron_plugin.hardware.records import Device, HealthReadings, Inventory, NodeState, SkippedDevice
+from neuron_plugin.hardware.records import Device, Inventory, NodeState, SkippedDevice
 from neuron_plugin.plugin.machine import (
     MISSING,
     Machine,
@@ -27,10 +28,9 @@ from tests.plugin.world import CORE, DEVICE, NEURON, TRN1, devices, machine, ref
 TYPES = catalogue()
 
 
-def device(number: int, *, node: NodeState = NodeState.PRESENT, reset: ResetState | None = None) -> Device:
+def device(number: int) -> Device:
     links = frozenset({DeviceId(number - 1), DeviceId(number + 1)})
-    health = HealthReadings(reset=reset)
-    return Device(DeviceId(number), 2, "Trainium1", "NDv2", links, node, health=health)
+    return Device(DeviceId(number), 2, "Trainium1", "NDv2", links, NodeState.PRESENT)
 
 
 def inventory(*numbers: int, instance_type: str = "trn1.32xlarge", lnc: int = 1) -> Inventory:
@@ -42,8 +42,8 @@ def inventory(*numbers: int, instance_type: str = "trn1.32xlarge", lnc: int = 1)
     )
 
 
-def seen(found: Inventory) -> Machine:
-    made = seen_machine(found, TYPES)
+def seen(found: Inventory, unhealthy: Mapping[int, str] | None = None) -> Machine:
+    made = seen_machine(found, TYPES, "", unhealthy or {})
     assert made is not None
     return made
 
@@ -53,7 +53,7 @@ def healthy(made: Machine, resource: Resource, ledger: Ledger | None = None) -> 
 
 
 def test_p22_no_device_is_no_machine() -> None:
-    assert seen_machine(Inventory(absence="no driver"), TYPES) is None
+    assert seen_machine(Inventory(absence="no driver"), TYPES, "", {}) is None
 
 
 def test_a_whole_machine_has_its_types_geometry_and_nothing_wrong() -> None:
@@ -80,7 +80,7 @@ def test_p26_of_an_unknown_type_only_what_is_there_is_listed() -> None:
 
 
 def test_the_operators_type_stands_in_where_the_machine_does_not_tell() -> None:
-    made = seen_machine(inventory(*range(16), instance_type=""), TYPES, "trn1.32xlarge")
+    made = seen_machine(inventory(*range(16), instance_type=""), TYPES, "trn1.32xlarge", {})
     assert made is not None
     assert made.geometry == TRN1
 
@@ -91,11 +91,9 @@ def test_p27_a_skipped_device_is_listed_with_the_reason() -> None:
     assert seen(found).inventory().unhealthy == {15: "core_count reads 'x'"}
 
 
-def test_p67_a_sick_device_is_unhealthy_with_its_reason() -> None:
-    found = replace(inventory(), devices=(device(0, node=NodeState.ABSENT), device(1, reset=ResetState.FAILED)))
-    reasons = seen(replace(found, instance_type="")).unhealthy
-    assert reasons[0] == "/dev/neuron0 is absent"
-    assert "its last reset failed" in reasons[1]
+def test_p67_a_sick_device_is_unhealthy_with_its_reason_unless_it_is_not_even_there() -> None:
+    made = seen(inventory(*range(15)), {3: "sick", 15: "was sick", 99: "never listed"})
+    assert made.unhealthy == {3: "sick", 15: MISSING}
 
 
 def test_p28_lnc_halves_the_cores_of_a_device() -> None:
