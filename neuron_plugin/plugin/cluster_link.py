@@ -19,7 +19,6 @@ from neuron_plugin.cluster.records import ObjectReference
 from neuron_plugin.cluster.transport import KubernetesApi, connect
 from neuron_plugin.cluster.writes import annotate_pod, create_event
 from neuron_plugin.plugin.annotate import Annotations, confirmed_annotations, inherited_annotations
-from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease
@@ -51,8 +50,8 @@ class ClusterLink:
         state: NodeState,
         on_pod: Callable[[], None],
         *,
-        witness: Witness | None = None,
-        serving: Callable[[], bool] = lambda: True,
+        witness: Witness,
+        serving: Callable[[], bool],
     ) -> None:
         """``on_pod`` is called when a pod of this node came or changed; the Lease is renewed while ``serving``."""
         self._settings = settings
@@ -62,7 +61,7 @@ class ClusterLink:
         self._api: KubernetesApi | None = None
         self._pods: PodReflector | None = None
         self._tried = asyncio.Event()
-        self._witness = witness or Witness(settings.node_name, state, Counts())
+        self._witness = witness
         self._described: Machine | None = None
         self._of_node: dict[str, ApiRequest] = {}
         self._lease = NodeLease(

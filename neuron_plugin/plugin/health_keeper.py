@@ -41,12 +41,10 @@ class Transition:
 class HealthKeeper:
     """Traces of all devices of one node."""
 
-    def __init__(
-        self, settings: HealthSettings, memory: Memory | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, settings: HealthSettings, memory: Memory, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock`` gives seconds of CLOCK_MONOTONIC, in which kernel messages are dated, too."""
         self._settings = settings
-        self._known = memory or Memory()
+        self._known = memory
         self._clock = clock
         self._started = clock()
         self._records: dict[int, DeviceRecord] = {}

@@ -38,8 +38,8 @@ LEASE_PREFIX = "neuron-plugin-"
 class LeaseTimes:
     """How long a Lease is good for, and how often it is renewed, in seconds."""
 
-    duration: float = 8.0
-    renew: float = 2.0
+    duration: float
+    renew: float
 
 
 def node_lease(namespace: str, node: str) -> LeaseName:
@@ -62,7 +62,7 @@ class NodeLease:
         times: LeaseTimes,
         *,
         serving: Callable[[], bool],
-        on_new_node: Callable[[], None] = lambda: None,
+        on_new_node: Callable[[], None],
     ) -> None:
         """``on_new_node`` is called when the Lease went away, as with its node: then so did all we had said there."""
         self._lease = node_lease(namespace, node)

@@ -48,7 +48,7 @@ class World:
 
     def __init__(self, settings: HealthSettings | None = None, memory: Memory | None = None) -> None:
         self.now = 1000.0
-        self.keeper = HealthKeeper(settings or HealthSettings(), memory, lambda: self.now)
+        self.keeper = HealthKeeper(settings or HealthSettings(), memory or Memory(), lambda: self.now)
 
     def see(self, *devices: Device) -> tuple[Transition, ...]:
         """Look and judge; without devices there is no driver."""

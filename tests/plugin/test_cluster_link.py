@@ -6,6 +6,7 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,13 @@ from neuron_plugin.cluster.leases import create_lease, utc_now
 from neuron_plugin.cluster.transport import connect
 from neuron_plugin.plugin import cluster_link
 from neuron_plugin.plugin.cluster_link import ClusterLink
+from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.health import DeviceHealth
 from neuron_plugin.plugin.health_report import HealthReport
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.node_lease import delete_lease, node_lease
 from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.witness import Witness
 from neuron_plugin.simulation.api_server import LEASES, NODES, StandInApiServer
 from tests.plugin.site import eventually
 from tests.plugin.world import NEURON, TRN1, a_state, app, decided, devices, machine, pod, ref
@@ -28,8 +31,14 @@ from tests.plugin.world import NEURON, TRN1, a_state, app, decided, devices, mac
 ROW0, ROW1 = [0, 1, 2, 3], [4, 5, 6, 7]
 
 
-def link_of(state: NodeState, kubeconfig: Path | None = None) -> ClusterLink:
-    return ClusterLink(PluginSettings(node_name="worker-1", kubeconfig=kubeconfig), state, lambda: None)
+def link_of(state: NodeState, kubeconfig: Path | None = None, **settings: Any) -> ClusterLink:
+    return ClusterLink(
+        PluginSettings(node_name="worker-1", kubeconfig=kubeconfig, **settings),
+        state,
+        lambda: None,
+        witness=Witness("worker-1", state, Counts()),
+        serving=lambda: True,
+    )
 
 
 def unsent(link: ClusterLink) -> dict[str, ApiRequest]:
@@ -116,8 +125,7 @@ async def test_p61_a_look_before_there_is_a_connection_waits_for_it_and_sees_wha
         )
         state = a_state()
         kubeconfig = api.write_kubeconfig(tmp_path / "config")
-        patient = PluginSettings(node_name="worker-1", kubeconfig=kubeconfig, decision_deadline_seconds=30)
-        link = ClusterLink(patient, state, lambda: None)
+        link = link_of(state, kubeconfig, decision_deadline_seconds=30)
         look = asyncio.create_task(link.look_again())
         await asyncio.sleep(0)
         assert not state.ledger.holders
@@ -167,12 +175,11 @@ async def test_t33_a_node_that_is_made_anew_is_told_again_what_it_is(
         server = await stack.enter_async_context(StandInApiServer())
         server.create_node({"metadata": {"name": "worker-1"}})
         kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        settings = PluginSettings(node_name="worker-1", kubeconfig=kubeconfig, node_lease=lease != "none")
         of_node = node_lease("kube-system", "worker-1")
         outside = await stack.enter_async_context(await connect(kubeconfig))
         if lease == "of a process before":
             await send(outside, create_lease(of_node, duration_seconds=8, now=utc_now()), timeout_seconds=5)
-        link = ClusterLink(settings, a_state(), lambda: None)
+        link = link_of(a_state(), kubeconfig, node_lease=lease != "none")
         link.publish(machine())
         HealthReport("worker-1", "NeuronDevicesHealthy", link).judged({0: DeviceHealth()}, [])
         running = asyncio.create_task(link.run(), name="link")
@@ -182,13 +189,13 @@ async def test_t33_a_node_that_is_made_anew_is_told_again_what_it_is(
             return INVENTORY_KEY in node["metadata"].get("annotations", {}) and "conditions" in node.get("status", {})
 
         def is_open() -> bool:
-            return any(one["spec"].get("holderIdentity") for one in server.objects(LEASES)) == settings.node_lease
+            return any(one["spec"].get("holderIdentity") for one in server.objects(LEASES)) == (lease != "none")
 
         for _ in range(2):
             await eventually(lambda: is_described() and is_open())
             server.delete_node("worker-1")
             server.create_node({"metadata": {"name": "worker-1"}})
-            if settings.node_lease:
+            if lease != "none":
                 await send(outside, delete_lease("kube-system", "worker-1"), timeout_seconds=5)  # as with its owner
             link.serving_began()
         await eventually(is_described)

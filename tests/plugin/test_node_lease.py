@@ -283,10 +283,6 @@ async def test_an_api_server_in_trouble_is_told_once_and_the_lease_comes_back(
     assert len(_warnings(caplog)) == 1
 
 
-def test_the_defaults_are_those_of_the_scheduler_this_replaces() -> None:
-    assert LeaseTimes() == LeaseTimes(duration=8.0, renew=2.0)
-
-
 def test_the_lease_is_deleted_by_its_name() -> None:
     request = delete_lease("x", "n")
     assert (request.method, request.path) == ("DELETE", node_lease("x", "n").path)
