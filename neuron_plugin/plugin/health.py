@@ -100,7 +100,7 @@ def lowered(trace: Trace, count: int) -> Trace:
 
 def reloaded(trace: Trace, rules: Rules, now: float) -> Trace:
     """The trace after its device has gone, which ends those that wait for it."""
-    if trace.acting and rules.policy.recovery is Recovery.RELOAD:
+    if rules.policy.recovery is Recovery.RELOAD:
         return replace(trace, stage=Stage.OVER, since=now)
     return trace
 

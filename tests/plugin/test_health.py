@@ -126,6 +126,11 @@ def test_p68_a_further_error_begins_the_quiet_time_anew() -> None:
     assert stage(run([(0, counted(3, 0)), (90, counted(4, 90)), (190, counted(4, 190))], by)) is Stage.OVER
 
 
+def test_errors_that_stand_still_while_they_are_watched_last_all_the_same() -> None:
+    by = rules(after_seconds=30, **QUIET)
+    assert stage(run([(0, counted(3, 0)), (10, counted(3, 10)), (30, counted(3, 30))], by)) is Stage.ACTING
+
+
 def test_an_old_message_counts_from_its_own_time() -> None:
     assert stage(run([(1000, counted(1, 950)), (1049, counted(1, 950))], rules(**QUIET))) is Stage.ACTING
     assert stage(run([(1000, counted(1, 950)), (1050, counted(1, 950))], rules(**QUIET))) is Stage.OVER

@@ -321,6 +321,13 @@ def test_messages_from_before_the_daemon_count_as_if_it_had_been_there() -> None
     assert changed(world.wait(1)) == [((1,), "healthy")]
 
 
+def test_messages_wait_for_the_first_device_and_not_for_the_first_look() -> None:
+    world = World()
+    world.keeper.kernel_error(error(1, at=world.now))
+    assert world.see() == ()
+    assert changed(world.see_first()) == [((1,), "unhealthy")]
+
+
 def test_old_messages_do_not_latch_again_what_a_reload_has_ended() -> None:
     policy = SignalPolicy(recovery=Recovery.RELOAD)
     world = World(HealthSettings(kernel_message=policy))
