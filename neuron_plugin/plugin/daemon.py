@@ -29,8 +29,8 @@ from neuron_plugin.plugin.container import ContainerStyle, cdi_specification, re
 from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.device_users import DeviceUsers
 from neuron_plugin.plugin.gate import StartGate
-from neuron_plugin.plugin.health_report import HealthReport
-from neuron_plugin.plugin.health_watch import HealthWatch
+from neuron_plugin.plugin.health.report import HealthReport
+from neuron_plugin.plugin.health.watch import HealthWatch
 from neuron_plugin.plugin.machine import Machine, describe, seen_machine, told_machine
 from neuron_plugin.plugin.moment import Moment
 from neuron_plugin.plugin.node import NodeState

@@ -18,8 +18,8 @@ from neuron_plugin.cluster.transport import connect
 from neuron_plugin.plugin import cluster_link
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.counts import Counts
-from neuron_plugin.plugin.health import DeviceHealth
-from neuron_plugin.plugin.health_report import HealthReport
+from neuron_plugin.plugin.health.report import HealthReport
+from neuron_plugin.plugin.health.status import DeviceHealth
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.node_lease import delete_lease, node_lease
 from neuron_plugin.plugin.settings import PluginSettings

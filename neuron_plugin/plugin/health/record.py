@@ -5,20 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from neuron_plugin.hardware.health import Observation, Signal
-from neuron_plugin.plugin.health import (
-    DeviceHealth,
-    Rules,
-    Sight,
-    Stage,
-    Trace,
-    device_health,
-    lowered,
-    next_change,
-    reloaded,
-    step,
-)
-from neuron_plugin.plugin.health_memory import DeviceMemory
-from neuron_plugin.plugin.health_policy import Action, Baseline, HealthSettings, Recovery, policy_of
+from neuron_plugin.plugin.health.memory import DeviceMemory
+from neuron_plugin.plugin.health.policy import Action, Baseline, HealthSettings, Recovery, policy_of
+from neuron_plugin.plugin.health.status import DeviceHealth, device_health
+from neuron_plugin.plugin.health.trace import Rules, Sight, Stage, Trace, lowered, next_change, reloaded, step
 
 COUNTERS = frozenset(
     {

@@ -18,8 +18,8 @@ from neuron_plugin.cluster.api import ApiRequest
 from neuron_plugin.cluster.leases import utc_now
 from neuron_plugin.cluster.records import ObjectReference
 from neuron_plugin.cluster.writes import create_event, report_node_condition
-from neuron_plugin.plugin.health import DeviceHealth, Status
-from neuron_plugin.plugin.health_keeper import Transition
+from neuron_plugin.plugin.health.keeper import Transition
+from neuron_plugin.plugin.health.status import DeviceHealth, Status
 
 logger = logging.getLogger(__name__)
 

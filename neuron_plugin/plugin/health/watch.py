@@ -22,10 +22,10 @@ from neuron_plugin.hardware.notices import HealthNotices
 from neuron_plugin.hardware.records import Inventory
 from neuron_plugin.hardware.sysfs import Sysfs
 from neuron_plugin.hardware.uevents import Uevents
-from neuron_plugin.plugin.health import DeviceHealth
-from neuron_plugin.plugin.health_keeper import HealthKeeper, Transition
-from neuron_plugin.plugin.health_memory import FILE_NAME, Memory, boot_id, load, save
-from neuron_plugin.plugin.health_policy import KERNEL_SIGNALS, Action, policy_of
+from neuron_plugin.plugin.health.keeper import HealthKeeper, Transition
+from neuron_plugin.plugin.health.memory import FILE_NAME, Memory, boot_id, load, save
+from neuron_plugin.plugin.health.policy import KERNEL_SIGNALS, Action, policy_of
+from neuron_plugin.plugin.health.status import DeviceHealth
 from neuron_plugin.plugin.settings import PluginSettings
 
 logger = logging.getLogger(__name__)

@@ -16,14 +16,14 @@ from neuron_plugin.hardware.attributes import parse_driver_version
 from neuron_plugin.hardware.kmsg import KernelRecord
 from neuron_plugin.hardware.records import CoreErrors, EccCounts, NodeState
 from neuron_plugin.hardware.uevents import NoUevents
-from neuron_plugin.plugin import health_watch
-from neuron_plugin.plugin.health import DeviceHealth
-from neuron_plugin.plugin.health_keeper import Transition
-from neuron_plugin.plugin.health_memory import load
-from neuron_plugin.plugin.health_policy import Action, HealthSettings, SignalPolicy
-from neuron_plugin.plugin.health_watch import KERNEL_LOG, MEMORY, SYSFS, UEVENTS, HealthWatch
+from neuron_plugin.plugin.health import watch as health_watch
+from neuron_plugin.plugin.health.keeper import Transition
+from neuron_plugin.plugin.health.memory import load
+from neuron_plugin.plugin.health.policy import Action, HealthSettings, SignalPolicy
+from neuron_plugin.plugin.health.status import DeviceHealth
+from neuron_plugin.plugin.health.watch import KERNEL_LOG, MEMORY, SYSFS, UEVENTS, HealthWatch
 from neuron_plugin.plugin.settings import PluginSettings
-from tests.plugin.health_world import device, machine
+from tests.plugin.health.world import device, machine
 
 pytestmark = pytest.mark.looptime
 

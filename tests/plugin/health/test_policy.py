@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from neuron_plugin.hardware.health import Signal
-from neuron_plugin.plugin.health_policy import (
+from neuron_plugin.plugin.health.policy import (
     Action,
     Baseline,
     HealthSettings,

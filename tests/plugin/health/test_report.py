@@ -10,9 +10,9 @@ import pytest
 
 from neuron_plugin.cluster.api import ApiRequest
 from neuron_plugin.hardware.health import Signal
-from neuron_plugin.plugin.health import Cause, DeviceHealth, Status
-from neuron_plugin.plugin.health_keeper import Transition
-from neuron_plugin.plugin.health_report import HealthReport, condition_of
+from neuron_plugin.plugin.health.keeper import Transition
+from neuron_plugin.plugin.health.report import HealthReport, condition_of
+from neuron_plugin.plugin.health.status import Cause, DeviceHealth, Status
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 

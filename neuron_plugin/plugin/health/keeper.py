@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from neuron_plugin.hardware.health import Observation, Signal, device_key, observe, unreadable
 from neuron_plugin.hardware.kmsg import KernelError
 from neuron_plugin.hardware.records import Inventory
-from neuron_plugin.plugin.health import Cause, DeviceHealth, Status
-from neuron_plugin.plugin.health_memory import Memory
-from neuron_plugin.plugin.health_policy import HealthSettings, Recovery, policy_of
-from neuron_plugin.plugin.health_record import DeviceRecord, Look
+from neuron_plugin.plugin.health.memory import Memory
+from neuron_plugin.plugin.health.policy import HealthSettings, Recovery, policy_of
+from neuron_plugin.plugin.health.record import DeviceRecord, Look
+from neuron_plugin.plugin.health.status import Cause, DeviceHealth, Status
 from neuron_plugin.plugin.machine import MISSING
 
 _NAMED = "neuron"

@@ -8,11 +8,12 @@ from typing import Any
 from neuron_plugin.hardware.attributes import ResetState
 from neuron_plugin.hardware.kmsg import KernelError
 from neuron_plugin.hardware.records import CoreErrors, Device, EccCounts, HealthReadings, Inventory, NodeState
-from neuron_plugin.plugin.health_keeper import HealthKeeper, Transition
-from neuron_plugin.plugin.health_memory import Memory
-from neuron_plugin.plugin.health_policy import HealthSettings
+from neuron_plugin.plugin.health.keeper import HealthKeeper, Transition
+from neuron_plugin.plugin.health.memory import Memory
+from neuron_plugin.plugin.health.policy import HealthSettings
 from neuron_plugin.topology.geometry import DeviceId
 
+HOUR = 3600.0
 SOUND = HealthReadings(
     reset=ResetState.READY,
     ecc=EccCounts(),
@@ -41,6 +42,10 @@ def machine(*devices: Device) -> Inventory:
 
 def error(*devices: int, at: float = 0.0, kind: str = "DMA_ERROR", by_kernel: bool = True) -> KernelError:
     return KernelError(at, kind, frozenset(DeviceId(number) for number in devices), by_kernel)
+
+
+def changed(transitions: tuple[Transition, ...]) -> list[tuple[tuple[int, ...], str]]:
+    return [(transition.devices, transition.after.value) for transition in transitions]
 
 
 class World:
