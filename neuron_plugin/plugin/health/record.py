@@ -72,8 +72,8 @@ class DeviceRecord:
         return DeviceMemory(dict(self._accepted), latched)
 
     def looked(self, look: Look, now: float) -> None:
-        """Take in a look; that a device has gone ends what waits for a reload."""
-        if self._look.present and not look.present:
+        """Take in a look; that a device is gone ends what waits for a reload."""
+        if not look.present:
             self._gone(now)
         self._look = look
         self._counted = frozenset((seen.signal, seen.part) for seen in look.observations if seen.count is not None)

@@ -67,6 +67,14 @@ def test_messages_wait_for_the_first_device_and_not_for_the_first_look() -> None
     assert changed(world.see_first()) == [((1,), "unhealthy")]
 
 
+def test_p83_messages_that_wait_for_a_device_do_not_gather() -> None:
+    world = World()
+    for _ in range(1100):
+        world.keeper.kernel_error(error(1, at=world.now))
+    world.see_first()
+    assert world.keeper.devices[1].reason.startswith("1000 kernel messages")
+
+
 def test_old_messages_do_not_latch_again_what_a_reload_has_ended() -> None:
     policy = SignalPolicy(recovery=Recovery.RELOAD)
     world = World(HealthSettings(kernel_message=policy))
