@@ -58,7 +58,7 @@ class DeviceRecord:
         """Take up what waits for a driver reload since before this daemon's start."""
         for text, why in known.latched.items():
             name = _parsed(text)
-            if name and name not in self._traces and self._rules(name).policy.recovery is Recovery.RELOAD:
+            if name and self._rules(name).policy.recovery is Recovery.RELOAD:
                 self._traces[name] = Trace(name[0], Stage.ACTING, why, now, now, falls=1)
 
     @property
@@ -94,8 +94,7 @@ class DeviceRecord:
         if known and at - known.at > policy_of(self._settings, signal).recover_after_seconds:
             known = None
         count = (known.observation.count or 0) + 1 if known else 1
-        latest = max(at, known.at) if known else at
-        self._messages[signal] = Sight(Observation(signal, text, count=count, where=where), latest)
+        self._messages[signal] = Sight(Observation(signal, text, count=count, where=where), at)
 
     def judge(self, now: float) -> None:
         """Bring traces, health and the time of the next change up to date."""

@@ -91,6 +91,13 @@ def test_p67_a_threshold_lets_some_errors_pass() -> None:
     assert changed(world.see_first(ecc=EccCounts(sram=3))) == [((0,), "unhealthy")]
 
 
+def test_p68_a_counter_that_fell_below_its_threshold_begins_anew_from_its_baseline() -> None:
+    world = World(HealthSettings(sram_ecc=SignalPolicy(threshold=3)))
+    news = [changed(world.see_first(ecc=EccCounts(sram=count))) for count in (5, 2, 3)]
+    assert news[:2] == [[((0,), "unhealthy")], [((0,), "healthy")]]
+    assert list(world.keeper.unhealthy) == [0]
+
+
 def test_a_baseline_may_be_what_is_there_at_first_sight() -> None:
     world = World(HealthSettings(sram_ecc=SignalPolicy(baseline=Baseline.FIRST_SIGHT)))
     assert world.see_first(ecc=EccCounts(sram=2)) == ()

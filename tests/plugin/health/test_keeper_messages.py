@@ -18,6 +18,7 @@ def test_p67_a_message_that_names_a_device_stops_that_device_for_an_hour() -> No
     assert world.keeper.devices[1].reason == "1 kernel message of NEURON_HW_ERR=DMA_ERROR"
     assert world.wait(HOUR - 1) == ()
     assert changed(world.wait(1)) == [((1,), "healthy")]
+    assert world.wait(1) == ()
 
 
 def test_p67_a_message_that_names_none_is_a_warning_on_all() -> None:

@@ -81,6 +81,11 @@ def test_p69_damping_never_shortens_the_time_to_recover() -> None:
     assert [hold_seconds(DEFAULTS, slow, falls) for falls in (1, 2, 9)] == [3600, 3600, 3600]
 
 
+def test_p69_the_time_to_recover_is_what_is_doubled() -> None:
+    minute = SignalPolicy(recover_after_seconds=60)
+    assert [hold_seconds(DEFAULTS, minute, falls) for falls in range(1, 6)] == [60, 60, 120, 240, 480]
+
+
 @pytest.mark.parametrize(
     "name", ["NeuronHealth", "Ready", "MemoryPressure", "NetworkUnavailable", "AcceleratedHardwareReady"]
 )

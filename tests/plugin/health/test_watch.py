@@ -212,6 +212,19 @@ async def test_what_is_to_be_known_after_a_restart_is_written_when_it_changes(tm
         assert again.watch.devices[0].reason == "5 hardware errors on physical core 0, 4 of them old"
 
 
+async def test_what_did_not_change_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[object] = []
+    monkeypatch.setattr(health_watch, "save", lambda *arguments: writes.append(arguments))
+    async with running(PluginSettings(state_dir=tmp_path)) as run:
+        run.watch.look(machine(device(0, core_errors=(CoreErrors(0, hw_error=4),))))
+        await eventually(lambda: bool(writes))
+        for node in (NodeState.ABSENT, NodeState.PRESENT):
+            run.watch.look(machine(device(0, node=node, core_errors=(CoreErrors(0, hw_error=4),))))
+            await asyncio.sleep(0.01)
+            await asyncio.to_thread(lambda: None)
+    assert len(writes) == 1
+
+
 async def test_p70_a_memory_that_cannot_be_written_is_named_and_nothing_else_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
