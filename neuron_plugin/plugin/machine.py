@@ -144,14 +144,14 @@ def advertised(
     devices = []
     for number in ids_of(geometry, unit, listed):
         mask = mask_of(geometry, unit, (number,))
-        reason = _why_unusable(machine, ledger, resource, mask, elsewhere)
+        reason = _why_unusable(machine, ledger, mask, elsewhere)
         if not reason and quarantine and mask & suspect:
             reason = quarantine.reason_for(mask & suspect)
         devices.append(AdvertisedDevice(str(number), healthy=not reason, reason=reason))
     return tuple(devices)
 
 
-def _why_unusable(machine: Machine, ledger: Ledger, resource: Resource, mask: int, elsewhere: int) -> str:
+def _why_unusable(machine: Machine, ledger: Ledger, mask: int, elsewhere: int) -> str:
     sick = [
         machine.unhealthy[device] for device in machine.geometry.devices_touched(mask) if device in machine.unhealthy
     ]
@@ -163,7 +163,7 @@ def _why_unusable(machine: Machine, ledger: Ledger, resource: Resource, mask: in
         f"held by {named(holder.pod)} as {holding.resource.value}"
         for holder in ledger.holders_of(mask & elsewhere)
         for holding in holder.holdings
-        if holding.mask & mask and holding.resource is not resource
+        if holding.mask & mask
     )
     return next(held, "held under another name")
 

@@ -19,7 +19,9 @@ from neuron_plugin.plugin.machine import (
     machine_after,
     same_ids,
     seen_machine,
+    told_machine,
 )
+from neuron_plugin.plugin.quarantine import Quarantine, Users
 from neuron_plugin.plugin.standins import nameless_stand_in
 from neuron_plugin.topology.geometry import DeviceId, Geometry, Topology
 from neuron_plugin.topology.instances import catalogue
@@ -153,6 +155,23 @@ def test_a_device_says_who_holds_it_under_which_name_and_sickness_comes_first() 
     assert reasons["1"] == "held by pod default/a as aws.amazon.com/neuroncore"
     sick = {each.id: each.reason for each in advertised(machine(unhealthy={1: "sick"}), ledger, NEURON)}
     assert sick["1"] == "sick"
+
+
+def test_p60_what_is_suspect_is_unhealthy_but_under_the_name_it_is_held_by_again() -> None:
+    doubted = Quarantine(30.0).with_suspect(ref("gone"), devices(1, 2), now=0.0)
+    ledger = Ledger().with_holding(ref("a"), Holding("app", NEURON, devices(1)))
+    reasons = {each.id: each.reason for each in advertised(machine(), ledger, NEURON, doubted)}
+    assert (reasons["1"], reasons["2"][:25]) == ("", "left by pod default/gone,")
+    assert not {"1", "2"} & {each.id for each in advertised(machine(), ledger, DEVICE, doubted) if each.healthy}
+
+
+def test_of_a_sick_device_that_is_suspect_the_cluster_is_told_the_sickness() -> None:
+    suspects = Quarantine(30.0).with_suspect(ref("gone"), devices(1, 2), now=0.0)
+    seen_on = suspects.after_look(TRN1, Users({}, complete=False, moment=1.0))
+    told = told_machine(machine(unhealthy={1: "sick"}), seen_on).unhealthy
+    assert told[1] == "sick"
+    assert told[2].startswith("left by pod default/gone")
+    assert told_machine(machine(), None) == machine()
 
 
 def test_a_device_says_that_its_holder_is_not_known_yet() -> None:

@@ -123,6 +123,27 @@ def test_every_device_a_process_has_open_is_named(quarantine: Quarantine) -> Non
 
 
 @pytest.mark.parametrize(
+    ("stands_for", "opened", "proof"),
+    [
+        (TRN1.devices_mask((3, 5)), of("uid-gone"), True),
+        (TRN1.devices_mask((3, 5)), of("uid-gone", uses=False), False),
+        (TRN1.devices_mask((3, 5)), of("uid-neighbour"), False),
+        (TRN1.devices_mask((6,)), of("uid-gone"), False),
+        (TRN1.cores_mask((10,)), of("uid-gone"), False),
+    ],
+)
+def test_p60_whole_devices_that_a_vanished_pod_uses_stand_for_nobody_else(
+    quarantine: Quarantine,
+    stands_for: CoreMask,
+    opened: Process,
+    proof: bool,  # noqa: FBT001 - a table's column
+) -> None:
+    """Of a device in part the rest may be another pod's."""
+    confirmed = quarantine.after_look(TRN1, users(101.0, neuron3=of("uid-gone")))
+    assert confirmed.proves(TRN1, users(102.0, neuron5=opened), stands_for) is proof
+
+
+@pytest.mark.parametrize(
     ("command", "told"),
     [
         ("python train.py --token=secret --epochs 3", "python train.py"),
