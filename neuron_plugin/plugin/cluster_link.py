@@ -104,12 +104,12 @@ class ClusterLink:
                 name, counts = self._settings.node_name, self._witness.counts
                 self._pods = follow_pods(api, name, self._state, self.report, self._on_pod, counts)
                 self._tried.set()
-                await self._keep_going(api, self._pods)
+                await self._run_with(api, self._pods)
         finally:
             self._api = self._pods = None
             self._tried.set()
 
-    async def _keep_going(self, api: ApiServer, pods: PodReflector) -> None:
+    async def _run_with(self, api: ApiServer, pods: PodReflector) -> None:
         async with asyncio.TaskGroup() as tasks:
             if self._settings.node_lease:
                 tasks.create_task(self._lease.run(api), name="lease")
