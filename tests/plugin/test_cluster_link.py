@@ -25,6 +25,7 @@ from neuron_plugin.plugin.node_lease import delete_lease, node_lease
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.witness import Witness
 from neuron_plugin.simulation.api_server import LEASES, NODES, StandInApiServer
+from neuron_plugin.simulation.api_server_faults import Fault, Match
 from tests.plugin.site import eventually
 from tests.plugin.world import NEURON, TRN1, a_state, app, decided, devices, machine, pod, ref
 
@@ -143,6 +144,25 @@ async def test_p36_a_look_does_not_wait_for_ever_until_there_is_a_connection(
     monkeypatch.setattr(cluster_link, "CONNECT_SECONDS", 0.01)
     await link_of(a_state()).look_again()
     assert [getattr(record, "why", "") for record in caplog.records] == ["not connected yet"]
+
+
+async def test_p60_who_lives_is_not_told_before_the_pods_that_ask_for_neuron_are_known(tmp_path: Path) -> None:
+    """A live pod of which it is not known yet that it asks for Neuron would be taken for one that only watches."""
+    async with StandInApiServer() as server:
+        gate = asyncio.Event()
+        first_list = Fault(Match("GET", "/pods"), gate=gate)
+        server.fail(first_list)
+        link = link_of(a_state(), server.write_kubeconfig(tmp_path / "config"), node_lease=False)
+        running = asyncio.create_task(link.run())
+        await eventually(lambda: first_list.times == 0)
+        assert await link.live_pods() is None
+        gate.set()
+        async with asyncio.timeout(30):
+            while await link.live_pods() is None:
+                await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
 
 
 async def test_settings_that_come_late_are_waited_for_and_told_of_once(
