@@ -74,7 +74,6 @@ class NodeLease:
         self._was_there = False
         self._news = asyncio.Event()
         self._failing = False
-        self._given_up = False
 
     def notify(self) -> None:
         """Serving has begun: renew now, pods may come at once."""
@@ -95,7 +94,7 @@ class NodeLease:
 
         Whether the node is closed.
         """
-        self._given_up = True
+        self._serving = lambda: False
         nobodys = replace(self._lease, holder="")
         try:
             await send(
@@ -129,7 +128,7 @@ class NodeLease:
         """Renew what was seen last; until there is an answer nobody knows what there is."""
         seen = self._seen or await self._look(api)
         self._seen = None
-        if not self._given_up:
+        if self._serving():
             renewal = claim_lease(self._lease, seen, duration_seconds=self._times.duration, now=utc_now())
             self._seen = await self._sent(api, renewal)
 

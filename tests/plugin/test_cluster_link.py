@@ -14,7 +14,7 @@ from neuron_plugin.allocation.inventory import INVENTORY_KEY
 from neuron_plugin.allocation.ledger import Holding
 from neuron_plugin.cluster.api import ApiRequest, send
 from neuron_plugin.cluster.leases import create_lease, utc_now
-from neuron_plugin.cluster.transport import connect
+from neuron_plugin.cluster.transport import KubernetesApi, connect
 from neuron_plugin.plugin import cluster_link
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.counts import Counts
@@ -163,6 +163,18 @@ async def test_p60_who_lives_is_not_told_before_the_pods_that_ask_for_neuron_are
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
+
+
+async def test_p44_a_client_that_cannot_be_loaded_at_all_delays_no_preference(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(_kubeconfig: Path | None) -> KubernetesApi:
+        raise ImportError("no such library")
+
+    monkeypatch.setattr(cluster_link, "connect", fail)
+    monkeypatch.setattr(cluster_link, "CONNECT_SECONDS", 600.0)
+    link = link_of(a_state())
+    with pytest.raises(ImportError):
+        await link.run()
+    await link.look_again()
 
 
 async def test_settings_that_come_late_are_waited_for_and_told_of_once(

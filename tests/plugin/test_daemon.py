@@ -31,14 +31,26 @@ def decision_of(*containers: object, sets: list[list[int]], time: int = 1) -> di
     return assignment(TRN1, containers, sets, time)  # type: ignore[arg-type]  # tuples of specs, spelled short
 
 
-async def admit_once_closed(site: Site) -> AdmittedPod:
-    """The kubelet hears of the pod when the node's Lease is given up already."""
+async def closed(site: Site) -> None:
+    """Until the node's Lease is given up."""
     api = site.api
     assert api is not None
     await eventually(
         lambda: not api.get(LEASES, f"neuron-plugin-{NODE}", "kube-system")["spec"]["holderIdentity"],
     )
+
+
+async def admit_once_closed(site: Site) -> AdmittedPod:
+    """The kubelet hears of the pod when no more pods are sent."""
+    await closed(site)
     return await site.admit("a")
+
+
+async def run_once_closed(site: Site) -> AdmittedPod:
+    """A binding that was sent already comes when no more are sent."""
+    await closed(site)
+    await asyncio.sleep(0.5)  # it takes its time
+    return await site.run("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
 
 
 def write_checkpoint(site: Site) -> None:
@@ -477,7 +489,11 @@ async def test_e7_stopping_gives_the_nodes_lease_up_before_the_kubelet_loses_its
         assert not api.get(LEASES, f"neuron-plugin-{NODE}", "kube-system")["spec"]["holderIdentity"]
 
 
-async def test_e7_a_pod_that_was_bound_before_the_plugin_stops_is_served_all_the_same() -> None:
+async def test_e7_a_pod_that_was_bound_before_the_plugin_stops_is_served_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(daemon_module, "UNDER_WAY_SECONDS", 0.0)
+    monkeypatch.setattr(daemon_module, "LEAVE_SECONDS", 30.0)
     async with a_site() as site:
         api = site.api
         assert api is not None
@@ -486,6 +502,20 @@ async def test_e7_a_pod_that_was_bound_before_the_plugin_stops_is_served_all_the
             site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
             await eventually(lambda: bool(daemon.state.waiting()))
             late = asyncio.create_task(admit_once_closed(site), name="a late admission")
+        assert ids(await late, NEURON) == (4, 5, 6, 7)
+
+
+async def test_e7_a_binding_that_is_under_way_when_the_plugin_stops_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(daemon_module, "UNDER_WAY_SECONDS", 3.0)
+    monkeypatch.setattr(daemon_module, "LEAVE_SECONDS", 30.0)
+    async with a_site() as site:
+        api = site.api
+        assert api is not None
+        async with site.daemon():
+            await eventually(lambda: bool(api.objects(LEASES)))
+            late = asyncio.create_task(run_once_closed(site), name="a late binding")
         assert ids(await late, NEURON) == (4, 5, 6, 7)
 
 
@@ -498,6 +528,15 @@ async def test_e7_a_pod_that_is_never_admitted_does_not_keep_a_plugin_from_stopp
             site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
             await eventually(lambda: bool(daemon.state.waiting()))
         assert [path.name for path in site.settings.kubelet_dir.glob("*.sock")] == ["kubelet.sock"]
+
+
+async def test_a_plugin_whose_node_stays_open_has_no_reason_to_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_module, "LEAVE_SECONDS", 600.0)
+    async with a_site() as site, asyncio.timeout(50):
+        site.settings = msgspec.structs.replace(site.settings, node_lease=False)
+        async with site.daemon() as daemon:
+            site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
+            await eventually(lambda: bool(daemon.state.waiting()))
 
 
 async def test_stopping_removes_the_sockets_and_every_task() -> None:
