@@ -26,13 +26,12 @@ from neuron_plugin.plugin.outbox import Outbox
 from neuron_plugin.plugin.pod_watch import PodReflector, follow_pods, pod_uids, take_stock
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.plugin.publish import publication
-from neuron_plugin.plugin.report import Reporter
+from neuron_plugin.plugin.report import REPORTER, Reporter
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.witness import Witness
 
 logger = logging.getLogger(__name__)
 
-REPORTER = "neuron-plugin.io/plugin"
 CONNECT_SECONDS = 10.0
 """For loading the client and its settings, once; 0.3 s on an idle machine, 3 s seen on a busy one."""
 RETRY_SECONDS = 10.0

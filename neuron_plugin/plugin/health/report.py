@@ -20,10 +20,9 @@ from neuron_plugin.cluster.records import ObjectReference
 from neuron_plugin.cluster.writes import create_event, report_node_condition
 from neuron_plugin.plugin.health.keeper import Transition
 from neuron_plugin.plugin.health.status import DeviceHealth, Status
+from neuron_plugin.plugin.report import REPORTER
 
 logger = logging.getLogger(__name__)
-
-REPORTER = "neuron-plugin.io/plugin"
 
 
 class Cluster(Protocol):
