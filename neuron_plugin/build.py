@@ -1,13 +1,14 @@
 """Which build this is: what an issue report, a log and a fleet's metrics have to name.
 
-Versions of libraries are read from their installed metadata, so nothing heavy is imported to tell them.
+gRPC's version is read off the name of its installed metadata: importing it takes a tenth of a second, and the library
+that reads metadata two megabytes on every node.
 """
 
 from __future__ import annotations
 
 import platform
+import sys
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,7 +43,6 @@ def _revision(file: Path) -> str:
 
 
 def _version_of(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return UNKNOWN
+    """By the form of the name that wheels are installed under: ``grpcio-1.85.1.dist-info``."""
+    installed = (path.stem for place in sys.path for path in Path(place).glob(f"{distribution}-*.dist-info"))
+    return next(installed, UNKNOWN).rpartition("-")[2]

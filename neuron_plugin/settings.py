@@ -152,7 +152,7 @@ def _checked(field: msgspec.structs.FieldInfo, value: object, source: str, *, st
 
 
 def _decode(kind: type, value: object) -> object:
-    if kind is Path and isinstance(value, str):
+    if kind is Path and isinstance(value, str) and value:  # of an empty one pathlib makes the working directory
         return Path(value)
     raise TypeError(f"expected a {kind.__name__}")
 

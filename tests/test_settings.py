@@ -150,6 +150,7 @@ def test_an_unknown_choice_is_refused_by_the_parser(capsys: pytest.CaptureFixtur
         ("colours: red", "Expected `array`"),
         ("colours: []", "Expected `array` of length >= 1"),
         ("file: 3", "file in "),
+        ("file: ''", "is '': expected a Path"),
         ("- port", "holds list, expected settings by name"),
         ("just text", "holds str"),
         ("a: [", "cannot read"),

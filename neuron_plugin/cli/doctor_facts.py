@@ -15,7 +15,7 @@ from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.cli.holders import PodIds, holders_of
 from neuron_plugin.cli.machine import Machine
 from neuron_plugin.kubelet.sockets import endpoint_prefix
-from neuron_plugin.plugin.health_memory import Memory
+from neuron_plugin.plugin.health.memory import Memory
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.plugin.settings import PluginSettings
 

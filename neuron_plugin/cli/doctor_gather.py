@@ -19,8 +19,8 @@ from neuron_plugin.cli.doctor_gather_daemon import gather_daemon, with_settings
 from neuron_plugin.cli.doctor_gather_host import gather_host
 from neuron_plugin.cli.doctor_gather_kubelet import gather_kubelet
 from neuron_plugin.cli.doctor_gather_users import gather_users
-from neuron_plugin.plugin.health_look import judge_once
-from neuron_plugin.plugin.health_memory import Memory
+from neuron_plugin.plugin.health.look import judge_once
+from neuron_plugin.plugin.health.memory import Memory
 
 
 def gather(arguments: Namespace, environ: Mapping[str, str]) -> Facts:

@@ -15,7 +15,7 @@ from pathlib import Path
 from neuron_plugin.cli.command import CommandError
 from neuron_plugin.cli.doctor_facts import Daemon, Unknown
 from neuron_plugin.cli.doctor_gather_probes import held_back, silent_sources
-from neuron_plugin.plugin.health_memory import FILE_NAME, Memory, boot_id, load
+from neuron_plugin.plugin.health.memory import FILE_NAME, Memory, boot_id, load
 from neuron_plugin.plugin.settings import PluginSettings, check
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.settings import load as load_settings

@@ -71,7 +71,7 @@ class LeaseName:
 
 
 def create_lease(lease: LeaseName, *, duration_seconds: float, now: datetime) -> ApiRequest:
-    """Make a lease that is held from the start."""
+    """Make a lease, held from the start if it names a holder."""
     metadata: JsonObject = {"name": lease.name, "namespace": lease.namespace}
     if lease.url:
         metadata["annotations"] = {HOLDER_URL_KEY: lease.url}
@@ -90,7 +90,7 @@ def create_lease(lease: LeaseName, *, duration_seconds: float, now: datetime) ->
 
 
 def renew_lease(lease: LeaseName, *, duration_seconds: float, now: datetime) -> ApiRequest:
-    """Say "still alive" without reading first: right where the holder is the only writer, as of a node's own lease."""
+    """Say who holds it without reading first: right where there is one writer, as a plugin that gives its own up."""
     spec = _held(lease.holder, duration_seconds, now)
     return ApiRequest("PATCH", lease.path, body={"spec": spec}, content_type=MERGE_PATCH)
 

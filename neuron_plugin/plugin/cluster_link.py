@@ -13,13 +13,12 @@ from collections.abc import Callable, Collection
 
 from neuron_plugin.allocation.annotations import ASSIGNMENT_KEYS
 from neuron_plugin.allocation.ledger import Holding, Pod
-from neuron_plugin.cluster.api import ApiRequest, ClusterError, ConnectionSettingsError
+from neuron_plugin.cluster.api import ApiRequest, ApiServer, ClusterError, ConnectionSettingsError
 from neuron_plugin.cluster.leases import utc_now
 from neuron_plugin.cluster.records import ObjectReference
 from neuron_plugin.cluster.transport import KubernetesApi, connect
 from neuron_plugin.cluster.writes import annotate_pod, create_event
 from neuron_plugin.plugin.annotate import Annotations, confirmed_annotations, inherited_annotations
-from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease
@@ -27,19 +26,18 @@ from neuron_plugin.plugin.outbox import Outbox
 from neuron_plugin.plugin.pod_watch import PodReflector, follow_pods, pod_uids, take_stock
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.plugin.publish import publication
-from neuron_plugin.plugin.report import Reporter
+from neuron_plugin.plugin.report import REPORTER, Reporter
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.witness import Witness
 
 logger = logging.getLogger(__name__)
 
-REPORTER = "neuron-plugin.io/plugin"
 CONNECT_SECONDS = 10.0
 """For loading the client and its settings, once; 0.3 s on an idle machine, 3 s seen on a busy one."""
 RETRY_SECONDS = 10.0
 """Between two looks for usable API server settings: a service account's files may come late."""
 REPEAT_SECONDS = 600.0
-"""Between two times the inventory is said again where no Lease tells that the node was made anew."""
+"""Between two times the node is told again what it is where no Lease tells that it was made anew."""
 
 
 class ClusterLink:
@@ -51,8 +49,8 @@ class ClusterLink:
         state: NodeState,
         on_pod: Callable[[], None],
         *,
-        witness: Witness | None = None,
-        serving: Callable[[], bool] = lambda: True,
+        witness: Witness,
+        serving: Callable[[], bool],
     ) -> None:
         """``on_pod`` is called when a pod of this node came or changed; the Lease is renewed while ``serving``."""
         self._settings = settings
@@ -62,16 +60,15 @@ class ClusterLink:
         self._api: KubernetesApi | None = None
         self._pods: PodReflector | None = None
         self._tried = asyncio.Event()
-        self._witness = witness or Witness(settings.node_name, state, Counts())
+        self._witness = witness
         self._described: Machine | None = None
-        self._published: ApiRequest | None = None
-        self._lease_was_made = False
+        self._of_node: dict[str, ApiRequest] = {}
         self._lease = NodeLease(
             settings.lease_namespace,
             settings.node_name,
             LeaseTimes(settings.lease_duration_seconds, settings.lease_renew_seconds),
             serving=serving,
-            on_new_node=self._publish_again,
+            on_new_node=self._tell_of_node_again,
         )
         self.report = Reporter(self.send_event)
 
@@ -100,19 +97,26 @@ class ClusterLink:
 
     async def run(self) -> None:
         """Connect, then keep this node's pods and the outbox going until cancelled."""
-        async with await self._connect() as api:
-            self._api = api
-            name, counts = self._settings.node_name, self._witness.counts
-            self._pods = follow_pods(api, name, self._state, self.report, self._on_pod, counts)
+        try:
+            async with await self._connect() as api:
+                self._api = api
+                name, counts = self._settings.node_name, self._witness.counts
+                self._pods = follow_pods(api, name, self._state, self.report, self._on_pod, counts)
+                self._tried.set()
+                await self._run_with(api, self._pods)
+        finally:
+            self._api = self._pods = None
             self._tried.set()
-            async with asyncio.TaskGroup() as tasks:
-                if self._settings.node_lease:
-                    tasks.create_task(self._lease.run(api), name="lease")
-                else:
-                    tasks.create_task(self._repeat(), name="inventory")
-                tasks.create_task(self._pods.run(), name="pods")
-                tasks.create_task(take_stock(self._pods, self._state), name="all pods")
-                tasks.create_task(self._outbox.run(api), name="outbox")
+
+    async def _run_with(self, api: ApiServer, pods: PodReflector) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            if self._settings.node_lease:
+                tasks.create_task(self._lease.run(api), name="lease")
+            else:
+                tasks.create_task(self._repeat(), name="what the node says")
+            tasks.create_task(pods.run(), name="pods")
+            tasks.create_task(take_stock(pods, self._state), name="all pods")
+            tasks.create_task(self._outbox.run(api), name="outbox")
 
     async def look_again(self) -> None:
         """Take in this node's pods as the API server knows them now; give up quietly at the decision deadline.
@@ -146,26 +150,27 @@ class ClusterLink:
             return  # this is asked at every change of who holds what
         self._described = machine
         request = publication(self._settings.node_name, machine)
-        if request != self._published:
-            self._published = request
-            self._outbox.put("inventory", request)
+        if request != self._of_node.get("inventory"):
+            self.tell_of_node("inventory", request)
 
-    def _publish_again(self) -> None:
-        """The Lease is made a second time: the node was made anew under us, without what we had said on it."""
-        again, self._lease_was_made = self._lease_was_made, True
-        if again and self._published:
-            self._outbox.put("inventory", self._published)
+    def tell(self, subject: str, request: ApiRequest) -> None:
+        """Have a request sent; an unsent one on the same subject is out of date."""
+        self._outbox.put(subject, request)
+
+    def tell_of_node(self, subject: str, request: ApiRequest) -> None:
+        """Have something written on the Node object, and again when that was made anew."""
+        self._of_node[subject] = request
+        self.tell(subject, request)
+
+    def _tell_of_node_again(self) -> None:
+        for subject, request in self._of_node.items():
+            self.tell(subject, request)
 
     async def _repeat(self) -> None:
         """Without a Lease nothing tells that the node was made anew; a patch that changes nothing costs next to it."""
         while True:
             await asyncio.sleep(REPEAT_SECONDS)
-            if self._published:
-                self._outbox.put("inventory", self._published)
-
-    def tell(self, subject: str, request: ApiRequest) -> None:
-        """Have a request sent; an unsent one on the same subject is out of date."""
-        self._outbox.put(subject, request)
+            self._tell_of_node_again()
 
     def write_assignment(self, pod: NodePod, holdings: tuple[Holding, ...]) -> None:
         """Have the pod say what it holds, if it does not."""

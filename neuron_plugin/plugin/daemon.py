@@ -29,8 +29,8 @@ from neuron_plugin.plugin.container import ContainerStyle, cdi_specification, re
 from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.device_users import DeviceUsers
 from neuron_plugin.plugin.gate import StartGate
-from neuron_plugin.plugin.health_report import HealthReport
-from neuron_plugin.plugin.health_watch import HealthWatch
+from neuron_plugin.plugin.health.report import HealthReport
+from neuron_plugin.plugin.health.watch import HealthWatch
 from neuron_plugin.plugin.machine import Machine, describe, seen_machine, told_machine
 from neuron_plugin.plugin.moment import Moment
 from neuron_plugin.plugin.node import NodeState
@@ -67,6 +67,7 @@ class NodeDaemon:
         self._found = asyncio.Event()
         self._change = asyncio.Event()
         self._refreshing = False
+        self._waits = False
         self.state = NodeState(
             on_change=self._changed,
             quarantine=Quarantine(settings.quarantine_seconds),
@@ -81,8 +82,8 @@ class NodeDaemon:
             settings.kubelet_dir / KUBELET_SOCKET,
             self._link.live_pods if self._link else None,
         )
-        told = HealthReport(settings.node_name, settings.node_condition, self._link.tell if self._link else None)
-        self.health = HealthWatch(settings, self._judged, [told])
+        told = HealthReport(settings.node_name, settings.node_condition, self._link)
+        self.health = HealthWatch(settings, self._judged, told.judged)
         report = self._link.report if self._link else Reporter()
         self._confirmation = Confirmation(
             self.state,
@@ -179,10 +180,11 @@ class NodeDaemon:
             )
 
     def _see(self, machine: Machine | None) -> None:
-        if not self.state.see_machine(machine):
+        before, waited = self.state.machine, self._waits
+        self._waits = not self.state.see_machine(machine)
+        if self._waits and not waited:
             logger.warning("the logical core size has changed while pods hold cores: it counts once they have ended")
-            return
-        if self.state.machine:
+        if self.state.machine and self.state.machine != before:
             logger.info("hardware", extra=describe(self.state.machine))
             self._found.set()
 

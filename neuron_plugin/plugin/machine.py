@@ -14,7 +14,6 @@ from neuron_plugin.allocation.inventory import NodeInventory
 from neuron_plugin.allocation.ledger import Ledger
 from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
 from neuron_plugin.hardware.attributes import DriverVersion
-from neuron_plugin.hardware.health import assess_all
 from neuron_plugin.hardware.records import Inventory
 from neuron_plugin.hardware.ultraserver import UltraServer
 from neuron_plugin.kubelet.devices import AdvertisedDevice
@@ -70,14 +69,13 @@ class Machine:
 
 
 def seen_machine(
-    inventory: Inventory, types: Catalogue, instance_type: str = "", unhealthy: Mapping[int, str] | None = None
+    inventory: Inventory, types: Catalogue, instance_type: str, unhealthy: Mapping[int, str]
 ) -> Machine | None:
-    """One look at the hardware, judged; None when there is no device to speak of.
+    """The hardware as one look found it; None when there is no device to speak of.
 
     A type that is known says which ids there should be: those that are not there are listed as missing, because a
     pod may have held one a moment ago and because a full node asks for all of them. ``instance_type`` stands in where
-    the machine does not tell its own. ``unhealthy`` says which devices are not to be given out and why, as judged over
-    time; without it this look alone is judged.
+    the machine does not tell its own. ``unhealthy`` says which devices are not to be given out, and why.
     """
     if not inventory.devices:
         return None
@@ -93,11 +91,10 @@ def seen_machine(
     skipped = {device.id: device.reason for device in inventory.skipped}
     listed = sorted({*inventory.device_ids, *nominal})
     absent = {device: skipped.get(DeviceId(device), MISSING) for device in listed if device not in inventory.device_ids}
-    sick = unhealthy_at_one_look(inventory) if unhealthy is None else unhealthy
     return Machine(
         geometry=geometry,
         listed=tuple(listed),
-        unhealthy={**{device: why for device, why in sick.items() if device in inventory.device_ids}, **absent},
+        unhealthy={**{device: why for device, why in unhealthy.items() if device in inventory.device_ids}, **absent},
         device_name=inventory.device_name,
         driver_version=inventory.driver_version,
         logical_core_size=inventory.logical_core_size.size,
@@ -105,11 +102,6 @@ def seen_machine(
         ultraserver=inventory.ultraserver,
         numa_nodes=dict(enumerate(known.numa_nodes)) if known else {},
     )
-
-
-def unhealthy_at_one_look(inventory: Inventory) -> dict[int, str]:
-    """Devices that this look alone finds unhealthy, and why."""
-    return {int(device): verdict.reason for device, verdict in assess_all(inventory).items() if not verdict.healthy}
 
 
 def machine_after(previous: Machine | None, seen: Machine | None) -> Machine | None:
@@ -152,14 +144,14 @@ def advertised(
     devices = []
     for number in ids_of(geometry, unit, listed):
         mask = mask_of(geometry, unit, (number,))
-        reason = _why_unusable(machine, ledger, resource, mask, elsewhere)
+        reason = _why_unusable(machine, ledger, mask, elsewhere)
         if not reason and quarantine and mask & suspect:
             reason = quarantine.reason_for(mask & suspect)
         devices.append(AdvertisedDevice(str(number), healthy=not reason, reason=reason))
     return tuple(devices)
 
 
-def _why_unusable(machine: Machine, ledger: Ledger, resource: Resource, mask: int, elsewhere: int) -> str:
+def _why_unusable(machine: Machine, ledger: Ledger, mask: int, elsewhere: int) -> str:
     sick = [
         machine.unhealthy[device] for device in machine.geometry.devices_touched(mask) if device in machine.unhealthy
     ]
@@ -171,7 +163,7 @@ def _why_unusable(machine: Machine, ledger: Ledger, resource: Resource, mask: in
         f"held by {named(holder.pod)} as {holding.resource.value}"
         for holder in ledger.holders_of(mask & elsewhere)
         for holding in holder.holdings
-        if holding.mask & mask and holding.resource is not resource
+        if holding.mask & mask
     )
     return next(held, "held under another name")
 

@@ -15,12 +15,15 @@ import enum
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import takewhile
 from operator import or_
 
 from neuron_plugin.allocation.ledger import Pod, PodUid
 from neuron_plugin.hardware.processes import Process
 from neuron_plugin.plugin.standins import is_known
 from neuron_plugin.topology.geometry import CoreMask, Geometry
+
+_LONGEST_PROGRAM = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +206,13 @@ def described(opened: Iterable[tuple[int, Process]]) -> str:
     """Which process has which device open; empty for none."""
     by_process: dict[tuple[int, str], list[int]] = {}
     for device, process in opened:
-        by_process.setdefault((process.pid, process.command), []).append(device)
+        by_process.setdefault((process.pid, _program(process.command)), []).append(device)
     return "; ".join(
-        f"process {pid} ({command or 'unknown'}) still has {', '.join(f'neuron{device}' for device in devices)} open"
-        for (pid, command), devices in by_process.items()
+        f"process {pid} ({program or 'unknown'}) still has {', '.join(f'neuron{device}' for device in devices)} open"
+        for (pid, program), devices in by_process.items()
     )
+
+
+def _program(command: str) -> str:
+    """What of a command line may stand in the node's annotation: options may be secret, and long."""
+    return " ".join(takewhile(lambda word: not word.startswith("-"), command.split()))[:_LONGEST_PROGRAM]

@@ -16,6 +16,9 @@ from neuron_plugin.plugin.standins import is_known
 
 logger = logging.getLogger(__name__)
 
+REPORTER = "neuron-plugin.io/plugin"
+"""Who all events are from."""
+
 _REMEMBERED = 4096
 
 

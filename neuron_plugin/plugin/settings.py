@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.plugin.health_policy import HealthSettings
+from neuron_plugin.plugin.health.policy import HealthSettings
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.telemetry import LogFormat, LogLevel
 

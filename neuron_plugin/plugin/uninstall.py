@@ -44,22 +44,24 @@ async def installed_nodes(api: ApiServer, namespace: str, condition: str = "") -
     Raises:
         ClusterError: as above.
     """
-    names = {name async for name in _described(api, condition)} | {name async for name in _leased(api, namespace)}
-    return sorted(names)
+    described = {node.name: any(_patches(node, condition)) async for node in _nodes(api)}
+    leased = {node async for node, held in _leased(api, namespace) if held or node in described}
+    return sorted(leased.union(name for name, is_described in described.items() if is_described))
 
 
-async def _described(api: ApiServer, condition: str) -> AsyncIterator[str]:
+async def _nodes(api: ApiServer) -> AsyncIterator[Node]:
     async for page in pages(api, NODES, page_timeout_seconds=TIMEOUT_SECONDS):
         for node in page.records:
-            if any(_patches(node, condition)):
-                yield node.name
+            yield node
 
 
-async def _leased(api: ApiServer, namespace: str) -> AsyncIterator[str]:
+async def _leased(api: ApiServer, namespace: str) -> AsyncIterator[tuple[str, bool]]:
+    """Nodes by the name of a Lease, and whether that is held: one that was given up may be only called alike."""
     async for page in pages(api, LEASES, Scope(namespace), page_timeout_seconds=TIMEOUT_SECONDS):
         for lease in page.records:
-            if lease.name == f"{LEASE_PREFIX}{lease.holder}":  # else another's that is only called alike
-                yield lease.holder
+            node = lease.name.removeprefix(LEASE_PREFIX)
+            if lease.name != node and lease.holder in {"", node}:
+                yield node, bool(lease.holder)
 
 
 async def _read(api: ApiServer, name: str) -> Node | None:

@@ -10,7 +10,7 @@ import pytest
 from neuron_plugin.cli.command import CommandError
 from neuron_plugin.cli.doctor_facts import Unknown
 from neuron_plugin.cli.doctor_gather_daemon import gather_daemon, with_settings
-from neuron_plugin.plugin.health_memory import DeviceMemory, Memory, boot_id, save
+from neuron_plugin.plugin.health.memory import DeviceMemory, Memory, boot_id, save
 from neuron_plugin.plugin.settings import PluginSettings
 
 NOWHERE = Path("/nonexistent/config.yaml")

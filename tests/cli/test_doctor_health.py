@@ -9,9 +9,9 @@ from neuron_plugin.cli.doctor_facts import Daemon, Facts
 from neuron_plugin.cli.doctor_findings import Level
 from neuron_plugin.hardware.attributes import ResetState
 from neuron_plugin.hardware.health import device_key
-from neuron_plugin.plugin.health_look import judge_once
-from neuron_plugin.plugin.health_memory import DeviceMemory, Memory
-from neuron_plugin.plugin.health_policy import Action, HealthSettings, SignalPolicy
+from neuron_plugin.plugin.health.look import judge_once
+from neuron_plugin.plugin.health.memory import DeviceMemory, Memory
+from neuron_plugin.plugin.health.policy import Action, HealthSettings, SignalPolicy
 from neuron_plugin.simulation.node import SimulatedNode
 from tests.cli.doctor_cases import ask, facts_of, is_fine, the_finding
 from tests.cli.doubles import MakeNode

@@ -251,7 +251,7 @@ def test_troubleshooting_has_the_texts_of_a_container_that_waits() -> None:
 
 
 def test_troubleshooting_names_events_of_the_plugin_that_exist() -> None:
-    source = "".join(file.read_text() for file in (ROOT / "neuron_plugin/plugin").glob("*.py"))
+    source = "".join(file.read_text() for file in (ROOT / "neuron_plugin/plugin").rglob("*.py"))
     named = quoted("Events of the plugin on a pod") | set(
         re.findall(r"`(NeuronDevice\w+)`", section("A device is unhealthy"))
     )

@@ -16,6 +16,7 @@ from neuron_plugin.kubelet.requests import PreferenceRequest, checked_ids
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.confirm import Confirmation
+from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.machine import Machine, advertised, told_machine
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pod_watch import _take_in, neuron_pod
@@ -24,6 +25,7 @@ from neuron_plugin.plugin.quarantine import Quarantine, Users
 from neuron_plugin.plugin.report import Reporter
 from neuron_plugin.plugin.settings import PluginSettings, TopologyPolicy
 from neuron_plugin.plugin.steering import Steering
+from neuron_plugin.plugin.witness import Witness
 from neuron_plugin.topology.geometry import Geometry
 from tests.plugin.life_cluster import Cluster, Watch
 from tests.plugin.life_kubelet import LifeKubelet
@@ -70,7 +72,8 @@ class LifePlugin:
         self._sees_processes = sees_processes
         self._dirty = False
         settings = PluginSettings(node_name=NODE, cluster=cluster is not None)
-        self.link = ClusterLink(settings, self.state, lambda: None)
+        witness = Witness(settings.node_name, self.state, Counts())
+        self.link = ClusterLink(settings, self.state, lambda: None, witness=witness, serving=lambda: True)
         self.confirmation = _Confirmation(
             self.state,
             kubelet,

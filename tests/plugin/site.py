@@ -132,6 +132,7 @@ async def a_site(
     options: KubeletOptions | None = None,
     driver_version: str = "",
     missing: tuple[int, ...] = (),
+    usage_counters: bool = False,
     resources: tuple[str, ...] = (),
     seed: int = 1,
 ) -> AsyncIterator[Site]:
@@ -142,7 +143,11 @@ async def a_site(
         plugins.mkdir()
         pod_resources.mkdir()
         node = write_node(
-            root / "node", instance_type, driver_version=driver_version, usage_counters=False, missing=missing
+            root / "node",
+            instance_type,
+            driver_version=driver_version,
+            usage_counters=usage_counters,
+            missing=missing,
         )
         async with AsyncExitStack() as stack:
             random = Random(seed)  # noqa: S311 - the order of Go's maps

@@ -4,26 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from neuron_plugin.allocation.inventory import INVENTORY_KEY
 from neuron_plugin.allocation.ledger import Holding
-from neuron_plugin.cluster.api import ApiRequest
+from neuron_plugin.cluster.api import ApiRequest, send
+from neuron_plugin.cluster.leases import create_lease, utc_now
+from neuron_plugin.cluster.transport import KubernetesApi, connect
 from neuron_plugin.plugin import cluster_link
 from neuron_plugin.plugin.cluster_link import ClusterLink
+from neuron_plugin.plugin.counts import Counts
+from neuron_plugin.plugin.health.report import HealthReport
+from neuron_plugin.plugin.health.status import DeviceHealth
 from neuron_plugin.plugin.node import NodeState
+from neuron_plugin.plugin.node_lease import delete_lease, node_lease
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.simulation.api_server import NODES, StandInApiServer
+from neuron_plugin.plugin.witness import Witness
+from neuron_plugin.simulation.api_server import LEASES, NODES, StandInApiServer
+from neuron_plugin.simulation.api_server_faults import Fault, Match
 from tests.plugin.site import eventually
 from tests.plugin.world import NEURON, TRN1, a_state, app, decided, devices, machine, pod, ref
 
 ROW0, ROW1 = [0, 1, 2, 3], [4, 5, 6, 7]
 
 
-def link_of(state: NodeState, kubeconfig: Path | None = None) -> ClusterLink:
-    return ClusterLink(PluginSettings(node_name="worker-1", kubeconfig=kubeconfig), state, lambda: None)
+def link_of(state: NodeState, kubeconfig: Path | None = None, **settings: Any) -> ClusterLink:
+    return ClusterLink(
+        PluginSettings(node_name="worker-1", kubeconfig=kubeconfig, **settings),
+        state,
+        lambda: None,
+        witness=Witness("worker-1", state, Counts()),
+        serving=lambda: True,
+    )
 
 
 def unsent(link: ClusterLink) -> dict[str, ApiRequest]:
@@ -110,8 +126,7 @@ async def test_p61_a_look_before_there_is_a_connection_waits_for_it_and_sees_wha
         )
         state = a_state()
         kubeconfig = api.write_kubeconfig(tmp_path / "config")
-        patient = PluginSettings(node_name="worker-1", kubeconfig=kubeconfig, decision_deadline_seconds=30)
-        link = ClusterLink(patient, state, lambda: None)
+        link = link_of(state, kubeconfig, decision_deadline_seconds=30)
         look = asyncio.create_task(link.look_again())
         await asyncio.sleep(0)
         assert not state.ledger.holders
@@ -129,6 +144,37 @@ async def test_p36_a_look_does_not_wait_for_ever_until_there_is_a_connection(
     monkeypatch.setattr(cluster_link, "CONNECT_SECONDS", 0.01)
     await link_of(a_state()).look_again()
     assert [getattr(record, "why", "") for record in caplog.records] == ["not connected yet"]
+
+
+async def test_p60_who_lives_is_not_told_before_the_pods_that_ask_for_neuron_are_known(tmp_path: Path) -> None:
+    """A live pod of which it is not known yet that it asks for Neuron would be taken for one that only watches."""
+    async with StandInApiServer() as server:
+        gate = asyncio.Event()
+        first_list = Fault(Match("GET", "/pods"), gate=gate)
+        server.fail(first_list)
+        link = link_of(a_state(), server.write_kubeconfig(tmp_path / "config"), node_lease=False)
+        running = asyncio.create_task(link.run())
+        await eventually(lambda: first_list.times == 0)
+        assert await link.live_pods() is None
+        gate.set()
+        async with asyncio.timeout(30):
+            while await link.live_pods() is None:
+                await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+async def test_p44_a_client_that_cannot_be_loaded_at_all_delays_no_preference(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(_kubeconfig: Path | None) -> KubernetesApi:
+        raise ImportError("no such library")
+
+    monkeypatch.setattr(cluster_link, "connect", fail)
+    monkeypatch.setattr(cluster_link, "CONNECT_SECONDS", 600.0)
+    link = link_of(a_state())
+    with pytest.raises(ImportError):
+        await link.run()
+    await link.look_again()
 
 
 async def test_settings_that_come_late_are_waited_for_and_told_of_once(
@@ -152,30 +198,43 @@ async def test_settings_that_come_late_are_waited_for_and_told_of_once(
     assert told() == ["not connected to the API server"]
 
 
-async def test_without_a_lease_the_inventory_is_said_again_because_the_node_may_have_been_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lease", ["none", "ours", "of a process before"])
+async def test_t33_a_node_that_is_made_anew_is_told_again_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease: str
 ) -> None:
     monkeypatch.setattr(cluster_link, "REPEAT_SECONDS", 0.05)
-    async with StandInApiServer() as server:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(StandInApiServer())
         server.create_node({"metadata": {"name": "worker-1"}})
-        settings = PluginSettings(
-            node_name="worker-1", kubeconfig=server.write_kubeconfig(tmp_path / "kubeconfig"), node_lease=False
-        )
-        link = ClusterLink(settings, a_state(), lambda: None)
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        of_node = node_lease("kube-system", "worker-1")
+        outside = await stack.enter_async_context(await connect(kubeconfig))
+        if lease == "of a process before":
+            await send(outside, create_lease(of_node, duration_seconds=8, now=utc_now()), timeout_seconds=5)
+        link = link_of(a_state(), kubeconfig, node_lease=lease != "none")
         link.publish(machine())
+        HealthReport("worker-1", "NeuronDevicesHealthy", link).judged({0: DeviceHealth()}, [])
         running = asyncio.create_task(link.run(), name="link")
 
-        def annotations() -> dict[str, str]:
-            found: dict[str, str] = server.get(NODES, "worker-1")["metadata"].get("annotations", {})
-            return found
+        def is_described() -> bool:
+            node = server.get(NODES, "worker-1")
+            return INVENTORY_KEY in node["metadata"].get("annotations", {}) and "conditions" in node.get("status", {})
 
-        await eventually(lambda: INVENTORY_KEY in annotations())
-        server.delete_node("worker-1")
-        server.create_node({"metadata": {"name": "worker-1"}})
-        await eventually(lambda: INVENTORY_KEY in annotations())
+        def is_open() -> bool:
+            return any(one["spec"].get("holderIdentity") for one in server.objects(LEASES)) == (lease != "none")
+
+        for _ in range(2):
+            await eventually(lambda: is_described() and is_open())
+            server.delete_node("worker-1")
+            server.create_node({"metadata": {"name": "worker-1"}})
+            if lease != "none":
+                await send(outside, delete_lease("kube-system", "worker-1"), timeout_seconds=5)  # as with its owner
+            link.serving_began()
+        await eventually(is_described)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
+        assert not await link.serving_ends()
 
 
 async def test_a_look_without_usable_settings_does_not_wait(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,13 +6,17 @@ Simulated hardware, a stand-in kubelet and a stand-in API server; nothing of the
 from __future__ import annotations
 
 import asyncio
+import logging
+from functools import partial
 
 import msgspec
 import pytest
 
 from neuron_plugin.allocation.inventory import INVENTORY_KEY
+from neuron_plugin.hardware.attributes import ResetState
 from neuron_plugin.kubelet.devices import DeviceNode
 from neuron_plugin.plugin import daemon as daemon_module
+from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import TopologyPolicy
 from neuron_plugin.simulation.api_server import EVENTS, LEASES, Fault, Match
 from neuron_plugin.simulation.kubelet import KubeletOptions
@@ -27,14 +31,26 @@ def decision_of(*containers: object, sets: list[list[int]], time: int = 1) -> di
     return assignment(TRN1, containers, sets, time)  # type: ignore[arg-type]  # tuples of specs, spelled short
 
 
-async def admit_once_closed(site: Site) -> AdmittedPod:
-    """The kubelet hears of the pod when the node's Lease is given up already."""
+async def closed(site: Site) -> None:
+    """Until the node's Lease is given up."""
     api = site.api
     assert api is not None
     await eventually(
         lambda: not api.get(LEASES, f"neuron-plugin-{NODE}", "kube-system")["spec"]["holderIdentity"],
     )
+
+
+async def admit_once_closed(site: Site) -> AdmittedPod:
+    """The kubelet hears of the pod when no more pods are sent."""
+    await closed(site)
     return await site.admit("a")
+
+
+async def run_once_closed(site: Site) -> AdmittedPod:
+    """A binding that was sent already comes when no more are sent."""
+    await closed(site)
+    await asyncio.sleep(0.5)  # it takes its time
+    return await site.run("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
 
 
 def write_checkpoint(site: Site) -> None:
@@ -374,6 +390,37 @@ async def test_p25_a_reloaded_driver_makes_devices_unhealthy_and_healthy_again_a
         assert any(uid.endswith("default/a") for uid in holders(daemon))
 
 
+def said(caplog: pytest.LogCaptureFixture, beginning: str) -> int:
+    return sum(record.getMessage().startswith(beginning) for record in caplog.records)
+
+
+def has_reason(daemon: NodeDaemon, beginning: str) -> bool:
+    return daemon.health.devices[3].reason.startswith(beginning)
+
+
+async def test_p84_a_counter_that_rises_is_no_news_of_what_is_offered(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, daemon_module.__name__)
+    async with a_site(cluster=False) as site, site.daemon() as daemon:
+        for count in (1, 2):
+            site.node.set_ecc(3, repairable=count)
+            await eventually(partial(has_reason, daemon, f"{count} repairable memory error"))
+    assert said(caplog, "hardware") == 1
+
+
+async def test_p28_another_lnc_is_told_once_while_it_waits_for_pods_to_end(caplog: pytest.LogCaptureFixture) -> None:
+    async with a_site("trn2.48xlarge", cluster=False) as site, site.daemon() as daemon:
+        await site.run("a", app(1, CORE))
+        site.node.set_logical_core_size(1)
+        await eventually(lambda: bool(said(caplog, "the logical core size has changed")))
+        site.node.set_reset(3, ResetState.FAILED)
+        await site.kubelet.wait_for_capacity(NEURON.value, 14)
+        assert site.kubelet.capacity(CORE.value).capacity == 64
+        assert said(caplog, "the logical core size has changed") == 1
+        assert daemon.state.machine is not None
+        site.end("a")
+        await site.kubelet.wait_for_capacity(CORE.value, 120)
+
+
 async def test_p24_a_missing_device_leaves_the_others_their_numbers_and_is_listed_as_unhealthy() -> None:
     async with a_site(missing=(5,)) as site, site.daemon():
         assert site.kubelet.capacity(NEURON.value).capacity == 16
@@ -442,7 +489,11 @@ async def test_e7_stopping_gives_the_nodes_lease_up_before_the_kubelet_loses_its
         assert not api.get(LEASES, f"neuron-plugin-{NODE}", "kube-system")["spec"]["holderIdentity"]
 
 
-async def test_e7_a_pod_that_was_bound_before_the_plugin_stops_is_served_all_the_same() -> None:
+async def test_e7_a_pod_that_was_bound_before_the_plugin_stops_is_served_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(daemon_module, "UNDER_WAY_SECONDS", 0.0)
+    monkeypatch.setattr(daemon_module, "LEAVE_SECONDS", 30.0)
     async with a_site() as site:
         api = site.api
         assert api is not None
@@ -451,6 +502,20 @@ async def test_e7_a_pod_that_was_bound_before_the_plugin_stops_is_served_all_the
             site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
             await eventually(lambda: bool(daemon.state.waiting()))
             late = asyncio.create_task(admit_once_closed(site), name="a late admission")
+        assert ids(await late, NEURON) == (4, 5, 6, 7)
+
+
+async def test_e7_a_binding_that_is_under_way_when_the_plugin_stops_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(daemon_module, "UNDER_WAY_SECONDS", 3.0)
+    monkeypatch.setattr(daemon_module, "LEAVE_SECONDS", 30.0)
+    async with a_site() as site:
+        api = site.api
+        assert api is not None
+        async with site.daemon():
+            await eventually(lambda: bool(api.objects(LEASES)))
+            late = asyncio.create_task(run_once_closed(site), name="a late binding")
         assert ids(await late, NEURON) == (4, 5, 6, 7)
 
 
@@ -463,6 +528,15 @@ async def test_e7_a_pod_that_is_never_admitted_does_not_keep_a_plugin_from_stopp
             site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
             await eventually(lambda: bool(daemon.state.waiting()))
         assert [path.name for path in site.settings.kubelet_dir.glob("*.sock")] == ["kubelet.sock"]
+
+
+async def test_a_plugin_whose_node_stays_open_has_no_reason_to_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_module, "LEAVE_SECONDS", 600.0)
+    async with a_site() as site, asyncio.timeout(50):
+        site.settings = msgspec.structs.replace(site.settings, node_lease=False)
+        async with site.daemon() as daemon:
+            site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
+            await eventually(lambda: bool(daemon.state.waiting()))
 
 
 async def test_stopping_removes_the_sockets_and_every_task() -> None:

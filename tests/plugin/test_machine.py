@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from neuron_plugin.allocation.ledger import Holding, Ledger
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.hardware.attributes import ResetState, parse_driver_version
+from neuron_plugin.hardware.attributes import parse_driver_version
 from neuron_plugin.hardware.logical_cores import LogicalCoreSize
-from neuron_plugin.hardware.records import Device, HealthReadings, Inventory, NodeState, SkippedDevice
+from neuron_plugin.hardware.records import Device, Inventory, NodeState, SkippedDevice
 from neuron_plugin.plugin.machine import (
     MISSING,
     Machine,
@@ -18,7 +19,9 @@ from neuron_plugin.plugin.machine import (
     machine_after,
     same_ids,
     seen_machine,
+    told_machine,
 )
+from neuron_plugin.plugin.quarantine import Quarantine, Users
 from neuron_plugin.plugin.standins import nameless_stand_in
 from neuron_plugin.topology.geometry import DeviceId, Geometry, Topology
 from neuron_plugin.topology.instances import catalogue
@@ -27,10 +30,9 @@ from tests.plugin.world import CORE, DEVICE, NEURON, TRN1, devices, machine, ref
 TYPES = catalogue()
 
 
-def device(number: int, *, node: NodeState = NodeState.PRESENT, reset: ResetState | None = None) -> Device:
+def device(number: int) -> Device:
     links = frozenset({DeviceId(number - 1), DeviceId(number + 1)})
-    health = HealthReadings(reset=reset)
-    return Device(DeviceId(number), 2, "Trainium1", "NDv2", links, node, health=health)
+    return Device(DeviceId(number), 2, "Trainium1", "NDv2", links, NodeState.PRESENT)
 
 
 def inventory(*numbers: int, instance_type: str = "trn1.32xlarge", lnc: int = 1) -> Inventory:
@@ -42,8 +44,8 @@ def inventory(*numbers: int, instance_type: str = "trn1.32xlarge", lnc: int = 1)
     )
 
 
-def seen(found: Inventory) -> Machine:
-    made = seen_machine(found, TYPES)
+def seen(found: Inventory, unhealthy: Mapping[int, str] | None = None) -> Machine:
+    made = seen_machine(found, TYPES, "", unhealthy or {})
     assert made is not None
     return made
 
@@ -53,7 +55,7 @@ def healthy(made: Machine, resource: Resource, ledger: Ledger | None = None) -> 
 
 
 def test_p22_no_device_is_no_machine() -> None:
-    assert seen_machine(Inventory(absence="no driver"), TYPES) is None
+    assert seen_machine(Inventory(absence="no driver"), TYPES, "", {}) is None
 
 
 def test_a_whole_machine_has_its_types_geometry_and_nothing_wrong() -> None:
@@ -80,7 +82,7 @@ def test_p26_of_an_unknown_type_only_what_is_there_is_listed() -> None:
 
 
 def test_the_operators_type_stands_in_where_the_machine_does_not_tell() -> None:
-    made = seen_machine(inventory(*range(16), instance_type=""), TYPES, "trn1.32xlarge")
+    made = seen_machine(inventory(*range(16), instance_type=""), TYPES, "trn1.32xlarge", {})
     assert made is not None
     assert made.geometry == TRN1
 
@@ -91,11 +93,9 @@ def test_p27_a_skipped_device_is_listed_with_the_reason() -> None:
     assert seen(found).inventory().unhealthy == {15: "core_count reads 'x'"}
 
 
-def test_p67_a_sick_device_is_unhealthy_with_its_reason() -> None:
-    found = replace(inventory(), devices=(device(0, node=NodeState.ABSENT), device(1, reset=ResetState.FAILED)))
-    reasons = seen(replace(found, instance_type="")).unhealthy
-    assert reasons[0] == "/dev/neuron0 is absent"
-    assert "its last reset failed" in reasons[1]
+def test_p67_a_sick_device_is_unhealthy_with_its_reason_unless_it_is_not_even_there() -> None:
+    made = seen(inventory(*range(15)), {3: "sick", 15: "was sick", 99: "never listed"})
+    assert made.unhealthy == {3: "sick", 15: MISSING}
 
 
 def test_p28_lnc_halves_the_cores_of_a_device() -> None:
@@ -155,6 +155,23 @@ def test_a_device_says_who_holds_it_under_which_name_and_sickness_comes_first() 
     assert reasons["1"] == "held by pod default/a as aws.amazon.com/neuroncore"
     sick = {each.id: each.reason for each in advertised(machine(unhealthy={1: "sick"}), ledger, NEURON)}
     assert sick["1"] == "sick"
+
+
+def test_p60_what_is_suspect_is_unhealthy_but_under_the_name_it_is_held_by_again() -> None:
+    doubted = Quarantine(30.0).with_suspect(ref("gone"), devices(1, 2), now=0.0)
+    ledger = Ledger().with_holding(ref("a"), Holding("app", NEURON, devices(1)))
+    reasons = {each.id: each.reason for each in advertised(machine(), ledger, NEURON, doubted)}
+    assert (reasons["1"], reasons["2"][:25]) == ("", "left by pod default/gone,")
+    assert not {"1", "2"} & {each.id for each in advertised(machine(), ledger, DEVICE, doubted) if each.healthy}
+
+
+def test_of_a_sick_device_that_is_suspect_the_cluster_is_told_the_sickness() -> None:
+    suspects = Quarantine(30.0).with_suspect(ref("gone"), devices(1, 2), now=0.0)
+    seen_on = suspects.after_look(TRN1, Users({}, complete=False, moment=1.0))
+    told = told_machine(machine(unhealthy={1: "sick"}), seen_on).unhealthy
+    assert told[1] == "sick"
+    assert told[2].startswith("left by pod default/gone")
+    assert told_machine(machine(), None) == machine()
 
 
 def test_a_device_says_that_its_holder_is_not_known_yet() -> None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -18,10 +18,12 @@ from neuron_plugin.extender.staleness import LEASE_PREFIX as EXTENDERS_PREFIX
 from neuron_plugin.plugin.node_lease import LEASE_PREFIX, LeaseTimes, NodeLease, delete_lease, node_lease
 from neuron_plugin.simulation import api_server
 from neuron_plugin.simulation.api_server import StandInApiServer
-from neuron_plugin.simulation.api_server_faults import Fault
+from neuron_plugin.simulation.api_server_faults import Fault, Match
+from neuron_plugin.simulation.api_server_http import ApiHttp
 
 NAMESPACE, NODE = "kube-system", "worker-1"
-QUICK = LeaseTimes(duration=8, renew=0.02)
+TIMES = LeaseTimes(duration=8, renew=30)
+"""So long that no answer is late on a busy machine."""
 
 
 @pytest.fixture
@@ -45,25 +47,51 @@ def there_is_one(server: StandInApiServer) -> bool:
     return bool(server.objects(api_server.LEASES))
 
 
+def is_held(server: StandInApiServer) -> bool:
+    return there_is_one(server) and lease_of(server)["spec"]["holderIdentity"] == NODE
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.005)
 
 
+async def nudge(lease: NodeLease) -> NoReturn:
+    while True:
+        lease.notify()
+        await asyncio.sleep(0.02)
+
+
 @asynccontextmanager
-async def renewing(api: KubernetesApi, lease: NodeLease) -> AsyncIterator[None]:
-    running = asyncio.create_task(lease.run(api), name="lease under test")
+async def renewing(api: KubernetesApi, lease: NodeLease, *, often: bool = True) -> AsyncIterator[None]:
+    tasks: list[asyncio.Task[None]] = [asyncio.create_task(lease.run(api), name="lease under test")]
+    if often:
+        tasks.append(asyncio.create_task(nudge(lease), name="nudges"))
     try:
         yield
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def note_writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The methods of writes that the API server has done or refused, from now on."""
+    served: list[str] = []
+    write = ApiHttp._write
+
+    def noted(http: ApiHttp, request: Any, target: Any, body: Any) -> Any:
+        served.append(request.method)
+        return write(http, request, target, body)
+
+    monkeypatch.setattr(ApiHttp, "_write", noted)
+    return served
 
 
 def of_node(
     serving: Callable[[], bool] = lambda: True,
-    times: LeaseTimes = QUICK,
+    times: LeaseTimes = TIMES,
     on_new_node: Callable[[], None] = lambda: None,
 ) -> NodeLease:
     return NodeLease(NAMESPACE, NODE, times, serving=serving, on_new_node=on_new_node)
@@ -72,7 +100,7 @@ def of_node(
 async def test_e7_the_lease_is_the_one_the_extender_looks_for(server: StandInApiServer, api: KubernetesApi) -> None:
     assert LEASE_PREFIX == EXTENDERS_PREFIX
     async with renewing(api, of_node()):
-        await until(lambda: there_is_one(server))
+        await until(lambda: is_held(server))
     lease = lease_of(server)
     assert lease["metadata"]["name"] == "neuron-plugin-worker-1"
     assert lease["spec"]["holderIdentity"] == NODE
@@ -83,7 +111,7 @@ async def test_the_node_owns_its_lease_so_that_it_goes_with_the_node(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
     async with renewing(api, of_node()):
-        await until(lambda: there_is_one(server))
+        await until(lambda: is_held(server))
     uid = server.get(api_server.NODES, NODE)["metadata"]["uid"]
     assert lease_of(server)["metadata"]["ownerReferences"] == [
         {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": uid}
@@ -91,8 +119,8 @@ async def test_the_node_owns_its_lease_so_that_it_goes_with_the_node(
 
 
 async def test_it_is_renewed_while_the_plugin_serves(server: StandInApiServer, api: KubernetesApi) -> None:
-    async with renewing(api, of_node()):
-        await until(lambda: there_is_one(server))
+    async with renewing(api, of_node(times=LeaseTimes(duration=8, renew=0.2)), often=False):
+        await until(lambda: is_held(server))
         first = datetime.fromisoformat(lease_of(server)["spec"]["renewTime"])
         await until(lambda: datetime.fromisoformat(lease_of(server)["spec"]["renewTime"]) > first)
 
@@ -102,7 +130,7 @@ async def test_e7_it_is_not_renewed_while_the_kubelet_does_not_follow_us(
 ) -> None:
     serving = True
     async with renewing(api, of_node(lambda: serving)):
-        await until(lambda: there_is_one(server))
+        await until(lambda: is_held(server))
         serving = False
         await asyncio.sleep(0.05)
         stands = lease_of(server)["metadata"]["resourceVersion"]
@@ -114,13 +142,13 @@ async def test_e7_it_is_not_made_before_the_plugin_serves_and_at_once_when_it_do
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
     serving = False
-    lease = of_node(lambda: serving, LeaseTimes(duration=600, renew=300))
-    async with renewing(api, lease):
+    lease = of_node(lambda: serving)
+    async with renewing(api, lease, often=False):
         await asyncio.sleep(0.05)
         assert not there_is_one(server)
         serving = True
         lease.notify()
-        await until(lambda: there_is_one(server))
+        await until(lambda: is_held(server))
 
 
 async def test_e7_a_plugin_that_stops_gives_it_up_so_that_no_pod_comes_meanwhile(
@@ -128,7 +156,7 @@ async def test_e7_a_plugin_that_stops_gives_it_up_so_that_no_pod_comes_meanwhile
 ) -> None:
     lease = of_node()
     async with renewing(api, lease):
-        await until(lambda: there_is_one(server))
+        await until(lambda: is_held(server))
         await lease.give_up(api)
         given_up = LEASES.decode(_encoded(lease_of(server)))
         lease.notify()
@@ -142,10 +170,10 @@ async def test_e7_the_next_plugin_takes_up_what_the_last_one_gave_up(
 ) -> None:
     last = of_node()
     async with renewing(api, last):
-        await until(lambda: there_is_one(server))
+        await until(lambda: is_held(server))
         await last.give_up(api)
     async with renewing(api, of_node()):
-        await until(lambda: lease_of(server)["spec"]["holderIdentity"] == NODE)
+        await until(lambda: is_held(server))
 
 
 @pytest.mark.parametrize("fault", [Fault(status=500), Fault(delay_seconds=600)], ids=["refused", "no answer"])
@@ -160,15 +188,65 @@ async def test_p13_an_api_server_in_trouble_does_not_keep_a_plugin_from_stopping
 async def test_e7_a_renewal_that_hangs_does_not_keep_a_plugin_from_giving_it_up(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
-    lease = of_node(times=LeaseTimes(duration=600, renew=1.0))
-    async with renewing(api, lease):
-        await until(lambda: there_is_one(server))
+    lease = of_node()
+    async with renewing(api, lease, often=False):
+        await until(lambda: is_held(server))
         hangs = Fault(delay_seconds=600)
         server.fail(hangs)
         lease.notify()
         await until(lambda: hangs.times == 0)
-        await lease.give_up(api)
-        assert not lease_of(server)["spec"].get("holderIdentity")
+        assert await lease.give_up(api)
+        assert not is_held(server)
+
+
+@pytest.mark.parametrize("method", ["PATCH", "POST"])
+async def test_e7_what_lands_after_it_was_given_up_does_not_open_the_node(
+    server: StandInApiServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """An API server may do what it was asked long after nobody waits for its answer any more."""
+    gate, served = asyncio.Event(), note_writes(monkeypatch)
+    held = Fault(Match(method, "/leases"), gate=gate)
+    lease = of_node()
+    if method == "POST":
+        server.fail(held)
+    async with renewing(api, lease, often=False):
+        if method == "PATCH":
+            await until(lambda: is_held(server))
+            server.fail(held)
+            lease.notify()
+        await until(lambda: held.times == 0)
+        assert await lease.give_up(api) is (method == "PATCH")
+        served.clear()
+        gate.set()
+        await until(lambda: method in served)
+        await asyncio.sleep(0.05)  # for what might follow
+    assert not is_held(server)
+
+
+async def test_e7_a_renewal_that_got_no_answer_is_followed_by_the_next(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    async with renewing(api, of_node()):
+        await until(lambda: is_held(server))
+        lost = Fault(Match("PATCH", "/leases"), lose_answer=True)
+        server.fail(lost)
+        await until(lambda: lost.times == 0)
+        stands = lease_of(server)["metadata"]["resourceVersion"]
+        await until(lambda: lease_of(server)["metadata"]["resourceVersion"] != stands)
+        assert is_held(server)
+
+
+async def test_e7_what_somebody_else_wrote_is_renewed_at_once(
+    server: StandInApiServer, api: KubernetesApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = of_node()
+    async with renewing(api, lease, often=False):
+        await until(lambda: is_held(server))
+        await of_node().give_up(api)  # a process of before, late
+        assert not is_held(server)
+        lease.notify()
+        await until(lambda: is_held(server))
+    assert not _warnings(caplog)
 
 
 async def test_a_plugin_that_was_never_heard_of_gives_nothing_up(server: StandInApiServer, api: KubernetesApi) -> None:
@@ -178,7 +256,7 @@ async def test_a_plugin_that_was_never_heard_of_gives_nothing_up(server: StandIn
 
 async def test_a_killed_plugin_leaves_it_to_run_out_by_itself(server: StandInApiServer, api: KubernetesApi) -> None:
     async with renewing(api, of_node()):
-        await until(lambda: there_is_one(server))
+        await until(lambda: is_held(server))
     sighting, lease = Sighting(), LEASES.decode(_encoded(lease_of(server)))
     sighting.see(lease, now=100.0)
     assert not sighting.expired(lease, now=107.0)
@@ -186,16 +264,17 @@ async def test_a_killed_plugin_leaves_it_to_run_out_by_itself(server: StandInApi
 
 
 async def test_a_node_made_anew_gets_a_lease_of_its_own_and_is_described_again(
-    server: StandInApiServer, api: KubernetesApi
+    server: StandInApiServer, api: KubernetesApi, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[bool] = []
     async with renewing(api, of_node(on_new_node=lambda: told.append(True))):
-        await until(lambda: there_is_one(server))
+        await until(lambda: is_held(server))
         assert not told
         server.delete_node(NODE)
         server.create_node({"metadata": {"name": NODE}})
         await api.request(delete_lease(NAMESPACE, NODE), timeout_seconds=5)  # as the garbage collector does
-        await until(lambda: bool(told))
+        await until(lambda: bool(told) and is_held(server))
+    assert not _warnings(caplog)
     uid = server.get(api_server.NODES, NODE)["metadata"]["uid"]
     assert lease_of(server)["metadata"]["ownerReferences"][0]["uid"] == uid
 
@@ -204,7 +283,7 @@ async def test_an_api_server_in_trouble_is_told_once_and_the_lease_comes_back(
     server: StandInApiServer, api: KubernetesApi, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with renewing(api, of_node()):
-        await until(lambda: there_is_one(server))
+        await until(lambda: is_held(server))
         server.fail(Fault(status=500))
         await until(lambda: bool(_warnings(caplog)))
         await asyncio.sleep(0.1)
@@ -212,10 +291,6 @@ async def test_an_api_server_in_trouble_is_told_once_and_the_lease_comes_back(
         stands = lease_of(server)["metadata"]["resourceVersion"]
         await until(lambda: lease_of(server)["metadata"]["resourceVersion"] != stands)
     assert len(_warnings(caplog)) == 1
-
-
-def test_the_defaults_are_those_of_the_scheduler_this_replaces() -> None:
-    assert LeaseTimes() == LeaseTimes(duration=8.0, renew=2.0)
 
 
 def test_the_lease_is_deleted_by_its_name() -> None:

@@ -22,7 +22,7 @@ from tests.plugin.world import INF2, machine
 
 def seen(root: Path, instance_type: str) -> Machine:
     node = write_node(root / "node", instance_type, usage_counters=False)
-    found = seen_machine(read_inventory(node.paths), catalogue())
+    found = seen_machine(read_inventory(node.paths), catalogue(), "", {})
     assert found is not None
     return found
 

@@ -6,7 +6,7 @@ import pytest
 
 from neuron_plugin.allocation.ledger import Pod, PodUid
 from neuron_plugin.hardware.processes import Process
-from neuron_plugin.plugin.quarantine import Quarantine, Users
+from neuron_plugin.plugin.quarantine import Quarantine, Users, described
 from neuron_plugin.plugin.standins import named_stand_in
 from neuron_plugin.topology.geometry import CoreMask, Geometry, Topology
 
@@ -120,6 +120,42 @@ def test_every_device_a_process_has_open_is_named(quarantine: Quarantine) -> Non
     process = of("uid-gone")
     looked = quarantine.after_look(TRN1, users(101.0, neuron2=process, neuron3=replace(process)))
     assert "still has neuron2, neuron3 open" in looked.reason_for(looked.mask)
+
+
+@pytest.mark.parametrize(
+    ("stands_for", "opened", "proof"),
+    [
+        (TRN1.devices_mask((3, 5)), of("uid-gone"), True),
+        (TRN1.devices_mask((3, 5)), of("uid-gone", uses=False), False),
+        (TRN1.devices_mask((3, 5)), of("uid-neighbour"), False),
+        (TRN1.devices_mask((6,)), of("uid-gone"), False),
+        (TRN1.cores_mask((10,)), of("uid-gone"), False),
+    ],
+)
+def test_p60_whole_devices_that_a_vanished_pod_uses_stand_for_nobody_else(
+    quarantine: Quarantine,
+    stands_for: CoreMask,
+    opened: Process,
+    proof: bool,  # noqa: FBT001 - a table's column
+) -> None:
+    """Of a device in part the rest may be another pod's."""
+    confirmed = quarantine.after_look(TRN1, users(101.0, neuron3=of("uid-gone")))
+    assert confirmed.proves(TRN1, users(102.0, neuron5=opened), stands_for) is proof
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("python train.py --token=secret --epochs 3", "python train.py"),
+        ("python -m train", "python"),
+        ("train\nneuron0 is free", "train neuron0 is free"),
+        ("/opt/" + 1000 * "x", "/opt/" + 55 * "x"),
+        ("", "unknown"),
+    ],
+)
+def test_everybody_who_may_read_a_node_reads_of_a_process_what_it_is_and_no_more(command: str, told: str) -> None:
+    """The reason stands in the node's annotation: arguments may be secret, and two megabytes long."""
+    assert described([(3, Process(12, command))]) == f"process 12 ({told}) still has neuron3 open"
 
 
 # Strangers: who had devices open when the daemon came.

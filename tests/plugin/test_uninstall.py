@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,15 @@ async def test_installed_nodes_are_found_by_what_is_said_of_them_or_by_their_lea
     await send(api, delete_lease(NAMESPACE, "worker-1"), timeout_seconds=5)
     server.delete_node("worker-2")
     assert await installed_nodes(api, NAMESPACE) == ["worker-1", "worker-2"]
+
+
+async def test_a_lease_that_was_given_up_is_found_by_the_node_it_is_of(api: KubernetesApi) -> None:
+    """As every plugin leaves it when it ends."""
+    await send(api, delete_lease(NAMESPACE, "worker-1"), timeout_seconds=5)
+    await uninstall_nodes(api, ["worker-1", "worker-2"], NAMESPACE)
+    for node in ("worker-1", "gone"):
+        await lease(api, replace(node_lease(NAMESPACE, node), holder=""))
+    assert await installed_nodes(api, NAMESPACE) == ["worker-1"]
 
 
 async def test_leases_of_others_are_none_of_ours(api: KubernetesApi) -> None:

@@ -9,20 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.hardware.health import Observation, Signal
-from neuron_plugin.plugin.health import (
-    Cause,
-    DeviceHealth,
-    Rules,
-    Sight,
-    Stage,
-    Status,
-    Trace,
-    device_health,
-    next_change,
-    reloaded,
-    step,
-)
-from neuron_plugin.plugin.health_policy import Action, HealthSettings, Recovery, SignalPolicy
+from neuron_plugin.plugin.health.policy import HealthSettings, Recovery, SignalPolicy
+from neuron_plugin.plugin.health.trace import Rules, Sight, Stage, Trace, next_change, reloaded, step
 
 SETTINGS = HealthSettings()
 BROKEN = Observation(Signal.COMPONENTS, "firmware reports hbm unhealthy", part="hbm")
@@ -126,6 +114,11 @@ def test_p68_a_further_error_begins_the_quiet_time_anew() -> None:
     assert stage(run([(0, counted(3, 0)), (90, counted(4, 90)), (190, counted(4, 190))], by)) is Stage.OVER
 
 
+def test_errors_that_stand_still_while_they_are_watched_last_all_the_same() -> None:
+    by = rules(after_seconds=30, **QUIET)
+    assert stage(run([(0, counted(3, 0)), (10, counted(3, 10)), (30, counted(3, 30))], by)) is Stage.ACTING
+
+
 def test_an_old_message_counts_from_its_own_time() -> None:
     assert stage(run([(1000, counted(1, 950)), (1049, counted(1, 950))], rules(**QUIET))) is Stage.ACTING
     assert stage(run([(1000, counted(1, 950)), (1050, counted(1, 950))], rules(**QUIET))) is Stage.OVER
@@ -181,46 +174,6 @@ def test_p69_whatever_flaps_the_changes_are_bounded_by_the_logarithm_of_time(mom
         changes += before != (trace is not None and trace.acting)
     lasted = max(now, 10.0)
     assert changes <= 2 * (3 + math.log2(lasted / 10.0) + lasted / 900.0)
-
-
-def trace_of(signal: Signal, trace_stage: Stage = Stage.ACTING, text: str = "") -> Trace:
-    return Trace(signal, trace_stage, text or signal.value, 0.0, 0.0)
-
-
-UNHEALTHY, WARN = SignalPolicy(), SignalPolicy(action=Action.WARN)
-
-
-def test_no_trace_is_health() -> None:
-    assert device_health([]) == DeviceHealth()
-    assert device_health([(trace_of(Signal.NODE, Stage.OVER), UNHEALTHY)]) == DeviceHealth()
-
-
-def test_the_worst_signal_decides_and_is_named_first() -> None:
-    health = device_health(
-        [
-            (trace_of(Signal.HW_ERROR), WARN),
-            (trace_of(Signal.RESETTING, Stage.WATCHED), UNHEALTHY),
-            (trace_of(Signal.SRAM_ECC), UNHEALTHY),
-            (trace_of(Signal.NODE), UNHEALTHY),
-        ]
-    )
-    assert health.status is Status.UNHEALTHY
-    assert health.reason == "node; sram-ecc"
-    assert [cause.status for cause in health.causes] == [
-        Status.UNHEALTHY,
-        Status.UNHEALTHY,
-        Status.WAITING,
-        Status.WARNING,
-    ]
-
-
-def test_what_may_pass_makes_a_device_wait_and_no_more() -> None:
-    health = device_health([(trace_of(Signal.RESETTING, Stage.WATCHED), UNHEALTHY)])
-    assert health == DeviceHealth(Status.WAITING, (Cause(Signal.RESETTING, Status.WAITING, "resetting"),))
-
-
-def test_a_warning_that_does_not_act_yet_says_nothing() -> None:
-    assert device_health([(trace_of(Signal.HW_ERROR, Stage.WATCHED), WARN)]) == DeviceHealth()
 
 
 def test_waiting_for_quiet_without_a_count_is_no_reason_to_look_again_at_once() -> None:

@@ -11,21 +11,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from typing import Protocol
 
 from neuron_plugin.allocation.idlists import format_ids
 from neuron_plugin.cluster.api import ApiRequest
 from neuron_plugin.cluster.leases import utc_now
 from neuron_plugin.cluster.records import ObjectReference
 from neuron_plugin.cluster.writes import create_event, report_node_condition
-from neuron_plugin.plugin.health import DeviceHealth, Status
-from neuron_plugin.plugin.health_keeper import Transition
+from neuron_plugin.plugin.health.keeper import Transition
+from neuron_plugin.plugin.health.status import DeviceHealth, Status
+from neuron_plugin.plugin.report import REPORTER
 
 logger = logging.getLogger(__name__)
 
-REPORTER = "neuron-plugin.io/plugin"
 
-Tell = Callable[[str, ApiRequest], None]
-"""Have a request sent to the API server; the newest on a subject counts. Must not block."""
+class Cluster(Protocol):
+    """Where to say it. Neither blocks; the newest on a subject counts."""
+
+    def tell(self, subject: str, request: ApiRequest) -> None:
+        """Have a request sent to the API server."""
+
+    def tell_of_node(self, subject: str, request: ApiRequest) -> None:
+        """Have something written on the Node object, and again when that was made anew."""
+
 
 _MOST_MESSAGE = 1024
 
@@ -40,12 +48,12 @@ class HealthReport:
     """Tells what changed, each change once; how often health may change is bounded where it is judged."""
 
     def __init__(
-        self, node_name: str, condition: str, tell: Tell | None, now: Callable[[], datetime] = utc_now
+        self, node_name: str, condition: str, cluster: Cluster | None, now: Callable[[], datetime] = utc_now
     ) -> None:
-        """No ``tell`` means no API server; an empty ``condition`` that none is wanted."""
+        """No ``cluster`` means no API server; an empty ``condition`` that none is wanted."""
         self._node_name = node_name
         self._condition = condition
-        self._tell = tell
+        self._cluster = cluster
         self._now = now
         self._since: tuple[bool | None, datetime] | None = None
         self._said: tuple[bool | None, str] | None = None
@@ -54,14 +62,11 @@ class HealthReport:
         """Log and tell every transition, and the state of all."""
         for transition in transitions:
             self._log(transition)
-            if self._tell:
+            if self._cluster:
                 subject = f"health event {transition.after} of {format_ids(transition.devices)}"
-                self._tell(subject, self._event(transition))
-        if self._tell and self._condition:
-            self._report_condition(self._tell, devices)
-
-    def source_changed(self, source: str, trouble: str) -> None:
-        """Sources are the probes' and the metrics' to tell."""
+                self._cluster.tell(subject, self._event(transition))
+        if self._cluster and self._condition:
+            self._report_condition(self._cluster, devices)
 
     def _log(self, transition: Transition) -> None:
         fields = {"devices": format_ids(transition.devices), "was": transition.before.value}
@@ -84,7 +89,7 @@ class HealthReport:
             warning=transition.after is not Status.HEALTHY,
         )
 
-    def _report_condition(self, tell: Tell, devices: Mapping[int, DeviceHealth]) -> None:
+    def _report_condition(self, cluster: Cluster, devices: Mapping[int, DeviceHealth]) -> None:
         status, reason, message = condition_of(devices)
         if self._said == (status, message):
             return
@@ -101,7 +106,7 @@ class HealthReport:
             since=self._since[1],
             now=now,
         )
-        tell("health condition", request)
+        cluster.tell_of_node("health condition", request)
 
 
 def condition_of(devices: Mapping[int, DeviceHealth]) -> tuple[bool | None, str, str]:

@@ -1,8 +1,8 @@
 """Keeping an eye on the health of the node's devices.
 
 Joins the sources (sysfs through the inventory, firmware's notices, the kernel log) with the keeper of verdicts, and
-judges whenever there is news or a time has come. A source that cannot start is named to the observers, which readiness
-and metrics are made of, and the others go on.
+judges whenever there is news or a time has come. A source that cannot start is named, in readiness and metrics, and
+the others go on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from neuron_plugin.hardware.health import without_error_counters
 from neuron_plugin.hardware.hints import Hints
@@ -23,10 +22,10 @@ from neuron_plugin.hardware.notices import HealthNotices
 from neuron_plugin.hardware.records import Inventory
 from neuron_plugin.hardware.sysfs import Sysfs
 from neuron_plugin.hardware.uevents import Uevents
-from neuron_plugin.plugin.health import DeviceHealth
-from neuron_plugin.plugin.health_keeper import HealthKeeper, Transition
-from neuron_plugin.plugin.health_memory import FILE_NAME, Memory, boot_id, load, save
-from neuron_plugin.plugin.health_policy import KERNEL_SIGNALS, Action, policy_of
+from neuron_plugin.plugin.health.keeper import HealthKeeper, Transition
+from neuron_plugin.plugin.health.memory import FILE_NAME, Memory, boot_id, load, save
+from neuron_plugin.plugin.health.policy import KERNEL_SIGNALS, Action, policy_of
+from neuron_plugin.plugin.health.status import DeviceHealth
 from neuron_plugin.plugin.settings import PluginSettings
 
 logger = logging.getLogger(__name__)
@@ -35,14 +34,8 @@ UEVENTS, NOTICES, KERNEL_LOG, SYSFS, MEMORY = "uevents", "notices", "kernel-log"
 """Sources of what is known about health, by the names under which their troubles are told."""
 
 
-class HealthObserver(Protocol):
-    """Who wants to know. Called from the event loop; must not block."""
-
-    def judged(self, devices: Mapping[int, DeviceHealth], transitions: Sequence[Transition]) -> None:
-        """Devices were judged for the first time, or some of them anew: ``transitions``."""
-
-    def source_changed(self, source: str, trouble: str) -> None:
-        """A source has failed, for the reason given, or works again (empty)."""
+Tell = Callable[[Mapping[int, DeviceHealth], Sequence[Transition]], None]
+"""Told of all devices when they were judged for the first time, or some of them anew. Must not block."""
 
 
 class HealthWatch:
@@ -52,10 +45,10 @@ class HealthWatch:
         self,
         settings: PluginSettings,
         on_verdicts: Callable[[], None],
-        observers: Sequence[HealthObserver] = (),
+        tell: Tell,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``on_verdicts`` is called when verdicts changed without a look; observers are told of every change."""
+        """``on_verdicts`` is called when verdicts changed without a look."""
         self._settings = settings.health
         self._log_path = settings.kmsg or settings.dev / "kmsg"
         self._file = settings.state_dir / FILE_NAME if settings.state_dir else None
@@ -64,9 +57,9 @@ class HealthWatch:
         self._keeper = HealthKeeper(settings.health, self._kept, clock)
         self._clock = clock
         self._on_verdicts = on_verdicts
-        self._observers = list(observers)
+        self._tell = tell
         self._news = asyncio.Event()
-        self._sources: dict[str, str] = {}
+        self._troubles: dict[str, str] = {}
         self._hints: Hints | None = None
         self._notices: HealthNotices | None = None
         self.inventory: Inventory | None = None
@@ -82,24 +75,14 @@ class HealthWatch:
         return self._keeper.unhealthy
 
     @property
-    def sources(self) -> Mapping[str, str]:
-        """Sources that were tried, and why each does not work; empty text for one that does."""
-        return dict(self._sources)
-
-    @property
     def silent_sources(self) -> Mapping[str, str]:
         """Sources that do not work, and why."""
-        return {source: trouble for source, trouble in self._sources.items() if trouble}
-
-    def observe(self, observer: HealthObserver) -> None:
-        """Tell ``observer``, too, from now on."""
-        self._observers.append(observer)
+        return dict(self._troubles)
 
     @contextmanager
     def listening(self, sysfs: Path, uevents: Uevents) -> Iterator[Hints]:
         """For the length of the block: hints to look at the hardware, from ``uevents`` and from firmware and driver."""
         self._hints = Hints(uevents)
-        self.report_source(UEVENTS, uevents.trouble)
         with closing(HealthNotices(Sysfs(sysfs), self._hints.give)) as notices:
             self._notices = notices
             try:
@@ -113,10 +96,10 @@ class HealthWatch:
         self.inventory = inventory
         self._keeper.look(inventory)
         if self._notices:
-            self.report_source(NOTICES, self._notices.follow(inventory.device_ids))
+            self._report(NOTICES, self._notices.follow(inventory.device_ids))
         if self._hints:
-            self.report_source(UEVENTS, self._hints.trouble)
-        self.report_source(SYSFS, _blindness(inventory))
+            self._report(UEVENTS, self._hints.trouble)
+        self._report(SYSFS, _blindness(inventory))
         self._judge(always_tell=first)
         self._news.set()  # times may have changed
 
@@ -124,22 +107,20 @@ class HealthWatch:
         """Read the kernel log and judge when it is time, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             if any(policy_of(self._settings, signal).action is not Action.IGNORE for signal in KERNEL_SIGNALS):
-                log = KernelLog(self._log_path, self._hear, lambda trouble: self.report_source(KERNEL_LOG, trouble))
+                log = KernelLog(self._log_path, self._hear, lambda trouble: self._report(KERNEL_LOG, trouble))
                 tasks.create_task(log.run(), name="kernel log")
             tasks.create_task(self._keep_judging(), name="verdicts")
 
-    def report_source(self, source: str, trouble: str) -> None:
-        """Note whether a source works; a change is logged and told once."""
-        known = self._sources.get(source)
-        self._sources[source] = trouble
-        if known == trouble or (known is None and not trouble):
+    def _report(self, source: str, trouble: str) -> None:
+        """Note whether a source works; a change is logged once."""
+        if self._troubles.get(source, "") == trouble:
             return
         if trouble:
+            self._troubles[source] = trouble
             logger.warning("a source of health does not work", extra={"source": source, "why": trouble})
         else:
+            del self._troubles[source]
             logger.info("a source of health works again", extra={"source": source})
-        for observer in self._observers:
-            observer.source_changed(source, trouble)
 
     async def _keep_judging(self) -> None:
         while True:
@@ -170,8 +151,7 @@ class HealthWatch:
     def _judge(self, *, always_tell: bool = False) -> bool:
         transitions = self._keeper.judge()
         if transitions or always_tell:
-            for observer in self._observers:
-                observer.judged(self.devices, transitions)
+            self._tell(self.devices, transitions)
         return bool(transitions)
 
     async def _remember(self) -> None:
@@ -182,10 +162,10 @@ class HealthWatch:
         try:
             await asyncio.to_thread(save, self._file, memory, self._boot)
         except OSError as error:
-            self.report_source(MEMORY, f"{self._file} cannot be written: {error.strerror}")
+            self._report(MEMORY, f"{self._file} cannot be written: {error.strerror}")
             return
         self._kept = memory
-        self.report_source(MEMORY, "")
+        self._report(MEMORY, "")
 
 
 def _blindness(inventory: Inventory) -> str:

@@ -5,20 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from neuron_plugin.hardware.health import Observation, Signal
-from neuron_plugin.plugin.health import (
-    DeviceHealth,
-    Rules,
-    Sight,
-    Stage,
-    Trace,
-    device_health,
-    lowered,
-    next_change,
-    reloaded,
-    step,
-)
-from neuron_plugin.plugin.health_memory import DeviceMemory
-from neuron_plugin.plugin.health_policy import Action, Baseline, HealthSettings, Recovery, policy_of
+from neuron_plugin.plugin.health.memory import DeviceMemory
+from neuron_plugin.plugin.health.policy import Action, Baseline, HealthSettings, Recovery, policy_of
+from neuron_plugin.plugin.health.status import DeviceHealth, device_health
+from neuron_plugin.plugin.health.trace import Rules, Sight, Stage, Trace, lowered, next_change, reloaded, step
 
 COUNTERS = frozenset(
     {
@@ -68,7 +58,7 @@ class DeviceRecord:
         """Take up what waits for a driver reload since before this daemon's start."""
         for text, why in known.latched.items():
             name = _parsed(text)
-            if name and name not in self._traces and self._rules(name).policy.recovery is Recovery.RELOAD:
+            if name and self._rules(name).policy.recovery is Recovery.RELOAD:
                 self._traces[name] = Trace(name[0], Stage.ACTING, why, now, now, falls=1)
 
     @property
@@ -82,8 +72,8 @@ class DeviceRecord:
         return DeviceMemory(dict(self._accepted), latched)
 
     def looked(self, look: Look, now: float) -> None:
-        """Take in a look; that a device has gone ends what waits for a reload."""
-        if self._look.present and not look.present:
+        """Take in a look; that a device is gone ends what waits for a reload."""
+        if not look.present:
             self._gone(now)
         self._look = look
         self._counted = frozenset((seen.signal, seen.part) for seen in look.observations if seen.count is not None)
@@ -104,8 +94,7 @@ class DeviceRecord:
         if known and at - known.at > policy_of(self._settings, signal).recover_after_seconds:
             known = None
         count = (known.observation.count or 0) + 1 if known else 1
-        latest = max(at, known.at) if known else at
-        self._messages[signal] = Sight(Observation(signal, text, count=count, where=where), latest)
+        self._messages[signal] = Sight(Observation(signal, text, count=count, where=where), at)
 
     def judge(self, now: float) -> None:
         """Bring traces, health and the time of the next change up to date."""

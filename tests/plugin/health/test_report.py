@@ -10,9 +10,9 @@ import pytest
 
 from neuron_plugin.cluster.api import ApiRequest
 from neuron_plugin.hardware.health import Signal
-from neuron_plugin.plugin.health import Cause, DeviceHealth, Status
-from neuron_plugin.plugin.health_keeper import Transition
-from neuron_plugin.plugin.health_report import HealthReport, condition_of
+from neuron_plugin.plugin.health.keeper import Transition
+from neuron_plugin.plugin.health.report import HealthReport, condition_of
+from neuron_plugin.plugin.health.status import Cause, DeviceHealth, Status
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
@@ -39,6 +39,8 @@ class Api:
     def tell(self, subject: str, request: ApiRequest) -> None:
         self.told.append((subject, request))
 
+    tell_of_node = tell
+
     def clock(self) -> datetime:
         return self.now
 
@@ -52,7 +54,7 @@ def api() -> Api:
 
 
 def report(api: Api, condition: str = "") -> HealthReport:
-    return HealthReport("worker-1", condition, api.tell, api.clock)
+    return HealthReport("worker-1", condition, api, api.clock)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,11 @@ class Memory:
         """What is known of one device."""
         return self.devices.get(key, DeviceMemory())
 
+    def with_devices(self, here: Mapping[str, DeviceMemory]) -> Memory:
+        """With what is known of those that are here now."""
+        others = [(key, known) for key, known in self.devices.items() if key not in here]
+        return Memory(dict([*others, *here.items()][-MOST_DEVICES:]))
+
 
 def boot_id() -> str:
     """The kernel's id of this boot; empty where it does not tell."""
@@ -81,7 +86,6 @@ def save(path: Path, memory: Memory, boot: str) -> None:
         OSError: the directory cannot be made or written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    devices = dict(list(memory.devices.items())[-MOST_DEVICES:])
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_bytes(msgspec.json.encode(_File(VERSION, boot, devices)))
+    aside.write_bytes(msgspec.json.encode(_File(VERSION, boot, dict(memory.devices))))
     aside.replace(path)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from neuron_plugin.hardware.health import Signal
-from neuron_plugin.plugin.health_policy import (
+from neuron_plugin.plugin.health.policy import (
     Action,
     Baseline,
     HealthSettings,
@@ -79,6 +79,11 @@ def test_p69_a_signal_that_comes_back_is_held_twice_as_long_each_time_up_to_a_li
 def test_p69_damping_never_shortens_the_time_to_recover() -> None:
     slow = SignalPolicy(recover_after_seconds=3600)
     assert [hold_seconds(DEFAULTS, slow, falls) for falls in (1, 2, 9)] == [3600, 3600, 3600]
+
+
+def test_p69_the_time_to_recover_is_what_is_doubled() -> None:
+    minute = SignalPolicy(recover_after_seconds=60)
+    assert [hold_seconds(DEFAULTS, minute, falls) for falls in range(1, 6)] == [60, 60, 120, 240, 480]
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import pytest
 from neuron_plugin.hardware.attributes import ResetState
 from neuron_plugin.hardware.health import Severity, Signal, Verdict
 from neuron_plugin.hardware.records import CoreErrors, EccCounts, NodeState
-from neuron_plugin.plugin.health_look import judge_once
-from neuron_plugin.plugin.health_memory import DeviceMemory, Memory
-from neuron_plugin.plugin.health_policy import Action, Baseline, HealthSettings, Recovery, SignalPolicy
+from neuron_plugin.plugin.health.look import judge_once
+from neuron_plugin.plugin.health.memory import DeviceMemory, Memory
+from neuron_plugin.plugin.health.policy import Action, Baseline, HealthSettings, Recovery, SignalPolicy
 from neuron_plugin.topology.geometry import DeviceId
-from tests.plugin.health_world import device, machine
+from tests.plugin.health.world import device, machine
 
 KEY = f"{0:016x}"
 ERRORS = (CoreErrors(0, hw_nc_ue_error=4),)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from neuron_plugin.hardware.health import Observation, Signal, device_key, observe, unreadable
 from neuron_plugin.hardware.kmsg import KernelError
 from neuron_plugin.hardware.records import Inventory
-from neuron_plugin.plugin.health import Cause, DeviceHealth, Status
-from neuron_plugin.plugin.health_memory import Memory
-from neuron_plugin.plugin.health_policy import HealthSettings, Recovery, policy_of
-from neuron_plugin.plugin.health_record import DeviceRecord, Look
+from neuron_plugin.plugin.health.memory import Memory
+from neuron_plugin.plugin.health.policy import HealthSettings, Recovery, policy_of
+from neuron_plugin.plugin.health.record import DeviceRecord, Look
+from neuron_plugin.plugin.health.status import Cause, DeviceHealth, Status
 from neuron_plugin.plugin.machine import MISSING
 
 _NAMED = "neuron"
@@ -41,12 +41,10 @@ class Transition:
 class HealthKeeper:
     """Traces of all devices of one node."""
 
-    def __init__(
-        self, settings: HealthSettings, memory: Memory | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, settings: HealthSettings, memory: Memory, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock`` gives seconds of CLOCK_MONOTONIC, in which kernel messages are dated, too."""
         self._settings = settings
-        self._known = memory or Memory()
+        self._known = memory
         self._clock = clock
         self._started = clock()
         self._records: dict[int, DeviceRecord] = {}
@@ -71,8 +69,7 @@ class HealthKeeper:
     @property
     def memory(self) -> Memory:
         """What to know after a restart: of devices that were here once, and of those that are here, last."""
-        here = {record.key: record.memory for record in self._records.values()}
-        return Memory({**{key: known for key, known in self._known.devices.items() if key not in here}, **here})
+        return self._known.with_devices({record.key: record.memory for record in self._records.values()})
 
     def look(self, inventory: Inventory) -> None:
         """Take in a look at the hardware; a device that was here once and is not, is missing."""
@@ -113,7 +110,10 @@ class HealthKeeper:
 
     def _record(self, device: int, key: str, now: float) -> DeviceRecord:
         record = self._records.get(device)
-        if record is None or _is_another(record.key, key):
+        if record and _is_another(record.key, key):
+            self._known = self.memory  # the chip that was here may come back under another number
+            record = None
+        if record is None:
             record = DeviceRecord(key, self._known.of(key), self._settings, now)
             self._records[device] = record
         elif record.key != key and not key.startswith(_NAMED):

@@ -8,11 +8,12 @@ from typing import Any
 from neuron_plugin.hardware.attributes import ResetState
 from neuron_plugin.hardware.kmsg import KernelError
 from neuron_plugin.hardware.records import CoreErrors, Device, EccCounts, HealthReadings, Inventory, NodeState
-from neuron_plugin.plugin.health_keeper import HealthKeeper, Transition
-from neuron_plugin.plugin.health_memory import Memory
-from neuron_plugin.plugin.health_policy import HealthSettings
+from neuron_plugin.plugin.health.keeper import HealthKeeper, Transition
+from neuron_plugin.plugin.health.memory import Memory
+from neuron_plugin.plugin.health.policy import HealthSettings
 from neuron_plugin.topology.geometry import DeviceId
 
+HOUR = 3600.0
 SOUND = HealthReadings(
     reset=ResetState.READY,
     ecc=EccCounts(),
@@ -43,12 +44,16 @@ def error(*devices: int, at: float = 0.0, kind: str = "DMA_ERROR", by_kernel: bo
     return KernelError(at, kind, frozenset(DeviceId(number) for number in devices), by_kernel)
 
 
+def changed(transitions: tuple[Transition, ...]) -> list[tuple[tuple[int, ...], str]]:
+    return [(transition.devices, transition.after.value) for transition in transitions]
+
+
 class World:
     """A keeper of two devices, and the clock."""
 
     def __init__(self, settings: HealthSettings | None = None, memory: Memory | None = None) -> None:
         self.now = 1000.0
-        self.keeper = HealthKeeper(settings or HealthSettings(), memory, lambda: self.now)
+        self.keeper = HealthKeeper(settings or HealthSettings(), memory or Memory(), lambda: self.now)
 
     def see(self, *devices: Device) -> tuple[Transition, ...]:
         """Look and judge; without devices there is no driver."""
