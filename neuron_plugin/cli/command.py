@@ -14,7 +14,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import NoReturn, TypeAlias
 
-from neuron_plugin.cli.text import printable
+from neuron_plugin.inspection.text import printable
 
 Run: TypeAlias = Callable[[argparse.Namespace], int]
 

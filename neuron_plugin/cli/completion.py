@@ -64,7 +64,7 @@ def script(parser: Parser, shell: str) -> str:
 
 
 def _names_of_checks() -> list[str]:
-    from neuron_plugin.cli.doctor_checks import CHECKS  # noqa: PLC0415 - much code, see doctor
+    from neuron_plugin.inspection.checks.table import CHECKS  # noqa: PLC0415 - much code, see doctor
 
     return [check.name for check in CHECKS]
 

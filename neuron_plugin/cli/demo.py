@@ -18,7 +18,7 @@ from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.cli import devices, topology
 from neuron_plugin.cli.command import CommandError, Exit, Parser, Subparsers, UsageError, add_command
 from neuron_plugin.cli.demo_steps import schedule, step, title
-from neuron_plugin.cli.text import plural
+from neuron_plugin.inspection.text import plural
 from neuron_plugin.topology.instances import InstanceType, catalogue
 from neuron_plugin.topology.sets import Unit
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from neuron_plugin.cli.command import CommandError, Exit, Subparsers, UsageError, add_command
 from neuron_plugin.cli.kubeconfig import add_kubeconfig_flag, kubeconfig_of
 from neuron_plugin.cli.output import Form, add_output_flag, document
-from neuron_plugin.cli.text import printable
+from neuron_plugin.inspection.text import printable
 from neuron_plugin.instance_file import load_catalogue
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from neuron_plugin.allocation.idlists import IdListError, parse_ids
 from neuron_plugin.cli import simulate_fault, simulate_types
 from neuron_plugin.cli.command import CommandError, Exit, Subparsers, UsageError, add_command
 from neuron_plugin.cli.output import Form, add_output_flag, document
-from neuron_plugin.cli.text import plural, ranges
+from neuron_plugin.inspection.text import plural, ranges
 from neuron_plugin.instance_file import load_catalogue
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import msgspec
 from neuron_plugin.cli.command import Exit, Subparsers, add_command
 from neuron_plugin.cli.output import Form, add_output_flag, document
 from neuron_plugin.cli.tables import print_table
-from neuron_plugin.cli.text import ranges
+from neuron_plugin.inspection.text import ranges
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.topology.geometry import Geometry
 from neuron_plugin.topology.instances import InstanceType

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from neuron_plugin.cli.text import printable
+from neuron_plugin.inspection.text import printable
 
 Segment: TypeAlias = tuple[str, str]
 """A text and its style, in rich's words; the empty style is none."""

@@ -14,7 +14,8 @@ from neuron_plugin import __version__
 from neuron_plugin.cli import version
 from neuron_plugin.cli.command import CommandError, UsageError
 from neuron_plugin.settings import SettingsError
-from tests.cli.doubles import Cli, CliProcess, MakeNode
+from tests.cli.doubles import Cli, CliProcess
+from tests.inspection.doubles import MakeNode
 
 COMMANDS = [
     *("demo", "devices", "topology", "decisions", "doctor", "explain", "simulate"),

@@ -9,7 +9,8 @@ from neuron_plugin.hardware.inventory import EVERY_DEVICE, read_inventory
 from neuron_plugin.hardware.kmsg import parse_record
 from neuron_plugin.hardware.records import CoreErrors, Device, EccCounts, Inventory, NodeState
 from neuron_plugin.simulation.node import SimulatedNode, write_node
-from tests.cli.doubles import Cli, MakeNode
+from tests.cli.doubles import Cli
+from tests.inspection.doubles import MakeNode
 
 
 @pytest.fixture

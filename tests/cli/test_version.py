@@ -7,7 +7,8 @@ import grpc
 import yaml
 
 from neuron_plugin import __version__
-from tests.cli.doubles import Cli, MakeNode
+from tests.cli.doubles import Cli
+from tests.inspection.doubles import MakeNode
 
 
 def test_it_names_the_program_python_and_the_driver(cli: Cli, make_node: MakeNode) -> None:
@@ -43,5 +44,5 @@ def test_json_has_null_for_a_driver_that_is_not_there(cli: Cli, make_node: MakeN
 
 def test_a_root_that_is_no_directory_is_refused(cli: Cli) -> None:
     shown = cli("version", "--root", "/nowhere")
-    assert (shown.status, shown.out) == (1, "")
+    assert (shown.status, shown.out) == (2, "")
     assert "/nowhere is no directory" in shown.err

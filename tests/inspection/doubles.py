@@ -1,0 +1,39 @@
+"""A kubelet's answer as plain values, and simulated machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from neuron_plugin.simulation.node import SimulatedNode, write_node
+
+
+@dataclass(frozen=True)
+class Container:
+    container: str
+    resource: str
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pod:
+    namespace: str
+    name: str
+    containers: tuple[Container, ...]
+
+
+MakeNode: TypeAlias = Callable[..., SimulatedNode]
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> MakeNode:
+    """Write a simulated machine without the counters that only monitors read."""
+
+    def make(instance_type: str = "trn1.32xlarge", **options: Any) -> SimulatedNode:
+        return write_node(tmp_path / "node", instance_type, usage_counters=False, **options)
+
+    return make
