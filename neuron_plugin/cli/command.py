@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import NoReturn, TypeAlias
 
@@ -63,6 +63,15 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             **keywords,  # type: ignore[arg-type]  # argparse passes its own keywords through add_parser
         )
+
+    def parse_known_args(  # type: ignore[override]  # argparse overloads it for namespaces of other types
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuse what is not known here and now: argparse would leave it to the topmost parser and name its help."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and where the help is, in one line; then exit."""

@@ -18,6 +18,7 @@ from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.cli import devices, topology
 from neuron_plugin.cli.command import CommandError, Exit, Parser, Subparsers, UsageError, add_command
 from neuron_plugin.cli.demo_steps import schedule, step, title
+from neuron_plugin.cli.simulate_types import known_types
 from neuron_plugin.inspection.text import plural
 from neuron_plugin.topology.instances import InstanceType, catalogue
 from neuron_plugin.topology.sets import Unit
@@ -82,8 +83,7 @@ def run(arguments: Namespace) -> int:
     Raises:
         UsageError: an unknown type, or one for the story that is told without --ask.
     """
-    if arguments.type not in catalogue():
-        raise UsageError(f"--type {arguments.type} is not known: see 'neuron-plugin simulate types'")
+    known_types(arguments.type)
     if arguments.type != INSTANCE_TYPE and not arguments.ask:
         raise UsageError(f"--type {arguments.type} needs pods to place: give --ask, such as --ask neuron=1")
     if arguments.keep:

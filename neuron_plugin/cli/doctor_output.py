@@ -5,6 +5,7 @@ The document's shape is a promise to scripts: keys are only added within a ``ver
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -13,7 +14,7 @@ import msgspec
 
 from neuron_plugin.cli.command import Exit
 from neuron_plugin.cli.output import Form, document
-from neuron_plugin.cli.tables import Segment, print_lines, print_table
+from neuron_plugin.cli.tables import Segment, folded, on_terminal, print_lines, print_table
 from neuron_plugin.inspection.checks.table import CHECKS, Examined
 from neuron_plugin.inspection.findings import Finding, Level
 from neuron_plugin.inspection.text import plural, printable
@@ -60,7 +61,9 @@ def status_of(report: Report) -> Exit:
 def show(form: Form, report: Report) -> None:
     """Print it."""
     if form is Form.TEXT:
-        print_lines([*_all_lines(report), [], _summary(report)])
+        lines = [*_all_lines(report), [("", "")], _summary(report)]
+        columns = shutil.get_terminal_size().columns
+        print_lines([part for line in lines for part in folded(line, columns)] if on_terminal() else lines)
     else:
         print(document(form, report), end="")
 

@@ -10,6 +10,8 @@ from neuron_plugin.build import build
 from neuron_plugin.cli.command import Exit, Subparsers, add_command
 from neuron_plugin.cli.node_flags import add_node_flags, node_from
 from neuron_plugin.cli.output import Form, add_output_flag, document
+from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.settings import SettingsError
 
 EXAMPLES = """
 neuron-plugin version
@@ -58,6 +60,11 @@ def _text(found: Versions) -> str:
 def _driver(arguments: Namespace) -> str | None:
     from neuron_plugin.hardware.inventory import MachinePaths, read_inventory  # noqa: PLC0415 - nothing else here needs it
 
-    settings = node_from(arguments).settings
+    try:
+        settings = node_from(arguments).settings
+    except SettingsError:
+        if arguments.root or arguments.config:
+            raise
+        settings = PluginSettings()  # the file in the usual place is another daemon's: the extender has its own there
     version = read_inventory(MachinePaths(settings.sysfs, settings.dev, settings.logical_core_file)).driver_version
     return version.text if version else None

@@ -13,4 +13,4 @@ class Unknown:
     action: str = ""
 
 
-NO_DEVICE = Unknown("there is no device", "mend what the checks above report first")
+NO_DEVICE = Unknown("there is no device", "mend what the checks 'driver' and 'devices' report first")

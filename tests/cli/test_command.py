@@ -36,7 +36,7 @@ def test_an_error_names_the_command_whose_help_to_read(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as ended:
         parser_with_a_command().parse_args(["look", "--at"])
     assert ended.value.code == Exit.USAGE
-    assert capsys.readouterr().err == "neuron-plugin: unrecognized arguments: --at; see: tool --help\n"
+    assert capsys.readouterr().err == "neuron-plugin: unrecognized arguments: --at; see: tool look --help\n"
 
 
 def test_a_complaint_is_one_line_whatever_it_holds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,6 +70,17 @@ def test_the_same_remedy_of_two_checks_is_said_twice_unless_they_could_not_be_ma
     assert sum("start it" in line for line in lines) == 2
 
 
+def test_on_a_terminal_no_line_is_longer_than_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    lines = text_of(capsys, examined(problem("it is broken", "because " * 30, "mend it " * 30)))
+    assert max(map(len, lines)) <= 80
+    assert sum("because" in line for line in lines) > 1
+
+
 @pytest.mark.parametrize(
     ("findings", "summary"),
     [

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import json
 import platform
+from pathlib import Path
 
 import grpc
+import pytest
 import yaml
 
 from neuron_plugin import __version__
+from neuron_plugin.cli import node_flags
 from tests.cli.doubles import Cli
 from tests.inspection.doubles import MakeNode
 
@@ -46,3 +49,12 @@ def test_a_root_that_is_no_directory_is_refused(cli: Cli) -> None:
     shown = cli("version", "--root", "/nowhere")
     assert (shown.status, shown.out) == (2, "")
     assert "/nowhere is no directory" in shown.err
+
+
+def test_the_extender_s_settings_in_the_usual_place_do_not_hide_the_versions(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.yaml").write_text("tls-cert: /tls.crt\n")
+    monkeypatch.setattr(node_flags, "configuration_file", lambda _flags: tmp_path / "config.yaml")
+    assert cli("version").status == 0
+    assert cli("version", "--config", tmp_path / "config.yaml").status == 2

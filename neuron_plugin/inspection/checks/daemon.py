@@ -35,7 +35,7 @@ def _not_running(facts: Facts) -> Finding:
         return note(
             "none of neuron-plugin's sockets is served",
             "it offers nothing before there is a device, so this does not tell whether it runs",
-            "mend what the checks above report first",
+            "mend what the checks 'driver' and 'devices' report first",
         )
     return problem(
         "neuron-plugin does not run here: none of its sockets is served",

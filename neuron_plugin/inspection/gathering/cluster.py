@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ WHOLE_SECONDS = 15.0
 
 async def gather_cluster(kubeconfig: Path | None, node_name: str) -> Cluster | Unknown:
     """The node ``node_name``; without ``kubeconfig`` by the pod's own service account."""
+    if kubeconfig and not os.path.exists(kubeconfig):  # noqa: ASYNC240, PTH110 - one stat; Path.exists raises on EACCES
+        return Unknown(f"there is no kubeconfig at {kubeconfig}", "give --kubeconfig, and run this as root")
     from neuron_plugin.cluster.api import ApiError, ClusterError  # noqa: PLC0415 - only where a cluster is asked
     from neuron_plugin.cluster.transport import connect  # noqa: PLC0415 - as above
 

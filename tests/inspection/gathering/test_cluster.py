@@ -66,10 +66,15 @@ async def test_an_api_server_that_is_away_is_told(tmp_path: Path) -> None:
 async def test_a_kubeconfig_that_is_none_is_told(tmp_path: Path) -> None:
     found = await gather_cluster(tmp_path / "nothing", "worker-1")
     assert isinstance(found, Unknown)
+    assert found.why == f"there is no kubeconfig at {tmp_path}/nothing"
+    (tmp_path / "garbage").write_text("{")
+    found = await gather_cluster(tmp_path / "garbage", "worker-1")
+    assert isinstance(found, Unknown)
     assert "expected a kubeconfig" in found.why
 
 
 async def test_an_api_server_that_hangs_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "WHOLE_SECONDS", 0.01)
-    found = await gather_cluster(tmp_path / "nothing", "worker-1")
+    (tmp_path / "kubeconfig").touch()
+    found = await gather_cluster(tmp_path / "kubeconfig", "worker-1")
     assert isinstance(found, Unknown)
