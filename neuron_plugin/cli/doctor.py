@@ -58,16 +58,16 @@ def register(subparsers: Subparsers) -> None:
 def run(arguments: Namespace) -> int:
     """Make the checks; the status says whether there is a problem."""
     # Imported here: every process imports this module, the daemons too, and the checks are much code.
-    from neuron_plugin.cli.doctor_output import report_of, show, show_checks, status_of  # noqa: PLC0415 - see above
-    from neuron_plugin.inspection.checks.table import Examined, examine  # noqa: PLC0415 - see above
+    from neuron_plugin.cli.doctor_output import show, show_checks, status_of  # noqa: PLC0415 - see above
+    from neuron_plugin.inspection.checks.table import examine  # noqa: PLC0415 - see above
+    from neuron_plugin.inspection.findings import report_of  # noqa: PLC0415 - see above
     from neuron_plugin.inspection.gathering.everything import gather  # noqa: PLC0415 - see above
 
     if arguments.list:
         show_checks()
         return Exit.FINE
     checks = _chosen(arguments.checks)
-    examined: list[Examined] = list(examine(gather(vars(arguments), os.environ), checks))
-    report = report_of(examined)
+    report = report_of(examine(gather(vars(arguments), os.environ), checks))
     show(Form(arguments.output), report)
     return status_of(report)
 

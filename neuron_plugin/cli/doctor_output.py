@@ -1,56 +1,22 @@
-"""How ``doctor`` tells what it found: lines for people, one document for scripts.
-
-The document's shape is a promise to scripts: keys are only added within a ``version``.
-"""
+"""How ``doctor`` tells what it found: lines for people, one document for scripts."""
 
 from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import zip_longest
-
-import msgspec
 
 from neuron_plugin.cli.command import Exit
 from neuron_plugin.cli.output import Form, document
 from neuron_plugin.cli.tables import Segment, folded, on_terminal, print_lines, print_table
-from neuron_plugin.inspection.checks.table import CHECKS, Examined
-from neuron_plugin.inspection.findings import Finding, Level
+from neuron_plugin.inspection.checks.table import CHECKS
+from neuron_plugin.inspection.findings import Finding, Level, Report
 from neuron_plugin.inspection.text import plural, printable
-
-VERSION = 1
 
 _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "bold yellow", Level.PROBLEM: "bold red"}
 _LEVEL_WIDTH = max(len(level.value) for level in Level) + 2
 _NAME_WIDTH = max(len(check.name) for check in CHECKS) + 2
-
-
-class FindingReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """One finding; ``checked`` is false where the check could not look, ``seen`` then says why."""
-
-    check: str
-    level: Level
-    checked: bool
-    seen: str
-    why: str
-    action: str
-
-
-class Report(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """All of it; ``worst`` is the worst level of all findings."""
-
-    version: int = VERSION
-    worst: Level
-    findings: tuple[FindingReport, ...]
-
-
-def report_of(examined: Sequence[Examined]) -> Report:
-    """The document of what was found."""
-    findings = tuple(_finding_report(each.check.name, finding) for each in examined for finding in each.findings)
-    order = list(Level)
-    worst = max((finding.level for finding in findings), key=order.index, default=Level.OK)
-    return Report(worst=worst, findings=findings)
 
 
 def status_of(report: Report) -> Exit:
@@ -73,17 +39,6 @@ def show_checks() -> None:
     print_table(("CHECK", "IS FINE WHEN"), [((check.name, ""), (check.looks_at, "")) for check in CHECKS])
 
 
-def _finding_report(check: str, finding: Finding) -> FindingReport:
-    return FindingReport(
-        check=check,
-        level=finding.level,
-        checked=finding.checked,
-        seen=finding.seen,
-        why=finding.why,
-        action=finding.action,
-    )
-
-
 def _all_lines(report: Report) -> Iterator[list[Segment]]:
     """A line to ``grep`` for each finding, reason and remedy below it.
 
@@ -101,7 +56,7 @@ def _all_lines(report: Report) -> Iterator[list[Segment]]:
             said.add(finding.action)
 
 
-def _line(finding: FindingReport) -> list[Segment]:
+def _line(finding: Finding) -> list[Segment]:
     level = (finding.level.value.ljust(_LEVEL_WIDTH), _STYLES[finding.level])
     return [level, (finding.check.ljust(_NAME_WIDTH), ""), (printable(finding.seen), "")]
 

@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from neuron_plugin.allocation.ledger import Ledger, Pod
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.inspection.holders import PodIds, holders_of
+from neuron_plugin.inspection.holders import holders_of
 from neuron_plugin.inspection.machine import Machine
 from neuron_plugin.inspection.unknown import NO_DEVICE, Unknown
 from neuron_plugin.kubelet.sockets import endpoint_prefix
 from neuron_plugin.plugin.pods import NodePod
+
+if TYPE_CHECKING:
+    from neuron_plugin.kubelet.pod_resources import PodDevices
 
 VENDOR_SOCKETS = ("neuron-devplugin.sock", "neuroncore-devplugin.sock")
 """The vendor's device plugin, by the names its sockets have (2.16 to 2.32)."""
@@ -52,8 +56,7 @@ class Host:
 
     ``simulated``: plain files stand for device nodes. ``major`` is what the kernel gave the driver, None while it has
     none. ``numbers`` are sysfs's major and minor of every device it lists, None where it does not tell.
-    ``hook_files`` and ``vendor_files`` are what lies there of the vendor's; ``runtime_files`` the texts of the
-    container runtimes' configurations.
+    ``hook_files`` are the OCI hook's, ``runtime_files`` the texts of the container runtimes' configurations.
     """
 
     simulated: bool = False
@@ -64,7 +67,6 @@ class Host:
     pci: tuple[PciFunction, ...] | Unknown = field(default_factory=lambda: Unknown("there is no PCI bus here"))
     hook_files: tuple[str, ...] = ()
     runtime_files: Mapping[str, str | Unknown] | Unknown = field(default_factory=dict)
-    vendor_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Kubelet:
     plugins: tuple[SocketSeen, ...] = ()
     drivers_seen: bool = True
     allocatable: Mapping[str, tuple[str, ...]] | Unknown = field(default_factory=dict)
-    pods: tuple[PodIds, ...] | Unknown = ()
+    pods: tuple[PodDevices, ...] | Unknown = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ class Facts:
     daemon: Daemon = field(default_factory=Daemon)
 
     @property
-    def holders(self) -> tuple[PodIds, ...] | Unknown:
+    def holders(self) -> tuple[PodDevices, ...] | Unknown:
         """The kubelet's list without pods that have ended by the API server: before 1.34 kubelets list those, too."""
         if isinstance(self.kubelet.pods, Unknown):
             return self.kubelet.pods

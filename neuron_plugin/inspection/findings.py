@@ -15,6 +15,8 @@ import msgspec
 from neuron_plugin.inspection.facts import Facts
 from neuron_plugin.inspection.unknown import Unknown
 
+VERSION = 1
+
 
 class Level(enum.StrEnum):
     """How bad, from best to worst."""
@@ -28,14 +30,26 @@ class Level(enum.StrEnum):
     """Pods do not get what they should. Only this makes the command fail."""
 
 
-class Finding(msgspec.Struct, frozen=True, rename="camel"):
-    """One thing a check found. ``checked`` is false where it could not look; ``seen`` then says why not."""
+class Finding(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One thing that ``check`` found. ``checked`` is false where it could not look; ``seen`` then says why not."""
 
+    check: str = ""
     level: Level
+    checked: bool = True
     seen: str
     why: str = ""
     action: str = ""
-    checked: bool = True
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """All of it; ``worst`` is the worst level of all findings.
+
+    The shape is a promise to scripts: keys are only added within a ``version``.
+    """
+
+    version: int = VERSION
+    worst: Level
+    findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +63,27 @@ class Check:
 
 def ok(seen: str) -> Finding:
     """All is well here."""
-    return Finding(Level.OK, seen)
+    return Finding(level=Level.OK, seen=seen)
 
 
 def note(seen: str, why: str = "", action: str = "") -> Finding:
     """Worth knowing."""
-    return Finding(Level.NOTE, seen, why, action)
+    return Finding(level=Level.NOTE, seen=seen, why=why, action=action)
 
 
 def warning(seen: str, why: str, action: str) -> Finding:
     """Will hurt some pods, or later."""
-    return Finding(Level.WARNING, seen, why, action)
+    return Finding(level=Level.WARNING, seen=seen, why=why, action=action)
 
 
 def problem(seen: str, why: str, action: str) -> Finding:
     """Pods do not get what they should."""
-    return Finding(Level.PROBLEM, seen, why, action)
+    return Finding(level=Level.PROBLEM, seen=seen, why=why, action=action)
 
 
 def unchecked(unknown: Unknown) -> Finding:
     """It could not be looked at."""
-    return Finding(Level.NOTE, f"not checked: {unknown.why}", action=unknown.action, checked=False)
+    return Finding(level=Level.NOTE, seen=f"not checked: {unknown.why}", action=unknown.action, checked=False)
 
 
 def or_ok(findings: Iterable[Finding], seen: str) -> Iterator[Finding]:
@@ -80,3 +94,10 @@ def or_ok(findings: Iterable[Finding], seen: str) -> Iterator[Finding]:
         yield finding
     if nothing:
         yield ok(seen)
+
+
+def report_of(findings: Iterable[Finding]) -> Report:
+    """The findings as one document."""
+    found, order = tuple(findings), list(Level)
+    worst = max((finding.level for finding in found), key=order.index, default=Level.OK)
+    return Report(worst=worst, findings=found)

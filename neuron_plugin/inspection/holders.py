@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from neuron_plugin.allocation.ledger import Holding, Ledger, Pod, PodUid
 from neuron_plugin.allocation.resources import Resource, mask_of
@@ -22,45 +22,13 @@ from neuron_plugin.inspection.unknown import Unknown
 from neuron_plugin.topology.geometry import Geometry
 
 if TYPE_CHECKING:
-    from neuron_plugin.kubelet.pod_resources import PodResourcesClient
+    from neuron_plugin.kubelet.pod_resources import PodDevices, PodResourcesClient
 
 _Answer = TypeVar("_Answer")
 _DEADLINE_SECONDS = 3.0
 
 
-class ContainerIds(Protocol):
-    """Ids of one resource in one container, as the kubelet tells them."""
-
-    @property
-    def container(self) -> str:
-        """The container's name."""
-
-    @property
-    def resource(self) -> str:
-        """The resource's full name."""
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """What the kubelet handed out."""
-
-
-class PodIds(Protocol):
-    """One pod as the kubelet tells it."""
-
-    @property
-    def namespace(self) -> str:
-        """The pod's namespace."""
-
-    @property
-    def name(self) -> str:
-        """The pod's name."""
-
-    @property
-    def containers(self) -> Iterable[ContainerIds]:
-        """Its containers with devices."""
-
-
-AskKubelet: TypeAlias = Callable[[Path], "tuple[PodIds, ...] | Unknown"]
+AskKubelet: TypeAlias = "Callable[[Path], tuple[PodDevices, ...] | Unknown]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +56,7 @@ class HolderReading:
         self._ask = ask or ask_kubelet
         self._clock = clock
         self._asked_at: float | None = None
-        self._answer: tuple[PodIds, ...] | Unknown = ()
+        self._answer: tuple[PodDevices, ...] | Unknown = ()
 
     def read(self, geometry: Geometry) -> Holders:
         """The holders, in terms of the machine's geometry."""
@@ -101,7 +69,7 @@ class HolderReading:
         return holders_of(geometry, self._answer)
 
 
-def holders_of(geometry: Geometry, pods: Iterable[PodIds]) -> Holders:
+def holders_of(geometry: Geometry, pods: Iterable[PodDevices]) -> Holders:
     """The kubelet's answer as a ledger; the kubelet tells no UIDs, so namespace and name stand for them."""
     ledger, strange = Ledger(), list[str]()
     for pod in pods:
@@ -125,7 +93,7 @@ def _is_id(text: str) -> bool:
 _RESOURCES = {resource.value: resource for resource in Resource}
 
 
-def ask_kubelet(socket: Path) -> tuple[PodIds, ...] | Unknown:
+def ask_kubelet(socket: Path) -> tuple[PodDevices, ...] | Unknown:
     """Every active pod of the node."""
     # A loop of its own leaves the thread's loop, if it has one, as it is.
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:

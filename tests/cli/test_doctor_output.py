@@ -2,24 +2,25 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 import yaml
 
 from neuron_plugin.cli.command import Exit
-from neuron_plugin.cli.doctor_output import report_of, show, status_of
+from neuron_plugin.cli.doctor_output import show, status_of
 from neuron_plugin.cli.output import Form
-from neuron_plugin.inspection.checks.table import CHECKS, Examined
-from neuron_plugin.inspection.findings import Finding, Level, note, ok, problem, unchecked, warning
+from neuron_plugin.inspection.checks.table import CHECKS
+from neuron_plugin.inspection.findings import Finding, Level, note, ok, problem, report_of, unchecked, warning
 from neuron_plugin.inspection.unknown import Unknown
 
-DRIVER, DEVICES = CHECKS[0], CHECKS[1]
+DRIVER, DEVICES = CHECKS[0].name, CHECKS[1].name
 
 
-def examined(*findings: Finding) -> list[Examined]:
-    return [Examined(DRIVER, findings)]
+def examined(*findings: Finding, check: str = DRIVER) -> list[Finding]:
+    return [msgspec.structs.replace(finding, check=check) for finding in findings]
 
 
-def text_of(capsys: pytest.CaptureFixture[str], found: list[Examined]) -> list[str]:
+def text_of(capsys: pytest.CaptureFixture[str], found: list[Finding]) -> list[str]:
     show(Form.TEXT, report_of(found))
     return capsys.readouterr().out.splitlines()
 
@@ -63,10 +64,10 @@ def test_the_same_remedy_of_two_checks_is_said_twice_unless_they_could_not_be_ma
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     unknown = unchecked(Unknown("no kubelet", "start it"))
-    lines = text_of(capsys, [Examined(DRIVER, (unknown,)), Examined(DEVICES, (unknown,))])
+    lines = text_of(capsys, [*examined(unknown), *examined(unknown, check=DEVICES)])
     assert sum("start it" in line for line in lines) == 1
     broken = problem("no", "", "start it")
-    lines = text_of(capsys, [Examined(DRIVER, (broken,)), Examined(DEVICES, (broken,))])
+    lines = text_of(capsys, [*examined(broken), *examined(broken, check=DEVICES)])
     assert sum("start it" in line for line in lines) == 2
 
 

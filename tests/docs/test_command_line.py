@@ -14,13 +14,13 @@ import pytest
 from neuron_plugin.allocation.journal import Entry, Step, explain
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.cli.command import Exit
-from neuron_plugin.cli.doctor_output import FindingReport, Report
 from neuron_plugin.cli.main import build_parser
 from neuron_plugin.cli.simulate import NodeReport
 from neuron_plugin.cli.simulate_types import TypeReport, TypesReport
 from neuron_plugin.cli.version import Versions
 from neuron_plugin.extender.explain import Explanation, NodeExplanation
 from neuron_plugin.inspection.devices import DeviceReport, HolderReport, MachineReport
+from neuron_plugin.inspection.findings import Finding, Report
 from neuron_plugin.inspection.sets import DeviceSets, LinkedDevice, TopologyReport
 from tests.topology.oracle import TRN1
 
@@ -48,7 +48,7 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("decisions", ["version", "decisions"]),
     ("decisions", DECISION),
     ("doctor", keys(Report)),
-    ("findings", keys(FindingReport)),
+    ("findings", keys(Finding)),
     ("explain", ["version", *names(Explanation)]),
     ("nodes", names(NodeExplanation)),
     ("simulate types", keys(TypesReport)),

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 
+from neuron_plugin.kubelet.pod_resources import ContainerDevices as Container
+from neuron_plugin.kubelet.pod_resources import PodDevices as Pod
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 
-
-@dataclass(frozen=True)
-class Container:
-    container: str
-    resource: str
-    ids: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Pod:
-    namespace: str
-    name: str
-    containers: tuple[Container, ...]
-
+__all__ = ["Container", "MakeNode", "Pod", "make_node"]
 
 MakeNode: TypeAlias = Callable[..., SimulatedNode]
 

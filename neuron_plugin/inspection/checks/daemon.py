@@ -62,12 +62,6 @@ def _resource(facts: Facts, resource: Resource) -> Iterator[Finding]:
             )
     if len(served) == 1 and not served[0].fault:
         yield ok(f"{resource} answers on {served[0].name}")
-    if stale := [socket for socket in sockets if not socket.served]:
-        yield note(
-            f"nobody serves {_names(stale)} any more",
-            "left by a plugin that was killed; harmless",
-            "nothing: the plugin removes it at its next start",
-        )
 
 
 def _names(sockets: list[SocketSeen]) -> str:

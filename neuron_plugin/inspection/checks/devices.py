@@ -144,7 +144,6 @@ def check_health(facts: Facts) -> Iterator[Finding]:
         if symptom.signal is not Signal.NODE
     )
     yield from or_ok((*sick, *_held_back(facts)), f"{plural(len(verdicts), 'device')} without errors")
-    yield from _heartbeats(facts)
 
 
 def _told(device: int, symptom: Symptom) -> Finding:
@@ -166,17 +165,4 @@ def _held_back(facts: Facts) -> Iterator[Finding]:
             f"the daemon holds {named('device', unseen)} back, and this look finds nothing wrong",
             "it has seen an error that is not to be seen any more: in the kernel log, or of a while ago",
             "see the node's events NeuronDeviceUnhealthy for the reason, and 'dmesg'; it ends by the health settings",
-        )
-
-
-def _heartbeats(facts: Facts) -> Iterator[Finding]:
-    beats: dict[str, list[int]] = {}
-    for device in facts.machine.inventory.devices:
-        if device.health.heartbeat is not None:
-            beats.setdefault(device.health.heartbeat, []).append(device.id)
-    if beats:
-        yield note(
-            f"firmware's heartbeat reads {', '.join(f'{beat} (neuron{ranges(ids)})' for beat, ids in beats.items())}",
-            "it is not judged: the vendor documents neither its unit nor how often it has to change",
-            "nothing; where other signs are bad, see whether it still changes",
         )

@@ -137,4 +137,4 @@ def _told(issue: _Issue, version: DriverVersion, product: str) -> Finding:
     seen = f"Neuron driver {version.text} {issue.what} (mended in {mended})"
     if product == _INF1 and issue.fixed_in >= _FIRST_WITHOUT_INF1:
         return note(seen, issue.affected, _NO_UPDATE)
-    return Finding(issue.level, seen, issue.affected, _UPDATE)
+    return Finding(level=issue.level, seen=seen, why=issue.affected, action=_UPDATE)

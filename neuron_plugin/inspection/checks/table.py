@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
 
 from neuron_plugin.inspection.checks.daemon import check_configuration, check_plugin, check_sources
 from neuron_plugin.inspection.checks.devices import check_devices, check_health, check_logical_cores
@@ -41,21 +42,13 @@ CHECKS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Examined:
-    """A check and what it found; at least one finding."""
-
-    check: Check
-    findings: tuple[Finding, ...]
-
-
-def examine(facts: Facts, checks: Sequence[Check] = CHECKS) -> Iterator[Examined]:
-    """Make the checks, each whatever becomes of the others."""
+def examine(facts: Facts, checks: Iterable[Check] = CHECKS) -> Iterator[Finding]:
+    """Make the checks, each whatever becomes of the others; each finds at least one thing."""
     for check in checks:
-        yield Examined(check, _findings(check, facts))
+        yield from (msgspec.structs.replace(finding, check=check.name) for finding in _findings(check, facts))
 
 
-def _findings(check: Check, facts: Facts) -> tuple[Finding, ...]:
+def _findings(check: Check, facts: Facts) -> Sequence[Finding]:
     try:
         return tuple(check.ask(facts))
     except Exception as error:  # noqa: BLE001 - on a broken node the other checks are wanted most

@@ -97,17 +97,11 @@ def _unused(facts: Facts) -> Iterator[Finding]:
 
 
 def check_vendor_plugin(facts: Facts) -> Iterator[Finding]:
-    """Its sockets beside kubelet.sock, and its file of old."""
+    """Its sockets beside kubelet.sock; one that nobody serves is harmless, the kubelet removes it when it starts."""
     if facts.kubelet.trouble:
         yield unchecked(facts.kubelet.trouble)
-        yield from _files(facts)
-    else:
-        yield from or_ok((*_sockets(facts), *_files(facts)), "no device plugin of the vendor's")
-
-
-def _sockets(facts: Facts) -> Iterator[Finding]:
+        return
     served = ", ".join(socket.name for socket in facts.vendor_sockets if socket.served)
-    dead = ", ".join(socket.name for socket in facts.vendor_sockets if not socket.served)
     if served and facts.we_serve:
         yield problem(
             f"the vendor's device plugin runs beside neuron-plugin ({served})",
@@ -121,21 +115,8 @@ def _sockets(facts: Facts) -> Iterator[Finding]:
             "",
             "remove its DaemonSet before you install neuron-plugin here",
         )
-    if dead:
-        yield note(
-            f"the vendor's device plugin has left {dead}",
-            "nobody serves it any more; harmless, the kubelet removes it when it starts",
-            "nothing",
-        )
-
-
-def _files(facts: Facts) -> Iterator[Finding]:
-    if facts.host.vendor_files:
-        yield note(
-            f"there is {', '.join(facts.host.vendor_files)}",
-            "made for device plugins before 2.16.18, which crash without it; nobody else reads it",
-            "remove it when no such plugin runs any more",
-        )
+    else:
+        yield ok("no device plugin of the vendor's")
 
 
 def check_dra_driver(facts: Facts) -> Iterator[Finding]:

@@ -40,7 +40,6 @@ _RUNTIME_FILES = (
     "usr/share/containers/oci/hooks.d/*.json",
 )
 _HOOK_DIRECTORIES = ("opt/aws/neuron/bin", "opt/aws/neuron/share")
-_VENDOR_FILES = ("run/infa-map.json",)
 _MOST_BYTES = 1 << 20
 
 
@@ -56,7 +55,6 @@ def gather_host(root: Path | None, paths: MachinePaths, *, in_pod: bool) -> Host
         pci=_pci(paths.sysfs / "bus/pci/devices"),
         hook_files=tuple(_hook_files(base)),
         runtime_files=_out_of_sight() if in_pod and root is None else dict(_runtime_files(base)),
-        vendor_files=tuple(str(base / name) for name in _VENDOR_FILES if _exists(base / name)),
     )
 
 

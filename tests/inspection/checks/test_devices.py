@@ -159,14 +159,6 @@ def test_errors_that_the_daemon_has_accepted_are_none(make_node: MakeNode) -> No
     assert newer.seen.endswith("4 of them old")
 
 
-def test_a_heartbeat_is_shown_and_not_judged(make_node: MakeNode) -> None:
-    node = make_node("trn2.3xlarge", driver_version="2.30.2.0")
-    node.set_attribute(0, "stats/hardware/health_status/healthcheck_heartbeat", "17\n")
-    finding = the_finding("health", facts_of(node))
-    assert (finding.level, finding.seen) == (Level.NOTE, "firmware's heartbeat reads 17 (neuron0)")
-    assert "not judged" in finding.why
-
-
 def test_p67_what_only_the_daemon_knows_of_a_device_is_a_problem(make_node: MakeNode) -> None:
     """Such as an error of the kernel log."""
     node = make_node("inf2.24xlarge")

@@ -17,7 +17,7 @@ UNKNOWN = Unknown("it could not be seen", "look there")
 
 
 def test_a_node_on_which_all_is_well_gives_nothing_but_ok(well: Facts) -> None:
-    assert {finding.level for each in examine(well) for finding in each.findings} == {Level.OK}
+    assert {finding.level for finding in examine(well)} == {Level.OK}
 
 
 def test_every_check_has_a_name_of_its_own_and_a_line_in_the_list() -> None:
@@ -31,10 +31,9 @@ def test_a_check_that_fails_itself_is_told_and_the_others_are_made(well: Facts) 
         raise KeyError("nothing")
 
     first, second = examine(well, [Check("broken", "", broken), CHECKS[0]])
-    (finding,) = first.findings
-    assert (finding.level, finding.checked) == (Level.NOTE, False)
-    assert "KeyError('nothing')" in finding.seen
-    assert second.findings[0].level is Level.OK
+    assert (first.check, first.level, first.checked) == ("broken", Level.NOTE, False)
+    assert "KeyError('nothing')" in first.seen
+    assert (second.check, second.level) == (CHECKS[0].name, Level.OK)
 
 
 def test_ok_is_said_only_where_nothing_else_is() -> None:
@@ -51,16 +50,16 @@ def test_whatever_is_not_known_every_check_answers_and_none_fails(
     if kubelet:
         facts = with_kubelet(facts, trouble=UNKNOWN, plugins=(), allocatable=UNKNOWN, pods=UNKNOWN)
     facts = replace(facts, cluster=UNKNOWN if cluster else facts.cluster, users=UNKNOWN if users else facts.users)
-    found = [(each.check.name, finding) for each in examine(facts) for finding in each.findings]
-    assert {name for name, _ in found} == {check.name for check in CHECKS}
-    assert all(finding.checked or "it could not be seen" in finding.seen for _, finding in found)
-    assert {finding.level for _, finding in found} <= {Level.OK, Level.NOTE}
+    found = list(examine(facts))
+    assert {finding.check for finding in found} == {check.name for check in CHECKS}
+    assert all(finding.checked or "it could not be seen" in finding.seen for finding in found)
+    assert {finding.level for finding in found} <= {Level.OK, Level.NOTE}
 
 
 def test_a_machine_without_anything_gives_answers_too(make_node: MakeNode) -> None:
     node = make_node("trn1.2xlarge")
     node.unload_driver()
     facts = with_kubelet(facts_of(node), missing=True, own_socket=None, plugins=(), allocatable=UNKNOWN, pods=UNKNOWN)
-    found = [finding for each in examine(replace(facts, cluster=Cluster("worker-1"))) for finding in each.findings]
+    found = list(examine(replace(facts, cluster=Cluster("worker-1"))))
     assert not [finding for finding in found if "failed itself" in finding.seen]
     assert next(finding.seen for finding in found if finding.level is Level.PROBLEM).startswith("the Neuron driver")

@@ -91,17 +91,15 @@ def test_beside_ours_it_is_a_problem_with_the_command_that_removes_it(well: Fact
     assert "delete daemonset neuron-device-plugin-daemonset" in finding.action
 
 
-@pytest.mark.parametrize("served", [True, False])
-def test_alone_or_left_over_it_is_a_note(well: Facts, served: bool) -> None:  # noqa: FBT001 - a case
-    facts = beside(with_kubelet(well, plugins=()), NAMES[0], served=served)
-    assert the_finding("vendor-plugin", facts).level is Level.NOTE
+def test_alone_it_is_a_note_and_what_it_left_is_nothing(well: Facts) -> None:
+    alone = beside(with_kubelet(well, plugins=()), NAMES[0], served=True)
+    assert the_finding("vendor-plugin", alone).level is Level.NOTE
+    assert is_fine("vendor-plugin", beside(well, NAMES[0], served=False))
 
 
-def test_its_file_of_old_is_a_note_even_where_the_kubelets_directory_is_closed(well: Facts) -> None:
-    facts = with_host(well, vendor_files=("/run/infa-map.json",))
-    assert "/run/infa-map.json" in the_finding("vendor-plugin", facts).seen
-    findings = ask("vendor-plugin", with_kubelet(facts, trouble=Unknown("no permission")))
-    assert [finding.checked for finding in findings] == [False, True]
+def test_where_the_kubelets_directory_is_closed_it_is_not_checked(well: Facts) -> None:
+    findings = ask("vendor-plugin", with_kubelet(well, trouble=Unknown("no permission")))
+    assert [finding.checked for finding in findings] == [False]
 
 
 SOCKETS = [

@@ -32,7 +32,7 @@ def test_a_simulated_machine_is_known_as_one(make_node: MakeNode) -> None:
     ]
     assert isinstance(host.major, Unknown)
     assert isinstance(host.pci, Unknown)
-    assert (host.hook_files, host.runtime_files, host.vendor_files) == ((), {}, ())
+    assert (host.hook_files, host.runtime_files) == ((), {})
 
 
 def test_an_empty_machine_is_no_error(tmp_path: Path) -> None:
@@ -89,12 +89,10 @@ def test_leftovers_of_the_vendors_are_found(tmp_path: Path) -> None:
     wrapper = write(tmp_path / "opt/aws/neuron/bin/oci_neuron_hook_wrapper.sh")
     write(tmp_path / "opt/aws/neuron/bin/neuron-ls")
     write(tmp_path / "opt/aws/neuron/logical_nc_config")
-    infa = write(tmp_path / "run/infa-map.json")
     main = write(tmp_path / "etc/containerd/config.toml", "version = 3\n")
     more = write(tmp_path / "etc/containerd/conf.d/neuron.toml", "x = 1\n")
     host = gather_host(tmp_path, MachinePaths.under(tmp_path), in_pod=False)
     assert host.hook_files == (str(wrapper),)
-    assert host.vendor_files == (str(infa),)
     assert host.runtime_files == {str(main): "version = 3\n", str(more): "x = 1\n"}
 
 
