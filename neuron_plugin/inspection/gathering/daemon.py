@@ -9,14 +9,13 @@ from pathlib import Path
 
 from neuron_plugin.inspection.facts import Daemon
 from neuron_plugin.inspection.node import USUAL_FILE, Node, configuration_file, node_of
+from neuron_plugin.inspection.probes import page_of
 from neuron_plugin.inspection.unknown import Unknown
 from neuron_plugin.plugin.settings import PluginSettings, check
 from neuron_plugin.settings import SettingsError
 
 ASK_SECONDS = 2.0
 
-_MOST_BYTES = 1 << 20
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to ask a daemon that listens everywhere
 _SILENT = " is not running: "
 """In what the readiness page notes of a source."""
 _HELD_BACK = re.compile(r'^neuron_plugin_device_healthy\{device="(\d+)"\} 0(?:\.0)?$', re.MULTILINE)
@@ -69,16 +68,7 @@ def held_back(settings: PluginSettings) -> tuple[int, ...] | Unknown:
 
 
 def _page(settings: PluginSettings, path: str) -> str | Unknown:
-    import http.client  # noqa: PLC0415 - only for this question
-
     if not settings.health_port:
         return Unknown("the daemon serves no probes", "give it a --health-port to be asked about its sources")
-    host = _EVERYWHERE.get(settings.health_address, settings.health_address)
-    connection = http.client.HTTPConnection(host, settings.health_port, timeout=ASK_SECONDS)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().read(_MOST_BYTES).decode("utf-8", "backslashreplace")
-    except (OSError, http.client.HTTPException) as error:
-        return Unknown(f"no daemon answers on {host}:{settings.health_port} ({error})", "run this in the plugin's pod")
-    finally:
-        connection.close()
+    page = page_of(settings.health_address, settings.health_port, path, seconds=ASK_SECONDS)
+    return Unknown(page.why, "run this in the plugin's pod") if isinstance(page, Unknown) else page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -100,6 +101,13 @@ def test_devices_that_the_daemon_holds_back_are_read_off_the_metrics() -> None:
     lines = exposed(metric, {("0",): True, ("12",): False, ("3",): False})
     with answering(text_page("\n".join(lines))) as port:
         assert held_back(PluginSettings(health_port=port)) == (3, 12)
+
+
+def test_somebody_else_on_the_port_is_not_taken_for_a_daemon_that_hears_everything() -> None:
+    with answering(Page(b"who are you?", HTTPStatus.NOT_FOUND)) as port:
+        silent = silent_sources(PluginSettings(health_port=port))
+    assert isinstance(silent, Unknown)
+    assert f"127.0.0.1:{port} answers 404 Not Found to /readyz" in silent.why
 
 
 def test_a_daemon_that_does_not_answer_or_serves_no_probes_is_not_known() -> None:
