@@ -81,7 +81,7 @@ def run(arguments: Namespace) -> int:
     """Play the demo; it takes some seconds.
 
     Raises:
-        UsageError: an unknown type, or one for the story that is told without --ask.
+        UsageError: an unknown type, or one for the story that is told without --ask; a directory in use.
     """
     known_types(arguments.type)
     if arguments.type != INSTANCE_TYPE and not arguments.ask:
@@ -111,10 +111,13 @@ def _asked(text: str) -> Asked:
 async def _cluster(root: Path, instance_type: str, numbering: str) -> AsyncIterator[SimulatedCluster]:
     """The cluster for the length of the block."""
     from neuron_plugin.simulation.cluster import SimulatedCluster  # noqa: PLC0415 - aiohttp and grpc
+    from neuron_plugin.simulation.node_description import SimulationError  # noqa: PLC0415 - as above
 
     try:
         async with SimulatedCluster(root, instance_type, daemon_flags=("--numbering", numbering)) as cluster:
             yield cluster
+    except SimulationError as error:  # such as a directory in use
+        raise UsageError(str(error)) from error
     except TimeoutError as error:
         raise CommandError(
             f"the simulated cluster did not get on in time ({str(error) or 'its daemons are not ready'}): is this "

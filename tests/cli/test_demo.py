@@ -102,3 +102,11 @@ def test_no_daemon_had_anything_to_complain_about(played: Path) -> None:
         log = (played / name).read_text()
         assert log
         assert "Traceback" not in log
+
+
+def test_a_directory_that_is_kept_already_is_left_alone(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node/mine").touch()
+    shown = cli("demo", "--keep", tmp_path)
+    assert shown.status == 2
+    assert shown.err == f"neuron-plugin: {tmp_path}/node is not empty: choose another directory or empty it\n"
