@@ -7,6 +7,8 @@ kubelet, the API server and the scheduler's calls are the stand-ins of ``simulat
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import tempfile
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import AsyncIterator, Sequence
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from neuron_plugin.simulation.cluster import SimulatedCluster
 
 INSTANCE_TYPE = "trn1.32xlarge"
+LONGEST_ROOT_BYTES = 54
+"""A socket's path has 107 bytes at most, and those of the plugin some 50 below the demo's directory."""
 
 DESCRIPTION = f"""\
 Start the plugin on a simulated machine and the scheduler extender, and follow pods from their creation to what their
@@ -88,11 +92,9 @@ def run(arguments: Namespace) -> int:
         raise UsageError(f"--type {arguments.type} needs pods to place: give --ask, such as --ask neuron=1")
     if arguments.keep:
         arguments.keep.mkdir(parents=True, exist_ok=True)
-        asyncio.run(_play(arguments.keep, arguments))
-        return Exit.FINE
+        return _played(arguments.keep, arguments)
     with tempfile.TemporaryDirectory(prefix="neuron-demo-") as directory:
-        asyncio.run(_play(Path(directory), arguments))
-    return Exit.FINE
+        return _played(Path(directory), arguments)
 
 
 def _asked(text: str) -> Asked:
@@ -125,7 +127,28 @@ async def _cluster(root: Path, instance_type: str, numbering: str) -> AsyncItera
         ) from error
 
 
+def _played(root: Path, arguments: Namespace) -> Exit:
+    if (length := len(os.fsencode(root))) > LONGEST_ROOT_BYTES:
+        raise UsageError(
+            f"{root} has {length} bytes, expected at most {LONGEST_ROOT_BYTES}: the paths of sockets below it would be "
+            "too long; give --keep a shorter directory"
+        )
+    try:
+        asyncio.run(_play(root, arguments))
+    except asyncio.CancelledError:
+        return Exit.INTERRUPTED
+    return Exit.FINE
+
+
+def _end_with_the_daemons() -> None:
+    """Let what would end this process alone, such as a closed terminal, end the demo as Ctrl-C does."""
+    if task := asyncio.current_task():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+
+
 async def _play(root: Path, arguments: Namespace) -> None:
+    _end_with_the_daemons()
     instance = catalogue()[arguments.type]
     title(f"A simulated {instance.name} with {plural(instance.devices, 'device')}, its kubelet and an API server")
     async with _cluster(root, instance.name, arguments.numbering) as cluster:

@@ -7,9 +7,9 @@ import pytest
 from neuron_plugin.inspection.facts import Facts
 from neuron_plugin.simulation.node import write_node
 from tests.inspection.cases import facts_of
-from tests.inspection.doubles import make_node
+from tests.inspection.doubles import make_node, short_directory
 
-__all__ = ["make_node"]
+__all__ = ["make_node", "short_directory"]
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,7 +14,7 @@ from neuron_plugin.kubelet.pod_resources import ContainerDevices as Container
 from neuron_plugin.kubelet.pod_resources import PodDevices as Pod
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 
-__all__ = ["Container", "MakeNode", "Pod", "make_node"]
+__all__ = ["Container", "MakeNode", "Pod", "make_node", "short_directory"]
 
 MakeNode: TypeAlias = Callable[..., SimulatedNode]
 
@@ -25,3 +27,11 @@ def make_node(tmp_path: Path) -> MakeNode:
         return write_node(tmp_path / "node", instance_type, usage_counters=False, **options)
 
     return make
+
+
+@pytest.fixture
+def short_directory() -> Iterator[Path]:
+    """Socket paths may have 107 characters; pytest's directories take most of that."""
+    directory = Path(tempfile.mkdtemp())
+    yield directory
+    shutil.rmtree(directory)

@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,14 +24,6 @@ def pod(name: str, *containers: tuple[str, str, str]) -> Pod:
     return Pod(
         "ml", name, tuple(Container(each, resource, tuple(ids.split(","))) for each, resource, ids in containers)
     )
-
-
-@pytest.fixture
-def short_directory() -> Iterator[Path]:
-    """Socket paths may have 107 characters; pytest's directories take most of that."""
-    directory = Path(tempfile.mkdtemp())
-    yield directory
-    shutil.rmtree(directory)
 
 
 def test_ids_become_cores_in_the_ledger() -> None:

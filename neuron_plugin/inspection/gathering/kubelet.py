@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 from neuron_plugin.inspection.facts import DRA_DRIVER, Kubelet, SocketSeen
@@ -19,7 +18,6 @@ DIAL_SECONDS = 2.0
 _OURS = "neuron-plugin."
 REGISTRY = "plugins_registry"
 """Beside the directory of device plugins, made by every kubelet: where drivers have the sockets it discovers."""
-_DRIVER_DIRECTORIES = (REGISTRY, "plugins")
 _AS_ROOT = "run this as root"
 
 
@@ -33,7 +31,7 @@ async def gather_kubelet(directory: Path, pod_resources: Path, *, expected: bool
         trouble = Unknown(f"{directory} cannot be listed ({error.strerror})", _AS_ROOT)
         return Kubelet(directory, trouble=trouble, allocatable=trouble, pods=trouble)
     own = directory / KUBELET_SOCKET
-    others = [path for path in sockets if path != own] + list(_of_drivers(directory.parent))
+    others = [path for path in sockets if path != own] + _of_drivers(directory.parent)
     plugins = await asyncio.gather(*(_seen(path) for path in others))
     allocatable = await ask(pod_resources, lambda kubelet: kubelet.allocatable())
     pods = await ask(pod_resources, lambda kubelet: kubelet.list())
@@ -53,11 +51,11 @@ def _without(directory: Path, *, expected: bool) -> Kubelet:
     return Kubelet(directory, trouble=None if expected else unknown, missing=True, allocatable=unknown, pods=unknown)
 
 
-def _of_drivers(kubelet_root: Path) -> Iterator[Path]:
-    for name in _DRIVER_DIRECTORIES:
-        for path in sorted((kubelet_root / name).rglob("*.sock")):
-            if DRA_DRIVER in str(path) or path.name.startswith(_OURS):
-                yield path
+def _of_drivers(kubelet_root: Path) -> list[Path]:
+    """Sockets of ours and of the DRA driver. Never deeper: below ``plugins`` lie the volumes that drivers mount."""
+    registered = (kubelet_root / REGISTRY).glob("*.sock")
+    ours = [path for path in registered if DRA_DRIVER in path.name or path.name.startswith(_OURS)]
+    return sorted([*ours, *(kubelet_root / "plugins").glob(f"*{DRA_DRIVER}*/*.sock")])
 
 
 def _may_list(directory: Path) -> bool:

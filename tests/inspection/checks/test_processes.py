@@ -102,7 +102,7 @@ def test_renumbered_containers_are_fine_with_a_newer_driver(well: Facts, inside:
     assert is_fine("numbering", with_users(well, user(*inside.values(), inside=inside)))
 
 
-@pytest.mark.parametrize("inside", [{5: 5}, {0: 5, 1: 4}, {1: 4, 2: 5}])
+@pytest.mark.parametrize("inside", [{5: 5}, {0: 5, 1: 4}, {1: 4, 2: 5}, {device: 15 - device for device in range(16)}])
 def test_host_numbers_are_a_problem_with_a_newer_driver(well: Facts, inside: Mapping[int, int]) -> None:
     finding = the_finding("numbering", with_users(well, user(*inside.values(), inside=inside)))
     assert finding.level is Level.PROBLEM

@@ -78,6 +78,15 @@ async def test_sockets_are_told_with_whether_anybody_serves_them(kubelet_root: P
     assert "--pod-resources-socket" in found.pods.action
 
 
+async def test_volumes_that_drivers_have_mounted_are_not_searched(kubelet_root: Path) -> None:
+    """A file system of millions of files, or one whose server is gone, would hold up the doctor for ever."""
+    volume = kubelet_root / "plugins/kubernetes.io/csi/efs/globalmount/neuron.aws.com"
+    volume.mkdir(parents=True)
+    dead(volume / "x.sock")
+    found = await gather_kubelet(kubelet_root / "device-plugins", kubelet_root / "nothing", expected=True)
+    assert found.plugins == ()
+
+
 async def test_a_directory_of_drivers_that_is_not_mounted_is_known_to_be_unseen(kubelet_root: Path) -> None:
     (kubelet_root / "plugins_registry").rmdir()
     found = await gather_kubelet(kubelet_root / "device-plugins", kubelet_root / "nothing", expected=True)
