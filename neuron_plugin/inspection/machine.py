@@ -10,7 +10,6 @@ from neuron_plugin.hardware.inventory import EVERY_DEVICE, MachinePaths, read_in
 from neuron_plugin.hardware.records import Inventory
 from neuron_plugin.inspection.unknown import Unknown
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.plugin.health.look import judge_once
 from neuron_plugin.plugin.health.memory import FILE_NAME, Memory, boot_id, load
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError
@@ -69,6 +68,8 @@ def look(settings: PluginSettings, environ: Mapping[str, str]) -> Machine:
     Raises:
         SettingsError: the file of instance types cannot be used, or the named type is unknown.
     """
+    from neuron_plugin.plugin.health.look import judge_once  # noqa: PLC0415 - the daemons load every command's module
+
     types = load_catalogue(settings.instance_types)
     if settings.instance_type and settings.instance_type not in types:
         raise SettingsError(
