@@ -12,7 +12,6 @@ from neuron_plugin.inspection.unknown import Unknown
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.health.memory import FILE_NAME, Memory, boot_id, load
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.settings import SettingsError
 from neuron_plugin.topology.geometry import DeviceId, Geometry, Topology
 from neuron_plugin.topology.instances import InstanceType, geometry_of
 from neuron_plugin.topology.links import links_of
@@ -66,16 +65,11 @@ def look(settings: PluginSettings, environ: Mapping[str, str]) -> Machine:
     """Read the machine; health is judged by its daemon's policies and by what that remembers of old errors.
 
     Raises:
-        SettingsError: the file of instance types cannot be used, or the named type is unknown.
+        SettingsError: the file of instance types cannot be used.
     """
     from neuron_plugin.plugin.health.look import judge_once  # noqa: PLC0415 - the daemons load every command's module
 
     types = load_catalogue(settings.instance_types)
-    if settings.instance_type and settings.instance_type not in types:
-        raise SettingsError(
-            f"instance-type {settings.instance_type} is not known: see 'neuron-plugin simulate types', "
-            "or describe it in a file for instance-types"
-        )
     memory = _remembered(settings)
     paths = MachinePaths(settings.sysfs, settings.dev, settings.logical_core_file)
     inventory = read_inventory(paths, environ=environ, settled=EVERY_DEVICE, types=types)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError, load
 
@@ -45,15 +46,32 @@ def node_of(flags: Mapping[str, object], environ: Mapping[str, str], file: Path 
     ``file`` is the daemon's configuration, see ``configuration_file``.
 
     Raises:
-        SettingsError: a root that is no directory, or settings that cannot be used.
+        SettingsError: a root that is no directory, a type that is not known, or settings that cannot be used.
     """
     root = _root(flags)
+    settings = _settings(flags, environ, file, root)
+    _check_type(flags, settings)
+    return Node(settings, root, file)
+
+
+def _settings(
+    flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None, root: Path | None
+) -> PluginSettings:
     if root is None:
-        return Node(load(PluginSettings, flags, environ, file), None, file)
+        return load(PluginSettings, flags, environ, file)
     below = {name: str(root / str(getattr(_DEFAULTS, name)).lstrip("/")) for name in _PLACES}
     given = {name: value for name, value in flags.items() if value is not None}
     health = load(PluginSettings, {}, {}, file).health
-    return Node(msgspec.structs.replace(load(PluginSettings, below | given, {}), health=health), root, file)
+    return msgspec.structs.replace(load(PluginSettings, below | given, {}), health=health)
+
+
+def _check_type(flags: Mapping[str, object], settings: PluginSettings) -> None:
+    """Refuse a type that was mistyped; the daemon goes on with one that is not known, and so it is told."""
+    if (name := flags.get("instance_type")) and name not in load_catalogue(settings.instance_types):
+        raise SettingsError(
+            f"--instance-type {name} is not known: see 'neuron-plugin simulate types', "
+            "or describe it in a file for --instance-types"
+        )
 
 
 def configuration_file(flags: Mapping[str, object], usual: Path = USUAL_FILE) -> Path | None:

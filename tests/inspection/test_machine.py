@@ -78,8 +78,8 @@ def test_the_type_can_be_told_where_the_machine_does_not(make_node: MakeNode) ->
     assert (unknown.missing, told.missing) == ((), (15,))
 
 
-def test_an_unknown_type_is_refused_with_where_to_look(make_node: MakeNode) -> None:
-    with pytest.raises(SettingsError, match="instance-type trn7 is not known: see 'neuron-plugin simulate types'"):
+def test_a_mistyped_type_is_refused_with_where_to_look(make_node: MakeNode) -> None:
+    with pytest.raises(SettingsError, match="--instance-type trn7 is not known: see 'neuron-plugin simulate types'"):
         looked(make_node("inf2.xlarge"), instance_type="trn7")
 
 

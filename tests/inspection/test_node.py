@@ -64,6 +64,13 @@ def test_a_root_that_is_a_file_is_refused(file: Path) -> None:
         node_of({"root": str(file)}, {}, None)
 
 
+def test_a_type_that_only_the_daemon_s_file_has_is_taken_as_the_daemon_takes_it(file: Path) -> None:
+    file.write_text("instance-type: trn9.48xlarge\n")
+    assert node_of({}, {}, file).settings.instance_type == "trn9.48xlarge"
+    with pytest.raises(SettingsError, match="--instance-type trn9 is not known"):
+        node_of({"instance_type": "trn9"}, {}, None)
+
+
 def test_the_host_s_processes_are_where_the_host_or_its_proc_is_mounted(tmp_path: Path) -> None:
     assert node_of({"root": str(tmp_path)}, {}, None).proc == Path("/proc"), "a simulated machine has none of its own"
     (tmp_path / "proc").mkdir()

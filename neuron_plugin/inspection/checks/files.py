@@ -6,7 +6,6 @@ every container.
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from neuron_plugin.hardware.health import without_error_counters
@@ -19,7 +18,7 @@ from neuron_plugin.inspection.unknown import NO_DEVICE, Unknown
 from neuron_plugin.topology.geometry import Topology
 from neuron_plugin.topology.links import links_of
 
-_FOR_EVERYBODY = stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
+_FOR_EVERYBODY = 0o666
 
 
 def check_nodes(facts: Facts) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from neuron_plugin.inspection.facts import Daemon
 from neuron_plugin.inspection.node import USUAL_FILE, Node, configuration_file, node_of
 from neuron_plugin.inspection.probes import page_of
 from neuron_plugin.inspection.unknown import Unknown
+from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.settings import PluginSettings, check
 from neuron_plugin.settings import SettingsError
 
@@ -37,6 +38,7 @@ def gather_daemon(
         try:
             node = node_of(flags, environ, file)
             check(node.settings)
+            load_catalogue(node.settings.instance_types)
         except SettingsError as error:
             trouble, unasked = str(error), _NOT_ASKED
         else:

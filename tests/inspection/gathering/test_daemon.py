@@ -35,7 +35,11 @@ def test_the_node_is_the_one_that_its_daemon_knows(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "trouble"),
-    [("helth: {}\n", "unknown key 'helth'"), ("lease-duration-seconds: 1\n", "one late renewal would close the node")],
+    [
+        ("helth: {}\n", "unknown key 'helth'"),
+        ("lease-duration-seconds: 1\n", "one late renewal would close the node"),
+        ("instance-types: /nonexistent/types.yaml\n", "cannot read /nonexistent/types.yaml"),
+    ],
 )
 def test_settings_that_cannot_be_used_are_told_and_flags_and_defaults_stand_in(
     file: Path, text: str, trouble: str
