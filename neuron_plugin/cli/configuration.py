@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from neuron_plugin.extender.settings import ExtenderSettings
-from neuron_plugin.inspection.node import USUAL_FILE
+from neuron_plugin.inspection.node import configuration_file
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import ENVIRONMENT_PREFIX, SettingsError, add_flags, as_yaml, load
 
@@ -44,7 +44,7 @@ def load_settings(
     return load(settings, vars(arguments), os.environ if environment is None else environment, arguments.config)
 
 
-def settings_here(file: Path = USUAL_FILE) -> PluginSettings | ExtenderSettings:
+def settings_here() -> PluginSettings | ExtenderSettings:
     """Settings of the daemon of this pod or machine, by the environment and the file in the usual place.
 
     Plugin and extender have theirs in the same place, each in its own pods.
@@ -52,12 +52,12 @@ def settings_here(file: Path = USUAL_FILE) -> PluginSettings | ExtenderSettings:
     Raises:
         SettingsError: they are neither's.
     """
-    there = file if file.exists() else None
+    file = configuration_file({})
     try:
-        return load(PluginSettings, {}, os.environ, there)
+        return load(PluginSettings, {}, os.environ, file)
     except SettingsError as error:
         with suppress(SettingsError):
-            return load(ExtenderSettings, {}, os.environ, there)
+            return load(ExtenderSettings, {}, os.environ, file)
         raise error from None
 
 

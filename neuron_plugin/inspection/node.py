@@ -74,7 +74,7 @@ def _check_type(flags: Mapping[str, object], settings: PluginSettings) -> None:
         )
 
 
-def configuration_file(flags: Mapping[str, object], usual: Path = USUAL_FILE) -> Path | None:
+def configuration_file(flags: Mapping[str, object]) -> Path | None:
     """The daemon's configuration: the ``config`` that is named, or on this machine the one in the usual place.
 
     Raises:
@@ -84,7 +84,7 @@ def configuration_file(flags: Mapping[str, object], usual: Path = USUAL_FILE) ->
         if not os.path.lexists(str(named)):
             raise SettingsError(f"--config {named} is not there: expected the YAML file of 'neuron-plugin run'")
         return Path(str(named))
-    return usual if not flags.get("root") and os.path.lexists(usual) else None
+    return USUAL_FILE if not flags.get("root") and os.path.lexists(USUAL_FILE) else None
 
 
 def _root(flags: Mapping[str, object]) -> Path | None:

@@ -12,11 +12,11 @@ import pytest
 from neuron_plugin.cli.main import main
 from neuron_plugin.inspection import holders
 from tests.cli.doubles import Cli, CliProcess, Hold, Outcome
-from tests.inspection.doubles import Container, Pod, make_node, short_directory
+from tests.inspection.doubles import Container, Pod, make_node, short_directory, usual_file
 
 REPOSITORY = Path(__file__).parents[2]
 
-__all__ = ["make_node", "short_directory"]
+__all__ = ["make_node", "short_directory", "usual_file"]
 
 
 @pytest.fixture

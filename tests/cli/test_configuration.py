@@ -79,22 +79,23 @@ def test_the_daemons_settings_do_not_collide_with_these_flags(capsys: pytest.Cap
     [("health-port: 1\n", PluginSettings, 1), ("tls-cert: /t\nhealth-port: 2\n", ExtenderSettings, 2)],
 )
 def test_a_pod_s_file_is_the_one_of_the_daemon_in_it(
-    tmp_path: Path, text: str, kind: type[msgspec.Struct], port: int
+    usual_file: Path, text: str, kind: type[msgspec.Struct], port: int
 ) -> None:
-    (tmp_path / "config.yaml").write_text(text)
-    settings = settings_here(tmp_path / "config.yaml")
+    usual_file.write_text(text)
+    settings = settings_here()
     assert (type(settings), settings.health_port) == (kind, port)
 
 
 def test_without_a_file_the_plugin_s_defaults_and_the_environment_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    usual_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert settings_here(tmp_path / "none") == PluginSettings()
+    assert not usual_file.exists()
+    assert settings_here() == PluginSettings()
     monkeypatch.setenv("NEURON_PLUGIN_HEALTH_PORT", "7")
-    assert settings_here(tmp_path / "none").health_port == 7
+    assert settings_here().health_port == 7
 
 
-def test_a_file_that_is_neither_daemon_s_is_told_as_the_plugin_s(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("helth-port: 1\n")
+def test_a_file_that_is_neither_daemon_s_is_told_as_the_plugin_s(usual_file: Path) -> None:
+    usual_file.write_text("helth-port: 1\n")
     with pytest.raises(SettingsError, match="unknown key 'helth-port'"):
-        settings_here(tmp_path / "config.yaml")
+        settings_here()

@@ -5,11 +5,9 @@ import platform
 from pathlib import Path
 
 import grpc
-import pytest
 import yaml
 
 from neuron_plugin import __version__
-from neuron_plugin.cli import node_flags
 from tests.cli.doubles import Cli
 from tests.inspection.doubles import MakeNode
 
@@ -51,10 +49,7 @@ def test_a_root_that_is_no_directory_is_refused(cli: Cli) -> None:
     assert "/nowhere is no directory" in shown.err
 
 
-def test_the_extender_s_settings_in_the_usual_place_do_not_hide_the_versions(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "config.yaml").write_text("tls-cert: /tls.crt\n")
-    monkeypatch.setattr(node_flags, "configuration_file", lambda _flags: tmp_path / "config.yaml")
+def test_the_extender_s_settings_in_the_usual_place_do_not_hide_the_versions(cli: Cli, usual_file: Path) -> None:
+    usual_file.write_text("tls-cert: /tls.crt\n")
     assert cli("version").status == 0
-    assert cli("version", "--config", tmp_path / "config.yaml").status == 2
+    assert cli("version", "--config", usual_file).status == 2

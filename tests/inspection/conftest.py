@@ -7,9 +7,9 @@ import pytest
 from neuron_plugin.inspection.facts import Facts
 from neuron_plugin.simulation.node import write_node
 from tests.inspection.cases import facts_of
-from tests.inspection.doubles import make_node, short_directory
+from tests.inspection.doubles import make_node, short_directory, usual_file
 
-__all__ = ["make_node", "short_directory"]
+__all__ = ["make_node", "short_directory", "usual_file"]
 
 
 @pytest.fixture(scope="session")

@@ -10,13 +10,21 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from neuron_plugin.inspection import node
 from neuron_plugin.kubelet.pod_resources import ContainerDevices as Container
 from neuron_plugin.kubelet.pod_resources import PodDevices as Pod
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 
-__all__ = ["Container", "MakeNode", "Pod", "make_node", "short_directory"]
+__all__ = ["Container", "MakeNode", "Pod", "make_node", "short_directory", "usual_file"]
 
 MakeNode: TypeAlias = Callable[..., SimulatedNode]
+
+
+@pytest.fixture
+def usual_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the chart mounts the daemon's configuration; nothing is there yet."""
+    monkeypatch.setattr(node, "USUAL_FILE", tmp_path / "config.yaml")
+    return tmp_path / "config.yaml"
 
 
 @pytest.fixture

@@ -29,11 +29,13 @@ def test_flags_win_over_the_environment_and_that_over_the_file_and_that_over_the
     assert (node.root, node.file) == (None, file)
 
 
-def test_the_usual_file_is_this_machine_s_and_a_named_one_wins(file: Path, tmp_path: Path) -> None:
-    assert configuration_file({}, usual=file) == file
-    assert configuration_file({}, usual=tmp_path / "none") is None
-    assert configuration_file({"root": "/sim"}, usual=file) is None
-    assert configuration_file({"root": "/sim", "config": str(file)}, usual=tmp_path / "none") == file
+def test_the_usual_file_is_this_machine_s_and_a_named_one_wins(usual_file: Path, tmp_path: Path) -> None:
+    assert configuration_file({}) is None
+    usual_file.touch()
+    (tmp_path / "named").touch()
+    assert configuration_file({}) == usual_file
+    assert configuration_file({"root": "/sim"}) is None
+    assert configuration_file({"root": "/sim", "config": str(tmp_path / "named")}) == tmp_path / "named"
 
 
 def test_a_file_that_was_named_has_to_be_there() -> None:

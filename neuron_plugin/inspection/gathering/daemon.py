@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from neuron_plugin.inspection.facts import Daemon
-from neuron_plugin.inspection.node import USUAL_FILE, Node, configuration_file, node_of
+from neuron_plugin.inspection.node import Node, configuration_file, node_of
 from neuron_plugin.inspection.probes import page_of
 from neuron_plugin.inspection.unknown import Unknown
 from neuron_plugin.instance_file import load_catalogue
@@ -22,15 +21,13 @@ _SILENT = " is not running: "
 _HELD_BACK = re.compile(r'^neuron_plugin_device_healthy\{device="(\d+)"\} 0(?:\.0)?$', re.MULTILINE)
 
 
-def gather_daemon(
-    flags: Mapping[str, object], environ: Mapping[str, str], usual: Path = USUAL_FILE
-) -> tuple[Node, Daemon]:
+def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tuple[Node, Daemon]:
     """The node with its daemon; where the daemon's settings cannot be used defaults stand in for them.
 
     Raises:
         SettingsError: --config or --root is not there.
     """
-    file = configuration_file(flags, usual)
+    file = configuration_file(flags)
     trouble: str | Unknown
     if file and not os.access(file, os.R_OK):
         trouble = unasked = Unknown(f"{file} may not be read", "run this as root")

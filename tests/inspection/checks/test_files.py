@@ -45,6 +45,7 @@ def test_missing_nodes_are_a_problem(make_node: MakeNode) -> None:
         (NodeFile(1, is_character=True, mode=0o666, numbers=(248, 1)), Level.PROBLEM, "other numbers"),
         (NodeFile(1, is_character=True, mode=0o666, numbers=(243, 7)), Level.PROBLEM, "other numbers"),
         (NodeFile(1, is_character=True, mode=0o600, numbers=(243, 1)), Level.WARNING, "mode 0600, expected 0666"),
+        (NodeFile(1, is_character=True, mode=0o664, numbers=(243, 1)), Level.WARNING, "mode 0664, expected 0666"),
         (NodeFile(5, is_character=True, mode=0o666, numbers=(243, 5)), Level.WARNING, "lists no such device"),
     ],
 )
@@ -146,3 +147,11 @@ def test_without_a_device_nothing_is_checked(make_node: MakeNode) -> None:
     facts = facts_of(node)
     for name in ("sysfs", "logical-cores", "health"):
         assert [finding.checked for finding in ask(name, facts)] == [False]
+
+
+def test_links_to_a_device_that_is_not_usable_are_not_missed(make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge")
+    node.set_attribute(2, "core_count", "x")
+    facts = facts_of(node)
+    assert [device.id for device in facts.machine.inventory.skipped] == [2]
+    assert is_fine("sysfs", facts)
