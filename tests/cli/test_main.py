@@ -63,6 +63,8 @@ def test_the_version_flag_prints_one_line(cli: Cli) -> None:
         (("devices", "--bogus"), "unrecognized arguments: --bogus; see: neuron-plugin devices --help"),
         (("devices", "-o", "xml"), "invalid choice: 'xml'"),
         (("simulate",), "ACTION"),
+        (("manifests",), "PART"),
+        (("completion",), "SHELL"),
         (("simulate", "node", "somewhere"), "--type"),
     ],
 )
