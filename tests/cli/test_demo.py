@@ -12,7 +12,7 @@ import pytest
 
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.cli.command import Exit
-from neuron_plugin.cli.demo import INSTANCE_TYPE, LONGEST_ROOT_BYTES
+from neuron_plugin.cli.demo import LONGEST_ROOT_BYTES
 from neuron_plugin.cli.main import main
 from neuron_plugin.kubelet.sockets import endpoint_path
 from neuron_plugin.simulation.cluster import SimulatedCluster
@@ -148,7 +148,8 @@ def test_a_directory_too_long_for_sockets_is_refused_at_once(cli: Cli, tmp_path:
     assert "give --keep a shorter directory" in shown.err
 
 
-def test_the_longest_directory_leaves_room_for_every_socket() -> None:
-    cluster = SimulatedCluster(Path("/" + "x" * (LONGEST_ROOT_BYTES - 1)), INSTANCE_TYPE)
+def test_the_longest_directory_leaves_room_for_every_socket(short_directory: Path) -> None:
+    root = short_directory / ("x" * (LONGEST_ROOT_BYTES - len(str(short_directory)) - 1))
+    cluster = SimulatedCluster(root, "inf2.xlarge")
     for resource in Resource:
         assert endpoint_path(cluster.kubelet_dir, resource.value, "0a1b2c3d").is_absolute()
