@@ -74,6 +74,11 @@ def test_inf1_chips_with_a_driver_that_dropped_them_are_a_problem(well: Facts) -
     assert "2.24" in finding.action
 
 
+def test_inf1_chips_with_a_driver_that_knows_them_are_none(make_node: MakeNode) -> None:
+    facts = with_host(facts_of(make_node("inf1.xlarge")), pci=(PciFunction("0000:00:1f.0", "Inferentia"),))
+    assert not [finding for finding in ask("driver", facts) if finding.level is Level.PROBLEM]
+
+
 def test_a_version_that_cannot_be_read_is_told_with_what_follows(make_node: MakeNode) -> None:
     node = make_node("inf2.24xlarge")
     (node.paths.sysfs / "module/neuron/version").unlink()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from neuron_plugin.allocation.inventory import INVENTORY_KEY, NodeInventory, write_inventory
@@ -37,6 +39,8 @@ def test_no_inventory_beside_a_running_plugin_is_a_warning(well: Facts) -> None:
     assert finding.level is Level.WARNING
     assert "patch nodes" in finding.action
     assert is_fine("node-annotations", with_kubelet(with_cluster(well, annotations={}), plugins=()))
+    without_devices = replace(well, machine=replace(well.machine, geometry=None))
+    assert is_fine("node-annotations", with_cluster(without_devices, annotations={}))
 
 
 def test_an_inventory_without_a_plugin_is_a_note_with_the_command_that_removes_it(well: Facts) -> None:

@@ -55,6 +55,11 @@ def test_a_process_outside_of_pods_is_a_warning(well: Facts) -> None:
     assert "kill 4711" in finding.action
 
 
+def test_a_process_without_a_name_is_told_by_its_number(well: Facts) -> None:
+    facts = with_users(held(well), replace(user(2, pod_uid=""), command=""))
+    assert "process 4711 (its name is not known)" in the_finding("processes", facts).seen
+
+
 def test_a_process_of_a_pod_that_has_ended_is_a_warning(well: Facts) -> None:
     finding = the_finding("processes", with_users(with_cluster(held(well), pods=()), user(2)))
     assert finding.level is Level.WARNING
