@@ -152,11 +152,13 @@ class DeviceUsers:
 class Daemon:
     """What the daemon says of itself. ``file`` is its configuration, if one is known; ``trouble`` why that is no use.
 
-    ``silent`` are its complaints of sources that do not work, ``held_back`` the devices that it does not hand out.
+    ``resources`` are those it is told to offer, where that is known; ``silent`` its complaints of sources that do not
+    work, ``held_back`` the devices that it does not hand out.
     """
 
     file: Path | None = None
     trouble: str | Unknown = ""
+    resources: frozenset[Resource] | None = None
     silent: tuple[str, ...] | Unknown = ()
     held_back: tuple[int, ...] | Unknown = ()
 

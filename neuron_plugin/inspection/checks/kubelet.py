@@ -53,7 +53,7 @@ def _resource(facts: Facts, geometry: Geometry, allocatable: Allocatable, resour
         )
     expected = _expected(facts, geometry, resource)
     if not ids and not facts.is_served(resource):
-        yield note(f"{resource} is not offered", "no plugin serves it", "fine if the setting 'resources' leaves it out")
+        yield from _unserved(facts, resource)
     elif not ids and expected:
         yield problem(
             f"the plugin serves {resource}, and the kubelet has none of it",
@@ -62,6 +62,18 @@ def _resource(facts: Facts, geometry: Geometry, allocatable: Allocatable, resour
         )
     else:
         yield from _compared(facts, geometry, resource, ours, expected)
+
+
+def _unserved(facts: Facts, resource: Resource) -> Iterator[Finding]:
+    told = facts.daemon.resources
+    if told is None:
+        yield note(f"{resource} is not offered", "no plugin serves it", "fine if the setting 'resources' leaves it out")
+    elif resource in told:
+        yield problem(
+            f"{resource} is not offered, though the daemon's setting 'resources' has it",
+            "no plugin serves it: pods that ask for it stay Pending",
+            "see the plugin's log; were its settings changed since it was started?",
+        )
 
 
 def _compared(

@@ -47,7 +47,9 @@ def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tu
 def _asked(node: Node) -> Daemon:
     if node.root:  # another machine, or a simulated one
         return Daemon(node.file, silent=_NOT_HERE, held_back=_NOT_HERE)
-    return Daemon(node.file, silent=silent_sources(node.settings), held_back=held_back(node.settings))
+    told = frozenset(each.resource for each in node.settings.resources) if node.file else None
+    silent, sick = silent_sources(node.settings), held_back(node.settings)
+    return Daemon(node.file, resources=told, silent=silent, held_back=sick)
 
 
 _NOT_HERE = Unknown("the daemon of a machine given by --root is not asked", "run this on that machine")

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.inspection.facts import Facts, SocketSeen
+from neuron_plugin.inspection.facts import Daemon, Facts, SocketSeen
 from neuron_plugin.inspection.findings import Level
 from neuron_plugin.inspection.unknown import Unknown
 from tests.inspection.cases import DIRECTORY, ask, facts_of, holding, is_fine, the_finding, with_cluster, with_kubelet
@@ -84,6 +85,16 @@ def test_a_resource_that_nobody_serves_is_a_note(well: Facts) -> None:
     served = tuple(socket for socket in well.kubelet.plugins if "neuroncore" not in socket.name)
     finding = the_finding("registration", with_kubelet(offering(well, {CORE: ()}), plugins=served))
     assert finding.level is Level.NOTE
+    assert f"{CORE} is not offered" in finding.seen
+
+
+def test_with_the_daemons_settings_it_is_known_whether_that_is_right(well: Facts) -> None:
+    served = tuple(socket for socket in well.kubelet.plugins if "neuroncore" not in socket.name)
+    facts = with_kubelet(offering(well, {CORE: ()}), plugins=served)
+    left_out = replace(facts, daemon=Daemon(resources=frozenset({Resource.NEURON, Resource.NEURONDEVICE})))
+    assert is_fine("registration", left_out)
+    finding = the_finding("registration", replace(facts, daemon=Daemon(resources=frozenset(Resource))))
+    assert finding.level is Level.PROBLEM
     assert f"{CORE} is not offered" in finding.seen
 
 

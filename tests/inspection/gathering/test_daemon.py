@@ -11,6 +11,7 @@ from threading import Thread
 
 import pytest
 
+from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.inspection.gathering.daemon import gather_daemon, held_back, silent_sources
 from neuron_plugin.inspection.unknown import Unknown
 from neuron_plugin.plugin.exposition import Metric, MetricKind, exposed
@@ -23,13 +24,13 @@ from neuron_plugin.settings import SettingsError
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
-    path.write_text("kubelet-dir: /k\nhealth: {sram-ecc: {threshold: 5}}\n")
+    path.write_text("kubelet-dir: /k\nresources: [neuron]\nhealth: {sram-ecc: {threshold: 5}}\n")
     return path
 
 
 def test_the_node_is_the_one_that_its_daemon_knows(file: Path) -> None:
     node, daemon = gather_daemon({"config": str(file)}, {"NEURON_PLUGIN_DEV": "/d"})
-    assert (daemon.trouble, daemon.file) == ("", file)
+    assert (daemon.trouble, daemon.file, daemon.resources) == ("", file, frozenset({Resource.NEURON}))
     assert (node.settings.kubelet_dir, node.settings.dev) == (Path("/k"), Path("/d"))
 
 
