@@ -28,7 +28,7 @@ from neuron_plugin.cli import (
     uninstall_node,
     version,
 )
-from neuron_plugin.cli.command import EXIT_STATUSES, CommandError, Exit, Parser, complain
+from neuron_plugin.cli.command import EXIT_STATUSES, CommandError, Exit, Parser, complain, wrapped
 from neuron_plugin.settings import SettingsError
 
 COMMANDS = (
@@ -56,14 +56,13 @@ look at the Neuron hardware of this machine or of a simulated one."""
 STACK = "NEURON_PLUGIN_STACK"
 """Set by who reports a fault of ours."""
 
-EPILOG = f"""\
+EPILOG = """\
 try it without hardware or cluster:
   neuron-plugin demo
   neuron-plugin simulate node ./trn1 --type trn1.32xlarge
   neuron-plugin devices --root ./trn1
   neuron-plugin topology --root ./trn1
-
-{EXIT_STATUSES}"""
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,7 +106,9 @@ def _told(error: Exception, command: str) -> Exit:
 
 def build_parser() -> Parser:
     """The parser of all commands."""
-    parser = Parser(prog="neuron-plugin", description=DESCRIPTION, epilog=EPILOG)
+    parser = Parser(
+        prog="neuron-plugin", description=wrapped(DESCRIPTION), epilog=f"{EPILOG}\n{wrapped(EXIT_STATUSES)}"
+    )
     parser.add_argument("--version", action="version", version=f"neuron-plugin {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     for command in COMMANDS:

@@ -31,7 +31,7 @@ EVERYTHING = tuple(_SETTINGS)
 def add_node_flags(parser: ArgumentParser, settings: tuple[str, ...]) -> None:
     """Add ``--root``, ``--config`` and these settings of the daemon."""
     group = parser.add_argument_group(
-        "which node", "Flags win over NEURON_PLUGIN_* in the environment, and that over the daemon's own file."
+        "which node", "A flag wins over NEURON_PLUGIN_*, that over the daemon's own file."
     )
     group.add_argument(
         "--root", metavar="DIR", help="a simulated machine, or a host mounted at DIR (default: this machine)"
