@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+import msgspec
 
 from neuron_plugin.inspection.node import USUAL_FILE, Node, configuration_file, node_of
+from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.settings import description_of
 
-_SETTINGS = {
-    "sysfs": ("DIR", "where sysfs is mounted (default: ROOT/sys)"),
-    "dev": ("DIR", "directory of the device nodes (default: ROOT/dev)"),
-    "logical-core-file": ("FILE", "the host's LNC setting (default: ROOT/opt/aws/neuron/logical_nc_config)"),
-    "instance-types": ("FILE", "YAML file of further instance types"),
-    "instance-type": ("TYPE", "EC2 instance type, where the machine does not tell it"),
-    "pod-resources-socket": (
-        "PATH",
-        "the kubelet's PodResources socket, which tells the holders (default: below ROOT)",
-    ),
-    "kubelet-dir": ("DIR", "the kubelet's directory of device plugins (default: below ROOT)"),
-    "kubeconfig": ("FILE", "how to reach the API server, to check its view"),
-    "node-name": ("NAME", "this node's name in Kubernetes (default: NODE_NAME, or the host's name)"),
+HOLDERS = {
+    "sysfs": "DIR",
+    "dev": "DIR",
+    "logical-core-file": "FILE",
+    "instance-types": "FILE",
+    "instance-type": "TYPE",
+    "pod-resources-socket": "PATH",
 }
-"""Settings of the daemon that are flags here, too."""
-
-HARDWARE = ("sysfs", "dev", "logical-core-file", "instance-types", "instance-type")
-HOLDERS = (*HARDWARE, "pod-resources-socket")
-EVERYTHING = tuple(_SETTINGS)
+"""Settings of the daemon that say what is there and who holds it, flags here, too; and what each takes."""
+EVERYTHING = HOLDERS | {"kubelet-dir": "DIR", "kubeconfig": "FILE", "node-name": "NAME"}
 
 
-def add_node_flags(parser: ArgumentParser, settings: tuple[str, ...]) -> None:
-    """Add ``--root``, ``--config`` and these settings of the daemon."""
+def add_node_flags(parser: ArgumentParser, settings: dict[str, str]) -> None:
+    """Add ``--root``, ``--config`` and these settings of the daemon, as it describes them itself."""
     group = parser.add_argument_group(
         "which node", "A flag wins over NEURON_PLUGIN_*, that over the daemon's own file."
     )
@@ -41,9 +37,10 @@ def add_node_flags(parser: ArgumentParser, settings: tuple[str, ...]) -> None:
         metavar="FILE",
         help=f"the daemon's configuration (default: {USUAL_FILE} where that is, as in the plugin's pod)",
     )
-    for name in settings:
-        metavar, text = _SETTINGS[name]
-        group.add_argument(f"--{name}", metavar=metavar, help=text)
+    fields = {field.encode_name: field for field in msgspec.structs.fields(PluginSettings)}
+    for name, metavar in settings.items():
+        below = f" (default: ROOT{fields[name].default})" if isinstance(fields[name].default, Path) else ""
+        group.add_argument(f"--{name}", metavar=metavar, help=description_of(fields[name]) + below)
 
 
 def node_from(arguments: Namespace) -> Node:

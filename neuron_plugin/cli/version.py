@@ -39,7 +39,7 @@ def register(subparsers: Subparsers) -> None:
         examples=EXAMPLES,
     )
     add_output_flag(parser)
-    add_node_flags(parser, ("sysfs",))
+    add_node_flags(parser, {"sysfs": "DIR"})
 
 
 def run(arguments: Namespace) -> int:
