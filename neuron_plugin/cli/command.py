@@ -8,13 +8,15 @@ by the functions that need it.
 from __future__ import annotations
 
 import argparse
+import re
+import shutil
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import NoReturn, TypeAlias
 
-from neuron_plugin.cli.text import printable
+from neuron_plugin.inspection.text import printable
 
 Run: TypeAlias = Callable[[argparse.Namespace], int]
 
@@ -64,6 +66,15 @@ class Parser(argparse.ArgumentParser):
             **keywords,  # type: ignore[arg-type]  # argparse passes its own keywords through add_parser
         )
 
+    def parse_known_args(  # type: ignore[override]  # argparse overloads it for namespaces of other types
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuse what is not known here and now: argparse would leave it to the topmost parser and name its help."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, and where the help is, in one line; then exit."""
         complain(f"{message}; see: {self.prog} --help")
@@ -85,8 +96,8 @@ def add_command(
     parser = subparsers.add_parser(
         name,
         help=summary,
-        description=_wrapped(description or _sentence(summary)),
-        epilog="\n\n".join([*parts, EXIT_STATUSES]),
+        description=wrapped(description or _sentence(summary)),
+        epilog="\n\n".join([*parts, wrapped(EXIT_STATUSES)]),
     )
     parser.set_defaults(run=run)
     return parser
@@ -102,9 +113,29 @@ def _sentence(summary: str) -> str:
     return f"{summary[:1].upper()}{summary[1:]}."
 
 
-def _wrapped(description: str) -> str:
-    """Lines as they were written, and long ones folded; argparse would fold all or none."""
-    return "\n".join(textwrap.fill(line, _WIDTH) if len(line) > _WIDTH else line for line in description.splitlines())
+def wrapped(text: str) -> str:
+    """Prose and rows of two columns, folded to the terminal; argparse would fold both alike, or none."""
+    width = min(_WIDTH, shutil.get_terminal_size().columns - 2)
+    lines: list[str] = []
+    for line in text.splitlines():
+        if lines and _goes_on(lines[-1], line):
+            lines[-1] += f" {line.strip()}"
+        else:
+            lines.append(line)
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent=" " * _hang(line), break_on_hyphens=False) for line in lines
+    )
+
+
+def _goes_on(before: str, line: str) -> bool:
+    indent = len(line) - len(line.lstrip())
+    return bool(before and line) and not before.endswith(":") and indent == _hang(before)
+
+
+def _hang(line: str) -> int:
+    """Where the text of a row begins; 0 in prose."""
+    row = re.match(r" +\S+ {2,}", line)
+    return row.end() if row else 0
 
 
 def _indented(text: str) -> str:

@@ -38,7 +38,7 @@ def register(subparsers: Subparsers) -> None:
         description=DESCRIPTION,
         examples=EXAMPLES,
     )
-    parser.add_argument("shell", choices=SHELLS, help="the shell")
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=f"{', '.join(SHELLS[:-1])} or {SHELLS[-1]}")
 
 
 def run(arguments: Namespace) -> int:
@@ -64,7 +64,7 @@ def script(parser: Parser, shell: str) -> str:
 
 
 def _names_of_checks() -> list[str]:
-    from neuron_plugin.cli.doctor_checks import CHECKS  # noqa: PLC0415 - much code, see doctor
+    from neuron_plugin.inspection.checks.table import CHECKS  # noqa: PLC0415 - much code, see doctor
 
     return [check.name for check in CHECKS]
 

@@ -1,16 +1,20 @@
-"""The settings of a daemon from its command line, the same way for every daemon."""
+"""The settings of a daemon: its own from its command line, and those that others of its pod go by."""
 
 from __future__ import annotations
 
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from neuron_plugin.settings import ENVIRONMENT_PREFIX, add_flags, as_yaml, load
+from neuron_plugin.extender.settings import ExtenderSettings
+from neuron_plugin.inspection.node import configuration_file
+from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.settings import ENVIRONMENT_PREFIX, SettingsError, add_flags, as_yaml, load
 
 _Settings = TypeVar("_Settings", bound=msgspec.Struct)
 
@@ -38,6 +42,23 @@ def load_settings(
         SettingsError: one of them cannot be used.
     """
     return load(settings, vars(arguments), os.environ if environment is None else environment, arguments.config)
+
+
+def settings_here() -> PluginSettings | ExtenderSettings:
+    """Settings of the daemon of this pod or machine, by the environment and the file in the usual place.
+
+    Plugin and extender have theirs in the same place, each in its own pods.
+
+    Raises:
+        SettingsError: they are neither's.
+    """
+    file = configuration_file({})
+    try:
+        return load(PluginSettings, {}, os.environ, file)
+    except SettingsError as error:
+        with suppress(SettingsError):
+            return load(ExtenderSettings, {}, os.environ, file)
+        raise error from None
 
 
 def printed_settings(settings: msgspec.Struct, arguments: Namespace) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from neuron_plugin.cli.command import CommandError, Exit, Subparsers, UsageError, add_command
+from neuron_plugin.cli.configuration import settings_here
 from neuron_plugin.cli.output import Form, add_output_flag, document
 from neuron_plugin.cli.tables import print_table
+from neuron_plugin.inspection.probes import page_of
+from neuron_plugin.inspection.unknown import Unknown
 
 DESCRIPTION = """\
 Show what the plugin of this node (or the extender) decided lately: it keeps the last few hundred decisions in memory.
@@ -33,7 +36,6 @@ kubectl -n kube-system exec ds/neuron-plugin -- neuron-plugin decisions
 VERSION = 1
 HEADERS = ("TIME", "STEP", "POD", "CONTAINER", "RESOURCE", "IDS", "CANDIDATES", "REASON")
 SERVER = "127.0.0.1:12347"
-TIMEOUT_SECONDS = 10.0
 
 Decision = Mapping[str, Any]
 """One decision as ``allocation.journal.explain`` gives it."""
@@ -51,12 +53,11 @@ def register(subparsers: Subparsers) -> None:
     )
     add_output_flag(parser)
     parser.add_argument("--pod", metavar="NAMESPACE/NAME", default="", help="only those about this pod")
-    parser.add_argument("--last", metavar="NUMBER", type=int, default=0, help="only so many, the newest")
+    parser.add_argument("--last", metavar="NUMBER", type=_number, default=0, help="only so many, the newest")
     parser.add_argument(
         "--server",
         metavar="HOST:PORT",
-        default=SERVER,
-        help=f"a daemon's --health-address and --health-port (default: {SERVER}, the plugin; an extender has 12346)",
+        help=f"a daemon's --health-address and --health-port (default: the daemon here by its settings, else {SERVER})",
     )
 
 
@@ -70,17 +71,35 @@ def run(arguments: Namespace) -> int:
     return Exit.FINE
 
 
-def ask(server: str) -> Sequence[Decision]:
-    """What the daemon remembers, oldest first.
+def ask(server: str | None) -> Sequence[Decision]:
+    """What the daemon remembers, oldest first; the one of this pod or machine if ``server`` is None.
 
     Raises:
         UsageError: ``server`` is no HOST:PORT.
+        SettingsError: the settings of the daemon here cannot be used.
         CommandError: nobody answers there, or with something else than decisions.
     """
+    host, port = _address(server)
+    page = page_of(host, port, "/decisions")
+    if isinstance(page, Unknown):
+        raise CommandError(f"{page.why}: {page.action}")
+    return _read(f"{host}:{port}", page)
+
+
+def _address(server: str | None) -> tuple[str, int]:
+    if server is None:
+        here = settings_here()
+        return here.health_address, here.health_port
     host, _, port = server.rpartition(":")
     if not (host and port.isascii() and port.isdecimal()):
         raise UsageError(f"--server is {server!r}, expected HOST:PORT such as {SERVER}")
-    return _read(server, _page(host.strip("[]"), int(port)))
+    return host.strip("[]"), int(port)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise ArgumentTypeError(f"{text!r} is no number of 1 or more")
+    return int(text)
 
 
 def chosen(decisions: Sequence[Decision], pod: str, last: int) -> list[Decision]:
@@ -106,30 +125,11 @@ def row_of(decision: Decision) -> tuple[str, ...]:
     )
 
 
-def _page(host: str, port: int) -> bytes:
-    import http.client  # noqa: PLC0415 - the daemons load every command's module and have no use for it
-
-    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
+def _read(server: str, page: str) -> Sequence[Decision]:
     try:
-        connection.request("GET", "/decisions")
-        response = connection.getresponse()
-        body = response.read()
-    except (OSError, http.client.HTTPException) as error:
-        raise CommandError(
-            f"nobody tells decisions on {host}:{port} ({error}): does the plugin run here, with --health-port {port}?"
-        ) from error
-    finally:
-        connection.close()
-    if response.status != http.client.OK:
-        raise CommandError(
-            f"{host}:{port} answers {response.status} {response.reason} to /decisions: is it a neuron-plugin?"
-        )
-    return body
-
-
-def _read(server: str, body: bytes) -> Sequence[Decision]:
-    try:
-        decisions: Sequence[Decision] = json.loads(body)["decisions"]
+        decisions: Sequence[Decision] = json.loads(page)["decisions"]
+        for decision in decisions:
+            row_of(decision)
     except (ValueError, KeyError, TypeError):
         raise CommandError(f"{server} answers /decisions with something else: is it a neuron-plugin?") from None
     return decisions

@@ -7,6 +7,8 @@ kubelet, the API server and the scheduler's calls are the stand-ins of ``simulat
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import tempfile
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import AsyncIterator, Sequence
@@ -18,7 +20,8 @@ from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.cli import devices, topology
 from neuron_plugin.cli.command import CommandError, Exit, Parser, Subparsers, UsageError, add_command
 from neuron_plugin.cli.demo_steps import schedule, step, title
-from neuron_plugin.cli.text import plural
+from neuron_plugin.cli.simulate_types import known_types
+from neuron_plugin.inspection.text import plural
 from neuron_plugin.topology.instances import InstanceType, catalogue
 from neuron_plugin.topology.sets import Unit
 
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from neuron_plugin.simulation.cluster import SimulatedCluster
 
 INSTANCE_TYPE = "trn1.32xlarge"
+LONGEST_ROOT_BYTES = 54
+"""A socket's path has 107 bytes at most, and those of the plugin some 50 below the demo's directory."""
 
 DESCRIPTION = f"""\
 Start the plugin on a simulated machine and the scheduler extender, and follow pods from their creation to what their
@@ -80,19 +85,16 @@ def run(arguments: Namespace) -> int:
     """Play the demo; it takes some seconds.
 
     Raises:
-        UsageError: an unknown type, or one for the story that is told without --ask.
+        UsageError: an unknown type, or one for the story that is told without --ask; a directory in use.
     """
-    if arguments.type not in catalogue():
-        raise UsageError(f"--type {arguments.type} is not known: see 'neuron-plugin simulate types'")
+    known_types(arguments.type)
     if arguments.type != INSTANCE_TYPE and not arguments.ask:
         raise UsageError(f"--type {arguments.type} needs pods to place: give --ask, such as --ask neuron=1")
     if arguments.keep:
         arguments.keep.mkdir(parents=True, exist_ok=True)
-        asyncio.run(_play(arguments.keep, arguments))
-        return Exit.FINE
+        return _played(arguments.keep, arguments)
     with tempfile.TemporaryDirectory(prefix="neuron-demo-") as directory:
-        asyncio.run(_play(Path(directory), arguments))
-    return Exit.FINE
+        return _played(Path(directory), arguments)
 
 
 def _asked(text: str) -> Asked:
@@ -111,10 +113,13 @@ def _asked(text: str) -> Asked:
 async def _cluster(root: Path, instance_type: str, numbering: str) -> AsyncIterator[SimulatedCluster]:
     """The cluster for the length of the block."""
     from neuron_plugin.simulation.cluster import SimulatedCluster  # noqa: PLC0415 - aiohttp and grpc
+    from neuron_plugin.simulation.node_description import SimulationError  # noqa: PLC0415 - as above
 
     try:
         async with SimulatedCluster(root, instance_type, daemon_flags=("--numbering", numbering)) as cluster:
             yield cluster
+    except SimulationError as error:  # such as a directory in use
+        raise UsageError(str(error)) from error
     except TimeoutError as error:
         raise CommandError(
             f"the simulated cluster did not get on in time ({str(error) or 'its daemons are not ready'}): is this "
@@ -122,7 +127,28 @@ async def _cluster(root: Path, instance_type: str, numbering: str) -> AsyncItera
         ) from error
 
 
+def _played(root: Path, arguments: Namespace) -> Exit:
+    if (length := len(os.fsencode(root))) > LONGEST_ROOT_BYTES:
+        raise UsageError(
+            f"{root} has {length} bytes, expected at most {LONGEST_ROOT_BYTES}: the paths of sockets below it would be "
+            "too long; give --keep a shorter directory"
+        )
+    try:
+        asyncio.run(_play(root, arguments))
+    except asyncio.CancelledError:
+        return Exit.INTERRUPTED
+    return Exit.FINE
+
+
+def _end_with_the_daemons() -> None:
+    """Let what would end this process alone, such as a closed terminal, end the demo as Ctrl-C does."""
+    if task := asyncio.current_task():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+
+
 async def _play(root: Path, arguments: Namespace) -> None:
+    _end_with_the_daemons()
     instance = catalogue()[arguments.type]
     title(f"A simulated {instance.name} with {plural(instance.devices, 'device')}, its kubelet and an API server")
     async with _cluster(root, instance.name, arguments.numbering) as cluster:

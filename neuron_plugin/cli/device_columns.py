@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from neuron_plugin.cli.report import DeviceReport, Health, HolderReport, MachineReport
-from neuron_plugin.cli.text import plural, ranges
+from neuron_plugin.inspection.devices import DeviceReport, Health, HolderReport, MachineReport
+from neuron_plugin.inspection.text import plural, ranges
 
 _GIB = 2**30
 

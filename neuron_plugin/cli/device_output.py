@@ -6,16 +6,17 @@ import enum
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
 from neuron_plugin.cli.command import CommandError, Exit, complain
 from neuron_plugin.cli.device_columns import columns_of, title_of
-from neuron_plugin.cli.machine import Machine
-from neuron_plugin.cli.neuron_ls import neuron_ls_of
 from neuron_plugin.cli.output import document
-from neuron_plugin.cli.report import MachineReport
 from neuron_plugin.cli.tables import clear_terminal, on_terminal, print_table
+from neuron_plugin.inspection.devices import MachineReport
+from neuron_plugin.inspection.machine import Machine
+from neuron_plugin.inspection.neuron_ls import neuron_ls_of
 
 
 class Form(enum.StrEnum):
@@ -33,10 +34,11 @@ _WITH_NOTES_INSIDE = {Form.JSON, Form.YAML}
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A machine, and all that is told of it."""
+    """A machine, all that is told of it, and the /proc with its processes."""
 
     machine: Machine
     report: MachineReport
+    proc: Path = Path("/proc")
 
 
 def show(form: Form, sight: Sight) -> int:
@@ -102,4 +104,4 @@ def _print_table_again(form: Form, report: MachineReport, *, first: bool) -> Non
 
 
 def _neuron_ls(sight: Sight) -> bytes:
-    return msgspec.json.encode(neuron_ls_of(sight.machine, sight.report))
+    return msgspec.json.encode(neuron_ls_of(sight.machine, sight.report, sight.proc))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from neuron_plugin.cli import machine
 from neuron_plugin.cli.command import Subparsers, add_command
 from neuron_plugin.cli.device_output import Form, Sight, show, watch
-from neuron_plugin.cli.holders import HolderReading, Holders
+from neuron_plugin.cli.node_flags import HOLDERS, add_node_flags, node_from
 from neuron_plugin.cli.output import add_output_flag
-from neuron_plugin.cli.report import report_of
+from neuron_plugin.inspection.devices import report_of
+from neuron_plugin.inspection.holders import HolderReading, Holders
+from neuron_plugin.inspection.machine import look
+from neuron_plugin.inspection.node import Node
 
 _T = TypeVar("_T")
 
@@ -57,30 +60,29 @@ def register(subparsers: Subparsers) -> None:
         action="store_true",
         help="print again whenever something changes, until Ctrl-C; JSON then comes one document a line",
     )
-    machine.add_flags(parser)
+    add_node_flags(parser, HOLDERS)
 
 
 def run(arguments: Namespace) -> int:
     """Print the devices once, or for as long as they are watched."""
-    look, form = Look(arguments), Form(arguments.output)
+    look_again, form = Look(node_from(arguments)), Form(arguments.output)
     if arguments.watch:
-        watch(form, changes(look, lambda: time.sleep(WATCH_SECONDS)))
-    return show(form, look())
+        watch(form, changes(look_again, lambda: time.sleep(WATCH_SECONDS)))
+    return show(form, look_again())
 
 
 class Look:
-    """Looks at the machine and its holders, again and again."""
+    """Looks at a node's machine and its holders, again and again."""
 
-    def __init__(self, arguments: Namespace) -> None:
-        """Where to look is among ``arguments``, see ``machine.add_flags``."""
-        self._arguments = arguments
-        self._holders = HolderReading(machine.pod_resources_socket_of(arguments))
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._holders = HolderReading(node.settings.pod_resources_socket)
 
     def __call__(self) -> Sight:
         """What is there now."""
-        seen = machine.look(self._arguments)
+        seen = look(self._node.settings, os.environ)
         holders = self._holders.read(seen.geometry) if seen.geometry else Holders(None)
-        return Sight(seen, report_of(seen, holders))
+        return Sight(seen, report_of(seen, holders), self._node.proc)
 
 
 def changes(look: Callable[[], _T], pause: Callable[[], None]) -> Iterator[_T]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuron_plugin.cli import machine
 from neuron_plugin.cli.command import Exit, Subparsers, UsageError, add_command
+from neuron_plugin.cli.node_flags import EVERYTHING, add_node_flags
+from neuron_plugin.cli.output import Form, add_output_flag
 
 if TYPE_CHECKING:
-    from neuron_plugin.cli.doctor_findings import Check
-
-FORMS = ("text", "json", "yaml")
-DEVICE_PLUGINS = Path("var/lib/kubelet/device-plugins")
+    from neuron_plugin.inspection.findings import Check
 
 DESCRIPTION = """\
 Look at everything between the Neuron driver and the pods of this node, and say what is wrong, why it matters and what
@@ -53,55 +50,30 @@ def register(subparsers: Subparsers) -> None:
         examples=EXAMPLES,
     )
     parser.add_argument("checks", nargs="*", metavar="CHECK", help="make only these checks (default: all)")
-    parser.add_argument(
-        "-o",
-        "--output",
-        choices=FORMS,
-        default=FORMS[0],
-        metavar="FORM",
-        help="text, json or yaml (default: text)",
-    )
+    add_output_flag(parser)
     parser.add_argument("--list", action="store_true", help="list the checks, and make none")
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="the daemon's configuration, to go by its paths and health policies; what flags say wins "
-        "(default: /etc/neuron-plugin/config.yaml where that is, as in the plugin's pod)",
-    )
-    machine.add_flags(parser)
-    group = parser.add_argument_group("which kubelet and cluster")
-    group.add_argument(
-        "--kubelet-dir",
-        type=Path,
-        metavar="DIR",
-        help=f"the kubelet's directory of device plugins (default: ROOT/{DEVICE_PLUGINS})",
-    )
-    group.add_argument("--kubeconfig", type=Path, metavar="FILE", help="how to reach the API server, to check its view")
-    group.add_argument(
-        "--node-name", metavar="NAME", help="this node's name in Kubernetes (default: NODE_NAME, or the host's name)"
-    )
+    add_node_flags(parser, EVERYTHING)
 
 
 def run(arguments: Namespace) -> int:
     """Make the checks; the status says whether there is a problem."""
     # Imported here: every process imports this module, the daemons too, and the checks are much code.
-    from neuron_plugin.cli.doctor_checks import Examined, examine  # noqa: PLC0415 - see above
-    from neuron_plugin.cli.doctor_gather import gather  # noqa: PLC0415 - see above
-    from neuron_plugin.cli.doctor_report import Form, report_of, show, show_checks, status_of  # noqa: PLC0415 - see above
+    from neuron_plugin.cli.doctor_output import show, show_checks, status_of  # noqa: PLC0415 - see above
+    from neuron_plugin.inspection.checks.table import examine  # noqa: PLC0415 - see above
+    from neuron_plugin.inspection.findings import report_of  # noqa: PLC0415 - see above
+    from neuron_plugin.inspection.gathering.everything import gather  # noqa: PLC0415 - see above
 
     if arguments.list:
         show_checks()
         return Exit.FINE
     checks = _chosen(arguments.checks)
-    examined: list[Examined] = list(examine(gather(arguments, os.environ), checks))
-    report = report_of(examined)
+    report = report_of(examine(gather(vars(arguments), os.environ), checks))
     show(Form(arguments.output), report)
     return status_of(report)
 
 
 def _chosen(names: list[str]) -> list[Check]:
-    from neuron_plugin.cli.doctor_checks import CHECKS  # noqa: PLC0415 - see run
+    from neuron_plugin.inspection.checks.table import CHECKS  # noqa: PLC0415 - see run
 
     known = {check.name: check for check in CHECKS}
     if unknown := [name for name in names if name not in known]:

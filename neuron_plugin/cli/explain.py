@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuron_plugin.cli.command import CommandError, Exit, Subparsers, UsageError, add_command
+from neuron_plugin.cli.configuration import settings_here
 from neuron_plugin.cli.kubeconfig import add_kubeconfig_flag, kubeconfig_of
 from neuron_plugin.cli.output import Form, add_output_flag, document
-from neuron_plugin.cli.text import printable
+from neuron_plugin.inspection.text import printable
 from neuron_plugin.instance_file import load_catalogue
 
 if TYPE_CHECKING:
@@ -96,9 +97,10 @@ async def _work_out(arguments: Namespace, namespace: str, name: str) -> Explanat
     from neuron_plugin.extender.explain import explain, find_pod  # noqa: PLC0415 - as above
     from neuron_plugin.extender.survey import survey  # noqa: PLC0415 - as above
 
-    types = load_catalogue(arguments.instance_types)
+    here = settings_here()
+    types = load_catalogue(arguments.instance_types or here.instance_types)
     try:
-        async with await connect(kubeconfig_of(arguments.kubeconfig)) as api:
+        async with await connect(kubeconfig_of(arguments.kubeconfig or here.kubeconfig)) as api:
             state = await survey(api, types)
     except ClusterError as error:
         raise CommandError(str(error)) from None

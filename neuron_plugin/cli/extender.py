@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from argparse import Namespace
 
-from neuron_plugin.cli.command import Exit, Subparsers, add_command
+from neuron_plugin.cli.command import CommandError, Exit, Subparsers, add_command
 from neuron_plugin.cli.configuration import add_settings, load_settings, printed_settings
 from neuron_plugin.cli.daemons import run_daemon
 from neuron_plugin.extender.settings import ExtenderSettings, check
@@ -43,10 +43,15 @@ def run(arguments: Namespace) -> int:
     types = load_catalogue(settings.instance_types)
 
     async def serve(stop: asyncio.Event) -> None:
-        from neuron_plugin.cluster.transport import connect  # noqa: PLC0415 - other commands start without it
+        from neuron_plugin.cluster.api import ClusterError  # noqa: PLC0415 - other commands start without it
+        from neuron_plugin.cluster.transport import connect  # noqa: PLC0415 - as above
         from neuron_plugin.extender.daemon import ExtenderDaemon  # noqa: PLC0415 - as above
 
-        async with await connect(settings.kubeconfig) as api:
+        try:
+            api = await connect(settings.kubeconfig)
+        except ClusterError as error:
+            raise CommandError(str(error)) from error
+        async with api:
             await ExtenderDaemon(settings, types, api).run(stop)
 
     run_daemon("neuron-plugin extender", settings, settings.log_format, settings.log_level, serve)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from io import TextIOWrapper
 
@@ -27,7 +28,7 @@ from neuron_plugin.cli import (
     uninstall_node,
     version,
 )
-from neuron_plugin.cli.command import EXIT_STATUSES, CommandError, Exit, Parser, complain
+from neuron_plugin.cli.command import EXIT_STATUSES, CommandError, Exit, Parser, complain, wrapped
 from neuron_plugin.settings import SettingsError
 
 COMMANDS = (
@@ -52,43 +53,62 @@ DESCRIPTION = """\
 AWS Neuron devices for Kubernetes: the daemon of a node (run), the scheduler's extender (extender), and commands that
 look at the Neuron hardware of this machine or of a simulated one."""
 
-EPILOG = f"""\
+STACK = "NEURON_PLUGIN_STACK"
+"""Set by who reports a fault of ours."""
+
+EPILOG = """\
 try it without hardware or cluster:
   neuron-plugin demo
   neuron-plugin simulate node ./trn1 --type trn1.32xlarge
   neuron-plugin devices --root ./trn1
   neuron-plugin topology --root ./trn1
-
-{EXIT_STATUSES}"""
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status. Wrong usage and --help raise SystemExit, as argparse does."""
     _never_fail_to_encode()
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    if not (sys.argv[1:] if argv is None else argv):
+        parser.print_help(sys.stderr)
+        return Exit.USAGE
+    arguments = parser.parse_args(argv)
     try:
         status = int(arguments.run(arguments))
         sys.stdout.flush()  # here, where a reader that is gone can still be noticed
-    except CommandError as error:
-        complain(str(error))
-        return error.status
-    except SettingsError as error:
-        complain(str(error))
-        return Exit.USAGE
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BrokenPipeError:
         _forget_stdout()
         return Exit.READER_GONE
-    except OSError as error:
-        complain(f"{error.filename or arguments.command}: {error.strerror or error}")
-        return Exit.TROUBLE
+    except Exception as error:  # noqa: BLE001 - nobody who types a command wants a stack, unless to report it
+        return _told(error, arguments.command)
     return status
+
+
+def _told(error: Exception, command: str) -> Exit:
+    """Say what went wrong in one line; returns the status."""
+    match error:
+        case CommandError():
+            complain(str(error))
+            return error.status
+        case SettingsError():
+            complain(str(error))
+            return Exit.USAGE
+        case OSError():
+            complain(f"{error.filename or command}: {error.strerror or error}")
+            return Exit.TROUBLE
+    complain(f"{command} failed itself ({error!r}): please report it, with what {STACK}=1 adds")
+    if os.environ.get(STACK):
+        traceback.print_exception(error)
+    return Exit.TROUBLE
 
 
 def build_parser() -> Parser:
     """The parser of all commands."""
-    parser = Parser(prog="neuron-plugin", description=DESCRIPTION, epilog=EPILOG)
+    parser = Parser(
+        prog="neuron-plugin", description=wrapped(DESCRIPTION), epilog=f"{EPILOG}\n{wrapped(EXIT_STATUSES)}"
+    )
     parser.add_argument("--version", action="version", version=f"neuron-plugin {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     for command in COMMANDS:

@@ -51,7 +51,8 @@ def register(subparsers: Subparsers) -> None:
         description="Print what the Helm chart installs with its defaults, for kubectl apply.",
         examples=EXAMPLES,
     )
-    parser.add_argument("part", choices=tuple(PARTS), help="; ".join(f"{part}: {text}" for part, text in PARTS.items()))
+    told = "; ".join(f"{part}: {text}" for part, text in PARTS.items())
+    parser.add_argument("part", metavar="PART", choices=tuple(PARTS), help=told)
     add_output_flag(parser, ObjectForm)
     parser.add_argument(
         "--namespace", type=_namespace, default="kube-system", metavar="NAME", help="namespace (default: kube-system)"

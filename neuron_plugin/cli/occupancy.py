@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from neuron_plugin.allocation.ledger import Holder, Ledger
 from neuron_plugin.cli.drawing import Mark
-from neuron_plugin.cli.machine import Machine
-from neuron_plugin.cli.text import ranges
+from neuron_plugin.inspection.machine import Machine
+from neuron_plugin.inspection.text import ranges
 from neuron_plugin.topology.geometry import Geometry, cores_in
 from neuron_plugin.topology.sets import Unit
 

@@ -10,10 +10,10 @@ import msgspec
 
 from neuron_plugin.allocation.idlists import IdListError, parse_ids
 from neuron_plugin.cli import simulate_fault, simulate_types
-from neuron_plugin.cli.command import CommandError, Exit, Subparsers, UsageError, add_command
+from neuron_plugin.cli.command import Exit, Subparsers, UsageError, add_command
 from neuron_plugin.cli.output import Form, add_output_flag, document
-from neuron_plugin.cli.text import plural, ranges
-from neuron_plugin.instance_file import load_catalogue
+from neuron_plugin.cli.simulate_types import known_types
+from neuron_plugin.inspection.text import plural, ranges
 
 if TYPE_CHECKING:
     from neuron_plugin.simulation.node import SimulatedNode
@@ -73,9 +73,9 @@ def run_node(arguments: Namespace) -> int:
     """Write a simulated machine.
 
     Raises:
-        UsageError: a list of devices that cannot be read.
-        CommandError: no such type, a directory in use, or a machine that cannot be.
+        UsageError: no such type, a directory in use, or a machine that cannot be.
     """
+    types = known_types(arguments.type, arguments.instance_types)
     from neuron_plugin.simulation.node import write_node  # noqa: PLC0415 - for this command only
     from neuron_plugin.simulation.node_description import SimulationError  # noqa: PLC0415 - as above
 
@@ -88,10 +88,10 @@ def run_node(arguments: Namespace) -> int:
             missing=_missing(arguments.missing),
             char_nodes=arguments.char_nodes,
             usage_counters=arguments.usage_counters,
-            types=load_catalogue(arguments.instance_types),
+            types=types,
         )
     except SimulationError as error:
-        raise CommandError(str(error)) from error
+        raise UsageError(str(error)) from error
     form = Form(arguments.output)
     print(_told(node) if form is Form.TEXT else document(form, _node_report(node)), end="")
     return Exit.FINE

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from neuron_plugin.cli.command import CommandError, Exit, Subparsers, UsageError, add_command
+from neuron_plugin.cli.command import Exit, Subparsers, UsageError, add_command
 
 if TYPE_CHECKING:
     from neuron_plugin.simulation.node import SimulatedNode
@@ -53,7 +53,7 @@ def run(arguments: Namespace) -> int:
     """Make one change.
 
     Raises:
-        CommandError: no simulated machine there, or a change that cannot be made.
+        UsageError: no simulated machine there, or a change that cannot be made.
     """
     from neuron_plugin.simulation.node import SimulatedNode  # noqa: PLC0415 - for this command only
     from neuron_plugin.simulation.node_description import SimulationError  # noqa: PLC0415 - as above
@@ -61,7 +61,7 @@ def run(arguments: Namespace) -> int:
     try:
         arguments.change(SimulatedNode.open(arguments.directory), arguments)
     except SimulationError as error:
-        raise CommandError(str(error)) from error
+        raise UsageError(str(error)) from error
     return Exit.FINE
 
 
@@ -74,7 +74,7 @@ def _kind(kinds: Subparsers, name: str, change: Change, summary: str) -> Argumen
 def _register_counters(kinds: Subparsers) -> None:
     ecc = _device_kind(kinds, "ecc", _ecc, "counts of uncorrected memory errors")
     for memory in ("sram", "memory", "repairable"):
-        ecc.add_argument(f"--{memory}", type=int, metavar="COUNT", help="default: as it is")
+        ecc.add_argument(f"--{memory}", type=_count, metavar="COUNT", help="default: as it is")
     reset = _device_kind(kinds, "reset", _reset, "state of the device's reset")
     reset.add_argument("state", choices=_RESET_STATES)
     components = _device_kind(kinds, "components", _components, "parts that firmware reports unhealthy")
@@ -131,8 +131,6 @@ def _ecc(node: SimulatedNode, arguments: Namespace) -> None:
     counts = {"sram": arguments.sram, "memory": arguments.memory, "repairable": arguments.repairable}
     if all(count is None for count in counts.values()):
         raise UsageError("ecc changes nothing without --sram, --memory or --repairable COUNT")
-    if any(count is not None and count < 0 for count in counts.values()):
-        raise UsageError("an error count is 0 or more")
     node.set_ecc(arguments.device, **counts)
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from neuron_plugin.cli.command import Exit, Subparsers, add_command
+from neuron_plugin.cli.command import Exit, Subparsers, UsageError, add_command
 from neuron_plugin.cli.output import Form, add_output_flag, document
 from neuron_plugin.cli.tables import print_table
-from neuron_plugin.cli.text import ranges
+from neuron_plugin.inspection.text import ranges
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.topology.geometry import Geometry
-from neuron_plugin.topology.instances import InstanceType
+from neuron_plugin.topology.instances import Catalogue, InstanceType
 from neuron_plugin.topology.sets import Unit, valid_counts
 
 VERSION = 1
@@ -45,6 +45,19 @@ def register(actions: Subparsers) -> None:
     parser = add_command(actions, "types", run, summary="list the instance types that can be simulated")
     add_output_flag(parser)
     parser.add_argument("--instance-types", type=Path, metavar="FILE", help="YAML file of further instance types")
+
+
+def known_types(name: str, file: Path | None = None) -> Catalogue:
+    """The instance types, ``name`` among them.
+
+    Raises:
+        UsageError: it is not.
+        SettingsError: the file of further types cannot be used.
+    """
+    types = load_catalogue(file)
+    if name not in types:
+        raise UsageError(f"--type {name} is not known: see 'neuron-plugin simulate types'")
+    return types
 
 
 def run(arguments: Namespace) -> int:

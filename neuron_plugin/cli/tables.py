@@ -1,17 +1,21 @@
 """Plain columns, a row a line, for people and for ``grep`` and ``awk``; on a terminal with colour.
 
-Nothing is ever cut or folded: a row that is too long for the terminal is the terminal's to wrap. rich is used on
-terminals only: elsewhere it would lay out for 80 columns, and a pipe should not wait the 0.1 s that it takes to import.
+Nothing is ever cut, and a row of a table never folded: one that is too long for the terminal is the terminal's to
+wrap. rich is used on terminals only: elsewhere it would lay out for 80 columns, and a pipe should not wait the 0.1 s
+that it takes to import.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from neuron_plugin.cli.text import printable
+from neuron_plugin.inspection.text import printable
+
+_NARROWEST_PROSE = 20
 
 Segment: TypeAlias = tuple[str, str]
 """A text and its style, in rich's words; the empty style is none."""
@@ -53,6 +57,16 @@ def print_lines(lines: Sequence[Sequence[Segment]]) -> None:
     for line in lines:
         # Text, never str: "[/dev/neuron0]" would be read as markup.
         console.print(Text.assemble(*line), soft_wrap=True)
+
+
+def folded(line: Sequence[Segment], width: int) -> list[list[Segment]]:
+    """A line of prose in lines of at most ``width``, its last segment below itself; not where that leaves no room."""
+    *others, (text, style) = line
+    indent = sum(len(segment) for segment, _ in others)
+    if width - indent < _NARROWEST_PROSE:
+        return [list(line)]
+    first, *rest = textwrap.wrap(text, width - indent, break_on_hyphens=False) or [""]
+    return [[*others, (first, style)], *([(" " * indent, ""), (part, style)] for part in rest)]
 
 
 def clear_terminal() -> None:

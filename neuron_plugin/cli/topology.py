@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 
 from neuron_plugin.allocation.ledger import Ledger
-from neuron_plugin.cli import machine
 from neuron_plugin.cli.command import CommandError, Exit, Subparsers, add_command, complain
 from neuron_plugin.cli.device_columns import title_of
 from neuron_plugin.cli.drawing import ASCII, UNICODE, Drawing, Mark, grids_of, undrawn
-from neuron_plugin.cli.holders import HolderReading
-from neuron_plugin.cli.machine import Machine
+from neuron_plugin.cli.node_flags import HOLDERS, add_node_flags, node_from
 from neuron_plugin.cli.occupancy import Occupancy
 from neuron_plugin.cli.output import Form, add_output_flag, document
-from neuron_plugin.cli.report import report_of
 from neuron_plugin.cli.tables import print_lines
-from neuron_plugin.cli.text import printable, ranges
-from neuron_plugin.cli.topology_report import TopologyReport, topology_report
+from neuron_plugin.inspection.devices import report_of
+from neuron_plugin.inspection.holders import HolderReading
+from neuron_plugin.inspection.machine import Machine, look
+from neuron_plugin.inspection.sets import TopologyReport, topology_report
+from neuron_plugin.inspection.text import printable, ranges
 from neuron_plugin.topology.geometry import Geometry
 
 DESCRIPTION = """\
@@ -48,7 +49,7 @@ def register(subparsers: Subparsers) -> None:
     )
     add_output_flag(parser)
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
-    machine.add_flags(parser)
+    add_node_flags(parser, HOLDERS)
 
 
 def run(arguments: Namespace) -> int:
@@ -57,10 +58,11 @@ def run(arguments: Namespace) -> int:
     Raises:
         CommandError: there is no Neuron device.
     """
-    seen = machine.look(arguments)
+    node = node_from(arguments)
+    seen = look(node.settings, os.environ)
     if seen.geometry is None:
         raise CommandError(f"no Neuron device: {seen.inventory.absence}")
-    holders = HolderReading(machine.pod_resources_socket_of(arguments)).read(seen.geometry)
+    holders = HolderReading(node.settings.pod_resources_socket).read(seen.geometry)
     report, form = report_of(seen, holders), Form(arguments.output)
     told = topology_report(seen, seen.geometry, holders, report)
     if form is not Form.TEXT:

@@ -7,9 +7,11 @@ from argparse import Namespace
 import msgspec
 
 from neuron_plugin.build import build
-from neuron_plugin.cli import machine
 from neuron_plugin.cli.command import Exit, Subparsers, add_command
+from neuron_plugin.cli.node_flags import add_node_flags, node_from
 from neuron_plugin.cli.output import Form, add_output_flag, document
+from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.settings import SettingsError
 
 EXAMPLES = """
 neuron-plugin version
@@ -37,7 +39,7 @@ def register(subparsers: Subparsers) -> None:
         examples=EXAMPLES,
     )
     add_output_flag(parser)
-    machine.add_path_flags(parser)
+    add_node_flags(parser, {"sysfs": "DIR"})
 
 
 def run(arguments: Namespace) -> int:
@@ -56,7 +58,13 @@ def _text(found: Versions) -> str:
 
 
 def _driver(arguments: Namespace) -> str | None:
-    from neuron_plugin.hardware.inventory import read_inventory  # noqa: PLC0415 - nothing else here needs it
+    from neuron_plugin.hardware.inventory import MachinePaths, read_inventory  # noqa: PLC0415 - nothing else here needs it
 
-    version = read_inventory(machine.paths_of(arguments)).driver_version
+    try:
+        settings = node_from(arguments).settings
+    except SettingsError:
+        if arguments.root or arguments.config:
+            raise
+        settings = PluginSettings()  # the file in the usual place is another daemon's: the extender has its own there
+    version = read_inventory(MachinePaths(settings.sysfs, settings.dev, settings.logical_core_file)).driver_version
     return version.text if version else None

@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from neuron_plugin.cli import holders
-from neuron_plugin.cli.doctor_facts import Facts
 from neuron_plugin.cli.main import main
-from neuron_plugin.simulation.node import SimulatedNode, write_node
-from tests.cli.doctor_cases import facts_of
-from tests.cli.doubles import Cli, CliProcess, Container, Hold, MakeNode, Outcome, Pod
+from neuron_plugin.inspection import holders
+from tests.cli.doubles import Cli, CliProcess, Hold, Outcome
+from tests.inspection.doubles import Container, Pod, make_node, short_directory, usual_file
 
 REPOSITORY = Path(__file__).parents[2]
+
+__all__ = ["make_node", "short_directory", "usual_file"]
 
 
 @pytest.fixture
@@ -55,33 +53,16 @@ def cli_process() -> CliProcess:
 
 
 @pytest.fixture
-def make_node(tmp_path: Path) -> MakeNode:
-    """Write a simulated machine without the counters that only monitors read."""
-
-    def make(instance_type: str = "trn1.32xlarge", **options: Any) -> SimulatedNode:
-        return write_node(tmp_path / "node", instance_type, usage_counters=False, **options)
-
-    return make
-
-
-@pytest.fixture
 def hold(monkeypatch: pytest.MonkeyPatch) -> Hold:
     """Let the kubelet tell that these pods hold what they hold: (pod, container, resource, ids) each."""
 
     def say(*held: tuple[str, str, str, str]) -> None:
-        def ask(_socket: Path) -> Iterable[Pod]:
-            return [
+        def ask(_socket: Path) -> tuple[Pod, ...]:
+            return tuple(
                 Pod("default", pod, (Container(container, f"aws.amazon.com/{resource}", tuple(ids.split(","))),))
                 for pod, container, resource, ids in held
-            ]
+            )
 
         monkeypatch.setattr(holders, "ask_kubelet", ask)
 
     return say
-
-
-@pytest.fixture(scope="session")
-def well(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    """Facts of a trn1.32xlarge on which all is well; frozen, so all tests share it."""
-    root = tmp_path_factory.mktemp("doctor") / "node"
-    return facts_of(write_node(root, "trn1.32xlarge", usage_counters=False))

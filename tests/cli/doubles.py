@@ -1,4 +1,4 @@
-"""What commands come out as in tests, and a kubelet's answer as plain values."""
+"""What commands come out as in tests."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
-
-from neuron_plugin.simulation.node import SimulatedNode
 
 
 @dataclass(frozen=True)
@@ -22,21 +20,6 @@ class Outcome:
         return [line.split() for line in self.out.splitlines()]
 
 
-@dataclass(frozen=True)
-class Container:
-    container: str
-    resource: str
-    ids: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Pod:
-    namespace: str
-    name: str
-    containers: tuple[Container, ...]
-
-
 Cli: TypeAlias = Callable[..., Outcome]
 CliProcess: TypeAlias = Callable[..., subprocess.Popen[str]]
-MakeNode: TypeAlias = Callable[..., SimulatedNode]
 Hold: TypeAlias = Callable[..., None]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.cli.command import CommandError, Exit, Parser, UsageError, add_command, complain
+from neuron_plugin.cli.command import CommandError, Exit, Parser, UsageError, add_command, complain, wrapped
 
 
 def parser_with_a_command(**texts: str) -> Parser:
@@ -36,7 +36,7 @@ def test_an_error_names_the_command_whose_help_to_read(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as ended:
         parser_with_a_command().parse_args(["look", "--at"])
     assert ended.value.code == Exit.USAGE
-    assert capsys.readouterr().err == "neuron-plugin: unrecognized arguments: --at; see: tool --help\n"
+    assert capsys.readouterr().err == "neuron-plugin: unrecognized arguments: --at; see: tool look --help\n"
 
 
 def test_a_complaint_is_one_line_whatever_it_holds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,3 +46,31 @@ def test_a_complaint_is_one_line_whatever_it_holds(capsys: pytest.CaptureFixture
 
 def test_unusable_arguments_are_told_apart_from_trouble() -> None:
     assert (CommandError.status, UsageError.status) == (1, 2)
+
+
+TEXT = """\
+Look at everything there is, and say what
+is wrong.
+
+columns:
+  ID     of the device, as the host
+         has it
+  STATE  good or bad"""
+
+
+def test_prose_and_rows_are_folded_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "32")
+    assert wrapped(TEXT).splitlines() == [
+        "Look at everything there is,",
+        "and say what is wrong.",
+        "",
+        "columns:",
+        "  ID     of the device, as the",
+        "         host has it",
+        "  STATE  good or bad",
+    ]
+
+
+def test_a_page_is_never_wider_than_one_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert max(map(len, wrapped("word " * 100).splitlines())) <= 120

@@ -9,7 +9,8 @@ import pytest
 from msgspec import Meta
 
 from neuron_plugin.cli.command import Parser
-from neuron_plugin.cli.configuration import add_settings, load_settings, printed_settings
+from neuron_plugin.cli.configuration import add_settings, load_settings, printed_settings, settings_here
+from neuron_plugin.extender.settings import ExtenderSettings
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError
 
@@ -71,3 +72,30 @@ def test_the_daemons_settings_do_not_collide_with_these_flags(capsys: pytest.Cap
     out = capsys.readouterr().out
     assert "--print-config" in out
     assert "--no-cluster" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "port"),
+    [("health-port: 1\n", PluginSettings, 1), ("tls-cert: /t\nhealth-port: 2\n", ExtenderSettings, 2)],
+)
+def test_a_pod_s_file_is_the_one_of_the_daemon_in_it(
+    usual_file: Path, text: str, kind: type[msgspec.Struct], port: int
+) -> None:
+    usual_file.write_text(text)
+    settings = settings_here()
+    assert (type(settings), settings.health_port) == (kind, port)
+
+
+def test_without_a_file_the_plugin_s_defaults_and_the_environment_hold(
+    usual_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not usual_file.exists()
+    assert settings_here() == PluginSettings()
+    monkeypatch.setenv("NEURON_PLUGIN_HEALTH_PORT", "7")
+    assert settings_here().health_port == 7
+
+
+def test_a_file_that_is_neither_daemon_s_is_told_as_the_plugin_s(usual_file: Path) -> None:
+    usual_file.write_text("helth-port: 1\n")
+    with pytest.raises(SettingsError, match="unknown key 'helth-port'"):
+        settings_here()

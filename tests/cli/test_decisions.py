@@ -11,7 +11,9 @@ import yaml
 from neuron_plugin.allocation.journal import Entry, Journal, Step
 from neuron_plugin.allocation.ledger import Pod, PodUid
 from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.cli import decisions
 from neuron_plugin.plugin.pages import decisions_json
+from neuron_plugin.plugin.settings import PluginSettings
 from tests.cli.doubles import Cli
 from tests.topology.oracle import TRN1
 
@@ -116,7 +118,7 @@ def test_nobody_there_is_one_line_that_says_what_to_check(cli: Cli) -> None:
     assert shown.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("body", [b"ok\n", b"[]", b"{}", b""])
+@pytest.mark.parametrize("body", [b"ok\n", b"[]", b"{}", b"", b'{"decisions": [{}]}', b'{"decisions": 1}'])
 def test_another_server_is_told_as_one(cli: Cli, daemon: Daemon, body: bytes) -> None:
     daemon.body = body
     shown = cli("decisions", "--server", daemon.address)
@@ -133,3 +135,17 @@ def test_a_daemon_without_that_page_is_told_as_one(cli: Cli, daemon: Daemon) -> 
 def test_what_is_no_address_is_wrong_usage(cli: Cli, server: str) -> None:
     shown = cli("decisions", "--server", server)
     assert (shown.status, "expected HOST:PORT" in shown.err) == (2, True)
+
+
+def test_without_an_address_the_daemon_here_is_asked_by_its_settings(
+    cli: Cli, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = PluginSettings(health_port=int(daemon.address.partition(":")[2]))
+    monkeypatch.setattr(decisions, "settings_here", lambda: here)
+    assert len(cli("decisions").out.splitlines()) == 4
+
+
+@pytest.mark.parametrize("last", ["0", "-3", "few"])
+def test_less_than_one_decision_is_wrong_usage(cli: Cli, last: str) -> None:
+    shown = cli("decisions", f"--last={last}")
+    assert (shown.status, f"'{last}' is no number of 1 or more" in shown.err) == (2, True)

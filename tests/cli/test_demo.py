@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.cli.command import Exit
+from neuron_plugin.cli.demo import LONGEST_ROOT_BYTES
 from neuron_plugin.cli.main import main
+from neuron_plugin.kubelet.sockets import endpoint_path
 from neuron_plugin.simulation.cluster import SimulatedCluster
 from tests.cli.doubles import Cli
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +112,44 @@ def test_no_daemon_had_anything_to_complain_about(played: Path) -> None:
         log = (played / name).read_text()
         assert log
         assert "Traceback" not in log
+
+
+def test_a_directory_that_is_kept_already_is_left_alone(cli: Cli, short_directory: Path) -> None:
+    (short_directory / "node").mkdir()
+    (short_directory / "node/mine").touch()
+    shown = cli("demo", "--keep", short_directory)
+    assert shown.status == 2
+    assert shown.err == f"neuron-plugin: {short_directory}/node is not empty: choose another directory or empty it\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_whatever_ends_the_demo_ends_its_daemons_and_leaves_no_directory(
+    short_directory: Path, number: signal.Signals
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(short_directory), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "neuron_plugin.cli.main", "demo"]
+    with subprocess.Popen(  # noqa: S603 - our own program
+        command, stdout=subprocess.PIPE, env=environment, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        while b"the plugin found the devices" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(number)
+        process.communicate(timeout=30)
+    assert process.returncode == Exit.INTERRUPTED
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    assert not list(short_directory.iterdir())
+
+
+def test_a_directory_too_long_for_sockets_is_refused_at_once(cli: Cli, tmp_path: Path) -> None:
+    shown = cli("demo", "--keep", tmp_path / ("x" * LONGEST_ROOT_BYTES))
+    assert shown.status == 2
+    assert "give --keep a shorter directory" in shown.err
+
+
+def test_the_longest_directory_leaves_room_for_every_socket(short_directory: Path) -> None:
+    root = short_directory / ("x" * (LONGEST_ROOT_BYTES - len(str(short_directory)) - 1))
+    cluster = SimulatedCluster(root, "inf2.xlarge")
+    for resource in Resource:
+        assert endpoint_path(cluster.kubelet_dir, resource.value, "0a1b2c3d").is_absolute()

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from neuron_plugin.cli.device_columns import columns_of, title_of
-from neuron_plugin.cli.report import DeviceReport, EccReport, Health, HolderReport, MachineReport
+from neuron_plugin.inspection.devices import DeviceReport, EccReport, Health, HolderReport, MachineReport
 
 DEVICE = DeviceReport(id=1, node="/dev/neuron1", health=Health.HEALTHY, cores=(2, 3), holders=())
 

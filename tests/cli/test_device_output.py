@@ -7,21 +7,19 @@ import msgspec
 import pytest
 import yaml
 
-from neuron_plugin.cli import machine
-from neuron_plugin.cli.command import CommandError, Parser
+from neuron_plugin.cli.command import CommandError
 from neuron_plugin.cli.device_output import Form, Sight, show, watch
-from neuron_plugin.cli.holders import Holders
-from neuron_plugin.cli.report import report_of
+from neuron_plugin.inspection.devices import report_of
+from neuron_plugin.inspection.holders import Holders
 from neuron_plugin.simulation.node import SimulatedNode
-from tests.cli.doubles import MakeNode
+from tests.inspection.cases import looked
+from tests.inspection.doubles import MakeNode
 
 NOTE = "the kubelet is away"
 
 
 def sight(node: SimulatedNode) -> Sight:
-    parser = Parser(prog="tool")
-    machine.add_flags(parser)
-    seen = machine.look(parser.parse_args(["--root", str(node.root)]))
+    seen = looked(node)
     return Sight(seen, report_of(seen, Holders(None, NOTE)))
 
 

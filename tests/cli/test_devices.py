@@ -6,7 +6,8 @@ from itertools import takewhile
 import pytest
 
 from neuron_plugin.cli.devices import changes
-from tests.cli.doubles import Cli, CliProcess, Hold, MakeNode
+from tests.cli.doubles import Cli, CliProcess, Hold
+from tests.inspection.doubles import MakeNode
 
 
 def test_a_row_a_device_with_its_holders(cli: Cli, make_node: MakeNode, hold: Hold) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.cli.doctor_checks import CHECKS
+from neuron_plugin.inspection.checks.table import CHECKS
 from neuron_plugin.kubelet.sockets import endpoint_path
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
@@ -25,7 +25,8 @@ from neuron_plugin.simulation.kubelet_pods import Container, Pod
 from neuron_plugin.simulation.manifests import pod_manifest
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.topology.instances import catalogue
-from tests.cli.doubles import Cli, MakeNode
+from tests.cli.doubles import Cli
+from tests.inspection.doubles import MakeNode
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -75,7 +76,7 @@ def test_a_kubelet_directory_that_was_named_has_to_be_there(cli: Cli, make_node:
 @pytest.mark.parametrize("arguments", [("--root", "/nonexistent"), ("--instance-type", "trn9.48xlarge")])
 def test_a_machine_that_cannot_be_looked_at_is_one_line(cli: Cli, arguments: tuple[str, str]) -> None:
     shown = cli("doctor", *arguments)
-    assert (shown.status, shown.out) == (1, "")
+    assert (shown.status, shown.out) == (2, "")
     assert len(shown.err.splitlines()) == 1
 
 

@@ -14,7 +14,8 @@ from neuron_plugin import __version__
 from neuron_plugin.cli import version
 from neuron_plugin.cli.command import CommandError, UsageError
 from neuron_plugin.settings import SettingsError
-from tests.cli.doubles import Cli, CliProcess, MakeNode
+from tests.cli.doubles import Cli, CliProcess
+from tests.inspection.doubles import MakeNode
 
 COMMANDS = [
     *("demo", "devices", "topology", "decisions", "doctor", "explain", "simulate"),
@@ -58,11 +59,12 @@ def test_the_version_flag_prints_one_line(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "COMMAND"),
         (("devics",), "invalid choice: 'devics'"),
-        (("devices", "--bogus"), "unrecognized arguments: --bogus"),
+        (("devices", "--bogus"), "unrecognized arguments: --bogus; see: neuron-plugin devices --help"),
         (("devices", "-o", "xml"), "invalid choice: 'xml'"),
         (("simulate",), "ACTION"),
+        (("manifests",), "PART"),
+        (("completion",), "SHELL"),
         (("simulate", "node", "somewhere"), "--type"),
     ],
 )
@@ -100,13 +102,24 @@ def test_an_error_becomes_one_line_and_a_status(
     assert (shown.status, shown.err) == (status, said)
 
 
-def test_an_unforeseen_error_keeps_its_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unforeseen_error_is_one_line_too_and_shows_its_stack_to_who_reports_it(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(_arguments: Namespace) -> int:
-        raise ZeroDivisionError
+        raise ZeroDivisionError("by nothing")
 
     monkeypatch.setattr(version, "run", fail)
-    with pytest.raises(ZeroDivisionError):
-        cli("version")
+    shown = cli("version")
+    assert (shown.status, shown.err.count("\n")) == (1, 1)
+    assert "version failed itself (ZeroDivisionError('by nothing')): please report it" in shown.err
+    monkeypatch.setenv("NEURON_PLUGIN_STACK", "1")
+    assert "Traceback" in cli("version").err
+
+
+def test_nothing_at_all_is_answered_with_the_help(cli: Cli) -> None:
+    shown = cli()
+    assert (shown.status, shown.out) == (2, "")
+    assert shown.err == cli("--help").out
 
 
 def test_control_characters_of_others_do_not_reach_the_terminal(cli: Cli) -> None:

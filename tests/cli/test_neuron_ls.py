@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.doubles import Cli, MakeNode
+from tests.cli.doubles import Cli
+from tests.inspection.doubles import MakeNode
 
 KEYS = [
     *("instance_type", "instance_id", "neuron_device", "bdf", "cpu_affinity", "numa_node", "connected_to", "nc_count"),

@@ -6,18 +6,15 @@ import pytest
 
 from neuron_plugin.allocation.ledger import Holding, Ledger, Pod, PodUid
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.cli import machine
-from neuron_plugin.cli.command import Parser
 from neuron_plugin.cli.occupancy import Occupancy
 from neuron_plugin.simulation.node import SimulatedNode
 from neuron_plugin.topology.geometry import CoreMask
-from tests.cli.doubles import MakeNode
+from tests.inspection.cases import looked
+from tests.inspection.doubles import MakeNode
 
 
 def occupancy(node: SimulatedNode, ledger: Ledger | None) -> Occupancy:
-    parser = Parser(prog="tool")
-    machine.add_flags(parser)
-    seen = machine.look(parser.parse_args(["--root", str(node.root)]))
+    seen = looked(node)
     assert seen.geometry is not None
     return Occupancy(seen, seen.geometry, ledger)
 

@@ -9,7 +9,8 @@ from neuron_plugin.hardware.inventory import EVERY_DEVICE, read_inventory
 from neuron_plugin.hardware.kmsg import parse_record
 from neuron_plugin.hardware.records import CoreErrors, Device, EccCounts, Inventory, NodeState
 from neuron_plugin.simulation.node import SimulatedNode, write_node
-from tests.cli.doubles import Cli, MakeNode
+from tests.cli.doubles import Cli
+from tests.inspection.doubles import MakeNode
 
 
 @pytest.fixture
@@ -126,15 +127,15 @@ def test_the_logical_core_size_is_set_and_taken_back(cli: Cli, make_node: MakeNo
     ("arguments", "status", "said"),
     [
         (("ecc", "3"), 2, "without --sram, --memory or --repairable COUNT"),
-        (("ecc", "3", "--sram", "-1"), 2, "an error count is 0 or more"),
+        (("ecc", "3", "--sram", "-1"), 2, "'-1' is no count of 0 or more"),
         (("ecc", "three", "--sram", "1"), 2, "invalid int value: 'three'"),
-        (("ecc", "44", "--sram", "1"), 1, "device 44"),
+        (("ecc", "44", "--sram", "1"), 2, "device 44"),
         (("reset", "3", "broken"), 2, "invalid choice: 'broken'"),
         (("device", "3"), 2, "presence"),
         (("attribute", "3", "core_count"), 2, "one of the arguments --text --missing --restore is required"),
-        (("attribute", "3", "../../etc", "--missing"), 1, "expected a path below the device"),
+        (("attribute", "3", "../../etc", "--missing"), 2, "expected a path below the device"),
         (("lnc", "two"), 2, "lnc two: expected a number, or none"),
-        (("lnc", "0"), 1, "logical core size 0"),
+        (("lnc", "0"), 2, "logical core size 0"),
         (("meteor", "3"), 2, "invalid choice: 'meteor'"),
     ],
 )
@@ -151,5 +152,5 @@ def test_a_fault_that_cannot_be_is_refused_in_one_line_and_changes_nothing(
 
 def test_a_directory_without_a_machine_says_how_to_get_one(cli: Cli, tmp_path: Path) -> None:
     shown = cli("simulate", "fault", tmp_path, "driver", "gone")
-    assert shown.status == 1
+    assert shown.status == 2
     assert "holds no simulated node" in shown.err

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from neuron_plugin.cli.tables import clear_terminal, on_terminal, print_lines, print_table, table_lines
+from neuron_plugin.cli.tables import clear_terminal, folded, on_terminal, print_lines, print_table, table_lines
 
 HEADERS = ("DEVICE", "HOLDERS")
 
@@ -103,3 +103,16 @@ def test_a_captured_stdout_is_no_terminal() -> None:
 def test_clearing_starts_at_the_top(capsys: pytest.CaptureFixture[str]) -> None:
     clear_terminal()
     assert capsys.readouterr().out == "\x1b[2J\x1b[H"
+
+
+def test_prose_is_folded_below_itself() -> None:
+    line = [("do  ", "dim"), ("run 'udevadm trigger' and look again", "bold")]
+    assert folded(line, 28) == [
+        [("do  ", "dim"), ("run 'udevadm trigger'", "bold")],
+        [("    ", ""), ("and look again", "bold")],
+    ]
+
+
+def test_a_terminal_too_narrow_for_prose_gets_it_as_it_is() -> None:
+    line = [("a long heading  ", ""), ("and some words", "")]
+    assert folded(line, 30) == [line]

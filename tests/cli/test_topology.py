@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cli.doubles import Cli, Hold, MakeNode
+from tests.cli.doubles import Cli, Hold
+from tests.inspection.doubles import MakeNode
 
 
 def sets(out: str) -> dict[int, str]:

@@ -89,5 +89,5 @@ def test_which_nodes_has_to_be_said_in_one_way(
 
 def test_no_api_server_is_one_line(cli: Cli, tmp_path: Path) -> None:
     shown = cli("uninstall-node", "worker-1", "--kubeconfig", tmp_path / "none")
-    assert shown.status == 1
+    assert shown.status == 2
     assert shown.err.count("\n") == 1

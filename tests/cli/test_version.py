@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import platform
+from pathlib import Path
 
 import grpc
 import yaml
 
 from neuron_plugin import __version__
-from tests.cli.doubles import Cli, MakeNode
+from tests.cli.doubles import Cli
+from tests.inspection.doubles import MakeNode
 
 
 def test_it_names_the_program_python_and_the_driver(cli: Cli, make_node: MakeNode) -> None:
@@ -43,5 +45,11 @@ def test_json_has_null_for_a_driver_that_is_not_there(cli: Cli, make_node: MakeN
 
 def test_a_root_that_is_no_directory_is_refused(cli: Cli) -> None:
     shown = cli("version", "--root", "/nowhere")
-    assert (shown.status, shown.out) == (1, "")
+    assert (shown.status, shown.out) == (2, "")
     assert "/nowhere is no directory" in shown.err
+
+
+def test_the_extender_s_settings_in_the_usual_place_do_not_hide_the_versions(cli: Cli, usual_file: Path) -> None:
+    usual_file.write_text("tls-cert: /tls.crt\n")
+    assert cli("version").status == 0
+    assert cli("version", "--config", usual_file).status == 2

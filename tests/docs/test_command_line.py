@@ -14,14 +14,14 @@ import pytest
 from neuron_plugin.allocation.journal import Entry, Step, explain
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.cli.command import Exit
-from neuron_plugin.cli.doctor_report import FindingReport, Report
 from neuron_plugin.cli.main import build_parser
-from neuron_plugin.cli.report import DeviceReport, HolderReport, MachineReport
 from neuron_plugin.cli.simulate import NodeReport
 from neuron_plugin.cli.simulate_types import TypeReport, TypesReport
-from neuron_plugin.cli.topology_report import DeviceSets, LinkedDevice, TopologyReport
 from neuron_plugin.cli.version import Versions
 from neuron_plugin.extender.explain import Explanation, NodeExplanation
+from neuron_plugin.inspection.devices import DeviceReport, HolderReport, MachineReport
+from neuron_plugin.inspection.findings import Finding, Report
+from neuron_plugin.inspection.sets import DeviceSets, LinkedDevice, TopologyReport
 from tests.topology.oracle import TRN1
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/command-line.md").read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("decisions", ["version", "decisions"]),
     ("decisions", DECISION),
     ("doctor", keys(Report)),
-    ("findings", keys(FindingReport)),
+    ("findings", keys(Finding)),
     ("explain", ["version", *names(Explanation)]),
     ("nodes", names(NodeExplanation)),
     ("simulate types", keys(TypesReport)),

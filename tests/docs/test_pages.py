@@ -22,11 +22,11 @@ from neuron_plugin.allocation.ledger import Holder, Holding, Pod, PodUid
 from neuron_plugin.allocation.refusals import Refusal
 from neuron_plugin.allocation.requests import ContainerSpec
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.cli.doctor_checks import CHECKS
 from neuron_plugin.cli.main import main
 from neuron_plugin.extender.closings import EVENT_REASONS
 from neuron_plugin.extender.reasons import NODE_REFUSALS
 from neuron_plugin.hardware.processes import Process
+from neuron_plugin.inspection.checks.table import CHECKS
 from neuron_plugin.kubelet.advertisement import Edition
 from neuron_plugin.kubelet.devices import AdvertisedDevice, RefusalError
 from neuron_plugin.kubelet.requests import checked_ids

@@ -1,0 +1,104 @@
+"""One look at a node's Neuron hardware: this machine's, a mounted host's, or a simulated one's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from neuron_plugin.hardware.health import Verdict
+from neuron_plugin.hardware.inventory import EVERY_DEVICE, MachinePaths, read_inventory
+from neuron_plugin.hardware.records import Inventory
+from neuron_plugin.inspection.unknown import Unknown
+from neuron_plugin.instance_file import load_catalogue
+from neuron_plugin.plugin.health.memory import FILE_NAME, Memory, boot_id, load
+from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.topology.geometry import DeviceId, Geometry, Topology
+from neuron_plugin.topology.instances import InstanceType, geometry_of
+from neuron_plugin.topology.links import links_of
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What was found. ``geometry`` is None where no device is; ``instance`` is the type, where it is a known one.
+
+    ``memory`` is what the daemon has written down of devices' errors.
+    """
+
+    paths: MachinePaths
+    inventory: Inventory
+    geometry: Geometry | None
+    instance: InstanceType | None
+    verdicts: Mapping[DeviceId, Verdict]
+    memory: Memory | Unknown = field(default_factory=Memory)
+
+    @property
+    def links_are_assumed(self) -> bool:
+        """Whether the driver prints no link at all on a type that has some, as it does while one chip is missing."""
+        linked = self.geometry is not None and self.geometry.topology not in {Topology.SINGLE, Topology.UNLINKED}
+        return linked and not any(self.inventory.links.values())
+
+    @property
+    def links(self) -> dict[int, frozenset[int]]:
+        """Links between the devices that are there: the driver's, else the type's."""
+        present = frozenset(self.inventory.device_ids)
+        if self.geometry is not None and self.links_are_assumed:
+            nominal = links_of(self.geometry.topology, self.geometry.device_count)
+            return {device: nominal[device] & present for device in present}
+        return {device: links & present for device, links in self.inventory.links.items()}
+
+    @property
+    def usable_mask(self) -> int:
+        """Cores of the devices that are there and healthy."""
+        healthy = (device for device, verdict in self.verdicts.items() if verdict.healthy)
+        return self.geometry.devices_mask(healthy) if self.geometry else 0
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Devices the type has and the driver does not list."""
+        listed = {*self.inventory.device_ids, *(device.id for device in self.inventory.skipped)}
+        return tuple(
+            device for device in range(self.geometry.device_count if self.geometry else 0) if device not in listed
+        )
+
+
+def look(settings: PluginSettings, environ: Mapping[str, str]) -> Machine:
+    """Read the machine; health is judged by its daemon's policies and by what that remembers of old errors.
+
+    Raises:
+        SettingsError: the file of instance types cannot be used.
+    """
+    from neuron_plugin.plugin.health.look import judge_once  # noqa: PLC0415 - the daemons load every command's module
+
+    types = load_catalogue(settings.instance_types)
+    memory = _remembered(settings)
+    paths = MachinePaths(settings.sysfs, settings.dev, settings.logical_core_file)
+    inventory = read_inventory(paths, environ=environ, settled=EVERY_DEVICE, types=types)
+    name = inventory.instance_type or settings.instance_type
+    geometry = geometry_of(
+        types,
+        name,
+        device_ids=inventory.device_ids,
+        cores_per_device=inventory.cores_per_device,
+        links={device: links for device, links in inventory.links.items()},  # noqa: C416 - widens the key's type
+    )
+    return Machine(
+        paths=paths,
+        inventory=inventory,
+        geometry=geometry if inventory.devices else None,
+        instance=types.get(name),
+        verdicts=judge_once(inventory, settings.health, memory if isinstance(memory, Memory) else Memory()),
+        memory=memory,
+    )
+
+
+def _remembered(settings: PluginSettings) -> Memory | Unknown:
+    if settings.state_dir is None:
+        return Unknown("no state file of the daemon's is known", "give --config, the daemon's configuration")
+    file = settings.state_dir / FILE_NAME
+    try:
+        file.read_bytes()
+    except FileNotFoundError:
+        return Unknown(f"{file} is not there", "the daemon writes it when it has seen a device")
+    except OSError as error:
+        return Unknown(f"{file} cannot be read ({error.strerror})", "run this as root")
+    return load(file, boot_id())

@@ -1,0 +1,132 @@
+"""Facts of a node on which all is well, and ways to spoil them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from neuron_plugin.allocation.inventory import INVENTORY_KEY, NodeInventory, write_inventory
+from neuron_plugin.allocation.ledger import Pod as PodName
+from neuron_plugin.allocation.ledger import PodUid
+from neuron_plugin.allocation.requests import ContainerSpec, Kind
+from neuron_plugin.allocation.resources import Resource, ids_of
+from neuron_plugin.inspection.checks.table import CHECKS
+from neuron_plugin.inspection.facts import ApiPod, Cluster, Daemon, DeviceUser, DeviceUsers, Facts, Kubelet, SocketSeen
+from neuron_plugin.inspection.findings import Finding, Level
+from neuron_plugin.inspection.gathering.host import gather_host
+from neuron_plugin.inspection.machine import Machine, look
+from neuron_plugin.inspection.node import node_of
+from neuron_plugin.inspection.unknown import Unknown
+from neuron_plugin.kubelet.sockets import endpoint_path
+from neuron_plugin.plugin.health.memory import Memory
+from neuron_plugin.plugin.pods import node_pod
+from neuron_plugin.simulation.node import SimulatedNode
+from tests.inspection.doubles import Container, Pod
+
+DIRECTORY = Path("/var/lib/kubelet/device-plugins")
+NODE = "worker-1"
+POD_UID = "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
+
+
+def looked(node: SimulatedNode, **flags: str | None) -> Machine:
+    """What a look at a simulated machine shows; ``flags`` as for ``node_of``."""
+    return look(node_of({"root": str(node.root), **flags}, {}, None).settings, {})
+
+
+def facts_of(node: SimulatedNode, *, instance_type: str | None = None) -> Facts:
+    """What is seen of a simulated machine, with a kubelet, our plugin and an API server as they should be."""
+    seen = replace(looked(node, instance_type=instance_type), memory=Memory())
+    host = gather_host(node.root, node.paths, in_pod=False)
+    geometry = seen.geometry
+    mask = seen.usable_mask
+    allocatable = (
+        {each.value: tuple(map(str, ids_of(geometry, each.unit, mask))) for each in Resource} if geometry else {}
+    )
+    kubelet = Kubelet(
+        DIRECTORY,
+        own_socket=SocketSeen(DIRECTORY / "kubelet.sock", served=True),
+        plugins=tuple(SocketSeen(socket_path(resource), served=True) for resource in Resource),
+        allocatable=allocatable,
+        pods=(),
+    )
+    inventory = write_inventory(NodeInventory(geometry, seen.inventory.device_ids, {})) if geometry else ""
+    cluster = Cluster(
+        NODE,
+        annotations={INVENTORY_KEY: inventory},
+        allocatable={"cpu": "128", **{name: str(len(ids)) for name, ids in allocatable.items()}},
+    )
+    return Facts(
+        seen, host, kubelet, cluster, DeviceUsers(), daemon=Daemon(file=Path("/etc/neuron-plugin/config.yaml"))
+    )
+
+
+def socket_path(resource: Resource, instance: str = "0a1b2c3d") -> Path:
+    return endpoint_path(DIRECTORY, resource.value, instance)
+
+
+def ask(name: str, facts: Facts) -> list[Finding]:
+    """What the check of that name finds."""
+    (check,) = (check for check in CHECKS if check.name == name)
+    return list(check.ask(facts))
+
+
+def the_finding(name: str, facts: Facts) -> Finding:
+    """The only finding of a check that is not "ok"; it must say what to do."""
+    (finding,) = (finding for finding in ask(name, facts) if finding.level is not Level.OK)
+    assert finding.action
+    return finding
+
+
+def is_fine(name: str, facts: Facts) -> bool:
+    return {finding.level for finding in ask(name, facts)} == {Level.OK}
+
+
+def holding(facts: Facts, *held: tuple[str, str, str, str]) -> Facts:
+    """The kubelet says that these hold something: (pod, container, resource's short name, ids)."""
+    pods: dict[str, list[Container]] = {}
+    for pod, container, resource, ids in held:
+        pods.setdefault(pod, []).append(Container(container, f"aws.amazon.com/{resource}", tuple(ids.split(","))))
+    return with_kubelet(facts, pods=tuple(Pod("default", name, tuple(found)) for name, found in pods.items()))
+
+
+def with_kubelet(facts: Facts, **changes: object) -> Facts:
+    return replace(facts, kubelet=replace(facts.kubelet, **changes))  # type: ignore[arg-type]  # fields by name
+
+
+def with_host(facts: Facts, **changes: object) -> Facts:
+    return replace(facts, host=replace(facts.host, **changes))  # type: ignore[arg-type]  # fields by name
+
+
+def with_cluster(facts: Facts, **changes: object) -> Facts:
+    assert isinstance(facts.cluster, Cluster)
+    return replace(facts, cluster=replace(facts.cluster, **changes))  # type: ignore[arg-type]  # fields by name
+
+
+def api_pod(
+    name: str,
+    containers: Mapping[str, Mapping[str, int]],
+    annotations: Mapping[str, str],
+    *,
+    phase: str = "Running",
+    init: bool = False,
+) -> ApiPod:
+    """A pod of the API server; with ``init`` its first container is a plain init container."""
+    specs = [
+        ContainerSpec(
+            each,
+            Kind.INIT if init and not place else Kind.APP,
+            {f"aws.amazon.com/{resource}": str(count) for resource, count in limits.items()},
+        )
+        for place, (each, limits) in enumerate(containers.items())
+    ]
+    pod = PodName(PodUid(POD_UID), "default", name)
+    return ApiPod(pod, phase, node_pod(pod, specs, annotations))
+
+
+def user(*devices: int, pod_uid: str = POD_UID, inside: Mapping[int, int] | None = None, cores: str = "") -> DeviceUser:
+    return DeviceUser(4711, "python train.py", devices, pod_uid, inside, cores)
+
+
+def with_users(facts: Facts, *users: DeviceUser, unseen: Unknown | None = None) -> Facts:
+    return replace(facts, users=DeviceUsers(users, unseen))

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.inspection.facts import Daemon, Facts, SocketSeen
+from neuron_plugin.inspection.findings import Level
+from neuron_plugin.inspection.unknown import Unknown
+from tests.inspection.cases import DIRECTORY, ask, facts_of, holding, is_fine, the_finding, with_cluster, with_kubelet
+from tests.inspection.doubles import MakeNode
+
+CORE, DEVICE, ALIAS = Resource.NEURONCORE, Resource.NEURONDEVICE, Resource.NEURON
+
+
+def offering(facts: Facts, changes: Mapping[Resource, tuple[str, ...]]) -> Facts:
+    """The kubelet, and the node after it, offer other ids of some resources."""
+    assert not isinstance(facts.kubelet.allocatable, Unknown)
+    allocatable = {**facts.kubelet.allocatable, **{resource.value: ids for resource, ids in changes.items()}}
+    counts = {"cpu": "1", **{name: str(len(ids)) for name, ids in allocatable.items()}}
+    return with_cluster(with_kubelet(facts, allocatable=allocatable), allocatable=counts)
+
+
+def devices(*without: int) -> tuple[str, ...]:
+    return tuple(str(device) for device in range(16) if device not in without)
+
+
+def cores(*without: int) -> tuple[str, ...]:
+    return tuple(str(core) for core in range(32) if core not in without)
+
+
+def test_all_that_the_machine_has_is_fine(well: Facts) -> None:
+    assert is_fine("registration", well)
+    assert [finding.seen for finding in ask("registration", well)][-1] == f"{CORE}: 32 cores allocatable"
+
+
+def test_what_is_held_under_another_name_is_rightly_missing(well: Facts) -> None:
+    held = holding(well, ("train", "main", "neurondevice", "2"))
+    assert is_fine("registration", offering(held, {CORE: cores(4, 5), ALIAS: devices(2)}))
+
+
+def test_what_is_held_under_the_same_name_stays_allocatable(well: Facts) -> None:
+    held = holding(well, ("train", "main", "neurondevice", "2"))
+    finding = the_finding("registration", offering(held, {CORE: cores(4, 5), ALIAS: devices(2), DEVICE: devices(2)}))
+    assert "neurondevice 2 could be offered and is not" in finding.seen
+
+
+def test_what_could_be_offered_and_is_not_is_a_warning(well: Facts) -> None:
+    finding = the_finding("registration", offering(well, {DEVICE: devices(3, 4)}))
+    assert finding.level is Level.WARNING
+    assert f"{DEVICE} 3-4 could be offered" in finding.seen
+
+
+def test_without_knowing_the_holders_nothing_is_said_to_be_withheld(well: Facts) -> None:
+    facts = with_kubelet(offering(well, {DEVICE: devices(3, 4)}), pods=Unknown("throttled"))
+    assert is_fine("registration", facts)
+
+
+def test_sick_devices_that_are_still_offered_are_a_warning(make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge")
+    node.set_ecc(1, memory=1)
+    facts = facts_of(node)
+    assert is_fine("registration", facts)
+    finding = the_finding("registration", offering(facts, {DEVICE: ("0", "1", "2", "3", "4", "5")}))
+    assert finding.level is Level.WARNING
+    assert f"{DEVICE} 1 " in finding.seen
+
+
+@pytest.mark.parametrize("strange", ["16", "GPU-1", "99999999999"])
+def test_ids_that_this_machine_does_not_have_are_a_problem(well: Facts, strange: str) -> None:
+    finding = the_finding("registration", offering(well, {DEVICE: (*devices(), strange)}))
+    assert finding.level is Level.PROBLEM
+    assert f"offers {DEVICE} {strange}" in finding.seen
+
+
+def test_a_served_resource_of_which_the_kubelet_has_nothing_is_a_problem(well: Facts) -> None:
+    finding = the_finding("registration", offering(well, {CORE: ()}))
+    assert finding.level is Level.PROBLEM
+    assert "registration was lost" in finding.why
+
+
+def test_a_resource_that_nobody_serves_is_a_note(well: Facts) -> None:
+    served = tuple(socket for socket in well.kubelet.plugins if "neuroncore" not in socket.name)
+    finding = the_finding("registration", with_kubelet(offering(well, {CORE: ()}), plugins=served))
+    assert finding.level is Level.NOTE
+    assert f"{CORE} is not offered" in finding.seen
+
+
+def test_with_the_daemons_settings_it_is_known_whether_that_is_right(well: Facts) -> None:
+    served = tuple(socket for socket in well.kubelet.plugins if "neuroncore" not in socket.name)
+    facts = with_kubelet(offering(well, {CORE: ()}), plugins=served)
+    left_out = replace(facts, daemon=Daemon(resources=frozenset({Resource.NEURON, Resource.NEURONDEVICE})))
+    assert is_fine("registration", left_out)
+    finding = the_finding("registration", replace(facts, daemon=Daemon(resources=frozenset(Resource))))
+    assert finding.level is Level.PROBLEM
+    assert f"{CORE} is not offered" in finding.seen
+
+
+def test_no_resource_at_all_and_no_plugin_is_one_problem(well: Facts) -> None:
+    facts = with_kubelet(offering(well, dict.fromkeys(Resource, ())), plugins=())
+    assert the_finding("registration", facts).seen == "the kubelet offers no Neuron resource"
+
+
+def test_a_node_that_counts_otherwise_than_its_kubelet_is_a_warning(well: Facts) -> None:
+    facts = with_cluster(well, allocatable={"cpu": "1", CORE.value: "32", DEVICE.value: "12", ALIAS.value: "16"})
+    finding = the_finding("registration", facts)
+    assert finding.level is Level.WARNING
+    assert f"{DEVICE} 12 (kubelet: 16)" in finding.seen
+
+
+def test_a_node_without_any_status_is_not_compared(well: Facts) -> None:
+    assert is_fine("registration", with_cluster(well, allocatable={}))
+
+
+def test_a_kubelet_that_does_not_answer_is_not_checked(well: Facts) -> None:
+    finding = the_finding("registration", with_kubelet(well, allocatable=Unknown("no answer", "wait")))
+    assert not finding.checked
+
+
+REFUSED = Unknown("may not be listed", "run this as root")
+
+
+def test_a_kubelet_that_answers_is_fine(well: Facts) -> None:
+    assert is_fine("kubelet", well)
+
+
+def test_no_directory_is_a_problem_that_names_it(well: Facts) -> None:
+    finding = the_finding("kubelet", with_kubelet(well, missing=True))
+    assert finding.level is Level.PROBLEM
+    assert str(DIRECTORY) in finding.seen
+    assert "--kubelet-dir" in finding.action
+
+
+def test_a_directory_that_may_not_be_listed_is_not_checked(well: Facts) -> None:
+    facts = with_kubelet(well, trouble=REFUSED)
+    for name in ("kubelet", "vendor-plugin", "dra-driver"):
+        assert not the_finding(name, facts).checked
+
+
+def test_no_registration_socket_is_a_problem(well: Facts) -> None:
+    finding = the_finding("kubelet", with_kubelet(well, own_socket=None))
+    assert finding.level is Level.PROBLEM
+    assert "no kubelet.sock" in finding.seen
+
+
+def test_a_registration_socket_that_nobody_serves_is_a_problem(well: Facts) -> None:
+    dead = SocketSeen(DIRECTORY / "kubelet.sock", served=False)
+    finding = the_finding("kubelet", with_kubelet(well, own_socket=dead))
+    assert finding.level is Level.PROBLEM
+    assert "nobody answers" in finding.seen
+
+
+def test_a_kubelet_that_does_not_tell_holders_is_a_warning(well: Facts) -> None:
+    unknown = Unknown("no answer within 3 s")
+    finding = the_finding("kubelet", with_kubelet(well, allocatable=unknown, pods=unknown))
+    assert finding.level is Level.WARNING
+    assert "no answer within 3 s" in finding.seen

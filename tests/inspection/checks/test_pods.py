@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from neuron_plugin.inspection.facts import ApiPod, Facts
+from neuron_plugin.inspection.findings import Level
+from neuron_plugin.inspection.unknown import Unknown
+from tests.inspection.cases import api_pod, ask, facts_of, holding, is_fine, the_finding, with_cluster, with_kubelet
+from tests.inspection.doubles import MakeNode
+
+
+def test_nobody_holds_anything_is_fine(well: Facts) -> None:
+    assert is_fine("holders", well)
+
+
+def test_linked_sets_held_once_are_fine(well: Facts) -> None:
+    facts = holding(
+        well,
+        ("train", "a", "neurondevice", "4,5,6,7"),
+        ("train", "b", "neuroncore", "2"),
+        ("infer", "main", "neuroncore", "3"),
+        ("other", "main", "neuron", "0"),
+    )
+    assert is_fine("holders", facts)
+    assert "3 pods with 12 logical cores" in ask("holders", facts)[0].seen
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shared"),
+    [
+        (("neurondevice", "2"), ("neuroncore", "5"), "core 5"),
+        (("neuron", "2"), ("neurondevice", "2"), "device 2"),
+        (("neuroncore", "5"), ("neuroncore", "5"), "core 5"),
+    ],
+)
+def test_silicon_with_two_pods_is_a_problem(
+    well: Facts, first: tuple[str, str], second: tuple[str, str], shared: str
+) -> None:
+    finding = the_finding("holders", holding(well, ("one", "main", *first), ("two", "side", *second)))
+    assert finding.level is Level.PROBLEM
+    assert "default/one/main" in finding.seen
+    assert "default/two/side" in finding.seen
+    assert finding.seen.endswith(f"both hold {shared}")
+
+
+def test_silicon_with_two_containers_of_a_pod_is_a_problem(well: Facts) -> None:
+    facts = holding(well, ("one", "a", "neurondevice", "2"), ("one", "b", "neuroncore", "4"))
+    assert "both hold core 4" in the_finding("holders", facts).seen
+
+
+@pytest.mark.parametrize(
+    ("resource", "ids"), [("neurondevice", "0,2,4,6"), ("neurondevice", "1,2"), ("neuroncore", "1,2")]
+)
+def test_unlinked_sets_are_a_warning(well: Facts, resource: str, ids: str) -> None:
+    finding = the_finding("holders", holding(well, ("train", "main", resource, ids)))
+    assert finding.level is Level.WARNING
+    assert "no linked set" in finding.seen
+
+
+def test_a_pod_that_re_uses_its_init_containers_devices_may_hold_another_set_than_listed(well: Facts) -> None:
+    facts = holding(well, ("train", "main", "neurondevice", "0,2,4,6"))
+    pod = api_pod("train", {"init": {"neurondevice": 16}, "main": {"neurondevice": 4}}, {}, init=True)
+    assert is_fine("holders", with_cluster(facts, pods=(pod,)))
+
+
+@pytest.mark.parametrize("ids", ["16", "neuron-0", "99999999999999999999"])
+def test_ids_that_this_machine_does_not_have_are_a_problem(well: Facts, ids: str) -> None:
+    finding = the_finding("holders", holding(well, ("train", "main", "neurondevice", ids)))
+    assert finding.level is Level.PROBLEM
+    assert f"holds aws.amazon.com/neurondevice {ids}" in finding.seen
+
+
+def test_a_pod_that_has_ended_holds_nothing_though_an_old_kubelet_lists_it(well: Facts) -> None:
+    facts = holding(well, ("old", "main", "neurondevice", "2"), ("new", "main", "neurondevice", "2"))
+    ended = api_pod("old", {"main": {"neurondevice": 1}}, {}, phase="Succeeded")
+    assert the_finding("holders", facts).level is Level.PROBLEM
+    assert is_fine("holders", with_cluster(facts, pods=(ended,)))
+
+
+def test_other_resources_are_nobodys_business_here(well: Facts) -> None:
+    assert is_fine("holders", holding(well, ("train", "main", "../nvidia.com/gpu", "GPU-1")))
+
+
+def test_a_pod_on_a_sick_device_is_a_warning(make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge")
+    node.set_ecc(1, sram=1)
+    finding = the_finding("holders", holding(facts_of(node), ("train", "main", "neurondevice", "0,1,2")))
+    assert finding.level is Level.WARNING
+    assert "runs on device 1" in finding.seen
+
+
+def test_holders_that_are_not_known_are_not_checked(well: Facts) -> None:
+    assert not the_finding("holders", with_kubelet(well, pods=Unknown("no kubelet", "start it"))).checked
+
+
+def test_without_a_device_nothing_is_checked(make_node: MakeNode) -> None:
+    node = make_node("trn1.2xlarge")
+    node.unload_driver()
+    assert [finding.checked for finding in ask("holders", facts_of(node))] == [False]
+
+
+BOUND_NS = 1_789_352_350_678_418_384
+DONE = {"NEURON_ALLOC_TIME": str(BOUND_NS), "NEURON_ALLOCATED": "true"}
+WAITING = {**DONE, "NEURON_ALLOCATED": "false"}
+
+
+def one_device(annotations: dict[str, str], phase: str = "Running") -> ApiPod:
+    return api_pod("train", {"main": {"neurondevice": 1}}, annotations, phase=phase)
+
+
+def held(facts: Facts, pod: ApiPod, ids: str = "2", resource: str = "neurondevice") -> Facts:
+    return with_cluster(holding(facts, ("train", "main", resource, ids)), pods=(pod,))
+
+
+def test_no_pod_is_fine(well: Facts) -> None:
+    assert is_fine("annotations", well)
+
+
+def test_a_pod_annotated_with_what_it_holds_is_fine(well: Facts) -> None:
+    assert is_fine("annotations", held(well, one_device({"NEURON_DEVS": "2", **DONE})))
+
+
+def test_the_vendors_dialect_is_read_too(well: Facts) -> None:
+    assert is_fine("annotations", held(well, one_device({"AWS_NEURON_IDS": "2", **DONE})))
+
+
+def test_an_annotation_that_differs_from_the_kubelet_is_a_problem(well: Facts) -> None:
+    finding = the_finding("annotations", held(well, one_device({"NEURON_DEVS": "3", **DONE})))
+    assert finding.level is Level.PROBLEM
+    assert "neurondevice 3, the kubelet gave 2" in finding.seen
+
+
+def test_a_running_pod_of_which_the_kubelet_knows_nothing_is_a_problem(well: Facts) -> None:
+    facts = with_cluster(well, pods=(one_device({"NEURON_DEVS": "3", **DONE}),))
+    assert "the kubelet gave nothing" in the_finding("annotations", facts).seen
+
+
+def test_a_running_pod_that_was_never_confirmed_is_a_warning(well: Facts) -> None:
+    finding = the_finding("annotations", held(well, one_device({"NEURON_DEVS": "2", **WAITING})))
+    assert finding.level is Level.WARNING
+    assert "NEURON_ALLOCATED is still false" in finding.seen
+
+
+def test_a_running_pod_without_annotation_is_a_warning(well: Facts) -> None:
+    finding = the_finding("annotations", held(well, one_device({})))
+    assert finding.level is Level.WARNING
+    assert "without an annotation" in finding.seen
+
+
+@pytest.mark.parametrize("annotations", [{"NEURON_DEVS": "two"}, {"NEURON_DEVS": "2,3"}, {"NEURON_CORES": "2"}])
+def test_an_annotation_that_cannot_be_followed_is_a_problem(well: Facts, annotations: dict[str, str]) -> None:
+    finding = the_finding("annotations", held(well, one_device(annotations)))
+    assert finding.level is Level.PROBLEM
+    assert "default/train" in finding.seen
+
+
+@pytest.mark.parametrize(("seconds", "fine"), [(1, True), (119, True), (600, False)])
+def test_a_decision_may_wait_for_its_admission_but_not_for_ever(well: Facts, seconds: int, fine: bool) -> None:  # noqa: FBT001 - a case's expectation
+    pod = one_device({"NEURON_DEVS": "2", **WAITING}, phase="Pending")
+    facts = replace(with_cluster(well, pods=(pod,)), now_ns=BOUND_NS + seconds * 1_000_000_000)
+    if fine:
+        assert is_fine("annotations", facts)
+    else:
+        assert "10 minutes ago and has not been admitted" in the_finding("annotations", facts).seen
+
+
+def test_a_container_that_re_uses_an_init_containers_devices_may_be_listed_with_others(well: Facts) -> None:
+    containers = {"init": {"neurondevice": 4}, "main": {"neurondevice": 1}}
+    pod = api_pod("train", containers, {"NEURON_DEVS": "0,1,2,3|0", **DONE}, init=True)
+    assert is_fine("annotations", held(well, pod, ids="2"))
+
+
+def test_a_container_that_is_not_listed_may_be_in_admission_until_the_pod_runs(well: Facts) -> None:
+    annotations = {"NEURON_DEVS": "2|3", "NEURON_ALLOCATED": "true"}
+    containers = {"main": {"neurondevice": 1}, "side": {"neurondevice": 1}}
+    pending = api_pod("train", containers, annotations, phase="Pending")
+    assert is_fine("annotations", held(well, pending))
+    finding = the_finding("annotations", held(well, replace(pending, phase="Running")))
+    assert "train/side: annotated aws.amazon.com/neurondevice 3, the kubelet gave nothing" in finding.seen
+
+
+def test_pods_that_have_ended_or_ask_for_nothing_are_passed_over(well: Facts) -> None:
+    ended = replace(one_device({"NEURON_DEVS": "9", **DONE}), neuron=None, phase="Succeeded")
+    assert is_fine("annotations", with_cluster(well, pods=(ended, api_pod("web", {"main": {}}, {}))))
+
+
+def test_a_holder_that_the_api_server_does_not_have_is_a_warning(well: Facts) -> None:
+    finding = the_finding("annotations", holding(well, ("ghost", "main", "neuroncore", "2")))
+    assert finding.level is Level.WARNING
+    assert "default/ghost" in finding.seen
+
+
+def test_without_the_kubelet_annotations_are_read_and_not_compared(well: Facts) -> None:
+    facts = with_cluster(well, pods=(one_device({"NEURON_DEVS": "3", **DONE}),))
+    assert is_fine("annotations", with_kubelet(facts, pods=Unknown("no kubelet")))
+
+
+def test_without_an_api_server_nothing_is_checked(well: Facts) -> None:
+    facts = replace(well, cluster=Unknown("no API server is known", "give --kubeconfig"))
+    for name in ("annotations", "node-annotations"):
+        assert [(finding.checked, finding.action) for finding in ask(name, facts)] == [(False, "give --kubeconfig")]
