@@ -2,7 +2,7 @@
 
 Devices are compared by their numbers, not by path: inside a container the host's ``/dev/neuron5`` may be called
 ``/dev/neuron0``. What cannot be seen is said, not guessed: without the host's PID namespace, or without the right to
-look into other users' processes (CAP_SYS_PTRACE), nobody having a device open means nothing.
+look into other users' processes (CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH), nobody having a device open means nothing.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def device_processes(
 
     ``on_denied`` is told of each process that may not be looked into.
     """
-    wanted = {identity: node for node in nodes if (identity := _identity(node)) is not None}
+    wanted = {identity: node for node in nodes if (identity := _node_identity(node)) is not None}
     found: dict[Path, list[Process]] = {}
     for process in sorted((entry for entry in _entries(proc) if entry.name.isdigit()), key=lambda path: int(path.name)):
         for identity, descriptors in _opened(process, wanted, on_denied).items():
@@ -82,7 +82,7 @@ def _opened(
     opened: dict[_Identity, list[Path]] = {}
     try:
         for descriptor in (process / "fd").iterdir():
-            identity = _identity(descriptor)
+            identity = _descriptor_identity(descriptor)
             if identity is not None and identity in wanted:
                 opened.setdefault(identity, []).append(descriptor)
     except PermissionError:
@@ -115,12 +115,25 @@ def _entries(directory: Path) -> Iterator[Path]:
         return
 
 
+def _node_identity(node: Path) -> _Identity | None:
+    try:
+        return _identity(node)
+    except OSError:
+        return None  # absent, so nobody has it open
+
+
+def _descriptor_identity(descriptor: Path) -> _Identity | None:
+    try:
+        return _identity(descriptor)
+    except PermissionError:
+        raise  # its process may be listed and not followed
+    except OSError:
+        return None  # it has just been closed
+
+
 def _identity(path: Path) -> _Identity | None:
     """What a path leads to; plain files stand for device nodes on a simulated machine."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
+    status = path.stat()
     if stat.S_ISCHR(status.st_mode):
         return "device", os.major(status.st_rdev), os.minor(status.st_rdev)
     return ("file", status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None

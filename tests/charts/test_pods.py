@@ -17,8 +17,8 @@ PLUGIN = [name for name in NAMES if of_kind(name, "DaemonSet")]
 EXTENDER = [(name, workload) for name, workload in PODS if workload.endswith("-extender")]
 SCHEDULER = [(name, workload) for name, workload in PODS if workload.endswith("-scheduler")]
 
-ASKED = {"watched": ["SYS_PTRACE"], "health": ["SYS_PTRACE", "SYSLOG"]}
-"""The value sets that ask for a look at the host's processes or kernel log, which take a capability each."""
+ASKED = {"watched": ["SYS_PTRACE", "DAC_READ_SEARCH"], "health": ["SYS_PTRACE", "DAC_READ_SEARCH", "SYSLOG"]}
+"""The value sets that ask for a look at the host's processes, which takes two capabilities, or at its kernel log."""
 
 WRITABLE = {"device-plugins", "cdi", "plugins-registry", "state"}
 """The only host directories the plugin writes: its sockets, its memory and, asked to, the CDI specification."""

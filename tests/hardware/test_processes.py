@@ -117,6 +117,32 @@ def test_a_process_that_may_not_be_looked_into_makes_a_look_incomplete(
     assert not look.complete
 
 
+def test_a_process_whose_descriptors_may_be_listed_but_not_followed_makes_a_look_incomplete(
+    proc: ProcTree, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is with the rights to list, and without those to trace."""
+    proc.add(7, [node])
+    proc.add(8, [node])
+    followed = Path.stat
+
+    def denying(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if path.parent == proc.root / "8/fd":
+            raise PermissionError(13, "Permission denied")
+        return followed(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", denying)
+    look = look_at_processes([node], proc.root, is_whole_machine=yes)
+    assert [each.pid for each in look.processes[node]] == [7]
+    assert not look.complete
+
+
+def test_a_descriptor_that_was_closed_meanwhile_leaves_a_look_complete(proc: ProcTree, node: Path) -> None:
+    proc.add(7, [node / "closed", node])
+    look = look_at_processes([node], proc.root, is_whole_machine=yes)
+    assert [each.pid for each in look.processes[node]] == [7]
+    assert look.complete
+
+
 def test_a_process_that_ended_meanwhile_leaves_a_look_complete(proc: ProcTree, node: Path) -> None:
     (proc.root / "9").mkdir()
     assert look_at_processes([node], proc.root, is_whole_machine=yes).complete

@@ -40,7 +40,8 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{/* What the device plugin may do beyond being root, as a JSON list. */}}
 {{- define "neuron-plugin.capabilities" -}}
 {{- $asked := list }}
-{{- if .Values.devicePlugin.watchProcesses }}{{ $asked = append $asked "SYS_PTRACE" }}{{ end }}
+{{- /* The one to follow a descriptor of another user's process, the other to list them. */}}
+{{- if .Values.devicePlugin.watchProcesses }}{{ $asked = list "SYS_PTRACE" "DAC_READ_SEARCH" }}{{ end }}
 {{- if .Values.devicePlugin.kernelLog }}{{ $asked = append $asked "SYSLOG" }}{{ end }}
 {{- toJson $asked }}
 {{- end }}

@@ -17,7 +17,7 @@ from neuron_plugin.inspection.unknown import Unknown
 _USUAL_PROC = Path("/proc")
 _FROM_A_POD = (
     "run this as root on the node itself; in the plugin's pod it takes devicePlugin.watchProcesses of the chart (the "
-    "host's /proc and CAP_SYS_PTRACE)"
+    "host's /proc, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH)"
 )
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 
@@ -52,7 +52,7 @@ def _unseen(proc: Path, denied: Sequence[Path]) -> Unknown | None:
             "run this as root on the machine itself",
         )
     if denied:
-        action = "run this as root; in a pod it takes CAP_SYS_PTRACE"
+        action = "run this as root; in a pod it takes CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
         return Unknown(f"{plural(len(denied), 'process', 'processes')} may not be looked into", action)
     return None
 

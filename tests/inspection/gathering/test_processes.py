@@ -82,7 +82,11 @@ def test_processes_that_may_not_be_looked_into_are_counted_and_ask_for_the_right
     monkeypatch.setattr(processes, "device_processes", denied)
     found = gather_users({}, tmp_path / "proc")
     assert found == DeviceUsers(
-        (), Unknown("1 process may not be looked into", "run this as root; in a pod it takes CAP_SYS_PTRACE")
+        (),
+        Unknown(
+            "1 process may not be looked into",
+            "run this as root; in a pod it takes CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
+        ),
     )
 
 
