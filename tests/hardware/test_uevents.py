@@ -11,9 +11,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import pytest
+import pyudev
 
 from neuron_plugin.hardware import uevents as module
 from neuron_plugin.hardware.uevents import KernelUevents, NoUevents, open_uevents
@@ -128,43 +130,115 @@ async def test_closing_twice_is_harmless_and_silences(monitors: list[FakeMonitor
     assert nothing_is_pending(uevents)
 
 
+OVERRUN = OSError("Error while polling fd: 9")
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket that overran is opened again without a pause."""
+    monkeypatch.setattr(module, "_REOPENING_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
 async def test_after_an_overrun_there_is_a_hint_and_listening_goes_on(monitors: list[FakeMonitor]) -> None:
     uevents = await open_uevents()
-    monitors[0].happen(OSError("Error while polling fd: 9"))
+    monitors[0].happen(OVERRUN)
     await hint(uevents)
+    await hint(uevents)  # what happened between the two sockets is lost as well
     assert len(monitors) == 2
     monitors[1].happen(Event())
     await hint(uevents)
     uevents.close()
 
 
-async def test_a_socket_that_fails_again_and_again_is_given_up_with_one_warning(
+@pytest.mark.usefixtures("at_once")
+async def test_however_often_the_socket_overruns_it_is_opened_again(
     monitors: list[FakeMonitor], caplog: pytest.LogCaptureFixture
 ) -> None:
     uevents = await open_uevents()
-    for broken in range(4):
-        monitors[broken].happen(OSError("Error while polling fd: 9"))
+    for broken in range(10):
+        monitors[broken].happen(OVERRUN)
         await hint(uevents)
-    assert len(monitors) == 4
-    assert [record.message for record in caplog.records] == [
-        "uevents are lost from now on, devices are found by rescans only"
-    ]
+        await hint(uevents)
+    monitors[10].happen(Event())
+    await hint(uevents)
+    assert (uevents.trouble, caplog.records) == ("", [])
     uevents.close()
 
 
-async def test_a_socket_that_cannot_be_opened_again_is_given_up_with_one_warning(
+@pytest.mark.usefixtures("at_once")
+async def test_a_socket_that_cannot_be_opened_again_is_a_trouble_told_once_and_tried_until_it_can(
     monitors: list[FakeMonitor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     uevents = await open_uevents()
+    refusals = iter(["Too many open files"] * 3)
+    start = module._started_monitor
 
-    def refuse() -> None:
-        raise OSError("Could not create udev monitor")
+    def refuse_thrice() -> object:
+        if why := next(refusals, ""):
+            raise OSError(why)
+        return start()
 
-    monkeypatch.setattr(module, "_started_monitor", refuse)
-    monitors[0].happen(OSError("Error while polling fd: 9"))
+    monkeypatch.setattr(module, "_started_monitor", refuse_thrice)
+    monitors[0].happen(OVERRUN)
     await hint(uevents)
-    assert len(caplog.records) == 1
+    assert not uevents.trouble
+    await hint(uevents)
+    assert not uevents.trouble
+    assert len(monitors) == 2
+    assert [record.__dict__["error"] for record in caplog.records] == ["Too many open files"]
     uevents.close()
+
+
+async def test_after_an_overrun_closing_ends_the_attempts(monitors: list[FakeMonitor]) -> None:
+    uevents = await open_uevents()
+    monitors[0].happen(OVERRUN)
+    await hint(uevents)
+    assert isinstance(uevents, KernelUevents)
+    uevents.close()
+    assert uevents._reopening
+    assert uevents._reopening.cancelled()
+
+
+async def test_p69_a_storm_that_does_not_end_leaves_the_loop_to_others(
+    monitors: list[FakeMonitor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket that has always one more event: nobody else would ever run."""
+    uevents = await open_uevents()
+    events = count(1)
+    monkeypatch.setattr(monitors[0], "poll", lambda timeout: next(events) and Event())  # noqa: ARG005 - pyudev's name
+    monitors[0].theirs.send(b".")
+    await hint(uevents)
+    await hint(uevents)
+    assert next(events) < 1000
+    uevents.close()
+
+
+def test_libudev_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each search forks a child process, and after an overrun there are gRPC channels."""
+    contexts: list[object] = []
+
+    class Monitor:
+        @classmethod
+        def from_netlink(cls, context: object, source: str) -> Monitor:
+            assert source == "kernel"
+            contexts.append(context)
+            return cls()
+
+        def filter_by(self, subsystem: str) -> None:
+            assert subsystem == "neuron_device"
+
+        def start(self) -> None:
+            """Nothing to start."""
+
+    monkeypatch.setattr(pyudev, "Monitor", Monitor)
+    monkeypatch.setattr(pyudev, "Context", object)
+    module._context.cache_clear()
+    try:
+        assert module._started_monitor() is not module._started_monitor()
+    finally:
+        module._context.cache_clear()
+    assert contexts[0] is contexts[1]
 
 
 @pytest.mark.parametrize("error", [ImportError("No library named udev"), OSError("Could not create udev monitor")])
