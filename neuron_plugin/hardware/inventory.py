@@ -12,17 +12,17 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from neuron_plugin.hardware.attributes import MAX_DEVICES, DriverVersion
+from neuron_plugin.hardware.attributes import DriverVersion
 from neuron_plugin.hardware.device import DeviceReader
 from neuron_plugin.hardware.generations import GENERATIONS
 from neuron_plugin.hardware.logical_cores import LogicalCoreSize, choose_logical_core_size
 from neuron_plugin.hardware.records import Device, Inventory, SkippedDevice
 from neuron_plugin.hardware.sysfs import AttributeMissingError, Sysfs, SysfsError, read_text
 from neuron_plugin.hardware.ultraserver import read_ultraserver
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.topology.geometry import MOST_DEVICES, DeviceId
 from neuron_plugin.topology.instances import Catalogue, InstanceType, catalogue
 
-EVERY_DEVICE = frozenset(DeviceId(device) for device in range(MAX_DEVICES))
+EVERY_DEVICE = frozenset(DeviceId(device) for device in range(MOST_DEVICES))
 """For a single look: no device is given more time, what is known is what counts."""
 
 LOGICAL_NC_CONFIG = Path("opt/aws/neuron/logical_nc_config")

@@ -168,6 +168,53 @@ def test_p24_a_device_with_another_number_of_cores_would_move_all_ids_and_is_lef
     )
 
 
+@pytest.mark.parametrize("text", ["16", "64", "128"])
+def test_p27_more_cores_than_any_geometry_has_take_the_device_out(make_node: MakeNode, text: str) -> None:
+    """Passed on, the geometry would refuse them, and the daemon would end each time that it looks."""
+    node = make_node("inf2.xlarge")
+    node.set_attribute(0, "core_count", text)
+    inventory = read_inventory(node.paths, settled=EVERY_DEVICE)
+    assert inventory.devices == ()
+    assert inventory.skipped[0].reason.endswith(f"reads '{text}', expected 1 to 8 cores")
+
+
+@pytest.mark.parametrize("beyond", [64, 128, 1000])
+def test_p24_a_device_beyond_those_that_the_runtime_looks_for_is_left_out_by_name(
+    make_node: MakeNode, beyond: int
+) -> None:
+    node = make_node("inf2.xlarge")
+    devices = node.paths.sysfs / "class/neuron_device"
+    (devices / f"neuron{beyond}").symlink_to((devices / "neuron0").resolve())
+    inventory = read_inventory(node.paths)
+    assert inventory.device_ids == (0,)
+    (skipped,) = inventory.skipped
+    assert (skipped.id, skipped.incomplete) == (beyond, False)
+    assert skipped.reason.endswith(f"neuron{beyond} is beyond the 64 devices that the runtime looks for")
+
+
+@pytest.mark.parametrize("numbers", [(0, 3, 63), (5,), (1, 2)])
+def test_p24_devices_have_the_numbers_that_the_driver_gave_them(make_node: MakeNode, numbers: tuple[int, ...]) -> None:
+    node = make_node("inf2.xlarge")
+    devices = node.paths.sysfs / "class/neuron_device"
+    (devices / "neuron0").rename(devices / "kept")
+    for number in numbers:
+        (devices / f"neuron{number}").symlink_to((devices / "kept").resolve())
+    inventory = read_inventory(node.paths)
+    assert inventory.device_ids == numbers
+    assert {device.node for device in inventory.devices} == {
+        NodeState.PRESENT if number == 0 else NodeState.ABSENT for number in numbers
+    }
+
+
+def test_p26_links_to_absent_devices_and_links_of_one_side_are_kept_as_printed(make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge")
+    for device, text in {0: "1, 9, 0\n", 1: "\n"}.items():
+        node.set_attribute(device, "connected_devices", text)
+    inventory = read_inventory(node.paths)
+    assert inventory.device_ids == (0, 1, 2, 3, 4, 5)
+    assert [sorted(inventory.links[DeviceId(device)]) for device in (0, 1)] == [[1, 9], []]
+
+
 def test_p26_an_unknown_instance_type_is_read_from_sysfs(make_node: MakeNode) -> None:
     strange = InstanceType("inf9.huge", "Inferentia2", 3, 2, 32, Topology.UNLINKED)
     inventory = read_inventory(make_node("inf9.huge", types={strange.name: strange}).paths)
