@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +25,7 @@ from tests.topology.oracle import (
     Cores,
     as_cores,
     distinct_geometries,
+    oracle_best,
     oracle_sets,
 )
 
@@ -121,6 +124,43 @@ def test_t8_a_refusal_that_can_pass_does_pass_on_the_free_node(data: st.DataObje
         on_all = place(geometry, geometry.all_mask, request)
         assert isinstance(place(geometry, healthy, request), Refusal)
         assert (found.reason is Reason.UNHEALTHY) == (not isinstance(on_all, Refusal))
+
+
+def the_only_answer(geometry: Geometry, healthy: int, free: int, part: ContainerRequest) -> Cores | Reason:
+    """What one container must get, or why it must get nothing."""
+    unit, count = part.resource.unit, part.count
+    usable = as_cores(healthy & free)
+    best = oracle_best(geometry, usable, unit, count, frozenset())
+    if best is not None:
+        return best
+    if count > (geometry.device_count if unit is Unit.DEVICE else geometry.core_count):
+        return Reason.TOO_MANY
+    sets = oracle_sets(geometry, unit, count)
+    if not sets:
+        return Reason.UNSUPPORTED_COUNT
+    if not any(cores <= as_cores(healthy) for cores in sets):
+        return Reason.UNHEALTHY
+    available = [cores for cores in oracle_sets(geometry, unit, 1) if cores <= usable]
+    return Reason.NOT_FREE if len(available) < count else Reason.FRAGMENTED
+
+
+def torn(geometry: Geometry, random: Random) -> int:
+    """A node with some devices and some cores taken away."""
+    devices = random.sample(range(geometry.device_count), random.randrange(geometry.device_count // 2 + 1))
+    cores = random.sample(range(geometry.core_count), random.randrange(geometry.core_count // 4 + 1))
+    return geometry.all_mask & ~geometry.devices_mask(devices) & ~geometry.cores_mask(cores)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("geometry", distinct_geometries(), ids=str)
+def test_every_count_on_every_shape_gets_the_only_answer(geometry: Geometry, seed: int) -> None:
+    random = Random(f"{geometry.instance_type} {seed}")  # noqa: S311 - no secret
+    healthy, free = torn(geometry, random), torn(geometry, random)
+    counts = [*map(device, range(1, geometry.device_count + 2)), *map(core, range(1, geometry.core_count + 2))]
+    for part in counts:
+        found = place_healthy(geometry, healthy, free, (part,))
+        answer = found.reason if isinstance(found, Refusal) else as_cores(placement_mask(found))
+        assert answer == the_only_answer(geometry, healthy, free, part), part
 
 
 @given(st.data(), any_geometry())
