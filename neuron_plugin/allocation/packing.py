@@ -30,10 +30,14 @@ def pack(geometry: Geometry, free: int, request: PodRequest) -> tuple[CoreMask, 
     return tuple(by_index[index] for index in range(len(request)))
 
 
+def cores_asked(geometry: Geometry, part: ContainerRequest) -> int:
+    """How many cores a container asks for, in whatever unit it counts."""
+    return part.count * (geometry.cores_per_device if part.resource.unit is Unit.DEVICE else 1)
+
+
 def _rank(geometry: Geometry, part: ContainerRequest) -> tuple[int, Unit]:
     """Largest first, and like ones side by side."""
-    unit = part.resource.unit
-    return (-part.count * (geometry.cores_per_device if unit is Unit.DEVICE else 1), unit)
+    return (-cores_asked(geometry, part), part.resource.unit)
 
 
 class _Packing:

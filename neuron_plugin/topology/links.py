@@ -40,9 +40,10 @@ def _candidates(device_count: int) -> tuple[Topology, ...]:
 
 
 def _neighbours(topology: Topology, device_count: int, device: int) -> set[int]:
+    """Among them may be the device itself, and at the ends of a line ids that no device has."""
     match topology:
         case Topology.LINE:
-            return {other for other in (device - 1, device + 1) if 0 <= other < device_count}
+            return {device - 1, device + 1}
         case Topology.RING:
             return {(device - 1) % device_count, (device + 1) % device_count}
         case Topology.TORUS:
