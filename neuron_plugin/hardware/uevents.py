@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
@@ -26,15 +27,19 @@ _REOPENING_SECONDS = 1.0
 """A socket that overran is opened again after so long: while a storm lasts, it would overrun again at once."""
 
 
+def _nobody() -> None:
+    """Nobody is told yet."""
+
+
 class Uevents(Protocol):
-    """A source of hints. ``trouble`` says why it gives none, and is empty while it may."""
+    """A source of hints. ``trouble`` says why it gives none now, and is empty while it may."""
 
     @property
     def trouble(self) -> str:
-        """Why it gives no hints; empty while it may."""
+        """Why it gives no hints now."""
 
-    async def wait(self) -> None:
-        """Return once there was a hint since the last return. May wait for ever."""
+    on_hint: Callable[[], None]
+    """Who is told that something has happened; called from the event loop."""
 
     def close(self) -> None:
         """Stop listening."""
@@ -45,10 +50,7 @@ class NoUevents:
 
     def __init__(self, trouble: str = "") -> None:
         self.trouble = trouble
-
-    async def wait(self) -> None:
-        """Wait for ever; the caller has its own period."""
-        await asyncio.Event().wait()
+        self.on_hint = _nobody
 
     def close(self) -> None:
         """Nothing was opened."""
@@ -60,16 +62,11 @@ class KernelUevents:
     def __init__(self, monitor: pyudev.Monitor) -> None:
         """Listen to ``monitor``, which has been started."""
         self.trouble = ""
+        self.on_hint = _nobody
         self._loop = asyncio.get_running_loop()
-        self._hint = asyncio.Event()
         self._reopening: asyncio.TimerHandle | None = None
         self._monitor: pyudev.Monitor | None = None
         self._listen(monitor)
-
-    async def wait(self) -> None:
-        """Return once there was a hint since the last return. May wait for ever."""
-        await self._hint.wait()
-        self._hint.clear()
 
     def close(self) -> None:
         """Stop listening. Harmless when repeated."""
@@ -92,10 +89,10 @@ class KernelUevents:
                 if (event := monitor.poll(timeout=0)) is None:
                     return
                 logger.debug("uevent", extra={"action": event.action, "device": event.sys_name})
-                self._hint.set()
+                self.on_hint()
         except OSError:  # an overrun of the socket: what was lost is found by looking, so that is a hint, too
             self._mute()
-            self._hint.set()
+            self.on_hint()
             self._reopen_later()
 
     def _reopen_later(self) -> None:
@@ -111,7 +108,7 @@ class KernelUevents:
             self._reopen_later()
         else:
             self.trouble = ""
-            self._hint.set()
+            self.on_hint()
 
 
 async def open_uevents() -> Uevents:

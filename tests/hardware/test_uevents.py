@@ -18,6 +18,7 @@ import pytest
 import pyudev
 
 from neuron_plugin.hardware import uevents as module
+from neuron_plugin.hardware.hints import Hints
 from neuron_plugin.hardware.uevents import KernelUevents, NoUevents, open_uevents
 
 SOON = 5.0
@@ -84,50 +85,46 @@ def monitors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeMonitor]]:
         monitor.close()
 
 
-async def hint(uevents: module.Uevents) -> None:
+async def hint(hints: Hints) -> None:
     async with asyncio.timeout(SOON):
-        await uevents.wait()
+        await hints.wait()
 
 
-def nothing_is_pending(uevents: module.Uevents) -> bool:
-    assert isinstance(uevents, KernelUevents)
-    return not uevents._hint.is_set()
+async def nothing_comes(hints: Hints) -> bool:
+    try:
+        async with asyncio.timeout(0.01):
+            await hints.wait()
+    except TimeoutError:
+        return True
+    return False
 
 
 async def test_an_event_is_a_hint_and_is_taken_once(monitors: list[FakeMonitor]) -> None:
     uevents = await open_uevents()
+    hints = Hints(uevents)
     monitors[0].happen(Event())
-    await hint(uevents)
-    assert nothing_is_pending(uevents)
+    await hint(hints)
+    assert await nothing_comes(hints)
     uevents.close()
 
 
 async def test_a_burst_of_events_is_one_hint(monitors: list[FakeMonitor]) -> None:
     uevents = await open_uevents()
+    hints = Hints(uevents)
     monitors[0].happen(*[Event(sys_name=f"neuron{device}") for device in range(16)])
-    await hint(uevents)
+    await hint(hints)
     assert monitors[0].events == []
-    assert nothing_is_pending(uevents)
-    uevents.close()
-
-
-async def test_a_hint_that_nobody_waited_for_is_kept(monitors: list[FakeMonitor]) -> None:
-    uevents = await open_uevents()
-    monitors[0].happen(Event())
-    assert isinstance(uevents, KernelUevents)
-    async with asyncio.timeout(SOON):
-        await uevents._hint.wait()
-    await hint(uevents)
+    assert await nothing_comes(hints)
     uevents.close()
 
 
 async def test_closing_twice_is_harmless_and_silences(monitors: list[FakeMonitor]) -> None:
     uevents = await open_uevents()
+    hints = Hints(uevents)
     uevents.close()
     uevents.close()
     monitors[0].happen(Event())
-    await asyncio.sleep(0)
-    assert nothing_is_pending(uevents)
+    assert await nothing_comes(hints)
 
 
 OVERRUN = OSError("Error while polling fd: 9")
@@ -142,12 +139,13 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("at_once")
 async def test_after_an_overrun_there_is_a_hint_and_listening_goes_on(monitors: list[FakeMonitor]) -> None:
     uevents = await open_uevents()
+    hints = Hints(uevents)
     monitors[0].happen(OVERRUN)
-    await hint(uevents)
-    await hint(uevents)  # what happened between the two sockets is lost as well
+    await hint(hints)
+    await hint(hints)  # what happened between the two sockets is lost as well
     assert len(monitors) == 2
     monitors[1].happen(Event())
-    await hint(uevents)
+    await hint(hints)
     uevents.close()
 
 
@@ -156,12 +154,13 @@ async def test_however_often_the_socket_overruns_it_is_opened_again(
     monitors: list[FakeMonitor], caplog: pytest.LogCaptureFixture
 ) -> None:
     uevents = await open_uevents()
+    hints = Hints(uevents)
     for broken in range(10):
         monitors[broken].happen(OVERRUN)
-        await hint(uevents)
-        await hint(uevents)
+        await hint(hints)
+        await hint(hints)
     monitors[10].happen(Event())
-    await hint(uevents)
+    await hint(hints)
     assert (uevents.trouble, caplog.records) == ("", [])
     uevents.close()
 
@@ -171,6 +170,7 @@ async def test_a_socket_that_cannot_be_opened_again_is_a_trouble_told_once_and_t
     monitors: list[FakeMonitor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     uevents = await open_uevents()
+    hints = Hints(uevents)
     refusals = iter(["Too many open files"] * 3)
     start = module._started_monitor
 
@@ -181,9 +181,9 @@ async def test_a_socket_that_cannot_be_opened_again_is_a_trouble_told_once_and_t
 
     monkeypatch.setattr(module, "_started_monitor", refuse_thrice)
     monitors[0].happen(OVERRUN)
-    await hint(uevents)
+    await hint(hints)
     assert not uevents.trouble
-    await hint(uevents)
+    await hint(hints)
     assert not uevents.trouble
     assert len(monitors) == 2
     assert [record.__dict__["error"] for record in caplog.records] == ["Too many open files"]
@@ -192,8 +192,9 @@ async def test_a_socket_that_cannot_be_opened_again_is_a_trouble_told_once_and_t
 
 async def test_after_an_overrun_closing_ends_the_attempts(monitors: list[FakeMonitor]) -> None:
     uevents = await open_uevents()
+    hints = Hints(uevents)
     monitors[0].happen(OVERRUN)
-    await hint(uevents)
+    await hint(hints)
     assert isinstance(uevents, KernelUevents)
     uevents.close()
     assert uevents._reopening
@@ -205,11 +206,12 @@ async def test_p69_a_storm_that_does_not_end_leaves_the_loop_to_others(
 ) -> None:
     """A socket that has always one more event: nobody else would ever run."""
     uevents = await open_uevents()
+    hints = Hints(uevents)
     events = count(1)
     monkeypatch.setattr(monitors[0], "poll", lambda timeout: next(events) and Event())  # noqa: ARG005 - pyudev's name
     monitors[0].theirs.send(b".")
-    await hint(uevents)
-    await hint(uevents)
+    await hint(hints)
+    await hint(hints)
     assert next(events) < 1000
     uevents.close()
 
@@ -251,9 +253,7 @@ async def test_p70_without_libudev_or_netlink_hints_are_lost_and_no_more(
     monkeypatch.setattr(module, "_started_monitor", refuse)
     uevents = await open_uevents()
     assert isinstance(uevents, NoUevents)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
-            await uevents.wait()
+    assert await nothing_comes(Hints(uevents))
     uevents.close()
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
