@@ -278,6 +278,16 @@ def test_p28_an_illegal_lnc_is_a_problem_and_the_default_holds(make_node: MakeNo
     assert "at most 1, that divides 2 cores" in inventory.problems[0]
 
 
+@pytest.mark.parametrize("config", [None, 2])
+def test_p28_an_odd_number_of_cores_cannot_be_paired(make_node: MakeNode, config: int | None) -> None:
+    """As many logical cores as physical ones: a core without its half would be one too few for the runtime."""
+    node = make_node("trn2.3xlarge", logical_core_size=config)
+    node.set_attribute(0, "core_count", "7")
+    inventory = read_inventory(node.paths)
+    assert (inventory.logical_core_size.size, inventory.cores_per_device) == (1, 7)
+    assert len(inventory.problems) == (1 if config else 0)
+
+
 def test_an_unreadable_lnc_file_is_a_problem_and_the_default_holds(
     make_node: MakeNode, fail_open: Callable[[str, int], None]
 ) -> None:
