@@ -8,11 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from neuron_plugin.hardware.inventory import EVERY_DEVICE, MachinePaths, read_inventory
-from neuron_plugin.hardware.records import Inventory, NodeState
+from neuron_plugin.hardware.records import NodeState
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.topology.geometry import DeviceId, Topology
 from neuron_plugin.topology.instances import InstanceType, catalogue
@@ -331,92 +329,3 @@ def test_root_readable_attributes_of_old_drivers_read_as_those_of_new_ones(make_
 def test_default_paths_are_the_hosts() -> None:
     assert MachinePaths() == MachinePaths.under(Path("/"))
     assert MachinePaths().logical_nc_config == Path("/opt/aws/neuron/logical_nc_config")
-
-
-DEVICE_ATTRIBUTES = [
-    "core_count",
-    "connected_devices",
-    "reset",
-    "dev",
-    "info/serial_number",
-    "info/architecture/device_name",
-    "info/architecture/arch_type",
-    "stats/hardware/mem_ecc_uncorrected",
-    "stats/hardware/health_status/unhealthy_components",
-]
-MACHINE_FILES = [
-    "sys/module/neuron/version",
-    "sys/class/dmi/id/product_name",
-    "sys/class/neuron_device/ultraserver_mode",
-    "sys/class/neuron_device/server_id_4",
-    "opt/aws/neuron/logical_nc_config",
-]
-garbage = st.one_of(
-    st.binary(max_size=40), st.text(max_size=20).map(str.encode), st.integers().map(lambda n: b"%d\n" % n)
-)
-
-
-@pytest.fixture(scope="module")
-def shared_node(tmp_path_factory: pytest.TempPathFactory) -> SimulatedNode:
-    return write_node(
-        tmp_path_factory.mktemp("shared") / "node", "inf2.24xlarge", logical_core_size=1, usage_counters=False
-    )
-
-
-def with_bytes(node: SimulatedNode, path: Path, content: bytes) -> Iterator[Inventory]:
-    kept = path.read_bytes()
-    path.chmod(0o644)
-    path.write_bytes(content)
-    try:
-        yield read_inventory(node.paths)
-        yield read_inventory(node.paths, settled=EVERY_DEVICE)
-    finally:
-        path.write_bytes(kept)
-
-
-@settings(deadline=None, max_examples=150)
-@given(attribute=st.sampled_from(DEVICE_ATTRIBUTES), content=garbage)
-def test_p27_whatever_an_attribute_reads_costs_at_most_its_own_device(
-    shared_node: SimulatedNode, attribute: str, content: bytes
-) -> None:
-    path = shared_node.paths.sysfs / "class/neuron_device/neuron2" / attribute
-    for inventory in with_bytes(shared_node, path, content):
-        assert set(inventory.device_ids) >= {0, 1, 3, 4, 5}
-        assert 2 in inventory.device_ids or inventory.skipped[0].id == 2
-        assert all("neuron2" in skipped.reason for skipped in inventory.skipped)
-
-
-@pytest.mark.parametrize("attribute", DEVICE_ATTRIBUTES)
-@pytest.mark.parametrize("instead", ["directory", "dangling link", "link to itself"])
-def test_p27_whatever_stands_in_an_attributes_place_costs_at_most_its_own_device(
-    make_node: MakeNode, attribute: str, instead: str
-) -> None:
-    node = make_node("inf2.24xlarge")
-    path = node.paths.sysfs / "class/neuron_device/neuron2" / attribute
-    path.unlink()
-    if instead == "directory":
-        path.mkdir()
-    else:
-        path.symlink_to("nowhere" if instead == "dangling link" else path.name)
-    for settled in (frozenset[DeviceId](), EVERY_DEVICE):
-        inventory = read_inventory(node.paths, settled=settled)
-        assert set(inventory.device_ids) >= {0, 1, 3, 4, 5}
-        assert 2 in inventory.device_ids or inventory.skipped[0].id == 2
-
-
-def test_a_class_link_to_a_device_that_is_gone_is_no_device(make_node: MakeNode) -> None:
-    node = make_node("inf2.24xlarge")
-    (node.paths.sysfs / "class/neuron_device/neuron9").symlink_to("../../devices/virtual/neuron_device/neuron9")
-    inventory = read_inventory(node.paths)
-    assert inventory.device_ids == (0, 1, 2, 3, 4, 5)
-    assert inventory.skipped == ()
-
-
-@settings(deadline=None, max_examples=60)
-@given(name=st.sampled_from(MACHINE_FILES), content=garbage)
-def test_p27_whatever_the_machines_own_files_read_costs_no_device(
-    shared_node: SimulatedNode, name: str, content: bytes
-) -> None:
-    for inventory in with_bytes(shared_node, shared_node.root / name, content):
-        assert len(inventory.devices) == 6
-        assert inventory.cores_per_device == 2
