@@ -55,8 +55,9 @@ class _Packing:
             return ()
         if (index, free, above) in self._dead:
             return None
+        is_like_next = self._like_ahead(index) > 1
         for mask in self._options(index, free, above):
-            rest = self.solve(index + 1, free & ~mask, mask if self._is_like_next(index) else 0)
+            rest = self.solve(index + 1, free & ~mask, mask if is_like_next else 0)
             if rest is not None:
                 return (mask, *rest)
         self._dead.add((index, free, above))
@@ -70,9 +71,6 @@ class _Packing:
             return []
         options = [mask for mask in fitting(self._geometry, free, unit, count) if mask > above]
         return options if _most_disjoint(options) >= self._like_ahead(index) else []
-
-    def _is_like_next(self, index: int) -> bool:
-        return self._demands[index : index + 1] == self._demands[index + 1 : index + 2]
 
     def _like_ahead(self, index: int) -> int:
         """How many parts from ``index`` on ask for the same; they stand side by side."""
