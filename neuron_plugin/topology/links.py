@@ -25,10 +25,8 @@ def topology_of(links: Links) -> Topology:
 
     ``links`` must cover the ids 0..n-1 without a gap to be recognised: a hole may hide any topology.
     """
-    for topology in _candidates(len(links)):
-        if dict(links) == links_of(topology, len(links)):
-            return topology
-    return Topology.UNLINKED
+    told, count = dict(links), len(links)
+    return next((topology for topology in _candidates(count) if told == links_of(topology, count)), Topology.UNLINKED)
 
 
 def _candidates(device_count: int) -> tuple[Topology, ...]:
