@@ -60,9 +60,7 @@ def place(geometry: Geometry, free: int, request: PodRequest) -> Placement | Ref
     within = free & geometry.all_mask
     if len(request) == 1:  # nearly every pod: half the time, and preemption asks thousands of times
         return _place_one(geometry, within, request[0])
-    masks = _Walk(geometry, request).solve(0, within, {})
-    if masks is None and not any(part.kind is Kind.INIT for part in request):
-        masks = pack(geometry, within, request)
+    masks = _search(geometry, within, request)
     if masks is None:
         return _why_not(geometry, within, request)
     return tuple(ContainerSet(part, mask) for part, mask in zip(request, masks, strict=True))
@@ -80,6 +78,14 @@ def place_healthy(geometry: Geometry, healthy: int, free: int, request: PodReque
         return on_all
     largest = max(request, key=lambda part: cores_asked(geometry, part))
     return unhealthy(largest.resource.unit, largest.count)
+
+
+def _search(geometry: Geometry, free: int, request: PodRequest) -> tuple[CoreMask, ...] | None:
+    lasting = [part for part in request if part.kind is not Kind.INIT]
+    if sum(cores_asked(geometry, part) for part in lasting) > free.bit_count():
+        return None  # seen without a search: a full node is the commonest of all
+    masks = _Walk(geometry, request).solve(0, free, {})
+    return pack(geometry, free, request) if masks is None and len(lasting) == len(request) else masks
 
 
 class _Walk:
