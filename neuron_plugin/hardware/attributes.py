@@ -101,9 +101,7 @@ def parse_serial_number(text: str) -> str:
 
 def parse_device_numbers(text: str) -> tuple[int, int]:
     """Major and minor of ``dev``: ``243:3`` and a newline."""
-    major, separator, minor = text.removesuffix("\n").partition(":")
-    if not separator:
-        raise ValueError("major:minor")
+    major, _, minor = text.removesuffix("\n").partition(":")
     return _decimal(major, "major:minor"), _decimal(minor, "major:minor")
 
 
