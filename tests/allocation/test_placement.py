@@ -124,6 +124,8 @@ def test_t8_a_refusal_that_can_pass_does_pass_on_the_free_node(data: st.DataObje
     else:
         on_all = place(geometry, geometry.all_mask, request)
         assert isinstance(place(geometry, healthy, request), Refusal)
+        whoever_ends = free | data.draw(free_masks(geometry))
+        assert isinstance(place_healthy(geometry, healthy, whoever_ends, request), Refusal)
         assert (found.reason is Reason.UNHEALTHY) == (not isinstance(on_all, Refusal))
 
 
