@@ -315,7 +315,7 @@ def spoiled(text: str, data: st.DataObject) -> str:
     return text[:begin] + data.draw(st.text(alphabet="0123456789,-| ", max_size=3)) + text[end:]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data(), any_geometry(), st.sets(st.sampled_from(Dialect), min_size=1))
 def test_t34_an_assignment_that_was_tampered_with_is_refused_or_keeps_containers_and_dialects_apart(
     data: st.DataObject, geometry: Geometry, dialects: set[Dialect]
