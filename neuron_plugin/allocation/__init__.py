@@ -2,8 +2,8 @@
 
 What holds on any node in any state, whatever is asked:
 
-- A set that is handed out is valid for the node's geometry, free and healthy as a whole, and costs later pods least;
-  among equals it has the lowest ids.
+- A set that is handed out is valid for the node's geometry, and free and healthy as a whole. The set of a pod with one
+  requesting container costs later pods least, and among equals it has the lowest ids.
 - The containers of a pod get disjoint silicon in whatever unit they ask, but for what plain init containers had: later
   ones re-use that under the same resource name, as the kubelet will.
 - A refusal means that nothing fits or, for a pod of many unlike containers, that nothing was found within a bound. Its
