@@ -244,6 +244,25 @@ def test_a_single_does_not_stand_in_the_way_of_a_row_beside_it() -> None:
     assert placed(TRN1, free, device(1, "a"), device(4, "b")) == [[9], [0, 1, 2, 3]]
 
 
+def test_p32_containers_that_share_no_silicon_take_leftovers_too() -> None:
+    free = TRN1.devices_mask((0, 1, 2, 3, 9, 13))
+    assert placed(TRN1, free, device(1, "a"), device(1, "b")) == [[9], [13]]
+
+
+def test_what_an_init_container_leaves_cannot_be_left_aside() -> None:
+    """The kubelet gives the last container the third of the init container's devices first: 2 and 4 are no set."""
+    free = INF2_RING.devices_mask((0, 1, 2, 4, 5, 7, 8))
+    init = device(3, "i", Kind.INIT)
+    assert refused(INF2_RING, free, init, device(2, "a"), device(2, "b")).can_pass
+    assert placed(INF2_RING, free, init, device(3, "a"), device(2, "b"), device(2, "c"))[2:] == [[4, 5], [7, 8]]
+
+
+def test_a_search_that_would_never_end_is_given_up() -> None:
+    """One window of four fits in each of sixteen devices; to find that out by trying all would take for ever."""
+    torn_everywhere = TRN2_LNC1.cores_mask(number for number in range(128) if number % 8 != 7)
+    assert refused(TRN2_LNC1, torn_everywhere, *(core(4, f"c{index}") for index in range(17))).can_pass
+
+
 def test_a_dead_end_of_the_cheapest_sets_is_left_again() -> None:
     free = INF2_RING.devices_mask((0, 1, 2, 4, 5, 7, 8, 9))
     lists = placed(INF2_RING, free, device(2, "a"), device(3, "b"), device(3, "c"))
