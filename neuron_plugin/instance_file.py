@@ -24,21 +24,22 @@ import msgspec
 from msgspec import Meta
 
 from neuron_plugin.settings import SettingsError, read_yaml
-from neuron_plugin.topology.geometry import Topology
-from neuron_plugin.topology.instances import TORUS_BLOCKS, InstanceType, catalogue
+from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, MOST_DEVICES, Topology
+from neuron_plugin.topology.instances import BLOCKS, InstanceType, catalogue
 from neuron_plugin.topology.links import TORUS_SIDE
 
-_Devices = Annotated[int, Meta(ge=1, le=64)]
+_Devices = Annotated[int, Meta(ge=1, le=MOST_DEVICES)]
+_Cores = Annotated[int, Meta(ge=1, le=MOST_CORES_PER_DEVICE)]
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
     name: Annotated[str, Meta(min_length=1)]
     device_name: str = ""
     devices: _Devices
-    cores_per_device: Annotated[int, Meta(ge=1, le=8)]
+    cores_per_device: _Cores
     memory_gib: Annotated[int, Meta(ge=0)] = 0
     topology: Topology
-    logical_core_size: Annotated[int, Meta(ge=1, le=8)] = 1
+    logical_core_size: _Cores = 1
     block_sizes: tuple[_Devices, ...] | None = None
     numa_nodes: tuple[Annotated[int, Meta(ge=0)], ...] = ()
 
@@ -74,12 +75,9 @@ def _instance_type(file: Path, entry: _Entry) -> InstanceType:
         memory_gib=entry.memory_gib,
         topology=entry.topology,
         logical_core_size=entry.logical_core_size,
-        block_sizes=entry.block_sizes if entry.block_sizes is not None else _DEFAULT_BLOCKS.get(entry.topology, ()),
+        block_sizes=entry.block_sizes if entry.block_sizes is not None else BLOCKS.get(entry.topology, ()),
         numa_nodes=entry.numa_nodes,
     )
-
-
-_DEFAULT_BLOCKS = {Topology.TORUS: TORUS_BLOCKS, Topology.UNLINKED: (1,)}
 
 
 def _faults(entry: _Entry) -> Iterator[str]:

@@ -30,10 +30,14 @@ def pack(geometry: Geometry, free: int, request: PodRequest) -> tuple[CoreMask, 
     return tuple(by_index[index] for index in range(len(request)))
 
 
+def cores_asked(geometry: Geometry, part: ContainerRequest) -> int:
+    """How many cores a container asks for, in whatever unit it counts."""
+    return part.count * (geometry.cores_per_device if part.resource.unit is Unit.DEVICE else 1)
+
+
 def _rank(geometry: Geometry, part: ContainerRequest) -> tuple[int, Unit]:
     """Largest first, and like ones side by side."""
-    unit = part.resource.unit
-    return (-part.count * (geometry.cores_per_device if unit is Unit.DEVICE else 1), unit)
+    return (-cores_asked(geometry, part), part.resource.unit)
 
 
 class _Packing:
@@ -51,8 +55,9 @@ class _Packing:
             return ()
         if (index, free, above) in self._dead:
             return None
+        is_like_next = self._like_ahead(index) > 1
         for mask in self._options(index, free, above):
-            rest = self.solve(index + 1, free & ~mask, mask if self._is_like_next(index) else 0)
+            rest = self.solve(index + 1, free & ~mask, mask if is_like_next else 0)
             if rest is not None:
                 return (mask, *rest)
         self._dead.add((index, free, above))
@@ -66,9 +71,6 @@ class _Packing:
             return []
         options = [mask for mask in fitting(self._geometry, free, unit, count) if mask > above]
         return options if _most_disjoint(options) >= self._like_ahead(index) else []
-
-    def _is_like_next(self, index: int) -> bool:
-        return self._demands[index : index + 1] == self._demands[index + 1 : index + 2]
 
     def _like_ahead(self, index: int) -> int:
         """How many parts from ``index`` on ask for the same; they stand side by side."""

@@ -2,7 +2,8 @@
 
 Pure functions from text to value, strict where the driver's bytes are known and liberal where they are not published
 (``health_status``). Each raises ValueError with what it had expected; the reader adds file and text. A value outside
-what hardware can have is refused here, because a core count of 10^9 would later be that many bits.
+what hardware can have is refused here: a core count of 10^9 would later be that many bits, and a name of a page's
+length would stand in the node's annotation.
 Source of the formats: Neuron driver 2.24.7, 2.25.4.
 """
 
@@ -12,18 +13,13 @@ import enum
 import re
 from dataclasses import dataclass
 
-from neuron_plugin.topology.geometry import DeviceId
-
-MAX_DEVICES = 64
-"""The driver's limit; also the number of ``/dev/neuronN`` the runtime looks for."""
-
-MAX_CORES_PER_DEVICE = 64
-"""Eight times what the driver supports today: room for hardware to come, none for garbage."""
+from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, MOST_DEVICES, DeviceId
 
 _DECIMAL = re.compile(r"[0-9]{1,20}\Z")
 _WORD = re.compile(r"[A-Za-z0-9_.+-]{1,64}\Z")
-_VERSION = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,9}){1,5}\Z")
-
+_VERSION = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,9}){1,5})(?:[-+~_][A-Za-z0-9.+~_-]{1,40})?\Z")
+_EC2_TYPE = re.compile(r"[a-z][a-z0-9-]{0,40}\.[a-z0-9-]{1,20}\Z")
+_ELECTED = re.compile(r"[A-Za-z0-9,_-]{1,64}\Z")
 
 _NO_COMPONENT = frozenset({"", "none", "null", "nil", "na", "n/a", "-", "0", "0x0", "ok", "healthy"})
 
@@ -38,7 +34,7 @@ class ResetState(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class DriverVersion:
-    """A driver version such as ``2.26.5.0``: its text for people, its numbers to compare."""
+    """A driver version such as ``2.26.5.0-dirty``: its text for people, the numbers it begins with to compare."""
 
     text: str
     numbers: tuple[int, ...]
@@ -52,8 +48,8 @@ class DriverVersion:
 def parse_core_count(text: str) -> int:
     """Physical cores of a device. The driver prints no newline here; one is accepted."""
     count = _decimal(text, "a decimal number of cores")
-    if not 1 <= count <= MAX_CORES_PER_DEVICE:
-        raise ValueError(f"1 to {MAX_CORES_PER_DEVICE} cores")
+    if not 1 <= count <= MOST_CORES_PER_DEVICE:
+        raise ValueError(f"1 to {MOST_CORES_PER_DEVICE} cores")
     return count
 
 
@@ -68,8 +64,8 @@ def parse_connected_devices(text: str) -> frozenset[DeviceId]:
         return frozenset()
     expected = 'device ids joined by ", "'
     ids = frozenset(_decimal(part.strip(" "), expected) for part in stripped.split(","))
-    if max(ids) >= MAX_DEVICES:
-        raise ValueError(f"device ids below {MAX_DEVICES}")
+    if max(ids) >= MOST_DEVICES:
+        raise ValueError(f"device ids below {MOST_DEVICES}")
     return frozenset(DeviceId(device) for device in ids)
 
 
@@ -105,9 +101,7 @@ def parse_serial_number(text: str) -> str:
 
 def parse_device_numbers(text: str) -> tuple[int, int]:
     """Major and minor of ``dev``: ``243:3`` and a newline."""
-    major, separator, minor = text.removesuffix("\n").partition(":")
-    if not separator:
-        raise ValueError("major:minor")
+    major, _, minor = text.removesuffix("\n").partition(":")
     return _decimal(major, "major:minor"), _decimal(minor, "major:minor")
 
 
@@ -125,11 +119,20 @@ def parse_components(text: str) -> frozenset[str]:
 
 
 def parse_driver_version(text: str) -> DriverVersion:
-    """Dotted numbers of ``/sys/module/neuron/version``."""
+    """Dotted numbers of ``/sys/module/neuron/version``; who builds it may add a suffix, as in ``2.26.5.0-dirty``."""
     version = text.strip()
-    if not _VERSION.match(version):
+    match = _VERSION.match(version)
+    if match is None:
         raise ValueError("a version such as 2.26.5.0")
-    return DriverVersion(version, tuple(int(part) for part in version.split(".")))
+    return DriverVersion(version, tuple(int(part) for part in match[1].split(".")))
+
+
+def parse_elected(text: str) -> str:
+    """What the election of an UltraServer has found: an id, a node's number or a list of modes; empty for nothing."""
+    found = text.strip()
+    if found and not _ELECTED.match(found):
+        raise ValueError("an id, a number or a list of modes")
+    return found
 
 
 def parse_product_name(text: str) -> str:
@@ -138,7 +141,7 @@ def parse_product_name(text: str) -> str:
     Never an error: on other machines this file holds whatever the vendor wrote, such as ``HVM domU``.
     """
     name = text.strip().removeprefix("ml.")
-    return name if re.match(r"[a-z][a-z0-9-]*\.[a-z0-9-]+\Z", name) else ""
+    return name if _EC2_TYPE.match(name) else ""
 
 
 def _decimal(text: str, expected: str) -> int:

@@ -27,7 +27,7 @@ from neuron_plugin.hardware.sysfs import (
     SysfsFormatError,
     tells_of_errors,
 )
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.topology.geometry import MOST_DEVICES, DeviceId
 from neuron_plugin.topology.instances import InstanceType
 
 SIMULATED_MARKER = ".neuron-simulated"
@@ -62,6 +62,8 @@ class DeviceReader:
         ``settled``: missing attributes are waited for no longer, see ``read_inventory``.
         """
         tree = self.sysfs.device(device)
+        if device >= MOST_DEVICES:
+            return SkippedDevice(device, f"{tree.path} is beyond the {MOST_DEVICES} devices that the runtime looks for")
         links = self.driver is None or self.driver.at_least(*HAS_CONNECTED_DEVICES)
         attributes = _Attributes(tree, settled=settled, known=self.known, links=links)
         try:

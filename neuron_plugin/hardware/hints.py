@@ -1,4 +1,4 @@
-"""Several sources of hints as one: the kernel's uevents, and whoever else has a reason to look at once."""
+"""Reasons to look at the machine at once: the kernel's uevents, and whoever else has one."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from neuron_plugin.hardware.uevents import Uevents
 
 
 class Hints:
-    """A source of hints that others can add to."""
+    """Whether there was a reason to look, whoever gave it."""
 
     def __init__(self, uevents: Uevents) -> None:
-        """``uevents`` stays the caller's to close."""
+        """``uevents`` tells this from now on, and stays the caller's to close."""
         self._uevents = uevents
         self._given = asyncio.Event()
+        uevents.on_hint = self.give
 
     @property
     def trouble(self) -> str:
@@ -26,17 +27,5 @@ class Hints:
 
     async def wait(self) -> None:
         """Return once there was a hint since the last return. May wait for ever."""
-        waits = {
-            asyncio.create_task(self._given.wait(), name="given hint"),
-            asyncio.create_task(self._uevents.wait(), name="uevent"),
-        }
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waits:
-                task.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+        await self._given.wait()
         self._given.clear()
-
-    def close(self) -> None:
-        """Nothing of its own is open."""

@@ -8,24 +8,27 @@ one is ever offered; a machine without driver or devices is an inventory that sa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from neuron_plugin.hardware.attributes import MAX_DEVICES, DriverVersion
 from neuron_plugin.hardware.device import DeviceReader
 from neuron_plugin.hardware.generations import GENERATIONS
 from neuron_plugin.hardware.logical_cores import LogicalCoreSize, choose_logical_core_size
 from neuron_plugin.hardware.records import Device, Inventory, SkippedDevice
 from neuron_plugin.hardware.sysfs import AttributeMissingError, Sysfs, SysfsError, read_text
 from neuron_plugin.hardware.ultraserver import read_ultraserver
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.topology.geometry import MOST_DEVICES, DeviceId
 from neuron_plugin.topology.instances import Catalogue, InstanceType, catalogue
 
-EVERY_DEVICE = frozenset(DeviceId(device) for device in range(MAX_DEVICES))
+EVERY_DEVICE = frozenset(DeviceId(device) for device in range(MOST_DEVICES))
 """For a single look: no device is given more time, what is known is what counts."""
 
 LOGICAL_NC_CONFIG = Path("opt/aws/neuron/logical_nc_config")
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,10 @@ def read_inventory(
     """
     sysfs = Sysfs(paths.sysfs)
     problems: list[str] = []
-    instance_type = _instance_type(sysfs, problems)
+    instance_type = _said(sysfs.instance_type, "", problems)  # no DMI in some containers
     known = (catalogue() if types is None else types).get(instance_type)
     listed, absence = _listed(sysfs)
-    driver = _driver_version(sysfs, problems)
+    driver = _said(sysfs.driver_version, None, problems)
     devices, skipped = _read_devices(DeviceReader(sysfs, paths.dev, known, driver), listed, settled)
     lnc = _logical_core_size(paths.logical_nc_config, environ or {}, devices[0] if devices else None, known, problems)
     return Inventory(
@@ -125,24 +128,15 @@ def _unusable(skipped: Sequence[SkippedDevice]) -> str:
     return f"none of {len(skipped)} devices can be used; neuron{skipped[0].id}: {skipped[0].reason}"
 
 
-def _instance_type(sysfs: Sysfs, problems: list[str]) -> str:
+def _said(read: Callable[[], Value], nothing: Value, problems: list[str]) -> Value:
+    """What the machine says of itself, all of it refinements; ``nothing`` where it does not say."""
     try:
-        return sysfs.instance_type()
+        return read()
     except AttributeMissingError:
-        return ""  # no DMI in this container: the type is a refinement, not a need
+        pass
     except SysfsError as error:
         problems.append(str(error))
-        return ""
-
-
-def _driver_version(sysfs: Sysfs, problems: list[str]) -> DriverVersion | None:
-    try:
-        return sysfs.driver_version()
-    except AttributeMissingError:
-        return None
-    except SysfsError as error:
-        problems.append(str(error))
-        return None
+    return nothing
 
 
 def _logical_core_size(
@@ -159,15 +153,5 @@ def _logical_core_size(
         largest=generation.largest_logical_core_size if generation else cores,
         cores_per_device=cores,
         environ=environ,
-        host_file=_text(host_file, problems),
+        host_file=_said(partial(read_text, host_file), "", problems),
     )
-
-
-def _text(host_file: Path, problems: list[str]) -> str:
-    try:
-        return read_text(host_file)
-    except AttributeMissingError:
-        return ""
-    except SysfsError as error:
-        problems.append(str(error))
-        return ""

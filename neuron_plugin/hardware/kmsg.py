@@ -18,8 +18,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from neuron_plugin.hardware.attributes import MAX_DEVICES
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.topology.geometry import MOST_DEVICES, DeviceId
 
 _RECORD = re.compile(r"(\d{1,10}),\d{1,20},(\d{1,20}),[^;\n]*;(.*)\Z")
 _ERROR = re.compile(r"(?:\A|\s)NEURON_HW_ERR=([A-Za-z0-9_]{1,64})(?=\s|[,;:.]|\Z)")
@@ -87,7 +86,7 @@ def parse_error(record: KernelRecord) -> KernelError | None:
     serial = _SERIAL.search(rest)
     if serial:
         return KernelError(record.at, match[1].upper(), frozenset(), record.by_kernel, serial[1].lower())
-    named = frozenset(DeviceId(int(number)) for number in _DEVICE.findall(rest) if int(number) < MAX_DEVICES)
+    named = frozenset(DeviceId(int(number)) for number in _DEVICE.findall(rest) if int(number) < MOST_DEVICES)
     return KernelError(record.at, match[1].upper(), named, record.by_kernel)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 ENVIRONMENT_KEYS = ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE")
 """As the runtime reads them, newer name first."""
 
+_COMMENT = re.compile(r"#.*")
 _ASSIGNMENT = re.compile(r"""^\s*(?:export\s+)?NEURON_LOGICAL_NC_CONFIG\s*=\s*["']?(.*?)["']?\s*$""", re.MULTILINE)
 
 
@@ -48,11 +49,10 @@ def choose_logical_core_size(
 
 def _said(environ: Mapping[str, str], host_file: str) -> Iterator[tuple[str, str]]:
     yield from ((key, environ[key].strip()) for key in ENVIRONMENT_KEYS if environ.get(key))
-    assignments = _ASSIGNMENT.findall(host_file)
-    if assignments:
-        yield "logical_nc_config", assignments[-1]  # as a shell would have it
-    elif host_file.strip():
-        yield "logical_nc_config", host_file.strip()
+    setting = _COMMENT.sub("", host_file).strip()
+    assignments = _ASSIGNMENT.findall(setting)
+    if setting:
+        yield "logical_nc_config", assignments[-1] if assignments else setting  # the last, as a shell would have it
 
 
 def _is_legal(text: str, largest: int, cores_per_device: int) -> bool:

@@ -55,11 +55,6 @@ class HealthNotices:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._epoll.fileno(), self._receive)
 
-    @property
-    def followed(self) -> int:
-        """How many files can be waited for."""
-        return len(self._followed)
-
     def follow(self, devices: Iterable[DeviceId]) -> str:
         """Wait for these devices' files and no others; returns what could not be followed, in words."""
         wanted = {path for device in devices for path in self._files(device)}

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from neuron_plugin.hardware.attributes import (
-    MAX_DEVICES,
     DriverVersion,
     ResetState,
     parse_components,
@@ -29,6 +28,7 @@ from neuron_plugin.hardware.attributes import (
     parse_counter,
     parse_device_numbers,
     parse_driver_version,
+    parse_elected,
     parse_product_name,
     parse_reset,
     parse_serial_number,
@@ -45,7 +45,7 @@ HEARTBEAT = "healthcheck_heartbeat"
 
 _CHANGES_IN_HEALTH = re.compile(r"heartbeat|(?<!un)corrected")
 
-DEVICE_NAME = re.compile(r"neuron(0|[1-9][0-9]?)\Z")
+DEVICE_NAME = re.compile(r"neuron(0|[1-9][0-9]{0,3})\Z")
 _CORE_NAME = re.compile(r"neuron_core(0|[1-9][0-9]?)\Z")
 
 Value = TypeVar("Value")
@@ -224,7 +224,7 @@ class Sysfs:
             SysfsError: the class directory is not there or cannot be listed.
         """
         ids = (int(match[1]) for match in map(DEVICE_NAME.match, _names(self.class_dir)) if match)
-        return [DeviceId(device) for device in sorted(ids) if device < MAX_DEVICES]
+        return [DeviceId(device) for device in sorted(ids)]
 
     def device(self, device: DeviceId) -> DeviceTree:
         """The attributes of ``neuronN``."""
@@ -238,9 +238,9 @@ class Sysfs:
         """EC2 type by DMI, or empty."""
         return read_attribute(self.root / "class/dmi/id/product_name", parse_product_name)
 
-    def class_attribute(self, name: str) -> str:
-        """Text of a plain file beside the devices, without its newline."""
-        return read_attribute(self.class_dir / name, str.strip)
+    def elected(self, name: str) -> str:
+        """What a plain file beside the devices says of the UltraServer, such as ``node_id_4``."""
+        return read_attribute(self.class_dir / name, parse_elected)
 
 
 def _names(directory: Path) -> list[str]:

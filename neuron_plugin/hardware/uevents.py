@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from functools import cache
 from typing import Protocol
 
 import pyudev
@@ -17,18 +19,27 @@ import pyudev
 logger = logging.getLogger(__name__)
 
 SUBSYSTEM = "neuron_device"
-_REOPENINGS = 3
+
+_EVENTS_A_TURN = 100
+"""Others get their turn after so many, some milliseconds: while a storm lasts, the socket is never empty."""
+
+_REOPENING_SECONDS = 1.0
+"""A socket that overran is opened again after so long: while a storm lasts, it would overrun again at once."""
+
+
+def _nobody() -> None:
+    """Nobody is told yet."""
 
 
 class Uevents(Protocol):
-    """A source of hints. ``trouble`` says why it gives none, and is empty while it may."""
+    """A source of hints. ``trouble`` says why it gives none now, and is empty while it may."""
 
     @property
     def trouble(self) -> str:
-        """Why it gives no hints; empty while it may."""
+        """Why it gives no hints now."""
 
-    async def wait(self) -> None:
-        """Return once there was a hint since the last return. May wait for ever."""
+    on_hint: Callable[[], None]
+    """Who is told that something has happened; called from the event loop."""
 
     def close(self) -> None:
         """Stop listening."""
@@ -39,10 +50,7 @@ class NoUevents:
 
     def __init__(self, trouble: str = "") -> None:
         self.trouble = trouble
-
-    async def wait(self) -> None:
-        """Wait for ever; the caller has its own period."""
-        await asyncio.Event().wait()
+        self.on_hint = _nobody
 
     def close(self) -> None:
         """Nothing was opened."""
@@ -54,51 +62,53 @@ class KernelUevents:
     def __init__(self, monitor: pyudev.Monitor) -> None:
         """Listen to ``monitor``, which has been started."""
         self.trouble = ""
+        self.on_hint = _nobody
         self._loop = asyncio.get_running_loop()
-        self._hint = asyncio.Event()
-        self._reopenings = _REOPENINGS
+        self._reopening: asyncio.TimerHandle | None = None
         self._monitor: pyudev.Monitor | None = None
         self._listen(monitor)
 
-    async def wait(self) -> None:
-        """Return once there was a hint since the last return. May wait for ever."""
-        await self._hint.wait()
-        self._hint.clear()
-
     def close(self) -> None:
         """Stop listening. Harmless when repeated."""
+        self._mute()
+        if self._reopening is not None:
+            self._reopening.cancel()
+
+    def _mute(self) -> None:
         if self._monitor is not None:
             self._loop.remove_reader(self._monitor.fileno())
             self._monitor = None
 
     def _listen(self, monitor: pyudev.Monitor) -> None:
         self._monitor = monitor
-        self._loop.add_reader(monitor.fileno(), self._receive)
+        self._loop.add_reader(monitor.fileno(), self._receive, monitor)
 
-    def _receive(self) -> None:
+    def _receive(self, monitor: pyudev.Monitor) -> None:
         try:
-            while self._monitor is not None and (event := self._monitor.poll(timeout=0)) is not None:
+            for _ in range(_EVENTS_A_TURN):
+                if (event := monitor.poll(timeout=0)) is None:
+                    return
                 logger.debug("uevent", extra={"action": event.action, "device": event.sys_name})
-                self._hint.set()
-        except OSError as error:
-            self._recover(error)
+                self.on_hint()
+        except OSError:  # an overrun of the socket: what was lost is found by looking, so that is a hint, too
+            self._mute()
+            self.on_hint()
+            self._reopen_later()
 
-    def _recover(self, error: OSError) -> None:
-        """After an overrun of the socket: whatever was lost is found by looking, so that is a hint, too."""
-        self.close()
-        self._hint.set()
-        if self._reopenings == 0:
-            self._give_up(error)
-            return
-        self._reopenings -= 1
+    def _reopen_later(self) -> None:
+        self._reopening = self._loop.call_later(_REOPENING_SECONDS, self._reopen)
+
+    def _reopen(self) -> None:
         try:
             self._listen(_started_monitor())
-        except (OSError, ImportError) as failure:
-            self._give_up(failure)
-
-    def _give_up(self, error: Exception) -> None:
-        self.trouble = f"uevents are lost: {error}"
-        logger.warning("uevents are lost from now on, devices are found by rescans only", extra={"error": str(error)})
+        except (OSError, ImportError) as error:
+            if not self.trouble:
+                logger.warning("uevents are lost, devices are found by rescans only", extra={"error": str(error)})
+            self.trouble = f"uevents are lost: {error}"
+            self._reopen_later()
+        else:
+            self.trouble = ""
+            self.on_hint()
 
 
 async def open_uevents() -> Uevents:
@@ -115,7 +125,13 @@ async def open_uevents() -> Uevents:
 
 
 def _started_monitor() -> pyudev.Monitor:
-    monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")
+    monitor = pyudev.Monitor.from_netlink(_context(), source="kernel")
     monitor.filter_by(SUBSYSTEM)
     monitor.start()
     return monitor
+
+
+@cache
+def _context() -> pyudev.Context:
+    """Made once: finding libudev forks a child process each time."""
+    return pyudev.Context()

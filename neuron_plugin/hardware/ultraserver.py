@@ -43,7 +43,7 @@ def read_ultraserver(sysfs: Sysfs) -> UltraServer | None:
 
 def _said(sysfs: Sysfs, name: str, nothing: set[str]) -> str:
     try:
-        text = sysfs.class_attribute(name)
+        text = sysfs.elected(name)
     except SysfsError:
         return ""  # other products have other files; none of them matters to what is handed out
     return "" if text in nothing else text

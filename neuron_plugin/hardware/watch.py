@@ -1,6 +1,6 @@
 """The machine's inventory, kept up to date: a new snapshot whenever something changed.
 
-Rescans are the truth, uevents only make them come sooner. Right after a device appeared its attributes may still be
+Rescans are the truth, hints only make them come sooner. Right after a device appeared its attributes may still be
 missing: it is looked at again with growing pauses, and once it had its time it is taken as it is. Looking happens in
 a thread, because an attribute may be read from firmware (Inf1's links: up to 60 s).
 """
@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable, Container
 from dataclasses import dataclass
 from typing import Protocol
 
+from neuron_plugin.hardware.hints import Hints
 from neuron_plugin.hardware.records import Inventory
-from neuron_plugin.hardware.uevents import Uevents
 from neuron_plugin.topology.geometry import DeviceId
 
 logger = logging.getLogger(__name__)
@@ -47,13 +47,13 @@ class InventoryWatcher:
     def __init__(
         self,
         read: ReadInventory,
-        uevents: Uevents,
+        hints: Hints,
         periods: WatchPeriods | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``uevents`` must be listening already, and stay the caller's to close. ``clock`` times the looks."""
+        """``hints`` must be coming already. ``clock`` times the looks."""
         self._read = read
-        self._uevents = uevents
+        self._hints = hints
         self._clock = clock
         self._rested_at = 0.0
         self._periods = periods or WatchPeriods()
@@ -91,7 +91,7 @@ class InventoryWatcher:
         seconds = self._patience.pause(asyncio.get_running_loop().time())
         try:
             async with asyncio.timeout(seconds):
-                await self._uevents.wait()
+                await self._hints.wait()
         except TimeoutError:
             return
         self._patience.hurry()

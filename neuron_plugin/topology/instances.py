@@ -17,6 +17,9 @@ from neuron_plugin.topology.links import Links, topology_of
 TORUS_BLOCKS = (1, 4, 8, 16)
 """Device counts with collectives support on a torus: 2, 8, 16 or a multiple of 32 cores on Trn1."""
 
+BLOCKS: Mapping[Topology, tuple[int, ...]] = {Topology.TORUS: TORUS_BLOCKS, Topology.UNLINKED: (1,)}
+"""Device counts that are handed out as aligned blocks, where nothing else is said; elsewhere any run will do."""
+
 
 @dataclass(frozen=True, slots=True)
 class InstanceType:
@@ -62,17 +65,7 @@ def geometry_of(
     if known and seen <= known.devices:
         return Geometry(known.name, known.topology, known.devices, cores_per_device, known.block_sizes)
     topology = topology_of(links)
-    return Geometry(instance_type or "unknown", topology, seen, cores_per_device, _blocks(topology))
-
-
-def _blocks(topology: Topology) -> tuple[int, ...]:
-    match topology:
-        case Topology.TORUS:
-            return TORUS_BLOCKS
-        case Topology.UNLINKED:
-            return (1,)
-        case _:
-            return ()
+    return Geometry(instance_type or "unknown", topology, seen, cores_per_device, BLOCKS.get(topology, ()))
 
 
 def _inf1(name: str, devices: int, topology: Topology) -> InstanceType:

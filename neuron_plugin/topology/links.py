@@ -25,10 +25,8 @@ def topology_of(links: Links) -> Topology:
 
     ``links`` must cover the ids 0..n-1 without a gap to be recognised: a hole may hide any topology.
     """
-    for topology in _candidates(len(links)):
-        if dict(links) == links_of(topology, len(links)):
-            return topology
-    return Topology.UNLINKED
+    told, count = dict(links), len(links)
+    return next((topology for topology in _candidates(count) if told == links_of(topology, count)), Topology.UNLINKED)
 
 
 def _candidates(device_count: int) -> tuple[Topology, ...]:
@@ -40,9 +38,10 @@ def _candidates(device_count: int) -> tuple[Topology, ...]:
 
 
 def _neighbours(topology: Topology, device_count: int, device: int) -> set[int]:
+    """Among them may be the device itself, and at the ends of a line ids that no device has."""
     match topology:
         case Topology.LINE:
-            return {other for other in (device - 1, device + 1) if 0 <= other < device_count}
+            return {device - 1, device + 1}
         case Topology.RING:
             return {(device - 1) % device_count, (device + 1) % device_count}
         case Topology.TORUS:

@@ -48,9 +48,7 @@ def _device_sets(geometry: Geometry, count: int) -> tuple[CoreMask, ...]:
 
 def _step(geometry: Geometry, count: int) -> int:
     """Distance between the first devices of neighbouring sets; 0 when the count has none."""
-    if count in (1, geometry.device_count):
-        return 1
-    if not geometry.block_sizes:
+    if not geometry.block_sizes or count in (1, geometry.device_count):
         return 1
     return count if count in geometry.block_sizes else 0
 

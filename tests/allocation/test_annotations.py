@@ -21,6 +21,7 @@ from neuron_plugin.allocation.annotations import (
     read,
     write,
 )
+from neuron_plugin.allocation.idlists import parse_ids
 from neuron_plugin.allocation.placement import ContainerSet, place
 from neuron_plugin.allocation.refusals import Refusal
 from neuron_plugin.allocation.requests import ContainerRequest, Kind, PodRequest
@@ -305,6 +306,43 @@ def test_t34_any_texts_are_a_decision_that_fits_the_pod_or_the_one_typed_error(
     if decision is not None:
         assert [part.request for part in decision.containers] == list(request)
         assert all(len(part.ids) == part.request.count == len(set(part.ids)) for part in decision.containers)
+
+
+def spoiled(text: str, data: st.DataObject) -> str:
+    """The text with a little of it cut out and something else put in."""
+    begin = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(begin, min(len(text), begin + 2)))
+    return text[:begin] + data.draw(st.text(alphabet="0123456789,-| ", max_size=3)) + text[end:]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data(), any_geometry(), st.sets(st.sampled_from(Dialect), min_size=1))
+def test_t34_an_assignment_that_was_tampered_with_is_refused_or_keeps_containers_and_dialects_apart(
+    data: st.DataObject, geometry: Geometry, dialects: set[Dialect]
+) -> None:
+    request = data.draw(pods(geometry, most=3))
+    placement = place(geometry, geometry.all_mask, request)
+    assume(not isinstance(placement, Refusal))
+    assert not isinstance(placement, Refusal)
+    annotations = write(geometry, placement, 7, dialects)
+    key = data.draw(st.sampled_from(sorted(annotations)))
+    annotations[key] = spoiled(annotations[key], data)
+    try:
+        decision = read(POD, annotations, request)
+    except AnnotationError:
+        return
+    if decision is None:
+        assert not any(key in annotations for key in ASSIGNMENT_KEYS)
+        return
+    assert [part.request for part in decision.containers] == list(request)
+    assert all(len(set(part.ids)) == part.request.count for part in decision.containers)
+    apps = [part for part in decision.containers if part.request.kind is Kind.APP]
+    for unit in Unit:
+        ids = [number for part in apps if part.request.resource.unit is unit for number in part.ids]
+        assert len(ids) == len(set(ids))
+    if VENDOR_IDS_KEY in annotations and {DEVICES_KEY, CORES_KEY} & annotations.keys():
+        theirs = {number for text in annotations[VENDOR_IDS_KEY].split("|") for number in parse_ids(text)}
+        assert theirs == {number for part in decision.containers for number in part.ids}
 
 
 @pytest.mark.parametrize("key", ASSIGNMENT_KEYS)

@@ -101,6 +101,12 @@ def test_huge_texts_are_refused_without_effort(text: str) -> None:
     assert len(str(caught.value)) < 200
 
 
+def test_a_text_of_the_greatest_length_is_still_read() -> None:
+    assert parse_ids("7".rjust(65_536)) == (7,)
+    with pytest.raises(IdListError, match="a list of 65537 characters, expected at most 65536"):
+        parse_ids("7".rjust(65_537))
+
+
 def test_t24_numbers_are_written_in_numeric_order() -> None:
     assert format_ids({10, 9, 11, 2}) == "2,9,10,11"
     assert format_ids(()) == ""

@@ -54,6 +54,13 @@ def test_every_device_can_be_packed_one_by_one() -> None:
     assert sum(masks) == INF2_RING.all_mask
 
 
+def test_the_first_core_is_a_set_like_any_other() -> None:
+    masks = pack(INF1, INF1.all_mask, like(core(1), 16))
+    assert masks is not None
+    assert sum(masks) == INF1.all_mask
+    assert pack(INF1, INF1.cores_mask((0, 4, 5)), (core(1), core(2))) == (0b1, 0b110000)
+
+
 def test_sets_come_back_in_the_order_of_the_request() -> None:
     free = INF2_RING.devices_mask((0, 1, 2, 4, 5))
     small, large = pack(INF2_RING, free, (device(2), device(3))) or (0, 0)

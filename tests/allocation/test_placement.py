@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from neuron_plugin.allocation import placement as module
 from neuron_plugin.allocation.placement import MOST_CONTAINERS, Placement, place, place_healthy, placement_mask
 from neuron_plugin.allocation.refusals import Reason, Refusal
 from neuron_plugin.allocation.requests import ContainerRequest, Kind, PodRequest
@@ -23,6 +26,7 @@ from tests.topology.oracle import (
     Cores,
     as_cores,
     distinct_geometries,
+    oracle_best,
     oracle_sets,
 )
 
@@ -120,7 +124,46 @@ def test_t8_a_refusal_that_can_pass_does_pass_on_the_free_node(data: st.DataObje
     else:
         on_all = place(geometry, geometry.all_mask, request)
         assert isinstance(place(geometry, healthy, request), Refusal)
+        whoever_ends = free | data.draw(free_masks(geometry))
+        assert isinstance(place_healthy(geometry, healthy, whoever_ends, request), Refusal)
         assert (found.reason is Reason.UNHEALTHY) == (not isinstance(on_all, Refusal))
+
+
+def the_only_answer(geometry: Geometry, healthy: int, free: int, part: ContainerRequest) -> Cores | Reason:
+    """What one container must get, or why it must get nothing."""
+    unit, count = part.resource.unit, part.count
+    usable = as_cores(healthy & free)
+    best = oracle_best(geometry, usable, unit, count, frozenset())
+    if best is not None:
+        return best
+    if count > (geometry.device_count if unit is Unit.DEVICE else geometry.core_count):
+        return Reason.TOO_MANY
+    sets = oracle_sets(geometry, unit, count)
+    if not sets:
+        return Reason.UNSUPPORTED_COUNT
+    if not any(cores <= as_cores(healthy) for cores in sets):
+        return Reason.UNHEALTHY
+    available = [cores for cores in oracle_sets(geometry, unit, 1) if cores <= usable]
+    return Reason.NOT_FREE if len(available) < count else Reason.FRAGMENTED
+
+
+def torn(geometry: Geometry, random: Random) -> int:
+    """A node with some devices and some cores taken away."""
+    devices = random.sample(range(geometry.device_count), random.randrange(geometry.device_count // 2 + 1))
+    cores = random.sample(range(geometry.core_count), random.randrange(geometry.core_count // 4 + 1))
+    return geometry.all_mask & ~geometry.devices_mask(devices) & ~geometry.cores_mask(cores)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("geometry", distinct_geometries(), ids=str)
+def test_every_count_on_every_shape_gets_the_only_answer(geometry: Geometry, seed: int) -> None:
+    random = Random(f"{geometry.instance_type} {seed}")  # noqa: S311 - no secret
+    healthy, free = torn(geometry, random), torn(geometry, random)
+    counts = [*map(device, range(1, geometry.device_count + 2)), *map(core, range(1, geometry.core_count + 2))]
+    for part in counts:
+        found = place_healthy(geometry, healthy, free, (part,))
+        answer = found.reason if isinstance(found, Refusal) else as_cores(placement_mask(found))
+        assert answer == the_only_answer(geometry, healthy, free, part), part
 
 
 @given(st.data(), any_geometry())
@@ -201,6 +244,25 @@ def test_a_single_does_not_stand_in_the_way_of_a_row_beside_it() -> None:
     assert placed(TRN1, free, device(1, "a"), device(4, "b")) == [[9], [0, 1, 2, 3]]
 
 
+def test_p32_containers_that_share_no_silicon_take_leftovers_too() -> None:
+    free = TRN1.devices_mask((0, 1, 2, 3, 9, 13))
+    assert placed(TRN1, free, device(1, "a"), device(1, "b")) == [[9], [13]]
+
+
+def test_what_an_init_container_leaves_cannot_be_left_aside() -> None:
+    """The kubelet gives the last container the third of the init container's devices first: 2 and 4 are no set."""
+    free = INF2_RING.devices_mask((0, 1, 2, 4, 5, 7, 8))
+    init = device(3, "i", Kind.INIT)
+    assert refused(INF2_RING, free, init, device(2, "a"), device(2, "b")).can_pass
+    assert placed(INF2_RING, free, init, device(3, "a"), device(2, "b"), device(2, "c"))[2:] == [[4, 5], [7, 8]]
+
+
+def test_a_search_that_would_never_end_is_given_up() -> None:
+    """One window of four fits in each of sixteen devices; to find that out by trying all would take for ever."""
+    torn_everywhere = TRN2_LNC1.cores_mask(number for number in range(128) if number % 8 != 7)
+    assert refused(TRN2_LNC1, torn_everywhere, *(core(4, f"c{index}") for index in range(17))).can_pass
+
+
 def test_a_dead_end_of_the_cheapest_sets_is_left_again() -> None:
     free = INF2_RING.devices_mask((0, 1, 2, 4, 5, 7, 8, 9))
     lists = placed(INF2_RING, free, device(2, "a"), device(3, "b"), device(3, "c"))
@@ -221,6 +283,16 @@ def test_a_pod_that_fills_every_gap_of_a_torn_ring_is_placed(held: tuple[int, ..
 def test_as_many_cores_as_a_node_has_are_placed_one_by_one() -> None:
     lists = placed(TRN2_LNC1, TRN2_LNC1.all_mask, *(core(1, f"c{index}") for index in range(128)))
     assert sorted(ids[0] for ids in lists) == list(range(128))
+
+
+def test_a_pod_that_needs_more_than_is_free_is_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen unlike containers on a torn node took a search of some 25 ms, and most nodes of a cluster are full."""
+    monkeypatch.setattr(module, "_Walk", None)
+    request = (device(8, "i", Kind.INIT), device(1, "s", Kind.SIDECAR), core(2, "a"), device(4, "b"))
+    free = TRN1.all_mask & ~TRN1.devices_mask(range(11))
+    assert refused(TRN1, free, *request).can_pass
+    with pytest.raises(TypeError):
+        place(TRN1, free | 1 | 2, request)
 
 
 def test_t18_each_alone_but_never_all_together_is_final() -> None:

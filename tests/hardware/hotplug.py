@@ -14,9 +14,10 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
+from neuron_plugin.hardware.hints import Hints
 from neuron_plugin.hardware.inventory import MachinePaths, read_inventory
 from neuron_plugin.hardware.records import Inventory
-from neuron_plugin.hardware.uevents import Uevents, open_uevents
+from neuron_plugin.hardware.uevents import open_uevents
 from neuron_plugin.hardware.watch import InventoryWatcher, WatchPeriods
 
 DEADLINE_SECONDS = 10
@@ -78,26 +79,26 @@ class Printer(logging.Handler):
         print(record.__dict__["action"], record.__dict__["device"])
 
 
-async def hints(kernel: Kernel, uevents: Uevents) -> None:
+async def heard(kernel: Kernel, hints: Hints) -> None:
     """Adding and removing a device are hints, another subsystem's device is not even received."""
     listener = logging.getLogger("neuron_plugin.hardware.uevents")
     listener.setLevel(logging.DEBUG)
     listener.addHandler(Printer())
     kernel.add(0, core_count="2")
-    await uevents.wait()
+    await hints.wait()
     print("hint")
     kernel.remove(0)
-    await uevents.wait()
+    await hints.wait()
     print("hint")
     kernel.add_other()
     kernel.add(1, core_count="2")
-    await uevents.wait()
+    await hints.wait()
     print("hint")
 
 
-async def hotplug(kernel: Kernel, uevents: Uevents) -> None:
+async def hotplug(kernel: Kernel, hints: Hints) -> None:
     """The watcher sees a device come, go and come, long before its next rescan."""
-    changes = watching(uevents)
+    changes = watching(hints)
     print(ids(await anext(changes)))
     kernel.add(5, core_count="2")
     print(ids(await anext(changes)))
@@ -107,9 +108,9 @@ async def hotplug(kernel: Kernel, uevents: Uevents) -> None:
     print(ids(await anext(changes)))
 
 
-async def late(kernel: Kernel, uevents: Uevents) -> None:
+async def late(kernel: Kernel, hints: Hints) -> None:
     """A device is announced before its core_count is there, and offered only after."""
-    changes = watching(uevents)
+    changes = watching(hints)
     await anext(changes)
     kernel.add(3)
     first = await anext(changes)
@@ -118,8 +119,8 @@ async def late(kernel: Kernel, uevents: Uevents) -> None:
     print(ids(await anext(changes)))
 
 
-def watching(uevents: Uevents) -> AsyncIterator[Inventory]:
-    watcher = InventoryWatcher(partial(read_inventory, MachinePaths()), uevents, WatchPeriods(rescan_seconds=3600))
+def watching(hints: Hints) -> AsyncIterator[Inventory]:
+    watcher = InventoryWatcher(partial(read_inventory, MachinePaths()), hints, WatchPeriods(rescan_seconds=3600))
     return aiter(watcher.changes())
 
 
@@ -127,15 +128,15 @@ def ids(inventory: Inventory) -> str:
     return f"devices {[int(device) for device in inventory.device_ids]}"
 
 
-async def main(scenario: Callable[[Kernel, Uevents], Awaitable[None]]) -> None:
+async def main(scenario: Callable[[Kernel, Hints], Awaitable[None]]) -> None:
     kernel = Kernel()
     uevents = await open_uevents()
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
-            await scenario(kernel, uevents)
+            await scenario(kernel, Hints(uevents))
     finally:
         uevents.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(main({"hints": hints, "hotplug": hotplug, "late": late}[sys.argv[1]]))
+    asyncio.run(main({"hints": heard, "hotplug": hotplug, "late": late}[sys.argv[1]]))

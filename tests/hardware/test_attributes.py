@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -9,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.hardware.attributes import (
-    MAX_CORES_PER_DEVICE,
-    MAX_DEVICES,
     DriverVersion,
     ResetState,
     parse_components,
@@ -19,11 +18,13 @@ from neuron_plugin.hardware.attributes import (
     parse_counter,
     parse_device_numbers,
     parse_driver_version,
+    parse_elected,
     parse_product_name,
     parse_reset,
     parse_serial_number,
     parse_word,
 )
+from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, MOST_DEVICES
 
 PARSERS: list[Callable[[str], object]] = [
     parse_components,
@@ -32,6 +33,7 @@ PARSERS: list[Callable[[str], object]] = [
     parse_counter,
     parse_device_numbers,
     parse_driver_version,
+    parse_elected,
     parse_product_name,
     parse_reset,
     parse_serial_number,
@@ -50,10 +52,11 @@ def test_a_core_count_that_no_device_has_is_refused(text: str) -> None:
         parse_core_count(text)
 
 
-def test_a_core_count_is_refused_before_it_can_make_masks_of_a_billion_bits() -> None:
-    assert parse_core_count(str(MAX_CORES_PER_DEVICE)) == MAX_CORES_PER_DEVICE
-    with pytest.raises(ValueError, match="1 to 64 cores"):
-        parse_core_count("1000000000")
+def test_a_core_count_that_no_geometry_can_have_is_refused() -> None:
+    assert parse_core_count(str(MOST_CORES_PER_DEVICE)) == MOST_CORES_PER_DEVICE
+    for text in ("9", "64", "1000000000"):
+        with pytest.raises(ValueError, match="1 to 8 cores"):
+            parse_core_count(text)
     with pytest.raises(ValueError, match="decimal number of cores"):
         parse_core_count("9" * 5000)  # int() itself would refuse it with another sentence
 
@@ -86,7 +89,7 @@ def test_neighbours_that_are_no_ids_are_refused(text: str) -> None:
 
 
 def test_a_neighbour_beyond_the_drivers_limit_is_refused() -> None:
-    with pytest.raises(ValueError, match=f"below {MAX_DEVICES}"):
+    with pytest.raises(ValueError, match=f"below {MOST_DEVICES}"):
         parse_connected_devices("1, 64\n")
 
 
@@ -174,7 +177,29 @@ def test_numbers_left_out_of_a_version_count_as_zero() -> None:
     assert not parse_driver_version("2.28").at_least(2, 28, 0, 1)
 
 
-@pytest.mark.parametrize("text", ["", "2", "dev", "2.x", "2.26.5.0-rc1", "2..1", "1.2.3.4.5.6.7"])
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("2.19.64.0", (2, 19, 64, 0)),
+        ("2.19.64.0-dirty\n", (2, 19, 64, 0)),
+        ("2.26.5.0-rc1", (2, 26, 5, 0)),
+        ("2.26.5.0+git.0a1b2c3", (2, 26, 5, 0)),
+        ("2.26.5.0~dkms-1.amzn2023", (2, 26, 5, 0)),
+        ("2.28_test", (2, 28)),
+    ],
+)
+def test_a_driver_that_somebody_built_himself_has_the_version_that_it_begins_with(
+    text: str, numbers: tuple[int, ...]
+) -> None:
+    """Taken for unknown it would be one of before 2.12.14, and its containers would be numbered as the host is."""
+    assert parse_driver_version(text) == DriverVersion(text.strip(), numbers)
+    assert parse_driver_version(text).at_least(2, 12, 14)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "2", "dev", "2.x", "2.x.1234.0-dirty", "2..1", "2.26.5.0-", "2.26.5.0 dirty", "2.26.5.0\0", "1.2.3.4.5.6.7"],
+)
 def test_what_is_no_driver_version_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"a version such as 2\.26\.5\.0"):
         parse_driver_version(text)
@@ -188,6 +213,7 @@ def test_what_is_no_driver_version_is_refused(text: str) -> None:
         ("trn3-dev0.48xlarge\n", "trn3-dev0.48xlarge"),
         ("trn2u-ac.24xlarge", "trn2u-ac.24xlarge"),
         ("HVM domU\n", ""),
+        ("trn1." + "3" * 300, ""),
         ("Standard PC (Q35 + ICH9, 2009)\n", ""),
         ("", ""),
     ],
@@ -196,15 +222,40 @@ def test_the_product_name_is_an_instance_type_or_nothing(text: str, instance_typ
     assert parse_product_name(text) == instance_type
 
 
-@given(st.text(max_size=60))
+@pytest.mark.parametrize("text", ["1,3,4\n", "0a1b2c3d4e5f6071", "-1\n", "busy\n", "\n", ""])
+def test_what_was_elected_is_kept_as_it_is(text: str) -> None:
+    assert parse_elected(text) == text.strip()
+
+
+@pytest.mark.parametrize("text", ["x" * 65, "\0\0", "1 2", "ä"])
+def test_what_no_election_prints_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="an id, a number or a list of modes"):
+        parse_elected(text)
+
+
+unprinted = st.sampled_from(["0x10", "-3", "\0" * 4096, "9" * 4096, "1" * 21, " 7", "7\r\n", "\n\n", "1e3", "\ufeff1"])
+
+
+@given(st.one_of(st.text(max_size=60), unprinted))
 def test_any_text_is_a_value_or_a_value_error(text: str) -> None:
     for parse in PARSERS:
         try:
-            parse(text)
+            value = parse(text)
         except ValueError as error:
             assert str(error)  # noqa: PT017 - either outcome is right, a silent error is not
+        else:
+            assert len(value) <= 64 if isinstance(value, str) else value is not None
 
 
-@given(st.sets(st.integers(0, MAX_DEVICES - 1), min_size=1, max_size=8))
+@given(st.from_regex(r"\A[a-z][a-z0-9-]*\.[a-z0-9-]+\Z"), st.from_regex(r"\A[0-9.]+[-+~_][A-Za-z0-9.+~_-]*\Z"))
+def test_no_name_is_longer_than_the_cluster_can_be_told(product: str, version: str) -> None:
+    assert len(parse_product_name(product)) <= 64
+    try:
+        assert len(parse_driver_version(version).text) <= 128
+    except ValueError:
+        assert not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,9}){1,5}[-+~_][A-Za-z0-9.+~_-]{1,40}", version)
+
+
+@given(st.sets(st.integers(0, MOST_DEVICES - 1), min_size=1, max_size=8))
 def test_every_list_the_driver_can_print_is_read_back(devices: set[int]) -> None:
     assert parse_connected_devices(", ".join(map(str, devices)) + "\n") == devices

@@ -9,23 +9,6 @@ import pytest
 from neuron_plugin.hardware.hints import Hints
 from neuron_plugin.hardware.uevents import NoUevents
 
-
-class Uevents:
-    """A source of hints in the hand of the test."""
-
-    trouble = ""
-
-    def __init__(self) -> None:
-        self.event = asyncio.Event()
-
-    async def wait(self) -> None:
-        await self.event.wait()
-        self.event.clear()
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 pytestmark = pytest.mark.looptime
 
 
@@ -39,16 +22,16 @@ async def waited(hints: Hints) -> bool:
 
 
 async def test_either_source_ends_the_waiting() -> None:
-    uevents = Uevents()
+    uevents = NoUevents()
     hints = Hints(uevents)
     hints.give()
     assert await waited(hints)
-    uevents.event.set()
+    uevents.on_hint()
     assert await waited(hints)
 
 
 async def test_a_hint_is_for_one_waiting() -> None:
-    hints = Hints(Uevents())
+    hints = Hints(NoUevents())
     hints.give()
     hints.give()
     assert await waited(hints)
@@ -56,7 +39,7 @@ async def test_a_hint_is_for_one_waiting() -> None:
 
 
 async def test_a_hint_while_nobody_waits_is_kept() -> None:
-    hints = Hints(Uevents())
+    hints = Hints(NoUevents())
     assert not await waited(hints)
     hints.give()
     assert await waited(hints)
@@ -64,6 +47,4 @@ async def test_a_hint_while_nobody_waits_is_kept() -> None:
 
 async def test_the_trouble_is_the_uevents() -> None:
     assert Hints(NoUevents("no libudev")).trouble == "no libudev"
-    hints = Hints(Uevents())
-    assert hints.trouble == ""
-    hints.close()
+    assert Hints(NoUevents()).trouble == ""

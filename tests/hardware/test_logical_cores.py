@@ -49,12 +49,18 @@ def test_an_empty_variable_says_nothing() -> None:
         "export NEURON_LOGICAL_NC_CONFIG=1\n",
         'NEURON_LOGICAL_NC_CONFIG="1"\n',
         "# set by cloud-init\nNEURON_LOGICAL_NC_CONFIG=1\n",
+        "NEURON_LOGICAL_NC_CONFIG=1  # as the trainers want it\r\n",
         "NEURON_LOGICAL_NC_CONFIG=2\nNEURON_LOGICAL_NC_CONFIG=1\n",
         "1\n",
     ],
 )
 def test_the_hosts_file_is_read_as_a_shell_would(text: str) -> None:
     assert chosen(host_file=text) == LogicalCoreSize(1, "logical_nc_config")
+
+
+@pytest.mark.parametrize("text", ["\n", "# NEURON_LOGICAL_NC_CONFIG=1\n", "  # nothing here\n\n"])
+def test_a_hosts_file_without_a_setting_says_nothing(text: str) -> None:
+    assert chosen(host_file=text) == LogicalCoreSize(2, "hardware default")
 
 
 @pytest.mark.parametrize("text", ["0", "3", "4", "16", "-1", "x", "1.0", "²", "9" * 50])

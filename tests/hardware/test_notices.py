@@ -79,7 +79,7 @@ async def test_p67_a_change_of_a_health_file_is_a_hint_each_time(make_node: Make
     node, hinted = make_node(driver_version="2.28.0.0"), asyncio.Event()
     with closing(HealthNotices(Sysfs(node.paths.sysfs), hinted.set)) as followed:
         assert followed.follow([FIRST, SECOND]) == ""
-        assert followed.followed == 2
+        assert len(followed._followed) == 2
         assert await quiet(hinted)
         firmware.notify(1)
         await hint(hinted)
@@ -93,7 +93,7 @@ async def test_a_device_that_is_not_followed_any_more_gives_none(make_node: Make
     with closing(HealthNotices(Sysfs(node.paths.sysfs), hinted.set)) as followed:
         followed.follow([FIRST, SECOND])
         followed.follow([FIRST])
-        assert followed.followed == 1
+        assert len(followed._followed) == 1
         firmware.notify(0)
         await hint(hinted)
 
@@ -136,7 +136,7 @@ async def test_a_file_that_died_is_let_go_and_does_not_spin(make_node: MakeNode,
         firmware.dead = True
         firmware.notify(0)
         await hint(hinted)
-        assert followed.followed == 0
+        assert len(followed._followed) == 0
         assert await quiet(hinted)
 
 
@@ -144,14 +144,14 @@ async def test_an_older_driver_gives_no_notices_and_no_trouble(make_node: MakeNo
     node = make_node(driver_version="2.26.5.0")
     with closing(HealthNotices(Sysfs(node.paths.sysfs), lambda: None)) as followed:
         assert followed.follow([FIRST]) == ""
-        assert followed.followed == 0
+        assert len(followed._followed) == 0
 
 
 async def test_plain_files_of_a_simulated_machine_cannot_be_waited_for_which_is_no_trouble(make_node: MakeNode) -> None:
     node = make_node()
     with closing(HealthNotices(Sysfs(node.paths.sysfs), lambda: None)) as followed:
         assert followed.follow([FIRST]) == ""
-        assert followed.followed == 0
+        assert len(followed._followed) == 0
 
 
 async def test_p70_a_file_that_may_not_be_opened_is_named(make_node: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,5 +52,13 @@ def test_during_the_election_nothing_is_said(make_node: MakeNode) -> None:
     assert read_ultraserver(with_class_files(make_node("trn2.3xlarge"), **busy)) is None
 
 
+def test_what_no_election_prints_is_not_told(make_node: MakeNode) -> None:
+    """Told to the cluster, a page of text would make the extender refuse the whole inventory."""
+    sysfs = with_class_files(make_node("trn2.3xlarge"), server_id_4="a" * 4096, server_id_2="00000000000000aa\n")
+    found = read_ultraserver(sysfs)
+    assert found is not None
+    assert (found.server_id_4, found.server_id_2) == ("", "00000000000000aa")
+
+
 def test_a_switched_type_has_other_files_and_is_in_none(make_node: MakeNode) -> None:
     assert read_ultraserver(Sysfs(make_node("trn3s.48xlarge").paths.sysfs)) is None

@@ -13,6 +13,7 @@ from itertools import count
 import pytest
 
 from neuron_plugin.hardware.attributes import DriverVersion
+from neuron_plugin.hardware.hints import Hints
 from neuron_plugin.hardware.inventory import read_inventory
 from neuron_plugin.hardware.records import Device, Inventory, NodeState, SkippedDevice
 from neuron_plugin.hardware.uevents import NoUevents
@@ -54,24 +55,8 @@ class Machine:
         return self.inventory
 
 
-class Hints:
-    """A source of hints in the hand of the test."""
-
-    trouble = ""
-
-    def __init__(self) -> None:
-        self.event = asyncio.Event()
-
-    async def wait(self) -> None:
-        await self.event.wait()
-        self.event.clear()
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-def watch(read: Machine, uevents: NoUevents | Hints | None = None) -> AsyncIterator[Inventory]:
-    return aiter(InventoryWatcher(read, uevents or NoUevents()).changes())
+def watch(read: Machine, hints: Hints | None = None) -> AsyncIterator[Inventory]:
+    return aiter(InventoryWatcher(read, hints or Hints(NoUevents())).changes())
 
 
 async def following(changes: AsyncIterator[Inventory]) -> Inventory:
@@ -110,24 +95,24 @@ async def test_without_hints_a_change_is_found_by_the_next_rescan() -> None:
 
 async def test_a_hint_brings_the_next_look_forward() -> None:
     loop = asyncio.get_running_loop()
-    hints = Hints()
+    hints = Hints(NoUevents())
     changes = watch(Machine(machine(0), after={2: machine(0, 1)}), hints)
     await following(changes)
     begun = loop.time()
-    loop.call_later(0.5, hints.event.set)
+    loop.call_later(0.5, hints.give)
     await following(changes)
     assert 0.4 < loop.time() - begun < 1.0
 
 
 async def test_p69_a_storm_of_hints_leaves_most_of_the_time_to_others() -> None:
     """A look that takes a second is followed by four seconds of rest, whatever the hints."""
-    hints, seconds = Hints(), count()
+    hints, seconds = Hints(NoUevents()), count()
     read = Machine(machine(0), after={1000: machine(1)})
     watcher = InventoryWatcher(read, hints, WatchPeriods(rescan_seconds=10.0), clock=lambda: float(next(seconds)))
 
     async def storm() -> None:
         while True:
-            hints.event.set()
+            hints.give()
             await asyncio.sleep(0.01)
 
     stormy = asyncio.create_task(storm(), name="storm")
@@ -237,14 +222,14 @@ async def test_a_slow_read_does_not_hold_the_loop() -> None:
         assert loop_went_on.wait(10)  # set by the loop, so a read on the loop would never end
         return machine(0)
 
-    changes = aiter(InventoryWatcher(slow, NoUevents()).changes())
+    changes = aiter(InventoryWatcher(slow, Hints(NoUevents())).changes())
     asyncio.get_running_loop().call_soon(loop_went_on.set)
     assert await following(changes) == machine(0)
 
 
 async def test_a_real_tree_is_followed_through_faults(make_node: MakeNode) -> None:
     node = make_node("inf2.xlarge")
-    changes = aiter(InventoryWatcher(partial(read_inventory, node.paths), NoUevents()).changes())
+    changes = aiter(InventoryWatcher(partial(read_inventory, node.paths), Hints(NoUevents())).changes())
     assert (await following(changes)).device_ids == (0,)
     node.remove_node(0)
     assert (await following(changes)).devices[0].node is NodeState.ABSENT

@@ -6,7 +6,7 @@ core ids, and sharing no code with the package: what it says and the package doe
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 from neuron_plugin.topology.geometry import Geometry, Topology
@@ -123,10 +123,16 @@ def oracle_cost(geometry: Geometry, free: Cores, chosen: Cores) -> int:
     """What a choice breaks: free sets at least as large that it touches, each weighing the devices it spans."""
     broken = (
         cores
-        for cores in oracle_everything(geometry)
-        if cores <= free and cores != chosen and cores & chosen and len(cores) >= len(chosen)
+        for cores in _oracle_live(geometry, free)
+        if len(cores) >= len(chosen) and cores != chosen and not cores.isdisjoint(chosen)
     )
     return sum(-(-len(cores) // geometry.cores_per_device) for cores in broken)
+
+
+@lru_cache(maxsize=8)
+def _oracle_live(geometry: Geometry, free: Cores) -> list[Cores]:
+    """The sets of any size that could be handed out now."""
+    return [cores for cores in oracle_everything(geometry) if cores <= free]
 
 
 def oracle_best(geometry: Geometry, free: Cores, unit: Unit, count: int, must: Cores) -> Cores | None:

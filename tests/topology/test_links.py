@@ -59,11 +59,15 @@ def test_links_go_both_ways_and_stay_inside_the_node(topology: Topology, count: 
     ("topology", "count"),
     [
         (Topology.SINGLE, 1),
+        (Topology.LINE, 2),
+        (Topology.LINE, 3),
         (Topology.LINE, 4),
         (Topology.LINE, 6),
+        (Topology.RING, 3),
         (Topology.RING, 12),
         (Topology.RING, 16),
         (Topology.TORUS, 16),
+        (Topology.TORUS, 32),
     ],
 )
 def test_p26_a_topology_is_recognised_by_its_links(topology: Topology, count: int) -> None:
@@ -80,8 +84,16 @@ def test_p26_a_single_device_that_is_not_the_first_is_no_single_device_machine()
     assert topology_of({3: frozenset()}) is Topology.UNLINKED
 
 
-def test_links_that_the_driver_blanked_say_nothing() -> None:
-    assert topology_of({device: frozenset() for device in range(11)}) is Topology.UNLINKED
+@pytest.mark.parametrize("count", [2, 11, 16])
+def test_links_that_the_driver_blanked_say_nothing(count: int) -> None:
+    assert topology_of({device: frozenset() for device in range(count)}) is Topology.UNLINKED
+
+
+@pytest.mark.parametrize("topology", [Topology.LINE, Topology.RING, Topology.TORUS])
+def test_a_link_that_only_one_end_tells_or_that_leads_away_is_another_machine(topology: Topology) -> None:
+    links = links_of(topology, 16)
+    assert topology_of({**links, 3: links[3] - {2}}) is Topology.UNLINKED
+    assert topology_of({**links, 3: links[3] | {40}}) is Topology.UNLINKED
 
 
 def test_no_device_has_no_topology() -> None:
