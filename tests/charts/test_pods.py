@@ -160,6 +160,12 @@ def test_the_plugin_runs_by_instance_type_or_by_label_and_never_where_eks_brings
         } in (term["matchExpressions"])
 
 
+def test_nodes_may_be_chosen_by_labels_alone() -> None:
+    affinity = pod_templates("simulated")["neuron-plugin"]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"][0] == {"key": "example.com/simulated-neuron", "operator": "In", "values": ["true"]}
+
+
 def test_the_termination_message_is_not_written_into_the_host_s_dev() -> None:
     (container,) = pod_templates("device-plugin")["neuron-plugin"]["spec"]["containers"]
     assert {"name": "dev", "mountPath": "/dev", "readOnly": True} in container["volumeMounts"]
