@@ -111,7 +111,7 @@ class SimulatedCluster:
         """Start the node daemon; its log goes to ``plugin.log``."""
         flags = {
             "--node-name": NODE_NAME,
-            "--kubeconfig": self._kubeconfig(),
+            "--kubeconfig": self._kubeconfig("plugin"),
             "--sysfs": self.node.paths.sysfs,
             "--dev": self.node.paths.dev,
             "--logical-core-file": self.node.paths.logical_nc_config,
@@ -138,7 +138,7 @@ class SimulatedCluster:
         """Start the extender, its log in ``extender.log``, and wait until it serves."""
         port, health_port = _free_port(), _free_port()
         flags = {
-            "--kubeconfig": self._kubeconfig(),
+            "--kubeconfig": self._kubeconfig("extender"),
             "--port": port,
             "--health-address": "127.0.0.1",
             "--health-port": health_port,
@@ -156,8 +156,8 @@ class SimulatedCluster:
                 sys.executable, "-m", "neuron_plugin.cli.main", command, *texts, *more, stderr=stream
             )
 
-    def _kubeconfig(self) -> Path:
-        return self.api.write_kubeconfig(self.root / "kubeconfig")
+    def _kubeconfig(self, user: str) -> Path:
+        return self.api.write_kubeconfig(self.root / f"kubeconfig-{user}", user)
 
     async def _wait_until_ready(self, url: str) -> None:
         async with asyncio.timeout(READY_SECONDS), aiohttp.ClientSession() as session:

@@ -28,7 +28,7 @@ PLAIN_NAMESPACE = "namespace-of-neuron-plugin"
 """Stands in the plain manifests for the namespace; never a real one's name."""
 
 _NO_ADDRESS = "192.0.2.45"
-"""Of the addresses that documents may use: the values take nothing but an address where the plain manifests have a name."""
+"""Nobody's (RFC 5737): the values take nothing but an address where the plain manifests have a name."""
 
 _CERTIFICATE = re.compile(r"^(  (?:ca\.crt|tls\.crt|tls\.key)): \S+$", re.MULTILINE)
 _HELMS_LABELS = re.compile(r"^ +(app\.kubernetes\.io/managed-by: Helm|helm\.sh/chart: .*)\n", re.MULTILINE)
@@ -39,9 +39,7 @@ def helm() -> str | None:
     return shutil.which("helm")
 
 
-def render(
-    values: Path, namespace: str = "kube-system", chart: Path = CHART, release: str = "neuron-plugin"
-) -> str:
+def render(values: Path, namespace: str = "kube-system", chart: Path = CHART, release: str = "neuron-plugin") -> str:
     """What ``helm template`` makes of the chart; generated certificates, new each time, are left out."""
     command = [helm() or "helm", "template", release, str(chart), "--values", str(values)]
     command += ["--namespace", namespace, "--kube-version", KUBERNETES]
