@@ -28,9 +28,10 @@ import grpc
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2_grpc import add_RegistrationServicer_to_server
 from neuron_plugin.kubelet._proto.podresources.v1.api_pb2_grpc import add_PodResourcesListerServicer_to_server
+from neuron_plugin.kubelet.checkpoint import CHECKPOINT
+from neuron_plugin.simulation.kubelet_checkpoint import read_memory, write_memory
 from neuron_plugin.simulation.kubelet_containers import received
 from neuron_plugin.simulation.kubelet_devices import AllocationError, Capacity, DeviceManager
-from neuron_plugin.simulation.kubelet_memory import Memory
 from neuron_plugin.simulation.kubelet_plugins import PluginCallError
 from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService, RateLimit
 from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, AdmittedPod, ContainerKind, Pod, PodRejectedError
@@ -84,7 +85,6 @@ class StandInKubelet:
         self._watching: asyncio.Task[None] | None = None
         self._random = random or Random()  # noqa: S311 - the order of Go's maps, guards nothing
         self._options = options or KubeletOptions()
-        self._memory = Memory()
         self._pods: dict[str, _LivePod] = {}
         self._admission = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -135,8 +135,8 @@ class StandInKubelet:
         await self.start()
 
     def spoil_checkpoint(self) -> None:
-        """While it is stopped: the next start cannot read what was allocated, says so in a log, and goes on."""
-        self._memory = Memory()
+        """While it is stopped: the next start cannot read what was allocated, and goes on."""
+        (self._directory / CHECKPOINT).write_text("spoiled")
         self._begin_process()
 
     # Resources.
@@ -262,17 +262,23 @@ class StandInKubelet:
 
     def _begin_process(self) -> None:
         """What a kubelet process knows at its beginning: its checkpoint, and no plugin."""
+        self._memory = read_memory(self._directory)
         self._devices = DeviceManager(
             self._memory,
             random=self._random,
             clock=lambda: asyncio.get_running_loop().time(),
             active=lambda: tuple(self._pods),
+            keep=self._keep,
             numa_affinity=self._options.numa_affinity,
             grace_seconds=self._options.grace_seconds,
         )
         self._clients = PluginClients(
             self._directory, self._devices, dial_seconds=self._options.dial_seconds, changed=self._changed.set
         )
+
+    def _keep(self) -> None:
+        resources = self._devices.resources()
+        write_memory(self._directory, self._memory, {each: self._devices.healthy(each) for each in resources})
 
     def _watch_plugins(self) -> None:
         if self._plugins_registry is not None:

@@ -6,8 +6,6 @@ The stand-in kubelet and our own server, together, over their sockets.
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,14 +17,6 @@ from neuron_plugin.simulation.kubelet import KubeletOptions, StandInKubelet
 from neuron_plugin.simulation.kubelet_devices import Capacity
 from neuron_plugin.simulation.kubelet_pods import Container, ContainerKind, Pod, PodRejectedError
 from tests.kubelet.fakes import CORE, DEVICE, devices, eventually, running_plugin
-
-asyncio.set_event_loop(None)  # see tests/kubelet/conftest.py
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="np-") as path:
-        yield Path(path)
 
 
 def pod(name: str, count: int = 1) -> Pod:
