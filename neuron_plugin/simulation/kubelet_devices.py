@@ -44,8 +44,9 @@ class _Taking:
 class DeviceManager:
     """One kubelet process's view of devices; ``memory`` outlives it.
 
-    ``active`` names the UIDs whose devices may not be freed, ``keep`` makes what is remembered last. ``numa_affinity`` is what a topology manager would hint;
-    None is its policy "none". ``grace_seconds`` is how long a resource is shown after its stream ended.
+    ``active`` names the UIDs whose devices may not be freed, ``keep`` makes what is remembered last. ``numa_affinity``
+    is what a topology manager would hint; None is its policy "none". ``grace_seconds`` is how long a resource is shown
+    after its stream ended.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from neuron_plugin.topology.instances import SHIPPED
-from tests.charts.manifests import NAMES, Manifest, default_values
+from tests.charts.manifests import NAMES, Manifest, coalesced, default_values
 from tests.charts.rendering import CHART, VALUES
 
 SCHEMA: Manifest = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
@@ -27,15 +27,6 @@ def nested(path: str, value: object) -> Manifest:
         value = {key: value}
     assert isinstance(value, dict)
     return value
-
-
-def coalesced(values: Manifest, defaults: Manifest | None = None) -> Manifest:
-    """The values that Helm judges: those given over the chart's own, and null takes one away."""
-    merged = dict(default_values() if defaults is None else defaults)
-    for key, value in values.items():
-        under = merged.get(key)
-        merged[key] = coalesced(value, under) if isinstance(value, dict) and isinstance(under, dict) else value
-    return {key: value for key, value in merged.items() if value is not None}
 
 
 def is_refused(values: Manifest) -> bool:
