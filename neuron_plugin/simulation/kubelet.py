@@ -59,6 +59,10 @@ class KubeletOptions:
     reconcile_seconds: float = 1.0
 
 
+class KubeletStoppedError(Exception):
+    """The kubelet ended in the middle of an admission; at its next start the pod is admitted again."""
+
+
 @dataclass(slots=True)
 class _LivePod:
     pod: Pod
@@ -87,6 +91,7 @@ class StandInKubelet:
         self._options = options or KubeletOptions()
         self._pods: dict[str, _LivePod] = {}
         self._admission = asyncio.Lock()
+        self._stops = 0
         self._changed = asyncio.Event()
         self._servers: list[tuple[grpc.aio.Server, Path]] = []
         self._begin_process()
@@ -118,6 +123,7 @@ class StandInKubelet:
 
     async def stop(self) -> None:
         """End as a kubelet does: streams end, calls are cut off, dead socket files stay behind."""
+        self._stops += 1
         if self._watching:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -175,6 +181,7 @@ class StandInKubelet:
 
         Raises:
             PodRejectedError: the pod has failed for good.
+            KubeletStoppedError: neither that nor admitted.
         """
         async with self._admission:
             self._pods[pod.uid] = _LivePod(pod)
@@ -235,9 +242,12 @@ class StandInKubelet:
             raise PodRejectedError(pod, str(error)) from error
 
     async def _allocate_or_fail(self, live: _LivePod) -> None:
+        stops = self._stops
         try:
             await self._allocate(live)
         except PodRejectedError as rejection:
+            if self._stops != stops:
+                raise KubeletStoppedError(f"the kubelet stopped under the admission of {live.pod.name}") from rejection
             self.rejections[live.pod.uid] = rejection
             del self._pods[live.pod.uid]
             raise

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from neuron_plugin.kubelet.sockets import is_served
-from neuron_plugin.simulation.kubelet import SOCKET_NAME, KubeletOptions, StandInKubelet
+from neuron_plugin.simulation.kubelet import SOCKET_NAME, KubeletOptions, KubeletStoppedError, StandInKubelet
 from neuron_plugin.simulation.kubelet_devices import Capacity
 from neuron_plugin.simulation.kubelet_pods import Container, PodRejectedError
 from tests.kubelet.fakes import CORE, eventually
@@ -205,6 +205,25 @@ async def test_a_stopped_container_whose_device_went_bad_is_refused_at_the_resta
             await register(directory, f"../{directory.name}-second.sock")
             await restart
     assert "previously allocated devices are no longer healthy" in str(kubelet.rejections["uid-a"])
+
+
+async def test_a_stop_within_an_allocate_rejects_nothing_and_the_next_start_admits_again(directory: Path) -> None:
+    async with node(directory, options=KubeletOptions(sync_delay=0.3)) as (kubelet, plugin):
+        plugin.gate = asyncio.Event()
+        admission = asyncio.create_task(kubelet.admit(pod("a", wants(2))))
+        await eventually(lambda: bool(plugin.allocations))
+        await kubelet.stop()
+        with pytest.raises(KubeletStoppedError, match="under the admission of a"):
+            await admission
+        plugin.gate.set()
+        restart = asyncio.create_task(kubelet.start())
+        async with serving(again := RawPlugin(), directory.parent / f"{directory.name}-again.sock"):
+            await eventually(lambda: is_served(directory / SOCKET_NAME))
+            await register(directory, f"../{directory.name}-again.sock")
+            await restart
+            assert kubelet.rejections == {}
+            assert len(again.allocations) == 1
+            assert len(ids_of(await kubelet.start_container("uid-a", "c"))) == 2
 
 
 async def test_p73_a_pod_deleted_while_the_kubelet_is_down_leaves_nothing_assigned(directory: Path) -> None:
