@@ -82,10 +82,12 @@ async def test_bookmarks_come_in_time_and_on_request() -> None:
 
 
 async def test_who_did_not_ask_gets_no_bookmarks(client: Client, server: StandInApiServer) -> None:
-    watching = asyncio.create_task(client.watch("/api/v1/pods", 1, resourceVersion="1"), name="watch")
+    watching = asyncio.create_task(client.watch_to_the_end("/api/v1/pods", resourceVersion="1"), name="watch")
     await until_watched(server)
-    server.send_bookmarks()
     server.create_pod(pod("a"))
+    server.send_bookmarks()
+    await asyncio.sleep(0.02)
+    server.end_watches()
     assert [event["type"] for event in await watching] == ["ADDED"]
 
 
