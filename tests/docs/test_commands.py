@@ -141,7 +141,8 @@ def test_targets_of_make_on_a_page_exist(target: str) -> None:
 def test_sessions_of_nox_on_a_page_exist() -> None:
     text = (ROOT / "noxfile.py").read_text(encoding="utf-8")
     for command in of_program("nox"):
-        assert re.search(rf"^def {command.arguments[-1].replace('-', '_')}\(", text, re.MULTILINE), command.line
+        session = command.arguments[command.arguments.index("-s") + 1].replace("-", "_")
+        assert re.search(rf"^def {session}\(", text, re.MULTILINE), command.line
 
 
 @pytest.mark.parametrize("command", of_program("python"), ids=lambda command: command.line)

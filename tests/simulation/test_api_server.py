@@ -20,7 +20,7 @@ from neuron_plugin.simulation.api_server import (
 
 if TYPE_CHECKING:
     from pathlib import Path
-from tests.simulation.api_client import LEASES_PATH, PODS_PATH, Client, pod
+from tests.simulation.api_client import LEASES_PATH, MERGE, PODS_PATH, Client, pod
 
 # Objects.
 
@@ -94,6 +94,18 @@ async def test_a_verb_that_makes_no_sense_is_405(client: Client, method: str, pa
 
 async def test_a_body_that_is_no_json_object_is_400(client: Client) -> None:
     assert (await client.ask("POST", PODS_PATH, [1]))[0] == 400
+
+
+async def test_a_body_of_another_media_type_is_415(client: Client) -> None:
+    assert (await client.ask("POST", PODS_PATH, {}, headers={"Content-Type": "text/plain"}))[0] == 415
+
+
+async def test_the_latest_requests_are_remembered(client: Client, server: StandInApiServer) -> None:
+    await client.get("/api/v1/pods", limit="2")
+    await client.ask("PATCH", f"{PODS_PATH}/none", {}, headers=MERGE)
+    first, second = server.requests
+    assert (first.method, first.path, first.query) == ("GET", "/api/v1/pods", {"limit": "2"})
+    assert (second.method, second.content_type) == ("PATCH", MERGE["Content-Type"])
 
 
 # Who may come in.
