@@ -39,7 +39,11 @@ async def test_objects_enter_and_leave_a_selection(client: Client, server: Stand
     await until_watched(server)
     for phase in ("Running", "Failed", "Running"):
         server.set_pod_status("default", "a", {"phase": phase})
-    assert [event["type"] for event in await watching] == ["ADDED", "DELETED", "ADDED"]
+    entered, left, again = await watching
+    assert [event["type"] for event in (entered, left, again)] == ["ADDED", "DELETED", "ADDED"]
+    assert left["object"]["status"]["phase"] == "Running", "as it was last seen"
+    versions = [int(event["object"]["metadata"]["resourceVersion"]) for event in (entered, left, again)]
+    assert versions == sorted(set(versions))
 
 
 async def test_initial_events_end_with_a_marked_bookmark(client: Client, server: StandInApiServer) -> None:
