@@ -43,11 +43,12 @@ def protos_check(session: nox.Session) -> None:
 
 @nox.session
 def chart(session: nox.Session) -> None:
-    """The chart's tests. With helm on the PATH it is linted and rendered, too; `-- write` keeps the new renderings."""
+    """The chart's tests. With helm on the PATH it is linted and rendered, too; `-- write` keeps what is new."""
     if shutil.which("helm"):
         session.run("helm", "lint", "--strict", "charts/neuron-plugin", external=True)
     if "write" in session.posargs:
         session.run("python", "-m", "tests.charts.rendering")
+        session.run("python", "-m", "tests.charts.values_table")
     session.run("pytest", "tests/charts", "tests/cli/test_manifests.py")
 
 

@@ -3,8 +3,7 @@
 It keeps pods, nodes, leases and events in memory and speaks their API over HTTP on loopback: lists with selectors and
 pages, watches with bookmarks and everything that ends them, bindings, patches, preconditions, graceful deletion. What
 it promises is what ``docs`` of Kubernetes 1.36 and its code say about the few calls that this project makes; it is no
-place to learn about others. There is no admission, no validation of specs, no garbage collection, no permissions beyond
-one token.
+place to learn about others. There is no admission, no validation of specs and no garbage collection.
 
     async with StandInApiServer() as api:
         api.create_node({"metadata": {"name": "worker-1"}})
@@ -26,6 +25,7 @@ import msgspec
 from aiohttp import web
 
 from neuron_plugin.cluster.api import MERGE_PATCH
+from neuron_plugin.simulation.api_server_access import Access, Right, in_namespace
 from neuron_plugin.simulation.api_server_faults import Fault, Match
 from neuron_plugin.simulation.api_server_http import ApiHttp, SeenRequest
 from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, ServedKind, Target
@@ -47,9 +47,11 @@ __all__ = [
     "JsonObject",
     "Match",
     "Refusal",
+    "Right",
     "SeenRequest",
     "StandInApiServer",
     "WatchList",
+    "in_namespace",
 ]
 
 _LOOPBACK = "127.0.0.1"
@@ -126,8 +128,14 @@ class StandInApiServer:
         """Where it listens."""
         return f"{'https' if self._tls else 'http'}://{_LOOPBACK}:{self._port}"
 
-    def write_kubeconfig(self, path: Path) -> Path:
-        """Write a kubeconfig for this server, with its token and CA, and return its path (mode 0600)."""
+    @property
+    def access(self) -> Access:
+        """Who may do what: everybody everything, until the first user is permitted something."""
+        return self._http.access
+
+    def write_kubeconfig(self, path: Path, user: str = "") -> Path:
+        """Write a kubeconfig for this server and return its path (mode 0600): its CA, and its token or the user's."""
+        token = user or self._http.token
         cluster: JsonObject = {"server": self.url}
         if self._ca:
             cluster["certificate-authority-data"] = base64.b64encode(self._ca.encode()).decode()
@@ -136,7 +144,7 @@ class StandInApiServer:
             "kind": "Config",
             "current-context": "stand-in",
             "clusters": [{"name": "stand-in", "cluster": cluster}],
-            "users": [{"name": "stand-in", "user": {"token": self._http.token} if self._http.token else {}}],
+            "users": [{"name": "stand-in", "user": {"token": token} if token else {}}],
             "contexts": [{"name": "stand-in", "context": {"cluster": "stand-in", "user": "stand-in"}}],
         }
         path.touch(mode=0o600)

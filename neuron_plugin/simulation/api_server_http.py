@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from neuron_plugin.cluster.api import JSON
+from neuron_plugin.simulation.api_server_access import Access, action_of
 from neuron_plugin.simulation.api_server_faults import Fault, Faults
 from neuron_plugin.simulation.api_server_kinds import ServedKind, Target, parse_path
 from neuron_plugin.simulation.api_server_objects import PATCHES, ApiObjects
@@ -51,6 +53,7 @@ class ApiHttp:
         self.objects = objects
         self.token = token
         self.watch_list = watch_list
+        self.access = Access()
         self.faults = Faults()
         self.watches = WatchState()
         self.seen: deque[SeenRequest] = deque(maxlen=_REMEMBERED_REQUESTS)
@@ -76,9 +79,11 @@ class ApiHttp:
         return _cut(request) if fault is not None and fault.lose_answer else answer
 
     async def _serve(self, request: web.Request, query: dict[str, str]) -> web.StreamResponse:
-        if self.token and request.headers.get("Authorization", "").lower() != f"bearer {self.token}".lower():
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if self.token and (scheme.lower(), token) != ("bearer", self.token):
             raise unauthorized()
         target = parse_path(request.path)
+        self.access.check(token, action_of(request.method, target, watch=query.get("watch") == "true"))
         if request.method == "GET":
             return await self._get(request, target, query)
         body = await _body(request)
@@ -171,6 +176,8 @@ async def _body(request: web.Request) -> JsonObject:
     data = await request.read()
     if not data:
         return {}
+    if request.content_type not in (JSON, *PATCHES):
+        raise unsupported_media_type(", ".join((JSON, *PATCHES)))
     try:
         return msgspec.json.decode(data, type=dict)
     except msgspec.DecodeError as error:

@@ -13,6 +13,7 @@ from neuron_plugin.simulation import api_server_rules as rules
 from neuron_plugin.simulation.api_server_kinds import KINDS, PODS, ServedKind, Target
 from neuron_plugin.simulation.api_server_status import JsonObject, already_exists, not_found, success
 from neuron_plugin.simulation.api_server_store import Collection, Key, Stored, Versions
+from neuron_plugin.simulation.api_server_validation import check
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +42,7 @@ class ApiObjects:
             Refusal: 409, the name is taken; 400 or 422, the body is wrong.
         """
         made = rules.created(kind, namespace, body)
+        check(kind, made)
         key = _key(kind, made)
         if self.collections[kind].get(key):
             raise already_exists(kind.resource, key[1])
@@ -61,7 +63,7 @@ class ApiObjects:
         """Replace an object, or its status.
 
         Raises:
-            Refusal: 404, there is none; 409, another version or UID.
+            Refusal: 404, there is none; 409, another version or UID; 400 or 422, it would be wrong.
         """
         return self._change(target, body, patch=False)
 
@@ -69,7 +71,7 @@ class ApiObjects:
         """Patch an object, or its status.
 
         Raises:
-            Refusal: 404, there is none; 409, another version; 422, another UID.
+            Refusal: 404, there is none; 409, another version; 400 or 422, another UID, or it would be wrong.
         """
         return self._change(target, PATCHES[content_type](self.read(target).value, change), patch=True)
 
@@ -98,6 +100,7 @@ class ApiObjects:
     def _change(self, target: Target, body: JsonObject, *, patch: bool) -> Stored:
         status = target.subresource == "status"
         after = rules.updated(target.kind, self.read(target).value, body, status=status, patch=patch)
+        check(target.kind, after)
         return self.collections[target.kind].put((target.namespace, target.name), after)
 
 

@@ -2,24 +2,22 @@
 
 Facts: ``pkg/registry/core/pod/storage/storage.go`` (binding), ``pkg/registry/core/pod/strategy.go`` (status keeps
 metadata and ignores the spec; grace), ``staging/src/k8s.io/apiserver/pkg/registry/generic/registry/store.go``
-(preconditions), all of 1.36.2. Only what this project's programs touch is followed: no admission, no validation of
-specs.
+(preconditions), all of 1.36.2. Only what this project's programs touch is followed, and no admission. What may not be
+kept is ``api_server_validation``'s to say.
 """
 
 from __future__ import annotations
 
-import re
 import uuid
 from datetime import UTC, datetime
 from typing import Any
 
 from neuron_plugin.simulation.api_server_kinds import LEASES, NODES, PODS, ServedKind
 from neuron_plugin.simulation.api_server_status import JsonObject, bad_request, conflict, invalid
+from neuron_plugin.simulation.api_server_validation import check_prefix
 
 _TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 _DEFAULT_GRACE_SECONDS = 30
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_MAX_NAME = 253
 _MAX_GENERATED_STEM = 58
 STALE = "the object has been modified; please apply your changes to the latest version and try again"
 
@@ -36,6 +34,9 @@ def created(kind: ServedKind, namespace: str, body: JsonObject) -> JsonObject:
         Refusal: 400 or 422, the body cannot be created.
     """
     metadata = dict(body.get("metadata") or {})
+    claimed, wanted = (body.get("apiVersion", kind.version), body.get("kind", kind.kind)), (kind.version, kind.kind)
+    if claimed != wanted:
+        raise bad_request(f'{claimed[1]} in version "{claimed[0]}" cannot be handled as a {kind.kind}: no kind matches')
     if metadata.get("resourceVersion"):
         raise bad_request("resourceVersion should not be set on objects to be created")
     if metadata.get("namespace", namespace) != namespace and kind.namespaced:
@@ -51,11 +52,10 @@ def created(kind: ServedKind, namespace: str, body: JsonObject) -> JsonObject:
 
 
 def _generated(kind: ServedKind, prefix: str) -> str:
-    """A prefix may end in a dash, but not in a dot (``apimachinery/pkg/api/validation/generic.go``)."""
-    masked = f"{prefix[:-2]}a" if prefix.endswith("-") and len(prefix) > 1 else prefix
-    if prefix and (len(masked) > _MAX_NAME or not _SUBDOMAIN.fullmatch(masked)):
-        raise invalid(kind.kind, "", f'metadata.generateName: Invalid value: "{prefix}": a lowercase subdomain')
-    return f"{prefix[:_MAX_GENERATED_STEM]}{uuid.uuid4().hex[:5]}" if prefix else ""
+    if not prefix:
+        return ""
+    check_prefix(kind, prefix)
+    return f"{prefix[:_MAX_GENERATED_STEM]}{uuid.uuid4().hex[:5]}"
 
 
 def _with_defaults(kind: ServedKind, made: JsonObject) -> JsonObject:

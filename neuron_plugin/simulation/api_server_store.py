@@ -50,13 +50,21 @@ class Change:
     def line(self, meant: Callable[[JsonObject], bool]) -> bytes | None:
         """Return the change as a watch with a selector sees it: objects enter and leave the selection.
 
-        None is unseen.
+        None is unseen. One that leaves is shown as it was last seen, with the version of its leaving
+        (``cacher/cache_watcher.go``).
         """
         before = self.old is not None and meant(self.old.value)
         after = not self.gone and meant(self.new.value)
-        if not before and not after:
+        if after:
+            return event_line("MODIFIED" if before else "ADDED", self.new.encoded)
+        if self.old is None or not before:
             return None
-        return event_line("MODIFIED" if before and after else "ADDED" if after else "DELETED", self.new.encoded)
+        return event_line("DELETED", _stamped(self.old.value, self.version).encoded)
+
+
+def _stamped(value: JsonObject, version: int) -> Stored:
+    stamped = value | {"metadata": value["metadata"] | {"resourceVersion": str(version)}}
+    return Stored(stamped, _encode(stamped), version)
 
 
 def event_line(change: str, encoded: bytes) -> bytes:
@@ -196,9 +204,7 @@ class Collection:
         return self._history[bisect.bisect_right(self._history, version, key=lambda change: change.version) :]
 
     def _stamp(self, value: JsonObject) -> Stored:
-        version = self._versions.step()
-        stamped = value | {"metadata": value["metadata"] | {"resourceVersion": str(version)}}
-        return Stored(stamped, _encode(stamped), version)
+        return _stamped(value, self._versions.step())
 
     def _record(self, change: Change) -> None:
         self._history.append(change)

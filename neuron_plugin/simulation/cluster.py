@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +35,8 @@ from neuron_plugin.simulation.scheduler import FilterAnswer, StandInScheduler
 NODE_NAME = "simulated-node"
 READY_SECONDS = 60.0
 STOP_SECONDS = 10.0
+
+_SERVING = re.compile(r'"message":"serving".*?"port":(\d+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,6 @@ class SimulatedCluster:
         self.api = StandInApiServer()
         chance = Random(0)  # noqa: S311 - chooses ids, guards nothing; every demo goes the same way
         self.kubelet = StandInKubelet(self.kubelet_dir, self.pod_resources_dir, random=chance)
-        self.health_port = _free_port()
-        """The node daemon's probes, metrics and decisions."""
         self._daemon: asyncio.subprocess.Process | None = None
         self._extender: asyncio.subprocess.Process | None = None
         self._scheduler: StandInScheduler | None = None
@@ -111,14 +111,13 @@ class SimulatedCluster:
         """Start the node daemon; its log goes to ``plugin.log``."""
         flags = {
             "--node-name": NODE_NAME,
-            "--kubeconfig": self._kubeconfig(),
+            "--kubeconfig": self._kubeconfig("plugin"),
             "--sysfs": self.node.paths.sysfs,
             "--dev": self.node.paths.dev,
             "--logical-core-file": self.node.paths.logical_nc_config,
             "--kubelet-dir": self.kubelet_dir,
             "--pod-resources-socket": self.pod_resources_socket,
-            "--health-address": "127.0.0.1",
-            "--health-port": self.health_port,
+            "--health-port": 0,
         }
         self._daemon = await self._start("plugin", "run", flags, *self._daemon_flags)
 
@@ -136,16 +135,27 @@ class SimulatedCluster:
 
     async def _start_extender(self) -> None:
         """Start the extender, its log in ``extender.log``, and wait until it serves."""
-        port, health_port = _free_port(), _free_port()
         flags = {
-            "--kubeconfig": self._kubeconfig(),
-            "--port": port,
+            "--kubeconfig": self._kubeconfig("extender"),
+            "--port": 0,
             "--health-address": "127.0.0.1",
-            "--health-port": health_port,
+            "--health-port": 0,
+            "--log-format": "json",
         }
         self._extender = await self._start("extender", "extender", flags)
-        self._scheduler = await StandInScheduler(f"http://127.0.0.1:{port}/scheduler").__aenter__()
-        await self._wait_until_ready(f"http://127.0.0.1:{health_port}/readyz")
+        url = f"http://127.0.0.1:{await self._extender_port(self._extender)}"
+        self._scheduler = await StandInScheduler(f"{url}/scheduler").__aenter__()
+        await self._wait_until_ready(f"{url}/readyz")
+
+    async def _extender_port(self, extender: asyncio.subprocess.Process) -> int:
+        """The port that the extender was given, from its log: one chosen here might be taken before it starts."""
+        log = self.root / "extender.log"
+        async with asyncio.timeout(READY_SECONDS):
+            while not (told := _SERVING.search(log.read_text())):
+                if extender.returncode is not None:
+                    raise RuntimeError(f"the extender ended with {extender.returncode}: {log.read_text()[-500:]}")
+                await asyncio.sleep(0.05)
+        return int(told[1])
 
     async def _start(
         self, log: str, command: str, flags: Mapping[str, object], *more: str
@@ -156,8 +166,8 @@ class SimulatedCluster:
                 sys.executable, "-m", "neuron_plugin.cli.main", command, *texts, *more, stderr=stream
             )
 
-    def _kubeconfig(self) -> Path:
-        return self.api.write_kubeconfig(self.root / "kubeconfig")
+    def _kubeconfig(self, user: str) -> Path:
+        return self.api.write_kubeconfig(self.root / f"kubeconfig-{user}", user)
 
     async def _wait_until_ready(self, url: str) -> None:
         async with asyncio.timeout(READY_SECONDS), aiohttp.ClientSession() as session:
@@ -250,12 +260,6 @@ async def _end(process: asyncio.subprocess.Process | None) -> int | None:
     process.terminate()
     async with asyncio.timeout(STOP_SECONDS):
         return await process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _container(name: str, limits: Mapping[str, int]) -> JsonObject:

@@ -28,9 +28,10 @@ import grpc
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2_grpc import add_RegistrationServicer_to_server
 from neuron_plugin.kubelet._proto.podresources.v1.api_pb2_grpc import add_PodResourcesListerServicer_to_server
+from neuron_plugin.kubelet.checkpoint import CHECKPOINT
+from neuron_plugin.simulation.kubelet_checkpoint import read_memory, write_memory
 from neuron_plugin.simulation.kubelet_containers import received
 from neuron_plugin.simulation.kubelet_devices import AllocationError, Capacity, DeviceManager
-from neuron_plugin.simulation.kubelet_memory import Memory
 from neuron_plugin.simulation.kubelet_plugins import PluginCallError
 from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService, RateLimit
 from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, AdmittedPod, ContainerKind, Pod, PodRejectedError
@@ -56,6 +57,10 @@ class KubeletOptions:
     pod_resources_get: bool = True
     numa_affinity: frozenset[int] | None = None
     reconcile_seconds: float = 1.0
+
+
+class KubeletStoppedError(Exception):
+    """The kubelet ended in the middle of an admission; at its next start the pod is admitted again."""
 
 
 @dataclass(slots=True)
@@ -84,9 +89,9 @@ class StandInKubelet:
         self._watching: asyncio.Task[None] | None = None
         self._random = random or Random()  # noqa: S311 - the order of Go's maps, guards nothing
         self._options = options or KubeletOptions()
-        self._memory = Memory()
         self._pods: dict[str, _LivePod] = {}
         self._admission = asyncio.Lock()
+        self._stops = 0
         self._changed = asyncio.Event()
         self._servers: list[tuple[grpc.aio.Server, Path]] = []
         self._begin_process()
@@ -118,6 +123,7 @@ class StandInKubelet:
 
     async def stop(self) -> None:
         """End as a kubelet does: streams end, calls are cut off, dead socket files stay behind."""
+        self._stops += 1
         if self._watching:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -135,8 +141,8 @@ class StandInKubelet:
         await self.start()
 
     def spoil_checkpoint(self) -> None:
-        """While it is stopped: the next start cannot read what was allocated, says so in a log, and goes on."""
-        self._memory = Memory()
+        """While it is stopped: the next start cannot read what was allocated, and goes on."""
+        (self._directory / CHECKPOINT).write_text("spoiled")
         self._begin_process()
 
     # Resources.
@@ -175,6 +181,7 @@ class StandInKubelet:
 
         Raises:
             PodRejectedError: the pod has failed for good.
+            KubeletStoppedError: neither that nor admitted.
         """
         async with self._admission:
             self._pods[pod.uid] = _LivePod(pod)
@@ -235,9 +242,12 @@ class StandInKubelet:
             raise PodRejectedError(pod, str(error)) from error
 
     async def _allocate_or_fail(self, live: _LivePod) -> None:
+        stops = self._stops
         try:
             await self._allocate(live)
         except PodRejectedError as rejection:
+            if self._stops != stops:
+                raise KubeletStoppedError(f"the kubelet stopped under the admission of {live.pod.name}") from rejection
             self.rejections[live.pod.uid] = rejection
             del self._pods[live.pod.uid]
             raise
@@ -262,17 +272,23 @@ class StandInKubelet:
 
     def _begin_process(self) -> None:
         """What a kubelet process knows at its beginning: its checkpoint, and no plugin."""
+        self._memory = read_memory(self._directory)
         self._devices = DeviceManager(
             self._memory,
             random=self._random,
             clock=lambda: asyncio.get_running_loop().time(),
             active=lambda: tuple(self._pods),
+            keep=self._keep,
             numa_affinity=self._options.numa_affinity,
             grace_seconds=self._options.grace_seconds,
         )
         self._clients = PluginClients(
             self._directory, self._devices, dial_seconds=self._options.dial_seconds, changed=self._changed.set
         )
+
+    def _keep(self) -> None:
+        resources = self._devices.resources()
+        write_memory(self._directory, self._memory, {each: self._devices.healthy(each) for each in resources})
 
     def _watch_plugins(self) -> None:
         if self._plugins_registry is not None:

@@ -44,8 +44,9 @@ class _Taking:
 class DeviceManager:
     """One kubelet process's view of devices; ``memory`` outlives it.
 
-    ``active`` names the UIDs whose devices may not be freed. ``numa_affinity`` is what a topology manager would hint;
-    None is its policy "none". ``grace_seconds`` is how long a resource is shown after its stream ended.
+    ``active`` names the UIDs whose devices may not be freed, ``keep`` makes what is remembered last. ``numa_affinity``
+    is what a topology manager would hint; None is its policy "none". ``grace_seconds`` is how long a resource is shown
+    after its stream ended.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class DeviceManager:
         random: Random,
         clock: Callable[[], float],
         active: Callable[[], Iterable[str]],
+        keep: Callable[[], None],
         numa_affinity: frozenset[int] | None = None,
         grace_seconds: float = 300.0,
     ) -> None:
@@ -64,6 +66,7 @@ class DeviceManager:
         self._random = random
         self._clock = clock
         self._active = active
+        self._keep = keep
         self._numa_affinity = numa_affinity
         self._grace_seconds = grace_seconds
         self._devices: dict[str, dict[str, pb.Device]] = {resource: {} for resource in memory.resources}
@@ -80,6 +83,7 @@ class DeviceManager:
         """A stream's message replaces what was known of the resource."""
         self._devices[resource] = {device.ID: device for device in message.devices}
         self._memory.resources.add(resource)
+        self._keep()
 
     def disconnected(self, resource: str) -> None:
         """A plugin is gone: its devices stay, unhealthy, for the grace."""
@@ -118,6 +122,7 @@ class DeviceManager:
         """
         reusable = self._reusable_by(pod.uid)
         await self._allocate_resources(pod, container, reusable, running=running)
+        self._keep()
         for each in self._memory.of_container(pod.uid, container.name):
             if container.kind is ContainerKind.INIT:
                 reusable.setdefault(each.resource, set()).update(each.ids)

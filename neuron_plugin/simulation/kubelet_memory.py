@@ -1,7 +1,7 @@
-"""What the stand-in kubelet remembers of allocations, across its restarts.
+"""What the stand-in kubelet remembers of allocations.
 
-The kubelet keeps this in ``kubelet_internal_checkpoint``: under pod UID, container and resource the ids and the answer
-to Allocate, and the names of the resources that were once registered. Nothing else survives it.
+Under pod UID, container and resource the ids and the answer to Allocate, and the names of the resources that were once
+registered. Nothing else survives a restart; how this does, ``kubelet_checkpoint`` says.
 """
 
 from __future__ import annotations

@@ -112,7 +112,10 @@ class StandInScheduler:
             answer = await self._call("prioritize", {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)})
         except ExtenderCallError:
             return {}
-        return {entry["Host"]: entry["Score"] for entry in answer} if isinstance(answer, list) else {}
+        scores = answer if isinstance(answer, list) else []
+        if not all(type(entry["Score"]) is int for entry in scores):
+            return {}  # Go cannot read 5.0 into an int64
+        return {entry["Host"]: entry["Score"] for entry in scores}
 
     async def bind(self, pod: JsonObject, node: str) -> None:
         """The bind verb.
@@ -135,7 +138,7 @@ class StandInScheduler:
         """The preempt verb: victims by UID per node, in falling priority; the answer likewise.
 
         Raises:
-            ExtenderCallError: no 200, or a victim that was not offered.
+            ExtenderCallError: no 200, a victim that was not offered, or a node without any.
         """
         offered = {
             node: {"Pods": [{"UID": uid} for uid in uids], "NumPDBViolations": 0} for node, uids in victims.items()
@@ -144,6 +147,8 @@ class StandInScheduler:
         chosen = answer.get("NodeNameToMetaVictims") or {}
         found = {node: [each["UID"] for each in entry["Pods"]] for node, entry in chosen.items()}
         for node, uids in found.items():
+            if not uids:
+                raise ExtenderCallError(f'expected at least one victim pod on node "{node}"')
             for uid in uids:
                 if uid not in victims.get(node, ()):
                     raise ExtenderCallError(

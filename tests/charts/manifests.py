@@ -53,3 +53,12 @@ def default_values() -> Manifest:
     loaded = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     assert isinstance(loaded, dict)
     return loaded
+
+
+def coalesced(values: Manifest, defaults: Manifest | None = None) -> Manifest:
+    """The values that Helm judges: those given over the chart's own, and null takes one away."""
+    merged = dict(default_values() if defaults is None else defaults)
+    for key, value in values.items():
+        under = merged.get(key)
+        merged[key] = coalesced(value, under) if isinstance(value, dict) and isinstance(under, dict) else value
+    return {key: value for key, value in merged.items() if value is not None}

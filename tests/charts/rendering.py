@@ -27,6 +27,9 @@ KUBERNETES = "1.36.2"
 PLAIN_NAMESPACE = "namespace-of-neuron-plugin"
 """Stands in the plain manifests for the namespace; never a real one's name."""
 
+_NO_ADDRESS = "192.0.2.45"
+"""Nobody's (RFC 5737): the values take nothing but an address where the plain manifests have a name."""
+
 _CERTIFICATE = re.compile(r"^(  (?:ca\.crt|tls\.crt|tls\.key)): \S+$", re.MULTILINE)
 _HELMS_LABELS = re.compile(r"^ +(app\.kubernetes\.io/managed-by: Helm|helm\.sh/chart: .*)\n", re.MULTILINE)
 
@@ -36,9 +39,9 @@ def helm() -> str | None:
     return shutil.which("helm")
 
 
-def render(values: Path, namespace: str = "kube-system", chart: Path = CHART) -> str:
+def render(values: Path, namespace: str = "kube-system", chart: Path = CHART, release: str = "neuron-plugin") -> str:
     """What ``helm template`` makes of the chart; generated certificates, new each time, are left out."""
-    command = [helm() or "helm", "template", "neuron-plugin", str(chart), "--values", str(values)]
+    command = [helm() or "helm", "template", release, str(chart), "--values", str(values)]
     command += ["--namespace", namespace, "--kube-version", KUBERNETES]
     done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - our own arguments
     return _CERTIFICATE.sub(r"\1: R0VORVJBVEVE", done.stdout)
@@ -46,7 +49,7 @@ def render(values: Path, namespace: str = "kube-system", chart: Path = CHART) ->
 
 def render_plain(values: Path) -> str:
     """A rendering for people without Helm: nothing in it claims to be Helm's."""
-    return _HELMS_LABELS.sub("", render(values, PLAIN_NAMESPACE))
+    return _HELMS_LABELS.sub("", render(values, PLAIN_NAMESPACE)).replace(_NO_ADDRESS, "address-of-the-extender")
 
 
 def render_notes(values: Path) -> str:

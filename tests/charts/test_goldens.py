@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import kubernetes_validate  # type: ignore[import-untyped]  # ships no types; two functions are used here
@@ -49,6 +50,23 @@ def test_helm_renders_the_notes_that_are_kept(name: str) -> None:
 def test_helm_renders_the_plain_manifests_that_are_kept(name: str) -> None:
     kept = (PLAIN / f"{name}.yaml").read_text(encoding="utf-8")
     assert render_plain(PLAIN_VALUES / f"{name}.yaml") == kept
+
+
+@needs_helm
+@pytest.mark.parametrize("release", ["7", "x" * 53])
+def test_a_release_may_have_any_name_that_helm_allows(release: str) -> None:
+    for found in yaml.safe_load_all(render(VALUES / "second-scheduler.yaml", release=release)):
+        kubernetes_validate.validate(found, TRIED, strict=True)
+        assert found["metadata"]["labels"]["app.kubernetes.io/instance"] == release
+
+
+@needs_helm
+def test_a_plugin_for_no_node_at_all_is_refused_in_words(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text("devicePlugin: {nodeAffinity: {instanceTypes: [], labels: []}}", encoding="utf-8")
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        render(values)
+    assert "devicePlugin.nodeAffinity has neither instanceTypes nor labels: name one" in refused.value.stderr
 
 
 def distinct_objects() -> dict[str, Manifest]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from neuron_plugin.cli.main import main
 from tests.charts.manifests import NAMES, manifests, of_kind
-from tests.charts.rendering import NOTES
+from tests.charts.rendering import NOTES, helm, render_notes
 
 
 def notes(name: str) -> str:
@@ -69,3 +70,11 @@ def test_every_replica_of_the_extender_is_said_to_become_ready() -> None:
 def test_files_for_the_control_plane_go_where_its_configuration_looks() -> None:
     assert "/etc/kubernetes/neuron-plugin/kube-scheduler-config.yaml" in notes("default-scheduler")
     assert "/var/lib/kube-scheduler/neuron-plugin/kube-scheduler-config.yaml" in notes("kops")
+
+
+@pytest.mark.skipif(helm() is None, reason="no helm on the PATH")
+def test_an_address_that_comes_too_late_for_the_service_is_told_how_to_come(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text("scheduler: {enabled: true, defaultScheduler: {enabled: true}}", encoding="utf-8")
+    assert "kubectl -n kube-system delete service neuron-plugin-extender\n" in render_notes(values)
+    assert "delete service" not in notes("default-scheduler")

@@ -55,6 +55,26 @@ def test_p80_only_the_plugin_is_root(name: str, workload: str) -> None:
         assert context["runAsUser"] >= 10000
 
 
+RESTRICTED_VOLUMES = {"configMap", "secret", "projected", "downwardAPI", "emptyDir"}
+"""Of those that the Pod Security level ``restricted`` admits, the ones that could be of use here."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_p80_every_pod_but_the_plugin_s_meets_the_restricted_level(name: str) -> None:
+    jobs = {job: found["spec"]["template"] for job, found in of_kind(name, "Job").items()}
+    plugins = set(of_kind(name, "DaemonSet"))
+    for template in (pod for workload, pod in {**pod_templates(name), **jobs}.items() if workload not in plugins):
+        spec = template["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        kinds = {kind for volume in spec.get("volumes", []) for kind in volume if kind != "name"}
+        assert kinds <= RESTRICTED_VOLUMES
+        for container in containers(template):
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert not [port for port in container.get("ports", []) if "hostPort" in port]
+
+
 @everywhere
 def test_p80_every_container_has_requests_and_a_memory_limit(name: str, workload: str) -> None:
     for container in containers(pod_templates(name)[workload]):
@@ -158,6 +178,12 @@ def test_the_plugin_runs_by_instance_type_or_by_label_and_never_where_eks_brings
             "operator": "NotIn",
             "values": ["fargate", "hybrid", "auto"],
         } in (term["matchExpressions"])
+
+
+def test_nodes_may_be_chosen_by_labels_alone() -> None:
+    affinity = pod_templates("simulated")["neuron-plugin"]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"][0] == {"key": "example.com/simulated-neuron", "operator": "In", "values": ["true"]}
 
 
 def test_the_termination_message_is_not_written_into_the_host_s_dev() -> None:

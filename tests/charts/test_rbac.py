@@ -21,25 +21,31 @@ def rules(role: Manifest) -> set[Rule]:
     }
 
 
-def reads(resource: str) -> set[Rule]:
-    return {("", resource, verb, "") for verb in ("get", "list", "watch")}
+def follows(resource: str) -> set[Rule]:
+    return {("", resource, verb, "") for verb in ("list", "watch")}
 
 
 def leases(*verbs: str, name: str = "") -> set[Rule]:
     return {("coordination.k8s.io", "leases", verb, name) for verb in verbs}
 
 
+NONROOT = "system:openshift:scc:nonroot-v2"
+"""OpenShift's own role, by which a pod may run as a user that is not of its namespace's range."""
+
 EVENTS = {("events.k8s.io", "events", "create", "")}
 
 CLUSTER_WIDE = {
-    "neuron-plugin": reads("pods")
+    "neuron-plugin": follows("pods")
     | {("", "pods/status", "patch", ""), ("", "nodes", "get", ""), ("", "nodes", "patch", "")}
     | EVENTS,
-    "neuron-plugin-extender": reads("pods") | reads("nodes") | {("", "pods/binding", "create", "")} | EVENTS,
+    "neuron-plugin-extender": follows("pods")
+    | follows("nodes")
+    | {("", "pods", "get", ""), ("", "pods/binding", "create", "")}
+    | EVENTS,
 }
 IN_ITS_NAMESPACE = {
     "neuron-plugin": leases("create", "patch"),
-    "neuron-plugin-extender": leases("get", "list", "watch", "create") | leases("patch", name="neuron-extender"),
+    "neuron-plugin-extender": leases("list", "watch", "create") | leases("get", "patch", name="neuron-extender"),
     "neuron-plugin-scheduler": leases("create") | leases("get", "update", name="neuron-scheduler"),
 }
 
@@ -68,14 +74,15 @@ def test_every_role_is_bound_to_the_account_of_its_name_only(name: str) -> None:
     bindings = of_kind(name, "ClusterRoleBinding") | of_kind(name, "RoleBinding")
     accounts = set(of_kind(name, "ServiceAccount"))
     for binding in bindings.values():
-        (subject,) = binding["subjects"]
-        assert subject["kind"] == "ServiceAccount"
-        assert subject["name"] in accounts
-        role = binding["roleRef"]
-        if role["name"] in accounts:
-            assert role["name"] == subject["name"]
-        else:
-            assert subject["name"].endswith("-scheduler")
+        assert {(subject["kind"], subject["name"]) for subject in binding["subjects"]} <= {
+            ("ServiceAccount", account) for account in accounts
+        }
+        names = [subject["name"] for subject in binding["subjects"]]
+        role = binding["roleRef"]["name"]
+        if role in accounts:
+            assert names == [role]
+        elif role != NONROOT:
+            assert all(each.endswith("-scheduler") for each in names)
 
 
 def test_the_second_scheduler_has_what_every_kube_scheduler_has() -> None:
@@ -121,6 +128,15 @@ def test_openshift_allows_the_capabilities_that_the_container_asks_for() -> None
 def test_a_rendering_without_scheduler_gives_it_no_rights() -> None:
     assert set(of_kind("device-plugin", "ClusterRole")) == {"neuron-plugin"}
     assert set(of_kind("default-scheduler", "ServiceAccount")) == {"neuron-plugin", "neuron-plugin-extender"}
+
+
+@pytest.mark.parametrize("name", ["openshift", "cleanup"])
+def test_openshift_lets_every_other_pod_be_the_user_it_asks_for(name: str) -> None:
+    bindings = [each for each in of_kind(name, "RoleBinding").values() if each["roleRef"]["name"] == NONROOT]
+    allowed = {subject["name"] for binding in bindings for subject in binding["subjects"]}
+    assert allowed == set(of_kind(name, "ServiceAccount")) - {"neuron-plugin"}
+    job_s = [each for each in bindings if each["metadata"].get("annotations")]
+    assert len(job_s) == (name == "cleanup"), "the Job runs when everything else is gone"
 
 
 def test_openshift_lets_the_plugin_be_what_it_is_and_no_more() -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from neuron_plugin.topology.instances import SHIPPED
-from tests.charts.manifests import NAMES, Manifest, default_values
+from tests.charts.manifests import NAMES, Manifest, coalesced, default_values
 from tests.charts.rendering import CHART, VALUES
 
 SCHEMA: Manifest = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
@@ -29,6 +29,10 @@ def nested(path: str, value: object) -> Manifest:
     return value
 
 
+def is_refused(values: Manifest) -> bool:
+    return bool(list(VALIDATOR.iter_errors(coalesced(values))))
+
+
 def test_the_schema_is_draft_07_as_helm_wants_it() -> None:
     assert SCHEMA["$schema"] == "http://json-schema.org/draft-07/schema#"
     jsonschema.Draft7Validator.check_schema(SCHEMA)
@@ -40,7 +44,7 @@ def test_the_chart_s_own_values_are_accepted() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_set_is_accepted(name: str) -> None:
-    VALIDATOR.validate(yaml.safe_load((VALUES / f"{name}.yaml").read_text(encoding="utf-8")))
+    VALIDATOR.validate(coalesced(yaml.safe_load((VALUES / f"{name}.yaml").read_text(encoding="utf-8"))))
 
 
 @pytest.mark.parametrize(
@@ -53,15 +57,18 @@ def test_every_value_set_is_accepted(name: str) -> None:
         nested("devicePlugin.tolerations", [{"operator": "Exists"}]),
         nested("scheduler.customScheduler.schedulerName", "my-scheduler"),
         nested("networkPolicy.extenderFrom", [{"ipBlock": {"cidr": "10.0.0.0/8"}}]),
+        nested("scheduler.extender.service.clusterIP", "fd00::a:1"),
+        nested("devicePlugin.podLabels", {"app.kubernetes.io/part-of": "accelerators"}),
+        nested("global", None),
     ],
 )
 def test_good_values_are_accepted(good: Manifest) -> None:
-    VALIDATOR.validate(good)
+    VALIDATOR.validate(coalesced(good))
 
 
 @pytest.mark.parametrize("condition", ["NeuronHealth", "It's", "two words", "ends."])
 def test_a_condition_that_would_break_its_fence_is_refused(condition: str) -> None:
-    assert list(VALIDATOR.iter_errors(nested("devicePlugin.settings.node-condition", condition)))
+    assert is_refused(nested("devicePlugin.settings.node-condition", condition))
 
 
 BAD: dict[str, object] = {
@@ -88,7 +95,7 @@ BAD: dict[str, object] = {
     "devicePlugin.maxUnavailable": "half",
     "devicePlugin.maxUnavailable ": 1,
     "devicePlugin.tolerations": [{"operator": "Exist"}],
-    "devicePlugin.resources": {"limits": {"memory": "1Gi"}},
+    "devicePlugin.resources.requests": None,
     "devicePlugin.nodeAffinity.instanceType": ["trn1.32xlarge"],
     "image.digest": "latest",
     "image.pullPolicy": "ifNotPresent",
@@ -107,12 +114,18 @@ BAD: dict[str, object] = {
     "policies.trustedUsers": "system:serviceaccount:a:b",
     "networkPolicy.extenderFrom": [{}],
     "npd.enabled": True,
+    "fullnameOverride": "2nd",
+    "devicePlugin.nodeAffinity.labels": ["two words"],
+    "devicePlugin.podLabels": {"app.kubernetes.io/name": "would no longer be selected"},
+    "scheduler.extender.podLabels": {"app.kubernetes.io/component": "other"},
+    "scheduler.extender.service.clusterIP": "None",
+    "scheduler.customScheduler.podLabels": {"app.kubernetes.io/instance": "other"},
 }
 
 
 @pytest.mark.parametrize("path", BAD)
 def test_bad_values_are_refused(path: str) -> None:
-    assert list(VALIDATOR.iter_errors(nested(path, BAD[path]))), path
+    assert is_refused(nested(path, BAD[path])), path
 
 
 def objects(schema: Any, name: str = "") -> Iterator[tuple[str, Manifest]]:
@@ -144,6 +157,14 @@ def test_values_yaml_shows_every_key_that_the_schema_knows() -> None:
     for path, shown, known in leaves(default_values(), SCHEMA):
         if known and path not in maps:
             assert shown == known, path
+
+
+def test_null_takes_no_value_away() -> None:
+    """A template that finds nothing says so in terms of Go, or leaves a fence out without a word."""
+    for path, shown, known in leaves(default_values(), SCHEMA):
+        for key in shown & known - {"global"}:
+            refused = is_refused(nested(f"{path}.{key}".lstrip("."), None))
+            assert refused or path.endswith(".settings"), f"{path}.{key}"
 
 
 def test_the_affinity_lists_the_instance_types_of_the_catalogue() -> None:

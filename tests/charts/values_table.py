@@ -53,7 +53,8 @@ def table() -> str:
     for path, value in leaves(default_values()):
         default = json.dumps(value)
         shown = f"`{default}`" if len(default) <= _LONGEST else "see values.yaml"
-        rows.append(f"| `{path}` | {shown} | {said[path]} |")
+        meaning = said[path].replace("|", r"\|")  # else a column of its own
+        rows.append(f"| `{path}` | {shown} | {meaning} |")
     return "\n".join(rows) + "\n"
 
 

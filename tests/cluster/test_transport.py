@@ -184,7 +184,7 @@ async def test_a_stream_hands_out_lines_until_the_server_ends_it(server: StandIn
 
 
 async def test_an_event_larger_than_any_buffer_is_one_line(server: StandInApiServer, api: KubernetesApi) -> None:
-    server.create_pod({"metadata": {"name": "a", "annotations": {"big": "x" * 3_000_000}}, "spec": {}})
+    server.create_pod({"metadata": {"name": "a"}, "spec": {"hostname": "x" * 3_000_000}})
     async with api.stream(WATCH, silence_seconds=5) as lines:
         assert len(await anext(lines)) > 3_000_000
 

@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from neuron_plugin.cli.main import build_parser, main
+from tests.charts.manifests import coalesced
 from tests.charts.rendering import CHART, KUBERNETES
 from tests.docs.shell import Typed, typed
 
@@ -114,7 +115,7 @@ HELM = [each for each in of_program("helm") if {"install", "upgrade", "template"
 @pytest.mark.parametrize("command", HELM, ids=lambda command: command.line[:60])
 def test_helm_s_values_on_a_page_are_values_of_the_chart(command: Typed) -> None:
     schema = yaml.safe_load((CHART / "values.schema.json").read_text(encoding="utf-8"))
-    jsonschema.Draft7Validator(schema).validate(values_of(command.arguments))
+    jsonschema.Draft7Validator(schema).validate(coalesced(values_of(command.arguments)))
 
 
 RENDERED = [each for each in HELM if "charts/neuron-plugin" in each.arguments]
@@ -124,7 +125,7 @@ RENDERED = [each for each in HELM if "charts/neuron-plugin" in each.arguments]
 @pytest.mark.parametrize("command", RENDERED, ids=lambda command: command.line[:60])
 def test_helm_renders_what_a_page_installs(command: Typed) -> None:
     words = ["template" if word in {"install", "upgrade"} else word for word in command.arguments]
-    line = ["helm", *(word for word in words if word != "--reuse-values"), "--kube-version", KUBERNETES]
+    line = ["helm", *(word for word in words if word != "--reset-then-reuse-values"), "--kube-version", KUBERNETES]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603 - the page's own words
     assert done.returncode == 0, done.stderr
     assert "kind: " in done.stdout
@@ -140,7 +141,8 @@ def test_targets_of_make_on_a_page_exist(target: str) -> None:
 def test_sessions_of_nox_on_a_page_exist() -> None:
     text = (ROOT / "noxfile.py").read_text(encoding="utf-8")
     for command in of_program("nox"):
-        assert re.search(rf"^def {command.arguments[-1].replace('-', '_')}\(", text, re.MULTILINE), command.line
+        session = command.arguments[command.arguments.index("-s") + 1].replace("-", "_")
+        assert re.search(rf"^def {session}\(", text, re.MULTILINE), command.line
 
 
 @pytest.mark.parametrize("command", of_program("python"), ids=lambda command: command.line)

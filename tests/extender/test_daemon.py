@@ -428,7 +428,7 @@ async def test_killed_between_reserve_and_confirmation_and_started_again_the_sta
 ) -> None:
     server.create_node(node_manifest("node", TRN1))
     for before_write in (True, False):
-        name = f"pod-{before_write}"
+        name = f"pod-{before_write}".lower()
         async with extender_on(api, times=QUICK_TIMES) as extender:
             await extender.ready()
             pod = await add_pod(server, extender, pod_manifest(name, DEVICE, 4))

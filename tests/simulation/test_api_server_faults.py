@@ -1,8 +1,16 @@
 from __future__ import annotations
 
+import asyncio
+
+import aiohttp
 import pytest
 
+from neuron_plugin.simulation.api_server import (
+    PODS,
+    StandInApiServer,
+)
 from neuron_plugin.simulation.api_server_faults import Fault, Faults, Match
+from tests.simulation.api_client import PODS_PATH, Client, names, pod, until_watched
 
 
 @pytest.mark.parametrize(
@@ -53,3 +61,69 @@ def test_what_was_cleared_does_not_happen() -> None:
     faults.add(Fault(times=9))
     faults.clear()
     assert faults.take("GET", "/", watch=False) is None
+
+
+# Over HTTP.
+
+
+async def test_a_fault_happens_to_what_it_is_meant_for_and_so_often(client: Client, server: StandInApiServer) -> None:
+    server.fail(Fault(Match(method="GET", path="/pods$"), times=2, status=503, retry_after_seconds=1))
+    assert (await client.ask("GET", "/api/v1/nodes"))[0] == 200
+    refused = [(await client.ask("GET", "/api/v1/pods"))[0] for _ in range(3)]
+    assert refused == [503, 503, 200]
+
+
+async def test_a_fault_can_be_taken_back(client: Client, server: StandInApiServer) -> None:
+    server.fail(Fault(times=9, status=500))
+    server.forgive()
+    assert (await client.ask("GET", "/api/v1/pods"))[0] == 200
+
+
+@pytest.mark.parametrize(("fault", "done"), [(Fault(drop=True), False), (Fault(lose_answer=True), True)])
+async def test_a_cut_request_is_done_or_not(client: Client, server: StandInApiServer, fault: Fault, done: bool) -> None:  # noqa: FBT001 - a table's column
+    server.fail(fault)
+    with pytest.raises(aiohttp.ClientError):
+        await client.ask("POST", PODS_PATH, pod("a"))
+    assert bool(server.objects(PODS)) is done
+
+
+async def test_a_watch_can_be_made_to_end_at_once(client: Client, server: StandInApiServer) -> None:
+    server.fail(Fault(Match(watch=True), ends=True))
+    assert await client.watch_to_the_end("/api/v1/pods") == []
+
+
+async def test_a_request_can_be_held(client: Client, server: StandInApiServer) -> None:
+    server.fail(Fault(gate=(gate := asyncio.Event())))
+    asking = asyncio.create_task(client.get("/api/v1/pods"), name="held")
+    await asyncio.sleep(0.02)
+    assert not asking.done()
+    gate.set()
+    await asking
+
+
+async def test_a_stopped_server_comes_back_on_its_port_with_its_objects(
+    client: Client, server: StandInApiServer
+) -> None:
+    server.create_pod(pod("a"))
+    url = server.url
+    await server.stop()
+    with pytest.raises(aiohttp.ClientError):
+        await client.get("/api/v1/pods")
+    await server.start()
+    assert server.url == url
+    assert names(await client.get("/api/v1/pods")) == ["a"]
+
+
+async def test_stopping_does_not_wait_for_watches(client: Client, server: StandInApiServer) -> None:
+    watching = asyncio.create_task(client.watch("/api/v1/pods", 1, resourceVersion="1"), name="watch")
+    await until_watched(server)
+    async with asyncio.timeout(0.9):
+        await server.stop()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_stopping_twice_is_harmless() -> None:
+    server = StandInApiServer()
+    await server.start()
+    await server.stop()
+    await server.stop()

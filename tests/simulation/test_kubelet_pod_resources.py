@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,15 +25,7 @@ from neuron_plugin.simulation.kubelet_pod_resources import RateLimit
 from neuron_plugin.simulation.kubelet_pods import Container, ContainerKind, Pod
 from tests.kubelet.fakes import CORE, RunningPlugin, eventually, running_plugin
 
-asyncio.set_event_loop(None)  # see tests/kubelet/conftest.py
-
 UNLIMITED = KubeletOptions(pod_resources_per_second=0)
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="np-") as path:
-        yield Path(path)
 
 
 @dataclass

@@ -6,8 +6,6 @@ The stand-in kubelet and our own server, together, over their sockets.
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,18 +13,10 @@ import pytest
 from neuron_plugin.kubelet.devices import ContainerAllocation
 from neuron_plugin.kubelet.pod_resources import PodResourcesClient
 from neuron_plugin.kubelet.service import ServiceOptions
-from neuron_plugin.simulation.kubelet import KubeletOptions, StandInKubelet
+from neuron_plugin.simulation.kubelet import KubeletOptions, KubeletStoppedError, StandInKubelet
 from neuron_plugin.simulation.kubelet_devices import Capacity
 from neuron_plugin.simulation.kubelet_pods import Container, ContainerKind, Pod, PodRejectedError
 from tests.kubelet.fakes import CORE, DEVICE, devices, eventually, running_plugin
-
-asyncio.set_event_loop(None)  # see tests/kubelet/conftest.py
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="np-") as path:
-        yield Path(path)
 
 
 def pod(name: str, count: int = 1) -> Pod:
@@ -251,7 +241,7 @@ async def test_devices_found_later_appear_without_a_new_registration(directory: 
         assert kubelet.registration_count(CORE) == 1
 
 
-async def test_a_kubelet_restart_inside_an_admission_loses_that_admission_only(directory: Path) -> None:
+async def test_a_kubelet_restart_inside_an_admission_admits_the_pod_again(directory: Path) -> None:
     reached, release = asyncio.Event(), asyncio.Event()
 
     async def slow(*_: object) -> list[str]:
@@ -259,15 +249,17 @@ async def test_a_kubelet_restart_inside_an_admission_loses_that_admission_only(d
         await release.wait()
         return ["0"]
 
-    async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
+    options = KubeletOptions(sync_delay=0.5)  # time for the plugin to be back
+    async with StandInKubelet(directory, options=options) as kubelet, running_plugin(directory) as plugin:
         await kubelet.wait_for_capacity(CORE, 4)
         plugin.handler.prefer = slow
         admission = asyncio.create_task(kubelet.admit(pod("a")))
         await reached.wait()
         await kubelet.stop()
-        with pytest.raises(PodRejectedError, match="GetPreferredAllocation rpc failed"):
+        with pytest.raises(KubeletStoppedError):
             await admission
         release.set()
         await kubelet.start()
-        await kubelet.wait_for_capacity(CORE, 4)
-        assert (await kubelet.admit(pod("b"))).container("c").ids[CORE] == ("0",)
+        assert kubelet.rejections == {}
+        assert (await kubelet.start_container("uid-a", "c")).ids[CORE] == ("0",)
+        assert (await kubelet.admit(pod("b"))).container("c").ids[CORE] != ("0",)

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +18,6 @@ from neuron_plugin.simulation.kubelet_watcher import PluginWatcher
 from tests.kubelet.fakes import eventually
 
 RESOURCE = "example.com/dummy"
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="np-") as path:
-        yield Path(path)
 
 
 @dataclass

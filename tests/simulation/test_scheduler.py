@@ -107,6 +107,8 @@ async def test_a_prioritize_that_fails_is_ignored_as_the_scheduler_does() -> Non
         assert await scheduler.prioritize(POD, ["a"]) == {}
     async with extender({"prioritize": lambda _: []}, status=500) as (scheduler, _):
         assert await scheduler.prioritize(POD, ["a"]) == {}
+    async with extender({"prioritize": lambda _: [{"Host": "a", "Score": 5.0}]}) as (scheduler, _):
+        assert await scheduler.prioritize(POD, ["a"]) == {}, "Go reads no 5.0 into an integer"
 
 
 async def test_a_bind_error_is_the_attempts_message() -> None:
@@ -122,6 +124,10 @@ async def test_preempt_offers_uids_and_refuses_victims_that_were_not_offered() -
     wrong = {"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "stranger"}], "NumPDBViolations": 0}}}
     async with extender({"preempt": lambda _: wrong}) as (scheduler, _):
         with pytest.raises(ExtenderCallError, match="claims to preempt"):
+            await scheduler.preempt(POD, {"a": ["u1"]})
+    nobody = {"NodeNameToMetaVictims": {"a": {"Pods": [], "NumPDBViolations": 0}}}
+    async with extender({"preempt": lambda _: nobody}) as (scheduler, _):
+        with pytest.raises(ExtenderCallError, match='expected at least one victim pod on node "a"'):
             await scheduler.preempt(POD, {"a": ["u1"]})
 
 

@@ -6,7 +6,7 @@
 {{/* Labels of every object. */}}
 {{- define "neuron-plugin.labels" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
@@ -15,7 +15,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{/* What selects a component's pods; it never changes, so it holds no version. */}}
 {{- define "neuron-plugin.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "neuron-plugin.image" -}}
@@ -63,7 +63,8 @@ request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][0].orValue(''
 
 {{/* The extender in a KubeSchedulerConfiguration. Takes the directory of the client certificate as .certificateDir. */}}
 {{- define "neuron-plugin.schedulerExtender" -}}
-- urlPrefix: https://{{ .root.Values.scheduler.extender.service.clusterIP | default (include "neuron-plugin.extenderHost" .root) }}:12345
+{{- $address := .root.Values.scheduler.extender.service.clusterIP | default (include "neuron-plugin.extenderHost" .root) }}
+- urlPrefix: https://{{ contains ":" $address | ternary (printf "[%s]" $address) $address }}:12345
   filterVerb: filter
   prioritizeVerb: prioritize
   preemptVerb: preempt

@@ -1,0 +1,106 @@
+"""The chart's rights, held against what the daemons do: enough for all of it, and none to spare (P81)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from neuron_plugin.allocation.annotations import ALLOCATED_KEY
+from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.simulation.api_server import (
+    EVENTS,
+    Fault,
+    Match,
+    Right,
+    StandInApiServer,
+    WatchList,
+    in_namespace,
+)
+from neuron_plugin.simulation.cluster import NODE_NAME, SimulatedCluster, SimulatedPod
+from tests.charts.manifests import of_kind
+from tests.charts.test_rbac import rules
+
+CONDITION = "NeuronDevicesHealthy"
+USERS = {
+    "plugin": ("health", "neuron-plugin"),
+    "extender": ("second-scheduler", "neuron-plugin-extender"),
+    "cleanup": ("cleanup", "neuron-plugin-cleanup"),
+}
+"""The users of the simulated cluster, the value set that gives each all of its rights, and its account there."""
+
+
+def rights_of(user: str) -> set[Right]:
+    name, account = USERS[user]
+    everywhere = [Right(*rule) for rule in rules(of_kind(name, "ClusterRole")[account])]
+    here = [Right(*rule) for rule in rules(of_kind(name, "Role")[account])]
+    return {*everywhere, *in_namespace(here, "kube-system")}
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[SimulatedCluster]:
+    """A cluster whose daemons have the chart's rights, of a server that makes them list and then watch."""
+    with TemporaryDirectory(prefix="np-") as directory:
+        simulated = SimulatedCluster(Path(directory), "inf2.24xlarge", daemon_flags=("--node-condition", CONDITION))
+        simulated.api = StandInApiServer(watch_list=WatchList.REFUSED)
+        for user in USERS:
+            simulated.api.access.permit(user, rights_of(user))
+        async with simulated:
+            await simulated.wait_until_offered(Resource.NEURONCORE, 12)
+            yield simulated
+
+
+async def until(met: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not met():
+            await asyncio.sleep(0.02)
+
+
+async def until_all_are_used(cluster: SimulatedCluster, user: str) -> None:
+    with contextlib.suppress(TimeoutError):  # what is left over says more
+        await until(lambda: cluster.api.access.used[user] == rights_of(user))
+
+
+def reporters(cluster: SimulatedCluster) -> set[str]:
+    return {event["reportingController"] for event in cluster.api.objects(EVENTS)}
+
+
+async def place_a_pod_though_the_binding_s_answer_is_lost(cluster: SimulatedCluster) -> None:
+    cluster.api.create_pod(SimulatedPod("first", {"main": {Resource.NEURONCORE.value: 2}}).manifest())
+    assert (await cluster.filter("first")).nodes
+    cluster.api.fail(Fault(Match(path="/binding$"), lose_answer=True))
+    await cluster.bind("first")
+    await cluster.admit("first")
+    await cluster.wait_for_annotation("first", ALLOCATED_KEY, "true")
+
+
+async def test_p81_the_daemons_need_every_right_they_have_and_no_other(cluster: SimulatedCluster) -> None:
+    await place_a_pod_though_the_binding_s_answer_is_lost(cluster)
+    cluster.node.set_ecc(3, sram=1)
+    second = SimulatedPod("second", {"main": {Resource.NEURONCORE.value: 1}}).manifest()
+    second["metadata"]["annotations"] = {"NEURON_CORES": "all of them"}
+    second["spec"]["nodeName"] = NODE_NAME
+    cluster.api.create_pod(second)
+    await until(lambda: {"neuron-plugin.io/plugin", "neuron-plugin.io/extender"} <= reporters(cluster))
+    for user in ("plugin", "extender"):
+        await until_all_are_used(cluster, user)
+        assert cluster.api.access.used[user] == rights_of(user)
+    await cluster.stop_daemon()
+    await clean_up(cluster)
+    assert cluster.api.access.used["cleanup"] == rights_of("cleanup")
+
+
+async def clean_up(cluster: SimulatedCluster) -> None:
+    """What the Job of an uninstallation does."""
+    (job,) = of_kind("cleanup", "Job").values()
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    kubeconfig = cluster.api.write_kubeconfig(cluster.root / "kubeconfig-cleanup", "cleanup")
+    command = ("-m", "neuron_plugin.cli.main", *container["args"], f"--kubeconfig={kubeconfig}")
+    process = await asyncio.create_subprocess_exec(sys.executable, *command)
+    async with asyncio.timeout(30):
+        assert await process.wait() == 0

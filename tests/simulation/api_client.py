@@ -1,0 +1,58 @@
+"""A client of the stand-in API server that knows nothing of this project."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+
+from neuron_plugin.simulation.api_server import (
+    StandInApiServer,
+)
+
+Json = dict[str, Any]
+PODS_PATH = "/api/v1/namespaces/default/pods"
+LEASES_PATH = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+MERGE = {"Content-Type": "application/merge-patch+json"}
+
+
+class Client:
+    """A client that knows nothing of Kubernetes."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def ask(self, method: str, path: str, body: Any = None, **options: Any) -> tuple[int, Json]:
+        async with self._session.request(method, path, json=body, **options) as answer:
+            return answer.status, await answer.json()
+
+    async def get(self, path: str, **query: str) -> Json:
+        status, body = await self.ask("GET", path, params=query)
+        assert status == 200, body
+        return body
+
+    async def watch(self, path: str, events: int, **query: str) -> list[Json]:
+        """Read so many events of a watch, then leave."""
+        async with self._session.get(path, params={"watch": "true", **query}) as answer:
+            assert answer.status == 200
+            return [json.loads(await answer.content.readline()) for _ in range(events)]
+
+    async def watch_to_the_end(self, path: str, **query: str) -> list[Json]:
+        async with self._session.get(path, params={"watch": "true", **query}) as answer:
+            return [json.loads(line) for line in (await answer.read()).splitlines()]
+
+
+def pod(name: str, **spec: Any) -> Json:
+    return {"metadata": {"name": name}, "spec": {"containers": [{"name": "main"}], **spec}}
+
+
+def names(listed: Json) -> list[str]:
+    return [item["metadata"]["name"] for item in listed["items"]]
+
+
+async def until_watched(server: StandInApiServer, watches: int = 1) -> None:
+    async with asyncio.timeout(5):
+        while server.open_watches != watches:
+            await asyncio.sleep(0.002)

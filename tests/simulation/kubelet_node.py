@@ -1,0 +1,179 @@
+"""A stand-in kubelet beside a plugin that answers what a test says, for tests of the kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
+from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet.channels import channel_to
+from neuron_plugin.simulation.kubelet import SOCKET_NAME, KubeletOptions, StandInKubelet
+from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, Container, ContainerKind, Pod, PodRejectedError
+from tests.kubelet.fakes import CORE, seeded
+
+INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
+
+
+class RawPlugin(pb_grpc.DevicePluginServicer):
+    """A plugin without manners: it answers what a test says, be it wrong, and keeps what it was asked."""
+
+    def __init__(self, ids: Sequence[str] = ("d0", "d1", "d2", "d3"), *, prefers: bool = True) -> None:
+        self.devices = [pb.Device(ID=each, health="Healthy") for each in ids]
+        self.options = pb.DevicePluginOptions(get_preferred_allocation_available=prefers)
+        self.options_error: str | None = None
+        self.preference: Sequence[str] | None = None
+        self.preference_error: str | None = None
+        self.allocate_error: str | None = None
+        self.answers = 1
+        self.envs: dict[str, str] = {}
+        self.gate: asyncio.Event | None = None
+        self.start_error: str | None = None
+        self.calls: list[str] = []
+        self.preferences: list[tuple[set[str], set[str], int]] = []
+        self.allocations: list[list[str]] = []
+        self.starts: list[list[str]] = []
+        self.stream_ends = asyncio.Event()
+        self.news = asyncio.Event()
+
+    async def GetDevicePluginOptions(  # noqa: N802 - the API's name
+        self, request: pb.Empty, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.DevicePluginOptions:
+        del request
+        self.calls.append("options")
+        if self.options_error is not None:
+            await context.abort(grpc.StatusCode.INTERNAL, self.options_error)
+        return self.options
+
+    async def ListAndWatch(  # type: ignore[override]  # noqa: N802 - grpc.aio takes a coroutine, the stubs do not
+        self, request: pb.Empty, context: grpc.aio.ServicerContext[pb.Empty, pb.ListAndWatchResponse]
+    ) -> None:
+        del request
+        self.calls.append("stream")
+        while not self.stream_ends.is_set():
+            self.news.clear()
+            await context.write(pb.ListAndWatchResponse(devices=self.devices))
+            await self.news.wait()
+
+    async def GetPreferredAllocation(  # noqa: N802 - the API's name
+        self, request: pb.PreferredAllocationRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.PreferredAllocationResponse:
+        (demand,) = request.container_requests
+        available, must = set(demand.available_deviceIDs), set(demand.must_include_deviceIDs)
+        self.preferences.append((available, must, demand.allocation_size))
+        if self.preference_error is not None:
+            await context.abort(grpc.StatusCode.INTERNAL, self.preference_error)
+        chosen = self.preference if self.preference is not None else sorted(available)[: demand.allocation_size]
+        return pb.PreferredAllocationResponse(
+            container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=chosen)]
+        )
+
+    async def Allocate(  # noqa: N802 - the API's name
+        self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.AllocateResponse:
+        (demand,) = request.container_requests
+        ids = list(demand.devices_ids)
+        self.allocations.append(ids)
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.allocate_error is not None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.allocate_error)
+        response = pb.ContainerAllocateResponse(
+            envs={"IDS": ",".join(sorted(ids)), **self.envs},
+            devices=[pb.DeviceSpec(container_path=f"/dev/{i}", host_path=f"/dev/{i}", permissions="rw") for i in ids],
+            cdi_devices=[pb.CDIDevice(name=f"example.com/dummy={i}") for i in ids],
+            mounts=[pb.Mount(container_path="/c", host_path="/h", read_only=True)],
+            annotations={"by": "plugin"},
+        )
+        return pb.AllocateResponse(container_responses=[response] * self.answers)
+
+    async def PreStartContainer(  # noqa: N802 - the API's name
+        self, request: pb.PreStartContainerRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.PreStartContainerResponse:
+        self.starts.append(list(request.devices_ids))
+        if self.start_error is not None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self.start_error)
+        return pb.PreStartContainerResponse()
+
+    def set_health(self, device_id: str, health: str) -> None:
+        for device in self.devices:
+            if device_id == device.ID:
+                device.health = health
+        self.news.set()
+
+    def end_stream(self) -> None:
+        self.stream_ends.set()
+        self.news.set()
+
+
+async def register(directory: Path, endpoint: str, resource: str = CORE, version: str = "v1beta1") -> None:
+    async with channel_to(directory / SOCKET_NAME) as channel:
+        request = pb.RegisterRequest(version=version, endpoint=endpoint, resource_name=resource)
+        await pb_grpc.RegistrationStub(channel).Register(request, timeout=15)
+
+
+@asynccontextmanager
+async def serving(plugin: RawPlugin, path: Path) -> AsyncIterator[None]:
+    server = grpc.aio.server()
+    pb_grpc.add_DevicePluginServicer_to_server(plugin, server)
+    server.add_insecure_port(f"unix:{path}")
+    await server.start()
+    yield
+    plugin.end_stream()
+    await server.stop(0.2)
+
+
+def fresh(directory: Path, name: int) -> Path:
+    """A directory in which no kubelet has left anything to remember."""
+    made = directory / str(name)
+    made.mkdir()
+    return made
+
+
+@asynccontextmanager
+async def node(
+    directory: Path,
+    plugin: RawPlugin | None = None,
+    *,
+    seed: int = 0,
+    options: KubeletOptions | None = None,
+    count: int = 4,
+) -> AsyncIterator[tuple[StandInKubelet, RawPlugin]]:
+    """A kubelet with one plugin registered."""
+    plugin = plugin or RawPlugin()
+    kubelet = StandInKubelet(directory, random=seeded(seed), options=options)
+    async with kubelet, serving(plugin, directory / "plugin.sock"):
+        await register(directory, "plugin.sock")
+        await kubelet.wait_for_capacity(CORE, count)
+        yield kubelet, plugin
+
+
+def pod(name: str, *containers: Container, uid: str | None = None) -> Pod:
+    return Pod(uid or f"uid-{name}", "ns", name, containers)
+
+
+def wants(count: int, name: str = "c", kind: ContainerKind = APP, resource: str = CORE) -> Container:
+    return Container(name, {resource: count}, kind)
+
+
+async def rejection(kubelet: StandInKubelet, candidate: Pod) -> str:
+    with pytest.raises(PodRejectedError) as error:
+        await kubelet.admit(candidate)
+    assert kubelet.rejections[candidate.uid] is error.value
+    return str(error.value)
+
+
+def ids_of(container: AdmittedContainer, resource: str = CORE) -> set[str]:
+    return set(container.ids[resource])
+
+
+async def refusal(directory: Path, *arguments: str) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await register(directory, *arguments)
+    assert error.value.code() is grpc.StatusCode.UNKNOWN
+    return error.value.details() or ""

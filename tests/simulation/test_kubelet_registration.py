@@ -1,0 +1,116 @@
+"""Registration with the stand-in kubelet, and its faults of book-keeping by name."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from neuron_plugin.simulation.kubelet import KubeletOptions, StandInKubelet
+from neuron_plugin.simulation.kubelet_devices import Capacity
+from neuron_plugin.simulation.kubelet_registration import is_extended_resource_name
+from tests.kubelet.fakes import CORE, DEVICE
+from tests.simulation.kubelet_node import (
+    RawPlugin,
+    node,
+    pod,
+    refusal,
+    register,
+    rejection,
+    serving,
+    wants,
+)
+
+
+async def test_a_wrong_version_is_refused_in_the_kubelets_words(directory: Path) -> None:
+    async with StandInKubelet(directory):
+        text = await refusal(directory, "e", CORE, "v1alpha")
+    assert text == 'requested API version "v1alpha" is not supported by kubelet. Supported version is ["v1beta1"]'
+
+
+async def test_a_wrong_resource_name_is_refused_in_the_kubelets_words(directory: Path) -> None:
+    async with StandInKubelet(directory):
+        assert await refusal(directory, "e", "dummy") == 'the ResourceName "dummy" is invalid'
+
+
+@pytest.mark.parametrize("name", [CORE, "example.com/Dummy_1.x", "a/b"])
+def test_names_the_kubelet_takes(name: str) -> None:
+    assert is_extended_resource_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("dummy", "Example.com/x", "example.com/a/b", f"example.com/{'n' * 64}", "hugepages-2Mi"),
+        *("kubernetes.io/x", "sub.kubernetes.io/x", "requests.example.com/x", "example.com/", "/x", "example.com/-x"),
+        f"{'d' * 250}.com/x",
+    ],
+)
+def test_names_the_kubelet_refuses(name: str) -> None:
+    assert not is_extended_resource_name(name)
+
+
+@pytest.mark.parametrize("endpoint", ["absent.sock", "/absolute/path.sock"])
+async def test_a_socket_that_does_not_answer_is_refused_after_the_dial_time_out(directory: Path, endpoint: str) -> None:
+    async with StandInKubelet(directory, options=KubeletOptions(dial_seconds=0.05)):
+        text = await refusal(directory, endpoint)
+    assert text == "failed to dial device plugin: context deadline exceeded"
+
+
+async def test_failing_options_are_refused_and_the_resource_never_appears(directory: Path) -> None:
+    plugin = RawPlugin()
+    plugin.options_error = "no options today"
+    async with StandInKubelet(directory) as kubelet, serving(plugin, directory / "plugin.sock"):
+        text = await refusal(directory, "plugin.sock")
+        assert kubelet.capacity(CORE) == Capacity(0, 0)
+    assert text == "failed to get device plugin options: rpc error: code = Internal desc = no options today"
+    assert plugin.calls == ["options"]
+
+
+async def test_options_are_asked_for_before_register_returns_and_the_stream_follows(directory: Path) -> None:
+    plugin = RawPlugin()
+    async with StandInKubelet(directory) as kubelet, serving(plugin, directory / "plugin.sock"):
+        await register(directory, "plugin.sock")
+        assert plugin.calls[0] == "options"
+        await kubelet.wait_for_capacity(CORE, 4)
+        assert plugin.calls == ["options", "stream"]
+        assert kubelet.registration_count(CORE) == 1
+
+
+async def test_one_socket_may_serve_several_resources(directory: Path) -> None:
+    async with node(directory) as (kubelet, plugin):
+        await register(directory, "plugin.sock", DEVICE)
+        await kubelet.wait_for_capacity(DEVICE, 4)
+        assert plugin.calls == ["options", "stream"] * 2
+
+
+# The book-keeping by name
+
+
+async def test_when_an_old_stream_ends_the_newer_plugin_is_disconnected(directory: Path) -> None:
+    newer = RawPlugin(["n0", "n1"])
+    async with node(directory) as (kubelet, older), serving(newer, directory / "newer.sock"):
+        await register(directory, "newer.sock")
+        await kubelet.wait_for_capacity(CORE, 2)
+        older.end_stream()
+        assert await kubelet.wait_for_capacity(CORE, 0) == Capacity(2, 0)
+        assert "no healthy devices present" in await rejection(kubelet, pod("a", wants(1)))
+
+
+async def test_stop_wait_start_register_is_never_lost(directory: Path) -> None:
+    async with node(directory) as (kubelet, older):
+        older.end_stream()
+        await kubelet.wait_for_capacity(CORE, 0)
+        newer = RawPlugin(["n0", "n1"])
+        async with serving(newer, directory / "newer.sock"):
+            await register(directory, "newer.sock")
+            assert await kubelet.wait_for_capacity(CORE, 2) == Capacity(2, 2)
+
+
+async def test_a_failed_register_beside_a_live_one_makes_its_end_unnoticed(directory: Path) -> None:
+    async with node(directory, options=KubeletOptions(dial_seconds=0.05)) as (kubelet, plugin):
+        await refusal(directory, "absent.sock")
+        plugin.end_stream()
+        await asyncio.sleep(0.05)
+        assert kubelet.capacity(CORE) == Capacity(4, 4)
