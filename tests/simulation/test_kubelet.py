@@ -12,19 +12,20 @@ from pathlib import Path
 import grpc
 import pytest
 
+from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.channels import channel_to
 from neuron_plugin.kubelet.sockets import is_served
 from neuron_plugin.simulation.kubelet import SOCKET_NAME, KubeletOptions, StandInKubelet
 from neuron_plugin.simulation.kubelet_devices import Capacity
-from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, Container, ContainerKind, Pod, PodRejectedError
+from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, Container, Pod, PodRejectedError
 from neuron_plugin.simulation.kubelet_registration import is_extended_resource_name
 from tests.kubelet.fakes import CORE, DEVICE, eventually, seeded
 
 asyncio.set_event_loop(None)  # see tests/kubelet/conftest.py
 
-INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
+INIT, SIDECAR, APP = Kind.INIT, Kind.SIDECAR, Kind.APP
 
 
 @pytest.fixture
@@ -163,7 +164,7 @@ def pod(name: str, *containers: Container, uid: str | None = None) -> Pod:
     return Pod(uid or f"uid-{name}", "ns", name, containers)
 
 
-def wants(count: int, name: str = "c", kind: ContainerKind = APP, resource: str = CORE) -> Container:
+def wants(count: int, name: str = "c", kind: Kind = APP, resource: str = CORE) -> Container:
     return Container(name, {resource: count}, kind)
 
 
