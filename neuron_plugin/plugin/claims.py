@@ -13,22 +13,14 @@ answer are the calling pod's for certain: whoever else is only supposed to have 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from neuron_plugin.allocation.ledger import Holder, Holding, Ledger, Pod, PodUid
 from neuron_plugin.allocation.requests import ContainerRequest, Kind
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.plugin.decisions import WaitingDecision, decision_of
 from neuron_plugin.plugin.pods import NodePod, NodePods, unserved
-from neuron_plugin.plugin.reuse import (
-    Draws,
-    drawn_for,
-    given_apart,
-    held_as,
-    part_for_unknown,
-    part_of,
-    reusable_mask,
-)
+from neuron_plugin.plugin.reuse import given_apart, part_for_unknown, part_of, reusable_mask
 from neuron_plugin.plugin.standins import is_known, is_nameless, is_outdated, stands_in
 from neuron_plugin.topology.geometry import CoreMask, Geometry
 
@@ -56,17 +48,13 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What is known on the node at the moment of a call.
-
-    ``draws`` and ``swaps``: see ``reuse``.
-    """
+    """What is known on the node at the moment of a call; ``swaps``: see ``reuse``."""
 
     geometry: Geometry
     pods: NodePods
     ledger: Ledger
     waiting: tuple[WaitingDecision, ...]
     confirmed: Collection[PodUid] = ()
-    draws: Draws = field(default_factory=dict)
     swaps: bool = False
 
     def claim(
@@ -148,7 +136,7 @@ class Claims:
             next_one = self._next_container(holder, part, mask) if part else None
             if next_one:
                 return next_one
-            again = again or _drawn_again(holder, resource, mask, self.draws)
+            again = again or _drawn_again(holder, resource, mask)
         if again:
             return Claim(holder.pod, again.container, again.mask, decided=pod is not None and pod.decision is not None)
         if is_nameless(holder) and _goes_on(holder, resource, mask):
@@ -165,10 +153,10 @@ class Claims:
         pod = self.pods[holder.pod.uid]
         others = self.ledger.without(holder.pod.uid).used_mask
         reusable = CoreMask(reusable_mask(pod, holder, part.resource) & ~others)
-        if not reusable or (mask & holder.mask) & ~held_as(holder, part.resource):
+        if not reusable or (mask & holder.mask) & ~holder.held_as(part.resource):
             return None
         added = mask & ~holder.mask
-        apart = reusable & ~given_apart(holder.holdings, part.resource, mask, self.draws)
+        apart = reusable & ~given_apart(holder.holdings, part.resource, mask)
         if apart.bit_count() >= (mask & ~added).bit_count():
             reusable = CoreMask(apart)
         if added:
@@ -182,13 +170,12 @@ class Claims:
     ) -> Claim:
         """One more container of a pod that nobody has told us of; what it had may have been noted for others."""
         held = [holding for holder in (*nameless, *mistaken) for holding in holder.holdings]
-        given = part_for_unknown(self.geometry, held, resource, mask, self.draws, swaps=self.swaps)
+        given = part_for_unknown(self.geometry, held, resource, mask, swaps=self.swaps)
         return Claim(nameless[0].pod, f"#{len(held)}", given) if nameless else Claim(None, "", given)
 
     def _the_same(self, holder: Holder, resource: Resource, mask: CoreMask) -> Holding | None:
         """What was given when these ids came before."""
-        same = (one for one in holder.holdings if one.resource is resource)
-        return next((one for one in same if drawn_for(self.draws, resource, one.mask) == mask), None)
+        return next((one for one in holder.holdings if one.resource is resource and one.on_account == mask), None)
 
 
 def _same_size(one: int, other: int) -> bool:
@@ -204,13 +191,13 @@ def _is_all_of(holder: Holder, resource: Resource) -> bool:
     return all(holding.resource is resource for holding in holder.holdings)
 
 
-def _drawn_again(holder: Holder, resource: Resource, mask: int, draws: Draws) -> Holding | None:
+def _drawn_again(holder: Holder, resource: Resource, mask: int) -> Holding | None:
     """What the latest container was given, when the kubelet restarted in its call and draws from its pod's set anew.
 
     Nothing of what it drew before: then it may be for another container, which must not share.
     """
     latest = holder.holdings[-1]
-    if not mask & drawn_for(draws, resource, latest.mask):
+    if not mask & latest.on_account:
         return None
     drawn = any(one.resource is resource and mask & ~one.mask == 0 for one in holder.holdings[:-1])
     same_size = latest.resource is resource and latest.mask.bit_count() == mask.bit_count()

@@ -13,14 +13,14 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Protocol
 
-from neuron_plugin.allocation.ledger import Holder, Holding, PodUid
+from neuron_plugin.allocation.ledger import Holder, Holding, PodUid, union_of
 from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.kubelet.pod_resources import GetUnsupportedError, PodDevices, PodResourcesError
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.plugin.records import Records, uid_of, unlisted_holdings
 from neuron_plugin.plugin.standins import is_nameless, named_stand_in, stands_in
-from neuron_plugin.plugin.truth import listed_holdings, true_holdings, union_of, with_unlisted
+from neuron_plugin.plugin.truth import listed_holdings, true_holdings, with_unlisted
 from neuron_plugin.topology.geometry import Geometry
 
 logger = logging.getLogger(__name__)
@@ -237,7 +237,7 @@ class Confirmation:
         if self._is_predecessors(pod, listed):
             return
         ledger, confirmed = self._state.ledger, self._state.confirmed
-        holdings = true_holdings(machine.geometry, pod, listed, ledger, confirmed, self._records, self._state.draws)
+        holdings = true_holdings(machine.geometry, pod, listed, ledger, confirmed, self._records)
         if holdings:
             self._state.confirm(pod.pod, holdings)
             self._on_confirmed(pod, holdings)

@@ -20,7 +20,6 @@ from neuron_plugin.plugin.decisions import WaitingDecision, heir_of, waiting_dec
 from neuron_plugin.plugin.machine import Machine, health_after, machine_after, same_ids
 from neuron_plugin.plugin.pods import NodePod, annotated_holdings, demanded_cores
 from neuron_plugin.plugin.quarantine import Quarantine, Users
-from neuron_plugin.plugin.reuse import Draws
 from neuron_plugin.plugin.standins import is_known, is_nameless, nameless_stand_in, stands_in
 from neuron_plugin.topology.geometry import CoreMask
 
@@ -36,8 +35,8 @@ class NodeState:
     told all pods of this node, ``holders_known`` whether the kubelet has told who holds what. ``last_call`` is when the
     kubelet last asked for something. ``lost_names`` are those of pods that vanished, and when. ``quarantine`` is the
     silicon of vanished pods that is not offered yet; None where
-    nobody looks after their processes. ``draws`` is what the kubelet drew where something else was given, see
-    ``reuse``; ``asked_for_all``: it asks about all ids that are new to a pod, as it does without NUMA hints.
+    nobody looks after their processes. ``asked_for_all``: the kubelet asks about all ids that are new to a pod, as it
+    does without NUMA hints.
     """
 
     on_change: Callable[[], None] = lambda: None
@@ -52,7 +51,6 @@ class NodeState:
     last_call: float = float("-inf")
     lost_names: dict[tuple[str, str], float] = field(default_factory=dict)
     quarantine: Quarantine | None = None
-    draws: Draws = field(default_factory=dict)
     asked_for_all: bool = True
     _left_by: dict[PodUid, tuple[Pod, ...]] = field(default_factory=dict)
     _renumbered: Machine | None = None
@@ -141,18 +139,14 @@ class NodeState:
 
     # Holders.
 
-    def hold(self, pod: Pod, holding: Holding, drawn: CoreMask | None = None) -> None:
-        """Note that a container of a pod was given cores; a nameless holder that had them has them no more.
-
-        ``drawn`` are those that the kubelet named for it, if not the same.
-        """
+    def hold(self, pod: Pod, holding: Holding) -> None:
+        """Note that a container of a pod was given cores; a nameless holder that had them has them no more."""
         self.held_since[pod.uid] = self.clock()
         ledger = self.ledger
         for holder in ledger.holders_of(holding.mask):
             if is_nameless(holder) and holder.pod.uid != pod.uid:
                 ledger = _without_cores(ledger, holder, holding.mask)
         self._set_ledger(ledger.with_holding(pod, holding))
-        self._note_drawn(holding, drawn or holding.mask)
 
     def confirm(self, pod: Pod, holdings: Iterable[Holding]) -> None:
         """Write down what a pod really holds; holders we only supposed for those cores were mistaken."""
@@ -237,7 +231,7 @@ class NodeState:
 
     def claims(self, machine: Machine) -> Claims:
         """What is known about who may ask for what."""
-        return Claims(machine.geometry, self.pods, self.ledger, self.waiting(), self.confirmed, self.draws, self._swaps)
+        return Claims(machine.geometry, self.pods, self.ledger, self.waiting(), self.confirmed, self._swaps)
 
     def unheld_mask(self, machine: Machine) -> CoreMask:
         """Healthy cores that nobody holds, whoever waits for them."""
@@ -264,12 +258,6 @@ class NodeState:
     def _swaps(self) -> bool:
         """Whether another part than the kubelet drew may be given to a pod that nobody has named."""
         return self.pods_known and self.asked_for_all
-
-    def _note_drawn(self, holding: Holding, drawn: CoreMask) -> None:
-        """Only what is held has a meaning here."""
-        key = holding.resource, holding.mask
-        held = {(one.resource, one.mask) for holder in self.ledger for one in holder.holdings} - {key}
-        self.draws = {**{known: theirs for known, theirs in self.draws.items() if known in held}, key: drawn}
 
     def _remember(self, pod: NodePod) -> None:
         """Believe a pod's own annotation that it was allocated, until the kubelet says otherwise.
@@ -321,11 +309,10 @@ class NodeState:
         return ledger.with_holder(Holder(pod, left))
 
     def _set_ledger(self, ledger: Ledger) -> None:
-        if ledger == self.ledger:
-            return
-        self.ledger = ledger
-        self.on_change()
-        self._renumber()
+        changed, self.ledger = ledger != self.ledger, ledger
+        if changed:
+            self.on_change()
+            self._renumber()
 
     def _strike(self, uid: PodUid) -> None:
         self.held_since.pop(uid, None)

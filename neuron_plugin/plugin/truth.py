@@ -9,8 +9,9 @@ restart, from the kubelet's own file.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 
-from neuron_plugin.allocation.ledger import Holding, Ledger, Pod, PodUid
+from neuron_plugin.allocation.ledger import Holding, Ledger, Pod, PodUid, union_of
 from neuron_plugin.allocation.requests import ContainerRequest, Kind
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.kubelet.pod_resources import PodDevices
@@ -22,7 +23,6 @@ from neuron_plugin.plugin.records import (
     is_recorded_for_another,
     recorded_holding,
 )
-from neuron_plugin.plugin.reuse import NO_DRAWS, Draws
 from neuron_plugin.plugin.standins import is_nameless
 from neuron_plugin.topology.geometry import Geometry
 
@@ -31,18 +31,10 @@ def listed_holdings(geometry: Geometry, found: PodDevices) -> tuple[Holding, ...
     """The Neuron part of what the kubelet lists for a pod; ids that are none of ours are passed over."""
     ours = (devices for devices in found.containers if devices.resource in RESOURCE_NAMES)
     return tuple(
-        Holding(devices.container, Resource(devices.resource), mask)
+        Holding(devices.container, Resource(devices.resource), mask, mask)
         for devices in ours
         if (mask := ids_mask(geometry, Resource(devices.resource), devices.ids))
     )
-
-
-def union_of(holdings: Iterable[Holding]) -> int:
-    """Every core of some holdings."""
-    mask = 0
-    for holding in holdings:
-        mask |= holding.mask
-    return mask
 
 
 def true_holdings(
@@ -52,24 +44,23 @@ def true_holdings(
     ledger: Ledger,
     confirmed: Collection[PodUid] = (),
     records: Records = (),
-    draws: Draws = NO_DRAWS,
 ) -> tuple[Holding, ...] | None:
     """What every requesting container of a pod holds, in the order of its request.
 
     None while the kubelet does not list all of them yet: the pod is being admitted. What ``confirmed`` pods hold is
-    theirs. ``records`` are the kubelet's own, see there; ``draws`` is what it drew where we gave something else.
+    theirs. ``records`` are the kubelet's own, see there.
     """
     by_container = {holding.container: holding for holding in listed}
     if any(part.kind is not Kind.INIT and part.container not in by_container for part in pod.request):
         return None
     # A pod of which nothing is listed may not be admitted yet, and what was noted for it another's: only records tell.
-    given = list(_given(ledger, pod.pod, listed, confirmed, draws))
+    given = list(_given(ledger, pod.pod, listed, confirmed))
     nameless = [holder.holdings[0] for holder in ledger if listed and is_nameless(holder)]
     theirs = union_of(holding for uid in confirmed if uid != pod.pod.uid for holding in _holdings_of(ledger, uid))
     found = [
-        _as_given(by_container[part.container], given, draws)
+        _as_given(by_container[part.container], given)
         if part.container in by_container
-        else _of_init_container(geometry, pod, part, given, nameless, records, theirs, draws)
+        else _of_init_container(geometry, pod, part, given, nameless, records, theirs)
         for part in pod.request
     ]
     if not listed and None in found:
@@ -96,46 +87,40 @@ def with_unlisted(pod: Pod, listed: tuple[Holding, ...], ledger: Ledger) -> tupl
     return (*listed, *(holding for holding in unlisted if holding.container not in names))
 
 
-def _given(
-    ledger: Ledger, pod: Pod, listed: Iterable[Holding], confirmed: Collection[PodUid], draws: Draws
-) -> Iterator[Holding]:
+def _given(ledger: Ledger, pod: Pod, listed: Iterable[Holding], confirmed: Collection[PodUid]) -> Iterator[Holding]:
     """What we gave in the calls that were this pod's: its own first, then what was noted under others meanwhile.
 
     The pod's own holder counts only if it has what the kubelet lists: else those were another pod's calls.
     """
-    mask = theirs = union_of(listed)
-    for (_, ours), drawn in draws.items():
-        mask |= ours if drawn & theirs else 0
-    holders = sorted(ledger.holders_of(mask), key=lambda holder: holder.pod.uid != pod.uid)
-    for holder in holders:
+    mask = union_of(listed)
+    holders = [each for each in ledger if any((one.mask | one.on_account) & mask for one in each.holdings)]
+    for holder in sorted(holders, key=lambda holder: holder.pod.uid != pod.uid):
         if holder.pod.uid == pod.uid or holder.pod.uid not in confirmed:
             yield from holder.holdings
 
 
-def _as_given(listed: Holding, given: Iterable[Holding], draws: Draws) -> Holding:
+def _as_given(listed: Holding, given: Iterable[Holding]) -> Holding:
     """The kubelet's ids, unless we gave the container a linked part of its init container's ids in their place.
 
     Then the ids were drawn from a larger set that we gave the same pod, and so was the part.
     """
     same = [one for one in given if one.resource is listed.resource]
-    if swapped := _swapped(listed, same, draws):
+    if swapped := _swapped(listed, same):
         return swapped
     if not any(_is_part(listed.mask, one.mask) for one in same):
         return listed
-    parts = [
-        one for one in same if one.mask.bit_count() == listed.mask.bit_count() and (one.resource, one.mask) not in draws
-    ]
+    parts = [one for one in same if one.mask.bit_count() == listed.mask.bit_count() and not one.drawn]
     named = next((one for one in parts if one.container == listed.container), None)
-    if named or any(one.mask == listed.mask for one in parts):
-        return named or listed
-    return Holding(listed.container, listed.resource, parts[0].mask) if parts else listed
+    if not named and (not parts or any(one.mask == listed.mask for one in parts)):
+        return listed
+    return replace(listed, mask=(named or parts[0]).mask)
 
 
-def _swapped(recorded: Holding, given: Iterable[Holding], draws: Draws) -> Holding | None:
+def _swapped(recorded: Holding, given: Iterable[Holding]) -> Holding | None:
     """What we gave for exactly these ids of the kubelet's, where we remember the call."""
     for one in given:
-        if one.resource is recorded.resource and draws.get((one.resource, one.mask)) == recorded.mask:
-            return Holding(recorded.container, one.resource, one.mask)
+        if one.resource is recorded.resource and one.drawn == recorded.mask:
+            return replace(recorded, mask=one.mask, drawn=one.drawn)
     return None
 
 
@@ -147,7 +132,6 @@ def _of_init_container(
     nameless: Iterable[Holding],
     records: Records,
     theirs: int,
-    draws: Draws,
 ) -> Holding | None:
     """What a plain init container was given: by its name, by the kubelet's own file, else by its size.
 
@@ -161,10 +145,10 @@ def _of_init_container(
     named = next((one for one in same if one.container == part.container), None)
     recorded = recorded_holding(geometry, records, uid, part)
     if recorded:
-        recorded = None if recorded.mask & theirs else _swapped(recorded, given, draws) or recorded
+        recorded = None if recorded.mask & theirs else _swapped(recorded, given) or recorded
     certain = (recorded or named) if alone else (named or recorded)
     found = certain or next(iter(same), None)
-    return Holding(part.container, part.resource, found.mask) if found else None
+    return replace(found, container=part.container) if found else None
 
 
 def _is_part(part: int, whole: int) -> bool:

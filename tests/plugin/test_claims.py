@@ -49,7 +49,7 @@ def granted(state: NodeState, resource: Resource, *ids: int, asked: bool = True)
     assert isinstance(found, Claim)
     assert state.machine is not None
     drawn = mask_of(state.machine.geometry, resource.unit, ids)
-    state.hold(found.pod or state.new_stand_in(), Holding(found.container, resource, found.mask), drawn)
+    state.hold(found.pod or state.new_stand_in(), Holding(found.container, resource, found.mask, drawn))
     return found
 
 

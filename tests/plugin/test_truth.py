@@ -116,8 +116,11 @@ def test_p56_an_init_set_that_nothing_listed_ties_to_its_pod_is_the_one_in_the_k
 def test_p46_what_was_given_in_place_of_the_listed_ids_is_the_truth_where_the_call_is_remembered() -> None:
     """Under a stand-in, and by the ids of the call: the sizes of sidecar and app container are the same."""
     request = pod("a", init(4), sidecar(1), app(1))
-    ledger = Ledger().with_holder(Holder(nameless_stand_in(0), (neuron("#0", *ROW0), neuron("#1", 0), neuron("#2", 1))))
+    of_sidecar = Holding("#1", NEURON, devices(0), drawn=devices(3))
+    of_app = Holding("#2", NEURON, devices(1), drawn=devices(0))
+    ledger = Ledger().with_holder(Holder(nameless_stand_in(0), (neuron("#0", *ROW0), of_sidecar, of_app)))
     listed = (neuron("sidecar", 3), neuron("app", 0))
-    draws = {(NEURON, devices(0)): devices(3), (NEURON, devices(1)): devices(0)}
-    truth = true_holdings(TRN1, request, listed, ledger, draws=draws)
+    truth = true_holdings(TRN1, request, listed, ledger)
+    assert truth
+    assert [one.drawn for one in truth[1:]] == [devices(3), devices(0)]
     assert truth == (neuron("init", *ROW0), neuron("sidecar", 0), neuron("app", 1))
