@@ -87,6 +87,11 @@ class Ledger:
         """The pods that hold a part of ``mask``."""
         return tuple(holder for holder in self if holder.mask & mask)
 
+    def given_for(self, resource: Resource, drawn: CoreMask) -> CoreMask:
+        """What containers were given for exactly these cores of the kubelet's; empty where no such call is known."""
+        held = (holding for holder in self for holding in holder.holdings if holding.resource is resource)
+        return union_of(holding for holding in held if holding.on_account == drawn)
+
     def with_holder(self, holder: Holder) -> Ledger:
         """The ledger in which this pod holds exactly this."""
         return Ledger({**self.holders, holder.pod.uid: holder})
