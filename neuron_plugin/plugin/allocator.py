@@ -17,7 +17,7 @@ from neuron_plugin.allocation.ledger import Holding, Pod
 from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
 from neuron_plugin.kubelet.devices import AllocationRefusedError, ContainerAllocation
 from neuron_plugin.plugin.callers import Callers
-from neuron_plugin.plugin.claims import Claim, Conflict
+from neuron_plugin.plugin.claims import Call, Claim, Conflict
 from neuron_plugin.plugin.container import ContainerStyle, container_allocation
 from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.gate import StartGate
@@ -120,10 +120,9 @@ class Allocator:
         callers = Callers(machine.geometry, self._state.pods, self._state.ledger, resource, len(ids))
         mask = mask_of(machine.geometry, resource.unit, ids)
         answer, self._answer = self._answer, None
-        own = answer.must_include if answer and (answer.resource, answer.ids) == (resource, ids) else None
-        claim = self._state.claims(machine).claim(
-            resource, mask, len(ids), asked=own == (), own_mask=mask_of(machine.geometry, resource.unit, own or ())
-        )
+        steered = answer is not None and (answer.resource, answer.ids) == (resource, ids)
+        own = mask_of(machine.geometry, resource.unit, answer.must_include) if answer and steered else mask
+        claim = self._state.claims(machine).claim(Call(resource, mask, own))
         if isinstance(claim, Conflict):
             text = conflict_text(machine.geometry, resource, ids, callers.described(), claim.holders)
             asking = callers.asking()
