@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 
 from neuron_plugin.allocation.ledger import Holder, Holding, Ledger, Pod, PodUid
 from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.plugin.decisions import WaitingDecision, decision_of
+from neuron_plugin.plugin.kin import kin_of
 from neuron_plugin.plugin.pods import NodePod, NodePods, unserved
 from neuron_plugin.plugin.reuse import given_apart, part_for_unknown, part_of, reusable_mask
 from neuron_plugin.plugin.standins import is_known, is_outdated, stands_in
@@ -147,12 +146,7 @@ class Claims:
         supposed = [holder for holder in self.ledger if holder.pod.uid not in self.confirmed]
         if not call.own:
             return [holder for holder in supposed if is_known(holder.pod) and _same_call(holder, call)]
-        kin: list[Holder] = []
-        reached: int = call.own
-        while more := [each for each in supposed if each not in kin and _on_account(each, call.resource) & reached]:
-            kin += more
-            reached = reduce(or_, (_on_account(each, call.resource) for each in kin))
-        return kin
+        return kin_of(supposed, call.resource, call.own)
 
     def _of_nobody_known(self, kin: Sequence[Holder], call: Call) -> Claim:
         """A container of a pod without a name yet: its first, or one that goes on with what its ``kin`` had."""
@@ -188,11 +182,6 @@ def _drawn_again(holder: Holder, call: Call) -> Holding | None:
 def _lasts(pod: NodePod, holding: Holding) -> bool:
     """Whether a holding is of a container that shares with none, so that its ids come twice only for itself."""
     return any(part.container == holding.container and part.kind is not Kind.INIT for part in pod.request)
-
-
-def _on_account(holder: Holder, resource: Resource) -> int:
-    """What the kubelet has given a pod under one resource name, as far as is known."""
-    return reduce(or_, (one.on_account for one in holder.holdings if one.resource is resource), 0)
 
 
 def _same_size(one: int, other: int) -> bool:

@@ -15,6 +15,7 @@ from neuron_plugin.allocation.ledger import Holding, Ledger, Pod, PodUid, union_
 from neuron_plugin.allocation.requests import ContainerRequest, Kind
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.kubelet.pod_resources import PodDevices
+from neuron_plugin.plugin.kin import kin_of
 from neuron_plugin.plugin.pods import NodePod, demanded_cores
 from neuron_plugin.plugin.records import (
     RESOURCE_NAMES,
@@ -92,11 +93,10 @@ def _given(ledger: Ledger, pod: Pod, listed: Iterable[Holding], confirmed: Colle
 
     The pod's own holder counts only if it has what the kubelet lists: else those were another pod's calls.
     """
-    mask = union_of(listed)
-    holders = [each for each in ledger if any((one.mask | one.on_account) & mask for one in each.holdings)]
-    for holder in sorted(holders, key=lambda holder: holder.pod.uid != pod.uid):
-        if holder.pod.uid == pod.uid or holder.pod.uid not in confirmed:
-            yield from holder.holdings
+    holders = [holder for holder in ledger if holder.pod.uid == pod.uid or holder.pod.uid not in confirmed]
+    kin = {one.pod.uid: one for each in listed for one in kin_of(holders, each.resource, each.mask)}
+    for holder in sorted(kin.values(), key=lambda holder: holder.pod.uid != pod.uid):
+        yield from holder.holdings
 
 
 def _as_given(listed: Holding, given: Iterable[Holding]) -> Holding:
@@ -105,8 +105,9 @@ def _as_given(listed: Holding, given: Iterable[Holding]) -> Holding:
     Then the ids were drawn from a larger set that we gave the same pod, and so was the part.
     """
     same = [one for one in given if one.resource is listed.resource]
-    if swapped := _swapped(listed, same):
-        return swapped
+    remembered = next((one for one in same if one.drawn == listed.mask), None)
+    if remembered:
+        return replace(remembered, container=listed.container)
     if not any(_is_part(listed.mask, one.mask) for one in same):
         return listed
     parts = [one for one in same if one.mask.bit_count() == listed.mask.bit_count() and not one.drawn]
@@ -114,14 +115,6 @@ def _as_given(listed: Holding, given: Iterable[Holding]) -> Holding:
     if not named and (not parts or any(one.mask == listed.mask for one in parts)):
         return listed
     return replace(listed, mask=(named or parts[0]).mask)
-
-
-def _swapped(recorded: Holding, given: Iterable[Holding]) -> Holding | None:
-    """What we gave for exactly these ids of the kubelet's, where we remember the call."""
-    for one in given:
-        if one.resource is recorded.resource and one.drawn == recorded.mask:
-            return replace(recorded, mask=one.mask, drawn=one.drawn)
-    return None
 
 
 def _of_init_container(
@@ -133,21 +126,19 @@ def _of_init_container(
     records: Records,
     theirs: int,
 ) -> Holding | None:
-    """What a plain init container was given: by its name, by the kubelet's own file, else by its size.
+    """What a plain init container was given: by the kubelet's own file, else by its name, else by its size.
 
-    Where no later container re-uses it, nothing that is listed ties it to the pod, so the file comes first there.
-    ``theirs`` is certainly other pods', whatever the file says.
+    Where no later container re-uses it, nothing that is listed ties it to the pod. ``theirs`` is certainly other pods',
+    whatever the file says.
     """
+    uid, size = pod.pod.uid, demanded_cores(geometry, part)
+    recorded = recorded_holding(geometry, records, uid, part)
+    if recorded and not recorded.mask & theirs:
+        return _as_given(recorded, given)
     alone = all(other.kind is Kind.INIT for other in pod.request if other.resource is part.resource)
-    size, uid = demanded_cores(geometry, part), pod.pod.uid
     unclaimed = (one for one in nameless if alone and not is_recorded_for_another(geometry, records, uid, one))
     same = [one for one in (*given, *unclaimed) if one.resource is part.resource and one.mask.bit_count() == size]
-    named = next((one for one in same if one.container == part.container), None)
-    recorded = recorded_holding(geometry, records, uid, part)
-    if recorded:
-        recorded = None if recorded.mask & theirs else _swapped(recorded, given) or recorded
-    certain = (recorded or named) if alone else (named or recorded)
-    found = certain or next(iter(same), None)
+    found = next((one for one in same if one.container == part.container), next(iter(same), None))
     return replace(found, container=part.container) if found else None
 
 
