@@ -311,7 +311,7 @@ class Confirmation:
                 lasts = bool(holder.mask & held) or self._may_be_unlisted(holder)
             else:  # of the same name and with nothing of it: another pod that was made anew
                 lasts = name in names and bool(holder.mask & masks[name])
-            if not lasts and self._state.held_since.get(holder.pod.uid, float("-inf")) < began:
+            if not lasts and self._state.tenancy.since.get(holder.pod.uid, float("-inf")) < began:
                 self._state.release(holder.pod.uid)
 
     def _may_be_unlisted(self, holder: Holder) -> bool:
@@ -319,11 +319,11 @@ class Confirmation:
 
         The one that was noted last may be that of the pod that is being admitted right now, whom no watch has shown.
         """
-        since = self._state.held_since.get(holder.pod.uid, float("-inf"))
+        since = self._state.tenancy.since.get(holder.pod.uid, float("-inf"))
         age = self._state.clock() - since
         if age > GRACE_SECONDS:
             return False
-        if age < QUIET_SECONDS and since == max(self._state.held_since.values()):
+        if age < QUIET_SECONDS and since == max(self._state.tenancy.since.values()):
             return True
         asking = [part for pod in self._unconfirmed() for part in pod.request if part.kind is Kind.INIT]
         return not self._state.pods_known or any(

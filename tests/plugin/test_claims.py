@@ -368,7 +368,7 @@ def test_p46_ids_that_come_unasked_are_the_pods_own_even_where_they_were_noted_f
 def test_p58_ids_that_come_unasked_are_a_conflict_all_the_same_where_they_are_certainly_anothers() -> None:
     state = a_state(TRN1, decided("a", app(4, CORE), sets=[[0, 1, 2, 3]]))
     granted(state, CORE, 0, 1, 2, 3)
-    state.confirmed.add(ref("a").uid)
+    state.confirm(ref("a"), [Holding("app", CORE, TRN1.cores_mask(range(4)))])
     assert isinstance(claim(state, CORE, 1, asked=False), Conflict)
 
 

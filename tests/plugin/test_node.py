@@ -76,7 +76,7 @@ def test_a_pods_end_frees_what_it_holds_and_forgets_all_of_it() -> None:
     assert not state.ledger.holders
     assert not state.pods
     assert not state.confirmed
-    assert not state.held_since
+    assert not state.tenancy.since
 
 
 def test_what_may_have_been_an_equal_pods_outlives_the_one_it_was_noted_for() -> None:
