@@ -50,12 +50,14 @@ class Claim:
 
     ``mask`` is what the container is given: the ids' cores, or, where the kubelet drew a random part of an init
     container's ids, a linked part of what the pod holds. ``decided``: a scheduler chose it, so it is taken as valid.
+    ``kin`` are holders that are all this pod.
     """
 
     pod: Pod | None
     container: str
     mask: CoreMask
     decided: bool = False
+    kin: tuple[PodUid, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ class Claims:
         held = [holding for holder in kin for holding in holder.holdings]
         given = part_for_unknown(self.geometry, held, call.resource, call.mask, swaps=self.swaps)
         pod = next((holder.pod for holder in kin if stands_in(holder)), None)
-        return Claim(pod, f"#{len(held)}" if pod else "", given)
+        return Claim(pod, "", given, kin=tuple(holder.pod.uid for holder in kin))
 
 
 def _again(pod: NodePod | None, holder: Holder, given: Holding) -> Claim:

@@ -135,9 +135,9 @@ class NodeState:
 
     # Holders.
 
-    def hold(self, pod: Pod, holding: Holding) -> None:
-        """Note that a container of a pod was given cores."""
-        self._set_tenancy(self.tenancy.supposing(pod, holding, self.clock()))
+    def hold(self, pod: Pod, holding: Holding, kin: Collection[PodUid] = ()) -> None:
+        """Note that a container of a pod was given cores; ``kin`` are holders that turn out to be this pod."""
+        self._set_tenancy(self.tenancy.supposing(pod, holding, self.clock(), kin))
 
     def confirm(self, pod: Pod, holdings: Iterable[Holding]) -> None:
         """Write down what a pod really holds."""

@@ -8,7 +8,8 @@ to whom.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from neuron_plugin.allocation.ledger import Holder, Holding, Ledger, Pod, PodUid
@@ -27,11 +28,15 @@ class Tenancy:
     confirmed: frozenset[PodUid] = frozenset()
     since: Mapping[PodUid, float] = field(default_factory=dict)
 
-    def supposing(self, pod: Pod, holding: Holding, now: float) -> Tenancy:
-        """A container was given cores, probably of this pod; a nameless holder that had them has them no more."""
-        nameless = (holder for holder in self.ledger if is_nameless(holder) and holder.pod.uid != pod.uid)
-        ledger = _without_cores(self.ledger, nameless, holding.mask).with_holding(pod, holding)
-        return self._with(ledger, {pod.uid: now})
+    def supposing(self, pod: Pod, holding: Holding, now: float, kin: Collection[PodUid] = ()) -> Tenancy:
+        """A container was given cores, probably of this pod; a nameless holder that had them has them no more.
+
+        ``kin`` are holders that are this pod, too. A container without a name gets a number.
+        """
+        ledger = _joined(self.ledger, pod, kin)
+        nameless = (holder for holder in ledger if is_nameless(holder) and holder.pod.uid != pod.uid)
+        ledger = _without_cores(ledger, nameless, holding.mask)
+        return self._with(ledger.with_holding(pod, _numbered(ledger, pod, holding)), {pod.uid: now})
 
     def believing(self, told: Holder) -> Tenancy:
         """A pod's annotation says what it was allocated, where the ledger does not say otherwise.
@@ -75,6 +80,24 @@ class Tenancy:
         certain = self.confirmed if confirmed is None else confirmed
         holders = ledger.holders.keys()
         return Tenancy(ledger, certain & holders, {uid: moments[uid] for uid in moments.keys() & holders})
+
+
+def _joined(ledger: Ledger, pod: Pod, kin: Collection[PodUid]) -> Ledger:
+    """All that some holders have, held by one pod."""
+    others = [holder for holder in ledger if holder.pod.uid in kin and holder.pod.uid != pod.uid]
+    for holder in others:
+        ledger = ledger.without(holder.pod.uid)
+        for holding in holder.holdings:
+            ledger = ledger.with_holding(pod, _numbered(ledger, pod, replace(holding, container="")))
+    return ledger
+
+
+def _numbered(ledger: Ledger, pod: Pod, holding: Holding) -> Holding:
+    """A holding of a container of its own, though nobody knows its name."""
+    holder = ledger.holders.get(pod.uid)
+    taken = {one.container for one in holder.holdings} if holder else set()
+    free = (name for name in map("#{}".format, itertools.count()) if name not in taken)
+    return holding if holding.container else replace(holding, container=next(free))
 
 
 def _kept(ledger: Ledger, stand_in: Pod, holdings: Iterable[Holding]) -> Ledger:

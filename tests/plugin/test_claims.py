@@ -9,7 +9,7 @@ from neuron_plugin.allocation.requests import ContainerSpec
 from neuron_plugin.allocation.resources import Resource, mask_of
 from neuron_plugin.plugin.claims import Call, Claim, Conflict
 from neuron_plugin.plugin.node import NodeState
-from neuron_plugin.plugin.standins import named_stand_in
+from neuron_plugin.plugin.standins import is_nameless, named_stand_in
 from neuron_plugin.topology.geometry import NO_CORES, Geometry
 from tests.plugin.world import (
     CORE,
@@ -49,7 +49,8 @@ def granted(state: NodeState, resource: Resource, *ids: int, asked: bool = True)
     assert isinstance(found, Claim)
     assert state.machine is not None
     drawn = mask_of(state.machine.geometry, resource.unit, ids)
-    state.hold(found.pod or state.new_stand_in(), Holding(found.container, resource, found.mask, drawn))
+    holding = Holding(found.container, resource, found.mask, drawn)
+    state.hold(found.pod or state.new_stand_in(), holding, found.kin)
     return found
 
 
@@ -107,7 +108,7 @@ def test_a_new_pod_never_joins_an_old_stand_in() -> None:
     state.hold(stand_in, Holding("app", NEURON, devices(0)))
     state.hold(stand_in, Holding("init", NEURON, devices(0, 1, 2, 3)))
     assert granted(state, NEURON, 0, 1, 2, 3).pod is None
-    assert [holder.holdings for holder in state.ledger] == [(Holding("", NEURON, devices(0, 1, 2, 3)),)]
+    assert [holder.holdings for holder in state.ledger] == [(Holding("#0", NEURON, devices(0, 1, 2, 3)),)]
 
 
 def test_p50_the_same_call_again_of_an_unknown_pod_stays_one_stand_in() -> None:
@@ -175,7 +176,8 @@ def test_p46_the_call_again_has_the_same_answer_and_what_was_given_elsewhere_is_
     state = unknown(init(4), app(2), app(2, name="second"))
     granted(state, NEURON, 0, 1, 2, 3)
     first = granted(state, NEURON, 0, 3, asked=False)
-    assert granted(state, NEURON, 0, 3, asked=False) == first
+    assert granted(state, NEURON, 0, 3, asked=False).mask == first.mask
+    assert [len(holder.holdings) for holder in state.ledger] == [2]
     assert granted(state, NEURON, 1, 2, asked=False).mask == devices(2, 3, geometry=LINE)
 
 
@@ -372,6 +374,18 @@ def test_p58_ids_that_come_unasked_are_a_conflict_all_the_same_where_they_are_ce
     assert isinstance(claim(state, CORE, 1, asked=False), Conflict)
 
 
+def test_p46_what_was_noted_under_several_names_is_one_pods_once_that_is_seen_and_nothing_of_it_is_lost() -> None:
+    """A call that was cut off while the pod's init container was noted for another, whose own is confirmed then."""
+    state = a_state(LINE, decided("theirs", init(4, CORE), app(1, CORE), sets=[[4, 5, 6, 7], [4]], geometry=LINE))
+    granted(state, CORE, 4, 5, 6, 7)
+    granted(state, CORE, 4, 5, asked=False)
+    state.confirm(ref("theirs"), [Holding("init", CORE, LINE.cores_mask(range(8, 12)))])
+    granted(state, CORE, 5, 7, asked=False)
+    (holder,) = (holder for holder in state.ledger if is_nameless(holder))
+    assert holder.mask == LINE.cores_mask(range(4, 8))
+    assert len({holding.container for holding in holder.holdings}) == len(holder.holdings) == 3
+
+
 def test_p46_a_stand_in_goes_on_over_ids_of_another_that_is_outdated() -> None:
     state = a_state(TRN1)
     granted(state, NEURON, 0)
@@ -380,4 +394,4 @@ def test_p46_a_stand_in_goes_on_over_ids_of_another_that_is_outdated() -> None:
     assert state.machine is not None
     found = state.claims(state.machine).claim(Call(NEURON, devices(0, 1), devices(1)))
     assert own.pod is None
-    assert found == Claim(holder.pod, "#1", devices(0, 1))
+    assert found == Claim(holder.pod, "", devices(0, 1), kin=(holder.pod.uid,))

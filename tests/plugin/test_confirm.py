@@ -17,7 +17,8 @@ from neuron_plugin.kubelet.pod_resources import (
     PodResourcesThrottledError,
 )
 from neuron_plugin.plugin import confirm
-from neuron_plugin.plugin.confirm import GRACE_SECONDS, QUIET_SECONDS, Confirmation
+from neuron_plugin.plugin.answers import GRACE_SECONDS, QUIET_SECONDS
+from neuron_plugin.plugin.confirm import Confirmation
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pods import NodePod
 from tests.plugin.world import (
@@ -172,6 +173,18 @@ def test_p55_list_is_never_called_within_a_second_of_a_call_from_the_kubelet(des
     assert desk.confirmation._pause_seconds() == QUIET_SECONDS
     desk.ask(after=0.01)
     assert desk.kubelet.calls == ["list"]
+
+
+def test_p55_list_is_not_called_when_the_kubelet_has_asked_for_something_while_its_file_was_read(desk: Desk) -> None:
+    def read_meanwhile() -> tuple[RecordedDevices, ...]:
+        desk.state.called()
+        return ()
+
+    confirmation = Confirmation(desk.state, desk.kubelet, desk.note, cluster=True, read_records=read_meanwhile)
+    desk.give(*ROW0)
+    desk.clock.now += QUIET_SECONDS
+    at_once(confirmation._ask())
+    assert desk.kubelet.calls == []
 
 
 def test_a_preference_call_counts_as_a_call_too(desk: Desk) -> None:
