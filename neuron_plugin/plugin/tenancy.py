@@ -35,7 +35,7 @@ class Tenancy:
         """
         ledger = _joined(self.ledger, pod, kin)
         nameless = (holder for holder in ledger if is_nameless(holder) and holder.pod.uid != pod.uid)
-        ledger = _without_cores(ledger, nameless, holding.mask)
+        ledger = _without(ledger, nameless, [holding])
         return self._with(ledger.with_holding(pod, _numbered(ledger, pod, holding)), {pod.uid: now})
 
     def believing(self, told: Holder) -> Tenancy:
@@ -47,7 +47,7 @@ class Tenancy:
         known = told.pod.uid in self.ledger.holders or not told.holdings
         if known or not all(stands_in(other) and _same_name(other.pod, told.pod) for other in others):
             return self
-        return self._with(_without_cores(self.ledger, others, told.mask).with_holder(told))
+        return self._with(_without(self.ledger, others, told.holdings).with_holder(told))
 
     def confirming(self, truth: Holder, stand_in: Pod, now: float) -> Tenancy:
         """The kubelet says what a pod holds, so whoever was only supposed to hold it was mistaken.
@@ -56,7 +56,7 @@ class Tenancy:
         """
         uid = truth.pod.uid
         mistaken = (one for one in self.ledger if one.pod.uid != uid and one.pod.uid not in self.confirmed)
-        ledger = _without_cores(self.ledger, mistaken, truth.mask)
+        ledger = _without(self.ledger, mistaken, truth.holdings)
         if not is_known(truth.pod):
             return self._with(ledger.with_holder(truth))
         supposed = ledger.holders.get(uid) if uid not in self.confirmed else None
@@ -110,10 +110,20 @@ def _same_name(one: Pod, other: Pod) -> bool:
     return (one.namespace, one.name) == (other.namespace, other.name)
 
 
-def _without_cores(ledger: Ledger, holders: Iterable[Holder], mask: int) -> Ledger:
-    """Holders with nothing of ``mask`` any more; who then has nothing is gone."""
+def _without(ledger: Ledger, holders: Iterable[Holder], given: Collection[Holding]) -> Ledger:
+    """Holders with nothing any more of what others were given; who then has nothing is gone.
+
+    Nor with what the kubelet has on its account for them: it gives no id of a resource twice.
+    """
     for holder in holders:
-        if holder.mask & mask:
-            kept = tuple(holding for holding in holder.holdings if not holding.mask & mask)
-            ledger = ledger.with_holder(Holder(holder.pod, kept)) if kept else ledger.without(holder.pod.uid)
+        kept = tuple(one for one in holder.holdings if not any(_collide(one, each) for each in given))
+        if not kept:
+            ledger = ledger.without(holder.pod.uid)
+        elif len(kept) < len(holder.holdings):
+            ledger = ledger.with_holder(Holder(holder.pod, kept))
     return ledger
+
+
+def _collide(one: Holding, other: Holding) -> bool:
+    same_ids = one.resource is other.resource and one.on_account & other.on_account
+    return bool(same_ids or one.mask & other.mask)

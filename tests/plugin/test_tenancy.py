@@ -66,6 +66,12 @@ def test_the_same_cores_under_another_name_count_as_the_same() -> None:
     assert who(confirmed(tenancy, "a", 3)) == {"a": devices(3)}
 
 
+def test_what_the_kubelet_drew_for_a_stand_in_and_gives_away_again_is_its_no_more_whatever_was_given_for_it() -> None:
+    of_old = Holding("", NEURON, devices(0, 1), drawn=devices(0, 2))
+    tenancy = Tenancy().supposing(nameless_stand_in(0), of_old, 1.0)
+    assert who(tenancy.supposing(ref("a"), neuron(2, 3), 2.0)) == {"a": devices(2, 3)}
+
+
 def test_a_doubted_pod_gives_way_to_what_another_is_confirmed_to_hold() -> None:
     tenancy = confirmed(Tenancy(), "a", 3)
     assert who(confirmed(tenancy, "b", 3)) == {"a": devices(3), "b": devices(3)}
