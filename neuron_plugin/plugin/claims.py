@@ -31,17 +31,12 @@ class Call:
     """An Allocate for ``mask`` as one resource.
 
     ``own`` the calling pod has had before, by the kubelet's account: what had to be included in our answer to the
-    preference call just before, and everything where none came before. The rest is new to it, and free by that account.
+    preference call just before, and everything where none came before. The rest is free by that account.
     """
 
     resource: Resource
     mask: CoreMask
     own: CoreMask
-
-    @property
-    def new(self) -> CoreMask:
-        """What the calling pod has not had before."""
-        return CoreMask(self.mask & ~self.own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +84,7 @@ class Claims:
             return Claim(decision.pod, decision.request.container, call.mask, decided=True)
         kin = self._kin(call)
         others = [holder for holder in holders if holder not in kin]
-        lasting = [holder for holder in others if not is_outdated(holder, call.resource, call.new)]
+        lasting = [holder for holder in others if not is_outdated(holder, call.resource, call.mask)]
         if lasting:
             return Conflict(tuple(lasting))
         theirs = self._of_holder(kin[0], call) if len(kin) == 1 else None

@@ -16,7 +16,7 @@ from neuron_plugin.allocation.ledger import Holder, Holding, Ledger, Pod, PodUid
 from neuron_plugin.plugin.claims import Claims
 from neuron_plugin.plugin.decisions import WaitingDecision, heir_of, waiting_decisions
 from neuron_plugin.plugin.machine import Machine, health_after, machine_after, same_ids
-from neuron_plugin.plugin.pods import NodePod, annotated_holdings, demanded_cores
+from neuron_plugin.plugin.pods import NodePod, annotated_holdings
 from neuron_plugin.plugin.quarantine import Quarantine, Users
 from neuron_plugin.plugin.standins import is_known, is_nameless, nameless_stand_in
 from neuron_plugin.plugin.tenancy import Tenancy
@@ -112,8 +112,8 @@ class NodeState:
         pod, holder = self.pods.get(uid), self.ledger.holders.get(uid)
         if holder:
             self._suspect(holder)
-        elif pod:
-            self._vanished = self._vanished.with_left(pod.pod, self._may_stand_for(pod), self.ledger.holders)
+        elif pod and self.machine:
+            self._vanished = self._vanished.with_left(self.machine.geometry, pod, self.ledger)
         if pod:
             self._vanished = self._vanished.with_name(pod.pod, self.clock())
         self.forget_pod(uid)
@@ -131,7 +131,7 @@ class NodeState:
         if holder and is_known(holder.pod):
             self._suspect(holder, seconds=0.0)
         supposed = holder.holdings if holder and uid not in self.confirmed else ()
-        self._strike(uid, [holding for holding in supposed if holding.mask & listed])
+        self._strike(uid, [holding for holding in supposed if holding.on_account & listed])
 
     # Holders.
 
@@ -250,18 +250,6 @@ class NodeState:
         """Whether a pod was known to have been given its devices, by the kubelet or by its own annotation."""
         pod = self.pods.get(uid)
         return uid in self.confirmed or bool(pod and pod.decision and pod.decision.allocated)
-
-    def _asks_for(self, pod: NodePod, holding: Holding) -> bool:
-        """Whether a container of a pod asks for just as much."""
-        if self.machine is None:
-            return False
-        geometry, size = self.machine.geometry, holding.mask.bit_count()
-        return any(part.resource is holding.resource and demanded_cores(geometry, part) == size for part in pod.request)
-
-    def _may_stand_for(self, pod: NodePod) -> list[PodUid]:
-        """Stand-ins for as much as a container of this pod asks for."""
-        nameless = (holder for holder in self.ledger if is_nameless(holder))
-        return [one.pod.uid for one in nameless if any(self._asks_for(pod, holding) for holding in one.holdings)]
 
     def _set_tenancy(self, tenancy: Tenancy) -> None:
         changed, self.tenancy = tenancy.ledger != self.ledger, tenancy

@@ -304,10 +304,11 @@ def test_unasked_ids_that_are_partly_a_stand_ins_are_its_pods_or_it_is_outdated(
     assert isinstance(claim(state, NEURON, 3, 4, asked=False), Claim)
 
 
-def test_a_stand_in_stays_under_another_name() -> None:
+@pytest.mark.parametrize("asked", [True, False])
+def test_p58_a_stand_in_stays_under_another_name(asked: bool) -> None:  # noqa: FBT001 - a table's column
     state = a_state(TRN1)
     granted(state, NEURON, 0)
-    assert isinstance(claim(state, CORE, 0), Conflict)
+    assert isinstance(claim(state, CORE, 0, asked=asked), Conflict)
 
 
 def test_a_stand_in_goes_on_with_a_part_of_what_it_has_when_nobody_was_asked() -> None:
