@@ -48,8 +48,9 @@ def true_holdings(
 ) -> tuple[Holding, ...] | None:
     """What every requesting container of a pod holds, in the order of its request.
 
-    None while the kubelet does not list all of them yet: the pod is being admitted. What ``confirmed`` pods hold is
-    theirs. ``records`` are the kubelet's own, see there.
+    Before that what it cannot have asked for and was yet given with what is listed: the kubelet may mean the next pod
+    of the same name, which no watch has shown. None while the kubelet does not list all of them yet: the pod is being
+    admitted. What ``confirmed`` pods hold is theirs. ``records`` are the kubelet's own, see there.
     """
     by_container = {holding.container: holding for holding in listed}
     if any(part.kind is not Kind.INIT and part.container not in by_container for part in pod.request):
@@ -66,7 +67,8 @@ def true_holdings(
     ]
     if not listed and None in found:
         return None
-    return tuple(holding for holding in found if holding is not None)
+    truth = [holding for holding in found if holding is not None]
+    return (*_rest(given, listed, union_of(truth)), *truth)
 
 
 def with_unlisted(pod: Pod, listed: tuple[Holding, ...], ledger: Ledger) -> tuple[Holding, ...]:
@@ -97,6 +99,14 @@ def _given(ledger: Ledger, pod: Pod, listed: Iterable[Holding], confirmed: Colle
     kin = {one.pod.uid: one for each in listed for one in kin_of(holders, each.resource, each.mask)}
     for holder in sorted(kin.values(), key=lambda holder: holder.pod.uid != pod.uid):
         yield from holder.holdings
+
+
+def _rest(given: Iterable[Holding], listed: Iterable[Holding], mask: int) -> Iterator[Holding]:
+    """What was given with some of the listed ids, as far as it is more than ``mask``."""
+    for one in given:
+        same = (each for each in listed if each.resource is one.resource)
+        if one.mask & ~mask and any(one.on_account & each.on_account for each in same):
+            yield one
 
 
 def _as_given(listed: Holding, given: Iterable[Holding]) -> Holding:

@@ -113,6 +113,12 @@ def test_p56_an_init_set_that_nothing_listed_ties_to_its_pod_is_the_one_in_the_k
     assert true_holdings(TRN1, request, listed, ledger) == (noted, *listed)
 
 
+def test_p61_what_was_given_to_the_next_pod_of_a_name_is_all_held_though_the_last_one_asked_for_less() -> None:
+    """The watch lags behind; the kubelet, asked by name, tells of the next one, which has an init container."""
+    ledger = Ledger().with_holder(Holder(nameless_stand_in(0), (neuron("#0", *ROW0), neuron("#1", 1))))
+    assert true_holdings(TRN1, pod("a", app(1)), (neuron("app", 1),), ledger) == (neuron("#0", *ROW0), neuron("app", 1))
+
+
 def test_p46_what_was_given_in_place_of_the_listed_ids_is_the_truth_where_the_call_is_remembered() -> None:
     """Under a stand-in, and by the ids of the call: the sizes of sidecar and app container are the same."""
     request = pod("a", init(4), sidecar(1), app(1))
