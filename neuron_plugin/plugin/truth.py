@@ -74,20 +74,12 @@ def true_holdings(
 def with_unlisted(pod: Pod, listed: tuple[Holding, ...], ledger: Ledger) -> tuple[Holding, ...]:
     """What a pod holds that only the kubelet knows by name: what is listed, and what its init containers were given.
 
-    The latter stands in the ledger under a nameless stand-in, or already under the pod, and shares silicon with what
-    is listed, because later containers re-use it.
+    The latter stands in the ledger under nameless stand-ins, or already under the pod.
     """
-    mask = union_of(listed)
-    holders = [holder for holder in ledger.holders_of(mask) if is_nameless(holder) or holder.pod.uid == pod.uid]
-    listed_sets = {(holding.resource, holding.mask) for holding in listed}
     names = {holding.container for holding in listed}
-    unlisted = (
-        holding
-        for holder in holders
-        for holding in holder.holdings
-        if holding.mask & mask and (holding.resource, holding.mask) not in listed_sets
-    )
-    return (*listed, *(holding for holding in unlisted if holding.container not in names))
+    unnamed = Ledger({one.pod.uid: one for one in ledger if is_nameless(one) or one.pod.uid == pod.uid})
+    given = (one for one in _given(unnamed, pod, listed, ()) if one.container not in names)
+    return (*listed, *_rest(given, listed, union_of(listed)))
 
 
 def _given(ledger: Ledger, pod: Pod, listed: Iterable[Holding], confirmed: Collection[PodUid]) -> Iterator[Holding]:
