@@ -30,8 +30,8 @@ from neuron_plugin.topology.geometry import CoreMask, Geometry
 class Call:
     """An Allocate for ``mask`` as one resource.
 
-    ``own`` the calling pod has had before, by the kubelet's account: what had to be included in our answer to the
-    preference call just before, and everything where none came before. The rest is free by that account.
+    ``own`` the calling pod has had before, by the kubelet's account: what the answer to the preference call just before
+    had to include, and everything where none came before. The rest is free by that account.
     """
 
     resource: Resource
