@@ -52,7 +52,7 @@ class Answers:
             return
         ledger, confirmed = self._state.ledger, self._state.confirmed
         holdings = true_holdings(machine.geometry, pod, listed, ledger, confirmed, self.records)
-        if holdings:
+        if holdings and not self._awaits_more(pod, {holding.container for holding in holdings}):
             self._state.confirm(pod.pod, holdings)
             self._on_confirmed(pod, holdings)
             return
@@ -93,6 +93,11 @@ class Answers:
         return [pod for uid, pod in self._state.pods.items() if pod.request and uid not in self._state.confirmed]
 
     # Pods that it names.
+
+    def _awaits_more(self, pod: NodePod, held: Collection[str]) -> bool:
+        """Whether the pod's last containers, which the kubelet never lists, may not have been admitted yet."""
+        under_way = self._state.clock() - self._state.last_call <= GRACE_SECONDS
+        return under_way and bool(pod.request) and pod.request[-1].container not in held
 
     def _is_predecessors(self, pod: NodePod, listed: tuple[Holding, ...]) -> bool:
         """Whether the kubelet, asked by name, still tells of a pod that vanished and has been made anew.

@@ -7,9 +7,9 @@ everything here is counted in what we gave.
 
 Of a pod that nobody has named yet not even the kinds of its containers are known, so nor is what a sidecar keeps. There
 the kubelet's ids and ours are kept one to one: containers that share nothing in its account share nothing in ours,
-whatever they are. Only where nothing would remember a first such swap is
-none made: without an API server the pod gets no annotation, and a plugin that restarts would believe the kubelet; with
-NUMA hints ids that come unasked may be new ones, of another pod.
+whatever they are. Only where nothing would remember a first such swap is none made: without an API server the pod gets
+no annotation, and a plugin that restarts would believe the kubelet; with NUMA hints ids that come unasked may be new
+ones, of another pod.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from tests.plugin.world import (
     init,
     pod,
     ref,
+    sidecar,
 )
 
 
@@ -39,6 +40,29 @@ def test_a_pod_the_kubelet_does_not_know_or_that_has_nothing_yet_is_not_confirme
     desk.kubelet.say("a")
     desk.ask()
     assert not desk.told
+
+
+def test_p59_a_pod_whose_init_container_comes_after_its_sidecar_is_not_confirmed_in_between(desk: Desk) -> None:
+    """A preference may take seconds, and nothing that is listed comes after a plain init container here."""
+    desk.state.see_pod(decided("a", sidecar(1), init(4), sets=[[8], ROW0]))
+    desk.state.called()
+    desk.state.hold(ref("a"), Holding("sidecar", NEURON, devices(8)))
+    desk.kubelet.say("a", sidecar=(NEURON, [8]))
+    desk.ask(after=5)
+    assert not desk.told
+    assert [decision.mask for decision in desk.state.waiting()] == [devices(*ROW0)]
+    desk.state.hold(ref("a"), Holding("init", NEURON, devices(*ROW0)))
+    desk.ask(after=0.05)
+    assert desk.told == [("a", [devices(8), devices(*ROW0)])]
+
+
+def test_p61_such_a_pod_is_confirmed_without_what_nobody_knows_of_once_no_admission_can_be_under_way(
+    desk: Desk,
+) -> None:
+    desk.state.see_pod(pod("a", sidecar(1), init(4)))
+    desk.kubelet.say("a", sidecar=(NEURON, [8]))
+    desk.ask()
+    assert desk.told == [("a", [devices(8)])]
 
 
 def test_p61_what_the_kubelet_lists_at_start_is_held_by_name_before_any_pod_is_known() -> None:
