@@ -99,8 +99,8 @@ class Allocator:
         self._check_links(machine, resource, claim)
         pod, before = claim.pod or self._state.new_stand_in(), self._state.ledger
         drawn = mask_of(machine.geometry, resource.unit, ids)
-        self._state.hold(pod, Holding(claim.container, resource, claim.mask, drawn), claim.kin)
         allocation = container_allocation(machine.geometry, resource, claim.mask, self._style(machine))
+        self._state.hold(pod, Holding(claim.container, resource, claim.mask, drawn), claim.kin)
         self._witness.allocated(machine, before, resource, ids, claim)
         self._later(partial(_log, resource, ids, claim, pod, allocation))
         return allocation

@@ -118,8 +118,7 @@ class Claims:
         part = unserved(self.geometry, pod, self.ledger, resource, mask)
         if part is None:
             return None
-        others = self.ledger.without(holder.pod.uid).used_mask
-        reusable = CoreMask(reusable_mask(pod, holder, resource) & ~others)
+        reusable = reusable_mask(pod, holder, resource)
         if not reusable or (mask & holder.mask) & ~holder.held_as(resource):
             return None
         added = mask & ~holder.mask

@@ -77,9 +77,10 @@ def with_unlisted(pod: Pod, listed: tuple[Holding, ...], ledger: Ledger) -> tupl
     The latter stands in the ledger under nameless stand-ins, or already under the pod.
     """
     names = {holding.container for holding in listed}
+    sets = {(holding.resource, holding.mask) for holding in listed}
     unnamed = Ledger({one.pod.uid: one for one in ledger if is_nameless(one) or one.pod.uid == pod.uid})
     given = (one for one in _given(unnamed, pod, listed, ()) if one.container not in names)
-    return (*listed, *_rest(given, listed, union_of(listed)))
+    return (*listed, *(one for one in given if (one.resource, one.mask) not in sets))
 
 
 def _given(ledger: Ledger, pod: Pod, listed: Iterable[Holding], confirmed: Collection[PodUid]) -> Iterator[Holding]:

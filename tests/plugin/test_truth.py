@@ -101,6 +101,13 @@ def test_a_pod_known_by_name_keeps_what_its_init_container_was_given() -> None:
     assert with_unlisted(named, (neuron("app", 1, 2),), Ledger().with_holder(Holder(named, found))) == found
 
 
+def test_a_pod_known_by_name_keeps_an_init_set_that_is_part_of_what_is_listed() -> None:
+    """The annotation tells it, too, once the pod is known."""
+    ledger = Ledger().with_holder(Holder(nameless_stand_in(0), (neuron("#0", 2), neuron("#1", 2, 3))))
+    found = with_unlisted(named_stand_in("default", "a"), (neuron("app", 2, 3),), ledger)
+    assert found == (neuron("app", 2, 3), neuron("#0", 2))
+
+
 def test_p56_an_init_set_that_nothing_listed_ties_to_its_pod_is_the_one_in_the_kubelets_file() -> None:
     """What was noted for it may have been another's that the kubelet admitted with its token."""
     noted = Holding("init", CORE, TRN1.cores_mask((30, 31)))
