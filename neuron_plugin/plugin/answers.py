@@ -160,31 +160,34 @@ class Answers:
         Where the watch knows all pods, a name that it does not know is a pod that has ended: kubelets before 1.34 go
         on listing it.
         """
-        known = {_name(pod.pod) for pod in self._state.pods.values()} if self._state.pods_known else by_name.keys()
+        shown = {_name(pod.pod) for pod in self._state.pods.values()}
+        known = shown if self._state.pods_known else by_name.keys()
+        unseen = any(holdings and name not in shown for name, holdings in by_name.items())
         everything = [holding for holdings in by_name.values() for holding in holdings]
         for holder in [holder for holder in self._state.ledger if stands_in(holder)]:
             name = _name(holder.pod)
             if is_nameless(holder):
-                lasts = _has_some_of(holder, everything) or self._may_be_unlisted(holder)
+                lasts = _has_some_of(holder, everything) or self._may_be_unlisted(holder, unseen=unseen)
             else:  # of the same name and with nothing of it: another pod that was made anew
                 lasts = name in known and _has_some_of(holder, by_name.get(name, ()))
             if not lasts and self._since(holder) < began:
                 self._state.release(holder.pod.uid)
 
-    def _may_be_unlisted(self, holder: Holder) -> bool:
+    def _may_be_unlisted(self, holder: Holder, *, unseen: bool) -> bool:
         """Whether a nameless holder may be a plain init container, of a pod that the watch knows or will yet show.
 
-        The one that was noted last may be that of the pod that is being admitted right now, whom no watch has shown.
+        ``unseen``: the kubelet lists devices of a pod that no watch has shown. Nor may one have shown the pod that is
+        being admitted right now, for whom the latest was noted.
         """
         age = self._state.clock() - self._since(holder)
         if age > GRACE_SECONDS:
             return False
         if age < QUIET_SECONDS and self._since(holder) == max(self._state.tenancy.since.values()):
             return True
-        asking = [part for pod in self.unconfirmed() for part in pod.request if part.kind is Kind.INIT]
-        return not self._state.pods_known or any(
-            part.resource is holding.resource for part in asking for holding in holder.holdings
-        )
+        if unseen or not self._state.pods_known:
+            return True
+        asking = (part for pod in self.unconfirmed() for part in pod.request if part.kind is Kind.INIT)
+        return any(part.resource is holding.resource for part in asking for holding in holder.holdings)
 
     def _since(self, holder: Holder) -> float:
         return self._state.tenancy.since.get(holder.pod.uid, float("-inf"))

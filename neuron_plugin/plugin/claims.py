@@ -22,7 +22,7 @@ from neuron_plugin.plugin.decisions import WaitingDecision, decision_of
 from neuron_plugin.plugin.kin import kin_of
 from neuron_plugin.plugin.pods import NodePod, NodePods, unserved
 from neuron_plugin.plugin.reuse import given_apart, part_for_unknown, part_of, reusable_mask
-from neuron_plugin.plugin.standins import is_known, is_outdated, stands_in
+from neuron_plugin.plugin.standins import is_known, is_nameless, stands_in
 from neuron_plugin.topology.geometry import CoreMask, Geometry
 
 
@@ -83,10 +83,9 @@ class Claims:
         if decision and not (holders if call.own else decision.reuses):
             return Claim(decision.pod, decision.request.container, call.mask, decided=True)
         kin = self._kin(call)
-        others = [holder for holder in holders if holder not in kin]
-        lasting = [holder for holder in others if not is_outdated(holder, call.resource, call.mask)]
+        lasting = tuple(holder for holder in holders if _stays(holder, call, kin))
         if lasting:
-            return Conflict(tuple(lasting))
+            return Conflict(lasting)
         theirs = self._of_holder(kin[0], call) if len(kin) == 1 else None
         return theirs or self._of_nobody_known(kin, call)
 
@@ -119,7 +118,7 @@ class Claims:
         if part is None:
             return None
         reusable = reusable_mask(pod, holder, resource)
-        if not reusable or (mask & holder.mask) & ~holder.held_as(resource):
+        if not reusable:
             return None
         added = mask & ~holder.mask
         apart = reusable & ~given_apart(holder.holdings, resource, mask)
@@ -150,6 +149,15 @@ class Claims:
         given = part_for_unknown(self.geometry, held, call.resource, call.mask, swaps=self.swaps)
         pod = next((holder.pod for holder in kin if stands_in(holder)), None)
         return Claim(pod, "", given, kin=tuple(holder.pod.uid for holder in kin))
+
+
+def _stays(holder: Holder, call: Call, kin: Sequence[Holder]) -> bool:
+    """Whether a holder keeps what a call is for: under another name, of which the kubelet knows nothing, everybody.
+
+    Under the same one the calling pod has it for itself, and a nameless holder has it no more.
+    """
+    other_name = any(one.mask & call.mask and one.resource is not call.resource for one in holder.holdings)
+    return other_name or not (holder in kin or is_nameless(holder))
 
 
 def _again(pod: NodePod | None, holder: Holder, given: Holding) -> Claim:

@@ -129,7 +129,8 @@ class Admission(Faults):
             return False
         if any(other.uid not in state.confirmed for other in self.bound if other is not pod):
             return False
-        if state.pods.keys() - {other.uid for other in self.bound}:
+        known = state.pods.get(pod.uid)  # the watch may not have told it yet of what it is to inherit
+        if state.pods.keys() - {other.uid for other in self.bound} or (known and known.decision != decision):
             return False
         taken = state.ledger.used_mask
         for part in decision.containers:

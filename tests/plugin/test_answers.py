@@ -124,6 +124,16 @@ def test_a_stand_in_that_may_be_an_init_container_is_kept_for_the_time_of_an_adm
     assert desk.held == {}
 
 
+def test_a_stand_in_that_may_be_an_init_container_of_a_pod_that_no_watch_has_shown_is_kept_so_long(desk: Desk) -> None:
+    desk.give(8)
+    desk.give(*ROW0)
+    desk.kubelet.say("unseen", sidecar=(NEURON, [8]))
+    desk.ask(after=5)
+    assert desk.state.ledger.used_mask == devices(8, *ROW0)
+    desk.ask(after=GRACE_SECONDS)
+    assert desk.state.ledger.used_mask == devices(8)
+
+
 def test_a_stand_in_whose_pod_no_watch_has_shown_is_kept_while_the_kubelet_lists_its_ids(desk: Desk) -> None:
     desk.give(*ROW0)
     desk.kubelet.say("static", app=(NEURON, ROW0))

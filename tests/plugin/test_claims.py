@@ -277,6 +277,14 @@ def test_an_app_container_with_another_resource_does_not_go_on_with_init_ids() -
     assert granted(state, CORE, 4, 5).container == "app"
 
 
+def test_p58_a_pod_is_not_given_what_it_holds_under_another_name() -> None:
+    state = a_state(TRN1, pod("a", init(1, CORE), app(3, CORE), app(1, NEURON, "second")))
+    state.hold(ref("a"), Holding("init", CORE, TRN1.cores_mask((0,))))
+    state.hold(ref("a"), Holding("second", NEURON, devices(1)))
+    call = Call(CORE, TRN1.cores_mask((0, 2, 3)), TRN1.cores_mask((0,)))
+    assert isinstance(state.claims(machine()).claim(call), Conflict)
+
+
 def test_two_equal_containers_take_their_sets_in_any_order() -> None:
     second = ContainerSpec("second", app(1).kind, app(1).limits)
     state = a_state(TRN1, decided("a", app(1), second, sets=[[4], [5]]))
