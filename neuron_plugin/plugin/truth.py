@@ -138,7 +138,8 @@ def _of_init_container(
     recorded = recorded_holding(geometry, records, uid, part)
     if recorded and not recorded.mask & theirs:
         return _as_given(recorded, given)
-    alone = all(other.kind is Kind.INIT for other in pod.request if other.resource is part.resource)
+    later = pod.request[pod.request.index(part) :]
+    alone = all(other.kind is Kind.INIT for other in later if other.resource is part.resource)
     unclaimed = (one for one in nameless if alone and not is_recorded_for_another(geometry, records, uid, one))
     same = [one for one in (*given, *unclaimed) if one.resource is part.resource and one.mask.bit_count() == size]
     found = next((one for one in same if one.container == part.container), next(iter(same), None))

@@ -101,6 +101,12 @@ def test_a_pod_known_by_name_keeps_what_its_init_container_was_given() -> None:
     assert with_unlisted(named, (neuron("app", 1, 2),), Ledger().with_holder(Holder(named, found))) == found
 
 
+def test_an_init_set_after_the_last_container_that_is_listed_is_found_by_its_size_alone() -> None:
+    ledger = Ledger().with_holding(nameless_stand_in(0), neuron("#0", *ROW0))
+    request, listed = pod("a", sidecar(1), init(4)), (neuron("sidecar", 8),)
+    assert true_holdings(TRN1, request, listed, ledger) == (*listed, neuron("init", *ROW0))
+
+
 def test_a_pod_known_by_name_keeps_an_init_set_that_is_part_of_what_is_listed() -> None:
     """The annotation tells it, too, once the pod is known."""
     ledger = Ledger().with_holder(Holder(nameless_stand_in(0), (neuron("#0", 2), neuron("#1", 2, 3))))
