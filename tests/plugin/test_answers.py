@@ -279,3 +279,47 @@ def test_p61_what_a_pod_of_the_same_name_had_is_let_go_when_the_kubelet_lists_th
     desk.kubelet.say("a", app=(NEURON, ROW1))
     desk.ask()
     assert desk.state.ledger.used_mask == devices(*ROW1)
+
+
+def test_stand_ins_that_were_made_while_a_list_was_under_way_are_not_missed_in_it_however_many(desk: Desk) -> None:
+    desk.give(8)
+    desk.clock.now += QUIET_SECONDS
+    answer = desk.kubelet.list
+
+    async def list_slowly() -> tuple[PodDevices, ...]:
+        listed = await answer()
+        for device in (9, 10):
+            desk.clock.now += 0.01
+            desk.give(device)
+        return listed
+
+    desk.kubelet.list = list_slowly  # type: ignore[method-assign]  # two Allocates come while it answers
+    at_once(desk.confirmation._ask())
+    assert desk.state.ledger.used_mask == devices(9, 10)
+
+
+async def test_a_look_again_lets_go_of_a_confirmed_pod_that_is_not_listed_any_more(desk: Desk) -> None:
+    desk.state.see_pod(pod("a", app(4)))
+    desk.state.confirm(ref("a"), [Holding("app", NEURON, devices(*ROW0))])
+    await desk.confirmation.look_again(tuple(desk.state.ledger))
+    assert desk.held == {}
+
+
+async def test_a_look_again_keeps_the_stand_in_of_a_moment_ago_whose_pod_is_just_being_admitted(desk: Desk) -> None:
+    """Its init container was given this a moment ago; the preference is for its next container."""
+    desk.give(8)
+    desk.clock.now += 0.1
+    desk.give(*ROW0)
+    desk.clock.now += 0.1
+    await desk.confirmation.look_again(tuple(desk.state.ledger))
+    assert desk.state.ledger.used_mask == devices(*ROW0)
+
+
+def test_a_confirmed_pod_is_not_told_of_again_when_it_is_listed(desk: Desk) -> None:
+    desk.state.see_pod(pod("a", app(4)))
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.ask()
+    desk.give(8)
+    desk.ask()
+    assert desk.kubelet.calls == ["get a", "list"]
+    assert len(desk.told) == 1
