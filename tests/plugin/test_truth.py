@@ -143,3 +143,29 @@ def test_p46_what_was_given_in_place_of_the_listed_ids_is_the_truth_where_the_ca
     assert truth
     assert [one.drawn for one in truth[1:]] == [devices(3), devices(0)]
     assert truth == (neuron("init", *ROW0), neuron("sidecar", 0), neuron("app", 1))
+
+
+def test_p61_an_init_set_that_the_kubelets_file_has_for_another_pod_is_not_found_by_its_size() -> None:
+    ledger = Ledger().with_holding(nameless_stand_in(0), Holding("", CORE, TRN1.cores_mask((30, 31))))
+    request, listed = pod("a", init(2, CORE), app(4)), (neuron("app", *ROW0),)
+    records = (recorded("uid-b", "init", CORE, 30, 31),)
+    assert true_holdings(TRN1, request, listed, ledger, records=records) == listed
+
+
+def test_p61_of_a_pod_of_which_nothing_is_listed_all_has_to_be_in_the_kubelets_file() -> None:
+    request = pod("a", init(4), init(2, name="second"))
+    records = (recorded("uid-a", "init", NEURON, *ROW0),)
+    assert true_holdings(TRN1, request, (), Ledger(), records=records) is None
+    records += (recorded("uid-a", "second", NEURON, 1, 2),)
+    assert true_holdings(TRN1, request, (), Ledger(), records=records) == (
+        neuron("init", *ROW0),
+        neuron("second", 1, 2),
+    )
+
+
+def test_p46_what_was_given_for_other_ids_is_not_taken_for_a_container_of_the_same_size() -> None:
+    of_sidecar = Holding("sidecar", NEURON, devices(0), drawn=devices(3))
+    ledger = ledger_of("a", neuron("init", *ROW0), of_sidecar)
+    listed = (neuron("sidecar", 3), neuron("app", 1))
+    truth = true_holdings(TRN1, pod("a", init(4), sidecar(1), app(1)), listed, ledger)
+    assert truth == (neuron("init", *ROW0), neuron("sidecar", 0), neuron("app", 1))
