@@ -77,7 +77,6 @@ INIT_SHAPES = (
     Shape(init(4, CORE), init(2, CORE, "second"), app(2, CORE)),
     Shape(init(4), app(2)),
     Shape(init(1), app(2)),
-    Shape(sidecar(1, CORE), init(4, CORE), app(2, CORE)),
 )
 
 
