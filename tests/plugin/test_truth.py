@@ -154,13 +154,10 @@ def test_p61_an_init_set_that_the_kubelets_file_has_for_another_pod_is_not_found
 
 def test_p61_of_a_pod_of_which_nothing_is_listed_all_has_to_be_in_the_kubelets_file() -> None:
     request = pod("a", init(4), init(2, name="second"))
-    records = (recorded("uid-a", "init", NEURON, *ROW0),)
-    assert true_holdings(TRN1, request, (), Ledger(), records=records) is None
-    records += (recorded("uid-a", "second", NEURON, 1, 2),)
-    assert true_holdings(TRN1, request, (), Ledger(), records=records) == (
-        neuron("init", *ROW0),
-        neuron("second", 1, 2),
-    )
+    first, second = recorded("uid-a", "init", NEURON, *ROW0), recorded("uid-a", "second", NEURON, 1, 2)
+    assert true_holdings(TRN1, request, (), Ledger(), records=(first,)) is None
+    truth = true_holdings(TRN1, request, (), Ledger(), records=(first, second))
+    assert truth == (neuron("init", *ROW0), neuron("second", 1, 2))
 
 
 def test_p46_what_was_given_for_other_ids_is_not_taken_for_a_container_of_the_same_size() -> None:
