@@ -95,10 +95,10 @@ def _given(ledger: Ledger, pod: Pod, listed: Iterable[Holding], confirmed: Colle
 
 
 def _rest(given: Iterable[Holding], listed: Iterable[Holding], mask: int) -> Iterator[Holding]:
-    """What was given with some of the listed ids, as far as it is more than ``mask``."""
+    """The sets from which listed ids were drawn, as far as they are more than ``mask``."""
     for one in given:
         same = (each for each in listed if each.resource is one.resource)
-        if one.mask & ~mask and any(one.on_account & each.on_account for each in same):
+        if one.mask & ~mask and any(_is_part(each.on_account, one.on_account) for each in same):
             yield one
 
 

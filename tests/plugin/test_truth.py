@@ -101,6 +101,13 @@ def test_a_pod_known_by_name_keeps_what_its_init_container_was_given() -> None:
     assert with_unlisted(named, (neuron("app", 1, 2),), Ledger().with_holder(Holder(named, found))) == found
 
 
+def test_p50_what_a_call_that_was_cut_off_left_is_not_the_pods_when_it_came_again_for_other_ids() -> None:
+    """It would keep for ever what the kubelet gives to another pod."""
+    ledger = ledger_of("a", neuron("init", 0), neuron("app", 0, 1), neuron("#1", 0, 2))
+    listed = (neuron("app", 0, 2),)
+    assert true_holdings(TRN1, pod("a", init(1), app(2)), listed, ledger) == (neuron("init", 0), neuron("app", 0, 2))
+
+
 def test_an_init_set_after_the_last_container_that_is_listed_is_found_by_its_size_alone() -> None:
     ledger = Ledger().with_holding(nameless_stand_in(0), neuron("#0", *ROW0))
     request, listed = pod("a", sidecar(1), init(4)), (neuron("sidecar", 8),)
