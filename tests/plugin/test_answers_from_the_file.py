@@ -135,3 +135,12 @@ def test_p56_equal_pods_with_init_containers_alone_are_told_apart_by_the_kubelet
     desk.records.append(recorded("uid-a", "init", NEURON, *ROW1))
     desk.ask(after=0.05)
     assert desk.held == {"default/a": devices(*ROW1), "default/b": devices(*ROW0)}
+
+
+def test_p61_the_kubelets_file_is_read_for_a_pod_with_init_containers_though_no_list_is_called(desk: Desk) -> None:
+    desk.state.see_pod(pod("a", init(2, CORE), app(4)))
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.records = [recorded("uid-a", "init", CORE, 30, 31)]
+    desk.ask(after=0.05)
+    assert desk.kubelet.calls == ["get a"]
+    assert desk.told == [("a", [TRN1.cores_mask((30, 31)), devices(*ROW0)])]

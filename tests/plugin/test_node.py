@@ -159,6 +159,14 @@ def test_p28_a_new_lnc_waits_until_nobody_holds_a_core_and_then_counts_without_a
     assert state.machine.geometry == halved
 
 
+def test_p28_a_new_lnc_counts_at_once_where_nobody_holds_a_core() -> None:
+    state = a_state(TRN1, pod("a", app(4)))
+    halved = Geometry("trn1.32xlarge", Topology.TORUS, 16, 1, (1, 4, 8, 16))
+    assert state.see_machine(machine(halved))
+    assert state.machine is not None
+    assert state.machine.geometry == halved
+
+
 def test_while_a_new_lnc_waits_news_of_the_devices_health_still_counts() -> None:
     state = a_state(TRN1, pod("a", app(4)))
     truth(state, "a", *ROW0)
