@@ -100,6 +100,12 @@ async def test_p46_what_counts_are_the_devices_that_were_given_and_not_those_tha
         await gate.gate.pass_through(Resource.NEURON, (6, 9))
 
 
+async def test_where_nobody_knows_what_was_given_for_its_ids_a_container_is_judged_by_them(gate: Gate) -> None:
+    gate.users.opened = {5: (Process(41, "neuron-top"),)}
+    with pytest.raises(NotYetError, match="neuron5"):
+        await gate.gate.pass_through(Resource.NEURON, (5,))
+
+
 async def test_a_process_of_no_pod_holds_the_container(gate: Gate) -> None:
     gate.users.opened = {2: (Process(41, "neuron-top"),)}
     with pytest.raises(NotYetError, match="neuron-top"):
