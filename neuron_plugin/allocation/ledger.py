@@ -6,12 +6,12 @@ follows from the pods that live, and a holder is gone when its pod's UID is. It 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NewType
 
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.topology.geometry import CoreMask
+from neuron_plugin.topology.geometry import NO_CORES, CoreMask
 
 PodUid = NewType("PodUid", str)
 
@@ -30,11 +30,21 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Cores that one container holds under one resource name."""
+    """Cores that one container holds under one resource name.
+
+    ``drawn`` are those that the kubelet has on its account for it, empty where they are not known. They may be others:
+    of what its pod's init containers had, a container is given a linked part in place of the kubelet's random one.
+    """
 
     container: str
     resource: Resource
     mask: CoreMask
+    drawn: CoreMask = field(default=NO_CORES, compare=False)
+
+    @property
+    def on_account(self) -> CoreMask:
+        """What the kubelet has on its account for it, as far as is known."""
+        return self.drawn or self.mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +57,11 @@ class Holder:
     @property
     def mask(self) -> CoreMask:
         """Every core the pod holds."""
-        mask = 0
-        for holding in self.holdings:
-            mask |= holding.mask
-        return CoreMask(mask)
+        return union_of(self.holdings)
+
+    def held_as(self, resource: Resource) -> CoreMask:
+        """Every core the pod holds under one resource name."""
+        return union_of(holding for holding in self.holdings if holding.resource is resource)
 
 
 @dataclass(frozen=True)
@@ -65,23 +76,21 @@ class Ledger:
     @property
     def used_mask(self) -> CoreMask:
         """Every core that some pod holds."""
-        mask = 0
-        for holder in self:
-            mask |= holder.mask
-        return CoreMask(mask)
+        return union_of(holding for holder in self for holding in holder.holdings)
 
     def held_as(self, resource: Resource) -> CoreMask:
         """Every core held under one resource name."""
-        mask = 0
-        for holder in self:
-            for holding in holder.holdings:
-                if holding.resource is resource:
-                    mask |= holding.mask
-        return CoreMask(mask)
+        held = (holding for holder in self for holding in holder.holdings)
+        return union_of(holding for holding in held if holding.resource is resource)
 
     def holders_of(self, mask: int) -> tuple[Holder, ...]:
         """The pods that hold a part of ``mask``."""
         return tuple(holder for holder in self if holder.mask & mask)
+
+    def given_for(self, resource: Resource, drawn: CoreMask) -> CoreMask:
+        """What containers were given for exactly these cores of the kubelet's; empty where no such call is known."""
+        held = (holding for holder in self for holding in holder.holdings if holding.resource is resource)
+        return union_of(holding for holding in held if holding.on_account == drawn)
 
     def with_holder(self, holder: Holder) -> Ledger:
         """The ledger in which this pod holds exactly this."""
@@ -96,6 +105,14 @@ class Ledger:
     def without(self, uid: PodUid) -> Ledger:
         """The ledger after a pod's end."""
         return Ledger({other: holder for other, holder in self.holders.items() if other != uid})
+
+
+def union_of(holdings: Iterable[Holding]) -> CoreMask:
+    """Every core of some holdings."""
+    mask = 0
+    for holding in holdings:
+        mask |= holding.mask
+    return CoreMask(mask)
 
 
 def _same_place(one: Holding, other: Holding) -> bool:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from neuron_plugin.allocation.requests import Kind
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
@@ -57,7 +59,7 @@ class Resources(_Wire, frozen=True):
 
 
 class Container(_Wire, frozen=True):
-    """A container or init container; ``restart_policy`` ``Always`` on an init container makes it a sidecar."""
+    """A container of either list."""
 
     name: str = ""
     restart_policy: str | None = None
@@ -72,11 +74,6 @@ class Container(_Wire, frozen=True):
     def requests(self) -> Mapping[str, str]:
         """Resource name to quantity."""
         return (self.resources and self.resources.requests) or _NOTHING
-
-    @property
-    def is_sidecar(self) -> bool:
-        """Only meaningful for an init container: it starts before and runs beside the app containers."""
-        return self.restart_policy == "Always"
 
 
 class _PodSpec(_Wire, frozen=True):
@@ -158,14 +155,12 @@ class Pod(_Object, frozen=True):
         return self.spec.priority or 0
 
     @property
-    def containers(self) -> tuple[Container, ...]:
-        """App containers, in spec order."""
-        return self.spec.containers or ()
-
-    @property
-    def init_containers(self) -> tuple[Container, ...]:
-        """Init containers, sidecars among them, in spec order."""
-        return self.spec.init_containers or ()
+    def containers(self) -> Iterator[tuple[Container, Kind]]:
+        """Every container and when it runs, in the order in which the kubelet admits them."""
+        for container in self.spec.init_containers or ():
+            yield container, Kind.SIDECAR if container.restart_policy == "Always" else Kind.INIT
+        for container in self.spec.containers or ():
+            yield container, Kind.APP
 
 
 class _Condition(_Wire, frozen=True):

@@ -42,19 +42,13 @@ def pod_record(pod: records.Pod) -> PodRecord:
 def asks_for_neuron(pod: records.Pod) -> bool:
     """Whether the extender has to remember this pod while it lives."""
     return any(
-        name in container.limits or name in container.requests
-        for container in (*pod.init_containers, *pod.containers)
-        for name in _NAMES
+        name in container.limits or name in container.requests for container, _ in pod.containers for name in _NAMES
     )
 
 
 def request_of(pod: records.Pod) -> PodRequest | Unreadable:
     """What a pod asks for; equal requests are one object."""
-    key = (
-        *(_key(container, Kind.SIDECAR if container.is_sidecar else Kind.INIT) for container in pod.init_containers),
-        *(_key(container, Kind.APP) for container in pod.containers),
-    )
-    return _request(key)
+    return _request(tuple(_key(container, kind) for container, kind in pod.containers))
 
 
 @lru_cache(maxsize=_MOST_REQUESTS)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from neuron_plugin.allocation.choice import why_not
@@ -17,7 +16,7 @@ from neuron_plugin.allocation.ledger import Holding, Pod
 from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
 from neuron_plugin.kubelet.devices import AllocationRefusedError, ContainerAllocation
 from neuron_plugin.plugin.callers import Callers
-from neuron_plugin.plugin.claims import Claim, Conflict
+from neuron_plugin.plugin.claims import Call, Claim, Conflict
 from neuron_plugin.plugin.container import ContainerStyle, container_allocation
 from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.gate import StartGate
@@ -34,15 +33,6 @@ logger = logging.getLogger(__name__)
 
 Later = Callable[[Callable[[], None]], object]
 """Do something once the kubelet has its answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What the kubelet was told last, and the ids it had to be told: those are the pod's already."""
-
-    resource: Resource
-    ids: tuple[int, ...]
-    must_include: tuple[int, ...]
 
 
 class Allocator:
@@ -72,16 +62,16 @@ class Allocator:
         self._witness = witness or Witness("", state, Counts())
         self._later = later
         self._gate = gate
-        self._answer: _Answer | None = None
+        self._offer: Offer | None = None
+        """What the kubelet asked about last, until its next Allocate."""
 
     async def preferred(
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Sequence[str]:
         """Steer to the oldest waiting decision that fits, else to the best linked set."""
         self._state.called()
-        offer = Offer(Resource(resource), _numbers(available), _numbers(must_include), size)
+        self._offer = offer = Offer(Resource(resource), _numbers(available), _numbers(must_include), size)
         ids = await self._steering.preferred(self._machine(), offer)
-        self._answer = _Answer(offer.resource, ids, offer.must_include)
         self._witness.preferred(offer.resource, offer.available, offer.must_include, ids)
         return [str(number) for number in ids]
 
@@ -109,8 +99,8 @@ class Allocator:
         self._check_links(machine, resource, claim)
         pod, before = claim.pod or self._state.new_stand_in(), self._state.ledger
         drawn = mask_of(machine.geometry, resource.unit, ids)
-        self._state.hold(pod, Holding(claim.container, resource, claim.mask), drawn)
         allocation = container_allocation(machine.geometry, resource, claim.mask, self._style(machine))
+        self._state.hold(pod, Holding(claim.container, resource, claim.mask, drawn), claim.kin)
         self._witness.allocated(machine, before, resource, ids, claim)
         self._later(partial(_log, resource, ids, claim, pod, allocation))
         return allocation
@@ -118,12 +108,10 @@ class Allocator:
     def _claim(self, machine: Machine, resource: Resource, ids: tuple[int, ...]) -> Claim:
         """Whom the ids are for."""
         callers = Callers(machine.geometry, self._state.pods, self._state.ledger, resource, len(ids))
-        mask = mask_of(machine.geometry, resource.unit, ids)
-        answer, self._answer = self._answer, None
-        own = answer.must_include if answer and (answer.resource, answer.ids) == (resource, ids) else None
-        claim = self._state.claims(machine).claim(
-            resource, mask, len(ids), asked=own == (), own_mask=mask_of(machine.geometry, resource.unit, own or ())
-        )
+        offer, self._offer = self._offer, None
+        own = offer.must_include if offer and offer.is_met_by(resource, ids) else ids
+        mask, own_mask = (mask_of(machine.geometry, resource.unit, each) for each in (ids, own))
+        claim = self._state.claims(machine).claim(Call(resource, mask, own_mask))
         if isinstance(claim, Conflict):
             text = conflict_text(machine.geometry, resource, ids, callers.described(), claim.holders)
             asking = callers.asking()

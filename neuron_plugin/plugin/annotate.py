@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neuron_plugin.allocation.annotations import ALLOC_TIME_KEY, ALLOCATED_KEY, VENDOR_IDS_KEY, Dialect, write
+from neuron_plugin.allocation.annotations import ALLOC_TIME_KEY, ALLOCATED_KEY, VENDOR_IDS_KEY, Decision, Dialect, write
 from neuron_plugin.allocation.ledger import Holding
 from neuron_plugin.allocation.placement import ContainerSet, Placement
 from neuron_plugin.allocation.resources import ids_of, mask_of
@@ -20,7 +20,7 @@ def confirmed_annotations(geometry: Geometry, pod: NodePod, holdings: tuple[Hold
     pods in the other order) and a pod without one get the ids they really hold. Nothing is written while a container's
     ids are unknown: half an assignment would be read as a malformed one.
     """
-    if pod.decision and came_true(geometry, pod, holdings):
+    if pod.decision and _came_true(geometry, pod.decision, holdings):
         return {} if pod.decision.allocated else {ALLOCATED_KEY: "true"}
     by_container = {holding.container: holding.mask for holding in holdings}
     if any(part.container not in by_container for part in pod.request):
@@ -39,12 +39,10 @@ def inherited_annotations(geometry: Geometry, heir: NodePod, giver: NodePod) -> 
     return _assignment(geometry, heir, placement, heir.decision.alloc_time_ns)
 
 
-def came_true(geometry: Geometry, pod: NodePod, holdings: tuple[Holding, ...]) -> bool:
-    """Whether a pod holds what was decided for it."""
-    decided = {part.request.container: part.ids for part in pod.decision.containers} if pod.decision else {}
-    return all(
-        decided.get(holding.container) == ids_of(geometry, holding.resource.unit, holding.mask) for holding in holdings
-    )
+def _came_true(geometry: Geometry, decision: Decision, holdings: tuple[Holding, ...]) -> bool:
+    """Whether a pod holds what was decided for it, as far as that is known."""
+    held = {one.container: ids_of(geometry, one.resource.unit, one.mask) for one in holdings}
+    return all(part.ids == held.get(part.request.container, part.ids) for part in decision.containers)
 
 
 def _assignment(geometry: Geometry, pod: NodePod, placement: Placement, alloc_time_ns: int) -> Annotations:

@@ -36,11 +36,15 @@ def write_specification(directory: Path, specification: Specification) -> bool:
 
 async def keep_written(directory: Path, current: Callable[[], Specification | None]) -> None:
     """Keep the file true to ``current`` until cancelled; None means that there is nothing to say yet."""
+    told = ""
     while True:
         specification = current()
         try:
             if specification is not None and write_specification(directory, specification):
                 logger.info("wrote the CDI specification", extra={"path": str(directory / FILE_NAME)})
+            told = ""
         except OSError as error:
-            logger.warning("cannot write the CDI specification", extra={"why": str(error)})
+            if str(error) != told:
+                logger.warning("cannot write the CDI specification", extra={"why": str(error)})
+            told = str(error)
         await asyncio.sleep(PERIOD_SECONDS)

@@ -1,50 +1,58 @@
 """Whose call is this Allocate?
 
-The kubelet names ids, never a pod. These rules read the answer from the ids: a waiting decision has them, or one pod
+The kubelet names ids, never a pod. These rules read the answer from the ids: a waiting decision has them, or somebody
 holds them already (init containers leave theirs to later ones, and a call may come twice), or nobody does. Ids that
 another live pod holds are a conflict, however they came.
 
-Ids that were asked about just before (GetPreferredAllocation and its Allocate follow each other at once) are free in
-the kubelet's account; ids that come unasked are re-used from an init container. So a nameless stand-in, of which nobody
-knows whether its pod lives, gives way to the former and goes on with the latter. Ids that had to be included in the
-answer are the calling pod's for certain: whoever else is only supposed to have them was mistaken for it.
+What the kubelet regards as the calling pod's own tells most. It gives no id of a resource to two pods, so whoever is
+only supposed to hold some of these ids was mistaken for the calling pod, or is it; and it admits one pod after the
+other, so all that hangs together by its account is one pod's, under whatever names it was noted. Only what it has
+listed for a pod is certain: where it offers such ids again it has lost the reservation (kubernetes/kubernetes#137534).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from neuron_plugin.allocation.ledger import Holder, Holding, Ledger, Pod, PodUid
-from neuron_plugin.allocation.requests import ContainerRequest, Kind
+from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.plugin.decisions import WaitingDecision, decision_of
+from neuron_plugin.plugin.kin import kin_of
 from neuron_plugin.plugin.pods import NodePod, NodePods, unserved
-from neuron_plugin.plugin.reuse import (
-    Draws,
-    drawn_for,
-    given_apart,
-    held_as,
-    part_for_unknown,
-    part_of,
-    reusable_mask,
-)
-from neuron_plugin.plugin.standins import is_known, is_nameless, is_outdated, stands_in
+from neuron_plugin.plugin.reuse import given_apart, part_for_unknown, part_of, reusable_mask
+from neuron_plugin.plugin.standins import is_known, is_nameless, stands_in
 from neuron_plugin.topology.geometry import CoreMask, Geometry
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """An Allocate for ``mask`` as one resource.
+
+    ``own`` the calling pod has had before, by the kubelet's account: what the answer to the preference call just before
+    had to include, and everything where none came before. The rest is free by that account.
+    """
+
+    resource: Resource
+    mask: CoreMask
+    own: CoreMask
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
-    """An Allocate with the pod it is for, as far as its ids tell.
+    """A call with the pod it is for, as far as its ids tell.
 
     ``mask`` is what the container is given: the ids' cores, or, where the kubelet drew a random part of an init
     container's ids, a linked part of what the pod holds. ``decided``: a scheduler chose it, so it is taken as valid.
+    ``kin`` are holders that are all this pod.
     """
 
     pod: Pod | None
     container: str
     mask: CoreMask
     decided: bool = False
+    kin: tuple[PodUid, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,143 +64,123 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What is known on the node at the moment of a call.
-
-    ``draws`` and ``swaps``: see ``reuse``.
-    """
+    """What is known on the node at the moment of a call; ``swaps``: see ``reuse``."""
 
     geometry: Geometry
     pods: NodePods
     ledger: Ledger
     waiting: tuple[WaitingDecision, ...]
     confirmed: Collection[PodUid] = ()
-    draws: Draws = field(default_factory=dict)
     swaps: bool = False
 
-    def claim(
-        self, resource: Resource, mask: CoreMask, count: int, *, asked: bool, own_mask: int = 0
-    ) -> Claim | Conflict:
-        """Find whom ``count`` ids of ``resource``, together ``mask``, are for.
+    def claim(self, call: Call) -> Claim | Conflict:
+        """Find whom a call is for.
 
-        ``asked``: they are our answer to the preference call just before, and none of them had to be included;
-        ``own_mask`` is what had to be. Nobody was asked about the others: they are all the pod's own.
+        A decision names the ids that are new to its pod. Of those it has, its containers draw at random.
         """
-        decision = decision_of(self.waiting, resource, mask)
-        holders = self.ledger.holders_of(mask)
-        if decision and self._is_called_for(decision, holders, asked=asked):
-            return Claim(decision.pod, decision.request.container, mask, decided=True)
-        if len(holders) == 1 and not (asked and is_nameless(holders[0])):
-            theirs = self._of_holder(holders[0], resource, mask, count, asked=asked)
-            if theirs:
-                return theirs
-        steered = asked or bool(own_mask)
-        own = own_mask if steered else mask
-        mistaken = [holder for holder in holders if self._was_mistaken(holder, resource, own)]
-        earlier = self._of_unknown(mistaken, resource, own)
-        unnamed = [holder for holder in holders if stands_in(holder) and holder.mask & own_mask]
-        lasting = tuple(
-            holder
-            for holder in holders
-            if not (steered and is_outdated(holder, resource, mask & ~own))
-            and holder not in mistaken
-            and holder not in earlier
-            and not (holder in unnamed and _is_all_of(holder, resource))
-        )
+        decision = decision_of(self.waiting, call.resource, call.mask)
+        holders = self.ledger.holders_of(call.mask)
+        if decision and not (holders if call.own else decision.reuses):
+            return Claim(decision.pod, decision.request.container, call.mask, decided=True)
+        kin = self._kin(call)
+        lasting = tuple(holder for holder in holders if _stays(holder, call, kin))
         if lasting:
             return Conflict(lasting)
-        return self._going_on(earlier or unnamed, mistaken, resource, mask)
+        theirs = self._of_holder(kin[0], call) if len(kin) == 1 else None
+        return theirs or self._of_nobody_known(kin, call)
 
-    def _of_unknown(self, mistaken: Sequence[Holder], resource: Resource, own: int) -> list[Holder]:
-        """Stand-ins for earlier containers of a pod whose first one was noted for another, and all is from that."""
-        first = next((holder for holder in mistaken if not own & ~holder.mask), None)
-        if first is None:
-            return []
-        nameless = [holder for holder in self.ledger.holders_of(first.mask) if is_nameless(holder)]
-        return [holder for holder in nameless if _is_all_of(holder, resource)]
+    # A pod that is supposed to hold all of it.
 
-    def _was_mistaken(self, holder: Holder, resource: Resource, own: int) -> bool:
-        """Whether what the calling pod had before was noted for ``holder``, which is not known to hold anything."""
-        noted = [holding for holding in holder.holdings if holding.mask & own]
-        same_name = all(holding.resource is resource for holding in noted)
-        return bool(noted) and same_name and is_known(holder.pod) and holder.pod.uid not in self.confirmed
-
-    def _is_called_for(self, decision: WaitingDecision, holders: tuple[Holder, ...], *, asked: bool) -> bool:
-        """Whether a call for a decision's ids is its own: none for new ids is if its pod has some of them before.
-
-        Of ids that the pod has, its containers draw at random, so the order in which they come tells more.
-        """
-        if asked:
-            return not decision.reuses
-        pod = self.pods.get(decision.pod.uid)
-        if pod is None or any(holder.pod.uid != pod.pod.uid for holder in holders):
-            return False
-        part = decision.request
-        return not holders or unserved(pod, self.ledger, part.resource, part.count) == part
-
-    def _of_holder(
-        self, holder: Holder, resource: Resource, mask: CoreMask, count: int, *, asked: bool
-    ) -> Claim | None:
+    def _of_holder(self, holder: Holder, call: Call) -> Claim | None:
         """The holder's own call: a later container re-using ids, or the same call again.
 
-        What the kubelet has listed it has recorded, and records are not allocated again: where it offers such ids as
-        free it has lost the reservation (kubernetes/kubernetes#137534), and they are for another pod. New ids are
-        never re-used ones, so a call for them can only be the same again.
+        New ids are never re-used ones, so a call for them can only be the same again.
         """
-        if asked and (holder.pod.uid in self.confirmed or stands_in(holder)):
-            return None
-        pod, again = self.pods.get(holder.pod.uid), self._the_same(holder, resource, mask)
-        if pod and not asked:
+        pod, again = self.pods.get(holder.pod.uid), _same_call(holder, call)
+        if pod and call.own:
             if again and _lasts(pod, again):
-                return Claim(holder.pod, again.container, again.mask, decided=pod.decision is not None)
-            part = unserved(pod, self.ledger, resource, count)
-            next_one = self._next_container(holder, part, mask) if part else None
+                return _again(pod, holder, again)
+            next_one = self._next_container(pod, holder, call)
             if next_one:
                 return next_one
-            again = again or _drawn_again(holder, resource, mask, self.draws)
-        if again:
-            return Claim(holder.pod, again.container, again.mask, decided=pod is not None and pod.decision is not None)
-        if is_nameless(holder) and _goes_on(holder, resource, mask):
-            return self._going_on([holder], (), resource, mask)
-        return None
+            again = again or _drawn_again(holder, call)
+        return _again(pod, holder, again) if again else None
 
-    def _next_container(self, holder: Holder, part: ContainerRequest, mask: CoreMask) -> Claim | None:
+    def _next_container(self, pod: NodePod, holder: Holder, call: Call) -> Claim | None:
         """A container that goes on with what its pod's init containers had.
 
         More than that: all of it and the new ids. Not more: a linked part of it, because the kubelet draws at random.
         What was given for ids of which it draws nothing again may be a sidecar's, though it were noted for another's
         init container; so it is the last to be given.
         """
-        pod = self.pods[holder.pod.uid]
-        others = self.ledger.without(holder.pod.uid).used_mask
-        reusable = CoreMask(reusable_mask(pod, holder, part.resource) & ~others)
-        if not reusable or (mask & holder.mask) & ~held_as(holder, part.resource):
+        mask, resource = call.mask, call.resource
+        part = unserved(self.geometry, pod, self.ledger, resource, mask)
+        if part is None:
+            return None
+        reusable = reusable_mask(pod, holder, resource)
+        if not reusable:
             return None
         added = mask & ~holder.mask
-        apart = reusable & ~given_apart(holder.holdings, part.resource, mask, self.draws)
+        apart = reusable & ~given_apart(holder.holdings, resource, mask)
         if apart.bit_count() >= (mask & ~added).bit_count():
             reusable = CoreMask(apart)
         if added:
-            whole = added | reusable
-            return Claim(holder.pod, part.container, CoreMask(whole if _same_size(whole, mask) else mask))
-        given = part_of(self.geometry, pod, part, reusable, mask)
+            whole = CoreMask(added | reusable)
+            given = whole if _same_size(whole, mask) else mask
+        else:
+            given = part_of(self.geometry, pod, part, reusable, mask)
         return Claim(holder.pod, part.container, given, decided=pod.decision is not None)
 
-    def _going_on(
-        self, nameless: Sequence[Holder], mistaken: Sequence[Holder], resource: Resource, mask: CoreMask
-    ) -> Claim:
-        """One more container of a pod that nobody has told us of; what it had may have been noted for others."""
-        held = [holding for holder in (*nameless, *mistaken) for holding in holder.holdings]
-        given = part_for_unknown(self.geometry, held, resource, mask, self.draws, swaps=self.swaps)
-        return Claim(nameless[0].pod, f"#{len(held)}", given) if nameless else Claim(None, "", given)
+    # A pod that nobody has told us of.
 
-    def _the_same(self, holder: Holder, resource: Resource, mask: CoreMask) -> Holding | None:
-        """What was given when these ids came before."""
-        same = (one for one in holder.holdings if one.resource is resource)
-        return next((one for one in same if drawn_for(self.draws, resource, one.mask) == mask), None)
+    def _kin(self, call: Call) -> list[Holder]:
+        """Under whose names the calling pod's earlier containers were noted: all that hangs together with its own.
+
+        A call for new ids alone can only be the same again, of a pod that is supposed to be known.
+        """
+        supposed = [holder for holder in self.ledger if holder.pod.uid not in self.confirmed]
+        if not call.own:
+            return [holder for holder in supposed if is_known(holder.pod) and _same_call(holder, call)]
+        return kin_of(supposed, call.resource, call.own)
+
+    def _of_nobody_known(self, kin: Sequence[Holder], call: Call) -> Claim:
+        """A container of a pod without a name yet: its first, or one that goes on with what its ``kin`` had."""
+        held = [holding for holder in kin for holding in holder.holdings]
+        given = part_for_unknown(self.geometry, held, call.resource, call.mask, swaps=self.swaps)
+        pod = next((holder.pod for holder in kin if stands_in(holder)), None)
+        return Claim(pod, "", given, kin=tuple(holder.pod.uid for holder in kin))
 
 
-def _same_size(one: int, other: int) -> bool:
-    return one.bit_count() == other.bit_count()
+def _stays(holder: Holder, call: Call, kin: Sequence[Holder]) -> bool:
+    """Whether a holder keeps what a call is for: under another name, of which the kubelet knows nothing, everybody.
+
+    Under the same one the calling pod has it for itself, and a nameless holder has it no more.
+    """
+    other_name = any(one.mask & call.mask and one.resource is not call.resource for one in holder.holdings)
+    return other_name or not (holder in kin or is_nameless(holder))
+
+
+def _again(pod: NodePod | None, holder: Holder, given: Holding) -> Claim:
+    """What was given when this call came before."""
+    return Claim(holder.pod, given.container, given.mask, decided=pod is not None and pod.decision is not None)
+
+
+def _same_call(holder: Holder, call: Call) -> Holding | None:
+    """What was given when exactly these ids came before."""
+    same = (one for one in holder.holdings if one.resource is call.resource and one.on_account == call.mask)
+    return next(same, None)
+
+
+def _drawn_again(holder: Holder, call: Call) -> Holding | None:
+    """What the latest container was given, when the kubelet restarted in its call and draws from its pod's set anew.
+
+    Nothing of what it drew before: then it may be for another container, which must not share.
+    """
+    *earlier, latest = holder.holdings
+    if not call.mask & latest.on_account:
+        return None
+    drawn = any(one.resource is call.resource and not call.mask & ~one.mask for one in earlier)
+    return latest if drawn and latest.resource is call.resource and _same_size(latest.mask, call.mask) else None
 
 
 def _lasts(pod: NodePod, holding: Holding) -> bool:
@@ -200,23 +188,5 @@ def _lasts(pod: NodePod, holding: Holding) -> bool:
     return any(part.container == holding.container and part.kind is not Kind.INIT for part in pod.request)
 
 
-def _is_all_of(holder: Holder, resource: Resource) -> bool:
-    return all(holding.resource is resource for holding in holder.holdings)
-
-
-def _drawn_again(holder: Holder, resource: Resource, mask: int, draws: Draws) -> Holding | None:
-    """What the latest container was given, when the kubelet restarted in its call and draws from its pod's set anew.
-
-    Nothing of what it drew before: then it may be for another container, which must not share.
-    """
-    latest = holder.holdings[-1]
-    if not mask & drawn_for(draws, resource, latest.mask):
-        return None
-    drawn = any(one.resource is resource and mask & ~one.mask == 0 for one in holder.holdings[:-1])
-    same_size = latest.resource is resource and latest.mask.bit_count() == mask.bit_count()
-    return latest if drawn and same_size else None
-
-
-def _goes_on(holder: Holder, resource: Resource, mask: int) -> bool:
-    """Whether a pod nobody has told us of goes on with what it holds: more around it, or a part of it."""
-    return _is_all_of(holder, resource) and mask & holder.mask in (mask, holder.mask)
+def _same_size(one: int, other: int) -> bool:
+    return one.bit_count() == other.bit_count()

@@ -42,7 +42,8 @@ from neuron_plugin.plugin.responder import Responder
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.steering import Steering
 from neuron_plugin.plugin.supervision import keep_going
-from neuron_plugin.plugin.witness import Timed, Witness
+from neuron_plugin.plugin.timed import Timed
+from neuron_plugin.plugin.witness import Witness
 from neuron_plugin.topology.instances import Catalogue
 
 logger = logging.getLogger(__name__)

@@ -52,7 +52,7 @@ class StartGate:
         self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
 
     async def pass_through(self, resource: Resource, ids: Iterable[int]) -> None:
-        """Return when nothing stands in the way of a container with these ids.
+        """Return when nothing stands in the way of a container that was given its devices for these ids.
 
         Raises:
             NotYetError: something still does; names the device and the process or the reset.
@@ -60,7 +60,9 @@ class StartGate:
         machine = self._state.machine
         if machine is None:
             return
-        devices = machine.geometry.devices_touched(mask_of(machine.geometry, resource.unit, tuple(ids)))
+        drawn = mask_of(machine.geometry, resource.unit, tuple(ids))
+        given = self._state.ledger.given_for(resource, drawn) or drawn
+        devices = machine.geometry.devices_touched(given)
         obstacle = await self._obstacle(devices)
         if obstacle:
             with self._counted(resource):

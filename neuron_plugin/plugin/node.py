@@ -1,10 +1,8 @@
 """The node daemon's state: the machine, the pods, who holds what.
 
 One object, changed only from the event loop and never across an await, so whoever reads it sees one moment. Every
-change that matters to the kubelet ends in ``on_change``.
-
-What an Allocate was for is only supposed until the kubelet has been asked. So a supposition that turns out wrong is
-never simply dropped: the silicon was given to somebody, and a stand-in holds it until it is known to whom.
+change that matters to the kubelet ends in ``on_change``. What is known of each of the three is a value of its own,
+which says what a change makes of it; here they meet.
 """
 
 from __future__ import annotations
@@ -18,45 +16,47 @@ from neuron_plugin.allocation.ledger import Holder, Holding, Ledger, Pod, PodUid
 from neuron_plugin.plugin.claims import Claims
 from neuron_plugin.plugin.decisions import WaitingDecision, heir_of, waiting_decisions
 from neuron_plugin.plugin.machine import Machine, health_after, machine_after, same_ids
-from neuron_plugin.plugin.pods import NodePod, annotated_holdings, demanded_cores
+from neuron_plugin.plugin.pods import NodePod, annotated_holdings
 from neuron_plugin.plugin.quarantine import Quarantine, Users
-from neuron_plugin.plugin.reuse import Draws
-from neuron_plugin.plugin.standins import is_known, is_nameless, nameless_stand_in, stands_in
+from neuron_plugin.plugin.standins import is_known, is_nameless, nameless_stand_in
+from neuron_plugin.plugin.tenancy import Tenancy
+from neuron_plugin.plugin.vanished import Vanished
 from neuron_plugin.topology.geometry import CoreMask
-
-LOST_NAME_SECONDS = 60.0
-"""How long the name of a vanished pod is remembered: longer than the kubelet goes on telling of it."""
 
 
 @dataclass
 class NodeState:
     """What this node has, who is on it and who holds what.
 
-    ``confirmed`` are the pods whose holdings the kubelet has confirmed. ``pods_known`` says whether the API server has
-    told all pods of this node, ``holders_known`` whether the kubelet has told who holds what. ``last_call`` is when the
-    kubelet last asked for something. ``lost_names`` are those of pods that vanished, and when. ``quarantine`` is the
-    silicon of vanished pods that is not offered yet; None where
-    nobody looks after their processes. ``draws`` is what the kubelet drew where something else was given, see
-    ``reuse``; ``asked_for_all``: it asks about all ids that are new to a pod, as it does without NUMA hints.
+    ``pods_known`` says whether the API server has told all pods of this node, ``holders_known`` whether the kubelet has
+    told who holds what. ``last_call`` is when the kubelet last asked for something; ``asked_for_all``: it asks about
+    all ids that are new to a pod, as it does without NUMA hints. ``quarantine`` is the silicon of vanished pods that is
+    not offered yet; None where nobody looks after their processes.
     """
 
     on_change: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
     machine: Machine | None = None
-    ledger: Ledger = field(default_factory=Ledger)
     pods: dict[PodUid, NodePod] = field(default_factory=dict)
     pods_known: bool = False
+    tenancy: Tenancy = field(default_factory=Tenancy)
     holders_known: bool = False
-    confirmed: set[PodUid] = field(default_factory=set)
-    held_since: dict[PodUid, float] = field(default_factory=dict)
-    last_call: float = float("-inf")
-    lost_names: dict[tuple[str, str], float] = field(default_factory=dict)
     quarantine: Quarantine | None = None
-    draws: Draws = field(default_factory=dict)
+    last_call: float = float("-inf")
     asked_for_all: bool = True
-    _left_by: dict[PodUid, tuple[Pod, ...]] = field(default_factory=dict)
+    _vanished: Vanished = field(default_factory=Vanished)
     _renumbered: Machine | None = None
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Who holds what."""
+        return self.tenancy.ledger
+
+    @property
+    def confirmed(self) -> frozenset[PodUid]:
+        """The pods of which the kubelet has told what they hold."""
+        return self.tenancy.confirmed
 
     # Hardware.
 
@@ -99,15 +99,10 @@ class NodeState:
         What it was only supposed to hold may have been another pod's that asks for the same and that no watch has shown
         yet; a stand-in keeps that until the kubelet has been asked.
         """
-        supposed = not self._is_certain(uid)
+        holder, certain = self.ledger.holders.get(uid), self._is_certain(uid)
         self.pods.pop(uid, None)
-        holder = self.ledger.holders.get(uid)
-        ledger = self.ledger.without(uid)
-        if holder and supposed and is_known(holder.pod):
-            ledger = self._under_stand_in(ledger, holder.holdings)
-        self.confirmed.discard(uid)
-        self.held_since.pop(uid, None)
-        self._set_ledger(ledger)
+        supposed = holder and is_known(holder.pod) and not certain
+        self._strike(uid, holder.holdings if holder and supposed else ())
 
     def lose_pod(self, uid: PodUid) -> None:
         """A pod is gone that was not seen to end: it holds nothing, but its processes may run on.
@@ -117,10 +112,10 @@ class NodeState:
         pod, holder = self.pods.get(uid), self.ledger.holders.get(uid)
         if holder:
             self._suspect(holder)
-        elif pod:
-            self._note_who_may_have_left(pod)
+        elif pod and self.machine:
+            self._vanished = self._vanished.with_left(self.machine.geometry, pod, self.ledger)
         if pod:
-            self._note_lost_name(pod.pod)
+            self._vanished = self._vanished.with_name(pod.pod, self.clock())
         self.forget_pod(uid)
 
     def end(self, uid: PodUid, listed: int = 0) -> None:
@@ -136,46 +131,26 @@ class NodeState:
         if holder and is_known(holder.pod):
             self._suspect(holder, seconds=0.0)
         supposed = holder.holdings if holder and uid not in self.confirmed else ()
-        self._strike(uid)
-        self._set_ledger(self._under_stand_in(self.ledger, (one for one in supposed if one.mask & listed)))
+        self._strike(uid, [holding for holding in supposed if holding.on_account & listed])
 
     # Holders.
 
-    def hold(self, pod: Pod, holding: Holding, drawn: CoreMask | None = None) -> None:
-        """Note that a container of a pod was given cores; a nameless holder that had them has them no more.
-
-        ``drawn`` are those that the kubelet named for it, if not the same.
-        """
-        self.held_since[pod.uid] = self.clock()
-        ledger = self.ledger
-        for holder in ledger.holders_of(holding.mask):
-            if is_nameless(holder) and holder.pod.uid != pod.uid:
-                ledger = _without_cores(ledger, holder, holding.mask)
-        self._set_ledger(ledger.with_holding(pod, holding))
-        self._note_drawn(holding, drawn or holding.mask)
+    def hold(self, pod: Pod, holding: Holding, kin: Collection[PodUid] = ()) -> None:
+        """Note that a container of a pod was given cores; ``kin`` are holders that turn out to be this pod."""
+        self._set_tenancy(self.tenancy.supposing(pod, holding, self.clock(), kin))
 
     def confirm(self, pod: Pod, holdings: Iterable[Holding]) -> None:
-        """Write down what a pod really holds; holders we only supposed for those cores were mistaken."""
+        """Write down what a pod really holds."""
         truth = Holder(pod, tuple(holdings))
-        if not truth.holdings:
-            return
-        supposed = self.ledger.holders.get(pod.uid)
-        ledger = self.ledger
-        for holder in ledger.holders_of(truth.mask):
-            if holder.pod.uid != pod.uid and holder.pod.uid not in self.confirmed:
-                ledger = _without_cores(ledger, holder, truth.mask)
-        if supposed and pod.uid not in self.confirmed and is_known(pod):
-            ledger = self._under_stand_in(ledger, [one for one in supposed.holdings if not one.mask & truth.mask])
-        if is_known(pod):
-            self.confirmed.add(pod.uid)
-        self._set_ledger(ledger.with_holder(truth))
+        if truth.holdings:
+            self._set_tenancy(self.tenancy.confirming(truth, self.new_stand_in(), self.clock()))
 
     def doubt(self, uid: PodUid) -> None:
         """What a pod was known to hold was another's of its name, or is: one of the two may have vanished."""
         holder = self.ledger.holders.get(uid)
         if holder:
             self._suspect(holder, seconds=0.0)
-        self.confirmed.discard(uid)
+        self._set_tenancy(self.tenancy.doubting(uid))
 
     def release(self, uid: PodUid) -> None:
         """A stand-in that the kubelet does not list any more.
@@ -183,7 +158,7 @@ class NodeState:
         One with a name was a pod whose processes may run on. So may one without, if a pod that may have been the one
         has vanished meanwhile: with several nobody knows whose processes to look for.
         """
-        holder, vanished = self.ledger.holders.get(uid), self._left_by.pop(uid, ())
+        holder, vanished = self.ledger.holders.get(uid), self._vanished.left_by.get(uid, ())
         if holder and not is_nameless(holder):
             self._suspect(holder)
         elif holder and vanished:
@@ -237,7 +212,7 @@ class NodeState:
 
     def claims(self, machine: Machine) -> Claims:
         """What is known about who may ask for what."""
-        return Claims(machine.geometry, self.pods, self.ledger, self.waiting(), self.confirmed, self.draws, self._swaps)
+        return Claims(machine.geometry, self.pods, self.ledger, self.waiting(), self.confirmed, self._swaps)
 
     def unheld_mask(self, machine: Machine) -> CoreMask:
         """Healthy cores that nobody holds, whoever waits for them."""
@@ -245,7 +220,7 @@ class NodeState:
 
     def has_lost_name(self, pod: Pod) -> bool:
         """Whether a pod of this name has vanished lately."""
-        return self.clock() - self.lost_names.get((pod.namespace, pod.name), float("-inf")) <= LOST_NAME_SECONDS
+        return self._vanished.has_name(pod, self.clock())
 
     def free_mask(self, machine: Machine) -> CoreMask:
         """Healthy cores that nobody holds and no decision waits for."""
@@ -265,72 +240,26 @@ class NodeState:
         """Whether another part than the kubelet drew may be given to a pod that nobody has named."""
         return self.pods_known and self.asked_for_all
 
-    def _note_drawn(self, holding: Holding, drawn: CoreMask) -> None:
-        """Only what is held has a meaning here."""
-        key = holding.resource, holding.mask
-        held = {(one.resource, one.mask) for holder in self.ledger for one in holder.holdings} - {key}
-        self.draws = {**{known: theirs for known, theirs in self.draws.items() if known in held}, key: drawn}
-
     def _remember(self, pod: NodePod) -> None:
-        """Believe a pod's own annotation that it was allocated, until the kubelet says otherwise.
-
-        Not against another pod: what the kubelet lists by this pod's own name is the only holder that gives way.
-        """
-        if self.machine is None or pod.pod.uid in self.ledger.holders:
-            return
-        told = Holder(pod.pod, annotated_holdings(self.machine.geometry, pod))
-        others = self.ledger.holders_of(told.mask)
-        if not told.holdings or not all(stands_in(other) and _same_name(other.pod, pod.pod) for other in others):
-            return
-        ledger = self.ledger
-        for other in others:
-            ledger = _without_cores(ledger, other, told.mask)
-        self._set_ledger(ledger.with_holder(told))
+        """Believe a pod's own annotation that it was allocated, until the kubelet says otherwise."""
+        if self.machine:
+            told = Holder(pod.pod, annotated_holdings(self.machine.geometry, pod))
+            self._set_tenancy(self.tenancy.believing(told))
 
     def _is_certain(self, uid: PodUid) -> bool:
         """Whether a pod was known to have been given its devices, by the kubelet or by its own annotation."""
         pod = self.pods.get(uid)
         return uid in self.confirmed or bool(pod and pod.decision and pod.decision.allocated)
 
-    def _asks_for(self, pod: NodePod, holding: Holding) -> bool:
-        """Whether a container of a pod asks for just as much."""
-        if self.machine is None:
-            return False
-        geometry, size = self.machine.geometry, holding.mask.bit_count()
-        return any(part.resource is holding.resource and demanded_cores(geometry, part) == size for part in pod.request)
+    def _set_tenancy(self, tenancy: Tenancy) -> None:
+        changed, self.tenancy = tenancy.ledger != self.ledger, tenancy
+        if changed:
+            self.on_change()
+            self._renumber()
 
-    def _note_who_may_have_left(self, pod: NodePod) -> None:
-        """A pod vanishes of which it was not confirmed yet what it holds: a stand-in for as much may have been it."""
-        self._left_by = {uid: pods for uid, pods in self._left_by.items() if uid in self.ledger.holders}
-        for holder in self.ledger:
-            if is_nameless(holder) and any(self._asks_for(pod, holding) for holding in holder.holdings):
-                uid = holder.pod.uid
-                self._left_by[uid] = (*self._left_by.get(uid, ()), pod.pod)
-
-    def _note_lost_name(self, pod: Pod) -> None:
-        oldest = self.clock() - LOST_NAME_SECONDS
-        self.lost_names = {name: since for name, since in self.lost_names.items() if since >= oldest}
-        self.lost_names[pod.namespace, pod.name] = self.clock()
-
-    def _under_stand_in(self, ledger: Ledger, holdings: Iterable[Holding]) -> Ledger:
-        left = tuple(holdings)
-        if not left:
-            return ledger
-        pod = self.new_stand_in()
-        self.held_since[pod.uid] = self.clock()
-        return ledger.with_holder(Holder(pod, left))
-
-    def _set_ledger(self, ledger: Ledger) -> None:
-        if ledger == self.ledger:
-            return
-        self.ledger = ledger
-        self.on_change()
-        self._renumber()
-
-    def _strike(self, uid: PodUid) -> None:
-        self.held_since.pop(uid, None)
-        self.confirmed.discard(uid)
-        self._set_ledger(self.ledger.without(uid))
+    def _strike(self, uid: PodUid, left: Iterable[Holding] = ()) -> None:
+        """A holder is gone; a stand-in keeps what is ``left``."""
+        self._set_tenancy(self.tenancy.without(uid, left, self.new_stand_in(), self.clock()))
 
     def _suspect(self, holder: Holder, *, whose: Pod | None = None, seconds: float | None = None) -> None:
         """Keep what nobody else holds; before the holder is struck off, so that it is never offered in between."""
@@ -353,12 +282,3 @@ class NodeState:
         if self._renumbered and not self._ids_in_use():
             renumbered, self._renumbered = self._renumbered, None
             self._use(renumbered)
-
-
-def _same_name(one: Pod, other: Pod) -> bool:
-    return (one.namespace, one.name) == (other.namespace, other.name)
-
-
-def _without_cores(ledger: Ledger, holder: Holder, mask: int) -> Ledger:
-    kept = tuple(holding for holding in holder.holdings if not holding.mask & mask)
-    return ledger.with_holder(Holder(holder.pod, kept)) if kept else ledger.without(holder.pod.uid)

@@ -73,7 +73,7 @@ class Outbox:
                 async with asyncio.timeout_at(self._again_at if self._not_permitted else None):
                     await self._news.wait()
             except TimeoutError:
-                self._unsent, self._not_permitted = self._not_permitted, {}
+                self._unsent, self._not_permitted = {**self._not_permitted, **self._unsent}, {}
 
     async def _send_first(self, api: ApiServer) -> bool:
         """Send the oldest; False when it has to be tried again."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from neuron_plugin.allocation.ledger import Pod, PodUid
-from neuron_plugin.allocation.requests import ContainerSpec, Kind
+from neuron_plugin.allocation.requests import ContainerSpec
 from neuron_plugin.cluster import records
 from neuron_plugin.cluster.api import ApiServer
 from neuron_plugin.cluster.kinds import PODS
@@ -59,7 +59,8 @@ async def pod_uids(api: ApiServer, node_name: str, timeout_seconds: float) -> fr
 
 def neuron_pod(record: records.Pod) -> NodePod | None:
     """A pod that asks for Neuron. One being deleted may still hold some, one that has ended does not."""
-    pod = node_pod(Pod(PodUid(record.uid), record.namespace, record.name), _containers(record), record.annotations)
+    specs = (ContainerSpec(one.name, kind, one.limits, one.requests) for one, kind in record.containers)
+    pod = node_pod(Pod(PodUid(record.uid), record.namespace, record.name), specs, record.annotations)
     return replace(pod, ended=True) if pod and record.terminal else pod
 
 
@@ -76,11 +77,3 @@ def _take_in(
     if new.problem:
         report.report("InvalidNeuronRequest", new.problem, new.pod)
     on_pod()
-
-
-def _containers(record: records.Pod) -> Iterator[ContainerSpec]:
-    for container in record.init_containers:
-        kind = Kind.SIDECAR if container.is_sidecar else Kind.INIT
-        yield ContainerSpec(container.name, kind, container.limits, container.requests)
-    for container in record.containers:
-        yield ContainerSpec(container.name, Kind.APP, container.limits, container.requests)

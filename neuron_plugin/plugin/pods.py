@@ -51,11 +51,13 @@ def node_pod(pod: Pod, containers: Iterable[ContainerSpec], annotations: Mapping
         return NodePod(pod, request, problem=str(error), assignment_keys=keys)
 
 
-def unserved(pod: NodePod, ledger: Ledger, resource: Resource, count: int) -> ContainerRequest | None:
-    """The first container of a pod that asks for this and holds nothing yet, in the kubelet's order."""
-    holder = ledger.holders.get(pod.pod.uid)
+def unserved(
+    geometry: Geometry, pod: NodePod, ledger: Ledger, resource: Resource, mask: int
+) -> ContainerRequest | None:
+    """The first container of a pod that asks for as much as ``mask`` and holds nothing yet, in the kubelet's order."""
+    holder, cores = ledger.holders.get(pod.pod.uid), mask.bit_count()
     served = {holding.container for holding in holder.holdings} if holder else set()
-    asking = (part for part in pod.request if part.resource is resource and part.count == count)
+    asking = (one for one in pod.request if one.resource is resource and demanded_cores(geometry, one) == cores)
     return next((part for part in asking if part.container not in served), None)
 
 

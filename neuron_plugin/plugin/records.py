@@ -76,7 +76,7 @@ def _holdings(geometry: Geometry, records: Records) -> Iterator[tuple[str, Holdi
             resource = Resource(record.resource)
             mask = ids_mask(geometry, resource, record.ids)
             if mask:
-                yield record.pod_uid, Holding(record.container, resource, mask)
+                yield record.pod_uid, Holding(record.container, resource, mask, mask)
 
 
 def _is_ours(resource: str) -> bool:

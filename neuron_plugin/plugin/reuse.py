@@ -6,18 +6,17 @@ instead. Whoever was given another part than the kubelet thinks must not meet it
 everything here is counted in what we gave.
 
 Of a pod that nobody has named yet not even the kinds of its containers are known, so nor is what a sidecar keeps. There
-the kubelet's ids and ours are kept one to one (``draws`` is what it drew for what we gave): containers that share
-nothing in its account share nothing in ours, whatever they are. Only where nothing would remember a first such swap is
-none made: without an API server the pod gets no annotation, and a plugin that restarts would believe the kubelet; with
-NUMA hints ids that come unasked may be new ones, of another pod.
+the kubelet's ids and ours are kept one to one: containers that share nothing in its account share nothing in ours,
+whatever they are. Only where nothing would remember a first such swap is none made: without an API server the pod gets
+no annotation, and a plugin that restarts would believe the kubelet; with NUMA hints ids that come unasked may be new
+ones, of another pod.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 
-from neuron_plugin.allocation.ledger import Holder, Holding
+from neuron_plugin.allocation.ledger import Holder, Holding, union_of
 from neuron_plugin.allocation.requests import ContainerRequest, Kind
 from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
 from neuron_plugin.plugin.pods import NodePod
@@ -25,30 +24,12 @@ from neuron_plugin.plugin.preference import preferred_ids
 from neuron_plugin.topology.geometry import CoreMask, Geometry, cores_in
 from neuron_plugin.topology.sets import valid_sets
 
-Draws = Mapping[tuple[Resource, CoreMask], CoreMask]
-"""What the kubelet drew, by what was given in its place; without an entry the two are the same."""
-NO_DRAWS: Draws = MappingProxyType({})
-
 
 def reusable_mask(pod: NodePod, holder: Holder, resource: Resource) -> CoreMask:
     """What plain init containers hold and no later container of the pod has been given."""
     kinds = {part.container: part.kind for part in pod.request}
-    left = taken = 0
-    for holding in holder.holdings:
-        if holding.resource is resource and kinds.get(holding.container) is Kind.INIT:
-            left |= holding.mask
-        else:
-            taken |= holding.mask
-    return CoreMask(left & ~taken)
-
-
-def held_as(holder: Holder, resource: Resource) -> CoreMask:
-    """What a pod holds under one resource name."""
-    mask = 0
-    for holding in holder.holdings:
-        if holding.resource is resource:
-            mask |= holding.mask
-    return CoreMask(mask)
+    left = [one for one in holder.holdings if one.resource is resource and kinds.get(one.container) is Kind.INIT]
+    return CoreMask(union_of(left) & ~union_of(one for one in holder.holdings if one not in left))
 
 
 def part_of(geometry: Geometry, pod: NodePod, part: ContainerRequest, reusable: CoreMask, drawn: CoreMask) -> CoreMask:
@@ -68,13 +49,8 @@ def part_of(geometry: Geometry, pod: NodePod, part: ContainerRequest, reusable: 
     return mask_of(geometry, unit, ids)
 
 
-def drawn_for(draws: Draws, resource: Resource, given: CoreMask) -> CoreMask:
-    """The kubelet's ids of what a container was given."""
-    return draws.get((resource, given), given)
-
-
 def part_for_unknown(
-    geometry: Geometry, held: Iterable[Holding], resource: Resource, drawn: CoreMask, draws: Draws, *, swaps: bool
+    geometry: Geometry, held: Iterable[Holding], resource: Resource, drawn: CoreMask, *, swaps: bool
 ) -> CoreMask:
     """What a later container of a pod that nobody has named is given, for which the kubelet drew ``drawn``.
 
@@ -82,16 +58,15 @@ def part_for_unknown(
     new to the pod stay what they are. Where a repeated call has broken the order, at least nothing that was given for
     other ids. ``swaps``: a first swap may be made. One that was made binds all that follow.
     """
-    held = tuple(held)
-    given = [holding.mask for holding in held if holding.resource is resource]
-    pairs = [(drawn_for(draws, resource, mask), mask) for mask in given]
+    held = [one for one in held if one.resource is resource]
+    pairs = [(one.on_account, one.mask) for one in held]
     if not swaps and all(theirs == ours for theirs, ours in pairs):
         return drawn
     before = sum(theirs for theirs, _ in _cells(pairs))
     cells = _cells([*pairs, (drawn & ~before, drawn & ~before)])
     if any(theirs.bit_count() != ours.bit_count() for theirs, ours in cells):
         new = drawn & ~before
-        left = sum(ours for _, ours in cells) & ~new & ~given_apart(held, resource, drawn, draws)
+        left = sum(ours for _, ours in cells) & ~new & ~given_apart(held, resource, drawn)
         cells = [(drawn & new, new), (drawn & ~new, left)]
     if any(ours.bit_count() < (theirs & drawn).bit_count() for theirs, ours in cells):
         return drawn
@@ -102,13 +77,9 @@ def part_for_unknown(
     return CoreMask(next(fitting, _lowest(wanted)))
 
 
-def given_apart(held: Iterable[Holding], resource: Resource, drawn: CoreMask, draws: Draws) -> int:
+def given_apart(held: Iterable[Holding], resource: Resource, drawn: CoreMask) -> CoreMask:
     """What was given to containers that share nothing with this one in the kubelet's account."""
-    mask = 0
-    for holding in held:
-        if holding.resource is resource and not drawn_for(draws, resource, holding.mask) & drawn:
-            mask |= holding.mask
-    return mask
+    return union_of(one for one in held if one.resource is resource and not one.on_account & drawn)
 
 
 def _cells(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -37,6 +37,11 @@ class Offer:
     must_include: tuple[int, ...]
     size: int
 
+    def is_met_by(self, resource: Resource, ids: Collection[int]) -> bool:
+        """Whether an Allocate for these ids is what this asked about, be they our answer or the kubelet's own."""
+        fitting = set(self.must_include) <= set(ids) <= set(self.available)
+        return resource is self.resource and len(ids) == self.size and fitting
+
 
 @dataclass(frozen=True, slots=True)
 class Steering:

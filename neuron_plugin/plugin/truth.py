@@ -9,11 +9,13 @@ restart, from the kubelet's own file.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 
-from neuron_plugin.allocation.ledger import Holding, Ledger, Pod, PodUid
+from neuron_plugin.allocation.ledger import Holding, Ledger, Pod, PodUid, union_of
 from neuron_plugin.allocation.requests import ContainerRequest, Kind
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.kubelet.pod_resources import PodDevices
+from neuron_plugin.plugin.kin import kin_of
 from neuron_plugin.plugin.pods import NodePod, demanded_cores
 from neuron_plugin.plugin.records import (
     RESOURCE_NAMES,
@@ -22,7 +24,6 @@ from neuron_plugin.plugin.records import (
     is_recorded_for_another,
     recorded_holding,
 )
-from neuron_plugin.plugin.reuse import NO_DRAWS, Draws
 from neuron_plugin.plugin.standins import is_nameless
 from neuron_plugin.topology.geometry import Geometry
 
@@ -31,18 +32,10 @@ def listed_holdings(geometry: Geometry, found: PodDevices) -> tuple[Holding, ...
     """The Neuron part of what the kubelet lists for a pod; ids that are none of ours are passed over."""
     ours = (devices for devices in found.containers if devices.resource in RESOURCE_NAMES)
     return tuple(
-        Holding(devices.container, Resource(devices.resource), mask)
+        Holding(devices.container, Resource(devices.resource), mask, mask)
         for devices in ours
         if (mask := ids_mask(geometry, Resource(devices.resource), devices.ids))
     )
-
-
-def union_of(holdings: Iterable[Holding]) -> int:
-    """Every core of some holdings."""
-    mask = 0
-    for holding in holdings:
-        mask |= holding.mask
-    return mask
 
 
 def true_holdings(
@@ -52,91 +45,79 @@ def true_holdings(
     ledger: Ledger,
     confirmed: Collection[PodUid] = (),
     records: Records = (),
-    draws: Draws = NO_DRAWS,
 ) -> tuple[Holding, ...] | None:
     """What every requesting container of a pod holds, in the order of its request.
 
-    None while the kubelet does not list all of them yet: the pod is being admitted. What ``confirmed`` pods hold is
-    theirs. ``records`` are the kubelet's own, see there; ``draws`` is what it drew where we gave something else.
+    Before that what it cannot have asked for and was yet given with what is listed: the kubelet may mean the next pod
+    of the same name, which no watch has shown. None while the kubelet does not list all of them yet: the pod is being
+    admitted. What ``confirmed`` pods hold is theirs. ``records`` are the kubelet's own, see there.
     """
     by_container = {holding.container: holding for holding in listed}
     if any(part.kind is not Kind.INIT and part.container not in by_container for part in pod.request):
         return None
     # A pod of which nothing is listed may not be admitted yet, and what was noted for it another's: only records tell.
-    given = list(_given(ledger, pod.pod, listed, confirmed, draws))
+    given = list(_given(ledger, pod.pod, listed, confirmed))
     nameless = [holder.holdings[0] for holder in ledger if listed and is_nameless(holder)]
     theirs = union_of(holding for uid in confirmed if uid != pod.pod.uid for holding in _holdings_of(ledger, uid))
     found = [
-        _as_given(by_container[part.container], given, draws)
+        _as_given(by_container[part.container], given)
         if part.container in by_container
-        else _of_init_container(geometry, pod, part, given, nameless, records, theirs, draws)
+        else _of_init_container(geometry, pod, part, given, nameless, records, theirs)
         for part in pod.request
     ]
     if not listed and None in found:
         return None
-    return tuple(holding for holding in found if holding is not None)
+    truth = [holding for holding in found if holding is not None]
+    return (*_rest(given, listed, union_of(truth)), *truth)
 
 
 def with_unlisted(pod: Pod, listed: tuple[Holding, ...], ledger: Ledger) -> tuple[Holding, ...]:
     """What a pod holds that only the kubelet knows by name: what is listed, and what its init containers were given.
 
-    The latter stands in the ledger under a nameless stand-in, or already under the pod, and shares silicon with what
-    is listed, because later containers re-use it.
+    The latter stands in the ledger under nameless stand-ins, or already under the pod.
     """
-    mask = union_of(listed)
-    holders = [holder for holder in ledger.holders_of(mask) if is_nameless(holder) or holder.pod.uid == pod.uid]
-    listed_sets = {(holding.resource, holding.mask) for holding in listed}
     names = {holding.container for holding in listed}
-    unlisted = (
-        holding
-        for holder in holders
-        for holding in holder.holdings
-        if holding.mask & mask and (holding.resource, holding.mask) not in listed_sets
-    )
-    return (*listed, *(holding for holding in unlisted if holding.container not in names))
+    sets = {(holding.resource, holding.mask) for holding in listed}
+    unnamed = Ledger({one.pod.uid: one for one in ledger if is_nameless(one) or one.pod.uid == pod.uid})
+    given = (one for one in _given(unnamed, pod, listed, ()) if one.container not in names)
+    return (*listed, *(one for one in given if (one.resource, one.mask) not in sets))
 
 
-def _given(
-    ledger: Ledger, pod: Pod, listed: Iterable[Holding], confirmed: Collection[PodUid], draws: Draws
-) -> Iterator[Holding]:
+def _given(ledger: Ledger, pod: Pod, listed: Iterable[Holding], confirmed: Collection[PodUid]) -> Iterator[Holding]:
     """What we gave in the calls that were this pod's: its own first, then what was noted under others meanwhile.
 
     The pod's own holder counts only if it has what the kubelet lists: else those were another pod's calls.
     """
-    mask = theirs = union_of(listed)
-    for (_, ours), drawn in draws.items():
-        mask |= ours if drawn & theirs else 0
-    holders = sorted(ledger.holders_of(mask), key=lambda holder: holder.pod.uid != pod.uid)
-    for holder in holders:
-        if holder.pod.uid == pod.uid or holder.pod.uid not in confirmed:
-            yield from holder.holdings
+    holders = [holder for holder in ledger if holder.pod.uid == pod.uid or holder.pod.uid not in confirmed]
+    kin = {one.pod.uid: one for each in listed for one in kin_of(holders, each.resource, each.mask)}
+    for holder in sorted(kin.values(), key=lambda holder: holder.pod.uid != pod.uid):
+        yield from holder.holdings
 
 
-def _as_given(listed: Holding, given: Iterable[Holding], draws: Draws) -> Holding:
+def _rest(given: Iterable[Holding], listed: Iterable[Holding], mask: int) -> Iterator[Holding]:
+    """The sets from which listed ids were drawn, as far as they are more than ``mask``."""
+    for one in given:
+        same = (each for each in listed if each.resource is one.resource)
+        if one.mask & ~mask and any(_is_part(each.on_account, one.on_account) for each in same):
+            yield one
+
+
+def _as_given(listed: Holding, given: Iterable[Holding]) -> Holding:
     """The kubelet's ids, unless we gave the container a linked part of its init container's ids in their place.
 
     Then the ids were drawn from a larger set that we gave the same pod, and so was the part.
     """
     same = [one for one in given if one.resource is listed.resource]
-    if swapped := _swapped(listed, same, draws):
-        return swapped
+    remembered = next((one for one in same if one.drawn == listed.mask), None)
+    if remembered:
+        return replace(remembered, container=listed.container)
     if not any(_is_part(listed.mask, one.mask) for one in same):
         return listed
-    parts = [
-        one for one in same if one.mask.bit_count() == listed.mask.bit_count() and (one.resource, one.mask) not in draws
-    ]
+    parts = [one for one in same if one.mask.bit_count() == listed.mask.bit_count() and not one.drawn]
     named = next((one for one in parts if one.container == listed.container), None)
-    if named or any(one.mask == listed.mask for one in parts):
-        return named or listed
-    return Holding(listed.container, listed.resource, parts[0].mask) if parts else listed
-
-
-def _swapped(recorded: Holding, given: Iterable[Holding], draws: Draws) -> Holding | None:
-    """What we gave for exactly these ids of the kubelet's, where we remember the call."""
-    for one in given:
-        if one.resource is recorded.resource and draws.get((one.resource, one.mask)) == recorded.mask:
-            return Holding(recorded.container, one.resource, one.mask)
-    return None
+    if not named and (not parts or any(one.mask == listed.mask for one in parts)):
+        return listed
+    return replace(listed, mask=(named or parts[0]).mask)
 
 
 def _of_init_container(
@@ -147,24 +128,22 @@ def _of_init_container(
     nameless: Iterable[Holding],
     records: Records,
     theirs: int,
-    draws: Draws,
 ) -> Holding | None:
-    """What a plain init container was given: by its name, by the kubelet's own file, else by its size.
+    """What a plain init container was given: by the kubelet's own file, else by its name, else by its size.
 
-    Where no later container re-uses it, nothing that is listed ties it to the pod, so the file comes first there.
-    ``theirs`` is certainly other pods', whatever the file says.
+    Where no later container re-uses it, nothing that is listed ties it to the pod. ``theirs`` is certainly other pods',
+    whatever the file says.
     """
-    alone = all(other.kind is Kind.INIT for other in pod.request if other.resource is part.resource)
-    size, uid = demanded_cores(geometry, part), pod.pod.uid
+    uid, size = pod.pod.uid, demanded_cores(geometry, part)
+    recorded = recorded_holding(geometry, records, uid, part)
+    if recorded and not recorded.mask & theirs:
+        return _as_given(recorded, given)
+    later = pod.request[pod.request.index(part) :]
+    alone = all(other.kind is Kind.INIT for other in later if other.resource is part.resource)
     unclaimed = (one for one in nameless if alone and not is_recorded_for_another(geometry, records, uid, one))
     same = [one for one in (*given, *unclaimed) if one.resource is part.resource and one.mask.bit_count() == size]
-    named = next((one for one in same if one.container == part.container), None)
-    recorded = recorded_holding(geometry, records, uid, part)
-    if recorded:
-        recorded = None if recorded.mask & theirs else _swapped(recorded, given, draws) or recorded
-    certain = (recorded or named) if alone else (named or recorded)
-    found = certain or next(iter(same), None)
-    return Holding(part.container, part.resource, found.mask) if found else None
+    found = next((one for one in same if one.container == part.container), next(iter(same), None))
+    return replace(found, container=part.container) if found else None
 
 
 def _is_part(part: int, whole: int) -> bool:

@@ -14,10 +14,10 @@ from functools import partial
 from neuron_plugin.allocation.journal import Entry, Journal, Step
 from neuron_plugin.allocation.ledger import Holding, Ledger, Pod
 from neuron_plugin.allocation.resources import Resource, mask_of
-from neuron_plugin.kubelet.devices import AllocationRefusedError, ContainerAllocation, DeviceHandler
+from neuron_plugin.kubelet.devices import AllocationRefusedError
 from neuron_plugin.kubelet.observer import RegistrationState
 from neuron_plugin.plugin.claims import Claim
-from neuron_plugin.plugin.counts import Counts, Latencies
+from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.decisions import WaitingDecision, decision_of
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import NodeState
@@ -184,49 +184,6 @@ class Witness:
     def request_refused(self, resource: str, method: str, error: Exception) -> None:
         """Count it."""
         self.counts.request_refused(resource, method, error)
-
-
-class Timed:
-    """A handler that answers as ``handler`` does, and has a witness of how long that took and of what it refused."""
-
-    def __init__(
-        self, handler: DeviceHandler, witness: Witness, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self._handler = handler
-        self._witness = witness
-        self._clock = clock
-
-    async def preferred(
-        self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
-    ) -> Sequence[str]:
-        """See ``DeviceHandler``."""
-        started = self._clock()
-        try:
-            return await self._handler.preferred(resource, available, must_include, size)
-        finally:
-            _observe(self._witness.counts.preference_seconds, resource, self._clock() - started)
-
-    def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
-        """See ``DeviceHandler``."""
-        started = self._clock()
-        try:
-            return self._handler.allocate(resource, ids)
-        except AllocationRefusedError as error:
-            self._witness.refused(resource, ids, error)
-            raise
-        finally:
-            _observe(self._witness.counts.allocate_seconds, resource, self._clock() - started)
-
-    async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
-        """See ``DeviceHandler``."""
-        await self._handler.pre_start(resource, ids)
-
-
-def _observe(latencies: dict[str, Latencies], resource: str, seconds: float) -> None:
-    found = latencies.get(resource)
-    if found is None:
-        found = latencies[resource] = Latencies()
-    found.observe(seconds)
 
 
 def _free(machine: Machine, ledger: Ledger) -> int:

@@ -28,7 +28,7 @@ from neuron_plugin.extender.reasons import NODE_REFUSALS
 from neuron_plugin.simulation import api_server, kubelet_pods
 from neuron_plugin.simulation.api_server import JsonObject, StandInApiServer
 from neuron_plugin.simulation.kubelet import StandInKubelet
-from neuron_plugin.simulation.kubelet_pods import AdmittedPod, ContainerKind
+from neuron_plugin.simulation.kubelet_pods import AdmittedPod
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.simulation.scheduler import FilterAnswer, StandInScheduler
 
@@ -267,9 +267,7 @@ def _container(name: str, limits: Mapping[str, int]) -> JsonObject:
 
 
 def _kubelet_pod(record: PodRecord) -> kubelet_pods.Pod:
-    init = [(one, ContainerKind.SIDECAR if one.is_sidecar else ContainerKind.INIT) for one in record.init_containers]
-    apps = [(one, ContainerKind.APP) for one in record.containers]
-    containers = tuple(kubelet_pods.Container(one.name, _limits(one), kind) for one, kind in [*init, *apps])
+    containers = tuple(kubelet_pods.Container(one.name, _limits(one), kind) for one, kind in record.containers)
     return kubelet_pods.Pod(record.uid, record.namespace, record.name, containers)
 
 

@@ -26,6 +26,7 @@ from typing import Self
 
 import grpc
 
+from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2_grpc import add_RegistrationServicer_to_server
 from neuron_plugin.kubelet._proto.podresources.v1.api_pb2_grpc import add_PodResourcesListerServicer_to_server
 from neuron_plugin.kubelet.checkpoint import CHECKPOINT
@@ -34,7 +35,7 @@ from neuron_plugin.simulation.kubelet_containers import received
 from neuron_plugin.simulation.kubelet_devices import AllocationError, Capacity, DeviceManager
 from neuron_plugin.simulation.kubelet_plugins import PluginCallError
 from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService, RateLimit
-from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, AdmittedPod, ContainerKind, Pod, PodRejectedError
+from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, AdmittedPod, Pod, PodRejectedError
 from neuron_plugin.simulation.kubelet_registration import PluginClients
 from neuron_plugin.simulation.kubelet_watcher import PluginWatcher
 
@@ -204,7 +205,7 @@ class StandInKubelet:
                 await self._pre_start(each.resource, sorted(each.ids))
         except PluginCallError as error:
             waiting = str(error)
-        if waiting is None and container.kind is not ContainerKind.INIT:
+        if waiting is None and container.kind is not Kind.INIT:
             live.running.add(name)
         return received(container, allocations, waiting)
 

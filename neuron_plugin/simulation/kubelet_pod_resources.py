@@ -11,11 +11,12 @@ from typing import TypeVar
 
 import grpc
 
+from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.simulation.kubelet_devices import DeviceManager
 from neuron_plugin.simulation.kubelet_memory import Memory
-from neuron_plugin.simulation.kubelet_pods import Container, ContainerKind, Pod
+from neuron_plugin.simulation.kubelet_pods import Container, Pod
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -107,7 +108,7 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
     def _pod(self, pod: Pod) -> pb.PodResources:
-        shown = [each for each in pod.containers if each.kind is not ContainerKind.INIT]
+        shown = [each for each in pod.containers if each.kind is not Kind.INIT]
         return pb.PodResources(
             name=pod.name, namespace=pod.namespace, containers=[self._container(pod, each) for each in shown]
         )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
+from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.kubelet.devices import DeviceNode
 
 
@@ -21,21 +21,13 @@ class Mount:
     read_only: bool
 
 
-class ContainerKind(Enum):
-    """How the kubelet treats a container; a sidecar is an init container with ``restartPolicy: Always``."""
-
-    INIT = "init"
-    SIDECAR = "sidecar"
-    APP = "app"
-
-
 @dataclass(frozen=True, slots=True)
 class Container:
     """One container and its limits of extended resources."""
 
     name: str
     limits: Mapping[str, int] = field(default_factory=dict)
-    kind: ContainerKind = ContainerKind.APP
+    kind: Kind = Kind.APP
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +54,7 @@ class AdmittedContainer:
     """
 
     name: str
-    kind: ContainerKind
+    kind: Kind
     ids: Mapping[str, tuple[str, ...]]
     envs: Mapping[str, str]
     devices: tuple[DeviceNode, ...]

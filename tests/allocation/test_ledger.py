@@ -121,6 +121,18 @@ def test_a_container_under_two_names_has_two_holdings() -> None:
     assert ledger.held_as(Resource.NEURONDEVICE) == NO_CORES
 
 
+def test_what_was_given_is_found_by_what_the_kubelet_drew_for_it() -> None:
+    row, drawn, part = TRN1.devices_mask(range(4)), TRN1.devices_mask((0, 3)), TRN1.devices_mask((1, 2))
+    ledger = (
+        Ledger()
+        .with_holding(pod("a"), Holding("init", Resource.NEURON, row))
+        .with_holding(pod("a"), Holding("main", Resource.NEURON, part, drawn))
+    )
+    assert ledger.given_for(Resource.NEURON, drawn) == part
+    assert ledger.given_for(Resource.NEURON, row) == row
+    assert ledger.given_for(Resource.NEURON, part) == ledger.given_for(Resource.NEURONCORE, drawn) == NO_CORES
+
+
 def test_t25_a_holder_keeps_cores_that_the_node_has_lost() -> None:
     lost = CoreMask(as_mask(frozenset({500})))
     ledger = Ledger().with_holding(pod("a"), Holding("main", Resource.NEURONCORE, lost))

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.cluster.kinds import LEASES, NODES, PODS
 from neuron_plugin.cluster.records import Lease, Node, Pod
 
@@ -73,15 +74,20 @@ def test_a_pod_has_the_fields_that_matter() -> None:
 
 def test_containers_keep_their_order_and_their_quantities_as_written() -> None:
     found = pod(FULL)
-    assert [container.name for container in found.init_containers] == ["warm-up", "proxy"]
-    (main,) = found.containers
+    warm_up, _, main = (container for container, _ in found.containers)
     assert main.limits == {"aws.amazon.com/neurondevice": "2", "cpu": "1k"}
     assert main.requests["cpu"] == "500m"
-    assert found.init_containers[0].limits == {"aws.amazon.com/neuroncore": "2"}
+    assert warm_up.limits == {"aws.amazon.com/neuroncore": "2"}
 
 
-def test_a_sidecar_is_an_init_container_that_always_restarts() -> None:
-    assert [container.is_sidecar for container in pod(FULL).init_containers] == [False, True]
+def test_containers_come_as_they_are_admitted_and_a_sidecar_is_an_init_container_that_always_restarts() -> None:
+    found = [(container.name, kind) for container, kind in pod(FULL).containers]
+    assert found == [("warm-up", Kind.INIT), ("proxy", Kind.SIDECAR), ("main", Kind.APP)]
+
+
+def test_an_app_container_that_always_restarts_is_no_sidecar() -> None:
+    spec = {"containers": [{"name": "main", "restartPolicy": "Always"}]}
+    assert [kind for _, kind in pod({"metadata": {}, "spec": spec}).containers] == [Kind.APP]
 
 
 @pytest.mark.parametrize(
@@ -109,8 +115,8 @@ def test_t27_terminating_is_not_terminal() -> None:
 )
 def test_what_is_left_out_or_null_reads_as_empty(bare: dict[str, Any]) -> None:
     found = pod(bare)
-    assert (found.annotations, found.labels, found.init_containers, found.priority) == ({}, {}, (), 0)
-    assert all((container.limits, container.requests) == ({}, {}) for container in found.containers)
+    assert (found.annotations, found.labels, found.priority) == ({}, {}, 0)
+    assert all((container.limits, container.requests) == ({}, {}) for container, _ in found.containers)
     assert (found.node_name, found.phase, found.terminating) == ("", "", False)
 
 

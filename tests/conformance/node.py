@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.kubelet.pod_resources import PodResourcesClient
 from neuron_plugin.simulation.node import SimulatedNode
@@ -40,14 +41,6 @@ class Ability(enum.Enum):
     OPEN_DEVICES = "a device that a process can open and nobody has open (--openable-device)"
     SPOIL_CHECKPOINT = "making the kubelet's checkpoint unreadable (--spoil-checkpoint), and stopping the kubelet"
     WAIT_FOR_GRACE = "waiting the kubelet's five minutes of grace (--slow)"
-
-
-class Kind(enum.Enum):
-    """A container's kind, and where it stands in the pod."""
-
-    INIT = "init"
-    SIDECAR = "sidecar"
-    APP = "app"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 
+from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, ApiError, ApiRequest, ApiServer, send
 from neuron_plugin.cluster.transport import connect
 from neuron_plugin.hardware.processes import device_processes
@@ -42,7 +43,6 @@ from tests.conformance.node import (
     Capacity,
     ContainerSpec,
     ContainerView,
-    Kind,
     PodSpec,
     PodView,
     Received,

@@ -15,6 +15,7 @@ from random import Random
 
 import msgspec
 
+from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.kubelet.pod_resources import PodResourcesClient
 from neuron_plugin.plugin.daemon import NodeDaemon
@@ -22,7 +23,7 @@ from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.simulation import kubelet_pods
 from neuron_plugin.simulation.api_server import PODS, JsonObject, StandInApiServer
 from neuron_plugin.simulation.kubelet import KubeletOptions, StandInKubelet
-from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, ContainerKind, PodRejectedError
+from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, PodRejectedError
 from neuron_plugin.simulation.node import write_node
 from neuron_plugin.topology.instances import catalogue
 from tests.conformance.node import (
@@ -32,7 +33,6 @@ from tests.conformance.node import (
     Capacity,
     ContainerSpec,
     ContainerView,
-    Kind,
     PodSpec,
     PodView,
     Received,
@@ -43,7 +43,6 @@ HOLD = "import os, sys; os.open(sys.argv[1], os.O_RDONLY); print('open', flush=T
 LINGER_SECONDS = 0.5
 """How long the process of a pod deleted by force is left alone; a kubelet gives it two seconds."""
 NAMESPACE = "default"
-_KINDS = {Kind.INIT: ContainerKind.INIT, Kind.SIDECAR: ContainerKind.SIDECAR, Kind.APP: ContainerKind.APP}
 
 
 class _LivePod:
@@ -55,7 +54,7 @@ class _LivePod:
             uid,
             NAMESPACE,
             spec.name,
-            tuple(kubelet_pods.Container(each.name, each.limits, _KINDS[each.kind]) for each in spec.containers),
+            tuple(kubelet_pods.Container(each.name, each.limits, each.kind) for each in spec.containers),
         )
         self.phase, self.reason, self.message = "Pending", "", ""
         self.started: dict[str, AdmittedContainer] = {}

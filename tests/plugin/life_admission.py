@@ -110,7 +110,12 @@ class Admission(Faults):
         pod.given[part.container] = mask
 
     def shares_with_nobody(self, pod: LivePod, mask: int, *, unless_unknown: bool = False) -> None:
-        """``unless_unknown``: the kubelet offers what it gave away a moment ago; only a pod that is known is safe."""
+        """``unless_unknown``: the kubelet offers what it gave away a moment ago; only a pod that is known is safe.
+
+        Nor can a plugin keep anybody safe to whom the kubelet has not said yet who holds what.
+        """
+        if not self.plugin.state.holders_known:
+            return
         for other in self.all_processes():
             if unless_unknown and other.uid not in self.plugin.state.confirmed:
                 continue
@@ -129,7 +134,8 @@ class Admission(Faults):
             return False
         if any(other.uid not in state.confirmed for other in self.bound if other is not pod):
             return False
-        if state.pods.keys() - {other.uid for other in self.bound}:
+        known = state.pods.get(pod.uid)  # the watch may not have told it yet of what it is to inherit
+        if state.pods.keys() - {other.uid for other in self.bound} or (known and known.decision != decision):
             return False
         taken = state.ledger.used_mask
         for part in decision.containers:

@@ -40,7 +40,7 @@ class _Confirmation(Confirmation):
 
     async def _read(self) -> None:
         if self._read_records:
-            self._records = self._read_records()
+            self._answers.records = self._read_records()
 
 
 class LifePlugin:

@@ -21,7 +21,7 @@ from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
 from neuron_plugin.simulation.api_server import EVENTS, NODES, PODS, JsonObject, StandInApiServer
 from neuron_plugin.simulation.kubelet import KubeletOptions, StandInKubelet
-from neuron_plugin.simulation.kubelet_pods import AdmittedPod, Container, ContainerKind, Pod
+from neuron_plugin.simulation.kubelet_pods import AdmittedPod, Container, Pod
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.topology.instances import catalogue
 
@@ -31,7 +31,6 @@ _MEMORY = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
 """Where a simulated node's 1 500 small files are gone again in no time."""
 
 NAMESPACE = "default"
-_KINDS = {Kind.INIT: ContainerKind.INIT, Kind.SIDECAR: ContainerKind.SIDECAR, Kind.APP: ContainerKind.APP}
 
 
 @dataclass
@@ -188,7 +187,7 @@ def kubelet_pod(name: str, uid: str, containers: tuple[ContainerSpec, ...]) -> P
         NAMESPACE,
         name,
         tuple(
-            Container(each.name, {key: int(value) for key, value in each.limits.items()}, _KINDS[each.kind])
+            Container(each.name, {key: int(value) for key, value in each.limits.items()}, each.kind)
             for each in containers
         ),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
@@ -130,6 +131,33 @@ async def test_ids_count_as_asked_about_for_the_very_next_call_only() -> None:
     allocator.allocate(NEURON.value, ["15"])
     allocator.allocate(NEURON.value, ["0"])  # not asked about any more: re-used
     assert sorted(holder.mask for holder in state.ledger) == sorted([devices(*ROW0), devices(15)])
+
+
+async def test_ids_that_we_were_asked_about_in_vain_are_new_to_their_pod_whoever_chose_them() -> None:
+    """The answer came too late, so the service or the kubelet itself chose others."""
+    state = a_state(TRN1)
+
+    async def for_ever() -> None:
+        await asyncio.Event().wait()
+
+    allocator = an_allocator(state, look_at_pods=for_ever)
+    state.hold(state.new_stand_in(), Holding("", NEURON, devices(*ROW0)))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await allocator.preferred(NEURON.value, texts(range(16)), [], 2)
+    allocator.allocate(NEURON.value, ["2", "3"])
+    assert [holder.mask for holder in state.ledger] == [devices(2, 3)]
+
+
+@pytest.mark.parametrize("ids", [["1", "5"], ["4", "5"], ["0", "1", "2"]])
+async def test_an_allocate_that_is_not_what_was_asked_about_is_for_ids_that_its_pod_has_before(ids: list[str]) -> None:
+    """Outside of what was offered, or of another size."""
+    state = a_state(TRN1)
+    allocator = an_allocator(state)
+    state.hold(state.new_stand_in(), Holding("", NEURON, devices(*range(6))))
+    await allocator.preferred(NEURON.value, texts(ROW0), [], 2)
+    allocator.allocate(NEURON.value, ids)
+    assert [len(holder.holdings) for holder in state.ledger] == [2]
 
 
 async def test_a_container_is_never_held_back_at_its_start() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from neuron_plugin.allocation.annotations import read
 from neuron_plugin.allocation.ledger import Holding
-from neuron_plugin.plugin.annotate import came_true, confirmed_annotations, inherited_annotations
+from neuron_plugin.plugin.annotate import confirmed_annotations, inherited_annotations
 from neuron_plugin.plugin.pods import NodePod
 from tests.plugin.world import CORE, NEURON, TRN1, app, decided, devices, init, pod
 
@@ -51,6 +51,12 @@ def test_an_init_set_nobody_knows_does_not_keep_a_true_decision_from_being_marke
     assert confirmed_annotations(TRN1, container, (neuron(*ROW0),), 7) == {"NEURON_ALLOCATED": "true"}
 
 
+def test_what_a_pod_cannot_have_asked_for_does_not_make_a_true_decision_a_wrong_one() -> None:
+    rest = Holding("#0", NEURON, devices(*ROW1))
+    found = confirmed_annotations(TRN1, decided("a", app(4), sets=[ROW0]), (rest, neuron(*ROW0)), 7)
+    assert found == {"NEURON_ALLOCATED": "true"}
+
+
 def test_p65_the_vendors_dialect_is_corrected_where_it_is_used() -> None:
     before = {"AWS_NEURON_IDS": "0,1,2,3", "NEURON_RESOURCE_TYPE": NEURON.value}
     vendors = pod("a", app(4), annotations=before)
@@ -85,7 +91,3 @@ def test_p56_an_heir_is_to_get_the_givers_sets_at_its_own_place_in_the_order() -
 
 def test_without_two_decisions_there_is_nothing_to_inherit() -> None:
     assert inherited_annotations(TRN1, pod("a", app(4)), decided("b", app(4), sets=[ROW1])) == {}
-
-
-def test_a_pod_without_a_decision_has_nothing_that_came_true() -> None:
-    assert not came_true(TRN1, pod("a", app(4)), (neuron(*ROW0),))

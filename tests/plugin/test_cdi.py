@@ -45,6 +45,8 @@ async def test_p53_it_is_kept_through_a_wiped_directory_and_a_directory_that_can
     async with asyncio.timeout(5):
         while not any("cannot write" in record.message for record in caplog.records):
             await asyncio.sleep(0.002)
+    await asyncio.sleep(0.05)
+    assert sum("cannot write" in record.message for record in caplog.records) == 1
     directory.unlink()
     await until(directory / FILE_NAME)
     task.cancel()

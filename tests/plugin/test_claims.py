@@ -7,10 +7,10 @@ import pytest
 from neuron_plugin.allocation.ledger import Holding, PodUid
 from neuron_plugin.allocation.requests import ContainerSpec
 from neuron_plugin.allocation.resources import Resource, mask_of
-from neuron_plugin.plugin.claims import Claim, Conflict
+from neuron_plugin.plugin.claims import Call, Claim, Conflict
 from neuron_plugin.plugin.node import NodeState
-from neuron_plugin.plugin.standins import named_stand_in
-from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.plugin.standins import is_nameless, named_stand_in
+from neuron_plugin.topology.geometry import NO_CORES, Geometry
 from tests.plugin.world import (
     CORE,
     DEVICE,
@@ -40,7 +40,7 @@ def unknown(*containers: ContainerSpec, geometry: Geometry = LINE) -> NodeState:
 def claim(state: NodeState, resource: Resource, *ids: int, asked: bool = True) -> Claim | Conflict:
     assert state.machine is not None
     mask = mask_of(state.machine.geometry, resource.unit, ids)
-    return state.claims(state.machine).claim(resource, mask, len(ids), asked=asked)
+    return state.claims(state.machine).claim(Call(resource, mask, NO_CORES if asked else mask))
 
 
 def granted(state: NodeState, resource: Resource, *ids: int, asked: bool = True) -> Claim:
@@ -49,7 +49,8 @@ def granted(state: NodeState, resource: Resource, *ids: int, asked: bool = True)
     assert isinstance(found, Claim)
     assert state.machine is not None
     drawn = mask_of(state.machine.geometry, resource.unit, ids)
-    state.hold(found.pod or state.new_stand_in(), Holding(found.container, resource, found.mask), drawn)
+    holding = Holding(found.container, resource, found.mask, drawn)
+    state.hold(found.pod or state.new_stand_in(), holding, found.kin)
     return found
 
 
@@ -107,7 +108,7 @@ def test_a_new_pod_never_joins_an_old_stand_in() -> None:
     state.hold(stand_in, Holding("app", NEURON, devices(0)))
     state.hold(stand_in, Holding("init", NEURON, devices(0, 1, 2, 3)))
     assert granted(state, NEURON, 0, 1, 2, 3).pod is None
-    assert [holder.holdings for holder in state.ledger] == [(Holding("", NEURON, devices(0, 1, 2, 3)),)]
+    assert [holder.holdings for holder in state.ledger] == [(Holding("#0", NEURON, devices(0, 1, 2, 3)),)]
 
 
 def test_p50_the_same_call_again_of_an_unknown_pod_stays_one_stand_in() -> None:
@@ -175,7 +176,8 @@ def test_p46_the_call_again_has_the_same_answer_and_what_was_given_elsewhere_is_
     state = unknown(init(4), app(2), app(2, name="second"))
     granted(state, NEURON, 0, 1, 2, 3)
     first = granted(state, NEURON, 0, 3, asked=False)
-    assert granted(state, NEURON, 0, 3, asked=False) == first
+    assert granted(state, NEURON, 0, 3, asked=False).mask == first.mask
+    assert [len(holder.holdings) for holder in state.ledger] == [2]
     assert granted(state, NEURON, 1, 2, asked=False).mask == devices(2, 3, geometry=LINE)
 
 
@@ -183,9 +185,8 @@ def test_p46_a_sidecars_part_is_never_given_to_a_larger_app_container_of_the_sam
     state = unknown(init(4, CORE), sidecar(2, CORE), app(4, CORE))
     granted(state, CORE, 0, 1, 2, 3)
     assert granted(state, CORE, 0, 2, asked=False).mask == LINE.cores_mask((0, 1))
-    found = state.claims(machine(LINE)).claim(
-        CORE, LINE.cores_mask((1, 3, 4, 5)), 4, asked=False, own_mask=LINE.cores_mask((1, 3))
-    )
+    call = Call(CORE, LINE.cores_mask((1, 3, 4, 5)), LINE.cores_mask((1, 3)))
+    found = state.claims(machine(LINE)).claim(call)
     assert isinstance(found, Claim)
     assert found.mask == LINE.cores_mask((2, 3, 4, 5))
 
@@ -206,9 +207,8 @@ def test_p46_where_the_first_call_was_noted_for_an_equal_pod_no_container_shares
     )
     granted(state, CORE, 0, 1, 2, 3)
     assert granted(state, CORE, 3, asked=False).mask == LINE.cores_mask((0,))
-    found = state.claims(machine(LINE)).claim(
-        CORE, LINE.cores_mask((0, 1, 2, 8)), 4, asked=False, own_mask=LINE.cores_mask((0, 1, 2))
-    )
+    call = Call(CORE, LINE.cores_mask((0, 1, 2, 8)), LINE.cores_mask((0, 1, 2)))
+    found = state.claims(machine(LINE)).claim(call)
     assert isinstance(found, Claim)
     assert found.mask == LINE.cores_mask((1, 2, 3, 8))
 
@@ -240,9 +240,8 @@ def test_p46_a_pod_that_got_its_name_within_its_admission_goes_on_with_what_it_h
     """Without an API server a preference may have the kubelet list it meanwhile."""
     state = a_state(LINE)
     state.confirm(named_stand_in("default", "a"), [Holding("init", CORE, LINE.cores_mask(range(4)))])
-    found = state.claims(machine(LINE)).claim(
-        CORE, LINE.cores_mask((0, 1, 2, 8)), 4, asked=False, own_mask=LINE.cores_mask((0, 1, 2))
-    )
+    call = Call(CORE, LINE.cores_mask((0, 1, 2, 8)), LINE.cores_mask((0, 1, 2)))
+    found = state.claims(machine(LINE)).claim(call)
     assert isinstance(found, Claim)
     assert found.pod == named_stand_in("default", "a")
 
@@ -278,6 +277,14 @@ def test_an_app_container_with_another_resource_does_not_go_on_with_init_ids() -
     assert granted(state, CORE, 4, 5).container == "app"
 
 
+def test_p58_a_pod_is_not_given_what_it_holds_under_another_name() -> None:
+    state = a_state(TRN1, pod("a", init(1, CORE), app(3, CORE), app(1, NEURON, "second")))
+    state.hold(ref("a"), Holding("init", CORE, TRN1.cores_mask((0,))))
+    state.hold(ref("a"), Holding("second", NEURON, devices(1)))
+    call = Call(CORE, TRN1.cores_mask((0, 2, 3)), TRN1.cores_mask((0,)))
+    assert isinstance(state.claims(machine()).claim(call), Conflict)
+
+
 def test_two_equal_containers_take_their_sets_in_any_order() -> None:
     second = ContainerSpec("second", app(1).kind, app(1).limits)
     state = a_state(TRN1, decided("a", app(1), second, sets=[[4], [5]]))
@@ -298,16 +305,18 @@ def test_a_stand_in_gives_way_when_its_ids_are_offered_again_under_the_same_name
     assert [holder.mask for holder in state.ledger] == [devices(3, 4)]
 
 
-def test_unasked_ids_that_are_partly_a_stand_ins_are_a_conflict() -> None:
+def test_unasked_ids_that_are_partly_a_stand_ins_are_its_pods_or_it_is_outdated() -> None:
+    """The kubelet gives no id of a resource to two pods."""
     state = a_state(TRN1)
     granted(state, NEURON, 0, 1, 2, 3)
-    assert isinstance(claim(state, NEURON, 3, 4, asked=False), Conflict)
+    assert isinstance(claim(state, NEURON, 3, 4, asked=False), Claim)
 
 
-def test_a_stand_in_stays_under_another_name() -> None:
+@pytest.mark.parametrize("asked", [True, False])
+def test_p58_a_stand_in_stays_under_another_name(asked: bool) -> None:  # noqa: FBT001 - a table's column
     state = a_state(TRN1)
     granted(state, NEURON, 0)
-    assert isinstance(claim(state, CORE, 0), Conflict)
+    assert isinstance(claim(state, CORE, 0, asked=asked), Conflict)
 
 
 def test_a_stand_in_goes_on_with_a_part_of_what_it_has_when_nobody_was_asked() -> None:
@@ -349,6 +358,15 @@ def test_a_partly_held_token_of_a_live_pod_is_a_conflict() -> None:
     assert machine() == state.machine
 
 
+def test_p46_an_app_never_shares_with_a_sidecar_that_was_noted_for_another_pods_second_init_container() -> None:
+    """One with a sidecar in its place took the token of ``theirs``; the two were drawn apart."""
+    containers = (init(4, CORE), init(2, CORE, "second"), app(2, CORE))
+    state = a_state(LINE, decided("theirs", *containers, sets=[[4, 5, 6, 7], [4, 5], [4, 5]], geometry=LINE))
+    granted(state, CORE, 4, 5, 6, 7)
+    of_sidecar = granted(state, CORE, 6, 7, asked=False)
+    assert not granted(state, CORE, 4, 5, asked=False).mask & of_sidecar.mask
+
+
 def test_p46_ids_that_come_unasked_are_the_pods_own_even_where_they_were_noted_for_another() -> None:
     """``other`` took the token of ``a`` for its init container, and has a sidecar that ``a`` has not."""
     state = a_state(TRN1, decided("a", init(4, CORE), app(2, CORE), sets=[[0, 1, 2, 3], [0, 1]]))
@@ -361,8 +379,20 @@ def test_p46_ids_that_come_unasked_are_the_pods_own_even_where_they_were_noted_f
 def test_p58_ids_that_come_unasked_are_a_conflict_all_the_same_where_they_are_certainly_anothers() -> None:
     state = a_state(TRN1, decided("a", app(4, CORE), sets=[[0, 1, 2, 3]]))
     granted(state, CORE, 0, 1, 2, 3)
-    state.confirmed.add(ref("a").uid)
+    state.confirm(ref("a"), [Holding("app", CORE, TRN1.cores_mask(range(4)))])
     assert isinstance(claim(state, CORE, 1, asked=False), Conflict)
+
+
+def test_p46_what_was_noted_under_several_names_is_one_pods_once_that_is_seen_and_nothing_of_it_is_lost() -> None:
+    """A call that was cut off while the pod's init container was noted for another, whose own is confirmed then."""
+    state = a_state(LINE, decided("theirs", init(4, CORE), app(1, CORE), sets=[[4, 5, 6, 7], [4]], geometry=LINE))
+    granted(state, CORE, 4, 5, 6, 7)
+    granted(state, CORE, 4, 5, asked=False)
+    state.confirm(ref("theirs"), [Holding("init", CORE, LINE.cores_mask(range(8, 12)))])
+    granted(state, CORE, 5, 7, asked=False)
+    (holder,) = (holder for holder in state.ledger if is_nameless(holder))
+    assert holder.mask == LINE.cores_mask(range(4, 8))
+    assert len({holding.container for holding in holder.holdings}) == len(holder.holdings) == 3
 
 
 def test_p46_a_stand_in_goes_on_over_ids_of_another_that_is_outdated() -> None:
@@ -371,6 +401,6 @@ def test_p46_a_stand_in_goes_on_over_ids_of_another_that_is_outdated() -> None:
     own = granted(state, NEURON, 1)
     (_, holder) = state.ledger
     assert state.machine is not None
-    found = state.claims(state.machine).claim(NEURON, devices(0, 1), 2, asked=False, own_mask=devices(1))
+    found = state.claims(state.machine).claim(Call(NEURON, devices(0, 1), devices(1)))
     assert own.pod is None
-    assert found == Claim(holder.pod, "#1", devices(0, 1))
+    assert found == Claim(holder.pod, "", devices(0, 1), kin=(holder.pod.uid,))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,9 @@ class FakeUsers(DeviceUsers):
         self.opened: dict[int, tuple[Process, ...]] = {}
         self.looks = 0
 
-    async def users(self, devices: object) -> Users:  # noqa: ARG002 - the real one's signature
+    async def users(self, devices: Iterable[int]) -> Users:
         self.looks += 1
-        return Users(self.opened, complete=True, moment=0.0)
+        return Users({one: self.opened.get(one, ()) for one in devices}, complete=True, moment=0.0)
 
 
 class Gate:
@@ -80,13 +81,29 @@ async def test_p60_a_process_of_a_vanished_pod_holds_the_container_and_is_named(
 
 async def test_what_a_pod_has_open_that_nobody_knows_yet_holds_nobody(gate: Gate) -> None:
     gate.users.opened = {2: (Process(41, "neuron-monitor", "uid-of-a-monitor"),)}
-    gate.state.see_strangers(await gate.users.users(()), ())
+    gate.state.see_strangers(await gate.users.users(range(12)), ())
     assert gate.state.quarantine is not None
     assert not gate.state.quarantine.suspects, "all of the device is held"
     gate.users.opened = {5: gate.users.opened[2]}
-    gate.state.see_strangers(await gate.users.users(()), ())
+    gate.state.see_strangers(await gate.users.users(range(12)), ())
     assert gate.state.quarantine.suspects
     await gate.gate.pass_through(Resource.NEURON, (5,))
+
+
+async def test_p46_what_counts_are_the_devices_that_were_given_and_not_those_that_the_kubelet_drew(gate: Gate) -> None:
+    drawn, given = devices(6, 9, geometry=INF2), devices(6, 7, geometry=INF2)
+    gate.state.hold(gate.new.pod, Holding("app", Resource.NEURON, given, drawn))
+    gate.users.opened = {9: (Process(41, "neuron-top"),)}
+    await gate.gate.pass_through(Resource.NEURON, (6, 9))
+    gate.users.opened = {7: (Process(41, "neuron-top"),)}
+    with pytest.raises(NotYetError, match="neuron7"):
+        await gate.gate.pass_through(Resource.NEURON, (6, 9))
+
+
+async def test_where_nobody_knows_what_was_given_for_its_ids_a_container_is_judged_by_them(gate: Gate) -> None:
+    gate.users.opened = {5: (Process(41, "neuron-top"),)}
+    with pytest.raises(NotYetError, match="neuron5"):
+        await gate.gate.pass_through(Resource.NEURON, (5,))
 
 
 async def test_a_process_of_no_pod_holds_the_container(gate: Gate) -> None:

@@ -76,7 +76,7 @@ def test_a_pods_end_frees_what_it_holds_and_forgets_all_of_it() -> None:
     assert not state.ledger.holders
     assert not state.pods
     assert not state.confirmed
-    assert not state.held_since
+    assert not state.tenancy.since
 
 
 def test_what_may_have_been_an_equal_pods_outlives_the_one_it_was_noted_for() -> None:
@@ -156,6 +156,14 @@ def test_p28_a_new_lnc_waits_until_nobody_holds_a_core_and_then_counts_without_a
     assert state.machine is not None
     assert state.machine.geometry == TRN1
     state.forget_pod(ref("a").uid)
+    assert state.machine.geometry == halved
+
+
+def test_p28_a_new_lnc_counts_at_once_where_nobody_holds_a_core() -> None:
+    state = a_state(TRN1, pod("a", app(4)))
+    halved = Geometry("trn1.32xlarge", Topology.TORUS, 16, 1, (1, 4, 8, 16))
+    assert state.see_machine(machine(halved))
+    assert state.machine is not None
     assert state.machine.geometry == halved
 
 

@@ -171,6 +171,19 @@ async def test_a_newer_word_takes_the_place_of_one_that_was_not_permitted(monkey
         assert outbox.unsent == 0
 
 
+async def test_what_comes_at_the_very_moment_of_another_try_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_PERMISSION_SECONDS", 0.1)
+    outbox, api = Outbox(chance=lambda: 1.0), FakeApi({"/a": [403]})
+    outbox.put("a", asked("/a"))
+    async with running(outbox, api):
+        await until(api, "/a")
+        loop = asyncio.get_running_loop()
+        loop.call_at(outbox._again_at + 0.001, outbox.put, "b", asked("/b"))
+        while loop.time() < outbox._again_at + 0.01:
+            pass  # both timers are due when the loop looks again
+        await until(api, "/a", "/a", "/b")
+
+
 async def test_of_what_is_never_permitted_only_the_newest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_PERMISSION_SECONDS", 600.0)
     monkeypatch.setattr(module, "MOST_NOT_PERMITTED", 2)

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from neuron_plugin.allocation.inventory import INVENTORY_KEY
 from neuron_plugin.allocation.journal import Journal
+from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.pages import decisions_json
@@ -25,7 +26,7 @@ from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.simulation import api_server
 from neuron_plugin.simulation.api_server import StandInApiServer
 from neuron_plugin.simulation.kubelet import StandInKubelet
-from neuron_plugin.simulation.kubelet_pods import Container, ContainerKind, Pod
+from neuron_plugin.simulation.kubelet_pods import Container, Pod
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.topology.instances import catalogue
 
@@ -122,7 +123,7 @@ def root() -> Any:
 
 
 def a_pod(name: str, resource: str, count: int) -> Pod:
-    return Pod(f"uid-{name}", "default", name, (Container("main", {resource: count}, ContainerKind.APP),))
+    return Pod(f"uid-{name}", "default", name, (Container("main", {resource: count}, Kind.APP),))
 
 
 async def test_p78_a_registered_daemon_is_alive_and_ready(site: Site) -> None:

@@ -60,15 +60,15 @@ def test_limits_decide_and_requests_stand_in_for_a_refused_demand() -> None:
 def test_containers_are_served_in_the_kubelets_order() -> None:
     second = type(app(1))("second", Kind.APP, app(1).limits)
     both = pod("a", app(1), second)
-    first = unserved(both, Ledger(), NEURON, 1)
+    first = unserved(TRN1, both, Ledger(), NEURON, devices(0))
     assert first is not None
     assert first.container == "app"
     ledger = Ledger().with_holding(ref("a"), Holding("app", NEURON, devices(0)))
-    later = unserved(both, ledger, NEURON, 1)
+    later = unserved(TRN1, both, ledger, NEURON, devices(0))
     assert later is not None
     assert later.container == "second"
-    assert unserved(both, ledger, NEURON, 2) is None
-    assert unserved(both, ledger, CORE, 1) is None
+    assert unserved(TRN1, both, ledger, NEURON, devices(0, 1)) is None
+    assert unserved(TRN1, both, ledger, CORE, TRN1.cores_mask((0,))) is None
 
 
 def test_what_a_pod_says_it_has_counts_only_once_it_was_allocated() -> None:

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation.ledger import Holder, Holding
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.plugin.reuse import held_as, part_for_unknown, part_of, reusable_mask
-from neuron_plugin.topology.geometry import CoreMask, Geometry
+from neuron_plugin.plugin.reuse import part_for_unknown, part_of, reusable_mask
+from neuron_plugin.topology.geometry import Geometry
 from tests.plugin.world import CORE, INF2, LINE, NEURON, TRN1, app, decided, devices, init, pod, ref, sidecar
 
 
@@ -24,8 +23,6 @@ def test_only_init_sets_of_that_resource_are_reusable_less_what_lasting_containe
     )
     assert reusable_mask(request, holder, NEURON) == devices(1, 2, 3)
     assert reusable_mask(request, holder, CORE) == devices(9)
-    assert held_as(holder, NEURON) == devices(0, 1, 2, 3)
-    assert held_as(holder, CORE) == devices(9)
 
 
 def test_what_was_drawn_counts_only_where_too_little_is_left() -> None:
@@ -58,17 +55,15 @@ def test_p46_a_part_has_the_size_asked_for_and_never_leaves_what_the_pod_has_lef
 def test_p46_containers_that_share_nothing_in_the_kubelets_account_share_nothing_in_ours(data: st.DataObject) -> None:
     """Whatever their kinds: a pod's init container, then some that draw from its set, for good or not."""
     held = [Holding("#0", CORE, LINE.cores_mask(range(8)))]
-    draws: dict[tuple[Resource, CoreMask], CoreMask] = {(CORE, held[0].mask): held[0].mask}
     left = set(range(8))
     while left and len(held) < 5:
         drawn = data.draw(st.sets(st.sampled_from(sorted(left)), min_size=1))
         mask = LINE.cores_mask(drawn)
-        part = part_for_unknown(LINE, held, CORE, mask, draws, swaps=True)
+        part = part_for_unknown(LINE, held, CORE, mask, swaps=True)
         assert part.bit_count() == len(drawn)
         assert not part & ~held[0].mask
         for one in held:
-            assert (one.mask & part).bit_count() == (draws[CORE, one.mask] & mask).bit_count()
-        held.append(Holding(f"#{len(held)}", CORE, part))
-        draws[CORE, part] = mask
+            assert (one.mask & part).bit_count() == (one.on_account & mask).bit_count()
+        held.append(Holding(f"#{len(held)}", CORE, part, mask))
         if data.draw(st.booleans()):
             left -= drawn

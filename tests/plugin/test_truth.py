@@ -101,6 +101,26 @@ def test_a_pod_known_by_name_keeps_what_its_init_container_was_given() -> None:
     assert with_unlisted(named, (neuron("app", 1, 2),), Ledger().with_holder(Holder(named, found))) == found
 
 
+def test_p50_what_a_call_that_was_cut_off_left_is_not_the_pods_when_it_came_again_for_other_ids() -> None:
+    """It would keep for ever what the kubelet gives to another pod."""
+    ledger = ledger_of("a", neuron("init", 0), neuron("app", 0, 1), neuron("#1", 0, 2))
+    listed = (neuron("app", 0, 2),)
+    assert true_holdings(TRN1, pod("a", init(1), app(2)), listed, ledger) == (neuron("init", 0), neuron("app", 0, 2))
+
+
+def test_an_init_set_after_the_last_container_that_is_listed_is_found_by_its_size_alone() -> None:
+    ledger = Ledger().with_holding(nameless_stand_in(0), neuron("#0", *ROW0))
+    request, listed = pod("a", sidecar(1), init(4)), (neuron("sidecar", 8),)
+    assert true_holdings(TRN1, request, listed, ledger) == (*listed, neuron("init", *ROW0))
+
+
+def test_a_pod_known_by_name_keeps_an_init_set_that_is_part_of_what_is_listed() -> None:
+    """The annotation tells it, too, once the pod is known."""
+    ledger = Ledger().with_holder(Holder(nameless_stand_in(0), (neuron("#0", 2), neuron("#1", 2, 3))))
+    found = with_unlisted(named_stand_in("default", "a"), (neuron("app", 2, 3),), ledger)
+    assert found == (neuron("app", 2, 3), neuron("#0", 2))
+
+
 def test_p56_an_init_set_that_nothing_listed_ties_to_its_pod_is_the_one_in_the_kubelets_file() -> None:
     """What was noted for it may have been another's that the kubelet admitted with its token."""
     noted = Holding("init", CORE, TRN1.cores_mask((30, 31)))
@@ -113,11 +133,43 @@ def test_p56_an_init_set_that_nothing_listed_ties_to_its_pod_is_the_one_in_the_k
     assert true_holdings(TRN1, request, listed, ledger) == (noted, *listed)
 
 
+def test_p61_what_was_given_to_the_next_pod_of_a_name_is_all_held_though_the_last_one_asked_for_less() -> None:
+    """The watch lags behind; the kubelet, asked by name, tells of the next one, which has an init container."""
+    ledger = Ledger().with_holder(Holder(nameless_stand_in(0), (neuron("#0", *ROW0), neuron("#1", 1))))
+    assert true_holdings(TRN1, pod("a", app(1)), (neuron("app", 1),), ledger) == (neuron("#0", *ROW0), neuron("app", 1))
+
+
 def test_p46_what_was_given_in_place_of_the_listed_ids_is_the_truth_where_the_call_is_remembered() -> None:
     """Under a stand-in, and by the ids of the call: the sizes of sidecar and app container are the same."""
     request = pod("a", init(4), sidecar(1), app(1))
-    ledger = Ledger().with_holder(Holder(nameless_stand_in(0), (neuron("#0", *ROW0), neuron("#1", 0), neuron("#2", 1))))
+    of_sidecar = Holding("#1", NEURON, devices(0), drawn=devices(3))
+    of_app = Holding("#2", NEURON, devices(1), drawn=devices(0))
+    ledger = Ledger().with_holder(Holder(nameless_stand_in(0), (neuron("#0", *ROW0), of_sidecar, of_app)))
     listed = (neuron("sidecar", 3), neuron("app", 0))
-    draws = {(NEURON, devices(0)): devices(3), (NEURON, devices(1)): devices(0)}
-    truth = true_holdings(TRN1, request, listed, ledger, draws=draws)
+    truth = true_holdings(TRN1, request, listed, ledger)
+    assert truth
+    assert [one.drawn for one in truth[1:]] == [devices(3), devices(0)]
+    assert truth == (neuron("init", *ROW0), neuron("sidecar", 0), neuron("app", 1))
+
+
+def test_p61_an_init_set_that_the_kubelets_file_has_for_another_pod_is_not_found_by_its_size() -> None:
+    ledger = Ledger().with_holding(nameless_stand_in(0), Holding("", CORE, TRN1.cores_mask((30, 31))))
+    request, listed = pod("a", init(2, CORE), app(4)), (neuron("app", *ROW0),)
+    records = (recorded("uid-b", "init", CORE, 30, 31),)
+    assert true_holdings(TRN1, request, listed, ledger, records=records) == listed
+
+
+def test_p61_of_a_pod_of_which_nothing_is_listed_all_has_to_be_in_the_kubelets_file() -> None:
+    request = pod("a", init(4), init(2, name="second"))
+    first, second = recorded("uid-a", "init", NEURON, *ROW0), recorded("uid-a", "second", NEURON, 1, 2)
+    assert true_holdings(TRN1, request, (), Ledger(), records=(first,)) is None
+    truth = true_holdings(TRN1, request, (), Ledger(), records=(first, second))
+    assert truth == (neuron("init", *ROW0), neuron("second", 1, 2))
+
+
+def test_p46_what_was_given_for_other_ids_is_not_taken_for_a_container_of_the_same_size() -> None:
+    of_sidecar = Holding("sidecar", NEURON, devices(0), drawn=devices(3))
+    ledger = ledger_of("a", neuron("init", *ROW0), of_sidecar)
+    listed = (neuron("sidecar", 3), neuron("app", 1))
+    truth = true_holdings(TRN1, pod("a", init(4), sidecar(1), app(1)), listed, ledger)
     assert truth == (neuron("init", *ROW0), neuron("sidecar", 0), neuron("app", 1))

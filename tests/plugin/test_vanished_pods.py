@@ -10,10 +10,11 @@ import pytest
 from neuron_plugin.allocation.ledger import Holding, PodUid
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.cluster.kinds import PODS
-from neuron_plugin.plugin.node import LOST_NAME_SECONDS, NodeState
+from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pod_watch import _take_in, neuron_pod
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.plugin.quarantine import Quarantine
+from neuron_plugin.plugin.vanished import LOST_NAME_SECONDS
 from tests.plugin.world import FakeClock, FakeReport, app, devices, machine, pod, ref
 
 
@@ -135,4 +136,4 @@ def test_lost_names_are_remembered_for_a_while() -> None:
     clock.now += LOST_NAME_SECONDS + 1
     assert not state.has_lost_name(ref("a"))
     state.lose_pod(ref("b").uid)
-    assert list(state.lost_names) == [("default", "b")]
+    assert list(state._vanished.names) == [("default", "b")]

@@ -15,7 +15,8 @@ from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.settings import TopologyPolicy
 from neuron_plugin.plugin.steering import Steering
-from neuron_plugin.plugin.witness import Timed, Witness
+from neuron_plugin.plugin.timed import Timed
+from neuron_plugin.plugin.witness import Witness
 from tests.plugin.world import (
     CORE,
     DEVICE,

@@ -10,14 +10,15 @@ from pathlib import Path
 import grpc
 import pytest
 
+from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.channels import channel_to
 from neuron_plugin.simulation.kubelet import SOCKET_NAME, KubeletOptions, StandInKubelet
-from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, Container, ContainerKind, Pod, PodRejectedError
+from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, Container, Pod, PodRejectedError
 from tests.kubelet.fakes import CORE, seeded
 
-INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
+INIT, SIDECAR, APP = Kind.INIT, Kind.SIDECAR, Kind.APP
 
 
 class RawPlugin(pb_grpc.DevicePluginServicer):
@@ -157,7 +158,7 @@ def pod(name: str, *containers: Container, uid: str | None = None) -> Pod:
     return Pod(uid or f"uid-{name}", "ns", name, containers)
 
 
-def wants(count: int, name: str = "c", kind: ContainerKind = APP, resource: str = CORE) -> Container:
+def wants(count: int, name: str = "c", kind: Kind = APP, resource: str = CORE) -> Container:
     return Container(name, {resource: count}, kind)
 
 

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.channels import channel_to
@@ -22,7 +23,7 @@ from neuron_plugin.kubelet.pod_resources import (
 )
 from neuron_plugin.simulation.kubelet import KubeletOptions, StandInKubelet
 from neuron_plugin.simulation.kubelet_pod_resources import RateLimit
-from neuron_plugin.simulation.kubelet_pods import Container, ContainerKind, Pod
+from neuron_plugin.simulation.kubelet_pods import Container, Pod
 from tests.kubelet.fakes import CORE, RunningPlugin, eventually, running_plugin
 
 UNLIMITED = KubeletOptions(pod_resources_per_second=0)
@@ -47,11 +48,11 @@ async def node(directory: Path, options: KubeletOptions = UNLIMITED) -> AsyncIte
         yield Node(kubelet, plugin, PodResourcesClient(socket), socket)
 
 
-def pod(name: str, *containers: tuple[str, int, ContainerKind]) -> Pod:
+def pod(name: str, *containers: tuple[str, int, Kind]) -> Pod:
     return Pod(f"uid-{name}", "ns", name, tuple(Container(n, {CORE: count}, kind) for n, count, kind in containers))
 
 
-APP = ContainerKind.APP
+APP = Kind.APP
 
 
 async def test_a_pod_is_listed_with_its_ids(directory: Path) -> None:
@@ -72,7 +73,7 @@ async def test_there_is_one_entry_for_each_id(directory: Path) -> None:
 
 
 async def test_p74_sidecar_and_app_are_listed_and_the_plain_init_container_is_not(directory: Path) -> None:
-    containers = (("i", 1, ContainerKind.INIT), ("s", 1, ContainerKind.SIDECAR), ("c", 1, APP))
+    containers = (("i", 1, Kind.INIT), ("s", 1, Kind.SIDECAR), ("c", 1, APP))
     async with node(directory) as n:
         await n.kubelet.admit(pod("a", *containers))
         (listed,) = await n.client.list()

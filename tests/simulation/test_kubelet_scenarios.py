@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.kubelet.devices import ContainerAllocation
 from neuron_plugin.kubelet.pod_resources import PodResourcesClient
 from neuron_plugin.kubelet.service import ServiceOptions
 from neuron_plugin.simulation.kubelet import KubeletOptions, KubeletStoppedError, StandInKubelet
 from neuron_plugin.simulation.kubelet_devices import Capacity
-from neuron_plugin.simulation.kubelet_pods import Container, ContainerKind, Pod, PodRejectedError
+from neuron_plugin.simulation.kubelet_pods import Container, Pod, PodRejectedError
 from tests.kubelet.fakes import CORE, DEVICE, devices, eventually, running_plugin
 
 
@@ -140,8 +141,8 @@ async def test_p74_init_and_sidecar_share_one_device_and_the_app_has_another(dir
         "ns",
         "a",
         (
-            Container("init", {CORE: 1}, ContainerKind.INIT),
-            Container("side", {CORE: 1}, ContainerKind.SIDECAR),
+            Container("init", {CORE: 1}, Kind.INIT),
+            Container("side", {CORE: 1}, Kind.SIDECAR),
             Container("app", {CORE: 1}),
         ),
     )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import msgspec
 
 from neuron_plugin.allocation.inventory import INVENTORY_KEY, read_inventory
+from neuron_plugin.allocation.requests import Kind
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.cluster.kinds import NODES, PODS
 from neuron_plugin.simulation.manifests import container, node_manifest, pod_manifest, shipped_geometry
@@ -40,7 +41,10 @@ def test_a_pod_manifest_reads_back_with_its_containers_in_order() -> None:
 
     pod = PODS.decode(msgspec.json.encode(manifest))
 
-    assert [each.name for each in pod.containers] == ["a", "b"]
-    assert pod.containers[1].limits == {}
-    assert pod.init_containers[0].is_sidecar
+    found = [(each.name, kind, dict(each.limits)) for each, kind in pod.containers]
+    assert found == [
+        ("i", Kind.SIDECAR, {Resource.NEURON: "2"}),
+        ("a", Kind.APP, {Resource.NEURON: "1"}),
+        ("b", Kind.APP, {}),
+    ]
     assert (pod.node_name, pod.priority) == ("n", 7)
