@@ -40,7 +40,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Who has which node open; ``complete`` when nobody can have been missed."""
+    """Who has which node open; ``complete`` when no process of a pod can have been missed."""
 
     processes: Mapping[Path, tuple[Process, ...]]
     complete: bool
@@ -49,11 +49,12 @@ class Look:
 def look_at_processes(nodes: Sequence[Path], proc: Path, *, is_whole_machine: Callable[[Path], bool]) -> Look:
     """One pass over ``proc``, some 10 µs for each open file of the machine: not for the event loop.
 
-    ``is_whole_machine`` says whether this /proc shows the processes of containers at all.
+    ``is_whole_machine`` says whether this /proc shows the processes of containers at all. The machine's own processes
+    may be closed to a container whatever its rights, as AppArmor has it.
     """
     denied: list[Path] = []
     processes = device_processes(nodes, proc, denied.append)
-    return Look(processes, complete=not denied and is_whole_machine(proc))
+    return Look(processes, complete=not any(map(_may_be_of_a_pod, denied)) and is_whole_machine(proc))
 
 
 def device_processes(
@@ -90,6 +91,12 @@ def _opened(
     except OSError:
         pass  # it has just ended
     return opened
+
+
+def _may_be_of_a_pod(process: Path) -> bool:
+    """Everybody may read of which cgroup a process is."""
+    cgroup = _text(process / "cgroup")
+    return not cgroup or bool(_POD_UID.search(cgroup))
 
 
 def _process(process: Path, descriptors: Sequence[Path]) -> Process:

@@ -10,6 +10,7 @@ import pytest
 from neuron_plugin.hardware.processes import Process, device_processes, has_kernel_threads, look_at_processes
 
 UID = "0f1c2d3e-4a5b-6c7d-8e9f-001122334455"
+IN_POD = f"0::/kubepods/burstable/pod{UID}/aa\n"
 
 
 class ProcTree:
@@ -50,7 +51,7 @@ def yes(_proc: Path) -> bool:
     "cgroup",
     [
         f"0::/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-aa.scope\n",
-        f"0::/kubepods/burstable/pod{UID}/aa\n",
+        IN_POD,
         f"5:devices:/kubepods/besteffort/pod{UID}/aa\n4:memory:/kubepods/besteffort/pod{UID}/aa\n",
         f"0::/../../kubepods-burstable-pod{UID.replace('-', '_')}.slice/cri-containerd-aa.scope\n",
     ],
@@ -99,11 +100,16 @@ def test_a_look_is_complete_where_every_process_of_the_machine_is_seen(proc: Pro
     assert not look_at_processes([node], proc.root, is_whole_machine=lambda _proc: False).complete
 
 
-def test_a_process_that_may_not_be_looked_into_makes_a_look_incomplete(
-    proc: ProcTree, node: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("cgroup", "complete"),
+    [(IN_POD, False), ("0::/init.scope\n", True), ("", False)],
+    ids=["of a pod", "of the machine", "of nobody knows whom"],
+)
+def test_a_process_that_may_not_be_looked_into_makes_a_look_incomplete_unless_it_is_of_no_pod(
+    proc: ProcTree, node: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, *, complete: bool
 ) -> None:
     proc.add(7, [node])
-    proc.add(8, [])
+    proc.add(8, [], cgroup=cgroup)
     listed = Path.iterdir
 
     def denying(path: Path) -> object:
@@ -114,15 +120,15 @@ def test_a_process_that_may_not_be_looked_into_makes_a_look_incomplete(
     monkeypatch.setattr(Path, "iterdir", denying)
     look = look_at_processes([node], proc.root, is_whole_machine=yes)
     assert [each.pid for each in look.processes[node]] == [7]
-    assert not look.complete
+    assert look.complete is complete
 
 
-def test_a_process_whose_descriptors_may_be_listed_but_not_followed_makes_a_look_incomplete(
+def test_a_process_whose_descriptors_may_be_listed_but_not_followed_may_not_be_looked_into(
     proc: ProcTree, node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So it is with the rights to list, and without those to trace."""
+    """So it is with the right to list, and without that to trace."""
     proc.add(7, [node])
-    proc.add(8, [node])
+    proc.add(8, [node], cgroup=IN_POD)
     followed = Path.stat
 
     def denying(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
