@@ -341,7 +341,7 @@ async def test_a_node_that_closed_since_the_filter_is_refused_with_its_reason(be
     outcome = await bench.bind(pod)
 
     assert outcome.ending is Ending.NO_SET
-    assert outcome.error == "A pod on the node uses Neuron and its assignment is not known yet."
+    assert outcome.error == "A pod on the node uses Neuron and its assignment is not known yet"
     assert bench.server.calls == []
 
 

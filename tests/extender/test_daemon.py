@@ -125,7 +125,7 @@ async def test_t45_a_slow_api_server_slows_no_filter(
 
     for _ in range(20):
         found = await scheduler.filter(pod_manifest("other", DEVICE, 16), ["node"])
-        assert found.failed == {"node": "Fewer than 16 free Neuron devices."}
+        assert found.failed == {"node": "Fewer than 16 free Neuron devices"}
         assert not binding.done()
 
     gate.set()
@@ -281,7 +281,7 @@ async def test_t33_a_node_made_anew_is_judged_anew(
     await add_node(server, extender, "node", "inf2.24xlarge")
 
     found = await scheduler.filter(pod_manifest("pod", DEVICE, 16), ["node"])
-    assert found.unresolvable == {"node": "Instance type inf2.24xlarge has 6 Neuron devices, 16 were requested."}
+    assert found.unresolvable == {"node": "Instance type inf2.24xlarge has 6 Neuron devices and 16 were requested"}
 
 
 async def test_t32_after_a_gap_in_the_watch_the_state_equals_a_fresh_list(

@@ -272,7 +272,7 @@ async def test_inspect_shows_all_nodes_or_one_with_its_holders(stage: Stage) -> 
     lines = overview.splitlines()
     assert [line.split()[0] for line in lines] == ["NODE", "closed", "open", "plain"]
     assert lines[2].split()[1] == TRN1
-    assert "The node has no Neuron devices." in lines[3]
+    assert "The node has no Neuron devices" in lines[3]
     assert "default/holder holds cores 0,1,2,3" in one
     assert "unhealthy: device 9: ECC" in one
     assert "closed: pod default/stock is bound and has no assignment yet" in closed
@@ -295,9 +295,9 @@ async def test_explain_says_which_sets_are_in_whose_way(stage: Stage) -> None:
     assert text.splitlines() == [
         "default/new asks for main: 4 aws.amazon.com/neuron",
         "free: fits, would get main: devices 0,1,2,3",
-        "closed: A pod on the node uses Neuron and its assignment is not known yet.",
+        "closed: A pod on the node uses Neuron and its assignment is not known yet",
         "  pod default/stock is bound and has no assignment yet",
-        "full: No free linked set of 4 Neuron devices.",
+        "full: No free linked set of 4 Neuron devices",
         "  devices 0,1,2,3: held by default/holder-0",
         "  devices 4,5,6,7: held by default/holder-4",
         "  devices 8,9,10,11: held by default/holder-8",

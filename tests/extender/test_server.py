@@ -320,7 +320,7 @@ async def test_t49_a_filter_writes_one_line_whatever_the_number_of_nodes(
     lines = [record for record in caplog.records if record.name == "neuron_plugin.extender.flow"]
     assert [record.message for record in lines] == ["filter", "prioritize", "bind", "preempt"]
     assert vars(lines[0])["passed"] == 300
-    assert vars(lines[0])["refused"] == {"The node is not known to the Neuron extender yet.": 300}
+    assert vars(lines[0])["refused"] == {"The node is not known to the Neuron extender yet": 300}
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_t33_a_node_made_anew_is_judged_by_its_new_geometry(world: World) -> Non
     assert world.fits(DEVICE, 16, "node")
 
     world.state.remove_node("node", old.facts.uid)
-    assert world.why_not(DEVICE, 1, "node") == "The node is not known to the Neuron extender yet."
+    assert world.why_not(DEVICE, 1, "node") == "The node is not known to the Neuron extender yet"
     world.node("node", "inf2.24xlarge")
 
     assert world.fits(DEVICE, 6, "node")
@@ -132,7 +132,7 @@ def test_t34_an_assignment_that_cannot_be_read_closes_its_node_until_the_pod_end
 
     found = world.filter(pod_manifest("new", DEVICE, 4))
     assert found.passed == ["other"]
-    assert found.failed == {"node": "A pod on the node has a Neuron assignment that cannot be read."}
+    assert found.failed == {"node": "A pod on the node has a Neuron assignment that cannot be read"}
 
     world.gone(pod)
     assert world.fits(DEVICE, 4, "node")
@@ -141,7 +141,7 @@ def test_t34_an_assignment_that_cannot_be_read_closes_its_node_until_the_pod_end
 def test_t35_a_pod_bound_by_others_closes_its_node_until_the_plugin_says_what_it_holds(world: World) -> None:
     world.node("node", TRN1)
     pod = world.pod("stock", DEVICE, 1, node="node")
-    assert world.why_not(DEVICE, 4, "node") == "A pod on the node uses Neuron and its assignment is not known yet."
+    assert world.why_not(DEVICE, 4, "node") == "A pod on the node uses Neuron and its assignment is not known yet"
 
     pod["metadata"]["annotations"] = {"NEURON_DEVS": "5", "NEURON_ALLOCATED": "true"}
     world.tell(pod, phase="Running")
@@ -157,7 +157,7 @@ def test_t44_between_the_two_patches_of_a_swap_the_node_gives_nothing_away(world
 
     first["metadata"]["annotations"] = {"NEURON_DEVS": "1"}
     world.tell(first)
-    assert world.why_not(DEVICE, 1, "node") == "Two pods on the node claim the same Neuron devices."
+    assert world.why_not(DEVICE, 1, "node") == "Two pods on the node claim the same Neuron devices"
 
     second["metadata"]["annotations"] = {"NEURON_DEVS": "0"}
     world.tell(second)
@@ -234,7 +234,7 @@ def test_e07_a_stale_plugin_closes_its_node_and_frees_nothing(world: World) -> N
     world.held("holder", "node", DEVICE, "0")
 
     world.state.set_stale(frozenset({"node", "unknown"}))
-    assert world.why_not(DEVICE, 1, "node") == "The node's Neuron plugin does not renew its lease."
+    assert world.why_not(DEVICE, 1, "node") == "The node's Neuron plugin does not renew its lease"
     assert world.state.nodes["node"].used_mask == 0b11
 
     world.state.set_stale(frozenset())
