@@ -9,9 +9,10 @@ import urllib.parse
 import urllib.request
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from neuron_plugin.cli.command import CommandError, Exit, Subparsers, UsageError, add_command
 from neuron_plugin.cli.configuration import settings_here
@@ -66,7 +67,7 @@ def run(arguments: Namespace) -> int:
         print(answer if form is Form.TEXT else _document(form, json.loads(answer)), end="")
         return Exit.FINE
     found = asyncio.run(_work_out(arguments, namespace or "default", name))
-    print(_text(found) if form is Form.TEXT else _document(form, asdict(found)), end="")
+    print(_text(found) if form is Form.TEXT else _document(form, msgspec.to_builtins(found)), end="")
     return Exit.FINE
 
 

@@ -481,8 +481,8 @@ async def test_a_bind_is_remembered_with_what_else_there_was(bench: Bench) -> No
     await bench.bind(bench.waiting("second", 4))
     first, second = (explain(entry) for entry in bench.binder.journal.entries())
     assert (first["step"], first["node"], first["ids"]) == ("bound", "node", "0,1,2,3")
-    assert first["candidate_count"] == 4
-    assert (second["ids"], second["candidate_count"]) == ("4,5,6,7", 3)
+    assert first["candidateCount"] == 4
+    assert (second["ids"], second["candidateCount"]) == ("4,5,6,7", 3)
     assert second["candidates"][0] == {"ids": "4,5,6,7", "cost": second["candidates"][0]["cost"]}  # type: ignore[index]  # plain values
 
 

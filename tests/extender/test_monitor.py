@@ -311,6 +311,11 @@ async def test_explain_says_which_sets_are_in_whose_way(stage: Stage) -> None:
         "blocked": [],
         "details": [],
     }
+    assert as_json["nodes"][2]["blocked"][-1] == {
+        "ids": "devices 12,13,14,15",
+        "holders": [],
+        "unhealthyDevices": [12],
+    }
     assert (await stage.get("/explain/default/ghost"))[0] == 404
 
 
