@@ -91,7 +91,7 @@ class _FilterResult(msgspec.Struct, rename="pascal"):
     error: str = ""
 
 
-class _HostPriority(msgspec.Struct, rename="pascal"):
+class _HostPriority(msgspec.Struct, rename="pascal", gc=False):
     host: str
     score: int
 
