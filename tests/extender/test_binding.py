@@ -54,7 +54,7 @@ class Bench:
 @pytest.fixture
 def bench(world: World) -> Bench:
     bench = Bench(world)
-    bench.binder._server_keeps_annotations = True
+    bench.binder._annotation_check.merged = True
     return bench
 
 
@@ -123,6 +123,17 @@ async def test_t38_the_same_bind_again_gives_the_same_devices_and_is_counted_onc
     assert first.annotations == again.annotations
     assert bench.server.calls == ["bind"]
     assert bench.used() == 4
+
+
+async def test_t38_a_bind_of_ours_is_repeated_though_the_watch_shows_it_without_its_annotations(bench: Bench) -> None:
+    """Where the API server drops them, the patch comes a moment after the binding."""
+    pod = bench.waiting("pod", 4)
+    first = await bench.bind(pod)
+    bench.world.tell({**pod, "metadata": {**pod["metadata"], "annotations": {}}})
+
+    again = await bench.bind(pod)
+
+    assert (again.ending, again.annotations) == (Ending.REPEATED, first.annotations)
 
 
 async def test_t38_concurrent_calls_for_a_pod_share_one_attempt(bench: Bench) -> None:
@@ -428,7 +439,7 @@ async def test_a_server_that_keeps_annotations_is_asked_only_once(world: World) 
 
 
 async def test_leadership_lost_between_patch_and_binding_releases(bench: Bench) -> None:
-    bench.binder._server_keeps_annotations = False
+    bench.binder._annotation_check.merged = False
     annotate = bench.server.annotate
 
     async def annotate_and_lose(*args: object, **kwargs: object) -> None:
