@@ -23,6 +23,7 @@ from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.observation import pod_record
 from neuron_plugin.extender.preemption import preempt
 from neuron_plugin.extender.readiness import Readiness
+from neuron_plugin.extender.spelling import WireError
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.verbs import filter_nodes, score_nodes
 
@@ -69,7 +70,7 @@ class ExtenderService:
         started = self._clock()
         try:
             args = wire.decode_bind(body)
-        except wire.WireError as error:
+        except WireError as error:
             return self._failed("bind", str(error), started)
         pod = Pod(PodUid(args.uid), args.namespace, args.name)
         why_not = self._readiness.why_not
@@ -122,7 +123,7 @@ class ExtenderService:
         started = self._clock()
         try:
             found = answer(body, started)
-        except (wire.WireError, DecodeError, _UndecidedError) as error:
+        except (WireError, DecodeError, _UndecidedError) as error:
             return self._failed(verb, str(error), started)
         except Exception:  # noqa: BLE001 - a fault of ours, too, is read only in the body of a 200
             _log.exception("verb failed", extra={"verb": verb})
