@@ -6,7 +6,9 @@ import gzip
 import io
 import json
 import logging
+import socket
 import ssl
+import struct
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,6 +30,7 @@ from neuron_plugin.extender.tls import ServerCertificate
 from neuron_plugin.simulation.manifests import container, node_manifest, pod_manifest
 from neuron_plugin.simulation.scheduler import StandInScheduler
 from tests.extender.pod_server import PodServer
+from tests.extender.running import until
 from tests.extender.world import CORE, DEVICE, World
 
 TRN1 = "trn1.32xlarge"
@@ -301,6 +304,23 @@ async def test_a_caller_that_sends_its_body_too_slowly_is_told_so(port: int, mon
 
     assert b"200 OK" in head
     await closed(writer)
+
+
+async def test_t09_a_caller_that_breaks_off_in_its_body_is_one_line_in_the_log_and_no_fault_of_ours(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as caller:
+        caller.sendall(request_for("cut")[:-10])
+        await post(port, "/filter", args())  # one loop reads both: the handler waits for the rest by now
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close with a reset
+
+    def warnings() -> list[tuple[str, str]]:
+        found = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        return [(record.name, str(vars(record).get("error", ""))[:22]) for record in found]
+
+    await until(warnings)
+
+    assert warnings() == [("neuron_plugin.extender.flow", "the caller broke off i")]
 
 
 async def test_t49_a_filter_writes_one_line_whatever_the_number_of_nodes(
