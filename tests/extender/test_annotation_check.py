@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from neuron_plugin.extender.attempts import Ending
+from tests.extender.bench import Bench
+from tests.extender.world import World
+
+
+async def test_the_first_bind_finds_out_that_the_server_drops_annotations_and_patches_from_then_on(
+    world: World,
+) -> None:
+    bench = Bench(world)
+    bench.server.keeps_annotations = False
+    first, second = bench.waiting("first", 4), bench.waiting("second", 4)
+
+    outcomes = [await bench.bind(pod) for pod in (first, second)]
+
+    assert [outcome.ending for outcome in outcomes] == [Ending.BOUND, Ending.BOUND]
+    assert bench.server.calls == ["bind", "read", "annotate", "annotate", "bind"]
+    assert first["metadata"]["annotations"]["NEURON_DEVS"] == "0,1,2,3"
+    assert second["metadata"]["annotations"]["NEURON_DEVS"] == "4,5,6,7"
+
+
+async def test_a_server_that_keeps_annotations_is_asked_only_once(world: World) -> None:
+    bench = Bench(world)
+
+    for name in ("first", "second"):
+        await bench.bind(bench.waiting(name))
+
+    assert bench.server.calls == ["bind", "read", "bind"]
+
+
+async def test_leadership_lost_between_patch_and_binding_releases(bench: Bench) -> None:
+    bench.binder._annotation_check.merged = False
+    annotate = bench.server.annotate
+
+    async def annotate_and_lose(*args: object, **kwargs: object) -> None:
+        await annotate(*args, **kwargs)  # type: ignore[arg-type]  # passed on as they came
+        bench.barred = "not the leader any more"
+
+    bench.server.annotate = annotate_and_lose  # type: ignore[method-assign]  # one call of a stand-in
+
+    outcome = await bench.bind(bench.waiting("pod"))
+
+    assert outcome.ending is Ending.NOT_SERVING
+    assert bench.server.calls == ["annotate"]
+    assert bench.used() == 0
