@@ -82,6 +82,14 @@ def test_e01_a_pod_that_keeps_the_node_closed_must_be_among_the_victims(world: W
     assert victims_of(world, 4, {"node": [held, odd]})["node"].uids == (held, odd)
 
 
+def test_e01_of_two_pods_that_claim_the_same_the_one_that_closes_the_node_goes(world: World) -> None:
+    world.node("node", TRN1)
+    claims = [uid(world.held(name, "node", DEVICE, "0")) for name in ("first", "second")]
+    (unclear,) = world.state.nodes["node"].unclear
+
+    assert victims_of(world, 4, {"node": claims}) == {"node": Victims((unclear.pod.uid,), 1)}
+
+
 def test_a_node_without_known_hardware_or_with_a_stale_plugin_is_left_out(world: World) -> None:
     world.tell_node({"metadata": {"name": "plain", "uid": "p"}})
     world.node("stale", TRN1)
