@@ -40,6 +40,8 @@ class ServerCertificate:
             stamp = _stamp(self._chain, self._key)
             if stamp == self._seen:
                 return False
+            # A pair that does not match would leave the live context without any, so it is tried on another one first.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._chain, self._key)
             self.context.load_cert_chain(self._chain, self._key)
         except OSError as error:  # ssl.SSLError is one
             _log.warning("certificate not reloaded", extra={"path": str(self._chain), "cause": str(error)})

@@ -80,6 +80,20 @@ def test_a_half_replaced_certificate_is_left_for_the_next_look(
     assert certificate.reload_if_changed()
 
 
+async def test_t11_a_half_replaced_certificate_leaves_the_old_one_serving(
+    world: World, authority: trustme.CA, tmp_path: Path
+) -> None:
+    chain, key = files(tmp_path, authority.issue_cert("127.0.0.1"))
+    certificate = ServerCertificate(chain, key, None)
+    async with serving(world, certificate.context) as port:
+        before = await _serial(port, authority)
+        chain.write_bytes(authority.issue_cert("127.0.0.1").cert_chain_pems[0].bytes())
+
+        assert not certificate.reload_if_changed()
+
+        assert await _serial(port, authority) == before
+
+
 async def _serial(port: int, authority: trustme.CA) -> str:
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_context(authority))
     found = writer.get_extra_info("ssl_object").getpeercert()["serialNumber"]
