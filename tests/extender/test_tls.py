@@ -94,6 +94,22 @@ async def test_t11_a_half_replaced_certificate_leaves_the_old_one_serving(
         assert await _serial(port, authority) == before
 
 
+async def test_t11_under_mutual_tls_a_replaced_ca_lets_its_clients_in(
+    world: World, authority: trustme.CA, tmp_path: Path
+) -> None:
+    world.node("node", TRN1)
+    ca, successor = tmp_path / "ca.crt", trustme.CA()
+    authority.cert_pem.write_to_path(str(ca))
+    certificate = ServerCertificate(*files(tmp_path, authority.issue_cert("127.0.0.1")), ca)
+    async with serving(world, certificate.context) as port:
+        successor.cert_pem.write_to_path(str(ca))
+        assert certificate.reload_if_changed()
+
+        known = client_context(authority, successor.issue_cert("kube-scheduler"))
+        async with StandInScheduler(f"https://127.0.0.1:{port}", tls=known) as scheduler:
+            assert (await scheduler.filter(pod_manifest("pod", DEVICE, 4), ["node"])).nodes == ["node"]
+
+
 async def _serial(port: int, authority: trustme.CA) -> str:
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_context(authority))
     found = writer.get_extra_info("ssl_object").getpeercert()["serialNumber"]
