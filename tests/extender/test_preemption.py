@@ -7,18 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation.ledger import Holder, PodUid
+from neuron_plugin.allocation.ledger import Holder, Holding
 from neuron_plugin.allocation.placement import place
 from neuron_plugin.allocation.refusals import Refusal
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.extender import preemption as module
-from neuron_plugin.extender.claims import claim_of
 from neuron_plugin.extender.hardware import Hardware
 from neuron_plugin.extender.preemption import preempt
 from neuron_plugin.extender.state import Reservation
 from neuron_plugin.extender.wire import Victims
 from neuron_plugin.simulation.manifests import container, pod_manifest, shipped_geometry
-from tests.extender.world import CORE, DEVICE, World, record_of, request_of
+from tests.extender.world import CORE, DEVICE, World, pod_of, record_of, request_of
 
 TRN1 = "trn1.32xlarge"
 PREEMPTOR = 0
@@ -233,18 +232,20 @@ def test_e01_a_pod_of_higher_priority_keeps_its_row(world: World) -> None:
     assert set(chosen.uids) == set(held[12:])
 
 
-def test_e01_what_the_scheduler_does_not_know_to_be_on_the_node_is_not_evicted_unoffered(world: World) -> None:
+@pytest.mark.parametrize("watched", [True, False])
+def test_e01_what_the_scheduler_does_not_know_to_be_on_the_node_is_not_evicted_unoffered(
+    world: World, *, watched: bool
+) -> None:
     """It refuses the whole answer for a pod that it does not find there, and one that is being bound may be one."""
     held = full_of_singles(world)
     for device in (0, 4, 8, 12):
-        bound = world.state.pods[PodUid(held[device])]
         world.gone({"metadata": {"uid": held[device]}})
-        world.pod(f"binding-{device}", DEVICE, 1, priority=1)
-        waiting = next(each for each in world.state.pods.values() if each.pod.name == f"binding-{device}")
-        claim = claim_of(bound, shipped_geometry(TRN1))
-        assert isinstance(claim, Holder)
-        holder = Holder(waiting.pod, claim.holdings)
-        world.state.reserve(Reservation(waiting.pod, "node", holder, {"NEURON_DEVS": str(device)}, since=0.0))
+        manifest = pod_manifest(f"binding-{device}", DEVICE, 1, priority=1)
+        if watched:
+            world.tell(manifest)
+        pod = pod_of(manifest)
+        holder = Holder(pod, (Holding("main", DEVICE, shipped_geometry(TRN1).device_mask(device)),))
+        world.state.reserve(Reservation(pod, "node", holder, {"NEURON_DEVS": str(device)}, since=0.0))
 
     assert asking(world, 10, [held[device] for device in (5, 2, 14, 9)]) is None
 
