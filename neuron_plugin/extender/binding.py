@@ -79,8 +79,8 @@ class Binder:
         return len(self._attempts)
 
     def unseen(self) -> int:
-        """Confirmed bindings that the watch should have shown by now and has not."""
-        held = self._state.reservations.values()
+        """Confirmed bindings that the watch should have shown by now and has not; asked from a scrape's thread, too."""
+        held = list(self._state.reservations.values())
         return sum(each.confirmed and self._in_doubt(each) for each in held)
 
     async def bind(self, pod: Pod, node: str) -> Outcome:

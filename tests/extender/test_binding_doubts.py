@@ -174,6 +174,22 @@ async def test_a_confirmed_binding_the_watch_never_shows_is_looked_up_and_freed_
     assert bench.used() == 0
 
 
+async def test_what_is_unseen_can_be_counted_while_binds_go_on(bench: Bench) -> None:
+    """A scrape counts in a thread of its own."""
+    state, bound = bench.world.state, [bench.server.add(pod_manifest(name, DEVICE, 1)) for name in ("first", "second")]
+    for pod in bound:
+        await bench.bind(pod)
+    counting = bench.make()
+
+    def meanwhile() -> float:
+        state.release(pod_of(bound[0]).uid)
+        return bench.now + 100
+
+    counting._clock = meanwhile
+
+    assert counting.unseen() == 2
+
+
 async def test_what_the_watch_has_shown_is_not_looked_up(bench: Bench) -> None:
     pod = bench.waiting("pod", 4)
     await bench.bind(pod)
