@@ -211,6 +211,19 @@ def test_e01_an_offered_pod_goes_before_another_of_its_priority(world: World) ->
     assert chosen.pdb_violations == 1 + 2
 
 
+def test_e01_none_of_the_offered_need_be_among_the_victims(world: World) -> None:
+    world.node("node", TRN1)
+    held = [
+        uid(world.held(f"pod-{device}", "node", DEVICE, str(device), priority=1 if device < 4 else 5))
+        for device in range(16)
+    ]
+
+    chosen = asking(world, 10, [held[device] for device in (5, 10, 15, 8)])
+
+    assert chosen is not None
+    assert set(chosen.uids) == set(held[:4])
+
+
 @pytest.mark.parametrize("priority", [0, 1])
 def test_e01_nobody_is_evicted_unoffered_for_a_pod_of_no_higher_priority(world: World, priority: int) -> None:
     held = full_of_singles(world, priority=1)
