@@ -126,6 +126,7 @@ async def test_t40_when_neither_write_nor_read_is_answered_the_silicon_stays_res
 
     assert (await bench.bind(pod)).ending is Ending.UNKNOWN
     bench.now += 100
+    assert bench.binder.unseen() == 0, "nobody has confirmed it, so the watch need not have shown it"
     await bench.binder.settle()
     assert bench.used() == 4
 
