@@ -103,8 +103,8 @@ class Binder:
 
     async def settle(self) -> None:
         """Look up the pods whose reservations are in doubt, and release or confirm them."""
-        for uid, held in list(self._state.reservations.items()):
-            if uid not in self._attempts and self._in_doubt(held):
+        for held in list(self._state.reservations.values()):
+            if self._in_doubt(held):
                 await self._settle_one(held)
 
     def _start(self, pod: Pod, node: str) -> tuple[str, asyncio.Task[Outcome]]:
