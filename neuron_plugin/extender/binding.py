@@ -129,7 +129,7 @@ class Binder:
                 return Outcome(Ending.REFUSED, f"pod {pod} is not known here and cannot be read: {error}")
             if seen is None or seen.terminal:
                 return _not_the_pod(pod)
-            record = self._state.pods.get(pod.uid) or seen.record
+            record = seen.record
         return await self._bind_known(record, node)
 
     async def _bind_known(self, record: PodRecord, node: str) -> Outcome:

@@ -115,6 +115,14 @@ async def test_t39_a_pod_the_watch_has_not_shown_yet_is_read_first(bench: Bench)
     assert bench.used() == 4
 
 
+async def test_t39_a_pod_that_the_watch_does_not_show_because_it_has_ended_is_not_bound(bench: Bench) -> None:
+    pod = bench.server.add(pod_manifest("pod", DEVICE, 4))
+    pod["status"] = {"phase": "Failed"}
+
+    assert (await bench.bind(pod)).ending is Ending.NOT_THE_POD
+    assert bench.server.calls == ["read"]
+
+
 async def test_t02_an_unknown_pod_while_the_api_is_away_is_an_error(bench: Bench) -> None:
     bench.server.reading = [lost()]
 
