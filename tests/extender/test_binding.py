@@ -123,6 +123,16 @@ async def test_t39_a_pod_that_the_watch_does_not_show_because_it_has_ended_is_no
     assert bench.server.calls == ["read"]
 
 
+@pytest.mark.parametrize(("node", "ending"), [("node", Ending.REPEATED), ("other", Ending.BOUND_ELSEWHERE)])
+async def test_t38_t41_a_pod_that_is_bound_and_not_shown_by_the_watch_yet_is_where_it_was_read_to_be(
+    bench: Bench, node: str, ending: Ending
+) -> None:
+    pod = bench.server.add(pod_manifest("pod", DEVICE, 1, node="node", annotations={"NEURON_DEVS": "0"}))
+
+    assert (await bench.bind(pod, node)).ending is ending
+    assert bench.server.calls == ["read"]
+
+
 async def test_t02_an_unknown_pod_while_the_api_is_away_is_an_error(bench: Bench) -> None:
     bench.server.reading = [lost()]
 
