@@ -54,7 +54,7 @@ class _Candidate:
     """A holder that may be evicted: rather one of low priority, and of equals one that was offered."""
 
     holder: Holder
-    rank: tuple[int, bool]
+    rank: tuple[float, bool]
 
     @property
     def uid(self) -> PodUid:
@@ -79,22 +79,23 @@ class _Search:
         unclear = {claim.pod.uid for claim in record.unclear}
         if unclear.difference(offered.uids):
             return None
-        holders = [holder for holder in record.ledger if holder.pod.uid not in unclear]
-        own = [self._candidate(holder, offered=True) for holder in holders if holder.pod.uid in offered.uids]
-        others = [
-            self._candidate(holder, offered=False)
-            for holder in holders
-            if holder.pod.uid not in offered.uids and self._is_lower(holder.pod.uid, record.name)
+        candidates = [
+            _Candidate(holder, (self._priority_of(holder.pod.uid), holder.pod.uid not in offered.uids))
+            for holder in record.ledger
+            if holder.pod.uid not in unclear
+            and (holder.pod.uid in offered.uids or self._is_lower(holder.pod.uid, record.name))
         ]
-        for candidates in (own, own + others):
-            evicted = self._fewest(record, candidates, unclear)
+        own = [each for each in candidates if each.uid in offered.uids]
+        for among in (own, candidates):
+            evicted = self._fewest(record, among, unclear)
             if evicted is not None:
                 return self._answer(offered, {each.uid for each in own}, {each.uid for each in evicted})
         return None
 
-    def _candidate(self, holder: Holder, *, offered: bool) -> _Candidate:
-        pod = self._pods.get(holder.pod.uid)
-        return _Candidate(holder, (pod.priority if pod else self._priority, not offered))
+    def _priority_of(self, uid: str) -> float:
+        """Unknown of a pod without Neuron, and of one that the watch does not show yet."""
+        pod = self._pods.get(PodUid(uid))
+        return pod.priority if pod else float("inf")
 
     def _is_lower(self, uid: PodUid, node: str) -> bool:
         """Whether a pod may be evicted unoffered; one that is not bound yet the scheduler would not find."""
@@ -118,18 +119,16 @@ class _Search:
         return board.fewest_for_all(self._request, self._trials)
 
     def _answer(self, offered: Victims, own: set[PodUid], evicted: set[PodUid]) -> Victims:
-        """If none of the offered is in the way of a set, they were offered for something else, all of them."""
+        """If none of the offered is in the way of a set, they were offered for something else, all of them.
+
+        Whose priority is unknown keeps its place among the offered.
+        """
         kept = [uid for uid in offered.uids if uid in evicted or uid not in own]
-        added = sorted(evicted - own, key=self._place, reverse=True)
+        added = sorted(evicted - own, key=self._priority_of, reverse=True)
         if not kept and not added:
             return offered
-        uids = merge(kept, added, key=self._place, reverse=True)
+        uids = merge(kept, added, key=self._priority_of, reverse=True)
         return Victims(tuple(uids), offered.pdb_violations + len(added))
-
-    def _place(self, uid: str) -> float:
-        """A victim's priority; it is not known of a pod without Neuron, which keeps its place among the offered."""
-        pod = self._pods.get(PodUid(uid))
-        return pod.priority if pod else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
