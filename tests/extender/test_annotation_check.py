@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 from neuron_plugin.extender.attempts import Ending
+from neuron_plugin.simulation.manifests import pod_manifest
 from tests.extender.bench import Bench
-from tests.extender.world import World
+from tests.extender.world import DEVICE, World
 
 
 async def test_the_first_bind_finds_out_that_the_server_drops_annotations_and_patches_from_then_on(
@@ -44,3 +45,12 @@ async def test_leadership_lost_between_patch_and_binding_releases(bench: Bench) 
     assert outcome.ending is Ending.NOT_SERVING
     assert bench.server.calls == ["annotate"]
     assert bench.used() == 0
+
+
+async def test_a_pod_without_an_assignment_is_bound_by_one_write_there_too(bench: Bench) -> None:
+    bench.binder._annotation_check.merged = False
+
+    outcome = await bench.bind(bench.server.add(pod_manifest("plain", DEVICE, 0)))
+
+    assert outcome.ending is Ending.BOUND
+    assert bench.server.calls == ["read", "bind"]

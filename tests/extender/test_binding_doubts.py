@@ -73,6 +73,15 @@ async def test_t40_a_retry_of_an_undecided_bind_sends_the_same_ids_again(bench: 
     assert bench.used() == 4
 
 
+async def test_t40_a_retry_that_is_refused_decides_nothing_about_its_first_write(bench: Bench) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.server.before = [lost(), refused(403)]
+    await bench.bind(pod)
+
+    assert (await bench.bind(pod)).ending is Ending.UNKNOWN
+    assert bench.used() == 4, "the first may still land"
+
+
 async def test_t40_a_retry_that_finds_its_first_write_done_adopts_it(bench: Bench) -> None:
     pod = bench.waiting("pod", 4)
     bench.server.before = [lost()]
