@@ -3,6 +3,7 @@ from __future__ import annotations
 from neuron_plugin.extender.attempts import Ending
 from neuron_plugin.simulation.manifests import pod_manifest
 from tests.extender.bench import Bench
+from tests.extender.pod_server import lost, refused
 from tests.extender.world import DEVICE, World
 
 
@@ -54,3 +55,22 @@ async def test_a_pod_without_an_assignment_is_bound_by_one_write_there_too(bench
 
     assert outcome.ending is Ending.BOUND
     assert bench.server.calls == ["read", "bind"]
+
+
+async def test_a_first_binding_whose_answer_is_lost_is_read_back_too(world: World) -> None:
+    bench = Bench(world)
+    bench.server.keeps_annotations = False
+    bench.server.after = [lost()]
+    pod = bench.waiting("pod", 4)
+
+    assert (await bench.bind(pod)).ending is Ending.ADOPTED
+    assert bench.server.calls == ["bind", "read", "read", "annotate"]
+    assert pod["metadata"]["annotations"]["NEURON_DEVS"] == "0,1,2,3"
+
+
+async def test_a_binding_that_was_refused_says_nothing_about_annotations(world: World) -> None:
+    bench = Bench(world)
+    bench.server.before = [refused(403)]
+
+    assert (await bench.bind(bench.waiting("pod", 4))).ending is Ending.REFUSED
+    assert bench.server.calls == ["bind", "read"]

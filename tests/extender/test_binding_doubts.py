@@ -129,6 +129,15 @@ async def test_t40_a_pod_that_is_gone_or_made_anew_releases(bench: Bench) -> Non
     assert bench.used() == 0
 
 
+async def test_t40_a_pod_that_has_ended_releases_though_its_write_was_not_answered(bench: Bench) -> None:
+    pod = bench.waiting("pod", 4)
+    pod["status"] = {"phase": "Failed"}
+    bench.server.before = [lost()]
+
+    assert (await bench.bind(pod)).ending is Ending.NOT_THE_POD
+    assert bench.used() == 0
+
+
 async def test_t40_when_neither_write_nor_read_is_answered_the_silicon_stays_reserved(bench: Bench) -> None:
     pod = bench.waiting("pod", 4)
     bench.server.before, bench.server.reading = [lost()], [lost(), lost()]
