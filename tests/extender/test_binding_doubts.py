@@ -166,6 +166,20 @@ async def test_a_refusal_that_cannot_be_looked_into_releases(bench: Bench) -> No
     assert bench.used() == 0
 
 
+async def test_t42_a_pod_without_neuron_that_somebody_binds_there_first_is_bound_all_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = bench.server.add(pod_manifest("plain", CORE, 0))
+
+    async def bound_meanwhile(*_: object, **__: object) -> None:
+        pod["spec"]["nodeName"] = "node"
+        raise refused(409)
+
+    monkeypatch.setattr(bench.server, "bind", bound_meanwhile)
+
+    assert (await bench.bind(pod)).ending is Ending.ADOPTED
+
+
 async def test_t42_a_lost_answer_for_a_pod_without_neuron_is_looked_up(bench: Bench) -> None:
     pod = bench.server.add(pod_manifest("plain", CORE, 0))
     bench.server.after = [lost()]
