@@ -207,7 +207,7 @@ class Binder:
         """The pod is bound where we wanted it: hold what it says it was given."""
         node = self._state.nodes.get(chosen.node)
         held = replace(chosen, confirmed=True)
-        if node and isinstance(node.hardware, Hardware) and record.decision is not None:
+        if node and isinstance(node.hardware, Hardware):
             claim = claim_of(record, node.hardware.geometry)
             held = replace(held, holder=claim) if isinstance(claim, Holder) else held
         if chosen.pod.uid in self._state.reservations:

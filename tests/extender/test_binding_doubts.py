@@ -6,7 +6,7 @@ import pytest
 
 from neuron_plugin.extender.attempts import Ending
 from neuron_plugin.simulation.manifests import pod_manifest
-from tests.extender.bench import Bench
+from tests.extender.bench import TRN1, Bench
 from tests.extender.pod_server import lost, never_sent, refused
 from tests.extender.world import CORE, DEVICE, pod_of
 
@@ -57,6 +57,19 @@ async def test_t40_a_write_that_lands_late_is_kept(bench: Bench) -> None:
 
     assert bench.used() == 4
     assert (await bench.bind(pod)).ending is Ending.REPEATED
+
+
+async def test_t40_a_write_that_lands_late_on_a_node_that_is_gone_is_remembered_for_its_return(bench: Bench) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.server.after, bench.server.reading = [lost()], [lost()]
+    await bench.bind(pod)
+    bench.world.state.remove_node("node", bench.world.state.nodes["node"].facts.uid)
+
+    bench.now += 10
+    await bench.binder.settle()
+    bench.world.node("node", TRN1)
+
+    assert bench.used() == 4
 
 
 async def test_t40_a_retry_of_an_undecided_bind_sends_the_same_ids_again(bench: Bench) -> None:
