@@ -59,6 +59,18 @@ def test_t07_no_reason_names_a_node_so_that_the_scheduler_can_count_nodes_per_te
     assert len({refusal.text for refusal in NODE_REFUSALS}) == len(NODE_REFUSALS)
 
 
+def test_t07_reasons_read_as_one_sentence_once_the_scheduler_has_joined_them_by_commas(world: World) -> None:
+    """kube-scheduler sets the full stop, too; only the vendor's sentence brings its own."""
+    world.node("small", "inf1.xlarge")
+    world.node("full", TRN1)
+    world.held("holder", "full", DEVICE, ",".join(str(device) for device in range(16)))
+    found = world.filter(pod_manifest("new", DEVICE, 4))
+
+    for text in (*found.texts, *(refusal.text for refusal in NODE_REFUSALS)):
+        assert not text.endswith(".")
+        assert "," not in text
+
+
 def test_t16_seven_devices_on_a_torus_are_refused_in_the_vendors_words(world: World) -> None:
     world.node("torus", TRN1)
 
