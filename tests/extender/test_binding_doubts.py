@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.extender.attempts import Ending
+from neuron_plugin.allocation.ledger import Pod
+from neuron_plugin.extender.attempts import Ending, SeenPod
 from neuron_plugin.simulation.manifests import pod_manifest
 from tests.extender.bench import TRN1, Bench
 from tests.extender.pod_server import lost, never_sent, refused
@@ -200,8 +201,9 @@ async def test_t42_a_lost_answer_for_a_pod_without_neuron_is_looked_up(bench: Be
     assert (await bench.bind(pod)).ending is Ending.ADOPTED
 
 
-async def test_a_confirmed_binding_the_watch_never_shows_is_looked_up_and_freed_when_the_pod_is_gone(
-    bench: Bench,
+@pytest.mark.parametrize("end", ["gone", "finished"])
+async def test_a_confirmed_binding_the_watch_never_shows_is_looked_up_and_freed_when_the_pod_has_ended(
+    bench: Bench, end: str
 ) -> None:
     pod = bench.server.add(pod_manifest("pod", DEVICE, 4))
     await bench.bind(pod)
@@ -214,10 +216,33 @@ async def test_a_confirmed_binding_the_watch_never_shows_is_looked_up_and_freed_
     await bench.binder.settle()
     assert bench.used() == 4
 
-    del bench.server.pods["pod"]
+    if end == "gone":
+        del bench.server.pods["pod"]
+    else:
+        pod["status"] = {"phase": "Succeeded"}
     bench.now += 40
     await bench.binder.settle()
     assert bench.used() == 0
+
+
+async def test_t40_what_a_retry_has_bound_while_it_was_looked_up_is_not_released(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.server.before = [lost()]
+    await bench.bind(pod)
+    read = bench.server.read
+
+    async def read_slowly(asked: Pod, *, timeout_seconds: float) -> SeenPod | None:
+        unbound = await read(asked, timeout_seconds=timeout_seconds)
+        assert (await bench.bind(pod)).ending is Ending.BOUND
+        return unbound
+
+    monkeypatch.setattr(bench.server, "read", read_slowly)
+    bench.now += 10
+    await bench.binder.settle()
+
+    assert bench.used() == 4
 
 
 async def test_what_is_unseen_can_be_counted_while_binds_go_on(bench: Bench) -> None:
