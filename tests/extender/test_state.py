@@ -111,6 +111,16 @@ def test_t33_a_late_delete_of_the_old_node_leaves_the_new_one(world: World) -> N
     assert world.fits(DEVICE, 6, "node")
 
 
+def test_t33_the_end_of_a_node_that_is_not_known_any_more_changes_nothing(world: World) -> None:
+    world.node("node", TRN1)
+    uid = world.state.nodes["node"].facts.uid
+
+    for _ in range(2):
+        world.state.remove_node("node", uid)
+
+    assert not world.state.nodes
+
+
 @pytest.mark.parametrize(
     "annotations",
     [
