@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from neuron_plugin.allocation.annotations import Dialect
 from neuron_plugin.allocation.journal import Journal
 from neuron_plugin.allocation.ledger import Holder, Pod, PodUid
-from neuron_plugin.cluster.api import ClusterError
+from neuron_plugin.cluster.api import ApiError, ClusterError
 from neuron_plugin.extender.annotation_check import AnnotationCheck
 from neuron_plugin.extender.assignments import Assignments
 from neuron_plugin.extender.attempts import Ending, Outcome, PodWrites, SeenPod, may_have_happened
@@ -176,10 +176,11 @@ class Binder:
         try:
             seen = await self._writes.read(chosen.pod, timeout_seconds=self._times.read)
         except ClusterError:
-            if not in_doubt and not getattr(error, "conflict", False):
-                self._state.release(chosen.pod.uid)
-                return Outcome(Ending.REFUSED, str(error))
-            return Outcome(Ending.UNKNOWN, f"{error}; the pod cannot be read, its silicon stays reserved until it can")
+            if in_doubt or (isinstance(error, ApiError) and error.conflict):
+                text = f"{error}; the pod cannot be read, its silicon stays reserved until it can"
+                return Outcome(Ending.UNKNOWN, text)
+            self._state.release(chosen.pod.uid)
+            return Outcome(Ending.REFUSED, str(error))
         outcome = self._after_a_look(chosen, seen, error, in_doubt=in_doubt)
         if outcome.ending is Ending.ADOPTED:
             await self._annotation_check.after(chosen)

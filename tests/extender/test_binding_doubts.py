@@ -173,8 +173,9 @@ async def test_a_conflict_that_cannot_be_looked_into_stays_reserved(bench: Bench
     assert bench.used() == 4
 
 
-async def test_a_refusal_that_cannot_be_looked_into_releases(bench: Bench) -> None:
-    bench.server.before, bench.server.reading = [refused(403)], [lost()]
+@pytest.mark.parametrize("error", [refused(403), never_sent()], ids=str)
+async def test_a_refusal_that_cannot_be_looked_into_releases(bench: Bench, error: Exception) -> None:
+    bench.server.before, bench.server.reading = [error], [lost()]
 
     assert (await bench.bind(bench.waiting("pod", 4))).ending is Ending.REFUSED
     assert bench.used() == 0
