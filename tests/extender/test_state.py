@@ -201,18 +201,22 @@ def test_a_reservation_holds_until_the_watch_shows_the_assignment(world: World) 
     assert not world.state.reservations
 
 
-def test_a_pod_that_shows_up_on_another_node_gives_its_reservation_back(world: World) -> None:
+@pytest.mark.parametrize(("annotations", "used"), [({"NEURON_DEVS": "3"}, 0b11 << 6), ({}, 0)], ids=["ours", "bare"])
+def test_a_pod_that_shows_up_on_another_node_gives_its_reservation_back(
+    world: World, annotations: dict[str, str], used: int
+) -> None:
     world.node("here", TRN1)
     world.node("there", TRN1)
     pod = world.pod("pod", DEVICE, 1)
     world.state.reserve(reservation(pod_of(pod), "here", 0b11))
 
     pod["spec"]["nodeName"] = "there"
-    pod["metadata"]["annotations"] = {"NEURON_DEVS": "3"}
+    pod["metadata"]["annotations"] = annotations
     world.tell(pod)
 
+    assert not world.state.reservations
     assert world.state.nodes["here"].used_mask == 0
-    assert world.state.nodes["there"].used_mask == 0b11 << 6
+    assert world.state.nodes["there"].used_mask == used
 
 
 def test_a_deleted_pods_reservation_is_gone_with_it_and_releasing_again_changes_nothing(world: World) -> None:
