@@ -219,6 +219,18 @@ def test_a_pod_that_shows_up_on_another_node_gives_its_reservation_back(
     assert world.state.nodes["there"].used_mask == used
 
 
+def test_an_assignment_on_a_pod_that_is_not_bound_yet_ends_no_reservation(world: World) -> None:
+    """Our own patch where the API server drops a binding's annotations, or somebody else's."""
+    world.node("node", TRN1)
+    pod = world.pod("pod", DEVICE, 1)
+    world.state.reserve(reservation(pod_of(pod), "node", 0b11))
+
+    pod["metadata"]["annotations"] = {"NEURON_DEVS": "0"}
+    world.tell(pod)
+
+    assert world.state.nodes["node"].used_mask == 0b11
+
+
 def test_a_deleted_pods_reservation_is_gone_with_it_and_releasing_again_changes_nothing(world: World) -> None:
     world.node("node", TRN1)
     pod = world.pod("pod", DEVICE, 1)
