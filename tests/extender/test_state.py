@@ -231,6 +231,16 @@ def test_an_assignment_on_a_pod_that_is_not_bound_yet_ends_no_reservation(world:
     assert world.state.nodes["node"].used_mask == 0b11
 
 
+def test_what_is_reserved_and_what_is_bound_on_two_nodes_counts_on_each_by_itself(world: World) -> None:
+    world.node("here", TRN1)
+    world.node("there", TRN1)
+    pod = world.held("pod", "there", DEVICE, "3")
+    world.state.reserve(reservation(pod_of(pod), "here", 0b11))
+
+    assert world.state.nodes["here"].used_mask == 0b11
+    assert world.state.nodes["there"].used_mask == 0b11 << 6
+
+
 def test_a_deleted_pods_reservation_is_gone_with_it_and_releasing_again_changes_nothing(world: World) -> None:
     world.node("node", TRN1)
     pod = world.pod("pod", DEVICE, 1)
