@@ -116,15 +116,14 @@ class VerdictMemo:
         """What the best placement of a request costs later pods: subscript with a node's name."""
         return self._remembered(self._costs, request, Costs)
 
-    def node_changed(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
-        """See ``state.Observer``."""
-        record = after or before
-        if record is None:
+    def node_changed(self, before: NodeRecord | None, after: NodeRecord | None) -> None:  # noqa: ARG002 - the state's observer protocol
+        """See ``state.Observer``. Of a node that was not there nothing was kept."""
+        if before is None:
             return
         for verdicts in self._verdicts.values():
-            verdicts.forget(record.name)
+            verdicts.forget(before.name)
         for costs in self._costs.values():
-            costs.pop(record.name, None)
+            costs.pop(before.name, None)
 
     def pod_changed(self, before: PodRecord | None, after: PodRecord | None) -> None:
         """What a pod changes for others it changes on its node."""

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
-from neuron_plugin.extender.attempts import Ending
+import pytest
+
+from neuron_plugin.extender.attempts import Ending, SeenPod
 from neuron_plugin.simulation.manifests import pod_manifest
 from tests.extender.bench import Bench
 from tests.extender.pod_server import lost, refused
-from tests.extender.world import DEVICE, World
+from tests.extender.world import DEVICE, World, record_of
 
 
 async def test_the_first_bind_finds_out_that_the_server_drops_annotations_and_patches_from_then_on(
@@ -74,3 +76,29 @@ async def test_a_binding_that_was_refused_says_nothing_about_annotations(world: 
 
     assert (await bench.bind(bench.waiting("pod", 4))).ending is Ending.REFUSED
     assert bench.server.calls == ["bind", "read"]
+
+
+async def test_a_pod_without_an_assignment_says_nothing_about_annotations(world: World) -> None:
+    bench = Bench(world)
+
+    await bench.bind(bench.server.add(pod_manifest("plain", DEVICE, 0)))
+
+    assert bench.binder._annotation_check.merged is None
+
+
+@pytest.mark.parametrize("gone", [True, False])
+async def test_a_pod_that_is_not_found_bound_there_leaves_the_question_open(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, gone: bool
+) -> None:
+    """It was deleted at once, or an older state of it was read."""
+    bench = Bench(world)
+    pod = bench.waiting("pod", 4)
+    older = None if gone else SeenPod(record_of(pod))
+
+    async def read(*_: object, **__: object) -> SeenPod | None:
+        return older
+
+    monkeypatch.setattr(bench.server, "read", read)
+
+    assert (await bench.bind(pod)).ending is Ending.BOUND
+    assert bench.binder._annotation_check.merged is None

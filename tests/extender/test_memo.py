@@ -109,6 +109,8 @@ def test_names_of_no_node_are_not_remembered(world: World) -> None:
     assert passed == []
     assert [(misfit.text, len(names)) for misfit, names in misfits.items()] == [(UNKNOWN_NODE.text, 100)]
     assert table._unfit == {}
+    assert world.memo.costs(asking(4))["ghost"] is None
+    assert "ghost" not in world.memo.costs(asking(4))
 
 
 def test_nothing_is_left_of_a_verdict_that_no_node_has_any_more(world: World) -> None:
