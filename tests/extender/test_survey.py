@@ -91,7 +91,7 @@ async def test_e07_a_plugin_whose_lease_is_renewed_under_our_eyes_is_not_silent(
 
 @pytest.mark.looptime
 async def test_e07_a_lease_that_runs_out_under_our_eyes_makes_its_node_stale() -> None:
-    silent, took = await surveyed(LeasesServer([lease(1), lease(1, name="kube-scheduler")]))
+    silent, took = await surveyed(LeasesServer([lease(1), lease(1, name="kube-scheduler", seconds=3600)]))
 
     assert silent
     assert took == pytest.approx(8, abs=LOOK_SECONDS)
