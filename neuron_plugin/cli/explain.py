@@ -57,7 +57,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--lease-namespace",
         metavar="TEXT",
-        help="where the nodes' plugins renew their Leases (default: the daemon's of this pod, else kube-system); empty: do not look",
+        help="namespace of the nodes' Leases (default: that of this pod's daemon, or kube-system); empty: do not look",
     )
     add_output_flag(parser)
 
