@@ -42,7 +42,7 @@ class Entry(NamedTuple):  # not a frozen dataclass: those take four times as lon
     """One decision.
 
     ``chosen`` are the cores of the set, or of the ids that were refused; ``reason`` says why them. ``offered`` and
-    ``must_include`` are the cores the caller allowed and demanded, where it did. ``usable`` gives the cores that the
+    ``mustInclude`` are the cores the caller allowed and demanded, where it did. ``usable`` gives the cores that the
     choice could be made from; it has to be a function of immutable values, because it is asked later.
     """
 
@@ -82,7 +82,7 @@ def explain(entry: Entry) -> dict[str, object]:
     sets = candidates(geometry, usable, unit, len(chosen), entry.must_include) if chosen else ()
     shown = sets[:MOST_CANDIDATES]
     return {
-        "time_ns": entry.at_ns,
+        "timeNs": entry.at_ns,
         "step": entry.step.value,
         "node": entry.node,
         "pod": str(entry.pod) if entry.pod and entry.pod.name else "",
@@ -93,11 +93,11 @@ def explain(entry: Entry) -> dict[str, object]:
         "ids": format_ids(chosen),
         "reason": entry.reason,
         "offered": format_ids(ids_of(geometry, unit, entry.offered)),
-        "must_include": format_ids(ids_of(geometry, unit, entry.must_include)),
+        "mustInclude": format_ids(ids_of(geometry, unit, entry.must_include)),
         "usable": format_ids(ids_of(geometry, unit, usable)),
         "candidates": [
             {"ids": format_ids(ids_of(geometry, unit, mask)), "cost": cost}
             for mask, cost in zip(shown, costs(geometry, usable, shown), strict=True)
         ],
-        "candidate_count": len(sets),
+        "candidateCount": len(sets),
     }

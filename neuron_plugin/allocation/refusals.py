@@ -1,6 +1,7 @@
 """Saying no, as a value with one of a few fixed texts.
 
-kube-scheduler counts nodes per distinct text, so a text names neither node nor ids (pkg/scheduler/framework).
+kube-scheduler counts nodes per distinct text, so a text names neither node nor ids. It joins them by commas and sets
+the full stop (pkg/scheduler/framework/types.go, FitError), so ours have neither; the vendor's sentence stays as it is.
 """
 
 from __future__ import annotations
@@ -54,26 +55,26 @@ def unsupported_count(geometry: Geometry, unit: Unit, count: int) -> Refusal:
 def too_many(geometry: Geometry, unit: Unit, count: int) -> Refusal:
     """More than every node of this type has."""
     has = geometry.device_count if unit is Unit.DEVICE else geometry.core_count
-    text = f"Instance type {geometry.instance_type} has {has} Neuron {_PLURALS[unit]}, {count} were requested."
+    text = f"Instance type {geometry.instance_type} has {has} Neuron {_PLURALS[unit]} and {count} were requested"
     return Refusal(Reason.TOO_MANY, text)
 
 
 def crowded(geometry: Geometry) -> Refusal:
     """Each container could be served alone, but never all of them together."""
-    text = f"Instance type {geometry.instance_type} has no room for all containers of the pod at once."
+    text = f"Instance type {geometry.instance_type} has no room for all containers of the pod at once"
     return Refusal(Reason.TOO_MANY, text)
 
 
 def unhealthy(unit: Unit, count: int) -> Refusal:
     """Enough hardware, but part of it is missing or unhealthy."""
-    return Refusal(Reason.UNHEALTHY, f"No set of {count} healthy linked Neuron {_PLURALS[unit]} on the node.")
+    return Refusal(Reason.UNHEALTHY, f"No set of {count} healthy linked Neuron {_PLURALS[unit]} on the node")
 
 
 def not_free(unit: Unit, count: int) -> Refusal:
     """Fewer are free than requested."""
-    return Refusal(Reason.NOT_FREE, f"Fewer than {count} free Neuron {_PLURALS[unit]}.")
+    return Refusal(Reason.NOT_FREE, f"Fewer than {count} free Neuron {_PLURALS[unit]}")
 
 
 def fragmented(unit: Unit, count: int) -> Refusal:
     """Enough are free, but not linked."""
-    return Refusal(Reason.FRAGMENTED, f"No free linked set of {count} Neuron {_PLURALS[unit]}.")
+    return Refusal(Reason.FRAGMENTED, f"No free linked set of {count} Neuron {_PLURALS[unit]}")

@@ -110,9 +110,9 @@ def chosen(decisions: Sequence[Decision], pod: str, last: int) -> list[Decision]
 
 def row_of(decision: Decision) -> tuple[str, ...]:
     """A decision as a row below ``HEADERS``."""
-    at = datetime.fromtimestamp(decision["time_ns"] / 1e9, UTC)
+    at = datetime.fromtimestamp(decision["timeNs"] / 1e9, UTC)
     candidates = [f"{each['ids']}({each['cost']})" for each in decision["candidates"]]
-    more = decision["candidate_count"] - len(candidates)
+    more = decision["candidateCount"] - len(candidates)
     return (
         at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         decision["step"],

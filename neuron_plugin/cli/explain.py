@@ -9,9 +9,10 @@ import urllib.parse
 import urllib.request
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from neuron_plugin.cli.command import CommandError, Exit, Subparsers, UsageError, add_command
 from neuron_plugin.cli.configuration import settings_here
@@ -42,7 +43,8 @@ def register(subparsers: Subparsers) -> None:
         summary="say for each node why a pod fits it or not",
         description=(
             "Say for each node which set a pod would get there, or what it lacks and who holds the sets in its way. "
-            "Asks a running extender with --extender, and otherwise works it out from the API server."
+            "Asks a running extender with --extender, and otherwise works it out from the API server, which takes some "
+            "seconds: whether a node's plugin still renews its Lease shows only then."
         ),
         examples=EXAMPLES,
     )
@@ -52,6 +54,11 @@ def register(subparsers: Subparsers) -> None:
     )
     add_kubeconfig_flag(parser)
     parser.add_argument("--instance-types", metavar="FILE", type=Path, help="YAML file of further instance types")
+    parser.add_argument(
+        "--lease-namespace",
+        metavar="TEXT",
+        help="namespace of the nodes' Leases (default: that of this pod's daemon, or kube-system); empty: do not look",
+    )
     add_output_flag(parser)
 
 
@@ -66,7 +73,7 @@ def run(arguments: Namespace) -> int:
         print(answer if form is Form.TEXT else _document(form, json.loads(answer)), end="")
         return Exit.FINE
     found = asyncio.run(_work_out(arguments, namespace or "default", name))
-    print(_text(found) if form is Form.TEXT else _document(form, asdict(found)), end="")
+    print(_text(found) if form is Form.TEXT else _document(form, msgspec.to_builtins(found)), end="")
     return Exit.FINE
 
 
@@ -99,9 +106,10 @@ async def _work_out(arguments: Namespace, namespace: str, name: str) -> Explanat
 
     here = settings_here()
     types = load_catalogue(arguments.instance_types or here.instance_types)
+    leases = here.lease_namespace if arguments.lease_namespace is None else arguments.lease_namespace
     try:
         async with await connect(kubeconfig_of(arguments.kubeconfig or here.kubeconfig)) as api:
-            state = await survey(api, types)
+            state = await survey(api, types, lease_namespace=leases)
     except ClusterError as error:
         raise CommandError(str(error)) from None
     record = find_pod(state, namespace, name)

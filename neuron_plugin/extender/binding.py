@@ -12,20 +12,17 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import partial
 
-from neuron_plugin.allocation.annotations import ASSIGNMENT_KEYS, Dialect, write
-from neuron_plugin.allocation.journal import Entry, Journal, Step
+from neuron_plugin.allocation.annotations import Dialect
+from neuron_plugin.allocation.journal import Journal
 from neuron_plugin.allocation.ledger import Holder, Pod, PodUid
-from neuron_plugin.allocation.refusals import Refusal
-from neuron_plugin.allocation.requests import PodRequest
-from neuron_plugin.cluster.api import ClusterError
+from neuron_plugin.cluster.api import ApiError, ClusterError
+from neuron_plugin.extender.annotation_check import AnnotationCheck
+from neuron_plugin.extender.assignments import Assignments
 from neuron_plugin.extender.attempts import Ending, Outcome, PodWrites, SeenPod, may_have_happened
-from neuron_plugin.extender.claims import PodRecord, Unreadable, claim_of, holder_for
+from neuron_plugin.extender.claims import PodRecord, claim_of
 from neuron_plugin.extender.hardware import Hardware
-from neuron_plugin.extender.shapes import ClosedShape
 from neuron_plugin.extender.state import ClusterState, Reservation
-from neuron_plugin.extender.verdicts import placement_on
 
 _log = logging.getLogger(__name__)
 
@@ -65,13 +62,16 @@ class Binder:
         self._state = state
         self._writes = writes
         self._fence = fence
-        self._dialects = dialects
         self._times = times
         self._clock = clock
-        self._unix_ns = unix_ns
         self._attempts: dict[PodUid, tuple[str, asyncio.Task[Outcome]]] = {}
-        self._server_keeps_annotations: bool | None = None
-        self.journal = Journal()
+        self._assignments = Assignments(state, dialects, clock, unix_ns)
+        self._annotation_check = AnnotationCheck(writes, timeout_seconds=times.read)
+
+    @property
+    def journal(self) -> Journal:
+        """What was bound lately."""
+        return self._assignments.journal
 
     @property
     def under_way(self) -> int:
@@ -79,8 +79,8 @@ class Binder:
         return len(self._attempts)
 
     def unseen(self) -> int:
-        """Confirmed bindings that the watch should have shown by now and has not."""
-        held = self._state.reservations.values()
+        """Confirmed bindings that the watch should have shown by now and has not; asked from a scrape's thread, too."""
+        held = list(self._state.reservations.values())
         return sum(each.confirmed and self._in_doubt(each) for each in held)
 
     async def bind(self, pod: Pod, node: str) -> Outcome:
@@ -103,8 +103,8 @@ class Binder:
 
     async def settle(self) -> None:
         """Look up the pods whose reservations are in doubt, and release or confirm them."""
-        for uid, held in list(self._state.reservations.items()):
-            if uid not in self._attempts and self._in_doubt(held):
+        for held in list(self._state.reservations.values()):
+            if self._in_doubt(held):
                 await self._settle_one(held)
 
     def _start(self, pod: Pod, node: str) -> tuple[str, asyncio.Task[Outcome]]:
@@ -129,52 +129,31 @@ class Binder:
                 return Outcome(Ending.REFUSED, f"pod {pod} is not known here and cannot be read: {error}")
             if seen is None or seen.terminal:
                 return _not_the_pod(pod)
-            record = self._state.pods.get(pod.uid) or seen.record
+            record = seen.record
         return await self._bind_known(record, node)
 
     async def _bind_known(self, record: PodRecord, node: str) -> Outcome:
         target = self._state.bound_to(record.uid) or record.node
         if target and target != node:
             return _undecided(record.pod, target)
-        if record.node:
-            return _repeated(record)
         held = self._state.reservations.get(record.uid)
         if held and held.confirmed:
             return Outcome(Ending.REPEATED, annotations=held.annotations)
+        if record.node:
+            return _repeated(record)
         if reason := self._fence():
             return Outcome(Ending.NOT_SERVING, reason)
-        chosen = replace(held, since=self._clock()) if held else self._choose(record, node)
+        chosen = replace(held, since=self._clock()) if held else self._assignments.choose(record, node)
         if isinstance(chosen, Outcome):
             return chosen
         if chosen.annotations:
             self._state.reserve(chosen)
         return await self._write(chosen, in_doubt=held is not None)
 
-    def _choose(self, record: PodRecord, node: str) -> Reservation | Outcome:
-        """The best set of the moment. The caller reserves it before anything else can run."""
-        if isinstance(record.request, Unreadable):
-            return Outcome(Ending.NO_SET, record.request.text)
-        if not record.request:
-            return Reservation(record.pod, node, Holder(record.pod, ()), {}, self._clock())
-        return self._choose_set(record.pod, record.request, node)
-
-    def _choose_set(self, pod: Pod, request: PodRequest, node: str) -> Reservation | Outcome:
-        shape = self._state.shapes[node]
-        if isinstance(shape, ClosedShape):
-            return Outcome(Ending.NO_SET, shape.refusal.text)
-        placement = placement_on(shape, request)
-        if isinstance(placement, Refusal):
-            return Outcome(Ending.NO_SET, placement.text)
-        annotations = write(shape.geometry, placement, self._unix_ns(), self._dialects)
-        if not annotations.keys() & set(ASSIGNMENT_KEYS):
-            return Outcome(Ending.NO_SET, f"pod {pod} asks for two resources, which the vendor's dialect cannot say")
-        holder = holder_for(pod, placement)
-        return Reservation(pod, node, holder, annotations, self._clock(), chosen_from=shape)
-
     async def _write(self, chosen: Reservation, *, in_doubt: bool) -> Outcome:
         """One POST; ``in_doubt`` says that an earlier one may have landed."""
         try:
-            if self._server_keeps_annotations is False and chosen.annotations:
+            if self._annotation_check.merged is False and chosen.annotations:
                 await self._writes.annotate(chosen.pod, chosen.annotations, timeout_seconds=self._times.read)
                 if reason := self._fence():
                     return self._stopped(chosen, reason, in_doubt=in_doubt)
@@ -182,29 +161,9 @@ class Binder:
         except ClusterError as error:
             return await self._look(chosen, error, in_doubt=in_doubt or may_have_happened(error))
         self._state.confirm(chosen.pod.uid)
-        self._journal_bound(chosen)
-        await self._check_annotations(chosen)
+        self._assignments.remember(chosen)
+        await self._annotation_check.after(chosen)
         return Outcome(Ending.BOUND, annotations=chosen.annotations)
-
-    def _journal_bound(self, bound: Reservation) -> None:
-        """Keep what was chosen and from what, so that it can be explained later."""
-        shape = bound.chosen_from
-        if shape is None:
-            return
-        for holding in bound.holder.holdings:
-            entry = Entry(
-                at_ns=self._unix_ns(),
-                step=Step.BOUND,
-                node=bound.node,
-                geometry=shape.geometry,
-                resource=holding.resource,
-                chosen=holding.mask,
-                reason="takes least from later pods",
-                pod=bound.pod,
-                container=holding.container,
-                usable=partial(int, shape.free_mask),
-            )
-            self.journal.record(entry)
 
     def _stopped(self, chosen: Reservation, reason: str, *, in_doubt: bool) -> Outcome:
         """Leadership ended between patch and binding; only an earlier attempt's write may still be under way."""
@@ -217,13 +176,14 @@ class Binder:
         try:
             seen = await self._writes.read(chosen.pod, timeout_seconds=self._times.read)
         except ClusterError:
-            if not in_doubt and not getattr(error, "conflict", False):
-                self._state.release(chosen.pod.uid)
-                return Outcome(Ending.REFUSED, str(error))
-            return Outcome(Ending.UNKNOWN, f"{error}; the pod cannot be read, its silicon stays reserved until it can")
+            if in_doubt or (isinstance(error, ApiError) and error.conflict):
+                text = f"{error}; the pod cannot be read, its silicon stays reserved until it can"
+                return Outcome(Ending.UNKNOWN, text)
+            self._state.release(chosen.pod.uid)
+            return Outcome(Ending.REFUSED, str(error))
         outcome = self._after_a_look(chosen, seen, error, in_doubt=in_doubt)
         if outcome.ending is Ending.ADOPTED:
-            await self._check_annotations(chosen)
+            await self._annotation_check.after(chosen)
         return outcome
 
     def _after_a_look(
@@ -248,31 +208,12 @@ class Binder:
         """The pod is bound where we wanted it: hold what it says it was given."""
         node = self._state.nodes.get(chosen.node)
         held = replace(chosen, confirmed=True)
-        if node and isinstance(node.hardware, Hardware) and record.decision is not None:
+        if node and isinstance(node.hardware, Hardware):
             claim = claim_of(record, node.hardware.geometry)
             held = replace(held, holder=claim) if isinstance(claim, Holder) else held
         if chosen.pod.uid in self._state.reservations:
             self._state.reserve(held)
         return Outcome(Ending.ADOPTED, annotations=chosen.annotations)
-
-    async def _check_annotations(self, bound: Reservation) -> None:
-        """Once per process: does this API server merge a binding's annotations into the pod?
-
-        Every Kubernetes since 0.13 does; a proxy or a re-implementation may not, and then assignments would be lost
-        without a word. From then on annotations are patched before the binding, which needs the right to patch pods.
-        """
-        if self._server_keeps_annotations is not None or not bound.annotations:
-            return
-        try:
-            seen = await self._writes.read(bound.pod, timeout_seconds=self._times.read)
-            if seen is None or seen.record.node != bound.node:
-                return
-            self._server_keeps_annotations = seen.record.decision is not None
-            if not self._server_keeps_annotations:
-                _log.error("API server drops binding annotations; patching pods instead", extra={"pod": str(bound.pod)})
-                await self._writes.annotate(bound.pod, bound.annotations, timeout_seconds=self._times.read)
-        except ClusterError as error:
-            _log.warning("binding annotations not verified", extra={"pod": str(bound.pod), "cause": str(error)})
 
     def _in_doubt(self, held: Reservation) -> bool:
         record = self._state.pods.get(held.pod.uid)

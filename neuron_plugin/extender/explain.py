@@ -5,7 +5,7 @@ The same functions that decide are asked here, so an explanation cannot differ f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from neuron_plugin.allocation.idlists import format_ids
 from neuron_plugin.allocation.ledger import Holder
@@ -26,8 +26,7 @@ MOST_SETS = 4
 """Sets shown per container and node: those with the fewest pods in their way."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockedSet:
+class BlockedSet(msgspec.Struct, frozen=True, rename="camel"):
     """A set that would do, the pods that hold a part of it, and its devices that may not be used."""
 
     ids: str
@@ -35,8 +34,7 @@ class BlockedSet:
     unhealthy_devices: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NodeExplanation:
+class NodeExplanation(msgspec.Struct, frozen=True, rename="camel"):
     """One node's answer. ``sets`` says what each container would get, ``blocked`` what stands in its way if nothing."""
 
     node: str
@@ -47,8 +45,7 @@ class NodeExplanation:
     details: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(msgspec.Struct, frozen=True, rename="camel"):
     """A pod's prospects. ``note`` says what holds for all nodes, such as that it is bound already."""
 
     pod: str

@@ -31,9 +31,7 @@ def log_filter(pod: Pod, request: PodRequest, filtered: Filtered, microseconds: 
     """A filter's result: counts, and how many nodes each text turned away."""
     texts = filtered.texts
     fields = {
-        "pod": str(pod),
-        "uid": pod.uid,
-        "request": request_text(request),
+        **_asked(pod, request),
         "nodes": len(filtered.passed) + texts.total(),
         "passed": len(filtered.passed),
         "refused": dict(texts.most_common(_MOST_REASONS)),
@@ -46,9 +44,7 @@ def log_prioritize(pod: Pod, request: PodRequest, scores: list[int], microsecond
     """How many nodes were scored and how many share the best score."""
     best = max(scores, default=0)
     fields = {
-        "pod": str(pod),
-        "uid": pod.uid,
-        "request": request_text(request),
+        **_asked(pod, request),
         "nodes": len(scores),
         "best": scores.count(best),
         "us": microseconds,
@@ -59,9 +55,7 @@ def log_prioritize(pod: Pod, request: PodRequest, scores: list[int], microsecond
 def log_preempt(pod: Pod, request: PodRequest, offered: int, victims: Mapping[str, int], microseconds: int) -> None:
     """How many nodes were offered and kept, and how many victims they cost."""
     fields = {
-        "pod": str(pod),
-        "uid": pod.uid,
-        "request": request_text(request),
+        **_asked(pod, request),
         "nodes": offered,
         "passed": len(victims),
         "fewest_victims": min(victims.values(), default=0),
@@ -86,3 +80,7 @@ def log_bind(pod: Pod, node: str, outcome: Outcome, record: NodeRecord | None, m
 def log_error(verb: str, error: str, microseconds: int) -> None:
     """A verb that could not be decided."""
     _log.warning(verb, extra={"error": error, "us": microseconds})
+
+
+def _asked(pod: Pod, request: PodRequest) -> dict[str, object]:
+    return {"pod": str(pod), "uid": pod.uid, "request": request_text(request)}

@@ -110,41 +110,36 @@ class VerdictMemo:
 
     def verdicts(self, request: PodRequest) -> Verdicts:
         """The verdicts on one request."""
-        demand = _demand(request)
-        table = self._verdicts.get(demand)
-        if table is None:
-            _forget_oldest(self._verdicts)
-            table = self._verdicts[demand] = Verdicts(self._shapes, request)
-        return table
+        return self._remembered(self._verdicts, request, Verdicts)
 
     def costs(self, request: PodRequest) -> Costs:
         """What the best placement of a request costs later pods: subscript with a node's name."""
-        demand = _demand(request)
-        table = self._costs.get(demand)
-        if table is None:
-            _forget_oldest(self._costs)
-            table = self._costs[demand] = Costs(self._shapes, request)
-        return table
+        return self._remembered(self._costs, request, Costs)
 
-    def node_changed(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
-        """See ``state.Observer``."""
-        record = after or before
-        if record is None:
+    def node_changed(self, before: NodeRecord | None, after: NodeRecord | None) -> None:  # noqa: ARG002 - the state's observer protocol
+        """See ``state.Observer``. Of a node that was not there nothing was kept."""
+        if before is None:
             return
         for verdicts in self._verdicts.values():
-            verdicts.forget(record.name)
+            verdicts.forget(before.name)
         for costs in self._costs.values():
-            costs.pop(record.name, None)
+            costs.pop(before.name, None)
 
     def pod_changed(self, before: PodRecord | None, after: PodRecord | None) -> None:
         """What a pod changes for others it changes on its node."""
 
+    def _remembered(
+        self, tables: dict[_Demand, V], request: PodRequest, make: Callable[[Mapping[str, AnyShape], PodRequest], V]
+    ) -> V:
+        """The table of a demand; the one that was asked for longest ago makes room for a new one.
 
-def _demand(request: PodRequest) -> _Demand:
-    """What answers depend on. Containers' names are left out: every workload has its own, and would have its table."""
-    return tuple((part.kind, part.resource, part.count) for part in request)
-
-
-def _forget_oldest(tables: dict[_Demand, V]) -> None:
-    while len(tables) >= MOST_REQUESTS:
-        tables.pop(next(iter(tables)))
+        Containers' names are no part of a demand: every workload has its own, and would have its table.
+        """
+        demand = tuple((part.kind, part.resource, part.count) for part in request)
+        table = tables.pop(demand, None)
+        if table is None:
+            table = make(self._shapes, request)
+        tables[demand] = table
+        if len(tables) > MOST_REQUESTS:
+            del tables[next(iter(tables))]
+        return table

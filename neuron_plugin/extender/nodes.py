@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import reduce
 
 from neuron_plugin.allocation.ledger import Holder, Ledger
 from neuron_plugin.extender.claims import PodRecord, UnclearClaim, claim_of
@@ -66,7 +65,7 @@ def node_record(
     holders = [claim for claim in claims if isinstance(claim, Holder)] + list(reserved)
     unclear = [claim for claim in claims if isinstance(claim, UnclearClaim)]
     unclear += _overlaps(holders)
-    ledger = reduce(Ledger.with_holder, holders, Ledger())
+    ledger = Ledger({holder.pod.uid: holder for holder in holders})
     shape = _shape(hardware, ledger, [claim.refusal for claim in unclear] + [STALE] * stale)
     return NodeRecord(facts, hardware, ledger, tuple(unclear), stale, shape)
 

@@ -1,131 +1,176 @@
-"""Which of the victims that the scheduler offers really open a linked set.
+"""Which pods to evict so that a linked set comes free.
 
-The scheduler's dry run counts devices and does not know links, so its victims may leave a hole of the right size in
-the wrong places. Here their removal is simulated on the node's ledger: the fewest victims, then those of the lowest
-priority, that open a valid set stay; a node that they do not help is left out. Nobody is added: what was not offered
-may have a higher priority or a disruption budget (pkg/scheduler/framework/preemption/preemption.go checks neither
-again).
+The scheduler's dry run counts devices and does not know links, so the victims it offers may leave a hole of the right
+size in the wrong places. Here evictions are simulated on the node's ledger: the fewest, then those of the lowest
+priority, that open a valid set; of the offered ones if these can, else of all Neuron pods there of lower priority.
+
+kube-scheduler evicts whichever pods of the node it is told to and checks neither priority nor disruption budgets again
+(pkg/scheduler/extender.go, framework/preemption/preemption.go). Budgets are not known here, so a victim that was not
+offered counts as a violation of one: the scheduler takes a node without, if it has one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, islice
+from heapq import merge
+from itertools import combinations
 
 from neuron_plugin.allocation.ledger import Holder, PodUid
 from neuron_plugin.allocation.placement import place
 from neuron_plugin.allocation.refusals import Refusal
-from neuron_plugin.allocation.requests import PodRequest
+from neuron_plugin.allocation.requests import ContainerRequest, PodRequest
 from neuron_plugin.extender.claims import PodRecord
 from neuron_plugin.extender.hardware import Hardware
 from neuron_plugin.extender.nodes import NodeRecord
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.wire import Victims
+from neuron_plugin.topology.geometry import Geometry
 from neuron_plugin.topology.sets import valid_sets
 
-_MOST_TRIALS = 300
-"""Placements tried per node for a pod of several requesting containers, before settling for few instead of fewest."""
+_MOST_TRIALS = 1000
+"""Placements tried in one call for a pod of several requesting containers before few victims do instead of the fewest:
+some 30 ms, in which no other verb is answered."""
 
 
-def preempt(state: ClusterState, request: PodRequest, offered: Mapping[str, Victims]) -> dict[str, Victims]:
-    """The nodes where evicting offered pods lets the request fit, with the victims that are needed there.
+def preempt(
+    state: ClusterState, request: PodRequest, priority: int, offered: Mapping[str, Victims]
+) -> dict[str, Victims]:
+    """The offered nodes where evicting pods of a lower ``priority`` lets the request fit, with the victims it takes.
 
-    For a pod that asks for no Neuron the offer stands as it is; a node without victims would end the whole preemption.
+    For a pod that asks for no Neuron the offer stands as it is. A node without victims would end the whole preemption.
     """
+    offered = {name: victims for name, victims in offered.items() if victims.uids}
     if not request:
-        return {name: victims for name, victims in offered.items() if victims.uids}
-    chosen = {}
-    for name, victims in offered.items():
-        record = state.nodes.get(name)
-        needed = _needed(record, request, victims, state.pods) if record else None
-        if needed:
-            chosen[name] = Victims(needed, victims.pdb_violations)
-    return chosen
+        return offered
+    search = _Search(state.pods, request, priority)
+    open_nodes = {name: record for name in offered if (record := state.nodes.get(name)) and not record.stale}
+    answers = ((name, search.victims_on(record, offered[name])) for name, record in open_nodes.items())
+    return {name: victims for name, victims in answers if victims}
 
 
-def _needed(
-    record: NodeRecord, request: PodRequest, victims: Victims, pods: Mapping[PodUid, PodRecord]
-) -> tuple[str, ...]:
-    """The victims to evict, in the order offered; empty when they do not help.
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A holder that may be evicted: rather one of low priority, and of equals one that was offered."""
 
-    A victim that holds no Neuron silicon here was offered for something else, CPU or memory, which is not ours to
-    judge: it stays a victim. So does one whose claim is unclear, because it keeps the node closed.
-    """
-    offered = set(victims.uids)
-    unclear = {claim.pod.uid for claim in record.unclear}
-    if not isinstance(record.hardware, Hardware) or record.stale or unclear - offered:
-        return ()
-    optional = [holder for holder in record.ledger if holder.pod.uid in offered - unclear]
-    optional.sort(key=lambda holder: _priority(pods, holder))
-    evicted = _fewest(record, record.hardware, request, optional)
-    if evicted is None:
-        return ()
-    spared = {holder.pod.uid for holder in optional} - {holder.pod.uid for holder in evicted}
-    return tuple(uid for uid in victims.uids if uid not in spared)
+    holder: Holder
+    rank: tuple[float, bool]
+
+    @property
+    def uid(self) -> PodUid:
+        return self.holder.pod.uid
+
+
+class _Search:
+    """One pod's search for victims, node by node."""
+
+    def __init__(self, pods: Mapping[PodUid, PodRecord], request: PodRequest, priority: int) -> None:
+        self._pods = pods
+        self._request = request
+        self._priority = priority
+        self._trials = iter(range(_MOST_TRIALS))
+
+    def victims_on(self, record: NodeRecord, offered: Victims) -> Victims | None:
+        """The victims to evict, by falling priority; None when no eviction helps.
+
+        A victim that holds no Neuron silicon here was offered for something else, CPU or memory, which is not ours to
+        judge: it stays a victim. So does one whose claim is unclear, because it keeps the node closed.
+        """
+        unclear = {claim.pod.uid for claim in record.unclear}
+        if unclear.difference(offered.uids):
+            return None
+        candidates = [
+            _Candidate(holder, (self._priority_of(holder.pod.uid), holder.pod.uid not in offered.uids))
+            for holder in record.ledger
+            if holder.pod.uid not in unclear
+            and (holder.pod.uid in offered.uids or self._is_lower(holder.pod.uid, record.name))
+        ]
+        own = [each for each in candidates if each.uid in offered.uids]
+        for among in (own, candidates):
+            evicted = self._fewest(record, among, unclear)
+            if evicted is not None:
+                return self._answer(offered, {each.uid for each in own}, {each.uid for each in evicted})
+        return None
+
+    def _priority_of(self, uid: str) -> float:
+        """Unknown of a pod without Neuron, and of one that the watch does not show yet."""
+        pod = self._pods.get(PodUid(uid))
+        return pod.priority if pod else float("inf")
+
+    def _is_lower(self, uid: PodUid, node: str) -> bool:
+        """Whether a pod may be evicted unoffered; one that is not bound yet the scheduler would not find."""
+        pod = self._pods.get(uid)
+        return pod is not None and pod.node == node and pod.priority < self._priority
+
+    def _fewest(
+        self, record: NodeRecord, candidates: list[_Candidate], unclear: set[PodUid]
+    ) -> Sequence[_Candidate] | None:
+        """The fewest whose end lets the request fit, the lowest priorities among equally few; None if none do."""
+        if not isinstance(record.hardware, Hardware):
+            return None
+        leaving = unclear.union(each.uid for each in candidates)
+        staying = (holder for holder in record.ledger if holder.pod.uid not in leaving)
+        open_mask = _without(record.hardware.healthy_mask, staying)
+        board = _Board(record.hardware.geometry, open_mask, sorted(candidates, key=lambda each: each.rank))
+        if not board.fits(self._request):
+            return None
+        if len(self._request) == 1:
+            return board.fewest_for(self._request[0])
+        return board.fewest_for_all(self._request, self._trials)
+
+    def _answer(self, offered: Victims, own: set[PodUid], evicted: set[PodUid]) -> Victims:
+        """If none of the offered is in the way of a set, they were offered for something else, all of them.
+
+        Whose priority is unknown keeps its place among the offered.
+        """
+        kept = [uid for uid in offered.uids if uid in evicted or uid not in own]
+        added = sorted(evicted - own, key=self._priority_of, reverse=True)
+        if not kept and not added:
+            return offered
+        uids = merge(kept, added, key=self._priority_of, reverse=True)
+        return Victims(tuple(uids), offered.pdb_violations + len(added))
 
 
 @dataclass(frozen=True, slots=True)
 class _Board:
-    """A node without the offered pods: what they can open, and what stays closed."""
+    """What is open on a node once all candidates are gone, and these, the ones to go first in front."""
 
-    hardware: Hardware
+    geometry: Geometry
     open_mask: int
+    candidates: Sequence[_Candidate]
 
-    def free_after(self, spared: Iterable[Holder]) -> int:
-        mask = self.open_mask
-        for holder in spared:
-            mask &= ~holder.mask
-        return mask
+    def fits(self, request: PodRequest, spared: Iterable[_Candidate] = ()) -> bool:
+        """Whether the request fits if these stay all the same."""
+        open_mask = _without(self.open_mask, (each.holder for each in spared))
+        return not isinstance(place(self.geometry, open_mask, request), Refusal)
 
+    def fewest_for(self, part: ContainerRequest) -> Sequence[_Candidate]:
+        """Exact: every valid set names who is in its way, and the best of these lists wins."""
+        ways = (
+            [each for each in reversed(self.candidates) if each.holder.mask & mask]
+            for mask in valid_sets(self.geometry, part.resource.unit, part.count)
+            if mask & self.open_mask == mask
+        )
+        return min(ways, key=lambda way: (len(way), [each.rank for each in way]))
 
-def _fewest(
-    record: NodeRecord, hardware: Hardware, request: PodRequest, optional: Sequence[Holder]
-) -> tuple[Holder, ...] | None:
-    """The fewest holders, lowest priority first among equals, whose end lets the request fit; None if none do."""
-    leaving = {holder.pod.uid for holder in optional} | {claim.pod.uid for claim in record.unclear}
-    stay_mask = 0
-    for holder in record.ledger:
-        if holder.pod.uid not in leaving:
-            stay_mask |= holder.mask
-    board = _Board(hardware, hardware.healthy_mask & ~stay_mask)
-    if isinstance(place(hardware.geometry, board.open_mask, request), Refusal):
-        return None
-    return _for_one(board, request, optional) if len(request) == 1 else _for_several(board, request, optional)
-
-
-def _for_one(board: _Board, request: PodRequest, optional: Sequence[Holder]) -> tuple[Holder, ...]:
-    """Exact: every valid set names the holders in its way, and the best of these lists wins."""
-    part = request[0]
-    ways = [
-        [rank for rank, holder in enumerate(optional) if holder.mask & mask]
-        for mask in valid_sets(board.hardware.geometry, part.resource.unit, part.count)
-        if mask & board.open_mask == mask
-    ]
-    best = min(ways, key=lambda ranks: (len(ranks), ranks[::-1]))
-    return tuple(optional[rank] for rank in best)
+    def fewest_for_all(self, request: PodRequest, trials: Iterator[int]) -> Sequence[_Candidate]:
+        """Exact while there are ``trials`` left; then whoever can be is spared, the last first."""
+        for evicted, _ in zip(_by_size(self.candidates), trials, strict=False):
+            if self.fits(request, [each for each in self.candidates if each not in evicted]):
+                return evicted
+        spared: list[_Candidate] = []
+        for each in reversed(self.candidates):
+            if self.fits(request, [*spared, each]):
+                spared.append(each)
+        return [each for each in self.candidates if each not in spared]
 
 
-def _for_several(board: _Board, request: PodRequest, optional: Sequence[Holder]) -> tuple[Holder, ...]:
-    for evicted in islice(_by_size(optional), _MOST_TRIALS):
-        if _fits(board, request, [holder for holder in optional if holder not in evicted]):
-            return evicted
-    spared: list[Holder] = []
-    for holder in reversed(optional):
-        if _fits(board, request, [*spared, holder]):
-            spared.append(holder)
-    return tuple(holder for holder in optional if holder not in spared)
+def _without(mask: int, holders: Iterable[Holder]) -> int:
+    for holder in holders:
+        mask &= ~holder.mask
+    return mask
 
 
-def _by_size(optional: Sequence[Holder]) -> Iterator[tuple[Holder, ...]]:
-    for size in range(len(optional) + 1):
-        yield from combinations(optional, size)
-
-
-def _fits(board: _Board, request: PodRequest, spared: Iterable[Holder]) -> bool:
-    return not isinstance(place(board.hardware.geometry, board.free_after(spared), request), Refusal)
-
-
-def _priority(pods: Mapping[PodUid, PodRecord], holder: Holder) -> int:
-    record = pods.get(holder.pod.uid)
-    return record.priority if record else 0
+def _by_size(candidates: Sequence[_Candidate]) -> Iterator[tuple[_Candidate, ...]]:
+    for size in range(len(candidates) + 1):
+        yield from combinations(candidates, size)

@@ -51,7 +51,7 @@ def to_the_leader(candidate: Candidate) -> Middleware:
 
 async def _sent_on(request: web.Request, url: str) -> web.Response:
     """A client that is still sending may not read an answer, so the body is taken in first, under the usual limits."""
-    with contextlib.suppress(TimeoutError, web.HTTPRequestEntityTooLarge):
+    with contextlib.suppress(TimeoutError, ConnectionError, web.HTTPRequestEntityTooLarge):
         async with asyncio.timeout(BODY_SECONDS):
             await request.read()
     return web.Response(status=_TEMPORARY_REDIRECT, headers={"Location": url + request.path_qs})

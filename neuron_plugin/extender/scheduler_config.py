@@ -18,21 +18,9 @@ API_VERSION = "kubescheduler.config.k8s.io/v1"
 SECOND_SCHEDULER = "neuron-scheduler"
 DEFAULT_SCHEDULER = "default-scheduler"
 
-STOCK_SCORERS = {
-    "TaintToleration": 3,
-    "NodeAffinity": 2,
-    "PodTopologySpread": 2,
-    "InterPodAffinity": 2,
-    "DynamicResources": 2,
-    "NodeResourcesFit": 1,
-    "NodeResourcesBalancedAllocation": 1,
-    "ImageLocality": 1,
-    "VolumeBinding": 1,
-}
-"""Default weights of the stock scorers (pkg/scheduler/apis/config/v1/default_plugins.go); each gives 0-100."""
-
 WEIGHT = 200
-"""One point of ours is worth ``WEIGHT`` * 10, 2000; all stock scorers together differ by 15 * 100, 1500, at most.
+"""One point of ours is worth ``WEIGHT`` * 10, 2000; all stock scorers together differ by 15 * 100, 1500, at most
+(pkg/scheduler/apis/config/v1/default_plugins.go).
 
 Our scores are ranks (`verdicts.scores`), so the node that costs later pods least leads by a point and always wins;
 among nodes of equal cost the stock scorers decide, as ever.

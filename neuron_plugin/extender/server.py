@@ -97,3 +97,5 @@ async def _body(request: web.Request) -> bytes | str:
         return f"{error.text}; raise max-body-mib if the cluster is that large"
     except TimeoutError:
         return f"the body did not arrive within {BODY_SECONDS:g} s"
+    except ConnectionError as error:
+        return f"the caller broke off in its body: {error}"

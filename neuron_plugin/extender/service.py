@@ -17,12 +17,13 @@ from neuron_plugin.cluster.kinds import PODS
 from neuron_plugin.extender import flowlog, wire
 from neuron_plugin.extender.attempts import SUCCESSES, Ending, Outcome
 from neuron_plugin.extender.binding import Binder
-from neuron_plugin.extender.claims import Unreadable
+from neuron_plugin.extender.claims import PodRecord, Unreadable
 from neuron_plugin.extender.memo import VerdictMemo
 from neuron_plugin.extender.metrics import ExtenderMetrics
-from neuron_plugin.extender.observation import request_of
+from neuron_plugin.extender.observation import pod_record
 from neuron_plugin.extender.preemption import preempt
 from neuron_plugin.extender.readiness import Readiness
+from neuron_plugin.extender.spelling import WireError
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.verbs import filter_nodes, score_nodes
 
@@ -69,7 +70,7 @@ class ExtenderService:
         started = self._clock()
         try:
             args = wire.decode_bind(body)
-        except wire.WireError as error:
+        except WireError as error:
             return self._failed("bind", str(error), started)
         pod = Pod(PodUid(args.uid), args.namespace, args.name)
         why_not = self._readiness.why_not
@@ -90,7 +91,7 @@ class ExtenderService:
         filtered = filter_nodes(self._state, self._memo, pod.uid, request, args.names)
         answer = wire.encode_filter(args, filtered.passed, filtered.failed, filtered.unresolvable)
         self._metrics.refused(filtered.codes)
-        flowlog.log_filter(pod, request, filtered, _us(self._clock() - started))
+        flowlog.log_filter(pod.pod, request, filtered, _us(self._clock() - started))
         return answer
 
     def _prioritize(self, body: bytes, started: float) -> bytes:
@@ -98,32 +99,31 @@ class ExtenderService:
         pod, request = self._read(args.pod)
         scores = score_nodes(self._memo, request, args.names)
         answer = wire.encode_scores(args.names, scores)
-        flowlog.log_prioritize(pod, request, scores, _us(self._clock() - started))
+        flowlog.log_prioritize(pod.pod, request, scores, _us(self._clock() - started))
         return answer
 
     def _preempt(self, body: bytes, started: float) -> bytes:
         args = wire.decode_preempt(body)
         pod, request = self._read(args.pod)
-        chosen = preempt(self._state, request, args.victims)
+        chosen = preempt(self._state, request, pod.priority, args.victims)
         counts = {node: len(victims.uids) for node, victims in chosen.items()}
-        flowlog.log_preempt(pod, request, len(args.victims), counts, _us(self._clock() - started))
+        flowlog.log_preempt(pod.pod, request, len(args.victims), counts, _us(self._clock() - started))
         return wire.encode_victims(chosen)
 
-    def _read(self, body: bytes) -> tuple[Pod, PodRequest]:
+    def _read(self, body: bytes) -> tuple[PodRecord, PodRequest]:
         """The pod of a call, and what it asks for."""
         if why_not := self._readiness.why_not:
             raise _UndecidedError(why_not)
-        pod = PODS.decode(body)
-        request = request_of(pod)
-        if isinstance(request, Unreadable):
-            raise _UndecidedError(request.text)
-        return Pod(PodUid(pod.uid), pod.namespace, pod.name), request
+        pod = pod_record(PODS.decode(body))
+        if isinstance(pod.request, Unreadable):
+            raise _UndecidedError(pod.request.text)
+        return pod, pod.request
 
     def _answered(self, verb: str, answer: Callable[[bytes, float], bytes], body: bytes) -> bytes:
         started = self._clock()
         try:
             found = answer(body, started)
-        except (wire.WireError, DecodeError, _UndecidedError) as error:
+        except (WireError, DecodeError, _UndecidedError) as error:
             return self._failed(verb, str(error), started)
         except Exception:  # noqa: BLE001 - a fault of ours, too, is read only in the body of a 200
             _log.exception("verb failed", extra={"verb": verb})

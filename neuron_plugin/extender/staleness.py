@@ -18,6 +18,11 @@ def keep_plugin_lease(lease: Lease) -> Lease | None:
     return lease if lease.name.startswith(LEASE_PREFIX) else None
 
 
+def node_of(lease: Lease) -> str:
+    """The node whose plugin renews this lease."""
+    return lease.name.removeprefix(LEASE_PREFIX)
+
+
 class PluginLeases:
     """The plugins' leases, and when each was last seen to be renewed, by our own clock."""
 
@@ -35,8 +40,4 @@ class PluginLeases:
 
     def stale(self, now: float) -> frozenset[str]:
         """The nodes whose lease has not been renewed for its whole duration, or was given up."""
-        return frozenset(
-            lease.name.removeprefix(LEASE_PREFIX)
-            for lease, sighting in self._leases.values()
-            if sighting.expired(lease, now)
-        )
+        return frozenset(node_of(lease) for lease, sighting in self._leases.values() if sighting.expired(lease, now))

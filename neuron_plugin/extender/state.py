@@ -196,7 +196,7 @@ class ClusterState:
         uids = self._by_node.get(name, {})
         reserved = [held for uid in uids if (held := self._reservations.get(uid)) and held.node == name]
         spoken_for = {held.pod.uid for held in reserved}
-        bound = [pod for uid in uids if (pod := self._pods.get(uid)) and pod.node == name and uid not in spoken_for]
+        bound = [pod for uid in uids if uid not in spoken_for and (pod := self._pods.get(uid))]
         return [held.holder for held in reserved], bound
 
     def _tell_node(self, before: NodeRecord | None, after: NodeRecord | None) -> None:

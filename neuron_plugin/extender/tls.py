@@ -16,7 +16,7 @@ CHECK_SECONDS = 10.0
 
 
 class ServerCertificate:
-    """A certificate chain and key in files that others may replace, and the context that serves them."""
+    """A certificate chain, a key and clients' CA in files that others may replace, and the context that serves them."""
 
     def __init__(self, chain: Path, key: Path, client_ca: Path | None) -> None:
         """Load them.
@@ -26,21 +26,26 @@ class ServerCertificate:
         """
         self._chain = chain
         self._key = key
-        self._seen = _stamp(chain, key)
+        self._client_ca = client_ca
+        self._seen = self._stamp()
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.context.load_cert_chain(chain, key)
+        self._load(self.context)
         if client_ca:
-            self.context.load_verify_locations(client_ca)
             self.context.verify_mode = ssl.CERT_REQUIRED
 
     def reload_if_changed(self) -> bool:
-        """Read the files again if they were replaced; a pair that does not match yet is left for the next look."""
+        """Read the files again if they were replaced; a pair that does not match yet is left for the next look.
+
+        Such a pair would leave the live context without any, so it is tried on another one first. A CA that was
+        replaced stays trusted until the next start.
+        """
         try:
-            stamp = _stamp(self._chain, self._key)
+            stamp = self._stamp()
             if stamp == self._seen:
                 return False
-            self.context.load_cert_chain(self._chain, self._key)
+            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+            self._load(self.context)
         except OSError as error:  # ssl.SSLError is one
             _log.warning("certificate not reloaded", extra={"path": str(self._chain), "cause": str(error)})
             return False
@@ -54,7 +59,12 @@ class ServerCertificate:
             await asyncio.sleep(CHECK_SECONDS)
             self.reload_if_changed()
 
+    def _load(self, context: ssl.SSLContext) -> None:
+        context.load_cert_chain(self._chain, self._key)
+        if self._client_ca:
+            context.load_verify_locations(self._client_ca)
 
-def _stamp(*files: Path) -> tuple[tuple[int, int, int], ...]:
-    found = [file.stat() for file in files]
-    return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in found)
+    def _stamp(self) -> tuple[tuple[int, int, int], ...]:
+        files = (self._chain, self._key, self._client_ca)
+        found = [file.stat() for file in files if file]
+        return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in found)

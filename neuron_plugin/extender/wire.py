@@ -1,24 +1,22 @@
 """kube-scheduler's extender messages: what comes in, as values, and what goes out, in Go's names.
 
-The Go types carry no JSON tags, so today's scheduler sends their capitalised names and older callers lower-case ones
-(staging/src/k8s.io/kube-scheduler/extender/v1/types.go). Go's own names are decoded in one pass; only a body with any
-other key is read again with its keys in any case, and what no spelling explains left out. Whole nodes pass through as
-the bytes they came in: the scheduler goes on with the objects we return.
+Go's own names are decoded in one pass; only a body with any other key is rewritten (`spelling`) and read again. Whole
+nodes pass through as the bytes they came in: the scheduler goes on with the objects we return.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Raw
 
+from neuron_plugin.extender.spelling import NULL, Rewrite, WireError, decoded, each_item, each_value, keys_of
+
 _Message = TypeVar("_Message")
-_Canonicaliser: TypeAlias = Callable[[Raw], bytes]
-_ABSENT = Raw(b"null")
-_NULL = b"null"
+_ABSENT = Raw(NULL)
 _GO_NAMES = {
     "pod_name": "PodName",
     "pod_namespace": "PodNamespace",
@@ -28,10 +26,6 @@ _GO_NAMES = {
     "pods": "Pods",
     "violations": "NumPDBViolations",
 }
-
-
-class WireError(ValueError):
-    """A body that is not the message the verb takes; the text says what was expected."""
 
 
 class _NodeList(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
@@ -91,7 +85,7 @@ class _FilterResult(msgspec.Struct, rename="pascal"):
     error: str = ""
 
 
-class _HostPriority(msgspec.Struct, rename="pascal"):
+class _HostPriority(msgspec.Struct, rename="pascal", gc=False):
     host: str
     score: int
 
@@ -139,14 +133,28 @@ _args_decoder = msgspec.json.Decoder(_Args)
 _bind_decoder = msgspec.json.Decoder(_BindArgs)
 _preempt_decoder = msgspec.json.Decoder(_PreemptArgs)
 _named_decoder = msgspec.json.Decoder(_Named)
-_list_decoder = msgspec.json.Decoder(list[Raw])
-_object_decoder = msgspec.json.Decoder(dict[str, Raw])
 _encoder = msgspec.json.Encoder()
 
-_FILTER_KEYS = ("Pod", "Nodes", "NodeNames")
 _BIND_KEYS = ("PodName", "PodNamespace", "PodUID", "Node")
-_PREEMPT_KEYS = ("Pod", "NodeNameToMetaVictims", "NodeNameToVictims")
-_VICTIMS_KEYS = ("Pods", "NumPDBViolations")
+
+_filter_keys = keys_of("ExtenderArgs", "Pod", "Nodes", "NodeNames", nested={"Nodes": keys_of("Nodes", "items")})
+_bind_keys = keys_of("ExtenderBindingArgs", *_BIND_KEYS)
+_victims_keys = each_value(
+    "victims by node",
+    keys_of(
+        "Victims",
+        "Pods",
+        "NumPDBViolations",
+        nested={"Pods": each_item("pods", keys_of("a pod", "UID", "metadata"))},
+    ),
+)
+_preempt_keys = keys_of(
+    "ExtenderPreemptionArgs",
+    "Pod",
+    "NodeNameToMetaVictims",
+    "NodeNameToVictims",
+    nested={"NodeNameToMetaVictims": _victims_keys, "NodeNameToVictims": _victims_keys},
+)
 
 
 def decode_filter(body: bytes) -> FilterArgs:
@@ -155,9 +163,9 @@ def decode_filter(body: bytes) -> FilterArgs:
     Raises:
         WireError: no ExtenderArgs, no Pod, or neither NodeNames nor Nodes.
     """
-    args = _in_any_case(_args_decoder, body, "ExtenderArgs", _FILTER_KEYS, {"Nodes": _canonical_list})
+    args = _in_any_case(_args_decoder, body, _filter_keys, "ExtenderArgs")
     pod = bytes(args.pod)
-    if pod == _NULL:
+    if pod == NULL:
         raise WireError("ExtenderArgs without Pod: send the pod that is to be scheduled")
     if args.node_names is not None:
         return FilterArgs(pod, args.node_names)
@@ -173,7 +181,7 @@ def decode_bind(body: bytes) -> BindArgs:
     Raises:
         WireError: not that, or one of its four texts is missing or empty.
     """
-    args = _in_any_case(_bind_decoder, body, "ExtenderBindingArgs", _BIND_KEYS)
+    args = _in_any_case(_bind_decoder, body, _bind_keys, "ExtenderBindingArgs")
     if not all(msgspec.structs.astuple(args)):
         raise WireError(f"ExtenderBindingArgs needs {', '.join(_BIND_KEYS)}, none of them empty")
     return BindArgs(args.pod_namespace, args.pod_name, args.pod_uid, args.node)
@@ -183,12 +191,11 @@ def decode_preempt(body: bytes) -> PreemptArgs:
     """Read ``ExtenderPreemptionArgs``, with victims as UIDs or as whole pods.
 
     Raises:
-        WireError: not that, no Pod, or no victims in either form.
+        WireError: not that, or no Pod.
     """
-    nested = dict.fromkeys(_PREEMPT_KEYS[1:], _canonical_victims)
-    args = _in_any_case(_preempt_decoder, body, "ExtenderPreemptionArgs", _PREEMPT_KEYS, nested)
+    args = _in_any_case(_preempt_decoder, body, _preempt_keys, "ExtenderPreemptionArgs")
     pod = bytes(args.pod)
-    if pod == _NULL:
+    if pod == NULL:
         raise WireError("ExtenderPreemptionArgs without Pod: send the pod that is to be scheduled")
     return PreemptArgs(pod, _offered(args))
 
@@ -222,56 +229,11 @@ def encode_error(text: str) -> bytes:
     return _encoder.encode({"Error": text})
 
 
-def _decoded(decoder: msgspec.json.Decoder[_Message], body: bytes | Raw, expected: str) -> _Message:
-    try:
-        return decoder.decode(body)
-    except RecursionError:
-        raise WireError(f"the body is nested too deeply, expected {expected} as JSON") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise WireError(f"{error}, expected {expected} as JSON") from None
-
-
-def _in_any_case(
-    decoder: msgspec.json.Decoder[_Message],
-    body: bytes,
-    expected: str,
-    keys: Sequence[str],
-    nested: Mapping[str, _Canonicaliser] | None = None,
-) -> _Message:
+def _in_any_case(decoder: msgspec.json.Decoder[_Message], body: bytes, rewrite: Rewrite, expected: str) -> _Message:
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _decoded(decoder, _canonical(body, expected, keys, nested), expected)
-
-
-def _canonical(
-    body: bytes | Raw, expected: str, keys: Sequence[str], nested: Mapping[str, _Canonicaliser] | None = None
-) -> bytes:
-    """The known keys of an object in Go's spelling; of two spellings of one key the later wins, as in Go."""
-    spelling = {key.lower(): key for key in keys}
-    members = _decoded(_object_decoder, body, expected).items()
-    found = {spelling[key.lower()]: value for key, value in members if key.lower() in spelling}
-    for key, canonicalise in (nested or {}).items():
-        if key in found and bytes(found[key]) != _NULL:
-            found[key] = Raw(canonicalise(found[key]))
-    return _encoder.encode(found)
-
-
-def _canonical_list(value: Raw) -> bytes:
-    return _canonical(value, "Nodes", ("items",))
-
-
-def _canonical_victims(value: Raw) -> bytes:
-    by_node = _decoded(_object_decoder, value, "victims by node")
-    nested = {"Pods": _canonical_pods}
-    return _encoder.encode(
-        {node: Raw(_canonical(raw, "Victims", _VICTIMS_KEYS, nested)) for node, raw in by_node.items()}
-    )
-
-
-def _canonical_pods(value: Raw) -> bytes:
-    pods = _decoded(_list_decoder, value, "pods")
-    return _encoder.encode([Raw(_canonical(pod, "a pod", ("UID", "metadata"))) for pod in pods])
+        return decoded(decoder, rewrite(body), expected)
 
 
 def _offered(args: _PreemptArgs) -> dict[str, Victims]:
@@ -285,7 +247,7 @@ def _offered(args: _PreemptArgs) -> dict[str, Victims]:
 
 
 def _name_of(node: Raw) -> str:
-    name = _decoded(_named_decoder, node, "a Node").metadata.name
+    name = decoded(_named_decoder, node, "a Node").metadata.name
     if not name:
         raise WireError("Nodes holds a node without metadata.name")
     return name

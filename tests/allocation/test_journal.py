@@ -71,7 +71,7 @@ def test_an_explanation_names_pod_inputs_choice_and_reason() -> None:
     assert (told["step"], told["container"], told["node"]) == ("preferred", "main", "n1")
     assert (told["resource"], told["count"], told["ids"]) == ("aws.amazon.com/neurondevice", 4, "4,5,6,7")
     assert told["offered"] == ",".join(str(device) for device in range(16))
-    assert told["must_include"] == "5"
+    assert told["mustInclude"] == "5"
     assert told["usable"] == ",".join(str(device) for device in range(4, 16))
     assert told["reason"] == "the best linked set"
 
@@ -84,14 +84,14 @@ def test_the_candidates_are_the_choosers_own_best_first_with_their_cost() -> Non
     assert not isinstance(best, Refusal)
     assert candidates[0]["ids"] == ",".join(str(device) for device in TRN1.whole_devices(best))
     assert [each["cost"] for each in candidates] == sorted(each["cost"] for each in candidates)
-    assert told["candidate_count"] == 3
+    assert told["candidateCount"] == 3
 
 
 def test_only_the_best_candidates_are_shown_and_all_are_counted() -> None:
     told = explain(entry(resource=Resource.NEURONCORE, chosen=1, usable=lambda: TRN1.all_mask))
     assert isinstance(told["candidates"], list)
     assert len(told["candidates"]) == MOST_CANDIDATES
-    assert told["candidate_count"] == 32
+    assert told["candidateCount"] == 32
 
 
 def test_demanded_ids_leave_only_candidates_with_them() -> None:
@@ -107,7 +107,7 @@ def test_a_pod_nobody_has_named_yet_is_not_made_up(pod: Pod | None) -> None:
 
 def test_an_entry_without_a_set_has_no_candidates() -> None:
     told = explain(entry(step=Step.REFUSED, chosen=0, usable=int))
-    assert (told["ids"], told["count"], told["candidates"], told["candidate_count"]) == ("", 0, [], 0)
+    assert (told["ids"], told["count"], told["candidates"], told["candidateCount"]) == ("", 0, [], 0)
 
 
 def test_an_explanation_is_json() -> None:

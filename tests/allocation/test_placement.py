@@ -301,7 +301,7 @@ def test_t18_each_alone_but_never_all_together_is_final() -> None:
         assert isinstance(refusal, Refusal)
         assert refusal.reason is Reason.TOO_MANY
         assert not refusal.can_pass
-        assert refusal.text == "Instance type trn1.32xlarge has no room for all containers of the pod at once."
+        assert refusal.text == "Instance type trn1.32xlarge has no room for all containers of the pod at once"
 
 
 def test_t18_five_windows_of_three_cores_never_fit_four_devices_of_four() -> None:
@@ -316,13 +316,13 @@ def test_the_container_that_can_never_fit_is_the_reason() -> None:
 
 def test_all_together_are_said_to_be_too_many_in_the_unit_they_ask_for() -> None:
     seven = TRN1.devices_mask(range(7))
-    assert refused(TRN1, seven, device(4, "a"), device(4, "b")).text == "Fewer than 8 free Neuron devices."
-    assert refused(TRN1, seven, device(4, "a"), core(8, "b")).text == "Fewer than 16 free Neuron cores."
+    assert refused(TRN1, seven, device(4, "a"), device(4, "b")).text == "Fewer than 8 free Neuron devices"
+    assert refused(TRN1, seven, device(4, "a"), core(8, "b")).text == "Fewer than 16 free Neuron cores"
 
 
 def test_enough_free_but_no_two_rows_is_fragmented() -> None:
     torn = TRN1.devices_mask((0, 1, 2, 3, 5, 6, 9, 10, 13))
-    assert refused(TRN1, torn, device(4, "a"), device(4, "b")).text == "No free linked set of 4 Neuron devices."
+    assert refused(TRN1, torn, device(4, "a"), device(4, "b")).text == "No free linked set of 4 Neuron devices"
 
 
 def test_t25_an_unhealthy_device_is_in_no_new_set_whatever_is_free() -> None:
@@ -337,7 +337,7 @@ def test_t17_all_devices_never_fit_beside_an_unhealthy_one() -> None:
     refusal = place_healthy(TRN1, healthy, healthy, (device(16),))
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.UNHEALTHY
-    assert refusal.text == "No set of 16 healthy linked Neuron devices on the node."
+    assert refusal.text == "No set of 16 healthy linked Neuron devices on the node"
     assert not refusal.can_pass
 
 

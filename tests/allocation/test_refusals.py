@@ -32,12 +32,12 @@ TEXTS = [
             "Please request a different number of cores."
         ),
     ),
-    (too_many(INF1, Unit.DEVICE, 5), "Instance type inf1.6xlarge has 4 Neuron devices, 5 were requested."),
-    (too_many(INF1, Unit.CORE, 17), "Instance type inf1.6xlarge has 16 Neuron cores, 17 were requested."),
-    (crowded(INF1), "Instance type inf1.6xlarge has no room for all containers of the pod at once."),
-    (unhealthy(Unit.DEVICE, 4), "No set of 4 healthy linked Neuron devices on the node."),
-    (not_free(Unit.CORE, 3), "Fewer than 3 free Neuron cores."),
-    (fragmented(Unit.DEVICE, 4), "No free linked set of 4 Neuron devices."),
+    (too_many(INF1, Unit.DEVICE, 5), "Instance type inf1.6xlarge has 4 Neuron devices and 5 were requested"),
+    (too_many(INF1, Unit.CORE, 17), "Instance type inf1.6xlarge has 16 Neuron cores and 17 were requested"),
+    (crowded(INF1), "Instance type inf1.6xlarge has no room for all containers of the pod at once"),
+    (unhealthy(Unit.DEVICE, 4), "No set of 4 healthy linked Neuron devices on the node"),
+    (not_free(Unit.CORE, 3), "Fewer than 3 free Neuron cores"),
+    (fragmented(Unit.DEVICE, 4), "No free linked set of 4 Neuron devices"),
 ]
 
 

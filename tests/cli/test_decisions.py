@@ -106,7 +106,7 @@ def test_one_pods_decisions_and_only_the_newest(cli: Cli, daemon: Daemon) -> Non
 
 def test_more_candidates_than_are_shown_are_counted(cli: Cli, daemon: Daemon) -> None:
     told = json.loads(daemon.body)
-    told["decisions"][0]["candidate_count"] = 9
+    told["decisions"][0]["candidateCount"] = 9
     daemon.body = json.dumps(told).encode()
     assert ";+5" in cli("decisions", "--server", daemon.address).out
 

@@ -87,7 +87,7 @@ def test_it_works_an_explanation_out_from_the_api_server(cli: Cli, kubeconfig: P
     assert outcome.out.splitlines() == [
         "default/new asks for main: 4 aws.amazon.com/neuron",
         "free: fits, would get main: devices 0,1,2,3",
-        "taken: Fewer than 4 free Neuron devices.",
+        "taken: Fewer than 4 free Neuron devices",
         *(f"  devices {first},{first + 1},{first + 2},{first + 3}: held by default/holder" for first in (0, 4, 8, 12)),
     ]
 

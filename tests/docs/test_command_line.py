@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +17,7 @@ from neuron_plugin.cli.main import build_parser
 from neuron_plugin.cli.simulate import NodeReport
 from neuron_plugin.cli.simulate_types import TypeReport, TypesReport
 from neuron_plugin.cli.version import Versions
-from neuron_plugin.extender.explain import Explanation, NodeExplanation
+from neuron_plugin.extender.explain import BlockedSet, Explanation, NodeExplanation
 from neuron_plugin.inspection.devices import DeviceReport, HolderReport, MachineReport
 from neuron_plugin.inspection.findings import Finding, Report
 from neuron_plugin.inspection.sets import DeviceSets, LinkedDevice, TopologyReport
@@ -30,10 +29,6 @@ TABLE = TEXT.partition("| command | forms | keys |\n")[2].partition("\n\n")[0].s
 
 def keys(document: type[msgspec.Struct]) -> list[str]:
     return [field.encode_name for field in msgspec.structs.fields(document)]
-
-
-def names(document: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(document)]
 
 
 DECISION = explain(Entry(0, Step.BOUND, "n", TRN1, Resource.NEURON, TRN1.device_mask(0), "why"))
@@ -49,8 +44,9 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("decisions", DECISION),
     ("doctor", keys(Report)),
     ("findings", keys(Finding)),
-    ("explain", ["version", *names(Explanation)]),
-    ("nodes", names(NodeExplanation)),
+    ("explain", ["version", *keys(Explanation)]),
+    ("nodes", keys(NodeExplanation)),
+    ("blocked", keys(BlockedSet)),
     ("simulate types", keys(TypesReport)),
     ("types", keys(TypeReport)),
     ("simulate node", keys(NodeReport)),

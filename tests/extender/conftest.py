@@ -9,13 +9,22 @@ from neuron_plugin.cluster.transport import KubernetesApi
 from neuron_plugin.extender import feeds, reporting
 from neuron_plugin.simulation.api_server import StandInApiServer
 from neuron_plugin.simulation.scheduler import StandInScheduler
+from tests.extender.bench import Bench
 from tests.extender.running import Extender, client_of, extender_on
+from tests.extender.served import TRN1, serving
 from tests.extender.world import World
 
 
 @pytest.fixture
 def world() -> World:
     return World()
+
+
+@pytest.fixture
+def bench(world: World) -> Bench:
+    bench = Bench(world)
+    bench.binder._annotation_check.merged = True
+    return bench
 
 
 @pytest.fixture
@@ -37,6 +46,13 @@ async def extender(api: KubernetesApi, monkeypatch: pytest.MonkeyPatch) -> Async
     monkeypatch.setattr(reporting, "PERIOD_SECONDS", 0.02)
     async with extender_on(api) as extender:
         yield await extender.ready()
+
+
+@pytest.fixture
+async def port(world: World) -> AsyncIterator[int]:
+    world.node("node", TRN1)
+    async with serving(world) as port:
+        yield port
 
 
 @pytest.fixture

@@ -17,11 +17,14 @@ from neuron_plugin.cluster.transport import KubernetesApi, connect
 from neuron_plugin.extender.binding import TIMES, BindTimes
 from neuron_plugin.extender.daemon import ExtenderDaemon
 from neuron_plugin.extender.settings import ExtenderSettings
-from neuron_plugin.simulation.api_server import StandInApiServer
+from neuron_plugin.simulation.api_server import PODS, JsonObject, Match, StandInApiServer
+from neuron_plugin.simulation.manifests import node_manifest
 from neuron_plugin.topology.instances import catalogue
 
 SETTINGS = ExtenderSettings(port=0, health_port=0, health_address="127.0.0.1", leader_election=False)
 DEADLINE_SECONDS = 20.0
+TRN1 = "trn1.32xlarge"
+BINDING = Match(method="POST", path="/binding$")
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -94,3 +97,19 @@ async def extender_on(
 async def client_of(server: StandInApiServer, directory: Path) -> AsyncIterator[KubernetesApi]:
     async with await connect(server.write_kubeconfig(directory / "kubeconfig")) as api:
         yield api
+
+
+async def add_node(server: StandInApiServer, extender: Extender, name: str, instance_type: str = TRN1) -> None:
+    server.create_node(node_manifest(name, instance_type))
+    await until(lambda: name in extender.daemon.state.nodes)
+
+
+async def add_pod(server: StandInApiServer, extender: Extender, manifest: JsonObject) -> JsonObject:
+    created = server.create_pod(manifest)
+    await until(lambda: created["metadata"]["uid"] in extender.daemon.state.pods)
+    return created
+
+
+def written(server: StandInApiServer, name: str) -> JsonObject:
+    found: JsonObject = server.get(PODS, name, "default")["metadata"].get("annotations") or {}
+    return found

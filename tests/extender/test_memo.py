@@ -109,6 +109,8 @@ def test_names_of_no_node_are_not_remembered(world: World) -> None:
     assert passed == []
     assert [(misfit.text, len(names)) for misfit, names in misfits.items()] == [(UNKNOWN_NODE.text, 100)]
     assert table._unfit == {}
+    assert world.memo.costs(asking(4))["ghost"] is None
+    assert "ghost" not in world.memo.costs(asking(4))
 
 
 def test_nothing_is_left_of_a_verdict_that_no_node_has_any_more(world: World) -> None:
@@ -123,14 +125,17 @@ def test_nothing_is_left_of_a_verdict_that_no_node_has_any_more(world: World) ->
     assert table._unfit == {}
 
 
-def test_the_oldest_request_is_forgotten_when_there_are_too_many(world: World) -> None:
+def test_the_request_that_was_asked_for_longest_ago_is_forgotten_when_there_are_too_many(world: World) -> None:
     memo = VerdictMemo(world.state)
-    verdicts, costs = memo.verdicts(asking(1)), memo.costs(asking(1))
-    for amount in range(2, module.MOST_REQUESTS + 2):
+    verdicts, costs = [memo.verdicts(asking(amount)) for amount in (1, 2)], memo.costs(asking(1))
+    for amount in range(3, module.MOST_REQUESTS + 2):
+        assert memo.verdicts(asking(1)) is verdicts[0]
         memo.verdicts(asking(amount))
+    for amount in range(2, module.MOST_REQUESTS + 2):
         memo.costs(asking(amount))
 
-    assert memo.verdicts(asking(1)) is not verdicts
+    assert memo.verdicts(asking(1)) is verdicts[0]
+    assert memo.verdicts(asking(2)) is not verdicts[1]
     assert memo.costs(asking(1)) is not costs
 
 

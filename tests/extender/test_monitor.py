@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any, Self
 
@@ -9,10 +10,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from neuron_plugin.extender import change_log, monitor
+from neuron_plugin.extender import change_log, framing, monitor
 from neuron_plugin.extender.change_log import ChangeLog
 from neuron_plugin.extender.inspection import inspection_routes
 from neuron_plugin.extender.monitor import Monitor
+from neuron_plugin.extender.nodes import NodeRecord
+from neuron_plugin.extender.objects import Json, neuron_node
 from neuron_plugin.extender.server import application, runner
 from neuron_plugin.simulation.manifests import container
 from tests.extender.world import CORE, DEVICE, World
@@ -185,7 +188,12 @@ async def test_e06_a_pod_that_comes_to_be_selected_is_added_and_one_that_leaves_
         assert (await watcher.event())[0] == "DELETED"
 
 
-@pytest.mark.parametrize("query", ["fieldSelector=spec.color%3Dred", "labelSelector=x", "watch=true&resourceVersion=x"])
+LONG_NUMBER = f"watch=true&resourceVersion={'9' * 5000}"
+
+
+@pytest.mark.parametrize(
+    "query", ["fieldSelector=spec.color%3Dred", "labelSelector=x", "watch=true&resourceVersion=x", LONG_NUMBER]
+)
 async def test_what_is_not_understood_is_a_bad_request_that_says_so(stage: Stage, query: str) -> None:
     status, found = await stage.get(f"{BASE}/neuronpods?{query}")
 
@@ -248,6 +256,28 @@ async def test_e06_the_stream_of_a_lagging_watcher_ends_with_a_410(stage: Stage)
         assert await watcher.ended()
 
 
+@pytest.mark.parametrize("query", ["", "?watch=true&timeoutSeconds=1"], ids=["list", "watch"])
+async def test_t45_what_takes_long_to_tell_keeps_nobody_else_waiting(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
+    """Five thousand nodes take 0.4 s, and the scheduler's verbs are answered by the same loop."""
+    begun, others_served = threading.Event(), threading.Event()
+
+    def slow(record: NodeRecord, version: int) -> Json:
+        begun.set()
+        assert others_served.wait(5)
+        return neuron_node(record, version)
+
+    monkeypatch.setattr(framing, "neuron_node", slow)
+    stage.world.node("node", TRN1)
+    asking = asyncio.create_task(stage.get(f"{BASE}/neuronnodes{query}"))
+    await asyncio.to_thread(begun.wait, 5)
+
+    assert (await stage.get(BASE))[0] == 200
+    others_served.set()
+    assert (await asking)[0] == 200
+
+
 async def test_watches_end_when_the_server_stops_and_after_their_time(stage: Stage) -> None:
     async with Watcher(stage, f"{BASE}/neuronnodes?watch=true&timeoutSeconds=1") as short:
         assert await short.ended()
@@ -272,7 +302,7 @@ async def test_inspect_shows_all_nodes_or_one_with_its_holders(stage: Stage) -> 
     lines = overview.splitlines()
     assert [line.split()[0] for line in lines] == ["NODE", "closed", "open", "plain"]
     assert lines[2].split()[1] == TRN1
-    assert "The node has no Neuron devices." in lines[3]
+    assert "The node has no Neuron devices" in lines[3]
     assert "default/holder holds cores 0,1,2,3" in one
     assert "unhealthy: device 9: ECC" in one
     assert "closed: pod default/stock is bound and has no assignment yet" in closed
@@ -295,9 +325,9 @@ async def test_explain_says_which_sets_are_in_whose_way(stage: Stage) -> None:
     assert text.splitlines() == [
         "default/new asks for main: 4 aws.amazon.com/neuron",
         "free: fits, would get main: devices 0,1,2,3",
-        "closed: A pod on the node uses Neuron and its assignment is not known yet.",
+        "closed: A pod on the node uses Neuron and its assignment is not known yet",
         "  pod default/stock is bound and has no assignment yet",
-        "full: No free linked set of 4 Neuron devices.",
+        "full: No free linked set of 4 Neuron devices",
         "  devices 0,1,2,3: held by default/holder-0",
         "  devices 4,5,6,7: held by default/holder-4",
         "  devices 8,9,10,11: held by default/holder-8",
@@ -310,6 +340,11 @@ async def test_explain_says_which_sets_are_in_whose_way(stage: Stage) -> None:
         "sets": ["main: devices 0,1,2,3"],
         "blocked": [],
         "details": [],
+    }
+    assert as_json["nodes"][2]["blocked"][-1] == {
+        "ids": "devices 12,13,14,15",
+        "holders": [],
+        "unhealthyDevices": [12],
     }
     assert (await stage.get("/explain/default/ghost"))[0] == 404
 

@@ -30,7 +30,7 @@ def test_e06_a_closed_node_says_why_and_in_detail_which_pod(world: World) -> Non
     status = shown(world, "node")["status"]
 
     assert status["open"] is False
-    assert status["reason"] == "A pod on the node uses Neuron and its assignment is not known yet."
+    assert status["reason"] == "A pod on the node uses Neuron and its assignment is not known yet"
     assert status["details"] == ["pod default/stock is bound and has no assignment yet"]
     assert status["missingDevices"] == "2"
 

@@ -4,19 +4,24 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from neuron_plugin.allocation.ledger import Holder, Holding
 from neuron_plugin.allocation.placement import place
 from neuron_plugin.allocation.refusals import Refusal
 from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.extender import preemption as module
 from neuron_plugin.extender.hardware import Hardware
 from neuron_plugin.extender.preemption import preempt
+from neuron_plugin.extender.state import Reservation
 from neuron_plugin.extender.wire import Victims
-from neuron_plugin.simulation.manifests import container, pod_manifest
-from tests.extender.world import CORE, DEVICE, World, record_of, request_of
+from neuron_plugin.simulation.manifests import container, pod_manifest, shipped_geometry
+from tests.extender.world import CORE, DEVICE, World, pod_of, record_of, request_of
 
 TRN1 = "trn1.32xlarge"
+PREEMPTOR = 0
+"""The priority of who waits; a pod that has none stated has 0, too, and may not be evicted unless it is offered."""
 
 
 def uid(manifest: dict[str, Any]) -> str:
@@ -25,7 +30,7 @@ def uid(manifest: dict[str, Any]) -> str:
 
 def victims_of(world: World, amount: int, offered: dict[str, list[str]], resource: Resource = DEVICE) -> dict[str, Any]:
     request = request_of(record_of(pod_manifest("new", resource, amount)))
-    return preempt(world.state, request, {node: Victims(tuple(uids), 1) for node, uids in offered.items()})
+    return preempt(world.state, request, PREEMPTOR, {node: Victims(tuple(uids), 1) for node, uids in offered.items()})
 
 
 def test_e01_the_fewest_victims_that_open_a_row_are_chosen(world: World) -> None:
@@ -76,6 +81,14 @@ def test_e01_a_pod_that_keeps_the_node_closed_must_be_among_the_victims(world: W
     assert victims_of(world, 4, {"node": [held, odd]})["node"].uids == (held, odd)
 
 
+def test_e01_of_two_pods_that_claim_the_same_the_one_that_closes_the_node_goes(world: World) -> None:
+    world.node("node", TRN1)
+    claims = [uid(world.held(name, "node", DEVICE, "0")) for name in ("first", "second")]
+    (unclear,) = world.state.nodes["node"].unclear
+
+    assert victims_of(world, 4, {"node": claims}) == {"node": Victims((unclear.pod.uid,), 1)}
+
+
 def test_a_node_without_known_hardware_or_with_a_stale_plugin_is_left_out(world: World) -> None:
     world.tell_node({"metadata": {"name": "plain", "uid": "p"}})
     world.node("stale", TRN1)
@@ -98,7 +111,7 @@ def test_several_containers_are_opened_together(world: World) -> None:
         record_of(pod_manifest("new", containers=[container("a", DEVICE, 2), container("b", CORE, 2)]))
     )
 
-    chosen = preempt(world.state, request, {"node": Victims(tuple(held))})
+    chosen = preempt(world.state, request, PREEMPTOR, {"node": Victims(tuple(held))})
 
     assert chosen["node"].uids == tuple(held[:3])
 
@@ -109,43 +122,188 @@ def test_many_victims_for_several_containers_are_thinned_out_when_trying_all_tak
     containers = [container("a", DEVICE, 4), container("b", DEVICE, 4)]
     request = request_of(record_of(pod_manifest("new", containers=containers)))
 
-    chosen = preempt(world.state, request, {"node": Victims(tuple(held))})
+    chosen = preempt(world.state, request, PREEMPTOR, {"node": Victims(tuple(held))})
 
     assert len(chosen["node"].uids) == 8
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(0, 11), max_size=12), st.sampled_from([1, 2, 3, 5, 12]), st.randoms())
 def test_e01_no_smaller_set_of_victims_would_do(held: set[int], amount: int, chance: Any) -> None:
     world = World()
     world.node("node", "inf2.48xlarge")
-    by_uid = {uid(world.held(f"pod-{device}", "node", DEVICE, str(device))): device for device in sorted(held)}
-    offered = [each for each in by_uid if chance.random() < 0.8]
+    by_uid = {}
+    for device in sorted(held):
+        manifest = world.held(f"pod-{device}", "node", DEVICE, str(device), priority=chance.choice((1, 9)))
+        by_uid[uid(manifest)] = (device, manifest["spec"]["priority"])
+    offered = [each for each in by_uid if chance.random() < 0.5]
+    lower = [each for each, (_, priority) in by_uid.items() if priority < 5 and each not in offered]
     request = request_of(record_of(pod_manifest("new", DEVICE, amount)))
     record = world.state.nodes["node"]
     assert isinstance(record.hardware, Hardware)
     geometry = record.hardware.geometry
 
-    chosen = preempt(world.state, request, {"node": Victims(tuple(offered))})
+    chosen = preempt(world.state, request, 5, {"node": Victims(tuple(offered))}).get("node")
 
     def fits(evicted: tuple[str, ...]) -> bool:
-        free = record.free_mask | geometry.devices_mask(by_uid[each] for each in evicted)
+        free = record.free_mask | geometry.devices_mask(by_uid[each][0] for each in evicted)
         return not isinstance(place(geometry, free, request), Refusal)
 
-    sizes = [size for size in range(len(offered) + 1) if any(fits(each) for each in combinations(offered, size))]
-    if not sizes or not sizes[0]:
-        assert chosen == {}
+    def least(among: list[str]) -> int | None:
+        sizes = range(len(among) + 1)
+        return next((size for size in sizes if any(fits(each) for each in combinations(among, size))), None)
+
+    among = offered if least(offered) is not None else [*offered, *lower]
+    fewest = least(among)
+    if fewest is None or not offered:
+        assert chosen is None
+    elif fewest == 0:
+        assert chosen == Victims(tuple(offered)), "whatever they were offered for, it was not silicon"
     else:
-        assert len(chosen["node"].uids) == sizes[0]
-        assert fits(chosen["node"].uids)
-        assert set(chosen["node"].uids) <= set(offered)
+        assert chosen is not None
+        assert len(chosen.uids) == fewest
+        assert fits(chosen.uids)
+        assert set(chosen.uids) <= set(among)
+        assert chosen.pdb_violations == len(set(chosen.uids) - set(offered))
 
 
 @pytest.mark.parametrize("amount", [1, 4])
-def test_a_node_that_fits_already_needs_no_victim_and_is_left_out(world: World, amount: int) -> None:
+def test_where_the_silicon_is_free_already_the_victims_were_offered_for_something_else_and_stand(
+    world: World, amount: int
+) -> None:
+    """CPU, say: left out, the node would never be freed of them, and the pod would wait for ever."""
     world.node("node", TRN1)
-    held = uid(world.held("holder", "node", DEVICE, "0"))
+    held = [uid(world.held(f"holder-{device}", "node", DEVICE, str(device))) for device in (0, 1)]
 
-    assert victims_of(world, amount, {"node": [held]}) == {}
+    assert victims_of(world, amount, {"node": held}) == {"node": Victims(tuple(held), 1)}
+
+
+def full_of_singles(world: World, priority: int = 1) -> list[str]:
+    """A torus of sixteen pods with a device each; their UIDs by device."""
+    world.node("node", TRN1)
+    return [uid(world.held(f"pod-{device}", "node", DEVICE, str(device), priority=priority)) for device in range(16)]
+
+
+def asking(world: World, priority: int, offered: list[str], amount: int = 4) -> Victims | None:
+    """What a waiting pod of that priority gets on the one node."""
+    request = request_of(record_of(pod_manifest("new", DEVICE, amount)))
+    return preempt(world.state, request, priority, {"node": Victims(tuple(offered), 1)}).get("node")
+
+
+def test_e01_where_the_offered_open_no_set_other_pods_of_lower_priority_may_go(world: World) -> None:
+    """What kube-scheduler offers on a full node: as many singles as it takes, wherever they are."""
+    held = full_of_singles(world)
+
+    chosen = asking(world, 10, [held[device] for device in (5, 2, 14, 9)])
+
+    assert chosen is not None
+    assert len(chosen.uids) == 4
+    assert any(set(chosen.uids) == set(held[row : row + 4]) for row in (0, 4, 8, 12))
+    assert chosen.pdb_violations == 1 + 3, "of budgets nothing is known: each that was not offered may break one"
+
+
+def test_e01_an_offered_pod_goes_before_another_of_its_priority(world: World) -> None:
+    held = full_of_singles(world)
+
+    chosen = asking(world, 10, [held[device] for device in (13, 1, 7, 12)])
+
+    assert chosen is not None
+    assert set(chosen.uids) == set(held[12:])
+    assert chosen.pdb_violations == 1 + 2
+
+
+def test_e01_none_of_the_offered_need_be_among_the_victims(world: World) -> None:
+    world.node("node", TRN1)
+    held = [
+        uid(world.held(f"pod-{device}", "node", DEVICE, str(device), priority=1 if device < 4 else 5))
+        for device in range(16)
+    ]
+
+    chosen = asking(world, 10, [held[device] for device in (5, 10, 15, 8)])
+
+    assert chosen is not None
+    assert set(chosen.uids) == set(held[:4])
+
+
+@pytest.mark.parametrize("priority", [0, 1])
+def test_e01_nobody_is_evicted_unoffered_for_a_pod_of_no_higher_priority(world: World, priority: int) -> None:
+    held = full_of_singles(world, priority=1)
+
+    assert asking(world, priority, [held[device] for device in (5, 2, 14, 9)]) is None
+
+
+def test_e01_a_pod_of_higher_priority_keeps_its_row(world: World) -> None:
+    world.node("node", TRN1)
+    priorities = {0: 99, 5: 99, 10: 99}
+    held = [
+        uid(world.held(f"pod-{device}", "node", DEVICE, str(device), priority=priorities.get(device, 1)))
+        for device in range(16)
+    ]
+
+    chosen = asking(world, 10, [held[device] for device in (1, 6, 11, 15)])
+
+    assert chosen is not None
+    assert set(chosen.uids) == set(held[12:])
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_e01_what_the_scheduler_does_not_know_to_be_on_the_node_is_not_evicted_unoffered(
+    world: World, *, watched: bool
+) -> None:
+    """It refuses the whole answer for a pod that it does not find there, and one that is being bound may be one."""
+    held = full_of_singles(world)
+    for device in (0, 4, 8, 12):
+        world.gone({"metadata": {"uid": held[device]}})
+        manifest = pod_manifest(f"binding-{device}", DEVICE, 1, priority=1)
+        if watched:
+            world.tell(manifest)
+        pod = pod_of(manifest)
+        holder = Holder(pod, (Holding("main", DEVICE, shipped_geometry(TRN1).device_mask(device)),))
+        world.state.reserve(Reservation(pod, "node", holder, {"NEURON_DEVS": str(device)}, since=0.0))
+
+    assert asking(world, 10, [held[device] for device in (5, 2, 14, 9)]) is None
+
+
+def test_e01_victims_are_told_by_falling_priority_because_the_first_is_read_as_the_highest(world: World) -> None:
+    world.node("node", TRN1)
+    priorities = {0: 5, 1: 8, 2: 2, 3: 3}
+    held = {
+        device: uid(world.held(f"pod-{device}", "node", DEVICE, str(device), priority=priorities.get(device, 9)))
+        for device in range(16)
+    }
+
+    chosen = asking(world, 10, [held[0], "for-cpu", held[2]])
+
+    assert chosen is not None
+    assert chosen.uids == (held[1], held[0], "for-cpu", held[3], held[2])
+
+
+def test_a_call_about_many_nodes_tries_no_more_placements_than_it_has_time_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other verb is answered meanwhile, and no Lease renewed."""
+    placements: list[object] = []
+
+    def counted(*args: Any) -> object:
+        placements.append(args)
+        return place(*args)
+
+    monkeypatch.setattr(module, "place", counted)
+    monkeypatch.setattr(module, "_MOST_TRIALS", 50)
+    offered = {}
+    for number in range(20):
+        world.node(f"node-{number}", TRN1)
+        held = [
+            uid(world.held(f"pod-{number}-{device}", f"node-{number}", DEVICE, str(device))) for device in range(16)
+        ]
+        offered[f"node-{number}"] = Victims(tuple(held))
+    containers = [container("a", DEVICE, 4), container("b", DEVICE, 4)]
+    request = request_of(record_of(pod_manifest("new", containers=containers)))
+
+    chosen = preempt(world.state, request, PREEMPTOR, offered)
+
+    assert {len(victims.uids) for victims in chosen.values()} == {8}
+    assert len(placements) <= 50 + 20 * (1 + 16)
 
 
 def test_a_pod_that_asks_for_no_neuron_gets_the_offer_back_without_nodes_that_offer_nobody(world: World) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 from multidict import CIMultiDictProxy
 
 from neuron_plugin.cluster.transport import KubernetesApi
@@ -36,13 +39,13 @@ class Candidate:
 
 
 @asynccontextmanager
-async def answering(candidate: Candidate, mib: float = 1) -> AsyncIterator[str]:
+async def answering(candidate: Candidate, *outside: Middleware, mib: float = 1) -> AsyncIterator[str]:
     """A server with the middleware whose verb says whether it was this one that answered."""
 
     async def verb(request: web.Request) -> web.Response:
         return web.Response(text=f"{len(await request.read())} bytes")
 
-    app = web.Application(client_max_size=int(mib * (1 << 20)), middlewares=[to_the_leader(candidate)])
+    app = web.Application(client_max_size=int(mib * (1 << 20)), middlewares=[*outside, to_the_leader(candidate)])
     app.add_routes([web.post("/scheduler/filter", verb), web.get("/inspect", verb)])
     runner = web.AppRunner(app)
     await runner.setup()
@@ -106,6 +109,31 @@ async def test_t09_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pyte
             assert b" 307 " in await reader.readline()
         writer.close()
         await writer.wait_closed()
+
+
+async def test_t09_a_caller_that_breaks_off_in_its_body_is_no_fault_of_a_standby(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    handled = asyncio.Event()
+
+    @web.middleware
+    async def watched(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        finally:
+            handled.set()
+
+    async with answering(Candidate(leader_url="https://other:12345"), watched) as url:
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as caller:
+            caller.sendall(b"POST /scheduler/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+            assert (await post(url))[0] == 307  # one loop reads both: the other's body is waited for by now
+            handled.clear()
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close with a reset
+        async with asyncio.timeout(5):
+            await handled.wait()
+        await asyncio.sleep(0)
+
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def free_port() -> int:

@@ -6,7 +6,6 @@ import pytest
 
 from neuron_plugin.extender.scheduler_config import (
     DEFAULT_SCHEDULER,
-    STOCK_SCORERS,
     WEIGHT,
     ExtenderEndpoint,
     scheduler_configuration,
@@ -27,6 +26,19 @@ EXTENDER_KEYS = {
     "ignorable",
 }
 """Every key of an extender in kubescheduler.config.k8s.io/v1; decoding is strict."""
+
+STOCK_SCORERS = {
+    "TaintToleration": 3,
+    "NodeAffinity": 2,
+    "PodTopologySpread": 2,
+    "InterPodAffinity": 2,
+    "DynamicResources": 2,
+    "NodeResourcesFit": 1,
+    "NodeResourcesBalancedAllocation": 1,
+    "ImageLocality": 1,
+    "VolumeBinding": 1,
+}
+"""Default weights of the stock scorers (pkg/scheduler/apis/config/v1/default_plugins.go); each gives 0-100."""
 
 PLAIN = ExtenderEndpoint("http://127.0.0.1:12345/")
 SECURE = ExtenderEndpoint("https://extender:12345", "/ca", "/cert", "/key")

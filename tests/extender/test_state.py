@@ -94,7 +94,7 @@ def test_t33_a_node_made_anew_is_judged_by_its_new_geometry(world: World) -> Non
     assert world.fits(DEVICE, 16, "node")
 
     world.state.remove_node("node", old.facts.uid)
-    assert world.why_not(DEVICE, 1, "node") == "The node is not known to the Neuron extender yet."
+    assert world.why_not(DEVICE, 1, "node") == "The node is not known to the Neuron extender yet"
     world.node("node", "inf2.24xlarge")
 
     assert world.fits(DEVICE, 6, "node")
@@ -109,6 +109,16 @@ def test_t33_a_late_delete_of_the_old_node_leaves_the_new_one(world: World) -> N
     world.state.remove_node("node", old)
 
     assert world.fits(DEVICE, 6, "node")
+
+
+def test_t33_the_end_of_a_node_that_is_not_known_any_more_changes_nothing(world: World) -> None:
+    world.node("node", TRN1)
+    uid = world.state.nodes["node"].facts.uid
+
+    for _ in range(2):
+        world.state.remove_node("node", uid)
+
+    assert not world.state.nodes
 
 
 @pytest.mark.parametrize(
@@ -132,7 +142,7 @@ def test_t34_an_assignment_that_cannot_be_read_closes_its_node_until_the_pod_end
 
     found = world.filter(pod_manifest("new", DEVICE, 4))
     assert found.passed == ["other"]
-    assert found.failed == {"node": "A pod on the node has a Neuron assignment that cannot be read."}
+    assert found.failed == {"node": "A pod on the node has a Neuron assignment that cannot be read"}
 
     world.gone(pod)
     assert world.fits(DEVICE, 4, "node")
@@ -141,7 +151,7 @@ def test_t34_an_assignment_that_cannot_be_read_closes_its_node_until_the_pod_end
 def test_t35_a_pod_bound_by_others_closes_its_node_until_the_plugin_says_what_it_holds(world: World) -> None:
     world.node("node", TRN1)
     pod = world.pod("stock", DEVICE, 1, node="node")
-    assert world.why_not(DEVICE, 4, "node") == "A pod on the node uses Neuron and its assignment is not known yet."
+    assert world.why_not(DEVICE, 4, "node") == "A pod on the node uses Neuron and its assignment is not known yet"
 
     pod["metadata"]["annotations"] = {"NEURON_DEVS": "5", "NEURON_ALLOCATED": "true"}
     world.tell(pod, phase="Running")
@@ -157,7 +167,7 @@ def test_t44_between_the_two_patches_of_a_swap_the_node_gives_nothing_away(world
 
     first["metadata"]["annotations"] = {"NEURON_DEVS": "1"}
     world.tell(first)
-    assert world.why_not(DEVICE, 1, "node") == "Two pods on the node claim the same Neuron devices."
+    assert world.why_not(DEVICE, 1, "node") == "Two pods on the node claim the same Neuron devices"
 
     second["metadata"]["annotations"] = {"NEURON_DEVS": "0"}
     world.tell(second)
@@ -191,17 +201,43 @@ def test_a_reservation_holds_until_the_watch_shows_the_assignment(world: World) 
     assert not world.state.reservations
 
 
-def test_a_pod_that_shows_up_on_another_node_gives_its_reservation_back(world: World) -> None:
+@pytest.mark.parametrize(("annotations", "used"), [({"NEURON_DEVS": "3"}, 0b11 << 6), ({}, 0)], ids=["ours", "bare"])
+def test_a_pod_that_shows_up_on_another_node_gives_its_reservation_back(
+    world: World, annotations: dict[str, str], used: int
+) -> None:
     world.node("here", TRN1)
     world.node("there", TRN1)
     pod = world.pod("pod", DEVICE, 1)
     world.state.reserve(reservation(pod_of(pod), "here", 0b11))
 
     pod["spec"]["nodeName"] = "there"
-    pod["metadata"]["annotations"] = {"NEURON_DEVS": "3"}
+    pod["metadata"]["annotations"] = annotations
     world.tell(pod)
 
+    assert not world.state.reservations
     assert world.state.nodes["here"].used_mask == 0
+    assert world.state.nodes["there"].used_mask == used
+
+
+def test_an_assignment_on_a_pod_that_is_not_bound_yet_ends_no_reservation(world: World) -> None:
+    """Our own patch where the API server drops a binding's annotations, or somebody else's."""
+    world.node("node", TRN1)
+    pod = world.pod("pod", DEVICE, 1)
+    world.state.reserve(reservation(pod_of(pod), "node", 0b11))
+
+    pod["metadata"]["annotations"] = {"NEURON_DEVS": "0"}
+    world.tell(pod)
+
+    assert world.state.nodes["node"].used_mask == 0b11
+
+
+def test_what_is_reserved_and_what_is_bound_on_two_nodes_counts_on_each_by_itself(world: World) -> None:
+    world.node("here", TRN1)
+    world.node("there", TRN1)
+    pod = world.held("pod", "there", DEVICE, "3")
+    world.state.reserve(reservation(pod_of(pod), "here", 0b11))
+
+    assert world.state.nodes["here"].used_mask == 0b11
     assert world.state.nodes["there"].used_mask == 0b11 << 6
 
 
@@ -234,7 +270,7 @@ def test_e07_a_stale_plugin_closes_its_node_and_frees_nothing(world: World) -> N
     world.held("holder", "node", DEVICE, "0")
 
     world.state.set_stale(frozenset({"node", "unknown"}))
-    assert world.why_not(DEVICE, 1, "node") == "The node's Neuron plugin does not renew its lease."
+    assert world.why_not(DEVICE, 1, "node") == "The node's Neuron plugin does not renew its lease"
     assert world.state.nodes["node"].used_mask == 0b11
 
     world.state.set_stale(frozenset())

@@ -43,9 +43,9 @@ def test_t08_what_no_pods_end_can_mend_is_unresolvable_and_the_rest_only_failed(
 
     assert set(found.failed) == {"full", "fragmented"}
     assert set(found.unresolvable) == {"small", "broken", "plain"}
-    assert found.failed["full"] == "Fewer than 4 free Neuron devices."
-    assert found.failed["fragmented"] == "No free linked set of 4 Neuron devices."
-    assert found.unresolvable["plain"] == "The node has no Neuron devices."
+    assert found.failed["full"] == "Fewer than 4 free Neuron devices"
+    assert found.failed["fragmented"] == "No free linked set of 4 Neuron devices"
+    assert found.unresolvable["plain"] == "The node has no Neuron devices"
 
 
 def test_t07_no_reason_names_a_node_so_that_the_scheduler_can_count_nodes_per_text(world: World) -> None:
@@ -57,6 +57,18 @@ def test_t07_no_reason_names_a_node_so_that_the_scheduler_can_count_nodes_per_te
 
     assert len(found.texts) == 2
     assert len({refusal.text for refusal in NODE_REFUSALS}) == len(NODE_REFUSALS)
+
+
+def test_t07_reasons_read_as_one_sentence_once_the_scheduler_has_joined_them_by_commas(world: World) -> None:
+    """kube-scheduler sets the full stop, too; only the vendor's sentence brings its own."""
+    world.node("small", "inf1.xlarge")
+    world.node("full", TRN1)
+    world.held("holder", "full", DEVICE, ",".join(str(device) for device in range(16)))
+    found = world.filter(pod_manifest("new", DEVICE, 4))
+
+    for text in (*found.texts, *(refusal.text for refusal in NODE_REFUSALS)):
+        assert not text.endswith(".")
+        assert "," not in text
 
 
 def test_t16_seven_devices_on_a_torus_are_refused_in_the_vendors_words(world: World) -> None:
@@ -108,7 +120,7 @@ def test_t15_the_two_ends_of_a_ring_are_no_set(world: World) -> None:
     world.node("ring", "inf2.48xlarge")
     world.held("middle", "ring", DEVICE, "1,2,3,4,5,6,7,8,9,10")
 
-    assert world.why_not(DEVICE, 2, "ring") == "No free linked set of 2 Neuron devices."
+    assert world.why_not(DEVICE, 2, "ring") == "No free linked set of 2 Neuron devices"
     assert world.fits(DEVICE, 1, "ring")
 
 
@@ -132,7 +144,7 @@ def test_t18_more_than_a_node_has_is_unresolvable_there_and_nowhere_else(world: 
     found = world.filter(pod_manifest("new", DEVICE, 8))
 
     assert found.passed == ["large"]
-    assert found.unresolvable["small"] == "Instance type inf1.xlarge has 1 Neuron devices, 8 were requested."
+    assert found.unresolvable["small"] == "Instance type inf1.xlarge has 1 Neuron devices and 8 were requested"
 
 
 def test_t21_devices_and_cores_in_two_containers_need_disjoint_silicon(world: World) -> None:
@@ -172,7 +184,7 @@ def test_t25_a_node_that_shrinks_below_what_is_used_is_closed_and_nothing_goes_n
 
     world.node("node", "inf1.6xlarge")
 
-    assert world.why_not(DEVICE, 1, "node") == "A pod on the node has a Neuron assignment that cannot be read."
+    assert world.why_not(DEVICE, 1, "node") == "A pod on the node has a Neuron assignment that cannot be read"
     assert world.state.nodes["node"].free_mask == 0xFFFF
 
 
@@ -191,8 +203,8 @@ def test_t48_unknown_nodes_and_nodes_without_neuron_carry_one_constant_text_each
     found = world.filter(pod_manifest("new", DEVICE, 1), names)
 
     assert found.texts == {
-        "The node has no Neuron devices.": 20,
-        "The node is not known to the Neuron extender yet.": 20,
+        "The node has no Neuron devices": 20,
+        "The node is not known to the Neuron extender yet": 20,
     }
     assert not found.failed
 
@@ -273,7 +285,7 @@ def test_e09_a_malformed_or_newer_inventory_closes_the_node_whatever_its_type_sa
         manifest["metadata"]["annotations"] = {"neuron-plugin.io/inventory": text}
         world.tell_node(manifest)
 
-        assert world.why_not(DEVICE, 1, "node") == "The node's Neuron inventory cannot be read."
+        assert world.why_not(DEVICE, 1, "node") == "The node's Neuron inventory cannot be read"
 
 
 def quickest(work: Callable[[], object], rounds: int = 15) -> float:

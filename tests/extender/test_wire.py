@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from neuron_plugin.extender.spelling import WireError
 from neuron_plugin.extender.wire import (
     FilterArgs,
     Victims,
-    WireError,
     decode_bind,
     decode_filter,
     decode_preempt,

@@ -181,7 +181,7 @@ async def test_the_decisions_page_tells_what_was_chosen_and_from_what(site: Site
     assert preferred["ids"] == allocated["ids"]
     assert preferred["offered"] == "0,1,2,3,4,5"
     assert preferred["candidates"][0]["ids"] == preferred["ids"]
-    assert preferred["candidate_count"] == 5
+    assert preferred["candidateCount"] == 5
     assert preferred["node"] == NODE
 
 

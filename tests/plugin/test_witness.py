@@ -72,7 +72,7 @@ async def test_a_decided_pod_leaves_a_preference_and_an_allocation_with_its_name
     assert (preferred["step"], allocated["step"]) == ("preferred", "allocated")
     for entry in (preferred, allocated):
         assert (entry["pod"], entry["container"], entry["ids"]) == ("default/train", "app", "4,5,6,7")
-        assert (entry["node"], entry["time_ns"], entry["resource"]) == ("n1", 17, DEVICE.value)
+        assert (entry["node"], entry["timeNs"], entry["resource"]) == ("n1", 17, DEVICE.value)
     assert preferred["reason"] == "the oldest waiting decision of this size"
     assert allocated["reason"] == "the set a scheduler decided for this pod"
 
@@ -85,14 +85,14 @@ async def test_a_choice_of_our_own_names_the_sets_it_was_made_from() -> None:
     assert entry["reason"] == "no waiting decision fits: the best set of what is offered and free"
     assert entry["offered"] == ",".join(texts(range(12)))
     assert entry["usable"] == ",".join(texts(range(4, 12)))
-    assert entry["candidate_count"] == 8
+    assert entry["candidateCount"] == 8
 
 
 async def test_what_must_be_included_is_told() -> None:
     handler, witness = served(a_state())
     await handler.preferred(DEVICE.value, texts(range(16)), ["9"], 4)
     (entry,) = told(witness)
-    assert (entry["must_include"], entry["ids"]) == ("9", "8,9,10,11")
+    assert (entry["mustInclude"], entry["ids"]) == ("9", "8,9,10,11")
 
 
 def test_an_allocation_is_explained_by_what_was_free_before_it() -> None:

@@ -82,7 +82,7 @@ async def test_a_pod_is_refused_while_its_silicon_is_held_and_placed_when_it_is_
     cluster.api.create_pod(SimulatedPod("all", {"main": {DEVICE: 6}}).manifest())
     refused = await cluster.filter("all")
     assert refused.nodes == []
-    assert "Fewer than 6 free Neuron devices." in refused.message(1)
+    assert "Fewer than 6 free Neuron devices" in refused.message(1)
     with pytest.raises(ExtenderCallError, match="Fewer than 6 free Neuron devices"):
         await cluster.bind("all")
     cluster.end("small")

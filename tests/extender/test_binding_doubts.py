@@ -1,0 +1,274 @@
+"""What a bind does when nobody says how its write ended (T40), and what becomes of it afterwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from neuron_plugin.allocation.ledger import Pod
+from neuron_plugin.extender.attempts import Ending, SeenPod
+from neuron_plugin.simulation.manifests import pod_manifest
+from tests.extender.bench import TRN1, Bench
+from tests.extender.pod_server import lost, never_sent, refused
+from tests.extender.world import CORE, DEVICE, pod_of
+
+
+@pytest.mark.parametrize("error", [refused(500), refused(503), refused(504), lost()], ids=str)
+async def test_t40_a_lost_answer_to_a_bind_that_was_done_is_a_success(bench: Bench, error: Exception) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.server.after = [error]
+
+    outcome = await bench.bind(pod)
+
+    assert outcome.ending is Ending.ADOPTED
+    assert outcome.error == ""
+    assert bench.server.calls == ["bind", "read"]
+    assert bench.used() == 4
+
+
+@pytest.mark.parametrize("error", [refused(500), lost()], ids=str)
+async def test_t40_t41_without_an_answer_an_unbound_pod_stays_reserved_until_its_write_cannot_land(
+    bench: Bench, error: Exception
+) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.server.before = [error]
+
+    outcome = await bench.bind(pod)
+    assert outcome.ending is Ending.UNKNOWN
+    assert outcome.error
+    assert bench.used() == 4
+
+    bench.now += 1
+    await bench.binder.settle()
+    assert bench.used() == 4
+
+    bench.now += 10
+    await bench.binder.settle()
+    assert bench.used() == 0
+
+
+async def test_t40_a_write_that_lands_late_is_kept(bench: Bench) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.server.before = [lost()]
+    await bench.bind(pod)
+    held = bench.world.state.reservations[pod_of(pod).uid]
+    bench.server.apply(pod_of(pod), "node", held.annotations)
+
+    bench.now += 10
+    await bench.binder.settle()
+
+    assert bench.used() == 4
+    assert (await bench.bind(pod)).ending is Ending.REPEATED
+
+
+async def test_t40_a_write_that_lands_late_on_a_node_that_is_gone_is_remembered_for_its_return(bench: Bench) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.server.after, bench.server.reading = [lost()], [lost()]
+    await bench.bind(pod)
+    bench.world.state.remove_node("node", bench.world.state.nodes["node"].facts.uid)
+
+    bench.now += 10
+    await bench.binder.settle()
+    bench.world.node("node", TRN1)
+
+    assert bench.used() == 4
+
+
+async def test_t40_a_retry_of_an_undecided_bind_sends_the_same_ids_again(bench: Bench) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.server.before = [lost()]
+    await bench.bind(pod)
+    held = bench.world.state.reservations[pod_of(pod).uid].annotations
+
+    assert bench.world.filter(pod, ["node", "other"]).passed == ["node"]
+    outcome = await bench.bind(pod)
+
+    assert outcome.ending is Ending.BOUND
+    assert outcome.annotations == held
+    assert bench.used() == 4
+
+
+async def test_t40_a_retry_that_is_refused_decides_nothing_about_its_first_write(bench: Bench) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.server.before = [lost(), refused(403)]
+    await bench.bind(pod)
+
+    assert (await bench.bind(pod)).ending is Ending.UNKNOWN
+    assert bench.used() == 4, "the first may still land"
+
+
+async def test_t40_a_retry_that_finds_its_first_write_done_adopts_it(bench: Bench) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.server.before = [lost()]
+    await bench.bind(pod)
+    bench.server.apply(pod_of(pod), "node", bench.world.state.reservations[pod_of(pod).uid].annotations)
+
+    outcome = await bench.bind(pod)
+
+    assert outcome.ending is Ending.ADOPTED
+    assert bench.used() == 4
+
+
+async def test_t40_a_conflict_with_another_binder_adopts_or_releases(bench: Bench) -> None:
+    same, elsewhere, bare = (bench.waiting(name, 4) for name in ("same", "elsewhere", "bare"))
+    bench.server.apply(pod_of(same), "node", {"NEURON_DEVS": "12,13,14,15"})
+    bench.server.apply(pod_of(elsewhere), "other", {"NEURON_DEVS": "0,1,2,3"})
+    bench.server.apply(pod_of(bare), "node", {})
+
+    endings = [(await bench.bind(pod)).ending for pod in (same, elsewhere, bare)]
+
+    assert endings == [Ending.ADOPTED, Ending.BOUND_ELSEWHERE, Ending.BOUND_ELSEWHERE]
+    assert bench.world.state.nodes["node"].used_mask == 0xFF << 24
+    assert bench.used("other") == 0
+
+
+@pytest.mark.parametrize("error", [refused(403), refused(409, "being deleted"), refused(422), never_sent()], ids=str)
+async def test_t40_a_refusal_releases_at_once(bench: Bench, error: Exception) -> None:
+    bench.server.before = [error]
+
+    outcome = await bench.bind(bench.waiting("pod", 4))
+
+    assert outcome.ending is Ending.REFUSED
+    assert str(error) in outcome.error
+    assert bench.used() == 0
+
+
+async def test_t40_a_pod_that_is_gone_or_made_anew_releases(bench: Bench) -> None:
+    gone, anew = bench.waiting("gone", 4), bench.waiting("anew", 4)
+    del bench.server.pods["gone"]
+    bench.server.add(pod_manifest("anew", DEVICE, 4))
+
+    endings = [(await bench.bind(pod)).ending for pod in (gone, anew)]
+
+    assert endings == [Ending.NOT_THE_POD, Ending.NOT_THE_POD]
+    assert bench.used() == 0
+
+
+async def test_t40_a_pod_that_has_ended_releases_though_its_write_was_not_answered(bench: Bench) -> None:
+    pod = bench.waiting("pod", 4)
+    pod["status"] = {"phase": "Failed"}
+    bench.server.before = [lost()]
+
+    assert (await bench.bind(pod)).ending is Ending.NOT_THE_POD
+    assert bench.used() == 0
+
+
+async def test_t40_when_neither_write_nor_read_is_answered_the_silicon_stays_reserved(bench: Bench) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.server.before, bench.server.reading = [lost()], [lost(), lost()]
+
+    assert (await bench.bind(pod)).ending is Ending.UNKNOWN
+    bench.now += 100
+    assert bench.binder.unseen() == 0, "nobody has confirmed it, so the watch need not have shown it"
+    await bench.binder.settle()
+    assert bench.used() == 4
+
+    await bench.binder.settle()
+    assert bench.used() == 0
+
+
+async def test_a_conflict_that_cannot_be_looked_into_stays_reserved(bench: Bench) -> None:
+    bench.server.before, bench.server.reading = [refused(409)], [lost()]
+
+    assert (await bench.bind(bench.waiting("pod", 4))).ending is Ending.UNKNOWN
+    assert bench.used() == 4
+
+
+@pytest.mark.parametrize("error", [refused(403), never_sent()], ids=str)
+async def test_a_refusal_that_cannot_be_looked_into_releases(bench: Bench, error: Exception) -> None:
+    bench.server.before, bench.server.reading = [error], [lost()]
+
+    assert (await bench.bind(bench.waiting("pod", 4))).ending is Ending.REFUSED
+    assert bench.used() == 0
+
+
+async def test_t42_a_pod_without_neuron_that_somebody_binds_there_first_is_bound_all_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = bench.server.add(pod_manifest("plain", CORE, 0))
+
+    async def bound_meanwhile(*_: object, **__: object) -> None:
+        pod["spec"]["nodeName"] = "node"
+        raise refused(409)
+
+    monkeypatch.setattr(bench.server, "bind", bound_meanwhile)
+
+    assert (await bench.bind(pod)).ending is Ending.ADOPTED
+
+
+async def test_t42_a_lost_answer_for_a_pod_without_neuron_is_looked_up(bench: Bench) -> None:
+    pod = bench.server.add(pod_manifest("plain", CORE, 0))
+    bench.server.after = [lost()]
+
+    assert (await bench.bind(pod)).ending is Ending.ADOPTED
+
+
+@pytest.mark.parametrize("end", ["gone", "finished"])
+async def test_a_confirmed_binding_the_watch_never_shows_is_looked_up_and_freed_when_the_pod_has_ended(
+    bench: Bench, end: str
+) -> None:
+    pod = bench.server.add(pod_manifest("pod", DEVICE, 4))
+    await bench.bind(pod)
+    bench.now += 20
+    await bench.binder.settle()
+    assert bench.binder.unseen() == 0
+
+    bench.now += 20
+    assert bench.binder.unseen() == 1
+    await bench.binder.settle()
+    assert bench.used() == 4
+
+    if end == "gone":
+        del bench.server.pods["pod"]
+    else:
+        pod["status"] = {"phase": "Succeeded"}
+    bench.now += 40
+    await bench.binder.settle()
+    assert bench.used() == 0
+
+
+async def test_t40_what_a_retry_has_bound_while_it_was_looked_up_is_not_released(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = bench.waiting("pod", 4)
+    bench.server.before = [lost()]
+    await bench.bind(pod)
+    read = bench.server.read
+
+    async def read_slowly(asked: Pod, *, timeout_seconds: float) -> SeenPod | None:
+        unbound = await read(asked, timeout_seconds=timeout_seconds)
+        assert (await bench.bind(pod)).ending is Ending.BOUND
+        return unbound
+
+    monkeypatch.setattr(bench.server, "read", read_slowly)
+    bench.now += 10
+    await bench.binder.settle()
+
+    assert bench.used() == 4
+
+
+async def test_what_is_unseen_can_be_counted_while_binds_go_on(bench: Bench) -> None:
+    """A scrape counts in a thread of its own."""
+    state, bound = bench.world.state, [bench.server.add(pod_manifest(name, DEVICE, 1)) for name in ("first", "second")]
+    for pod in bound:
+        await bench.bind(pod)
+    counting = bench.make()
+
+    def meanwhile() -> float:
+        state.release(pod_of(bound[0]).uid)
+        return bench.now + 100
+
+    counting._clock = meanwhile
+
+    assert counting.unseen() == 2
+
+
+async def test_what_the_watch_has_shown_is_not_looked_up(bench: Bench) -> None:
+    pod = bench.waiting("pod", 4)
+    await bench.bind(pod)
+    bench.world.tell({**pod, "metadata": {**pod["metadata"], "annotations": {}}})
+
+    bench.now += 1000
+    await bench.binder.settle()
+
+    assert bench.server.calls == ["bind"]
+    assert bench.used() == 4
