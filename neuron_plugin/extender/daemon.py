@@ -89,7 +89,9 @@ class ExtenderDaemon:
             dialects=settings.dialects,
             times=times,
         )
-        self.service = ExtenderService(self.state, self.binder, self.readiness, self._metrics)
+        self.service = ExtenderService(
+            self.state, self.binder, self.readiness, self._metrics, preempt_unoffered=settings.preempt_unoffered
+        )
         self._reporting = Reporting(
             api, self.state, Closings(self._metrics), self.readiness, instance=self._identity, clock=time.monotonic
         )

@@ -2,7 +2,8 @@
 
 The scheduler's dry run counts devices and does not know links, so the victims it offers may leave a hole of the right
 size in the wrong places. Here evictions are simulated on the node's ledger: the fewest, then those of the lowest
-priority, that open a valid set; of the offered ones if these can, else of all Neuron pods there of lower priority.
+priority, that open a valid set. Where the offered ones open none, the node is left out, unless pods that were not
+offered may go, too (``--preempt-unoffered``).
 
 kube-scheduler evicts whichever pods of the node it is told to and checks neither priority nor disruption budgets again
 (pkg/scheduler/extender.go, framework/preemption/preemption.go). Budgets are not known here, so a victim that was not
@@ -34,16 +35,18 @@ some 30 ms, in which no other verb is answered."""
 
 
 def preempt(
-    state: ClusterState, request: PodRequest, priority: int, offered: Mapping[str, Victims]
+    state: ClusterState, request: PodRequest, offered: Mapping[str, Victims], *, unoffered_below: int | None = None
 ) -> dict[str, Victims]:
-    """The offered nodes where evicting pods of a lower ``priority`` lets the request fit, with the victims it takes.
+    """The offered nodes where evicting pods lets the request fit, with the victims it takes.
 
-    For a pod that asks for no Neuron the offer stands as it is. A node without victims would end the whole preemption.
+    Where the offered ones open no set, other Neuron pods of a priority lower than ``unoffered_below`` may go; without
+    it none may. For a pod that asks for no Neuron the offer stands as it is. A node without victims would end the
+    whole preemption.
     """
     offered = {name: victims for name, victims in offered.items() if victims.uids}
     if not request:
         return offered
-    search = _Search(state.pods, request, priority)
+    search = _Search(state.pods, request, unoffered_below)
     open_nodes = {name: record for name in offered if (record := state.nodes.get(name)) and not record.stale}
     answers = ((name, search.victims_on(record, offered[name])) for name, record in open_nodes.items())
     return {name: victims for name, victims in answers if victims}
@@ -64,10 +67,10 @@ class _Candidate:
 class _Search:
     """One pod's search for victims, node by node."""
 
-    def __init__(self, pods: Mapping[PodUid, PodRecord], request: PodRequest, priority: int) -> None:
+    def __init__(self, pods: Mapping[PodUid, PodRecord], request: PodRequest, unoffered_below: int | None) -> None:
         self._pods = pods
         self._request = request
-        self._priority = priority
+        self._unoffered_below = unoffered_below
         self._trials = iter(range(_MOST_TRIALS))
 
     def victims_on(self, record: NodeRecord, offered: Victims) -> Victims | None:
@@ -83,7 +86,7 @@ class _Search:
             _Candidate(holder, (self._priority_of(holder.pod.uid), holder.pod.uid not in offered.uids))
             for holder in record.ledger
             if holder.pod.uid not in unclear
-            and (holder.pod.uid in offered.uids or self._is_lower(holder.pod.uid, record.name))
+            and (holder.pod.uid in offered.uids or self._may_go(holder.pod.uid, record.name))
         ]
         own = [each for each in candidates if each.uid in offered.uids]
         for among in (own, candidates):
@@ -97,10 +100,12 @@ class _Search:
         pod = self._pods.get(PodUid(uid))
         return pod.priority if pod else float("inf")
 
-    def _is_lower(self, uid: PodUid, node: str) -> bool:
+    def _may_go(self, uid: PodUid, node: str) -> bool:
         """Whether a pod may be evicted unoffered; one that is not bound yet the scheduler would not find."""
         pod = self._pods.get(uid)
-        return pod is not None and pod.node == node and pod.priority < self._priority
+        if pod is None or self._unoffered_below is None:
+            return False
+        return pod.node == node and pod.priority < self._unoffered_below
 
     def _fewest(
         self, record: NodeRecord, candidates: list[_Candidate], unclear: set[PodUid]

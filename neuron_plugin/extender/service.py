@@ -44,12 +44,15 @@ class ExtenderService:
         readiness: Readiness,
         metrics: ExtenderMetrics,
         *,
+        preempt_unoffered: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """``preempt_unoffered``: see ``preemption``."""
         self._state = state
         self._binder = binder
         self._readiness = readiness
         self._metrics = metrics
+        self._preempt_unoffered = preempt_unoffered
         self._clock = clock
         self._memo = VerdictMemo(state)
 
@@ -105,7 +108,8 @@ class ExtenderService:
     def _preempt(self, body: bytes, started: float) -> bytes:
         args = wire.decode_preempt(body)
         pod, request = self._read(args.pod)
-        chosen = preempt(self._state, request, pod.priority, args.victims)
+        below = pod.priority if self._preempt_unoffered else None
+        chosen = preempt(self._state, request, args.victims, unoffered_below=below)
         counts = {node: len(victims.uids) for node, victims in chosen.items()}
         flowlog.log_preempt(pod.pod, request, len(args.victims), counts, _us(self._clock() - started))
         return wire.encode_victims(chosen)

@@ -63,6 +63,13 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         ),
     ] = ""
     plugin_leases: Annotated[bool, Meta(description="close a node whose plugin has stopped renewing its Lease")] = True
+    preempt_unoffered: Annotated[
+        bool,
+        Meta(
+            description="where the victims that the scheduler offers open no linked set, evict other Neuron pods of "
+            "lower priority on that node, whatever their disruption budgets"
+        ),
+    ] = False
     answer_seconds: Annotated[
         float, Meta(gt=0, le=60, description="deadline of a bind call; below the scheduler's httpTimeout")
     ] = 4.0

@@ -20,8 +20,6 @@ from neuron_plugin.simulation.manifests import container, pod_manifest, shipped_
 from tests.extender.world import CORE, DEVICE, World, pod_of, record_of, request_of
 
 TRN1 = "trn1.32xlarge"
-PREEMPTOR = 0
-"""The priority of who waits; a pod that has none stated has 0, too, and may not be evicted unless it is offered."""
 
 
 def uid(manifest: dict[str, Any]) -> str:
@@ -30,7 +28,7 @@ def uid(manifest: dict[str, Any]) -> str:
 
 def victims_of(world: World, amount: int, offered: dict[str, list[str]], resource: Resource = DEVICE) -> dict[str, Any]:
     request = request_of(record_of(pod_manifest("new", resource, amount)))
-    return preempt(world.state, request, PREEMPTOR, {node: Victims(tuple(uids), 1) for node, uids in offered.items()})
+    return preempt(world.state, request, {node: Victims(tuple(uids), 1) for node, uids in offered.items()})
 
 
 def test_e01_the_fewest_victims_that_open_a_row_are_chosen(world: World) -> None:
@@ -111,7 +109,7 @@ def test_several_containers_are_opened_together(world: World) -> None:
         record_of(pod_manifest("new", containers=[container("a", DEVICE, 2), container("b", CORE, 2)]))
     )
 
-    chosen = preempt(world.state, request, PREEMPTOR, {"node": Victims(tuple(held))})
+    chosen = preempt(world.state, request, {"node": Victims(tuple(held))})
 
     assert chosen["node"].uids == tuple(held[:3])
 
@@ -122,7 +120,7 @@ def test_many_victims_for_several_containers_are_thinned_out_when_trying_all_tak
     containers = [container("a", DEVICE, 4), container("b", DEVICE, 4)]
     request = request_of(record_of(pod_manifest("new", containers=containers)))
 
-    chosen = preempt(world.state, request, PREEMPTOR, {"node": Victims(tuple(held))})
+    chosen = preempt(world.state, request, {"node": Victims(tuple(held))})
 
     assert len(chosen["node"].uids) == 8
 
@@ -130,6 +128,7 @@ def test_many_victims_for_several_containers_are_thinned_out_when_trying_all_tak
 @settings(deadline=None)
 @given(st.sets(st.integers(0, 11), max_size=12), st.sampled_from([1, 2, 3, 5, 12]), st.randoms())
 def test_e01_no_smaller_set_of_victims_would_do(held: set[int], amount: int, chance: Any) -> None:
+    below = chance.choice((None, 5))
     world = World()
     world.node("node", "inf2.48xlarge")
     by_uid = {}
@@ -137,13 +136,13 @@ def test_e01_no_smaller_set_of_victims_would_do(held: set[int], amount: int, cha
         manifest = world.held(f"pod-{device}", "node", DEVICE, str(device), priority=chance.choice((1, 9)))
         by_uid[uid(manifest)] = (device, manifest["spec"]["priority"])
     offered = [each for each in by_uid if chance.random() < 0.5]
-    lower = [each for each, (_, priority) in by_uid.items() if priority < 5 and each not in offered]
+    lower = [each for each, (_, priority) in by_uid.items() if priority < (below or 0) and each not in offered]
     request = request_of(record_of(pod_manifest("new", DEVICE, amount)))
     record = world.state.nodes["node"]
     assert isinstance(record.hardware, Hardware)
     geometry = record.hardware.geometry
 
-    chosen = preempt(world.state, request, 5, {"node": Victims(tuple(offered))}).get("node")
+    chosen = preempt(world.state, request, {"node": Victims(tuple(offered))}, unoffered_below=below).get("node")
 
     def fits(evicted: tuple[str, ...]) -> bool:
         free = record.free_mask | geometry.devices_mask(by_uid[each][0] for each in evicted)
@@ -185,9 +184,17 @@ def full_of_singles(world: World, priority: int = 1) -> list[str]:
 
 
 def asking(world: World, priority: int, offered: list[str], amount: int = 4) -> Victims | None:
-    """What a waiting pod of that priority gets on the one node."""
+    """What a waiting pod of that priority gets on the one node where others than those offered may go."""
     request = request_of(record_of(pod_manifest("new", DEVICE, amount)))
-    return preempt(world.state, request, priority, {"node": Victims(tuple(offered), 1)}).get("node")
+    return preempt(world.state, request, {"node": Victims(tuple(offered), 1)}, unoffered_below=priority).get("node")
+
+
+def test_e01_nobody_is_evicted_unoffered_unless_that_is_asked_for(world: World) -> None:
+    held = full_of_singles(world)
+    scattered = [held[device] for device in (5, 2, 14, 9)]
+
+    assert victims_of(world, 4, {"node": scattered}) == {}
+    assert asking(world, 10, scattered) is not None
 
 
 def test_e01_where_the_offered_open_no_set_other_pods_of_lower_priority_may_go(world: World) -> None:
@@ -300,7 +307,7 @@ def test_a_call_about_many_nodes_tries_no_more_placements_than_it_has_time_for(
     containers = [container("a", DEVICE, 4), container("b", DEVICE, 4)]
     request = request_of(record_of(pod_manifest("new", containers=containers)))
 
-    chosen = preempt(world.state, request, PREEMPTOR, offered)
+    chosen = preempt(world.state, request, offered)
 
     assert {len(victims.uids) for victims in chosen.values()} == {8}
     assert len(placements) <= 50 + 20 * (1 + 16)
