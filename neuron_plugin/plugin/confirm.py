@@ -15,7 +15,12 @@ from typing import Protocol
 
 from neuron_plugin.allocation.ledger import Holder
 from neuron_plugin.allocation.requests import Kind
-from neuron_plugin.kubelet.pod_resources import GetUnsupportedError, PodDevices, PodResourcesError
+from neuron_plugin.kubelet.pod_resources import (
+    GetUnsupportedError,
+    PodDevices,
+    PodResourcesAbsentError,
+    PodResourcesError,
+)
 from neuron_plugin.plugin.answers import QUIET_SECONDS, Answers, OnConfirmed
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.records import Records
@@ -87,17 +92,26 @@ class Confirmation:
             await self._ask()
 
     async def rebuild(self) -> None:
-        """Learn what live pods hold before anything is offered.
+        """Learn what live pods hold before anything is offered, for as long as the kubelet takes to tell it.
 
         Without a kubelet nothing can be offered either, so then this is made up for soon after it is there, and by the
         first preference at the latest.
         """
+        while (refused := await self._refused()) is not None:
+            logger.warning("nothing is offered until the kubelet says who holds what", extra={"why": refused})
+            await asyncio.sleep(QUIET_SECONDS)
+
+    async def _refused(self) -> str | None:
+        """Why a kubelet that is there did not answer; None when it did, or is not there."""
         try:
             await self._read()
             await self._list()
             await self._meet_strangers()
-        except PodResourcesError as error:
+        except PodResourcesAbsentError as error:
             logger.info("the kubelet does not say yet who holds what", extra={"why": str(error)})
+        except PodResourcesError as error:
+            return str(error)
+        return None
 
     async def look_again(self, disputed: Collection[Holder]) -> None:
         """Let go of those holders that the kubelet no longer lists: it offers what they hold, so they may have ended.

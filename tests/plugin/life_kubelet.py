@@ -14,7 +14,12 @@ from neuron_plugin.allocation.requests import ContainerRequest, Kind
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.kubelet.checkpoint import RecordedDevices
 from neuron_plugin.kubelet.devices import ContainerAllocation, RefusalError
-from neuron_plugin.kubelet.pod_resources import ContainerDevices, PodDevices, PodResourcesError
+from neuron_plugin.kubelet.pod_resources import (
+    ContainerDevices,
+    PodDevices,
+    PodResourcesAbsentError,
+    PodResourcesThrottledError,
+)
 from tests.plugin.life_pods import LivePod
 from tests.plugin.world import shuffled, texts
 
@@ -170,8 +175,10 @@ class LifeKubelet:
     # PodResources.
 
     def _answer(self) -> None:
-        if self.down or self.chance.random() < self.throttled:
-            raise PodResourcesError("ResourceExhausted: rejected by rate limit")
+        if self.down:
+            raise PodResourcesAbsentError("nobody answers")
+        if self.chance.random() < self.throttled:
+            raise PodResourcesThrottledError("rejected by rate limit")
 
     def said(self, pod: LivePod) -> PodDevices:
         listed = tuple(

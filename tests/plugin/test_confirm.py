@@ -16,6 +16,7 @@ from neuron_plugin.plugin import confirm
 from neuron_plugin.plugin.answers import QUIET_SECONDS
 from neuron_plugin.plugin.confirm import Confirmation
 from neuron_plugin.plugin.node import NodeState
+from tests.kubelet.fakes import eventually
 from tests.plugin.desk import ROW0, Desk
 from tests.plugin.world import (
     CORE,
@@ -61,6 +62,24 @@ def test_a_rebuild_that_failed_is_made_up_for_as_soon_as_the_kubelet_is_there() 
     desk.kubelet.say("a", app=(NEURON, ROW0))
     desk.state.pods_known = False
     desk.ask()
+    assert desk.held == {"default/a": devices(*ROW0)}
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_nothing_is_offered_while_a_kubelet_that_is_there_does_not_say_who_holds_what(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Fresh as we are, what a pod holds under one name would be offered under the others."""
+    desk = Desk()
+    desk.kubelet.trouble = PodResourcesThrottledError("limit")
+    desk.kubelet.say("a", app=(NEURON, ROW0))
+    desk.state.pods_known = False
+    rebuilding = asyncio.create_task(desk.confirmation.rebuild())
+    await eventually(lambda: desk.kubelet.calls.count("list") > 1)
+    assert not rebuilding.done()
+    assert "until the kubelet says who holds what" in caplog.text
+    desk.kubelet.trouble = None
+    await rebuilding
     assert desk.held == {"default/a": devices(*ROW0)}
 
 
