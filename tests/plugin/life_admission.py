@@ -110,12 +110,7 @@ class Admission(Faults):
         pod.given[part.container] = mask
 
     def shares_with_nobody(self, pod: LivePod, mask: int, *, unless_unknown: bool = False) -> None:
-        """``unless_unknown``: the kubelet offers what it gave away a moment ago; only a pod that is known is safe.
-
-        Nor can a plugin keep anybody safe to whom the kubelet has not said yet who holds what.
-        """
-        if not self.plugin.state.holders_known:
-            return
+        """``unless_unknown``: the kubelet offers what it gave away a moment ago; only a pod that is known is safe."""
         for other in self.all_processes():
             if unless_unknown and other.uid not in self.plugin.state.confirmed:
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.plugin.life_base import Life
-from tests.plugin.life_pods import INIT_SHAPES, PLAIN_SHAPES, LivePod
+from tests.plugin.life_pods import INIT_SHAPES, PLAIN_SHAPES, SIDECAR_FIRST_SHAPES, LivePod
 
 NAMES = 40
 """Few, so that they come back."""
@@ -17,7 +17,8 @@ class Arrivals(Life):
         pending = sum(not pod.bound for pod in self.cluster.pods.values())
         if name in self.cluster.pods or pending > 5:
             return
-        pod = self.cluster.create(name, self.chance.choice(PLAIN_SHAPES + INIT_SHAPES))
+        shapes = PLAIN_SHAPES + INIT_SHAPES + (SIDECAR_FIRST_SHAPES if self.mode.reads_records else ())
+        pod = self.cluster.create(name, self.chance.choice(shapes))
         self.tell(f"created {pod}: {pod.shape}")
 
     async def schedule(self) -> None:

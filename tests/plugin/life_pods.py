@@ -78,6 +78,11 @@ INIT_SHAPES = (
     Shape(init(4), app(2)),
     Shape(init(1), app(2)),
 )
+SIDECAR_FIRST_SHAPES = (
+    Shape(sidecar(1, CORE), init(4, CORE), app(2, CORE)),
+    Shape(sidecar(1, CORE), init(2, CORE), app(2, CORE)),
+)
+"""Whose init set a plugin that was killed finds by the kubelet's own file only."""
 
 
 @dataclass(eq=False)
