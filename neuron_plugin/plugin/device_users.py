@@ -126,15 +126,18 @@ class DeviceUsers:
         return Users({nodes[node]: found for node, found in look.processes.items()}, look.complete, moment)
 
     def _look(self, nodes: list[Path]) -> Look:
-        return look_at_processes(nodes, self._proc, is_whole_machine=partial(_shows_containers, self._kubelet_socket))
+        return look_at_processes(nodes, self._proc, is_whole_machine=partial(shows_containers, self._kubelet_socket))
 
     def _suspects(self, *, unseen_only: bool = False) -> tuple[Suspect, ...]:
         suspects = self._state.quarantine.suspects if self._state.quarantine else ()
         return tuple(suspect for suspect in suspects if not (unseen_only and suspect.seen))
 
 
-def _shows_containers(kubelet_socket: Path, proc: Path) -> bool:
-    """Containers are where the kubelet is: on the machine, or on the "machine" that a kubelet in a container has."""
+def shows_containers(kubelet_socket: Path, proc: Path) -> bool:
+    """Whether ``proc`` is where containers' processes are: where the kubelet's is.
+
+    That is on the machine, or on the "machine" that a kubelet in a container (kind) has.
+    """
     if has_kernel_threads(proc):
         return True
     kubelet = server_pid(kubelet_socket)
