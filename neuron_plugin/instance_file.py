@@ -23,6 +23,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from neuron_plugin.allocation.inventory import LONGEST_WORD
 from neuron_plugin.settings import SettingsError, read_yaml
 from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, MOST_DEVICES, Topology
 from neuron_plugin.topology.instances import BLOCKS, InstanceType, catalogue
@@ -33,8 +34,8 @@ _Cores = Annotated[int, Meta(ge=1, le=MOST_CORES_PER_DEVICE)]
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    name: Annotated[str, Meta(min_length=1)]
-    device_name: str = ""
+    name: Annotated[str, Meta(min_length=1, max_length=LONGEST_WORD)]
+    device_name: Annotated[str, Meta(max_length=LONGEST_WORD)] = ""
     devices: _Devices
     cores_per_device: _Cores
     memory_gib: Annotated[int, Meta(ge=0)] = 0

@@ -102,6 +102,14 @@ def test_a_type_that_cannot_be_is_refused_with_file_and_reason(tmp_path: Path, f
     assert str(tmp_path / "types.yaml") in str(refused.value)
 
 
+@pytest.mark.parametrize("key", ["name", "device-name"])
+def test_a_name_is_no_longer_than_the_extender_takes(tmp_path: Path, key: str) -> None:
+    old = f"{key}: {'trn9.48xlarge' if key == 'name' else 'Trainium9'}"
+    load(tmp_path, FULL.replace(old, f"{key}: {'x' * 256}"))
+    with pytest.raises(SettingsError, match=rf"types.yaml: Expected `str` of length <= 256 .*\.{key}"):
+        load(tmp_path, FULL.replace(old, f"{key}: {'x' * 257}"))
+
+
 @pytest.mark.parametrize("text", ["", "instance-types: 3", "types: []", "- a", "instance-types: [", "[1, 2]"])
 def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(SettingsError):

@@ -19,7 +19,8 @@ INVENTORY_KEY = "neuron-plugin.io/inventory"
 VERSION = 1
 
 _LONGEST_TEXT = 65_536
-_LONGEST_WORD = 256
+LONGEST_WORD = 256
+"""Characters of a name; a longer one is refused."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -142,7 +143,7 @@ class _Fields:
     def text(self, key: str) -> str:
         value = self._fields.get(key)
         if not _is_word(value):
-            raise InventoryError(f"{key} is {_short(value)}, expected a text of at most {_LONGEST_WORD} characters")
+            raise InventoryError(f"{key} is {_short(value)}, expected a text of at most {LONGEST_WORD} characters")
         return value
 
     def topology(self, key: str) -> Topology:
@@ -165,7 +166,7 @@ class _Fields:
 
 
 def _is_word(value: object) -> TypeGuard[str]:
-    return _is_text(value) and len(value) <= _LONGEST_WORD
+    return _is_text(value) and len(value) <= LONGEST_WORD
 
 
 def _is_text(value: object) -> TypeGuard[str]:

@@ -11,11 +11,16 @@ import ipaddress
 import re
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib import resources
+from typing import TypeAlias
 
 from neuron_plugin import __version__
 from neuron_plugin.cli.command import Exit, Subparsers, UsageError, add_command
 from neuron_plugin.cli.output import ObjectForm, add_output_flag, document
+
+_Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 PARTS = {
     "device-plugin": "the device plugin alone",
@@ -68,7 +73,10 @@ def register(subparsers: Subparsers) -> None:
         "--kubernetes-version", type=_version, metavar="VERSION", help="the cluster's version, for second-scheduler"
     )
     parser.add_argument(
-        "--extender-address", type=_address, metavar="ADDRESS", help="a free Service address, for default-scheduler"
+        "--extender-address",
+        type=_address,
+        metavar="ADDRESS",
+        help="a free Service address, for default-scheduler; where it is IPv6 our pods listen on IPv6",
     )
 
 
@@ -101,8 +109,18 @@ def _names(arguments: Namespace) -> tuple[tuple[str, str | None, str], ...]:
         ("namespace-of-neuron-plugin", arguments.namespace, "--namespace"),
         ("image-of-neuron-plugin:its-tag", arguments.image, "--image"),
         ("version-of-kubernetes", arguments.kubernetes_version, "--kubernetes-version"),
-        ("address-of-the-extender", arguments.extender_address, "--extender-address"),
+        *_addresses(arguments.extender_address),
     )
+
+
+def _addresses(address: _Address | None) -> Iterator[tuple[str, str | None, str]]:
+    """A cluster whose Services have IPv6 is taken to give its pods nothing else."""
+    flag = "--extender-address"
+    if isinstance(address, ipaddress.IPv6Address):
+        yield "https://address-of-the-extender", f"https://[{address}]", flag
+        yield "clusterIP: address-of-the-extender", f'clusterIP: "{address}"', flag
+        yield '"0.0.0.0"', '"::"', flag
+    yield "address-of-the-extender", None if address is None else str(address), flag
 
 
 def _namespace(text: str) -> str:
@@ -127,8 +145,9 @@ def _version(text: str) -> str:
     return f"v{found[1]}"
 
 
-def _address(text: str) -> str:
-    try:
-        return str(ipaddress.IPv4Address(text))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no IPv4 address, such as 10.96.100.45") from None
+def _address(text: str) -> _Address:
+    with suppress(ValueError):
+        address = ipaddress.ip_address(text)
+        if "%" not in text:  # a zone's name means something on one machine only
+            return address
+    raise argparse.ArgumentTypeError(f"{text!r} is no IP address, such as 10.96.100.45 or fd00:10:96::45")

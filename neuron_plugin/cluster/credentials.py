@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 _RENEWAL_PAUSE_SECONDS = 10.0
 _LOADING_SECONDS = 20.0  # an exec plugin may have to ask an identity provider
 _USER_AGENT = "neuron-plugin"
+_IN_A_POD = "to run in a pod, or a kubeconfig to be named"
 
 _PULSE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
 """How a connection whose other end vanished without a word is noticed: within 30 s, whether it was waiting or sending.
@@ -124,8 +125,19 @@ async def open_client(library: Library, kubeconfig: Path | None) -> Client:
         raise ConnectionSettingsError(f"API server settings from {source}: {trouble}") from error
     except Exception as error:
         # The loader raises whatever the file made it stumble over: KeyError, YAMLError, binascii.Error.
-        expected = "a kubeconfig" if kubeconfig else "to run in a pod, or a kubeconfig to be named"
-        raise ConnectionSettingsError(f"API server settings from {source}: {error!r}; expected {expected}") from error
+        expected = "a kubeconfig that kubectl takes: mend it, or name another" if kubeconfig else _IN_A_POD
+        trouble = f"{_in_words(error, kubeconfig)}; expected {expected}"
+        raise ConnectionSettingsError(f"API server settings from {source}: {trouble}") from error
+
+
+def _in_words(error: Exception, kubeconfig: Path | None) -> str:
+    """One line of what is wrong. Where the loader takes one thing for another, its words are of Python's types."""
+    if isinstance(error, (AttributeError, LookupError, TypeError)):
+        return "some part of it is not of the form that it should have"
+    if isinstance(error, OSError) and error.strerror:
+        elsewhere = error.filename and error.filename != str(kubeconfig)
+        return f"{error.strerror}: {error.filename}" if elsewhere else error.strerror
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 async def _settings(library: Library, kubeconfig: Path | None) -> Any:

@@ -30,6 +30,9 @@ _EVENT_NAME_SEED = 100
 MAX_NOTE_BYTES = 1024
 """``pkg/apis/core/validation/events.go``: a longer note is refused."""
 
+_MAX_INSTANCE_BYTES = 128
+"""As above; a node's name may have 253."""
+
 
 def bind_pod(*, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> ApiRequest:
     """Bind a pod and annotate it, in the one transaction that the binding subresource is.
@@ -121,7 +124,8 @@ def create_event(
     """Record an event about an object. When to say something again is the caller's to decide.
 
     ``reason`` and ``action`` are CamelCase words of at most 128 characters, ``reporter`` a qualified name such as
-    ``neuron-plugin.io/plugin``, ``instance`` the pod or node that reports. A note over 1024 bytes is cut.
+    ``neuron-plugin.io/plugin``, ``instance`` the pod or node that reports. A note over 1024 bytes is cut, and
+    an instance over 128.
     """
     namespace = regarding.namespace or _CLUSTER_EVENTS_NAMESPACE
     body: JsonObject = {
@@ -130,7 +134,7 @@ def create_event(
         "metadata": {"generateName": f"{regarding.name[:_EVENT_NAME_SEED]}-", "namespace": namespace},
         "eventTime": micro_timestamp(now),
         "reportingController": reporter,
-        "reportingInstance": instance,
+        "reportingInstance": _cut(instance, _MAX_INSTANCE_BYTES),
         "action": action,
         "reason": reason,
         "type": "Warning" if warning else "Normal",

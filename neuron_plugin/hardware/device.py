@@ -136,7 +136,6 @@ class _Attributes:
             unhealthy_components=self._said(self.tree.unhealthy_components),
             core_errors=self._all_core_errors(core_ids),
             status_counts=tuple(self._status_counts()),
-            heartbeat=self._heartbeat(),
         )
 
     def _reset(self) -> ResetState | None:
@@ -180,13 +179,6 @@ class _Attributes:
                     yield name, self.tree.health_status_count(name)
                 except SysfsError:
                     continue
-
-    def _heartbeat(self) -> str | None:
-        """Whatever it reads, if that is a word: nothing rests on it, so nothing about it is a problem."""
-        try:
-            return self.tree.heartbeat()
-        except SysfsError:
-            return None
 
     def _needed(self, read: Callable[[], Value], otherwise: Value | None) -> Value:
         """An attribute that the device cannot be offered without; ``otherwise`` stands in once it is settled."""

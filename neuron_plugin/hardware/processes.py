@@ -20,6 +20,9 @@ _Identity: TypeAlias = tuple[str, int, int]
 _POD_UID = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
 """In a cgroup's path; systemd's slices have "_" for "-", and a static pod's UID is a bare hash (pkg/kubelet/cm)."""
 _FLAGS = re.compile(r"^flags:\s*([0-7]+)$", re.MULTILINE)
+_MOST_BYTES = 65_536
+"""Of one file of a process: some are written by others and may be very long, as a command line may."""
+_COMMAND_BYTES = 4096
 _KERNEL_THREADS = "kthreadd"
 """Process 2 of a machine, and of no other PID namespace."""
 
@@ -103,7 +106,7 @@ def _process(process: Path, descriptors: Sequence[Path]) -> Process:
     named = _POD_UID.search(_text(process / "cgroup"))
     return Process(
         pid=int(process.name),
-        command=_text(process / "cmdline").replace("\0", " ").strip(),
+        command=_text(process / "cmdline", _COMMAND_BYTES).replace("\0", " ").strip(),
         pod_uid=named[1].replace("_", "-") if named else "",
         uses=any(_is_ordinary(process, descriptor.name) for descriptor in descriptors),
     )
@@ -146,8 +149,9 @@ def _identity(path: Path) -> _Identity | None:
     return ("file", status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, most_bytes: int = _MOST_BYTES) -> str:
     try:
-        return path.read_bytes().decode("utf-8", "backslashreplace")
+        with path.open("rb") as file:
+            return file.read(most_bytes).decode("utf-8", "backslashreplace")
     except OSError:
         return ""

@@ -54,9 +54,7 @@ class CoreErrors:
 class HealthReadings:
     """What the driver says of a device's health. None or empty: there is no such attribute, or it cannot be read now.
 
-    ``status_counts`` are the counters below ``health_status`` (driver 2.28), by file name. ``heartbeat`` is shown and
-    not judged: the vendor says neither what it counts, nor in which unit, nor how often it should change. It does not
-    make a look differ from another.
+    ``status_counts`` are the counters below ``health_status`` (driver 2.28), by file name.
     """
 
     reset: ResetState | None = None
@@ -64,7 +62,6 @@ class HealthReadings:
     unhealthy_components: frozenset[str] | None = None
     core_errors: tuple[CoreErrors, ...] = ()
     status_counts: tuple[tuple[str, int], ...] = ()
-    heartbeat: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

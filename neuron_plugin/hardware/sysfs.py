@@ -41,7 +41,6 @@ PAGE_BYTES = 4096
 """No sysfs attribute is longer; what is, is none."""
 
 UNHEALTHY_COMPONENTS = "unhealthy_components"
-HEARTBEAT = "healthcheck_heartbeat"
 
 _CHANGES_IN_HEALTH = re.compile(r"heartbeat|(?<!un)corrected")
 
@@ -176,10 +175,6 @@ class DeviceTree:
     def unhealthy_components(self) -> frozenset[str]:
         """Parts that firmware reports broken, such as ``hbm``. Since driver 2.30.2."""
         return self._read(f"stats/hardware/health_status/{UNHEALTHY_COMPONENTS}", parse_components)
-
-    def heartbeat(self) -> str:
-        """A sign of life of firmware's health check, of no documented meaning. Trn2 and Trn3, since driver 2.30.2."""
-        return self._read(f"stats/hardware/health_status/{HEARTBEAT}", parse_word)
 
     def core_ids(self) -> frozenset[int]:
         """Physical cores that have a directory: the module parameter ``dev_nc_map`` leaves some out."""

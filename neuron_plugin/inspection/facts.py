@@ -54,8 +54,8 @@ class PciFunction:
 class Host:
     """The machine outside the driver's own tree.
 
-    ``simulated``: plain files stand for device nodes. ``major`` is what the kernel gave the driver, None while it has
-    none. ``numbers`` are sysfs's major and minor of every device it lists, None where it does not tell.
+    ``simulated``: plain files may stand for device nodes. ``major`` is what the kernel gave the driver, None while it
+    has none. ``numbers`` are sysfs's major and minor of every device it lists, None where it does not tell.
     ``hook_files`` are the OCI hook's, ``runtime_files`` the texts of the container runtimes' configurations.
     """
 

@@ -35,19 +35,3 @@ class Observer(Protocol):
 
     def request_refused(self, resource: str, method: str, error: Exception) -> None:
         """An Allocate or PreStartContainer was answered with an error."""
-
-
-class SilentObserver:
-    """An observer for those who count nothing."""
-
-    def state_changed(self, resource: str, state: RegistrationState) -> None:
-        """Ignore it."""
-
-    def registration_ended(self, resource: str, error: str | None) -> None:
-        """Ignore it."""
-
-    def preference_replaced(self, resource: str, fault: str) -> None:
-        """Ignore it."""
-
-    def request_refused(self, resource: str, method: str, error: Exception) -> None:
-        """Ignore it."""

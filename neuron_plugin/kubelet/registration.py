@@ -22,7 +22,7 @@ from neuron_plugin.backoff import Backoff
 from neuron_plugin.kubelet.advertisement import Advertisement
 from neuron_plugin.kubelet.announcement import KUBELET_SOCKET, RegistrationError, announce
 from neuron_plugin.kubelet.devices import DeviceHandler
-from neuron_plugin.kubelet.observer import Observer, RegistrationState, SilentObserver
+from neuron_plugin.kubelet.observer import Observer, RegistrationState
 from neuron_plugin.kubelet.server import ServerInstance
 from neuron_plugin.kubelet.service import DevicePluginService, ServiceOptions
 from neuron_plugin.kubelet.sockets import EndpointError, SocketIdentity, clear_strays, endpoint_path, identity_of
@@ -53,15 +53,15 @@ class DevicePluginServer:
     event loop; ``registered`` is set while the kubelet has accepted the resource and follows its devices.
     """
 
-    def __init__(  # noqa: PLR0913 - what it is joined from; all but four have a usual value
+    def __init__(  # noqa: PLR0913 - what it is joined from; all but five have a usual value
         self,
         resource: str,
         handler: DeviceHandler,
         advertisement: Advertisement,
         watch: DirectoryWatch,
         *,
+        observer: Observer,
         options: ServiceOptions | None = None,
-        observer: Observer | None = None,
         times: RegistrationTimes | None = None,
         random: Random | None = None,
         other_route: Path | None = None,
@@ -74,7 +74,7 @@ class DevicePluginServer:
         self._advertisement = advertisement
         self._watch = watch
         self._options = options or ServiceOptions()
-        self._observer = observer or SilentObserver()
+        self._observer = observer
         self._times = times or RegistrationTimes()
         self._random = random or Random()  # noqa: S311 - spreads retries and names sockets, guards nothing
         self._backoff = Backoff(

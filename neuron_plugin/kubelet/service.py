@@ -21,7 +21,7 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb
 from neuron_plugin.kubelet.advertisement import Advertisement, Subscription
 from neuron_plugin.kubelet.devices import DeviceHandler, RefusalError, in_numeric_order
 from neuron_plugin.kubelet.messages import container_response, device_list, status_of
-from neuron_plugin.kubelet.observer import Observer, SilentObserver
+from neuron_plugin.kubelet.observer import Observer
 from neuron_plugin.kubelet.requests import PreferenceRequest, checked_ids, preferred_ids
 
 _log = logging.getLogger(__name__)
@@ -60,15 +60,15 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         handler: DeviceHandler,
         advertisement: Advertisement,
         *,
+        observer: Observer,
         options: ServiceOptions | None = None,
-        observer: Observer | None = None,
         on_stream_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._resource = resource
         self._handler = handler
         self._advertisement = advertisement
         self._options = options or ServiceOptions()
-        self._observer = observer or SilentObserver()
+        self._observer = observer
         self._on_stream_change = on_stream_change
         self._streams: set[Subscription] = set()
         self._ending = False

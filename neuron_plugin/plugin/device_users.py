@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from neuron_plugin.hardware.processes import Look, has_kernel_threads, look_at_processes
-from neuron_plugin.kubelet.sockets import server_pid
+from neuron_plugin.kubelet.sockets import SocketIdentity, identity_of, server_pid
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.quarantine import Suspect, Users
 
@@ -48,6 +48,8 @@ class DeviceUsers:
         self._proc = proc
         self._kubelet_socket = kubelet_socket
         self._live_pods = live_pods
+        self._kubelet: SocketIdentity | None = None
+        self._met_at = 0.0
         self._news = asyncio.Event()
 
     def notify(self) -> None:
@@ -95,11 +97,18 @@ class DeviceUsers:
         _tell(before, self._suspects())
 
     def _kubelet_is_settled(self) -> bool:
-        try:
-            began = self._kubelet_socket.stat().st_ctime
-        except OSError:
+        """By its socket's age; it is as old as we have known it where the clock was set meanwhile.
+
+        That shows in a socket of the future, or in one from before the machine was started.
+        """
+        kubelet, now = identity_of(self._kubelet_socket), self._state.clock()
+        if kubelet != self._kubelet:
+            self._kubelet, self._met_at = kubelet, now
+        if kubelet is None:
             return False
-        return time.time() - began >= SETTLED_SECONDS
+        age = time.time() - kubelet.changed_ns / 1e9
+        running = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return max(now - self._met_at, age if age <= running else 0.0) >= SETTLED_SECONDS
 
     async def _call_the_roll(self) -> None:
         """Learn of strangers whether they live."""
@@ -117,15 +126,18 @@ class DeviceUsers:
         return Users({nodes[node]: found for node, found in look.processes.items()}, look.complete, moment)
 
     def _look(self, nodes: list[Path]) -> Look:
-        return look_at_processes(nodes, self._proc, is_whole_machine=partial(_shows_containers, self._kubelet_socket))
+        return look_at_processes(nodes, self._proc, is_whole_machine=partial(shows_containers, self._kubelet_socket))
 
     def _suspects(self, *, unseen_only: bool = False) -> tuple[Suspect, ...]:
         suspects = self._state.quarantine.suspects if self._state.quarantine else ()
         return tuple(suspect for suspect in suspects if not (unseen_only and suspect.seen))
 
 
-def _shows_containers(kubelet_socket: Path, proc: Path) -> bool:
-    """Containers are where the kubelet is: on the machine, or on the "machine" that a kubelet in a container has."""
+def shows_containers(kubelet_socket: Path, proc: Path) -> bool:
+    """Whether ``proc`` is where containers' processes are: where the kubelet's is.
+
+    That is on the machine, or on the "machine" that a kubelet in a container (kind) has.
+    """
     if has_kernel_threads(proc):
         return True
     kubelet = server_pid(kubelet_socket)

@@ -49,7 +49,7 @@ class Offering:
         resources: Iterable[Resource],
         route: Route,
         options: ServiceOptions,
-        observer: Observer | None = None,
+        observer: Observer,
         *,
         numa_hints: bool = False,
     ) -> None:

@@ -204,7 +204,7 @@ class SimulatedNode:
     def _change(self, device: int, **fields: object) -> None:
         def changed(description: NodeDescription) -> NodeDescription:
             if device not in description.chips:
-                raise SimulationError(f"device {device}: {description.instance_type} here has {description.chips}")
+                raise SimulationError(f"device {device}: {description.in_words}")
             state = msgspec.structs.replace(description.device(device), **fields)
             return msgspec.structs.replace(description, devices={**description.devices, device: state})
 

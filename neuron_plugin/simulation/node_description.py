@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from neuron_plugin.allocation.idlists import format_ids
 from neuron_plugin.hardware.attributes import DriverVersion, parse_driver_version
 from neuron_plugin.hardware.generations import GENERATIONS, Generation
 
@@ -73,6 +74,14 @@ class NodeDescription(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     def chips(self) -> tuple[int, ...]:
         """Devices that the machine has."""
         return tuple(device for device in range(self.device_count) if device not in self.missing)
+
+    @property
+    def in_words(self) -> str:
+        """What devices there are: a machine that misses some has the others under their own numbers."""
+        last = self.device_count - 1
+        nominal = f"devices 0 to {last}" if last else "device 0"
+        without = f" without {format_ids(self.missing)}" if self.missing else ""
+        return f"{self.instance_type} has {nominal}{without}"
 
     @property
     def loaded(self) -> tuple[int, ...]:

@@ -75,6 +75,16 @@ def test_the_address_is_the_service_s_and_the_scheduler_s(cli: Cli) -> None:
     assert "urlPrefix: https://10.96.100.45:12345\n" in shown.out
 
 
+@pytest.mark.parametrize("address", ["fd00:10:96::45", "1:2:3:4:5:6:7:8", "fd00::"])
+def test_where_services_have_ipv6_our_pods_listen_on_it(cli: Cli, address: str) -> None:
+    shown = cli("manifests", "default-scheduler", "--extender-address", address)
+    assert f"urlPrefix: https://[{address}]:12345\n" in shown.out
+    manifests = [manifest for manifest in yaml.safe_load_all(shown.out) if manifest]
+    assert address in [each["spec"].get("clusterIP") for each in manifests if each["kind"] == "Service"]
+    assert "0.0.0.0" not in shown.out  # noqa: S104 - what must not be there
+    assert shown.out.count('address: "::"') == 3
+
+
 @pytest.mark.parametrize("part", ["second-scheduler", "default-scheduler"])
 def test_the_secrets_that_are_needed_first_are_named_first(cli: Cli, part: str) -> None:
     head = cli("manifests", part, *NEEDED[part], "--namespace", "neuron").out.split("---")[0]
@@ -99,7 +109,7 @@ def test_what_cannot_be_guessed_is_asked_for(cli: Cli, part: str, flag: str) -> 
         ("--namespace", "neuron\n  evil: true"),
         ("--image", "neuron plugin"),
         ("--kubernetes-version", "1.36"),
-        ("--extender-address", "fd00::1"),
+        ("--extender-address", "fe80::1%eth0"),
         ("--extender-address", "extender.local"),
     ],
 )

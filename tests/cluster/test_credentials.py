@@ -292,15 +292,28 @@ async def test_outside_of_a_pod_and_without_a_kubeconfig_there_is_an_error_that_
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["", "[]", "{", "clusters: []", "\x00", '{"current-context": "x", "contexts": [{"name": "x"}]}'],
+    ("content", "said"),
+    [
+        ("", "some part of it is not of the form"),
+        ("[]", "some part of it is not of the form"),
+        ("{", "expected the node content, but found '<stream end>'"),
+        ("clusters: []", "Expected key current-context"),
+        ("\x00", "special characters are not allowed"),
+        ('{"current-context": "x", "contexts": [{"name": "x"}]}', "Expected key context"),
+    ],
 )
-async def test_a_useless_kubeconfig_is_an_error_that_names_it(tmp_path: Path, content: str) -> None:
+async def test_a_useless_kubeconfig_is_an_error_that_names_it_and_what_is_wrong_in_words(
+    tmp_path: Path, content: str, said: str
+) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(content)
     with pytest.raises(ConnectionSettingsError, match="expected a kubeconfig") as raised:
         await connect(kubeconfig)
-    assert str(kubeconfig) in str(raised.value)
+    assert str(raised.value).startswith(f"API server settings from {kubeconfig}: ")
+    assert said in str(raised.value)
+    assert str(raised.value).endswith("; expected a kubeconfig that kubectl takes: mend it, or name another")
+    for spelled_for_python in ("Error(", "Exception(", " object at ", "\n"):
+        assert spelled_for_python not in str(raised.value)
 
 
 async def test_a_kubeconfig_that_waits_for_somebody_is_an_error_that_names_it(
@@ -318,5 +331,15 @@ async def test_a_kubeconfig_that_waits_for_somebody_is_an_error_that_names_it(
 
 
 async def test_a_missing_kubeconfig_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ConnectionSettingsError, match="nowhere"):
+    with pytest.raises(ConnectionSettingsError, match="nowhere: No such file or directory; expected a kubeconfig"):
         await connect(tmp_path / "nowhere")
+
+
+async def test_a_file_that_a_kubeconfig_names_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def misses(*_: object, **_named: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/etc/token")
+
+    (tmp_path / "kubeconfig").touch()
+    monkeypatch.setattr("kubernetes.aio.config.load_kube_config", misses)
+    with pytest.raises(ConnectionSettingsError, match="kubeconfig: No such file or directory: /etc/token; expected"):
+        await connect(tmp_path / "kubeconfig")

@@ -220,6 +220,16 @@ async def test_an_event_about_an_object_of_any_name_is_taken(
     assert found["regarding"]["name"] == name
 
 
+@pytest.mark.parametrize("instance", ["n" * 128, "n" * 129, "n" * 253])
+async def test_an_event_is_taken_from_a_node_of_any_name(
+    instance: str, server: StandInApiServer, api: KubernetesApi
+) -> None:
+    await send(api, event(POD, instance=instance), timeout_seconds=5)
+    (found,) = server.objects(stand_in.EVENTS)
+    assert found["reportingInstance"][:125] == instance[:125]
+    assert (found["reportingInstance"] == instance) is (len(instance) <= 128)
+
+
 def test_the_prefix_of_an_events_name_is_never_longer_than_a_name_may_be() -> None:
     body = event(msgspec.structs.replace(POD, name="a" * 253)).body
     assert body is not None

@@ -67,6 +67,14 @@ def test_a_static_pods_hash_counts_as_its_uid(proc: ProcTree, node: Path) -> Non
     assert device_processes([node], proc.root)[node][0].pod_uid == "0123456789abcdef0123456789abcdef"
 
 
+def test_of_a_very_long_command_line_only_the_beginning_is_read(proc: ProcTree, node: Path) -> None:
+    proc.add(7, [node])
+    (proc.root / "7/cmdline").write_bytes(b"train\0" + b"x" * 2_000_000)
+    command = device_processes([node], proc.root)[node][0].command
+    assert command.startswith("train xxx")
+    assert len(command) == 4096
+
+
 def test_a_process_of_the_host_names_no_pod(proc: ProcTree, node: Path) -> None:
     proc.add(7, [node], cgroup="0::/system.slice/podman.service\n")
     assert device_processes([node], proc.root)[node][0].pod_uid == ""

@@ -15,7 +15,7 @@ from neuron_plugin.kubelet.registration import DevicePluginServer, RegistrationT
 from neuron_plugin.kubelet.watch import DirectoryWatch
 from neuron_plugin.simulation.kubelet import SOCKET_NAME, StandInKubelet
 from neuron_plugin.simulation.kubelet_pods import Container, Pod
-from tests.kubelet.fakes import CORE, FakeHandler, eventually, running_plugin
+from tests.kubelet.fakes import CORE, FakeHandler, FakeObserver, eventually, running_plugin
 from tests.kubelet.registering import ScriptedRegistration, scripted_kubelet, sockets_of
 
 State = RegistrationState
@@ -79,7 +79,9 @@ async def test_cancelling_run_tidies_up_as_stopping_does(directory: Path) -> Non
 
 
 async def test_a_server_that_never_ran_can_be_stopped_and_then_does_not_run(directory: Path) -> None:
-    server = DevicePluginServer(CORE, FakeHandler(), Advertisement(), DirectoryWatch(directory))
+    server = DevicePluginServer(
+        CORE, FakeHandler(), Advertisement(), DirectoryWatch(directory), observer=FakeObserver()
+    )
     await server.stop()
     await asyncio.wait_for(server.run(), 5)
     assert server.state is State.STOPPED

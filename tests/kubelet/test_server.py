@@ -17,11 +17,12 @@ from neuron_plugin.kubelet.channels import channel_to
 from neuron_plugin.kubelet.server import ServerInstance
 from neuron_plugin.kubelet.service import DevicePluginService
 from neuron_plugin.kubelet.sockets import LONGEST_PATH_BYTES, EndpointError, endpoint_path, is_served
-from tests.kubelet.fakes import CORE, FakeHandler, devices
+from tests.kubelet.fakes import CORE, FakeHandler, FakeObserver, devices
 
 
 async def start(path: Path, count: int = 2) -> ServerInstance:
-    return await ServerInstance.start(DevicePluginService(CORE, FakeHandler(), Advertisement(devices(count))), path)
+    service = DevicePluginService(CORE, FakeHandler(), Advertisement(devices(count)), observer=FakeObserver())
+    return await ServerInstance.start(service, path)
 
 
 async def test_a_started_server_answers_on_a_private_socket(directory: Path) -> None:

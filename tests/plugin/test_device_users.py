@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from neuron_plugin.allocation.ledger import Holding, PodUid
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.kubelet.advertisement import Advertisement
+from neuron_plugin.kubelet.sockets import SocketIdentity
 from neuron_plugin.plugin import device_users
 from neuron_plugin.plugin.device_users import DeviceUsers
 from neuron_plugin.plugin.machine import advertised, told_machine
@@ -33,7 +35,8 @@ class Node:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        (root / "kubelet.sock").touch()
+        with socket.socket(socket.AF_UNIX) as kubelet:
+            kubelet.bind(str(root / "kubelet.sock"))
         self.dev, self.proc = root / "dev", root / "proc"
         self.dev.mkdir()
         for device in range(TRN1.device_count):
@@ -258,6 +261,29 @@ async def test_a_kubelet_that_has_just_started_is_given_time_to_know_its_pods(
     monkeypatch.setattr(device_users, "SETTLED_SECONDS", 0.0)
     assert not await node.users.look_at_start(())
     assert node.unhealthy(Resource.NEURON) == []
+
+
+@pytest.mark.parametrize(
+    ("age_seconds", "settled"),
+    [(14.0, False), (20.0, True), (1e9, False), (-3600.0, False)],
+    ids=["just started", "for long", "the clock was set forward meanwhile", "the clock was set back meanwhile"],
+)
+async def test_a_kubelet_is_as_old_as_its_socket_or_as_we_have_known_it_where_the_clock_was_set(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    age_seconds: float,
+    settled: bool,  # noqa: FBT001 - a table's column
+) -> None:
+    node, now = Node(tmp_path), time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setattr(time, "clock_gettime", lambda _clock: 3600.0)
+    kubelet = SocketIdentity(1, 1, int((now - age_seconds) * 1e9))
+    monkeypatch.setattr(device_users, "identity_of", lambda _path: kubelet)
+    assert await node.users.look_at_start(()) is settled
+    node.clock.now += 15
+    assert await node.users.look_at_start(())
+    kubelet = SocketIdentity(1, 2, int((now + 3600) * 1e9))
+    assert not await node.users.look_at_start(()), "this is another kubelet"
 
 
 async def test_a_look_at_the_start_that_takes_too_long_is_given_up(

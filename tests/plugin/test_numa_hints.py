@@ -17,6 +17,7 @@ from neuron_plugin.plugin.offering import Offering, route
 from neuron_plugin.plugin.settings import PluginSettings, Registration
 from neuron_plugin.simulation.node import write_node
 from neuron_plugin.topology.instances import catalogue
+from tests.kubelet.fakes import FakeObserver
 from tests.plugin.world import INF2, machine
 
 
@@ -52,6 +53,7 @@ def published(machine: Machine, *, numa_hints: bool) -> tuple[AdvertisedDevice, 
         [Resource.NEURON],
         route(PluginSettings()),
         ServiceOptions(),
+        FakeObserver(),
         numa_hints=numa_hints,
     )
     offering.refresh()

@@ -10,12 +10,13 @@ from neuron_plugin.kubelet.registration import DevicePluginServer
 from neuron_plugin.kubelet.service import ServiceOptions
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.offering import Offering, Route
+from tests.kubelet.fakes import FakeObserver
 from tests.plugin.world import CORE, DEVICE, NEURON, a_state, an_allocator, devices, machine, ref
 
 
 def an_offering(state: NodeState, *resources: Resource) -> Offering:
     route = Route(DevicePluginServer, Path("/nowhere"), Path("/nowhere-else"))
-    return Offering(state, an_allocator(state), resources, route, ServiceOptions())
+    return Offering(state, an_allocator(state), resources, route, ServiceOptions(), FakeObserver())
 
 
 def versions(offering: Offering) -> dict[Resource, int]:

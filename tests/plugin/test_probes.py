@@ -8,14 +8,15 @@ from neuron_plugin.kubelet.registration import DevicePluginServer
 from neuron_plugin.kubelet.watch import DirectoryWatch
 from neuron_plugin.plugin.probes import Dial, liveness, readiness
 from neuron_plugin.plugin.responder import Page
-from tests.kubelet.fakes import FakeHandler
+from tests.kubelet.fakes import FakeHandler, FakeObserver
 
 
 class Server(DevicePluginServer):
     """A registration that stands where a test says."""
 
     def __init__(self, resource: str, *, registered: bool = True, socket: Path | None = Path("/x.sock")) -> None:
-        super().__init__(resource, FakeHandler(), Advertisement(), DirectoryWatch(Path("/nowhere")))
+        watch = DirectoryWatch(Path("/nowhere"))
+        super().__init__(resource, FakeHandler(), Advertisement(), watch, observer=FakeObserver())
         self.path = socket
         if registered:
             self.registered.set()

@@ -51,8 +51,8 @@ def test_opening_what_is_no_simulated_machine_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("fault", "complaint"),
     [
-        (lambda node: node.set_ecc(9, memory=1), "device 9: inf2.24xlarge here has"),
-        (lambda node: node.remove_device(1), "device 1: inf2.24xlarge here has"),
+        (lambda node: node.set_ecc(9, memory=1), "device 9: inf2.24xlarge has devices 0 to 5 without 1$"),
+        (lambda node: node.remove_device(1), "device 1: inf2.24xlarge has devices 0 to 5 without 1$"),
         (lambda node: node.set_attribute(2, "../../x", "1"), "expected a path below the device"),
         (lambda node: node.set_attribute(2, "/etc/x", "1"), "expected a path below the device"),
         (lambda node: node.set_unhealthy_components(2, ["hbm"]), "has no unhealthy_components"),
@@ -68,6 +68,16 @@ def test_a_fault_that_cannot_be_is_refused_and_changes_nothing(
     with pytest.raises(SimulationError, match=complaint):
         fault(node)
     assert everything(node.root) == before
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "devices"), [("trn1.2xlarge", "device 0"), ("trn2.48xlarge", "devices 0 to 15")]
+)
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(
+    make_node: MakeNode, instance_type: str, devices: str
+) -> None:
+    with pytest.raises(SimulationError, match=f"^device 99: {instance_type} has {devices}$"):
+        make_node(instance_type).remove_device(99)
 
 
 def test_inf1_refuses_ecc_errors_it_could_not_show(make_node: MakeNode) -> None:

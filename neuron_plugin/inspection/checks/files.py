@@ -30,11 +30,16 @@ def check_nodes(facts: Facts) -> Iterator[Finding]:
         yield unchecked(NO_DEVICE)
     else:
         listed = [node for node in nodes if node.device in facts.host.numbers]
-        kind = " (plain files: simulated)" if facts.host.simulated else ""
         yield from or_ok(
             (*_missing(facts, listed), *_wrong(facts, listed), *_strays(facts, nodes)),
-            f"{plural(len(listed), 'device node')}, for everybody to read and write{kind}",
+            f"{plural(len(listed), 'device node')}, for everybody to read and write{_simulated(facts, listed)}",
         )
+
+
+def _simulated(facts: Facts, listed: Iterable[NodeFile]) -> str:
+    if not facts.host.simulated:
+        return ""
+    return " (simulated)" if all(node.is_character for node in listed) else " (plain files: simulated)"
 
 
 def _missing(facts: Facts, listed: Iterable[NodeFile]) -> Iterator[Finding]:

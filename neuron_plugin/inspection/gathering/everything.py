@@ -12,7 +12,7 @@ from neuron_plugin.inspection.facts import Cluster, DeviceUsers, Facts, Host, Ku
 from neuron_plugin.inspection.gathering.cluster import gather_cluster
 from neuron_plugin.inspection.gathering.daemon import gather_daemon
 from neuron_plugin.inspection.gathering.host import gather_host
-from neuron_plugin.inspection.gathering.kubelet import gather_kubelet
+from neuron_plugin.inspection.gathering.kubelet import KUBELET_SOCKET, gather_kubelet
 from neuron_plugin.inspection.gathering.processes import gather_users
 from neuron_plugin.inspection.machine import look
 from neuron_plugin.inspection.node import Node
@@ -35,7 +35,7 @@ def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         expected = flags.get("kubelet_dir") is not None or not host.simulated
         kubelet, cluster = runner.run(_ask(node, environ, expected=expected))
-    users = _look_at_users(host, seen.paths.dev, node.proc)
+    users = _look_at_users(host, seen.paths.dev, node)
     return Facts(seen, host, kubelet, cluster, users, time.time_ns(), daemon)
 
 
@@ -61,9 +61,9 @@ async def _ask_cluster(node: Node, environ: Mapping[str, str]) -> Cluster | Unkn
     return await gather_cluster(settings.kubeconfig, name)
 
 
-def _look_at_users(host: Host, dev: Path, proc: Path) -> DeviceUsers | Unknown:
+def _look_at_users(host: Host, dev: Path, node: Node) -> DeviceUsers | Unknown:
     try:
-        return gather_users(_node_paths(host, dev), proc)
+        return gather_users(_node_paths(host, dev), node.proc, node.settings.kubelet_dir / KUBELET_SOCKET)
     except Exception as error:  # noqa: BLE001 - on a broken node the rest is wanted most
         return _unforeseen(error)
 

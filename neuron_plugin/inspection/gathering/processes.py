@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from neuron_plugin.hardware.processes import Process, device_processes, has_kernel_threads
+from neuron_plugin.hardware.processes import Process, device_processes
 from neuron_plugin.hardware.sysfs import DEVICE_NAME
 from neuron_plugin.inspection.facts import DeviceUser, DeviceUsers
 from neuron_plugin.inspection.text import plural
 from neuron_plugin.inspection.unknown import Unknown
+from neuron_plugin.plugin.device_users import shows_containers
 
 _USUAL_PROC = Path("/proc")
 _FROM_A_POD = (
@@ -24,7 +25,7 @@ VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 _Identity: TypeAlias = tuple[int, int, int]
 
 
-def gather_users(nodes: Mapping[int, Path], proc: Path) -> DeviceUsers | Unknown:
+def gather_users(nodes: Mapping[int, Path], proc: Path, kubelet_socket: Path) -> DeviceUsers | Unknown:
     """Who has which of ``nodes`` (by device) open, as ``proc`` shows it. Descriptors that only probe do not count."""
     if not proc.is_dir():
         return Unknown(f"there is no {proc}", "run this on the machine itself")
@@ -39,16 +40,16 @@ def gather_users(nodes: Mapping[int, Path], proc: Path) -> DeviceUsers | Unknown
                 devices.setdefault(process.pid, set()).add(device)
     hosts = {identity: device for device, node in nodes.items() if (identity := _identity(node))}
     users = (_user(processes[pid], tuple(sorted(devices[pid])), hosts, proc) for pid in sorted(processes))
-    return DeviceUsers(tuple(users), _unseen(proc, denied))
+    return DeviceUsers(tuple(users), _unseen(proc, kubelet_socket, denied))
 
 
-def _unseen(proc: Path, denied: Sequence[Path]) -> Unknown | None:
+def _unseen(proc: Path, kubelet_socket: Path, denied: Sequence[Path]) -> Unknown | None:
     """Why processes may have been missed. What the chart can do about it helps only where it has not been done."""
-    if not has_kernel_threads(proc):
+    if not shows_containers(kubelet_socket, proc):
         if proc == _USUAL_PROC:
             return Unknown("processes of other containers cannot be seen from here", _FROM_A_POD)
         return Unknown(
-            f"{proc} is not the machine's own: a node that is itself a container shows its own processes only",
+            f"{proc} is not the machine's own and does not show the kubelet: processes of pods may be missing",
             "run this as root on the machine itself",
         )
     if denied:

@@ -22,7 +22,13 @@ def real(well: Facts, *nodes: NodeFile, major: int | Unknown | None = 243) -> Fa
 
 def test_plain_files_of_a_simulated_machine_are_fine_and_told(well: Facts) -> None:
     assert is_fine("device-nodes", well)
-    assert "simulated" in ask("device-nodes", well)[0].seen
+    assert ask("device-nodes", well)[0].seen.endswith(" (plain files: simulated)")
+
+
+def test_character_devices_of_a_simulated_machine_are_told_as_what_they_are(well: Facts) -> None:
+    facts = with_host(real(well), simulated=True)
+    assert is_fine("device-nodes", facts)
+    assert ask("device-nodes", facts)[0].seen.endswith("to read and write (simulated)")
 
 
 def test_character_devices_for_everybody_are_fine(well: Facts) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from neuron_plugin.inspection.gathering import processes
 from neuron_plugin.inspection.gathering.processes import gather_users
 from neuron_plugin.inspection.unknown import Unknown
 
+NOWHERE = Path("/nowhere/kubelet.sock")
 UID = "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
 
 
@@ -46,7 +48,7 @@ def test_a_container_is_told_with_its_pod_its_view_and_its_cores(tmp_path: Path)
     (process / "root/dev/null").touch()
     (proc / "2").mkdir()
     (proc / "2/comm").write_text("kthreadd\n")
-    found = gather_users(nodes, proc)
+    found = gather_users(nodes, proc, NOWHERE)
     expected = DeviceUser(4711, "python train.py", (4, 5), UID, inside={0: 4, 1: 5}, visible_cores="0-3")
     assert found == DeviceUsers((expected,))
 
@@ -54,19 +56,28 @@ def test_a_container_is_told_with_its_pod_its_view_and_its_cores(tmp_path: Path)
 def test_nobody_and_somebody_without_devices_use_nothing(tmp_path: Path) -> None:
     nodes, proc = make_nodes(tmp_path / "dev", 1), tmp_path / "proc"
     make_process(proc, 1, tmp_path / "elsewhere")
-    found = gather_users(nodes, proc)
+    found = gather_users(nodes, proc, NOWHERE)
     assert isinstance(found, DeviceUsers)
     assert found.users == ()
 
 
 def test_a_mounted_proc_that_is_not_the_machines_is_not_mended_by_mounting_it(tmp_path: Path) -> None:
-    """As on a node that is itself a container (kind), with devicePlugin.watchProcesses set."""
     make_process(tmp_path / "proc", 1)
-    found = gather_users({}, tmp_path / "proc")
+    found = gather_users({}, tmp_path / "proc", NOWHERE)
     assert isinstance(found, DeviceUsers)
     assert found.unseen is not None
     assert "is not the machine's own" in found.unseen.why
     assert "watchProcesses" not in found.unseen.action
+
+
+def test_where_the_kubelet_is_seen_all_processes_of_pods_are(tmp_path: Path) -> None:
+    """As on a node that is itself a container (kind); the daemon has it so, too."""
+    make_process(tmp_path / "proc", os.getpid())
+    path = tmp_path / "kubelet.sock"
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        kubelet.bind(str(path))
+        kubelet.listen()
+        assert gather_users({}, tmp_path / "proc", path) == DeviceUsers(())
 
 
 def test_processes_that_may_not_be_looked_into_are_counted_and_ask_for_the_right(
@@ -80,7 +91,7 @@ def test_processes_that_may_not_be_looked_into_are_counted_and_ask_for_the_right
         return {}
 
     monkeypatch.setattr(processes, "device_processes", denied)
-    found = gather_users({}, tmp_path / "proc")
+    found = gather_users({}, tmp_path / "proc", NOWHERE)
     assert found == DeviceUsers(
         (),
         Unknown(
@@ -91,8 +102,8 @@ def test_processes_that_may_not_be_looked_into_are_counted_and_ask_for_the_right
 
 
 def test_in_a_pod_the_way_to_see_the_host_s_processes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "has_kernel_threads", lambda _proc: False)
-    found = gather_users({}, Path("/proc"))
+    monkeypatch.setattr(processes, "shows_containers", lambda _socket, _proc: False)
+    found = gather_users({}, Path("/proc"), NOWHERE)
     assert isinstance(found, DeviceUsers)
     assert found.unseen is not None
     assert "watchProcesses" in found.unseen.action
@@ -102,7 +113,7 @@ def test_descriptors_that_only_probe_do_not_count(tmp_path: Path) -> None:
     nodes, proc = make_nodes(tmp_path / "dev", 1), tmp_path / "proc"
     process = make_process(proc, 7, nodes[0])
     (process / "fdinfo/3").write_text(f"flags:\t{os.O_WRONLY:07o}\n")
-    found = gather_users(nodes, proc)
+    found = gather_users(nodes, proc, NOWHERE)
     assert isinstance(found, DeviceUsers)
     assert found.users == ()
 
@@ -112,18 +123,18 @@ def test_a_process_whose_root_may_not_be_seen_has_an_unknown_view(tmp_path: Path
     process = make_process(proc, 7, nodes[0])
     (process / "root/dev").rmdir()
     (process / "environ").unlink()
-    found = gather_users(nodes, proc)
+    found = gather_users(nodes, proc, NOWHERE)
     assert isinstance(found, DeviceUsers)
     assert [(each.inside, each.visible_cores, each.pod_uid) for each in found.users] == [(None, "", "")]
 
 
 def test_without_proc_it_is_not_known(tmp_path: Path) -> None:
-    assert isinstance(gather_users({}, tmp_path / "proc"), Unknown)
+    assert isinstance(gather_users({}, tmp_path / "proc", NOWHERE), Unknown)
 
 
 def test_this_very_process_is_seen_in_the_real_proc(tmp_path: Path) -> None:
     nodes = make_nodes(tmp_path / "dev", 2)
     with nodes[1].open("r+b"):
-        found = gather_users(nodes, Path("/proc"))
+        found = gather_users(nodes, Path("/proc"), NOWHERE)
     assert isinstance(found, DeviceUsers)
     assert os.getpid() in [each.pid for each in found.users if each.devices == (1,)]
