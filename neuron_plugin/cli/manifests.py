@@ -118,7 +118,6 @@ def _addresses(address: _Address | None) -> Iterator[tuple[str, str | None, str]
     flag = "--extender-address"
     if isinstance(address, ipaddress.IPv6Address):
         yield "https://address-of-the-extender", f"https://[{address}]", flag
-        yield "clusterIP: address-of-the-extender", f'clusterIP: "{address}"', flag
         yield '"0.0.0.0"', '"::"', flag
     yield "address-of-the-extender", None if address is None else str(address), flag
 

@@ -71,7 +71,7 @@ def test_a_provider_s_version_becomes_the_upstream_scheduler_s(cli: Cli) -> None
 
 def test_the_address_is_the_service_s_and_the_scheduler_s(cli: Cli) -> None:
     shown = cli("manifests", "default-scheduler", *NEEDED["default-scheduler"])
-    assert "clusterIP: 10.96.100.45\n" in shown.out
+    assert 'clusterIP: "10.96.100.45"\n' in shown.out
     assert "urlPrefix: https://10.96.100.45:12345\n" in shown.out
 
 
