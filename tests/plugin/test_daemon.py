@@ -31,13 +31,20 @@ def decision_of(*containers: object, sets: list[list[int]], time: int = 1) -> di
     return assignment(TRN1, containers, sets, time)  # type: ignore[arg-type]  # tuples of specs, spelled short
 
 
+def lease_holders(site: Site) -> list[str]:
+    """Who holds the node's Lease: it is made before it is held, and held before it is given up."""
+    assert site.api is not None
+    return [lease["spec"]["holderIdentity"] for lease in site.api.objects(LEASES)]
+
+
+async def held(site: Site) -> None:
+    """Until the plugin holds the node's Lease."""
+    await eventually(lambda: lease_holders(site) == [NODE])
+
+
 async def closed(site: Site) -> None:
-    """Until the node's Lease is given up."""
-    api = site.api
-    assert api is not None
-    await eventually(
-        lambda: not api.get(LEASES, f"neuron-plugin-{NODE}", "kube-system")["spec"]["holderIdentity"],
-    )
+    """Until the node's Lease, which was held, is given up."""
+    await eventually(lambda: lease_holders(site) == [""])
 
 
 async def admit_once_closed(site: Site) -> AdmittedPod:
@@ -481,12 +488,9 @@ async def test_p59_a_pod_rejected_after_its_allocate_holds_nothing_once_it_is_te
 
 async def test_e7_stopping_gives_the_nodes_lease_up_before_the_kubelet_loses_its_devices() -> None:
     async with a_site() as site:
-        api = site.api
-        assert api is not None
         async with site.daemon():
-            await eventually(lambda: bool(api.objects(LEASES)))
-            assert api.get(LEASES, f"neuron-plugin-{NODE}", "kube-system")["spec"]["holderIdentity"] == NODE
-        assert not api.get(LEASES, f"neuron-plugin-{NODE}", "kube-system")["spec"]["holderIdentity"]
+            await held(site)
+        assert lease_holders(site) == [""]
 
 
 async def test_e7_a_pod_that_was_bound_before_the_plugin_stops_is_served_all_the_same(
@@ -495,10 +499,8 @@ async def test_e7_a_pod_that_was_bound_before_the_plugin_stops_is_served_all_the
     monkeypatch.setattr(daemon_module, "UNDER_WAY_SECONDS", 0.0)
     monkeypatch.setattr(daemon_module, "LEAVE_SECONDS", 30.0)
     async with a_site() as site:
-        api = site.api
-        assert api is not None
         async with site.daemon() as daemon:
-            await eventually(lambda: bool(api.objects(LEASES)))
+            await held(site)
             site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
             await eventually(lambda: bool(daemon.state.waiting()))
             late = asyncio.create_task(admit_once_closed(site), name="a late admission")
@@ -511,10 +513,8 @@ async def test_e7_a_binding_that_is_under_way_when_the_plugin_stops_is_waited_fo
     monkeypatch.setattr(daemon_module, "UNDER_WAY_SECONDS", 3.0)
     monkeypatch.setattr(daemon_module, "LEAVE_SECONDS", 30.0)
     async with a_site() as site:
-        api = site.api
-        assert api is not None
         async with site.daemon():
-            await eventually(lambda: bool(api.objects(LEASES)))
+            await held(site)
             late = asyncio.create_task(run_once_closed(site), name="a late binding")
         assert ids(await late, NEURON) == (4, 5, 6, 7)
 
