@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
+from http import HTTPStatus
 
 import msgspec
 import pytest
@@ -15,8 +16,10 @@ import pytest
 from neuron_plugin.allocation.inventory import INVENTORY_KEY
 from neuron_plugin.hardware.attributes import ResetState
 from neuron_plugin.kubelet.devices import DeviceNode
+from neuron_plugin.kubelet.pod_resources import PodDevices, PodResourcesClient, PodResourcesThrottledError
 from neuron_plugin.plugin import daemon as daemon_module
 from neuron_plugin.plugin.daemon import NodeDaemon
+from neuron_plugin.plugin.probes import liveness, readiness
 from neuron_plugin.plugin.settings import TopologyPolicy
 from neuron_plugin.simulation.api_server import EVENTS, LEASES, Fault, Match
 from neuron_plugin.simulation.kubelet import KubeletOptions
@@ -537,6 +540,33 @@ async def test_a_plugin_whose_node_stays_open_has_no_reason_to_stay(monkeypatch:
         async with site.daemon() as daemon:
             site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
             await eventually(lambda: bool(daemon.state.waiting()))
+
+
+async def test_a_plugin_that_waits_for_the_kubelets_account_is_alive_watches_and_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = asyncio.Event()
+
+    async def refuse(_: PodResourcesClient) -> tuple[PodDevices, ...]:
+        refused.set()
+        raise PodResourcesThrottledError("rejected by rate limit")
+
+    monkeypatch.setattr(PodResourcesClient, "list", refuse)
+    async with a_site() as site, asyncio.timeout(50):
+        api = site.api
+        assert api is not None
+        async with site.daemon(registered=False) as daemon:
+            await asyncio.wait_for(refused.wait(), 30)
+            site.node.remove_device(5)
+            await eventually(lambda: bool(daemon.state.machine and 5 in daemon.state.machine.unhealthy))
+            await eventually(lambda: daemon.state.pods_known)
+            assert not site.kubelet.capacity(NEURON.value).capacity
+            assert not api.objects(LEASES)
+            assert (await liveness(daemon.offering.servers)).status == HTTPStatus.OK
+            ready = readiness(daemon.offering.servers, found=True, silent_sources={})
+            assert ready.status == HTTPStatus.SERVICE_UNAVAILABLE
+        assert [path.name for path in site.settings.kubelet_dir.glob("*.sock")] == ["kubelet.sock"]
+        assert caplog.text.count("nothing is offered until the kubelet says who holds what") == 1
 
 
 async def test_stopping_removes_the_sockets_and_every_task() -> None:
