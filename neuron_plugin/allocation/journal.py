@@ -42,7 +42,7 @@ class Entry(NamedTuple):  # not a frozen dataclass: those take four times as lon
     """One decision.
 
     ``chosen`` are the cores of the set, or of the ids that were refused; ``reason`` says why them. ``offered`` and
-    ``mustInclude`` are the cores the caller allowed and demanded, where it did. ``usable`` gives the cores that the
+    ``must_include`` are the cores the caller allowed and demanded, where it did. ``usable`` gives the cores that the
     choice could be made from; it has to be a function of immutable values, because it is asked later.
     """
 

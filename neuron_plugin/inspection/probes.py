@@ -21,7 +21,7 @@ def page_of(address: str, port: int, path: str, *, seconds: float = ASK_SECONDS)
         connection.request("GET", path)
         answer = connection.getresponse()
         page = answer.read(_MOST_BYTES).decode("utf-8", "backslashreplace")
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, UnicodeError, http.client.HTTPException) as error:  # UnicodeError: no name of a host
         return Unknown(f"no daemon answers on {host}:{port} ({error})", f"does it run here, with --health-port {port}?")
     finally:
         connection.close()

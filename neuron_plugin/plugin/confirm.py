@@ -97,8 +97,11 @@ class Confirmation:
         Without a kubelet nothing can be offered either, so then this is made up for soon after it is there, and by the
         first preference at the latest.
         """
+        told = None
         while (refused := await self._refused()) is not None:
-            logger.warning("nothing is offered until the kubelet says who holds what", extra={"why": refused})
+            if refused != told:
+                logger.warning("nothing is offered until the kubelet says who holds what", extra={"why": refused})
+            told = refused
             await asyncio.sleep(QUIET_SECONDS)
 
     async def _refused(self) -> str | None:

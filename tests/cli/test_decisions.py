@@ -111,6 +111,12 @@ def test_more_candidates_than_are_shown_are_counted(cli: Cli, daemon: Daemon) ->
     assert ";+5" in cli("decisions", "--server", daemon.address).out
 
 
+def test_a_name_that_no_host_can_have_is_nobody_and_no_fault_of_ours(cli: Cli) -> None:
+    shown = cli("decisions", "--server", "worker..example:12347")
+    assert shown.status == 1
+    assert shown.err.startswith("neuron-plugin: no daemon answers on worker..example:12347 (")
+
+
 def test_nobody_there_is_one_line_that_says_what_to_check(cli: Cli) -> None:
     shown = cli("decisions", "--server", "127.0.0.1:1")
     assert shown.status == 1

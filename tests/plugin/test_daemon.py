@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
+from http import HTTPStatus
 
 import msgspec
 import pytest
@@ -15,8 +16,10 @@ import pytest
 from neuron_plugin.allocation.inventory import INVENTORY_KEY
 from neuron_plugin.hardware.attributes import ResetState
 from neuron_plugin.kubelet.devices import DeviceNode
+from neuron_plugin.kubelet.pod_resources import PodDevices, PodResourcesClient, PodResourcesThrottledError
 from neuron_plugin.plugin import daemon as daemon_module
 from neuron_plugin.plugin.daemon import NodeDaemon
+from neuron_plugin.plugin.probes import liveness, readiness
 from neuron_plugin.plugin.settings import TopologyPolicy
 from neuron_plugin.simulation.api_server import EVENTS, LEASES, Fault, Match
 from neuron_plugin.simulation.kubelet import KubeletOptions
@@ -31,13 +34,20 @@ def decision_of(*containers: object, sets: list[list[int]], time: int = 1) -> di
     return assignment(TRN1, containers, sets, time)  # type: ignore[arg-type]  # tuples of specs, spelled short
 
 
+def lease_holders(site: Site) -> list[str]:
+    """Who holds the node's Lease: it is made before it is held, and held before it is given up."""
+    assert site.api is not None
+    return [lease["spec"]["holderIdentity"] for lease in site.api.objects(LEASES)]
+
+
+async def held(site: Site) -> None:
+    """Until the plugin holds the node's Lease."""
+    await eventually(lambda: lease_holders(site) == [NODE])
+
+
 async def closed(site: Site) -> None:
-    """Until the node's Lease is given up."""
-    api = site.api
-    assert api is not None
-    await eventually(
-        lambda: not api.get(LEASES, f"neuron-plugin-{NODE}", "kube-system")["spec"]["holderIdentity"],
-    )
+    """Until the node's Lease, which was held, is given up."""
+    await eventually(lambda: lease_holders(site) == [""])
 
 
 async def admit_once_closed(site: Site) -> AdmittedPod:
@@ -481,12 +491,9 @@ async def test_p59_a_pod_rejected_after_its_allocate_holds_nothing_once_it_is_te
 
 async def test_e7_stopping_gives_the_nodes_lease_up_before_the_kubelet_loses_its_devices() -> None:
     async with a_site() as site:
-        api = site.api
-        assert api is not None
         async with site.daemon():
-            await eventually(lambda: bool(api.objects(LEASES)))
-            assert api.get(LEASES, f"neuron-plugin-{NODE}", "kube-system")["spec"]["holderIdentity"] == NODE
-        assert not api.get(LEASES, f"neuron-plugin-{NODE}", "kube-system")["spec"]["holderIdentity"]
+            await held(site)
+        assert lease_holders(site) == [""]
 
 
 async def test_e7_a_pod_that_was_bound_before_the_plugin_stops_is_served_all_the_same(
@@ -495,10 +502,8 @@ async def test_e7_a_pod_that_was_bound_before_the_plugin_stops_is_served_all_the
     monkeypatch.setattr(daemon_module, "UNDER_WAY_SECONDS", 0.0)
     monkeypatch.setattr(daemon_module, "LEAVE_SECONDS", 30.0)
     async with a_site() as site:
-        api = site.api
-        assert api is not None
         async with site.daemon() as daemon:
-            await eventually(lambda: bool(api.objects(LEASES)))
+            await held(site)
             site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
             await eventually(lambda: bool(daemon.state.waiting()))
             late = asyncio.create_task(admit_once_closed(site), name="a late admission")
@@ -511,10 +516,8 @@ async def test_e7_a_binding_that_is_under_way_when_the_plugin_stops_is_waited_fo
     monkeypatch.setattr(daemon_module, "UNDER_WAY_SECONDS", 3.0)
     monkeypatch.setattr(daemon_module, "LEAVE_SECONDS", 30.0)
     async with a_site() as site:
-        api = site.api
-        assert api is not None
         async with site.daemon():
-            await eventually(lambda: bool(api.objects(LEASES)))
+            await held(site)
             late = asyncio.create_task(run_once_closed(site), name="a late binding")
         assert ids(await late, NEURON) == (4, 5, 6, 7)
 
@@ -537,6 +540,33 @@ async def test_a_plugin_whose_node_stays_open_has_no_reason_to_stay(monkeypatch:
         async with site.daemon() as daemon:
             site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
             await eventually(lambda: bool(daemon.state.waiting()))
+
+
+async def test_a_plugin_that_waits_for_the_kubelets_account_is_alive_watches_and_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = asyncio.Event()
+
+    async def refuse(_: PodResourcesClient) -> tuple[PodDevices, ...]:
+        refused.set()
+        raise PodResourcesThrottledError("rejected by rate limit")
+
+    monkeypatch.setattr(PodResourcesClient, "list", refuse)
+    async with a_site() as site, asyncio.timeout(50):
+        api = site.api
+        assert api is not None
+        async with site.daemon(registered=False) as daemon:
+            await asyncio.wait_for(refused.wait(), 30)
+            site.node.remove_device(5)
+            await eventually(lambda: bool(daemon.state.machine and 5 in daemon.state.machine.unhealthy))
+            await eventually(lambda: daemon.state.pods_known)
+            assert not site.kubelet.capacity(NEURON.value).capacity
+            assert not api.objects(LEASES)
+            assert (await liveness(daemon.offering.servers)).status == HTTPStatus.OK
+            ready = readiness(daemon.offering.servers, found=True, silent_sources={})
+            assert ready.status == HTTPStatus.SERVICE_UNAVAILABLE
+        assert [path.name for path in site.settings.kubelet_dir.glob("*.sock")] == ["kubelet.sock"]
+        assert caplog.text.count("nothing is offered until the kubelet says who holds what") == 1
 
 
 async def test_stopping_removes_the_sockets_and_every_task() -> None:
