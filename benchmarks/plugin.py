@@ -31,6 +31,7 @@ import grpc
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.plugin.health.policy import HealthSettings
 from neuron_plugin.simulation.api_server import StandInApiServer
 from neuron_plugin.simulation.kubelet import StandInKubelet
 from neuron_plugin.simulation.kubelet_pods import Container, Pod
@@ -302,7 +303,8 @@ async def churn(there: World, node: SimulatedNode, pods: int) -> None:
                     await asyncio.sleep(0.01)
     for pod in running:
         await there.end(pod)
-    await there.kubelet.wait_for_capacity(RESOURCE, 32, timeout_seconds=30)
+    # Device 15 came and went: once it is taken to flap, it is held for longer each time.
+    await there.kubelet.wait_for_capacity(RESOURCE, 32, timeout_seconds=HealthSettings().longest_hold_seconds)
 
 
 async def tell(there: World, when: str, idle_seconds: float) -> None:
