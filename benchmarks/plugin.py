@@ -29,6 +29,7 @@ from pathlib import Path
 
 import grpc
 
+from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.plugin.health.policy import HealthSettings
@@ -203,8 +204,9 @@ class World:
         """A pod that is bound here without a decision, up to its containers' start."""
         name = f"pod-{next(self.numbers)}"
         ((resource, amount),) = limits.items()
-        made = self.api.create_pod(pod_manifest(name, f"aws.amazon.com/{resource}", amount, node="bench"))
-        wanted = (Container("main", {f"aws.amazon.com/{resource}": amount}),)
+        asked = Resource(f"aws.amazon.com/{resource}")
+        made = self.api.create_pod(pod_manifest(name, asked, amount, node="bench"))
+        wanted = (Container("main", {asked.value: amount}),)
         return (await self.kubelet.admit(Pod(made["metadata"]["uid"], "default", name, wanted))).pod
 
     async def end(self, pod: Pod) -> None:
