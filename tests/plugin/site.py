@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from neuron_plugin.simulation.kubelet import KubeletOptions, StandInKubelet
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod, Container, Pod
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.topology.instances import catalogue
+from tests.plugin.world import TRN1, assignment
 
 NODE = "worker-1"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - private directories in it
@@ -31,6 +32,11 @@ _MEMORY = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
 """Where a simulated node's 1 500 small files are gone again in no time."""
 
 NAMESPACE = "default"
+
+
+def decision_of(*containers: ContainerSpec, sets: Sequence[Sequence[int]], time: int = 1) -> dict[str, str]:
+    """The annotations by which the extender gives these sets to a trn1.32xlarge's pod."""
+    return assignment(TRN1, containers, sets, time)
 
 
 @dataclass

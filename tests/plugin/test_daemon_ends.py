@@ -1,0 +1,136 @@
+"""The end of the whole daemon: the node is closed first, and pods that were bound before are served."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+
+import msgspec
+import pytest
+
+from neuron_plugin.kubelet.pod_resources import PodDevices, PodResourcesClient, PodResourcesThrottledError
+from neuron_plugin.plugin import daemon as daemon_module
+from neuron_plugin.plugin.probes import liveness, readiness
+from neuron_plugin.simulation.api_server import LEASES
+from neuron_plugin.simulation.kubelet_pods import AdmittedPod
+from tests.plugin.site import NODE, Site, a_site, decision_of, eventually, ids
+from tests.plugin.world import NEURON, app
+
+pytestmark = pytest.mark.usefixtures("hasty")
+
+
+def lease_holders(site: Site) -> list[str]:
+    """Who holds the node's Lease: it is made before it is held, and held before it is given up."""
+    assert site.api is not None
+    return [lease["spec"]["holderIdentity"] for lease in site.api.objects(LEASES)]
+
+
+async def held(site: Site) -> None:
+    """Until the plugin holds the node's Lease."""
+    await eventually(lambda: lease_holders(site) == [NODE])
+
+
+async def closed(site: Site) -> None:
+    """Until the node's Lease, which was held, is given up."""
+    await eventually(lambda: lease_holders(site) == [""])
+
+
+async def admit_once_closed(site: Site) -> AdmittedPod:
+    """The kubelet hears of the pod when no more pods are sent."""
+    await closed(site)
+    return await site.admit("a")
+
+
+async def run_once_closed(site: Site) -> AdmittedPod:
+    """A binding that was sent already comes when no more are sent."""
+    await closed(site)
+    await asyncio.sleep(0.5)  # it takes its time
+    return await site.run("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
+
+
+async def test_e7_stopping_gives_the_nodes_lease_up_before_the_kubelet_loses_its_devices() -> None:
+    async with a_site() as site:
+        async with site.daemon():
+            await held(site)
+        assert lease_holders(site) == [""]
+
+
+async def test_e7_a_pod_that_was_bound_before_the_plugin_stops_is_served_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(daemon_module, "UNDER_WAY_SECONDS", 0.0)
+    monkeypatch.setattr(daemon_module, "LEAVE_SECONDS", 30.0)
+    async with a_site() as site:
+        async with site.daemon() as daemon:
+            await held(site)
+            site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
+            await eventually(lambda: bool(daemon.state.waiting()))
+            late = asyncio.create_task(admit_once_closed(site), name="a late admission")
+        assert ids(await late, NEURON) == (4, 5, 6, 7)
+
+
+async def test_e7_a_binding_that_is_under_way_when_the_plugin_stops_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(daemon_module, "UNDER_WAY_SECONDS", 3.0)
+    monkeypatch.setattr(daemon_module, "LEAVE_SECONDS", 30.0)
+    async with a_site() as site:
+        async with site.daemon():
+            await held(site)
+            late = asyncio.create_task(run_once_closed(site), name="a late binding")
+        assert ids(await late, NEURON) == (4, 5, 6, 7)
+
+
+async def test_e7_a_pod_that_is_never_admitted_does_not_keep_a_plugin_from_stopping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(daemon_module, "LEAVE_SECONDS", 0.1)
+    async with a_site() as site, asyncio.timeout(20):
+        async with site.daemon() as daemon:
+            site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
+            await eventually(lambda: bool(daemon.state.waiting()))
+        assert [path.name for path in site.settings.kubelet_dir.glob("*.sock")] == ["kubelet.sock"]
+
+
+async def test_a_plugin_whose_node_stays_open_has_no_reason_to_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_module, "LEAVE_SECONDS", 600.0)
+    async with a_site() as site, asyncio.timeout(50):
+        site.settings = msgspec.structs.replace(site.settings, node_lease=False)
+        async with site.daemon() as daemon:
+            site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
+            await eventually(lambda: bool(daemon.state.waiting()))
+
+
+async def test_a_plugin_that_waits_for_the_kubelets_account_is_alive_watches_and_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = asyncio.Event()
+
+    async def refuse(_: PodResourcesClient) -> tuple[PodDevices, ...]:
+        refused.set()
+        raise PodResourcesThrottledError("rejected by rate limit")
+
+    monkeypatch.setattr(PodResourcesClient, "list", refuse)
+    async with a_site() as site, asyncio.timeout(50):
+        api = site.api
+        assert api is not None
+        async with site.daemon(registered=False) as daemon:
+            await asyncio.wait_for(refused.wait(), 30)
+            site.node.remove_device(5)
+            await eventually(lambda: bool(daemon.state.machine and 5 in daemon.state.machine.unhealthy))
+            await eventually(lambda: daemon.state.pods_known)
+            assert not site.kubelet.capacity(NEURON.value).capacity
+            assert not api.objects(LEASES)
+            assert (await liveness(daemon.offering.servers)).status == HTTPStatus.OK
+            ready = readiness(daemon.offering.servers, found=True, silent_sources={})
+            assert ready.status == HTTPStatus.SERVICE_UNAVAILABLE
+        assert [path.name for path in site.settings.kubelet_dir.glob("*.sock")] == ["kubelet.sock"]
+        assert caplog.text.count("nothing is offered until the kubelet says who holds what") == 1
+
+
+async def test_stopping_removes_the_sockets_and_every_task() -> None:
+    async with a_site(cluster=False) as site:
+        async with site.daemon():
+            assert len(list(site.settings.kubelet_dir.glob("*.sock"))) == 4
+        assert [path.name for path in site.settings.kubelet_dir.glob("*.sock")] == ["kubelet.sock"]
+        assert {task.get_name() for task in asyncio.all_tasks()} & {"hardware", "offer", "confirm", "cdi"} == set()

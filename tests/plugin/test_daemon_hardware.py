@@ -1,0 +1,111 @@
+"""The whole daemon while its machine changes, and what it tells of that."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+import msgspec
+import pytest
+
+from neuron_plugin.allocation.inventory import INVENTORY_KEY
+from neuron_plugin.hardware.attributes import ResetState
+from neuron_plugin.plugin import daemon as daemon_module
+from neuron_plugin.plugin.daemon import NodeDaemon
+from tests.plugin.site import NODE, a_site, eventually, holders, ids
+from tests.plugin.world import CORE, NEURON, app
+
+pytestmark = pytest.mark.usefixtures("hasty")
+
+
+async def test_p22_without_a_driver_it_waits_and_the_devices_appear_when_it_is_loaded() -> None:
+    async with a_site("trn1.2xlarge", cluster=False) as site:
+        site.node.unload_driver()
+        async with site.daemon(registered=False) as daemon:
+            await asyncio.sleep(0.2)
+            assert daemon.state.machine is None
+            assert site.kubelet.registration_count(NEURON.value) == 0
+            site.node.load_driver()
+            await site.kubelet.wait_for_capacity(NEURON.value, 1)
+
+
+async def test_p25_a_reloaded_driver_makes_devices_unhealthy_and_healthy_again_and_holders_stay() -> None:
+    async with a_site(cluster=False) as site, site.daemon() as daemon:
+        await site.run("a", app(4))
+        await eventually(lambda: any(uid.endswith("default/a") for uid in holders(daemon)))
+        site.node.unload_driver()
+        await site.kubelet.wait_for_capacity(NEURON.value, 0)
+        assert site.kubelet.capacity(NEURON.value).capacity == 16
+        site.node.load_driver()
+        await site.kubelet.wait_for_capacity(NEURON.value, 16)
+        assert any(uid.endswith("default/a") for uid in holders(daemon))
+
+
+def said(caplog: pytest.LogCaptureFixture, beginning: str) -> int:
+    return sum(record.getMessage().startswith(beginning) for record in caplog.records)
+
+
+def has_reason(daemon: NodeDaemon, beginning: str) -> bool:
+    return daemon.health.devices[3].reason.startswith(beginning)
+
+
+async def test_p84_a_counter_that_rises_is_no_news_of_what_is_offered(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, daemon_module.__name__)
+    async with a_site(cluster=False) as site, site.daemon() as daemon:
+        for count in (1, 2):
+            site.node.set_ecc(3, repairable=count)
+            await eventually(partial(has_reason, daemon, f"{count} repairable memory error"))
+    assert said(caplog, "hardware") == 1
+
+
+async def test_p28_another_lnc_is_told_once_while_it_waits_for_pods_to_end(caplog: pytest.LogCaptureFixture) -> None:
+    async with a_site("trn2.48xlarge", cluster=False) as site, site.daemon() as daemon:
+        await site.run("a", app(1, CORE))
+        site.node.set_logical_core_size(1)
+        await eventually(lambda: bool(said(caplog, "the logical core size has changed")))
+        site.node.set_reset(3, ResetState.FAILED)
+        await site.kubelet.wait_for_capacity(NEURON.value, 14)
+        assert site.kubelet.capacity(CORE.value).capacity == 64
+        assert said(caplog, "the logical core size has changed") == 1
+        assert daemon.state.machine is not None
+        site.end("a")
+        await site.kubelet.wait_for_capacity(CORE.value, 120)
+
+
+async def test_p24_a_missing_device_leaves_the_others_their_numbers_and_is_listed_as_unhealthy() -> None:
+    async with a_site(missing=(5,)) as site, site.daemon():
+        assert site.kubelet.capacity(NEURON.value).capacity == 16
+        assert site.kubelet.capacity(NEURON.value).allocatable == 15
+        assert ids(await site.run("a", app(4)), NEURON) == (0, 1, 2, 3)
+        assert ids(await site.run("b", app(4)), NEURON) == (8, 9, 10, 11)
+        await eventually(lambda: INVENTORY_KEY in site.node_annotations())
+
+
+async def test_p53_the_cdi_specification_is_written_and_written_again_when_it_was_wiped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("neuron_plugin.plugin.cdi.PERIOD_SECONDS", 0.02)
+    async with a_site("trn1.2xlarge", cluster=False) as site:
+        site.settings = msgspec.structs.replace(site.settings, cdi=True)
+        async with site.daemon():
+            written = site.settings.cdi_dir / "neuron-plugin.io-device.json"
+            await eventually(written.is_file)
+            admitted = await site.run("a", app(1))
+            assert admitted.container("app").cdi_devices == ("neuron-plugin.io/device=0-0",)
+            assert admitted.container("app").devices == ()
+            written.unlink()
+            await eventually(written.is_file)
+
+
+async def test_the_node_says_what_it_is_once_and_again_only_when_that_changed() -> None:
+    async with a_site() as site, site.daemon():
+        assert site.api is not None
+        await eventually(lambda: INVENTORY_KEY in site.node_annotations())
+        await site.run("a", app(4))
+        await site.annotated("a")
+        patches = [seen for seen in site.api.requests if seen.method == "PATCH" and f"/nodes/{NODE}" in seen.path]
+        assert len(patches) == 1
+        before = site.node_annotations()[INVENTORY_KEY]
+        site.node.remove_device(3)
+        await eventually(lambda: site.node_annotations()[INVENTORY_KEY] != before)

@@ -1,0 +1,199 @@
+"""The whole daemon while others are away or start anew: the API server, the kubelet, the daemon itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from neuron_plugin.allocation.inventory import INVENTORY_KEY
+from neuron_plugin.simulation.api_server import EVENTS, Fault, Match
+from neuron_plugin.simulation.kubelet import KubeletOptions
+from tests.plugin.site import NAMESPACE, NODE, Site, a_site, decision_of, eventually, holders, ids
+from tests.plugin.world import CORE, NEURON, TRN1, app, init
+
+pytestmark = pytest.mark.usefixtures("hasty")
+
+
+def write_checkpoint(site: Site) -> None:
+    """The stand-in kubelet's memory as a kubelet writes it."""
+    entries = [
+        {
+            "PodUID": one.uid,
+            "ContainerName": one.container,
+            "ResourceName": one.resource,
+            "DeviceIDs": {"-1": list(one.ids)},
+        }
+        for one in site.kubelet._memory.allocations.values()
+    ]
+    text = msgspec.json.encode({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1})
+    (site.settings.kubelet_dir / "kubelet_internal_checkpoint").write_bytes(text)
+
+
+async def test_the_api_server_down_at_start_delays_nothing_and_is_caught_up_with() -> None:
+    async with a_site() as site:
+        assert site.api is not None
+        await site.api.stop()
+        async with site.daemon() as daemon:
+            site.create("a", app(4))
+            assert ids(await site.admit("a"), NEURON) == (0, 1, 2, 3)
+            await eventually(lambda: bool(holders(daemon)))
+            await site.api.start()
+            await eventually(lambda: holders(daemon) == {"uid-a"})
+            await site.annotated("a")
+            await eventually(lambda: INVENTORY_KEY in site.node_annotations())
+
+
+async def test_p44_a_slow_api_server_costs_a_preference_its_deadline_and_allocate_nothing() -> None:
+    async with a_site() as site, site.daemon():
+        assert site.api is not None
+        gate = asyncio.Event()
+        site.api.mute_watches()
+        site.api.fail(Fault(Match("GET", r"/pods", watch=False), times=50, gate=gate))
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        admitted = await site.run("a", app(1, CORE))
+        took = loop.time() - began
+        gate.set()
+        assert len(ids(admitted, CORE)) == 1
+        assert took < site.settings.decision_deadline_seconds + 1.0
+
+
+async def test_an_expired_watch_and_a_cut_one_lose_no_pod() -> None:
+    async with a_site() as site, site.daemon() as daemon:
+        assert site.api is not None
+        site.api.expire_watches()
+        site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
+        await eventually(lambda: "uid-a" in daemon.state.pods)
+        site.api.cut_watches()
+        assert ids(await site.admit("a"), NEURON) == (4, 5, 6, 7)
+        site.end("a")
+        await eventually(lambda: not daemon.state.pods and not holders(daemon))
+
+
+async def test_p61_a_new_process_knows_who_holds_what_init_containers_included() -> None:
+    async with a_site() as site:
+        async with site.daemon():
+            await site.run("a", init(4, CORE), app(2, CORE))
+            await site.run("b", app(4), annotations=decision_of(app(4), sets=[[8, 9, 10, 11]]))
+            await site.annotated("a", "b")
+            patches = len([seen for seen in site.api.requests if seen.method == "PATCH"]) if site.api else 0
+        async with site.daemon() as daemon:
+            assert daemon.state.ledger.used_mask & TRN1.devices_mask((8, 9, 10, 11))
+            await site.confirmed(daemon, "a", "b")
+            assert holders(daemon) == {"uid-a", "uid-b"}
+            assert daemon.state.ledger.used_mask == TRN1.cores_mask(range(4)) | TRN1.devices_mask((8, 9, 10, 11))
+            await site.kubelet.wait_for_capacity(NEURON.value, 14)
+            later = await site.run("c", app(4))
+            assert ids(later, NEURON) == (4, 5, 6, 7)
+            assert site.api is not None
+            written = [seen for seen in site.api.requests if seen.method == "PATCH" and "/pods/" in seen.path]
+            assert len(written) <= patches + 1
+
+
+async def test_p61_without_a_cluster_a_new_process_reads_init_sets_from_the_kubelets_file() -> None:
+    async with a_site(cluster=False) as site:
+        async with site.daemon():
+            await site.run("a", init(4, CORE), app(2, CORE))
+        write_checkpoint(site)
+        async with site.daemon() as daemon:
+            assert daemon.state.ledger.used_mask == TRN1.cores_mask(range(4))
+            await site.kubelet.wait_for_capacity(NEURON.value, 14)
+
+
+@pytest.mark.parametrize("lives", [False, True])
+async def test_p60_what_a_pod_that_vanished_before_the_start_has_open_is_not_offered(
+    lives: bool,  # noqa: FBT001 - a table's column
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("neuron_plugin.plugin.device_users.SETTLED_SECONDS", 0.0)
+    async with a_site() as site:
+        assert site.api is not None
+        uid, proc = "99999999-4a5b-6c7d-8e9f-001122334455", site.settings.dev.parent / "proc"
+        process = proc / "50"
+        (process / "fd").mkdir(parents=True)
+        (process / "fd/3").symlink_to(site.settings.dev / "neuron5")
+        (process / "cgroup").write_text(f"0::/kubepods/pod{uid}/aa\n")
+        (proc / "2").mkdir()
+        (proc / "2/comm").write_text("kthreadd\n")
+        if lives:  # a monitor, which asks for no Neuron
+            monitor = {"metadata": {"name": "monitor", "uid": uid, "namespace": NAMESPACE}, "spec": {"containers": []}}
+            site.api.create_pod(monitor)
+            site.api.bind(NAMESPACE, "monitor", node=NODE)
+        site.settings = msgspec.structs.replace(site.settings, proc=proc)
+        async with site.daemon() as daemon:
+            if lives:
+                await site.kubelet.wait_for_capacity(NEURON.value, 16)
+                return
+            assert site.kubelet.capacity(NEURON.value).allocatable == 15
+            await eventually(lambda: bool(daemon.state.quarantine and daemon.state.quarantine.devices(TRN1)))
+            assert site.kubelet.capacity(CORE.value).allocatable == 30
+            assert ids(await site.run("a", app(4)), NEURON) == (0, 1, 2, 3)
+            (process / "fd/3").unlink()
+            await site.kubelet.wait_for_capacity(NEURON.value, 16)
+
+
+async def test_p72_a_kubelet_restart_changes_nothing_for_who_holds_what() -> None:
+    async with a_site() as site, site.daemon() as daemon:
+        await site.run("a", app(4))
+        await site.confirmed(daemon, "a")
+        await site.kubelet.restart()
+        await site.kubelet.wait_for_capacity(NEURON.value, 16)
+        assert holders(daemon) == {"uid-a"}
+        assert not site.kubelet.rejections
+        assert ids(await site.run("b", app(4)), NEURON) == (4, 5, 6, 7)
+
+
+async def test_p62_a_kubelet_without_get_is_asked_for_all_pods_in_quiet_moments() -> None:
+    async with a_site(options=KubeletOptions(pod_resources_get=False)) as site, site.daemon() as daemon:
+        await site.run("a", app(4))
+        await site.annotated("a")
+        assert holders(daemon) == {"uid-a"}
+
+
+async def test_p62_without_pod_resources_pods_are_served_all_the_same() -> None:
+    async with a_site("trn1.2xlarge") as site:
+        site.settings = msgspec.structs.replace(
+            site.settings, pod_resources_socket=site.settings.kubelet_dir / "none.sock"
+        )
+        async with site.daemon():
+            for number in range(4):
+                name = f"p{number}"
+                assert ids(await site.run(name, app(1)), NEURON) == (0,)
+                site.end(name)
+
+
+async def test_without_a_cluster_what_an_ended_pod_held_comes_back() -> None:
+    async with a_site("trn1.2xlarge", cluster=False) as site, site.daemon() as daemon:
+        await site.run("a", app(1))
+        await eventually(lambda: any(uid.endswith("default/a") for uid in holders(daemon)))
+        await site.kubelet.wait_for_capacity(CORE.value, 0)
+        site.end("a")
+        await site.kubelet.wait_for_capacity(CORE.value, 2)
+        assert ids(await site.run("b", app(2, CORE)), CORE) == (0, 1)
+
+
+async def test_without_a_cluster_the_next_pod_gets_a_full_node_the_moment_the_last_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("neuron_plugin.plugin.confirm.PERIOD_SECONDS", 600.0)
+    async with a_site("trn1.2xlarge", cluster=False) as site, site.daemon() as daemon:
+        await site.run("a", app(1))
+        await eventually(lambda: any(uid.endswith("default/a") for uid in holders(daemon)))
+        site.end("a")
+        assert ids(await site.run("b", app(1)), NEURON) == (0,)
+
+
+async def test_p64_two_hundred_pods_made_and_deleted_quickly_leave_nothing_and_no_storm() -> None:
+    async with a_site(options=KubeletOptions(pod_resources_per_second=0)) as site, site.daemon() as daemon:
+        for number in range(200):
+            name = f"p{number}"
+            await site.run(name, app(1, CORE) if number % 2 else app(1))
+            site.end(name)
+        await eventually(lambda: not holders(daemon) and not daemon.state.pods)
+        await site.kubelet.wait_for_capacity(NEURON.value, 16)
+        await site.kubelet.wait_for_capacity(CORE.value, 32)
+        assert site.api is not None
+        assert not site.api.objects(EVENTS)
+        assert not site.kubelet.rejections
