@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-_Identity: TypeAlias = tuple[str, int, int]
+Identity: TypeAlias = tuple[str, int, int]
 
 _POD_UID = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
 """In a cgroup's path; systemd's slices have "_" for "-", and a static pod's UID is a bare hash (pkg/kubelet/cm)."""
@@ -67,12 +67,20 @@ def device_processes(
 
     ``on_denied`` is told of each process that may not be looked into.
     """
-    wanted = {identity: node for node in nodes if (identity := _node_identity(node)) is not None}
+    wanted = {identity: node for node in nodes if (identity := identity_of(node)) is not None}
     found: dict[Path, list[Process]] = {}
     for process in sorted((entry for entry in _entries(proc) if entry.name.isdigit()), key=lambda path: int(path.name)):
         for identity, descriptors in _opened(process, wanted, on_denied).items():
             found.setdefault(wanted[identity], []).append(_process(process, descriptors))
     return {node: tuple(processes) for node, processes in found.items()}
+
+
+def identity_of(path: Path) -> Identity | None:
+    """What tells whether two paths lead to one device; None where there is none, or it may not be followed."""
+    try:
+        return _identity(path)
+    except OSError:
+        return None
 
 
 def has_kernel_threads(proc: Path) -> bool:
@@ -81,9 +89,9 @@ def has_kernel_threads(proc: Path) -> bool:
 
 
 def _opened(
-    process: Path, wanted: Mapping[_Identity, Path], on_denied: Callable[[Path], None]
-) -> dict[_Identity, list[Path]]:
-    opened: dict[_Identity, list[Path]] = {}
+    process: Path, wanted: Mapping[Identity, Path], on_denied: Callable[[Path], None]
+) -> dict[Identity, list[Path]]:
+    opened: dict[Identity, list[Path]] = {}
     try:
         for descriptor in (process / "fd").iterdir():
             identity = _descriptor_identity(descriptor)
@@ -125,14 +133,7 @@ def _entries(directory: Path) -> Iterator[Path]:
         return
 
 
-def _node_identity(node: Path) -> _Identity | None:
-    try:
-        return _identity(node)
-    except OSError:
-        return None  # absent, so nobody has it open
-
-
-def _descriptor_identity(descriptor: Path) -> _Identity | None:
+def _descriptor_identity(descriptor: Path) -> Identity | None:
     try:
         return _identity(descriptor)
     except PermissionError:
@@ -141,7 +142,7 @@ def _descriptor_identity(descriptor: Path) -> _Identity | None:
         return None  # it has just been closed
 
 
-def _identity(path: Path) -> _Identity | None:
+def _identity(path: Path) -> Identity | None:
     """What a path leads to; plain files stand for device nodes on a simulated machine."""
     status = path.stat()
     if stat.S_ISCHR(status.st_mode):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
-from neuron_plugin.hardware.processes import Process, device_processes
+from neuron_plugin.hardware.processes import Identity, Process, device_processes, identity_of
 from neuron_plugin.hardware.sysfs import DEVICE_NAME
 from neuron_plugin.inspection.facts import DeviceUser, DeviceUsers
 from neuron_plugin.inspection.text import plural
@@ -21,8 +18,6 @@ _FROM_A_POD = (
     "host's /proc, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH)"
 )
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
-
-_Identity: TypeAlias = tuple[int, int, int]
 
 
 def gather_users(nodes: Mapping[int, Path], proc: Path, kubelet_socket: Path) -> DeviceUsers | Unknown:
@@ -38,7 +33,7 @@ def gather_users(nodes: Mapping[int, Path], proc: Path, kubelet_socket: Path) ->
             if process.uses:
                 processes[process.pid] = process
                 devices.setdefault(process.pid, set()).add(device)
-    hosts = {identity: device for device, node in nodes.items() if (identity := _identity(node))}
+    hosts = {identity: device for device, node in nodes.items() if (identity := identity_of(node))}
     users = (_user(processes[pid], tuple(sorted(devices[pid])), hosts, proc) for pid in sorted(processes))
     return DeviceUsers(tuple(users), _unseen(proc, kubelet_socket, denied))
 
@@ -58,7 +53,7 @@ def _unseen(proc: Path, kubelet_socket: Path, denied: Sequence[Path]) -> Unknown
     return None
 
 
-def _user(process: Process, devices: tuple[int, ...], hosts: Mapping[_Identity, int], proc: Path) -> DeviceUser:
+def _user(process: Process, devices: tuple[int, ...], hosts: Mapping[Identity, int], proc: Path) -> DeviceUser:
     own = proc / str(process.pid)
     return DeviceUser(
         process.pid,
@@ -70,25 +65,14 @@ def _user(process: Process, devices: tuple[int, ...], hosts: Mapping[_Identity, 
     )
 
 
-def _inside(dev: Path, hosts: Mapping[_Identity, int]) -> dict[int, int] | None:
+def _inside(dev: Path, hosts: Mapping[Identity, int]) -> dict[int, int] | None:
     """The host's device behind each device node that the process sees; None where that may not be seen."""
     try:
         entries = [entry for entry in dev.iterdir() if DEVICE_NAME.match(entry.name)]
     except OSError:
         return None
-    found = ((int(entry.name.removeprefix("neuron")), _identity(entry)) for entry in entries)
+    found = ((int(entry.name.removeprefix("neuron")), identity_of(entry)) for entry in entries)
     return {number: hosts[identity] for number, identity in found if identity and identity in hosts}
-
-
-def _identity(path: Path) -> _Identity | None:
-    """What a path leads to; plain files stand for device nodes on a simulated machine."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    if stat.S_ISCHR(status.st_mode):
-        return -1, os.major(status.st_rdev), os.minor(status.st_rdev)
-    return 0, status.st_dev, status.st_ino
 
 
 def _environment(path: Path) -> dict[str, str]:
