@@ -134,11 +134,16 @@ class StandInScheduler:
         if answer.get("Error"):
             raise ExtenderCallError(answer["Error"])
 
-    async def preempt(self, pod: JsonObject, victims: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    async def preempt(
+        self, pod: JsonObject, victims: Mapping[str, Sequence[str]], present: Mapping[str, Collection[str]]
+    ) -> dict[str, list[str]]:
         """The preempt verb: victims by UID per node, in falling priority; the answer likewise.
 
+        ``present`` are all pods of each node: of these the extender may name others than the victims
+        (convertPodUIDToPod in pkg/scheduler/extender.go).
+
         Raises:
-            ExtenderCallError: no 200, a victim that was not offered, or a node without any.
+            ExtenderCallError: no 200, a victim that is not on its node, or a node without any.
         """
         offered = {
             node: {"Pods": [{"UID": uid} for uid in uids], "NumPDBViolations": 0} for node, uids in victims.items()
@@ -150,7 +155,7 @@ class StandInScheduler:
             if not uids:
                 raise ExtenderCallError(f'expected at least one victim pod on node "{node}"')
             for uid in uids:
-                if uid not in victims.get(node, ()):
+                if uid not in present.get(node, ()):
                     raise ExtenderCallError(
                         f"extender: {self._prefix} claims to preempt pod (UID: {uid}) on node: {node}, "
                         "but the pod is not found on that node"

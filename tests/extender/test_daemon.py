@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 
+import msgspec
 import pytest
 
 from neuron_plugin.cluster import kinds
@@ -17,7 +18,7 @@ from neuron_plugin.extender.settings import ExtenderSettings
 from neuron_plugin.simulation.api_server import EVENTS, PODS, Fault, Match, StandInApiServer
 from neuron_plugin.simulation.manifests import container, node_manifest, pod_manifest
 from neuron_plugin.simulation.scheduler import ExtenderCallError, StandInScheduler
-from tests.extender.running import BINDING, TRN1, Extender, add_node, add_pod, extender_on, until, written
+from tests.extender.running import BINDING, SETTINGS, TRN1, Extender, add_node, add_pod, extender_on, until, written
 from tests.extender.world import CORE, DEVICE
 
 
@@ -73,6 +74,30 @@ async def test_t19_t20_init_containers_share_and_lists_come_in_spec_order(
     assert len(setup) == 4
     assert main | side == setup
     assert not main & side
+
+
+@pytest.mark.parametrize("asked_for", [True, False])
+async def test_e01_a_row_of_a_node_full_of_single_devices_is_preempted_unoffered_only_if_asked_for(
+    server: StandInApiServer, api: KubernetesApi, *, asked_for: bool
+) -> None:
+    async with extender_on(api, msgspec.structs.replace(SETTINGS, preempt_unoffered=asked_for)) as extender:
+        await extender.ready()
+        await add_node(server, extender, "node")
+        held = [
+            await add_pod(
+                server, extender, pod_manifest(f"low-{device}", DEVICE, 1, node="node", annotations=annotated)
+            )
+            for device in range(16)
+            for annotated in ({"NEURON_DEVS": str(device), "NEURON_ALLOCATED": "true"},)
+        ]
+        uids = [each["metadata"]["uid"] for each in held]
+        async with StandInScheduler(extender.url) as scheduler:
+            high = pod_manifest("high", DEVICE, 4, priority=10)
+            chosen = await scheduler.preempt(
+                high, {"node": [uids[device] for device in (1, 6, 11, 12)]}, {"node": uids}
+            )
+    rows = [set(uids[first : first + 4]) for first in (0, 4, 8, 12)]
+    assert set(chosen["node"]) in rows if asked_for else chosen == {}
 
 
 async def test_t36_the_first_filter_after_the_watch_tells_a_pods_end_sees_its_silicon_free(

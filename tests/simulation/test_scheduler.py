@@ -119,16 +119,16 @@ async def test_a_bind_error_is_the_attempts_message() -> None:
 async def test_preempt_offers_uids_and_refuses_victims_that_were_not_offered() -> None:
     answers: Answers = {"preempt": lambda args: {"NodeNameToMetaVictims": args["NodeNameToMetaVictims"]}}
     async with extender(answers) as (scheduler, _):
-        assert await scheduler.preempt(POD, {"a": ["u1", "u2"]}) == {"a": ["u1", "u2"]}
+        assert await scheduler.preempt(POD, {"a": ["u1"]}, {"a": ["u1", "u2"]}) == {"a": ["u1", "u2"]}
 
     wrong = {"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "stranger"}], "NumPDBViolations": 0}}}
     async with extender({"preempt": lambda _: wrong}) as (scheduler, _):
         with pytest.raises(ExtenderCallError, match="claims to preempt"):
-            await scheduler.preempt(POD, {"a": ["u1"]})
+            await scheduler.preempt(POD, {"a": ["u1"]}, {"a": ["u1"]})
     nobody = {"NodeNameToMetaVictims": {"a": {"Pods": [], "NumPDBViolations": 0}}}
     async with extender({"preempt": lambda _: nobody}) as (scheduler, _):
         with pytest.raises(ExtenderCallError, match='expected at least one victim pod on node "a"'):
-            await scheduler.preempt(POD, {"a": ["u1"]})
+            await scheduler.preempt(POD, {"a": ["u1"]}, {"a": ["u1"]})
 
 
 async def test_an_extender_that_is_away_fails_the_attempt() -> None:
