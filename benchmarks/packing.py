@@ -15,12 +15,10 @@ from heapq import heappop, heappush
 from random import Random
 from statistics import mean
 
+from neuron_plugin.allocation import costs, mask_of
 from neuron_plugin.allocation.choice import fitting
-from neuron_plugin.allocation.cost import costs
-from neuron_plugin.allocation.resources import mask_of
-from neuron_plugin.simulation.manifests import shipped_geometry
-from neuron_plugin.topology.geometry import CoreMask, Geometry
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.simulation import shipped_geometry
+from neuron_plugin.topology import CoreMask, Geometry, Unit
 
 NODES, PODS, SEEDS = 6, 1500, 12
 LOSING_LOAD, WAITING_LOAD = 1.0, 0.75

@@ -29,15 +29,19 @@ from pathlib import Path
 
 import grpc
 
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Resource
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.plugin.health.policy import HealthSettings
-from neuron_plugin.simulation.api_server import StandInApiServer
-from neuron_plugin.simulation.kubelet import StandInKubelet
-from neuron_plugin.simulation.kubelet_pods import Container, Pod
-from neuron_plugin.simulation.manifests import pod_manifest
-from neuron_plugin.simulation.node import SimulatedNode, write_node
+from neuron_plugin.simulation import (
+    Container,
+    Pod,
+    SimulatedNode,
+    StandInApiServer,
+    StandInKubelet,
+    pod_manifest,
+    write_node,
+)
 
 RESOURCE = "aws.amazon.com/neuroncore"
 NAMES = ("neuron", "neurondevice", "neuroncore")

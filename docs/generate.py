@@ -28,7 +28,7 @@ from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.plugin.metrics import METRICS
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import ENVIRONMENT_PREFIX, as_text, description_of
-from neuron_plugin.topology.instances import catalogue
+from neuron_plugin.topology import catalogue
 
 DIRECTORY = Path(__file__).parent
 NOTICE = "<!-- Made by docs/generate.py from the code: change the code, then run `make docs`. -->"

@@ -23,11 +23,17 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from neuron_plugin.allocation.inventory import LONGEST_WORD
+from neuron_plugin.allocation import LONGEST_WORD
 from neuron_plugin.settings import SettingsError, read_yaml
-from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, MOST_DEVICES, Topology
-from neuron_plugin.topology.instances import BLOCKS, InstanceType, catalogue
-from neuron_plugin.topology.links import TORUS_SIDE
+from neuron_plugin.topology import (
+    BLOCKS,
+    MOST_CORES_PER_DEVICE,
+    MOST_DEVICES,
+    TORUS_SIDE,
+    InstanceType,
+    Topology,
+    catalogue,
+)
 
 _Devices = Annotated[int, Meta(ge=1, le=MOST_DEVICES)]
 _Cores = Annotated[int, Meta(ge=1, le=MOST_CORES_PER_DEVICE)]

@@ -6,8 +6,7 @@ import pytest
 
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.settings import SettingsError
-from neuron_plugin.topology.geometry import Topology
-from neuron_plugin.topology.instances import InstanceType, catalogue
+from neuron_plugin.topology import InstanceType, Topology, catalogue
 
 FULL = """\
 instance-types:

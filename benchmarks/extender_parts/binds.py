@@ -11,10 +11,8 @@ from pathlib import Path
 
 from extender_parts.clusters import running, serve_cluster
 from extender_parts.measuring import filter_body, latencies, served
-from neuron_plugin.allocation.ledger import Pod, PodUid
-from neuron_plugin.cluster.kinds import PODS
-from neuron_plugin.cluster.lists import pages
-from neuron_plugin.cluster.transport import KubernetesApi, connect
+from neuron_plugin.allocation import Pod, PodUid
+from neuron_plugin.cluster import PODS, KubernetesApi, connect, pages
 from neuron_plugin.extender.daemon import ExtenderDaemon
 from neuron_plugin.extender.pod_writes import ApiPodWrites
 

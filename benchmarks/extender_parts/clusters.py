@@ -14,9 +14,8 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from extender_parts.measuring import seeded
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.cluster.kinds import NODES, PODS
-from neuron_plugin.cluster.transport import KubernetesApi
+from neuron_plugin.allocation import Resource
+from neuron_plugin.cluster import NODES, PODS, KubernetesApi
 from neuron_plugin.extender.binding import Binder
 from neuron_plugin.extender.daemon import ExtenderDaemon
 from neuron_plugin.extender.feeds import keep_pod
@@ -26,9 +25,8 @@ from neuron_plugin.extender.readiness import Readiness
 from neuron_plugin.extender.service import ExtenderService
 from neuron_plugin.extender.settings import ExtenderSettings
 from neuron_plugin.extender.state import ClusterState
-from neuron_plugin.simulation.api_server import Fault, Match, StandInApiServer
-from neuron_plugin.simulation.manifests import container, node_manifest, pod_manifest
-from neuron_plugin.topology.instances import catalogue
+from neuron_plugin.simulation import Fault, Match, StandInApiServer, container, node_manifest, pod_manifest
+from neuron_plugin.topology import catalogue
 
 TYPE = "trn1.32xlarge"
 

@@ -16,8 +16,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.simulation.manifests import pod_manifest
+from neuron_plugin.allocation import Resource
+from neuron_plugin.simulation import pod_manifest
 from neuron_plugin.telemetry import LogFormat, LogLevel, start_logging
 
 ROUNDS = 200

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from extender_parts.clusters import cluster, running, tell_kubeconfig
 from extender_parts.measuring import filter_body, log_to_nowhere, served
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.cluster.transport import connect
-from neuron_plugin.simulation.api_server import StandInApiServer
-from neuron_plugin.simulation.manifests import pod_manifest
+from neuron_plugin.allocation import Resource
+from neuron_plugin.cluster import connect
+from neuron_plugin.simulation import StandInApiServer, pod_manifest
 
 CROWD = 50_000
 

@@ -13,3 +13,97 @@ What holds on any node in any state, whatever is asked:
   or in the one typed error.
 - Ids outside the geometry count for nothing, and no number or text from outside is computed with before it is bounded.
 """
+
+from neuron_plugin.allocation.annotations import (
+    ALLOC_TIME_KEY,
+    ALLOCATED_KEY,
+    ASSIGNMENT_KEYS,
+    CORES_KEY,
+    DEVICES_KEY,
+    VENDOR_IDS_KEY,
+    AnnotationError,
+    ContainerIds,
+    Decision,
+    Dialect,
+    read,
+    write,
+)
+from neuron_plugin.allocation.choice import choose, why_not
+from neuron_plugin.allocation.cost import cost, costs
+from neuron_plugin.allocation.idlists import IdListError, format_ids, parse_ids
+from neuron_plugin.allocation.inventory import (
+    INVENTORY_KEY,
+    LONGEST_WORD,
+    InventoryError,
+    NodeInventory,
+    read_inventory,
+    write_inventory,
+)
+from neuron_plugin.allocation.journal import Entry, Journal, Step, explain
+from neuron_plugin.allocation.ledger import Holder, Holding, Ledger, Pod, PodUid, union_of
+from neuron_plugin.allocation.placement import ContainerSet, Placement, place, place_healthy, placement_mask
+from neuron_plugin.allocation.refusals import Refusal
+from neuron_plugin.allocation.requests import (
+    ContainerRequest,
+    ContainerSpec,
+    Kind,
+    PodRequest,
+    RequestError,
+    parse_count,
+    pod_request,
+)
+from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
+
+__all__ = [
+    "ALLOCATED_KEY",
+    "ALLOC_TIME_KEY",
+    "ASSIGNMENT_KEYS",
+    "CORES_KEY",
+    "DEVICES_KEY",
+    "INVENTORY_KEY",
+    "LONGEST_WORD",
+    "VENDOR_IDS_KEY",
+    "AnnotationError",
+    "ContainerIds",
+    "ContainerRequest",
+    "ContainerSet",
+    "ContainerSpec",
+    "Decision",
+    "Dialect",
+    "Entry",
+    "Holder",
+    "Holding",
+    "IdListError",
+    "InventoryError",
+    "Journal",
+    "Kind",
+    "Ledger",
+    "NodeInventory",
+    "Placement",
+    "Pod",
+    "PodRequest",
+    "PodUid",
+    "Refusal",
+    "RequestError",
+    "Resource",
+    "Step",
+    "choose",
+    "cost",
+    "costs",
+    "explain",
+    "format_ids",
+    "ids_of",
+    "mask_of",
+    "parse_count",
+    "parse_ids",
+    "place",
+    "place_healthy",
+    "placement_mask",
+    "pod_request",
+    "read",
+    "read_inventory",
+    "union_of",
+    "why_not",
+    "write",
+    "write_inventory",
+]

@@ -16,8 +16,7 @@ from neuron_plugin.allocation.idlists import IdListError, format_ids, parse_ids
 from neuron_plugin.allocation.placement import Placement
 from neuron_plugin.allocation.requests import ContainerRequest, Kind, PodRequest
 from neuron_plugin.allocation.resources import Resource, ids_of
-from neuron_plugin.topology.geometry import Geometry
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.topology import Geometry, Unit
 
 DEVICES_KEY = "NEURON_DEVS"
 CORES_KEY = "NEURON_CORES"

@@ -10,8 +10,7 @@ from functools import lru_cache
 
 from neuron_plugin.allocation.cost import costs
 from neuron_plugin.allocation.refusals import Refusal, fragmented, not_free, too_many, unsupported_count
-from neuron_plugin.topology.geometry import NO_CORES, CoreMask, Geometry
-from neuron_plugin.topology.sets import Unit, valid_sets
+from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Unit, valid_sets
 
 _MEMO_SIZE = 16_384
 """Distinct (geometry, free mask, request) states kept, some 20 MB at most; a cluster shows fewer at a time."""

@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from neuron_plugin.topology.geometry import MOST_SHAPES, CoreMask, Geometry, cores_in
-from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
+from neuron_plugin.topology import MOST_SHAPES, CoreMask, Geometry, Unit, cores_in, valid_counts, valid_sets
 
 
 def cost(geometry: Geometry, free: int, chosen: int) -> int:

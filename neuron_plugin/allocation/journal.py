@@ -17,7 +17,7 @@ from neuron_plugin.allocation.cost import costs
 from neuron_plugin.allocation.idlists import format_ids
 from neuron_plugin.allocation.ledger import Pod
 from neuron_plugin.allocation.resources import Resource, ids_of
-from neuron_plugin.topology.geometry import NO_CORES, Geometry
+from neuron_plugin.topology import NO_CORES, Geometry
 
 REMEMBERED = 300
 """Entries kept, some 100 KB: on a busy node about the last hundred pods."""

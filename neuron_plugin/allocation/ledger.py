@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.topology.geometry import NO_CORES, CoreMask
+from neuron_plugin.topology import NO_CORES, CoreMask
 
 PodUid = NewType("PodUid", str)
 

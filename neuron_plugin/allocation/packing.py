@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from neuron_plugin.allocation.choice import fitting
 from neuron_plugin.allocation.requests import ContainerRequest, PodRequest
-from neuron_plugin.topology.geometry import CoreMask, Geometry
-from neuron_plugin.topology.sets import Unit, valid_sets
+from neuron_plugin.topology import CoreMask, Geometry, Unit, valid_sets
 
 _LOOKS = 100_000
 """Sets the search may look at: some ten milliseconds."""

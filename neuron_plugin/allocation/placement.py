@@ -16,8 +16,7 @@ from neuron_plugin.allocation.packing import cores_asked, pack
 from neuron_plugin.allocation.refusals import Refusal, crowded, fragmented, not_free, unhealthy
 from neuron_plugin.allocation.requests import ContainerRequest, Kind, PodRequest
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.topology.geometry import NO_CORES, CoreMask, Geometry
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Unit
 
 _DETOURS = 200
 """Steps the search may take beyond one per container: some 20 ms on the largest node."""

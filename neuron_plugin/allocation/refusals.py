@@ -9,8 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from neuron_plugin.topology.geometry import Geometry
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.topology import Geometry, Unit
 
 _PLURALS = {Unit.DEVICE: "devices", Unit.CORE: "cores"}
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import enum
 
-from neuron_plugin.topology.geometry import CoreMask, Geometry, cores_in
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in
 
 
 class Resource(enum.StrEnum):

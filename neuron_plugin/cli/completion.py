@@ -11,7 +11,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 
 from neuron_plugin.cli.command import Exit, Parser, Subparsers, add_command
-from neuron_plugin.topology.instances import catalogue
+from neuron_plugin.topology import catalogue
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -43,7 +43,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run(arguments: Namespace) -> int:
     """Print the script."""
-    from neuron_plugin.cli.main import build_parser  # noqa: PLC0415 - main imports every command, this one too
+    from neuron_plugin.cli.main import build_parser
 
     print(script(build_parser(), arguments.shell))
     return Exit.FINE
@@ -51,7 +51,7 @@ def run(arguments: Namespace) -> int:
 
 def script(parser: Parser, shell: str) -> str:
     """The script for one shell; ``parser`` is not for parsing afterwards, it offers what it would not demand."""
-    import shtab  # noqa: PLC0415 - for this command only
+    import shtab
 
     paths = {"DIR": shtab.DIRECTORY, "FILE": shtab.FILE, "PATH": shtab.FILE}
     names = {"TYPE": sorted(catalogue()), "CHECK": _names_of_checks()}
@@ -64,7 +64,7 @@ def script(parser: Parser, shell: str) -> str:
 
 
 def _names_of_checks() -> list[str]:
-    from neuron_plugin.inspection.checks.table import CHECKS  # noqa: PLC0415 - much code, see doctor
+    from neuron_plugin.inspection.checks.table import CHECKS
 
     return [check.name for check in CHECKS]
 

@@ -16,17 +16,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Resource
 from neuron_plugin.cli import devices, topology
 from neuron_plugin.cli.command import CommandError, Exit, Parser, Subparsers, UsageError, add_command
 from neuron_plugin.cli.demo_steps import schedule, step, title
 from neuron_plugin.cli.simulate_types import known_types
 from neuron_plugin.inspection.text import plural
-from neuron_plugin.topology.instances import InstanceType, catalogue
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.topology import InstanceType, Unit, catalogue
 
 if TYPE_CHECKING:
-    from neuron_plugin.simulation.cluster import SimulatedCluster
+    from neuron_plugin.simulation import SimulatedCluster
 
 INSTANCE_TYPE = "trn1.32xlarge"
 LONGEST_ROOT_BYTES = 54
@@ -112,8 +111,10 @@ def _asked(text: str) -> Asked:
 @asynccontextmanager
 async def _cluster(root: Path, instance_type: str, numbering: str) -> AsyncIterator[SimulatedCluster]:
     """The cluster for the length of the block."""
-    from neuron_plugin.simulation.cluster import SimulatedCluster  # noqa: PLC0415 - aiohttp and grpc
-    from neuron_plugin.simulation.node_description import SimulationError  # noqa: PLC0415 - as above
+    from neuron_plugin.simulation import (
+        SimulatedCluster,
+        SimulationError,
+    )
 
     try:
         async with SimulatedCluster(root, instance_type, daemon_flags=("--numbering", numbering)) as cluster:

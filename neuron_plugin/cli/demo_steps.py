@@ -6,17 +6,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuron_plugin.allocation.annotations import ALLOCATED_KEY, CORES_KEY, DEVICES_KEY
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import ALLOCATED_KEY, CORES_KEY, DEVICES_KEY, Resource
 
 if TYPE_CHECKING:
-    from neuron_plugin.simulation.cluster import SimulatedCluster
-    from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, AdmittedPod
+    from neuron_plugin.simulation import AdmittedContainer, AdmittedPod, SimulatedCluster
 
 
 async def schedule(cluster: SimulatedCluster, name: str, containers: Mapping[str, tuple[Resource, int]]) -> None:
     """Steps 3 to 11 of a pod that fits, 3 to 5 of one that does not."""
-    from neuron_plugin.simulation.cluster import SimulatedPod  # noqa: PLC0415 - as above
+    from neuron_plugin.simulation import SimulatedPod
 
     limits = {container: {resource.value: count} for container, (resource, count) in containers.items()}
     cluster.api.create_pod(SimulatedPod(name, limits).manifest())

@@ -58,10 +58,10 @@ def register(subparsers: Subparsers) -> None:
 def run(arguments: Namespace) -> int:
     """Make the checks; the status says whether there is a problem."""
     # Imported here: every process imports this module, the daemons too, and the checks are much code.
-    from neuron_plugin.cli.doctor_output import show, show_checks, status_of  # noqa: PLC0415 - see above
-    from neuron_plugin.inspection.checks.table import examine  # noqa: PLC0415 - see above
-    from neuron_plugin.inspection.findings import report_of  # noqa: PLC0415 - see above
-    from neuron_plugin.inspection.gathering.everything import gather  # noqa: PLC0415 - see above
+    from neuron_plugin.cli.doctor_output import show, show_checks, status_of
+    from neuron_plugin.inspection.checks.table import examine
+    from neuron_plugin.inspection.findings import report_of
+    from neuron_plugin.inspection.gathering.everything import gather
 
     if arguments.list:
         show_checks()
@@ -73,7 +73,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _chosen(names: list[str]) -> list[Check]:
-    from neuron_plugin.inspection.checks.table import CHECKS  # noqa: PLC0415 - see run
+    from neuron_plugin.inspection.checks.table import CHECKS
 
     known = {check.name: check for check in CHECKS}
     if unknown := [name for name in names if name not in known]:

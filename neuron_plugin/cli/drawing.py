@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from neuron_plugin.topology.geometry import Topology
-from neuron_plugin.topology.links import TORUS_SIDE
+from neuron_plugin.topology import TORUS_SIDE, Topology
 
 Links: TypeAlias = Mapping[int, frozenset[int]]
 

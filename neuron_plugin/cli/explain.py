@@ -99,10 +99,12 @@ def _ask_extender(url: str, namespace: str, name: str, form: Form) -> str:
 
 
 async def _work_out(arguments: Namespace, namespace: str, name: str) -> Explanation:
-    from neuron_plugin.cluster.api import ClusterError  # noqa: PLC0415 - other commands start without it
-    from neuron_plugin.cluster.transport import connect  # noqa: PLC0415 - as above
-    from neuron_plugin.extender.explain import explain, find_pod  # noqa: PLC0415 - as above
-    from neuron_plugin.extender.survey import survey  # noqa: PLC0415 - as above
+    from neuron_plugin.cluster import (
+        ClusterError,
+        connect,
+    )
+    from neuron_plugin.extender.explain import explain, find_pod
+    from neuron_plugin.extender.survey import survey
 
     here = settings_here()
     types = load_catalogue(arguments.instance_types or here.instance_types)
@@ -119,6 +121,6 @@ async def _work_out(arguments: Namespace, namespace: str, name: str) -> Explanat
 
 
 def _text(found: Explanation) -> str:
-    from neuron_plugin.extender.explain import explain_text  # noqa: PLC0415 - as above
+    from neuron_plugin.extender.explain import explain_text
 
     return "".join(f"{printable(line)}\n" for line in explain_text(found).splitlines())

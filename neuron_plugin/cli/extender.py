@@ -43,9 +43,11 @@ def run(arguments: Namespace) -> int:
     types = load_catalogue(settings.instance_types)
 
     async def serve(stop: asyncio.Event) -> None:
-        from neuron_plugin.cluster.api import ClusterError  # noqa: PLC0415 - other commands start without it
-        from neuron_plugin.cluster.transport import connect  # noqa: PLC0415 - as above
-        from neuron_plugin.extender.daemon import ExtenderDaemon  # noqa: PLC0415 - as above
+        from neuron_plugin.cluster import (
+            ClusterError,
+            connect,
+        )
+        from neuron_plugin.extender.daemon import ExtenderDaemon
 
         try:
             api = await connect(settings.kubeconfig)

@@ -98,7 +98,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _list_of(text: str) -> dict[str, object]:
-    import yaml  # noqa: PLC0415 - for this form only
+    import yaml
 
     return {"apiVersion": "v1", "kind": "List", "items": [each for each in yaml.safe_load_all(text) if each]}
 

@@ -6,12 +6,11 @@ import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from neuron_plugin.allocation.ledger import Holder, Ledger
+from neuron_plugin.allocation import Holder, Ledger
 from neuron_plugin.cli.drawing import Mark
 from neuron_plugin.inspection.machine import Machine
 from neuron_plugin.inspection.text import ranges
-from neuron_plugin.topology.geometry import Geometry, cores_in
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.topology import Geometry, Unit, cores_in
 
 FREE = Mark(".", "green")
 UNUSABLE = Mark("!", "bold red")

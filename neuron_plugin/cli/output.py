@@ -41,6 +41,6 @@ def document(form: enum.StrEnum, content: object) -> str:
     """``content`` as JSON or YAML, with a newline at its end: plain values, or a msgspec Struct."""
     if form == Form.JSON:
         return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
-    import yaml  # noqa: PLC0415 - for this form only
+    import yaml
 
     return str(yaml.safe_dump(msgspec.to_builtins(content), sort_keys=False))

@@ -51,7 +51,7 @@ def run(arguments: Namespace) -> int:
     types = load_catalogue(settings.instance_types)
 
     async def serve(stop: asyncio.Event) -> None:
-        from neuron_plugin.plugin.daemon import NodeDaemon  # noqa: PLC0415 - grpc: other commands start without it
+        from neuron_plugin.plugin.daemon import NodeDaemon
 
         await NodeDaemon(settings, types).run(stop)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from neuron_plugin.allocation.idlists import IdListError, parse_ids
+from neuron_plugin.allocation import IdListError, parse_ids
 from neuron_plugin.cli import simulate_fault, simulate_types
 from neuron_plugin.cli.command import Exit, Subparsers, UsageError, add_command
 from neuron_plugin.cli.output import Form, add_output_flag, document
@@ -16,7 +16,7 @@ from neuron_plugin.cli.simulate_types import known_types
 from neuron_plugin.inspection.text import plural, ranges
 
 if TYPE_CHECKING:
-    from neuron_plugin.simulation.node import SimulatedNode
+    from neuron_plugin.simulation import SimulatedNode
 
 DESCRIPTION = """\
 Write a machine with Neuron hardware into a directory, to try things without one.
@@ -76,8 +76,10 @@ def run_node(arguments: Namespace) -> int:
         UsageError: no such type, a directory in use, or a machine that cannot be.
     """
     types = known_types(arguments.type, arguments.instance_types)
-    from neuron_plugin.simulation.node import write_node  # noqa: PLC0415 - for this command only
-    from neuron_plugin.simulation.node_description import SimulationError  # noqa: PLC0415 - as above
+    from neuron_plugin.simulation import (
+        SimulationError,
+        write_node,
+    )
 
     try:
         node = write_node(

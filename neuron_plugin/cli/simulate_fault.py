@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from neuron_plugin.cli.command import Exit, Subparsers, UsageError, add_command
 
 if TYPE_CHECKING:
-    from neuron_plugin.simulation.node import SimulatedNode
+    from neuron_plugin.simulation import SimulatedNode
 
 Change: TypeAlias = "Callable[[SimulatedNode, Namespace], None]"
 
@@ -55,8 +55,10 @@ def run(arguments: Namespace) -> int:
     Raises:
         UsageError: no simulated machine there, or a change that cannot be made.
     """
-    from neuron_plugin.simulation.node import SimulatedNode  # noqa: PLC0415 - for this command only
-    from neuron_plugin.simulation.node_description import SimulationError  # noqa: PLC0415 - as above
+    from neuron_plugin.simulation import (
+        SimulatedNode,
+        SimulationError,
+    )
 
     try:
         arguments.change(SimulatedNode.open(arguments.directory), arguments)
@@ -135,7 +137,7 @@ def _ecc(node: SimulatedNode, arguments: Namespace) -> None:
 
 
 def _reset(node: SimulatedNode, arguments: Namespace) -> None:
-    from neuron_plugin.hardware.attributes import ResetState  # noqa: PLC0415 - for this fault only
+    from neuron_plugin.hardware import ResetState
 
     node.set_reset(arguments.device, ResetState[arguments.state.upper()])
 

@@ -12,9 +12,7 @@ from neuron_plugin.cli.output import Form, add_output_flag, document
 from neuron_plugin.cli.tables import print_table
 from neuron_plugin.inspection.text import ranges
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.topology.geometry import Geometry
-from neuron_plugin.topology.instances import Catalogue, InstanceType
-from neuron_plugin.topology.sets import Unit, valid_counts
+from neuron_plugin.topology import Catalogue, Geometry, InstanceType, Unit, valid_counts
 
 VERSION = 1
 HEADERS = ("TYPE", "DEVICES", "PRODUCT", "CORES/DEVICE", "LNC", "MEMORY/DEVICE", "TOPOLOGY", "DEVICE-COUNTS")

@@ -50,8 +50,8 @@ def print_lines(lines: Sequence[Sequence[Segment]]) -> None:
     if not in_colour():
         print("\n".join("".join(text for text, _ in line) for line in lines))
         return
-    from rich.console import Console  # noqa: PLC0415 - only terminals pay for rich
-    from rich.text import Text  # noqa: PLC0415 - as above
+    from rich.console import Console
+    from rich.text import Text
 
     console = Console()
     for line in lines:

@@ -7,7 +7,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 
-from neuron_plugin.allocation.ledger import Ledger
+from neuron_plugin.allocation import Ledger
 from neuron_plugin.cli.command import CommandError, Exit, Subparsers, add_command, complain
 from neuron_plugin.cli.device_columns import title_of
 from neuron_plugin.cli.drawing import ASCII, UNICODE, Drawing, Mark, grids_of, undrawn
@@ -20,7 +20,7 @@ from neuron_plugin.inspection.holders import HolderReading
 from neuron_plugin.inspection.machine import Machine, look
 from neuron_plugin.inspection.sets import TopologyReport, topology_report
 from neuron_plugin.inspection.text import printable, ranges
-from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology import Geometry
 
 DESCRIPTION = """\
 Draw the devices of this machine with their links and holders, and say what can be requested.

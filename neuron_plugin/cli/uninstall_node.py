@@ -77,9 +77,11 @@ def run(arguments: Namespace) -> int:
 
 
 async def _uninstall(names: list[str], kubeconfig: Path | None, namespace: str, condition: str) -> list[str]:
-    from neuron_plugin.cluster.api import ClusterError  # noqa: PLC0415 - other commands start without the client
-    from neuron_plugin.cluster.transport import connect  # noqa: PLC0415 - as above
-    from neuron_plugin.plugin.uninstall import installed_nodes, uninstall_nodes  # noqa: PLC0415 - as above
+    from neuron_plugin.cluster import (
+        ClusterError,
+        connect,
+    )
+    from neuron_plugin.plugin.uninstall import installed_nodes, uninstall_nodes
 
     try:
         async with await connect(kubeconfig) as api:

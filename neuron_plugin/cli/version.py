@@ -58,7 +58,7 @@ def _text(found: Versions) -> str:
 
 
 def _driver(arguments: Namespace) -> str | None:
-    from neuron_plugin.hardware.inventory import MachinePaths, read_inventory  # noqa: PLC0415 - nothing else here needs it
+    from neuron_plugin.hardware import MachinePaths, read_inventory
 
     try:
         settings = node_from(arguments).settings

@@ -37,9 +37,9 @@ def import_library() -> Library:
     """Import what is used; it takes some tenths of a second, so in a thread where an event loop runs."""
     for package in _CROWDED_PACKAGES:
         _enter(package)
-    import aiohttp  # noqa: PLC0415 - late, see above
-    from kubernetes.aio import config  # noqa: PLC0415 - as above
-    from kubernetes.aio.client import api_client, configuration  # noqa: PLC0415 - as above
+    import aiohttp
+    from kubernetes.aio import config
+    from kubernetes.aio.client import api_client, configuration
 
     return Library(aiohttp, api_client, configuration, config)
 

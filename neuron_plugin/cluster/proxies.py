@@ -15,7 +15,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 def proxy_for(url: str) -> str | None:
     """The URL of the proxy for calls to ``url``; None to call it directly."""
-    from urllib.request import getproxies  # noqa: PLC0415 - 50 ms of CPU; whoever has aiohttp has it already
+    from urllib.request import getproxies
 
     named = getproxies()  # by scheme, and the text of NO_PROXY under "no"
     target = urlsplit(url)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from neuron_plugin.allocation.requests import Kind
+from neuron_plugin.allocation import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

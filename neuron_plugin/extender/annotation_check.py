@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from neuron_plugin.cluster.api import ClusterError
+from neuron_plugin.cluster import ClusterError
 from neuron_plugin.extender.attempts import PodWrites
 from neuron_plugin.extender.state import Reservation
 

@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import partial
 
-from neuron_plugin.allocation.annotations import ASSIGNMENT_KEYS, Dialect, write
-from neuron_plugin.allocation.journal import Entry, Journal, Step
-from neuron_plugin.allocation.ledger import Holder, Pod
-from neuron_plugin.allocation.refusals import Refusal
-from neuron_plugin.allocation.requests import PodRequest
+from neuron_plugin.allocation import (
+    ASSIGNMENT_KEYS,
+    Dialect,
+    Entry,
+    Holder,
+    Journal,
+    Pod,
+    PodRequest,
+    Refusal,
+    Step,
+    write,
+)
 from neuron_plugin.extender.attempts import Ending, Outcome
 from neuron_plugin.extender.claims import PodRecord, Unreadable, holder_for
 from neuron_plugin.extender.shapes import ClosedShape

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from neuron_plugin.allocation.ledger import Pod
-from neuron_plugin.cluster.api import ApiError, ClusterError, UnreachableError
+from neuron_plugin.allocation import Pod
+from neuron_plugin.cluster import ApiError, ClusterError, UnreachableError
 from neuron_plugin.extender.claims import PodRecord
 
 _SERVER_ERRORS = 500

@@ -13,10 +13,8 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from neuron_plugin.allocation.annotations import Dialect
-from neuron_plugin.allocation.journal import Journal
-from neuron_plugin.allocation.ledger import Holder, Pod, PodUid
-from neuron_plugin.cluster.api import ApiError, ClusterError
+from neuron_plugin.allocation import Dialect, Holder, Journal, Pod, PodUid
+from neuron_plugin.cluster import ApiError, ClusterError
 from neuron_plugin.extender.annotation_check import AnnotationCheck
 from neuron_plugin.extender.assignments import Assignments
 from neuron_plugin.extender.attempts import Ending, Outcome, PodWrites, SeenPod, may_have_happened

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 
-from neuron_plugin.allocation.ledger import PodUid
+from neuron_plugin.allocation import PodUid
 from neuron_plugin.extender.claims import PodRecord
 from neuron_plugin.extender.nodes import NodeRecord
 

@@ -9,14 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from neuron_plugin.allocation.annotations import AnnotationError, ContainerIds, Decision, read
-from neuron_plugin.allocation.ledger import Holder, Holding, Pod, PodUid
-from neuron_plugin.allocation.placement import Placement
-from neuron_plugin.allocation.requests import PodRequest
-from neuron_plugin.allocation.resources import mask_of
+from neuron_plugin.allocation import (
+    AnnotationError,
+    ContainerIds,
+    Decision,
+    Holder,
+    Holding,
+    Placement,
+    Pod,
+    PodRequest,
+    PodUid,
+    mask_of,
+    read,
+)
 from neuron_plugin.extender.reasons import UNREADABLE_CLAIM, UNTOLD_CLAIM, NodeRefusal
-from neuron_plugin.topology.geometry import CoreMask, Geometry
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.topology import CoreMask, Geometry, Unit
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from neuron_plugin.allocation.ledger import Pod, PodUid
+from neuron_plugin.allocation import Pod, PodUid
 from neuron_plugin.extender.claims import UnclearClaim
 from neuron_plugin.extender.nodes import NodeRecord
 

@@ -19,9 +19,7 @@ from dataclasses import replace
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from neuron_plugin.cluster.api import ApiServer
-from neuron_plugin.cluster.election import TERMS, Election, Terms
-from neuron_plugin.cluster.leases import LeaseName
+from neuron_plugin.cluster import TERMS, ApiServer, Election, LeaseName, Terms
 from neuron_plugin.extender.binding import TIMES, Binder, BindTimes
 from neuron_plugin.extender.change_log import ChangeLog
 from neuron_plugin.extender.closings import Closings
@@ -40,7 +38,7 @@ from neuron_plugin.extender.service import ExtenderService
 from neuron_plugin.extender.settings import ExtenderSettings
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.tls import ServerCertificate
-from neuron_plugin.topology.instances import Catalogue
+from neuron_plugin.topology import Catalogue
 
 _log = logging.getLogger(__name__)
 

@@ -7,20 +7,14 @@ from __future__ import annotations
 
 import msgspec
 
-from neuron_plugin.allocation.idlists import format_ids
-from neuron_plugin.allocation.ledger import Holder
-from neuron_plugin.allocation.placement import Placement
-from neuron_plugin.allocation.refusals import Refusal
-from neuron_plugin.allocation.requests import ContainerRequest, PodRequest
-from neuron_plugin.allocation.resources import ids_of
+from neuron_plugin.allocation import ContainerRequest, Holder, Placement, PodRequest, Refusal, format_ids, ids_of
 from neuron_plugin.extender.claims import PodRecord, Unreadable
 from neuron_plugin.extender.hardware import Hardware
 from neuron_plugin.extender.nodes import NodeRecord
 from neuron_plugin.extender.shapes import ClosedShape
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.verdicts import placement_on
-from neuron_plugin.topology.geometry import Geometry
-from neuron_plugin.topology.sets import Unit, valid_sets
+from neuron_plugin.topology import Geometry, Unit, valid_sets
 
 MOST_SETS = 4
 """Sets shown per container and node: those with the fewest pods in their way."""

@@ -11,13 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn, Protocol
 
-from neuron_plugin.allocation.ledger import PodUid
-from neuron_plugin.cluster import kinds
-from neuron_plugin.cluster.api import ApiServer
-from neuron_plugin.cluster.lists import Scope
-from neuron_plugin.cluster.observer import Observer
-from neuron_plugin.cluster.records import Lease, Pod
-from neuron_plugin.cluster.reflector import Reflector
+from neuron_plugin.allocation import PodUid
+from neuron_plugin.cluster import ApiServer, Lease, Observer, Pod, Reflector, Scope, kinds
 from neuron_plugin.extender.claims import PodRecord
 from neuron_plugin.extender.hardware import NodeFacts
 from neuron_plugin.extender.observation import asks_for_neuron, node_facts, pod_record

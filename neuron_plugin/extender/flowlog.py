@@ -9,14 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from neuron_plugin.allocation.idlists import format_ids
-from neuron_plugin.allocation.ledger import Pod
-from neuron_plugin.allocation.requests import PodRequest
+from neuron_plugin.allocation import Pod, PodRequest, format_ids
 from neuron_plugin.extender.attempts import SUCCESSES, Outcome
 from neuron_plugin.extender.hardware import Hardware
 from neuron_plugin.extender.nodes import NodeRecord
 from neuron_plugin.extender.verbs import Filtered
-from neuron_plugin.topology.geometry import cores_in
+from neuron_plugin.topology import cores_in
 
 _log = logging.getLogger("neuron_plugin.extender.flow")
 _MOST_REASONS = 8

@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from neuron_plugin.allocation.inventory import INVENTORY_KEY, InventoryError, read_inventory
-from neuron_plugin.allocation.requests import parse_count
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import INVENTORY_KEY, InventoryError, Resource, parse_count, read_inventory
 from neuron_plugin.extender.reasons import (
     NO_INVENTORY,
     NO_NEURON,
@@ -21,8 +19,7 @@ from neuron_plugin.extender.reasons import (
     UNREADABLE_INVENTORY,
     NodeRefusal,
 )
-from neuron_plugin.topology.geometry import CoreMask, Geometry
-from neuron_plugin.topology.instances import Catalogue, InstanceType
+from neuron_plugin.topology import Catalogue, CoreMask, Geometry, InstanceType
 
 INSTANCE_TYPE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
 _SAGEMAKER_PREFIX = "ml."

@@ -12,14 +12,14 @@ from collections.abc import Iterable
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.allocation.idlists import format_ids
+from neuron_plugin.allocation import format_ids
 from neuron_plugin.extender.explain import explain, explain_text, find_pod
 from neuron_plugin.extender.hardware import Hardware
 from neuron_plugin.extender.nodes import NodeRecord
 from neuron_plugin.extender.objects import neuron_node
 from neuron_plugin.extender.shapes import ClosedShape
 from neuron_plugin.extender.state import ClusterState
-from neuron_plugin.topology.geometry import cores_in
+from neuron_plugin.topology import cores_in
 
 _HEADINGS = ("NODE", "TYPE", "FREE DEVICES", "USED CORES", "PODS", "STATE")
 _encode = msgspec.json.Encoder().encode

@@ -14,9 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from neuron_plugin.cluster.api import ClusterError
-from neuron_plugin.cluster.election import Change
-from neuron_plugin.cluster.timing import CLOCK, Clock
+from neuron_plugin.cluster import CLOCK, Change, Clock, ClusterError
 from neuron_plugin.extender.readiness import Readiness
 
 _log = logging.getLogger(__name__)

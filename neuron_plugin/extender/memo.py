@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from itertools import filterfalse
 from typing import Generic, TypeAlias, TypeVar
 
-from neuron_plugin.allocation.requests import Kind, PodRequest
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Kind, PodRequest, Resource
 from neuron_plugin.extender.claims import PodRecord
 from neuron_plugin.extender.nodes import NodeRecord
 from neuron_plugin.extender.shapes import AnyShape

@@ -18,8 +18,7 @@ from neuron_plugin.extender.hardware import Hardware
 from neuron_plugin.extender.nodes import NodeRecord
 from neuron_plugin.extender.shapes import ClosedShape
 from neuron_plugin.extender.state import ClusterState
-from neuron_plugin.topology.geometry import Geometry
-from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
+from neuron_plugin.topology import Geometry, Unit, valid_counts, valid_sets
 
 _BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from neuron_plugin.allocation.ledger import Holder, Ledger
+from neuron_plugin.allocation import Holder, Ledger
 from neuron_plugin.extender.claims import PodRecord, UnclearClaim, claim_of
 from neuron_plugin.extender.hardware import Hardware, NodeFacts, NoHardware
 from neuron_plugin.extender.reasons import OVERLAPPING_CLAIMS, STALE, NodeRefusal
 from neuron_plugin.extender.shapes import AnyShape, closed_shape, open_shape
-from neuron_plugin.topology.geometry import NO_CORES, CoreMask
+from neuron_plugin.topology import NO_CORES, CoreMask
 
 
 @dataclass(frozen=True, slots=True)

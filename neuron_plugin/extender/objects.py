@@ -5,13 +5,12 @@ Read-only views for people, dashboards and controllers. Ids are ascending and co
 
 from __future__ import annotations
 
-from neuron_plugin.allocation.annotations import Decision
-from neuron_plugin.allocation.idlists import format_ids
+from neuron_plugin.allocation import Decision, format_ids
 from neuron_plugin.extender.claims import PodRecord, Unreadable
 from neuron_plugin.extender.hardware import Hardware
 from neuron_plugin.extender.nodes import NodeRecord
 from neuron_plugin.extender.shapes import ClosedShape
-from neuron_plugin.topology.geometry import cores_in
+from neuron_plugin.topology import cores_in
 
 API_VERSION = "neuron-plugin.io/v1"
 NODE_LABEL = "neuron-plugin.io/node"

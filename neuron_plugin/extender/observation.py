@@ -10,10 +10,17 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TypeAlias
 
-from neuron_plugin.allocation.inventory import INVENTORY_KEY
-from neuron_plugin.allocation.ledger import Pod, PodUid
-from neuron_plugin.allocation.requests import ContainerSpec, Kind, PodRequest, RequestError, pod_request
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import (
+    INVENTORY_KEY,
+    ContainerSpec,
+    Kind,
+    Pod,
+    PodRequest,
+    PodUid,
+    RequestError,
+    Resource,
+    pod_request,
+)
 from neuron_plugin.cluster import records
 from neuron_plugin.extender.claims import PodRecord, Unreadable, decision_of
 from neuron_plugin.extender.hardware import NodeFacts, instance_type_of

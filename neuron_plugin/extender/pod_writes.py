@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from neuron_plugin.allocation.ledger import Pod
-from neuron_plugin.cluster.api import ApiError, ApiServer, send
-from neuron_plugin.cluster.kinds import PODS
-from neuron_plugin.cluster.writes import annotate_pod, bind_pod, read_pod
+from neuron_plugin.allocation import Pod
+from neuron_plugin.cluster import PODS, ApiError, ApiServer, annotate_pod, bind_pod, read_pod, send
 from neuron_plugin.extender.attempts import SeenPod
 from neuron_plugin.extender.observation import pod_record
 

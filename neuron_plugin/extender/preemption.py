@@ -17,17 +17,13 @@ from dataclasses import dataclass
 from heapq import merge
 from itertools import combinations
 
-from neuron_plugin.allocation.ledger import Holder, PodUid
-from neuron_plugin.allocation.placement import place
-from neuron_plugin.allocation.refusals import Refusal
-from neuron_plugin.allocation.requests import ContainerRequest, PodRequest
+from neuron_plugin.allocation import ContainerRequest, Holder, PodRequest, PodUid, Refusal, place
 from neuron_plugin.extender.claims import PodRecord
 from neuron_plugin.extender.hardware import Hardware
 from neuron_plugin.extender.nodes import NodeRecord
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.wire import Victims
-from neuron_plugin.topology.geometry import Geometry
-from neuron_plugin.topology.sets import valid_sets
+from neuron_plugin.topology import Geometry, valid_sets
 
 _MOST_TRIALS = 1000
 """Placements tried in one call for a pod of several requesting containers before few victims do instead of the fewest:

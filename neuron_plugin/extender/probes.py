@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from neuron_plugin.allocation.journal import Journal, explain
+from neuron_plugin.allocation import Journal, explain
 from neuron_plugin.extender.readiness import Readiness
 
 _UNAVAILABLE = 503

@@ -8,10 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import NoReturn
 
-from neuron_plugin.cluster.api import ApiServer, ClusterError, send
-from neuron_plugin.cluster.leases import utc_now
-from neuron_plugin.cluster.records import ObjectReference
-from neuron_plugin.cluster.writes import create_event
+from neuron_plugin.cluster import ApiServer, ClusterError, ObjectReference, create_event, send, utc_now
 from neuron_plugin.extender.closings import Closings, Report
 from neuron_plugin.extender.readiness import Readiness
 from neuron_plugin.extender.state import ClusterState

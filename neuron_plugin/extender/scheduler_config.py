@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Resource
 
 API_VERSION = "kubescheduler.config.k8s.io/v1"
 SECOND_SCHEDULER = "neuron-scheduler"

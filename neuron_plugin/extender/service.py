@@ -10,10 +10,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from neuron_plugin.allocation.ledger import Pod, PodUid
-from neuron_plugin.allocation.requests import PodRequest
-from neuron_plugin.cluster.api import DecodeError
-from neuron_plugin.cluster.kinds import PODS
+from neuron_plugin.allocation import Pod, PodRequest, PodUid
+from neuron_plugin.cluster import PODS, DecodeError
 from neuron_plugin.extender import flowlog, wire
 from neuron_plugin.extender.attempts import SUCCESSES, Ending, Outcome
 from neuron_plugin.extender.binding import Binder

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from neuron_plugin.extender.reasons import NodeRefusal
-from neuron_plugin.topology.geometry import CoreMask, Geometry
+from neuron_plugin.topology import CoreMask, Geometry
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)

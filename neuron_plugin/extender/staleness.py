@@ -7,8 +7,7 @@ none.
 
 from __future__ import annotations
 
-from neuron_plugin.cluster.leases import Sighting
-from neuron_plugin.cluster.records import Lease
+from neuron_plugin.cluster import Lease, Sighting
 
 LEASE_PREFIX = "neuron-plugin-"
 

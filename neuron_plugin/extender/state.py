@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol
 
-from neuron_plugin.allocation.ledger import Holder, Pod, PodUid
+from neuron_plugin.allocation import Holder, Pod, PodUid
 from neuron_plugin.extender.claims import PodRecord
 from neuron_plugin.extender.hardware import NodeFacts, hardware_of
 from neuron_plugin.extender.nodes import NodeRecord, node_record
 from neuron_plugin.extender.reasons import UNKNOWN_NODE
 from neuron_plugin.extender.shapes import AnyShape, Shape, closed_shape
-from neuron_plugin.topology.instances import Catalogue
+from neuron_plugin.topology import Catalogue
 
 
 @dataclass(frozen=True, slots=True)

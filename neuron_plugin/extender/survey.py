@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from neuron_plugin.cluster.api import ApiError, ApiServer
-from neuron_plugin.cluster.kinds import LEASES, NODES, PODS
-from neuron_plugin.cluster.lists import Scope, pages
-from neuron_plugin.cluster.records import Lease
-from neuron_plugin.cluster.timing import CLOCK, Clock
+from neuron_plugin.cluster import CLOCK, LEASES, NODES, PODS, ApiError, ApiServer, Clock, Lease, Scope, pages
 from neuron_plugin.extender.feeds import keep_pod
 from neuron_plugin.extender.observation import node_facts
 from neuron_plugin.extender.staleness import PluginLeases, keep_plugin_lease, node_of
 from neuron_plugin.extender.state import ClusterState
-from neuron_plugin.topology.instances import Catalogue
+from neuron_plugin.topology import Catalogue
 
 PAGE_SECONDS = 30.0
 LOOK_SECONDS = 1.0

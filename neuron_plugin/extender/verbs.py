@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from neuron_plugin.allocation.ledger import PodUid
-from neuron_plugin.allocation.requests import PodRequest
+from neuron_plugin.allocation import PodRequest, PodUid
 from neuron_plugin.extender.memo import VerdictMemo
 from neuron_plugin.extender.reasons import BOUND_ELSEWHERE
 from neuron_plugin.extender.state import ClusterState

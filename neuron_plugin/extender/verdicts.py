@@ -11,14 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from neuron_plugin.allocation.cost import cost, costs
-from neuron_plugin.allocation.placement import Placement, place_healthy, placement_mask
-from neuron_plugin.allocation.refusals import Refusal
-from neuron_plugin.allocation.requests import PodRequest
+from neuron_plugin.allocation import Placement, PodRequest, Refusal, cost, costs, place_healthy, placement_mask
 from neuron_plugin.extender.reasons import NodeRefusal
 from neuron_plugin.extender.shapes import AnyShape, ClosedShape, Shape
-from neuron_plugin.topology.geometry import CoreMask
-from neuron_plugin.topology.sets import valid_sets
+from neuron_plugin.topology import CoreMask, valid_sets
 
 HIGHEST_SCORE = 10
 """kube-scheduler's MaxExtenderPriority (staging/src/k8s.io/kube-scheduler/extender/v1/types.go)."""

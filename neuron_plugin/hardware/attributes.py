@@ -13,7 +13,7 @@ import enum
 import re
 from dataclasses import dataclass
 
-from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, MOST_DEVICES, DeviceId
+from neuron_plugin.topology import MOST_CORES_PER_DEVICE, MOST_DEVICES, DeviceId
 
 _DECIMAL = re.compile(r"[0-9]{1,20}\Z")
 _WORD = re.compile(r"[A-Za-z0-9_.+-]{1,64}\Z")

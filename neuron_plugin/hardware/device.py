@@ -27,8 +27,7 @@ from neuron_plugin.hardware.sysfs import (
     SysfsFormatError,
     tells_of_errors,
 )
-from neuron_plugin.topology.geometry import MOST_DEVICES, DeviceId
-from neuron_plugin.topology.instances import InstanceType
+from neuron_plugin.topology import MOST_DEVICES, DeviceId, InstanceType
 
 SIMULATED_MARKER = ".neuron-simulated"
 """A file of this name in the directory of device nodes says that plain files stand for them there. Making character

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from neuron_plugin.hardware.attributes import ResetState
 from neuron_plugin.hardware.generations import GENERATIONS
 from neuron_plugin.hardware.records import Device, EccCounts, Inventory, NodeState
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.topology import DeviceId
 
 
 class Signal(enum.StrEnum):

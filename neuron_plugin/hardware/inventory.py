@@ -20,8 +20,7 @@ from neuron_plugin.hardware.logical_cores import LogicalCoreSize, choose_logical
 from neuron_plugin.hardware.records import Device, Inventory, SkippedDevice
 from neuron_plugin.hardware.sysfs import AttributeMissingError, Sysfs, SysfsError, read_text
 from neuron_plugin.hardware.ultraserver import read_ultraserver
-from neuron_plugin.topology.geometry import MOST_DEVICES, DeviceId
-from neuron_plugin.topology.instances import Catalogue, InstanceType, catalogue
+from neuron_plugin.topology import MOST_DEVICES, Catalogue, DeviceId, InstanceType, catalogue
 
 EVERY_DEVICE = frozenset(DeviceId(device) for device in range(MOST_DEVICES))
 """For a single look: no device is given more time, what is known is what counts."""

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from neuron_plugin.topology.geometry import MOST_DEVICES, DeviceId
+from neuron_plugin.topology import MOST_DEVICES, DeviceId
 
 _RECORD = re.compile(r"(\d{1,10}),\d{1,20},(\d{1,20}),[^;\n]*;(.*)\Z")
 _ERROR = re.compile(r"(?:\A|\s)NEURON_HW_ERR=([A-Za-z0-9_]{1,64})(?=\s|[,;:.]|\Z)")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neuron_plugin.hardware.sysfs import PAGE_BYTES, Sysfs, SysfsError, tells_of_errors
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.topology import DeviceId
 
 logger = logging.getLogger(__name__)
 

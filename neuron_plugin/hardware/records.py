@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from neuron_plugin.hardware.attributes import DriverVersion, ResetState
 from neuron_plugin.hardware.logical_cores import LogicalCoreSize
 from neuron_plugin.hardware.ultraserver import UltraServer
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.topology import DeviceId
 
 
 class NodeState(enum.StrEnum):

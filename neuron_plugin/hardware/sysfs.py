@@ -35,7 +35,7 @@ from neuron_plugin.hardware.attributes import (
     parse_word,
 )
 from neuron_plugin.hardware.relocated import by_name
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.topology import DeviceId
 
 PAGE_BYTES = 4096
 """No sysfs attribute is longer; what is, is none."""

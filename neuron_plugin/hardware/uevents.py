@@ -12,9 +12,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import pyudev
+if TYPE_CHECKING:
+    import pyudev
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +126,8 @@ async def open_uevents() -> Uevents:
 
 
 def _started_monitor() -> pyudev.Monitor:
+    import pyudev
+
     monitor = pyudev.Monitor.from_netlink(_context(), source="kernel")
     monitor.filter_by(SUBSYSTEM)
     monitor.start()
@@ -134,4 +137,6 @@ def _started_monitor() -> pyudev.Monitor:
 @cache
 def _context() -> pyudev.Context:
     """Made once: finding libudev forks a child process each time."""
+    import pyudev
+
     return pyudev.Context()

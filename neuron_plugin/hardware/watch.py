@@ -16,7 +16,7 @@ from typing import Protocol
 
 from neuron_plugin.hardware.hints import Hints
 from neuron_plugin.hardware.records import Inventory
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.topology import DeviceId
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,11 @@ import enum
 
 import msgspec
 
-from neuron_plugin.allocation.ledger import Ledger
-from neuron_plugin.hardware.health import Severity, Verdict
-from neuron_plugin.hardware.records import Device, EccCounts, SkippedDevice
+from neuron_plugin.allocation import Ledger
+from neuron_plugin.hardware import Device, EccCounts, Severity, SkippedDevice, Verdict
 from neuron_plugin.inspection.holders import Holders
 from neuron_plugin.inspection.machine import Machine
-from neuron_plugin.topology.geometry import CoreMask, cores_in
+from neuron_plugin.topology import CoreMask, cores_in
 
 VERSION = 1
 

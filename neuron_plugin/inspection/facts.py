@@ -11,16 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuron_plugin.allocation.ledger import Ledger, Pod
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Ledger, Pod, Resource
 from neuron_plugin.inspection.holders import holders_of
 from neuron_plugin.inspection.machine import Machine
 from neuron_plugin.inspection.unknown import NO_DEVICE, Unknown
-from neuron_plugin.kubelet.sockets import endpoint_prefix
+from neuron_plugin.kubelet import endpoint_prefix
 from neuron_plugin.plugin.pods import NodePod
 
 if TYPE_CHECKING:
-    from neuron_plugin.kubelet.pod_resources import PodDevices
+    from neuron_plugin.kubelet import PodDevices
 
 VENDOR_SOCKETS = ("neuron-devplugin.sock", "neuroncore-devplugin.sock")
 """The vendor's device plugin, by the names its sockets have (2.16 to 2.32)."""

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from neuron_plugin.allocation.ledger import Holding, Ledger, Pod, PodUid
-from neuron_plugin.allocation.resources import Resource, mask_of
+from neuron_plugin.allocation import Holding, Ledger, Pod, PodUid, Resource, mask_of
 from neuron_plugin.inspection.unknown import Unknown
-from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology import Geometry
 
 if TYPE_CHECKING:
-    from neuron_plugin.kubelet.pod_resources import PodDevices, PodResourcesClient
+    from neuron_plugin.kubelet import PodDevices, PodResourcesClient
 
 _Answer = TypeVar("_Answer")
 _DEADLINE_SECONDS = 3.0
@@ -110,7 +109,7 @@ async def ask(socket: Path, question: Callable[[PodResourcesClient], Awaitable[_
         there = False
     if not there:
         return Unknown(f"no kubelet at {socket}", "if it is elsewhere, give --pod-resources-socket")
-    from neuron_plugin.kubelet.pod_resources import PodResourcesClient, PodResourcesError  # noqa: PLC0415 - loads gRPC
+    from neuron_plugin.kubelet import PodResourcesClient, PodResourcesError
 
     try:
         return await question(PodResourcesClient(socket, deadline_seconds=_DEADLINE_SECONDS))

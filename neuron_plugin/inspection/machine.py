@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from neuron_plugin.hardware.health import Verdict
-from neuron_plugin.hardware.inventory import EVERY_DEVICE, MachinePaths, read_inventory
-from neuron_plugin.hardware.records import Inventory
+from neuron_plugin.hardware import EVERY_DEVICE, Inventory, MachinePaths, Verdict, read_inventory
 from neuron_plugin.inspection.unknown import Unknown
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.health.memory import FILE_NAME, Memory, boot_id, load
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.topology.geometry import DeviceId, Geometry, Topology
-from neuron_plugin.topology.instances import InstanceType, geometry_of
-from neuron_plugin.topology.links import links_of
+from neuron_plugin.topology import DeviceId, Geometry, InstanceType, Topology, geometry_of, links_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,7 @@ def look(settings: PluginSettings, environ: Mapping[str, str]) -> Machine:
     Raises:
         SettingsError: the file of instance types cannot be used.
     """
-    from neuron_plugin.plugin.health.look import judge_once  # noqa: PLC0415 - the daemons load every command's module
+    from neuron_plugin.plugin.health.look import judge_once
 
     types = load_catalogue(settings.instance_types)
     memory = _remembered(settings)

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from neuron_plugin.hardware.processes import device_processes
-from neuron_plugin.hardware.records import Device
+from neuron_plugin.hardware import Device, device_processes
 from neuron_plugin.inspection.devices import DeviceReport, MachineReport
 from neuron_plugin.inspection.machine import Machine
-from neuron_plugin.topology.geometry import Topology
+from neuron_plugin.topology import Topology
 
 
 class Process(msgspec.Struct, frozen=True):

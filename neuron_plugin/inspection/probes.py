@@ -13,7 +13,7 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to ask
 
 def page_of(address: str, port: int, path: str, *, seconds: float = ASK_SECONDS) -> str | Unknown:
     """What the daemon that serves probes on ``address`` says at ``path``, ready or not."""
-    import http.client  # noqa: PLC0415 - the daemons load every command's module and have no use for it
+    import http.client
 
     host = _EVERYWHERE.get(address, address)
     connection = http.client.HTTPConnection(host, port, timeout=seconds)

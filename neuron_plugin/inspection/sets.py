@@ -10,8 +10,7 @@ import msgspec
 from neuron_plugin.inspection.devices import MachineReport
 from neuron_plugin.inspection.holders import Holders
 from neuron_plugin.inspection.machine import Machine
-from neuron_plugin.topology.geometry import CoreMask, Geometry, cores_in
-from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
+from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, valid_counts, valid_sets
 
 VERSION = 1
 

@@ -11,10 +11,8 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from neuron_plugin.allocation.choice import why_not
-from neuron_plugin.allocation.ledger import Holding, Pod
-from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
-from neuron_plugin.kubelet.devices import AllocationRefusedError, ContainerAllocation
+from neuron_plugin.allocation import Holding, Pod, Resource, ids_of, mask_of, why_not
+from neuron_plugin.kubelet import AllocationRefusedError, ContainerAllocation
 from neuron_plugin.plugin.callers import Callers
 from neuron_plugin.plugin.claims import Call, Claim, Conflict
 from neuron_plugin.plugin.container import ContainerStyle, container_allocation
@@ -27,7 +25,7 @@ from neuron_plugin.plugin.settings import TopologyPolicy
 from neuron_plugin.plugin.steering import Offer, Steering
 from neuron_plugin.plugin.witness import Witness
 from neuron_plugin.plugin.wording import NO_MACHINE, allocation_fields, conflict_text, unlinked_text
-from neuron_plugin.topology.sets import valid_sets
+from neuron_plugin.topology import valid_sets
 
 logger = logging.getLogger(__name__)
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from neuron_plugin.allocation.annotations import ALLOC_TIME_KEY, ALLOCATED_KEY, VENDOR_IDS_KEY, Decision, Dialect, write
-from neuron_plugin.allocation.ledger import Holding
-from neuron_plugin.allocation.placement import ContainerSet, Placement
-from neuron_plugin.allocation.resources import ids_of, mask_of
+from neuron_plugin.allocation import (
+    ALLOC_TIME_KEY,
+    ALLOCATED_KEY,
+    VENDOR_IDS_KEY,
+    ContainerSet,
+    Decision,
+    Dialect,
+    Holding,
+    Placement,
+    ids_of,
+    mask_of,
+    write,
+)
 from neuron_plugin.plugin.pods import NodePod
-from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology import Geometry
 
 Annotations = dict[str, str | None]
 """Keys to write; None removes one."""

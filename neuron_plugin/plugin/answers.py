@@ -9,15 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from neuron_plugin.allocation.ledger import Holder, Holding, Pod, PodUid, union_of
-from neuron_plugin.allocation.requests import Kind
-from neuron_plugin.kubelet.pod_resources import PodDevices
+from neuron_plugin.allocation import Holder, Holding, Kind, Pod, PodUid, union_of
+from neuron_plugin.kubelet import PodDevices
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.plugin.records import Records, uid_of, unlisted_holdings
 from neuron_plugin.plugin.standins import is_nameless, named_stand_in, stands_in
 from neuron_plugin.plugin.truth import listed_holdings, true_holdings, with_unlisted
-from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology import Geometry
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from neuron_plugin.allocation.ledger import Ledger, Pod, PodUid
-from neuron_plugin.allocation.requests import Kind
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Kind, Ledger, Pod, PodUid, Resource
 from neuron_plugin.plugin.pods import NodePod, NodePods
 from neuron_plugin.plugin.standins import is_nameless, named_stand_in
-from neuron_plugin.topology.geometry import Geometry
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.topology import Geometry, Unit
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from neuron_plugin.allocation.ledger import Holder, Holding, Ledger, Pod, PodUid
-from neuron_plugin.allocation.requests import Kind
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Holder, Holding, Kind, Ledger, Pod, PodUid, Resource
 from neuron_plugin.plugin.decisions import WaitingDecision, decision_of
 from neuron_plugin.plugin.kin import kin_of
 from neuron_plugin.plugin.pods import NodePod, NodePods, unserved
 from neuron_plugin.plugin.reuse import given_apart, part_for_unknown, part_of, reusable_mask
 from neuron_plugin.plugin.standins import is_known, is_nameless, stands_in
-from neuron_plugin.topology.geometry import CoreMask, Geometry
+from neuron_plugin.topology import CoreMask, Geometry
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,19 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
-from neuron_plugin.allocation.annotations import ASSIGNMENT_KEYS
-from neuron_plugin.allocation.ledger import Holding, Pod
-from neuron_plugin.cluster.api import ApiRequest, ApiServer, ClusterError, ConnectionSettingsError
-from neuron_plugin.cluster.leases import utc_now
-from neuron_plugin.cluster.records import ObjectReference
-from neuron_plugin.cluster.transport import KubernetesApi, connect
-from neuron_plugin.cluster.writes import annotate_pod, create_event
+from neuron_plugin.allocation import ASSIGNMENT_KEYS, Holding, Pod
+from neuron_plugin.cluster import (
+    ApiRequest,
+    ApiServer,
+    ClusterError,
+    ConnectionSettingsError,
+    KubernetesApi,
+    ObjectReference,
+    annotate_pod,
+    connect,
+    create_event,
+    utc_now,
+)
 from neuron_plugin.plugin.annotate import Annotations, confirmed_annotations, inherited_annotations
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import NodeState

@@ -13,14 +13,8 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
-from neuron_plugin.allocation.ledger import Holder
-from neuron_plugin.allocation.requests import Kind
-from neuron_plugin.kubelet.pod_resources import (
-    GetUnsupportedError,
-    PodDevices,
-    PodResourcesAbsentError,
-    PodResourcesError,
-)
+from neuron_plugin.allocation import Holder, Kind
+from neuron_plugin.kubelet import GetUnsupportedError, PodDevices, PodResourcesAbsentError, PodResourcesError
 from neuron_plugin.plugin.answers import QUIET_SECONDS, Answers, OnConfirmed
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.records import Records

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from neuron_plugin.allocation.idlists import format_ids
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.hardware.attributes import DriverVersion
-from neuron_plugin.kubelet.devices import ContainerAllocation, DeviceNode
+from neuron_plugin.allocation import Resource, format_ids
+from neuron_plugin.hardware import DriverVersion
+from neuron_plugin.kubelet import ContainerAllocation, DeviceNode
 from neuron_plugin.plugin.settings import Numbering
-from neuron_plugin.topology.geometry import Geometry, cores_in
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.topology import Geometry, Unit, cores_in
 
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 VISIBLE_DEVICES = "AWS_NEURON_VISIBLE_DEVICES"

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from neuron_plugin.kubelet.observer import RegistrationState
+from neuron_plugin.kubelet import RegistrationState
 
 BOUNDS_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 """Upper bounds of the latency buckets: Allocate lives at the low end, a preference that waits for a list high."""

@@ -13,14 +13,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
 from functools import partial
 
-from neuron_plugin.hardware.generations import GENERATIONS
-from neuron_plugin.hardware.inventory import MachinePaths, read_inventory
-from neuron_plugin.hardware.uevents import open_uevents
-from neuron_plugin.hardware.watch import InventoryWatcher, WatchPeriods
-from neuron_plugin.kubelet.announcement import KUBELET_SOCKET
-from neuron_plugin.kubelet.checkpoint import CHECKPOINT, read_checkpoint
-from neuron_plugin.kubelet.pod_resources import PodResourcesClient
-from neuron_plugin.kubelet.service import ServiceOptions
+from neuron_plugin.hardware import (
+    GENERATIONS,
+    InventoryWatcher,
+    MachinePaths,
+    WatchPeriods,
+    open_uevents,
+    read_inventory,
+)
+from neuron_plugin.kubelet import CHECKPOINT, KUBELET_SOCKET, PodResourcesClient, ServiceOptions, read_checkpoint
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.cdi import Specification, keep_written
 from neuron_plugin.plugin.cluster_link import CONNECT_SECONDS, ClusterLink
@@ -44,7 +45,7 @@ from neuron_plugin.plugin.steering import Steering
 from neuron_plugin.plugin.supervision import keep_going
 from neuron_plugin.plugin.timed import Timed
 from neuron_plugin.plugin.witness import Witness
-from neuron_plugin.topology.instances import Catalogue
+from neuron_plugin.topology import Catalogue
 
 logger = logging.getLogger(__name__)
 

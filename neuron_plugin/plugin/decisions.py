@@ -11,13 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from neuron_plugin.allocation.annotations import ContainerIds
-from neuron_plugin.allocation.ledger import Ledger, Pod, PodUid
-from neuron_plugin.allocation.requests import ContainerRequest, Kind
-from neuron_plugin.allocation.resources import Resource, mask_of
+from neuron_plugin.allocation import ContainerIds, ContainerRequest, Kind, Ledger, Pod, PodUid, Resource, mask_of
 from neuron_plugin.plugin.pods import NodePod, demanded_cores
 from neuron_plugin.plugin.standins import is_outdated
-from neuron_plugin.topology.geometry import CoreMask, Geometry
+from neuron_plugin.topology import CoreMask, Geometry
 
 
 @dataclass(frozen=True, slots=True)

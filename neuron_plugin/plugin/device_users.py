@@ -14,8 +14,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from neuron_plugin.hardware.processes import Look, has_kernel_threads, look_at_processes
-from neuron_plugin.kubelet.sockets import SocketIdentity, identity_of, server_pid
+from neuron_plugin.hardware import Look, has_kernel_threads, look_at_processes
+from neuron_plugin.kubelet import SocketIdentity, identity_of, server_pid
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.quarantine import Suspect, Users
 

@@ -13,16 +13,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from neuron_plugin.allocation.resources import Resource, mask_of
-from neuron_plugin.hardware.attributes import ResetState
-from neuron_plugin.hardware.processes import Process
-from neuron_plugin.hardware.sysfs import Sysfs, SysfsError
-from neuron_plugin.kubelet.devices import NotYetError
+from neuron_plugin.allocation import Resource, mask_of
+from neuron_plugin.hardware import Process, ResetState, Sysfs, SysfsError
+from neuron_plugin.kubelet import NotYetError
 from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.device_users import DeviceUsers
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.quarantine import described, may_be_of
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.topology import DeviceId
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from functools import reduce
 from operator import or_
 
-from neuron_plugin.allocation.ledger import Holder
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Holder, Resource
 
 
 def kin_of(holders: Iterable[Holder], resource: Resource, ids_mask: int) -> list[Holder]:

@@ -10,18 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from neuron_plugin.allocation.inventory import NodeInventory
-from neuron_plugin.allocation.ledger import Ledger
-from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
-from neuron_plugin.hardware.attributes import DriverVersion
-from neuron_plugin.hardware.records import Inventory
-from neuron_plugin.hardware.ultraserver import UltraServer
-from neuron_plugin.kubelet.devices import AdvertisedDevice
+from neuron_plugin.allocation import Ledger, NodeInventory, Resource, ids_of, mask_of
+from neuron_plugin.hardware import DriverVersion, Inventory, UltraServer
+from neuron_plugin.kubelet import AdvertisedDevice
 from neuron_plugin.plugin.quarantine import Quarantine
 from neuron_plugin.plugin.wording import named
-from neuron_plugin.topology.geometry import CoreMask, DeviceId, Geometry, Topology
-from neuron_plugin.topology.instances import Catalogue, geometry_of
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.topology import Catalogue, CoreMask, DeviceId, Geometry, Topology, Unit, geometry_of
 
 MISSING = "missing: the driver does not list it"
 

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from neuron_plugin import __version__
-from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
+from neuron_plugin.allocation import Resource, ids_of, mask_of
 from neuron_plugin.build import Build, build
-from neuron_plugin.hardware.records import Inventory
+from neuron_plugin.hardware import Inventory
 from neuron_plugin.plugin.exposition import (
     CONTENT_TYPE,
     Metric,

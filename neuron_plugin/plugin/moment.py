@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from neuron_plugin.hardware.records import Inventory
+from neuron_plugin.hardware import Inventory
 from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.node import NodeState
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from neuron_plugin.allocation.ledger import Holder, Holding, Ledger, Pod, PodUid
+from neuron_plugin.allocation import Holder, Holding, Ledger, Pod, PodUid
 from neuron_plugin.plugin.claims import Claims
 from neuron_plugin.plugin.decisions import WaitingDecision, heir_of, waiting_decisions
 from neuron_plugin.plugin.machine import Machine, health_after, machine_after, same_ids
@@ -21,7 +21,7 @@ from neuron_plugin.plugin.quarantine import Quarantine, Users
 from neuron_plugin.plugin.standins import is_known, is_nameless, nameless_stand_in
 from neuron_plugin.plugin.tenancy import Tenancy
 from neuron_plugin.plugin.vanished import Vanished
-from neuron_plugin.topology.geometry import CoreMask
+from neuron_plugin.topology import CoreMask
 
 
 @dataclass

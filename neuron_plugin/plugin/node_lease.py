@@ -20,11 +20,24 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from neuron_plugin.cluster.api import MERGE_PATCH, ApiError, ApiRequest, ApiServer, ClusterError, send
-from neuron_plugin.cluster.kinds import LEASES, NODES
-from neuron_plugin.cluster.leases import LeaseName, claim_lease, create_lease, renew_lease, utc_now
-from neuron_plugin.cluster.records import Lease, ObjectReference
-from neuron_plugin.cluster.writes import read_node
+from neuron_plugin.cluster import (
+    LEASES,
+    MERGE_PATCH,
+    NODES,
+    ApiError,
+    ApiRequest,
+    ApiServer,
+    ClusterError,
+    Lease,
+    LeaseName,
+    ObjectReference,
+    claim_lease,
+    create_lease,
+    read_node,
+    renew_lease,
+    send,
+    utc_now,
+)
 
 logger = logging.getLogger(__name__)
 

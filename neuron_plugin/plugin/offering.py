@@ -7,14 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.kubelet.advertisement import Advertisement
-from neuron_plugin.kubelet.devices import DeviceHandler
-from neuron_plugin.kubelet.observer import Observer
-from neuron_plugin.kubelet.plugin_watcher import WatchedPluginServer
-from neuron_plugin.kubelet.registration import DevicePluginServer
-from neuron_plugin.kubelet.service import ServiceOptions
-from neuron_plugin.kubelet.watch import DirectoryWatch
+from neuron_plugin.allocation import Resource
+from neuron_plugin.kubelet import (
+    Advertisement,
+    DeviceHandler,
+    DevicePluginServer,
+    DirectoryWatch,
+    Observer,
+    ServiceOptions,
+    WatchedPluginServer,
+)
 from neuron_plugin.plugin.machine import advertised, with_numa_nodes
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.settings import PluginSettings, Registration

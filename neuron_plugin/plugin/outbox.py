@@ -17,7 +17,7 @@ import random
 from collections.abc import Callable
 
 from neuron_plugin.backoff import Backoff
-from neuron_plugin.cluster.api import ApiError, ApiRequest, ApiServer, ClusterError, send
+from neuron_plugin.cluster import ApiError, ApiRequest, ApiServer, ClusterError, send
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 
-from neuron_plugin.allocation.journal import Journal, explain
+from neuron_plugin.allocation import Journal, explain
 from neuron_plugin.plugin.metrics import metrics_page
 from neuron_plugin.plugin.moment import Moment
 from neuron_plugin.plugin.offering import Offering

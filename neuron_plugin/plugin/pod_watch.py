@@ -6,14 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from neuron_plugin.allocation.ledger import Pod, PodUid
-from neuron_plugin.allocation.requests import ContainerSpec
-from neuron_plugin.cluster import records
-from neuron_plugin.cluster.api import ApiServer
-from neuron_plugin.cluster.kinds import PODS
-from neuron_plugin.cluster.lists import Scope, pages
-from neuron_plugin.cluster.observer import UNOBSERVED, Observer
-from neuron_plugin.cluster.reflector import Reflector
+from neuron_plugin.allocation import ContainerSpec, Pod, PodUid
+from neuron_plugin.cluster import PODS, UNOBSERVED, ApiServer, Observer, Reflector, Scope, pages, records
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pods import NodePod, node_pod
 from neuron_plugin.plugin.report import Report

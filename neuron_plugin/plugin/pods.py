@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from neuron_plugin.allocation.annotations import ASSIGNMENT_KEYS, AnnotationError, Decision, read
-from neuron_plugin.allocation.ledger import Holding, Ledger, Pod, PodUid
-from neuron_plugin.allocation.requests import ContainerRequest, ContainerSpec, PodRequest, RequestError, pod_request
-from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
-from neuron_plugin.topology.geometry import Geometry
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.allocation import (
+    ASSIGNMENT_KEYS,
+    AnnotationError,
+    ContainerRequest,
+    ContainerSpec,
+    Decision,
+    Holding,
+    Ledger,
+    Pod,
+    PodRequest,
+    PodUid,
+    RequestError,
+    Resource,
+    ids_of,
+    mask_of,
+    pod_request,
+    read,
+)
+from neuron_plugin.topology import Geometry, Unit
 
 
 @dataclass(frozen=True, slots=True)

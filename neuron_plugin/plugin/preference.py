@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from neuron_plugin.allocation.choice import choose
-from neuron_plugin.allocation.refusals import Refusal
-from neuron_plugin.allocation.resources import ids_of, mask_of
-from neuron_plugin.topology.geometry import Geometry
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.allocation import Refusal, choose, ids_of, mask_of
+from neuron_plugin.topology import Geometry, Unit
 
 
 def preferred_ids(

@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 
-from neuron_plugin.kubelet.dialling import dial
-from neuron_plugin.kubelet.registration import DevicePluginServer
+from neuron_plugin.kubelet import DevicePluginServer, dial
 from neuron_plugin.plugin.responder import Page, text_page
 
 DIAL_SECONDS = 2.0

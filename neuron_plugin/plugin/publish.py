@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import re
 
-from neuron_plugin.allocation.inventory import INVENTORY_KEY, write_inventory
-from neuron_plugin.cluster.api import ApiRequest
-from neuron_plugin.cluster.records import Node
-from neuron_plugin.cluster.writes import describe_node
-from neuron_plugin.hardware.generations import GENERATIONS
-from neuron_plugin.hardware.ultraserver import UltraServer
+from neuron_plugin.allocation import INVENTORY_KEY, write_inventory
+from neuron_plugin.cluster import ApiRequest, Node, describe_node
+from neuron_plugin.hardware import GENERATIONS, UltraServer
 from neuron_plugin.plugin.machine import Machine
 
 LABEL_PREFIX = "neuron-plugin.io"

@@ -18,10 +18,10 @@ from functools import reduce
 from itertools import takewhile
 from operator import or_
 
-from neuron_plugin.allocation.ledger import Pod, PodUid
-from neuron_plugin.hardware.processes import Process
+from neuron_plugin.allocation import Pod, PodUid
+from neuron_plugin.hardware import Process
 from neuron_plugin.plugin.standins import is_known
-from neuron_plugin.topology.geometry import CoreMask, Geometry
+from neuron_plugin.topology import CoreMask, Geometry
 
 _LONGEST_PROGRAM = 60
 

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from neuron_plugin.allocation.ledger import Holding
-from neuron_plugin.allocation.requests import ContainerRequest
-from neuron_plugin.allocation.resources import Resource, mask_of
-from neuron_plugin.kubelet.checkpoint import RecordedDevices
-from neuron_plugin.kubelet.pod_resources import PodDevices
+from neuron_plugin.allocation import ContainerRequest, Holding, Resource, mask_of
+from neuron_plugin.kubelet import PodDevices, RecordedDevices
 from neuron_plugin.plugin.pods import demanded_cores
-from neuron_plugin.topology.geometry import CoreMask, Geometry
+from neuron_plugin.topology import CoreMask, Geometry
 
 Records = tuple[RecordedDevices, ...]
 

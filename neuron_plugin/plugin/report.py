@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-from neuron_plugin.allocation.ledger import Pod, PodUid
+from neuron_plugin.allocation import Pod, PodUid
 from neuron_plugin.plugin.standins import is_known
 
 logger = logging.getLogger(__name__)

@@ -16,13 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from neuron_plugin.allocation.ledger import Holder, Holding, union_of
-from neuron_plugin.allocation.requests import ContainerRequest, Kind
-from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
+from neuron_plugin.allocation import ContainerRequest, Holder, Holding, Kind, Resource, ids_of, mask_of, union_of
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.plugin.preference import preferred_ids
-from neuron_plugin.topology.geometry import CoreMask, Geometry, cores_in
-from neuron_plugin.topology.sets import valid_sets
+from neuron_plugin.topology import CoreMask, Geometry, cores_in, valid_sets
 
 
 def reusable_mask(pod: NodePod, holder: Holder, resource: Resource) -> CoreMask:

@@ -6,8 +6,7 @@ its ids. A named one is a pod that the kubelet lists and the API server has not 
 
 from __future__ import annotations
 
-from neuron_plugin.allocation.ledger import Holder, Pod, PodUid
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Holder, Pod, PodUid, Resource
 
 _PREFIX = "stand-in/"
 """Of the key in the UID's place; no Kubernetes UID has a slash."""

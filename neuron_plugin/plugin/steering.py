@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
-from neuron_plugin.allocation.ledger import Holder
-from neuron_plugin.allocation.placement import place
-from neuron_plugin.allocation.refusals import Refusal
-from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
+from neuron_plugin.allocation import Holder, Refusal, Resource, ids_of, mask_of, place
 from neuron_plugin.plugin.callers import Callers
 from neuron_plugin.plugin.decisions import WaitingDecision, decision_for
 from neuron_plugin.plugin.machine import Machine
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.preference import preferred_ids
 from neuron_plugin.plugin.standins import is_outdated
-from neuron_plugin.topology.geometry import CoreMask
+from neuron_plugin.topology import CoreMask
 
 LookAtPods = Callable[[], Awaitable[None]]
 """Take in this node's pods as the API server knows them now, under a deadline; never raises."""

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from neuron_plugin.allocation.ledger import Holder, Holding, Ledger, Pod, PodUid
+from neuron_plugin.allocation import Holder, Holding, Ledger, Pod, PodUid
 from neuron_plugin.plugin.standins import is_known, is_nameless, stands_in
 
 

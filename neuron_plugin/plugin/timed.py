@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from neuron_plugin.kubelet.devices import AllocationRefusedError, ContainerAllocation, DeviceHandler
+from neuron_plugin.kubelet import AllocationRefusedError, ContainerAllocation, DeviceHandler
 from neuron_plugin.plugin.counts import Latencies
 from neuron_plugin.plugin.witness import Witness
 

@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
-from neuron_plugin.allocation.ledger import Holding, Ledger, Pod, PodUid, union_of
-from neuron_plugin.allocation.requests import ContainerRequest, Kind
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.kubelet.pod_resources import PodDevices
+from neuron_plugin.allocation import ContainerRequest, Holding, Kind, Ledger, Pod, PodUid, Resource, union_of
+from neuron_plugin.kubelet import PodDevices
 from neuron_plugin.plugin.kin import kin_of
 from neuron_plugin.plugin.pods import NodePod, demanded_cores
 from neuron_plugin.plugin.records import (
@@ -25,7 +23,7 @@ from neuron_plugin.plugin.records import (
     recorded_holding,
 )
 from neuron_plugin.plugin.standins import is_nameless
-from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology import Geometry
 
 
 def listed_holdings(geometry: Geometry, found: PodDevices) -> tuple[Holding, ...]:

@@ -9,11 +9,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 
-from neuron_plugin.cluster.api import ApiError, ApiRequest, ApiServer, send
-from neuron_plugin.cluster.kinds import LEASES, NODES
-from neuron_plugin.cluster.lists import Scope, pages
-from neuron_plugin.cluster.records import Node
-from neuron_plugin.cluster.writes import read_node, remove_node_condition
+from neuron_plugin.cluster import (
+    LEASES,
+    NODES,
+    ApiError,
+    ApiRequest,
+    ApiServer,
+    Node,
+    Scope,
+    pages,
+    read_node,
+    remove_node_condition,
+    send,
+)
 from neuron_plugin.plugin.node_lease import LEASE_PREFIX, delete_lease
 from neuron_plugin.plugin.publish import withdrawal
 

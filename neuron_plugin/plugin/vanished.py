@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from neuron_plugin.allocation.ledger import Holder, Ledger, Pod, PodUid
+from neuron_plugin.allocation import Holder, Ledger, Pod, PodUid
 from neuron_plugin.plugin.pods import NodePod, demanded_cores
 from neuron_plugin.plugin.standins import is_nameless
-from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology import Geometry
 
 LOST_NAME_SECONDS = 60.0
 """How long the name of a vanished pod is remembered: longer than the kubelet goes on telling of it."""

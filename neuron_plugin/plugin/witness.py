@@ -11,11 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from neuron_plugin.allocation.journal import Entry, Journal, Step
-from neuron_plugin.allocation.ledger import Holding, Ledger, Pod
-from neuron_plugin.allocation.resources import Resource, mask_of
-from neuron_plugin.kubelet.devices import AllocationRefusedError
-from neuron_plugin.kubelet.observer import RegistrationState
+from neuron_plugin.allocation import Entry, Holding, Journal, Ledger, Pod, Resource, Step, mask_of
+from neuron_plugin.kubelet import AllocationRefusedError, RegistrationState
 from neuron_plugin.plugin.claims import Claim
 from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.decisions import WaitingDecision, decision_of

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from neuron_plugin.allocation.idlists import format_ids
-from neuron_plugin.allocation.ledger import Holder, Pod
-from neuron_plugin.allocation.refusals import Refusal
-from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
-from neuron_plugin.kubelet.devices import ContainerAllocation
+from neuron_plugin.allocation import Holder, Pod, Refusal, Resource, format_ids, ids_of, mask_of
+from neuron_plugin.kubelet import ContainerAllocation
 from neuron_plugin.plugin.claims import Claim
-from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology import Geometry
 
 NO_MACHINE = "no Neuron device has been found on this node yet: is the driver loaded?"
 

@@ -1,1 +1,67 @@
 """A stand-in node, kubelet and API server, for the demo, the tests and planning."""
+
+from neuron_plugin.simulation.api_server import (
+    EVENTS,
+    LEASES,
+    NODES,
+    PODS,
+    Fault,
+    JsonObject,
+    Match,
+    Refusal,
+    Right,
+    StandInApiServer,
+    WatchList,
+    in_namespace,
+)
+from neuron_plugin.simulation.api_server_http import ApiHttp
+from neuron_plugin.simulation.api_server_kinds import Target, parse_path
+from neuron_plugin.simulation.api_server_objects import ApiObjects
+from neuron_plugin.simulation.cluster import NODE_NAME, SimulatedCluster, SimulatedPod
+from neuron_plugin.simulation.kubelet import SOCKET_NAME, KubeletOptions, StandInKubelet
+from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, AdmittedPod, Container, Pod, PodRejectedError
+from neuron_plugin.simulation.manifests import container, node_manifest, pod_manifest, shipped_geometry
+from neuron_plugin.simulation.node import SimulatedNode, write_node
+from neuron_plugin.simulation.node_description import SimulationError
+from neuron_plugin.simulation.node_files import write_char_node
+from neuron_plugin.simulation.scheduler import ExtenderCallError, StandInScheduler
+
+__all__ = [
+    "EVENTS",
+    "LEASES",
+    "NODES",
+    "NODE_NAME",
+    "PODS",
+    "SOCKET_NAME",
+    "AdmittedContainer",
+    "AdmittedPod",
+    "ApiHttp",
+    "ApiObjects",
+    "Container",
+    "ExtenderCallError",
+    "Fault",
+    "JsonObject",
+    "KubeletOptions",
+    "Match",
+    "Pod",
+    "PodRejectedError",
+    "Refusal",
+    "Right",
+    "SimulatedCluster",
+    "SimulatedNode",
+    "SimulatedPod",
+    "SimulationError",
+    "StandInApiServer",
+    "StandInKubelet",
+    "StandInScheduler",
+    "Target",
+    "WatchList",
+    "container",
+    "in_namespace",
+    "node_manifest",
+    "parse_path",
+    "pod_manifest",
+    "shipped_geometry",
+    "write_char_node",
+    "write_node",
+]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.cluster.api import MERGE_PATCH
+from neuron_plugin.cluster import MERGE_PATCH
 from neuron_plugin.simulation.api_server_access import Access, Right, in_namespace
 from neuron_plugin.simulation.api_server_faults import Fault, Match
 from neuron_plugin.simulation.api_server_http import ApiHttp, SeenRequest

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.cluster.api import JSON
+from neuron_plugin.cluster import JSON
 from neuron_plugin.simulation.api_server_access import Access, action_of
 from neuron_plugin.simulation.api_server_faults import Fault, Faults
 from neuron_plugin.simulation.api_server_kinds import ServedKind, Target, parse_path

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from neuron_plugin.cluster.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH
+from neuron_plugin.cluster import MERGE_PATCH, STRATEGIC_MERGE_PATCH
 from neuron_plugin.simulation import api_server_rules as rules
 from neuron_plugin.simulation.api_server_kinds import KINDS, PODS, ServedKind, Target
 from neuron_plugin.simulation.api_server_status import JsonObject, already_exists, not_found, success

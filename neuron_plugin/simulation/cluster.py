@@ -20,10 +20,10 @@ from typing import Self
 import aiohttp
 import msgspec
 
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.cluster.kinds import PODS
-from neuron_plugin.cluster.records import Container as ContainerRecord
-from neuron_plugin.cluster.records import Pod as PodRecord
+from neuron_plugin.allocation import Resource
+from neuron_plugin.cluster import PODS
+from neuron_plugin.cluster import Container as ContainerRecord
+from neuron_plugin.cluster import Pod as PodRecord
 from neuron_plugin.extender.reasons import NODE_REFUSALS
 from neuron_plugin.simulation import api_server, kubelet_pods
 from neuron_plugin.simulation.api_server import JsonObject, StandInApiServer

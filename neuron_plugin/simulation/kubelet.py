@@ -26,10 +26,10 @@ from typing import Self
 
 import grpc
 
-from neuron_plugin.allocation.requests import Kind
+from neuron_plugin.allocation import Kind
+from neuron_plugin.kubelet import CHECKPOINT
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2_grpc import add_RegistrationServicer_to_server
 from neuron_plugin.kubelet._proto.podresources.v1.api_pb2_grpc import add_PodResourcesListerServicer_to_server
-from neuron_plugin.kubelet.checkpoint import CHECKPOINT
 from neuron_plugin.simulation.kubelet_checkpoint import read_memory, write_memory
 from neuron_plugin.simulation.kubelet_containers import received
 from neuron_plugin.simulation.kubelet_devices import AllocationError, Capacity, DeviceManager

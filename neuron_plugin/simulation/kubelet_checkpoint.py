@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 from google.protobuf.message import DecodeError
 
+from neuron_plugin.kubelet import CHECKPOINT
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
-from neuron_plugin.kubelet.checkpoint import CHECKPOINT
 from neuron_plugin.simulation.kubelet_memory import Allocation, Memory
 
 _NO_TOPOLOGY = "-1"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from neuron_plugin.kubelet import DeviceNode, in_numeric_order
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
-from neuron_plugin.kubelet.devices import DeviceNode, in_numeric_order
 from neuron_plugin.simulation.kubelet_memory import Allocation
 from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, Container, Mount
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
-from neuron_plugin.allocation.requests import Kind
+from neuron_plugin.allocation import Kind
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.simulation.kubelet_memory import Allocation, Memory
 from neuron_plugin.simulation.kubelet_plugins import PluginCallError, PluginConnection

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import grpc
 
-from neuron_plugin.allocation.requests import Kind
+from neuron_plugin.allocation import Kind
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.simulation.kubelet_devices import DeviceManager

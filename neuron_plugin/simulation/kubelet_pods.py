@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from neuron_plugin.allocation.requests import Kind
-from neuron_plugin.kubelet.devices import DeviceNode
+from neuron_plugin.allocation import Kind
+from neuron_plugin.kubelet import DeviceNode
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import grpc
 
+from neuron_plugin.kubelet import SocketIdentity, channel_to, identity_of
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.kubelet.channels import channel_to
-from neuron_plugin.kubelet.sockets import SocketIdentity, identity_of
 from neuron_plugin.simulation.kubelet_plugins import PluginCallError
 from neuron_plugin.simulation.kubelet_registration import PluginClients
 

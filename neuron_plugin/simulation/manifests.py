@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-from neuron_plugin.allocation.inventory import INVENTORY_KEY, NodeInventory, write_inventory
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import INVENTORY_KEY, NodeInventory, Resource, write_inventory
 from neuron_plugin.simulation.api_server_status import JsonObject
-from neuron_plugin.topology.geometry import Geometry
-from neuron_plugin.topology.instances import catalogue
+from neuron_plugin.topology import Geometry, catalogue
 
 _uids = count(1)
 

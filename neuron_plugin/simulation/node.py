@@ -13,9 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from neuron_plugin.hardware.attributes import ResetState
-from neuron_plugin.hardware.generations import GENERATIONS
-from neuron_plugin.hardware.inventory import MachinePaths
+from neuron_plugin.hardware import GENERATIONS, MachinePaths, ResetState
 from neuron_plugin.simulation.node_description import (
     NEWEST_DRIVER,
     NEWEST_DRIVER_FOR_INF1,
@@ -29,7 +27,7 @@ from neuron_plugin.simulation.node_files import exclusively
 from neuron_plugin.simulation.node_kmsg import append_record
 from neuron_plugin.simulation.node_tree import CORE_ERRORS, HEALTH_STATUS, UNHEALTHY_COMPONENTS
 from neuron_plugin.simulation.node_writer import TreeWriter
-from neuron_plugin.topology.instances import Catalogue, catalogue
+from neuron_plugin.topology import Catalogue, catalogue
 
 
 def write_node(

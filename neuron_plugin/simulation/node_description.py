@@ -10,9 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from neuron_plugin.allocation.idlists import format_ids
-from neuron_plugin.hardware.attributes import DriverVersion, parse_driver_version
-from neuron_plugin.hardware.generations import GENERATIONS, Generation
+from neuron_plugin.allocation import format_ids
+from neuron_plugin.hardware import GENERATIONS, DriverVersion, Generation, parse_driver_version
 
 DESCRIPTION_FILE = "node.json"
 

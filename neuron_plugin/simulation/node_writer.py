@@ -9,8 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from neuron_plugin.hardware.device import SIMULATED_MARKER
-from neuron_plugin.hardware.inventory import MachinePaths
+from neuron_plugin.hardware import SIMULATED_MARKER, MachinePaths
 from neuron_plugin.simulation.node_description import DESCRIPTION_FILE, NodeDescription
 from neuron_plugin.simulation.node_files import (
     remove,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ssl
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 

@@ -1,1 +1,38 @@
 """Which Neuron device sets exist: instance types, links and allowed sets, as values."""
+
+from neuron_plugin.topology.geometry import (
+    MOST_CORES_PER_DEVICE,
+    MOST_DEVICES,
+    MOST_SHAPES,
+    NO_CORES,
+    CoreMask,
+    DeviceId,
+    Geometry,
+    Topology,
+    cores_in,
+)
+from neuron_plugin.topology.instances import BLOCKS, Catalogue, InstanceType, catalogue, geometry_of
+from neuron_plugin.topology.links import TORUS_SIDE, links_of
+from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
+
+__all__ = [
+    "BLOCKS",
+    "MOST_CORES_PER_DEVICE",
+    "MOST_DEVICES",
+    "MOST_SHAPES",
+    "NO_CORES",
+    "TORUS_SIDE",
+    "Catalogue",
+    "CoreMask",
+    "DeviceId",
+    "Geometry",
+    "InstanceType",
+    "Topology",
+    "Unit",
+    "catalogue",
+    "cores_in",
+    "geometry_of",
+    "links_of",
+    "valid_counts",
+    "valid_sets",
+]

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from neuron_plugin.allocation.requests import ContainerRequest, Kind, PodRequest
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.topology.geometry import Geometry
-from neuron_plugin.topology.sets import Unit, valid_counts
+from neuron_plugin.topology import Geometry, Unit, valid_counts
 from tests.topology.oracle import INF1, INF2_LINE, TRN1, UNLINKED, distinct_geometries
 
 SMALL = (INF1, INF2_LINE, UNLINKED, TRN1)

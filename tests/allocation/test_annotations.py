@@ -26,8 +26,7 @@ from neuron_plugin.allocation.placement import ContainerSet, place
 from neuron_plugin.allocation.refusals import Refusal
 from neuron_plugin.allocation.requests import ContainerRequest, Kind, PodRequest
 from neuron_plugin.allocation.resources import Resource, ids_of
-from neuron_plugin.topology.geometry import Geometry
-from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
+from neuron_plugin.topology import Geometry, Unit, valid_counts, valid_sets
 from tests.allocation.nodes import any_geometry, core, device, free_masks, neuron, pods
 from tests.topology.oracle import INF2_LINE, INF2_RING, TRN1, distinct_geometries
 

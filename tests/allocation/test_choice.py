@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from neuron_plugin.allocation.choice import candidates, choose, fitting, why_not
 from neuron_plugin.allocation.refusals import Reason, Refusal
-from neuron_plugin.topology.geometry import Geometry
-from neuron_plugin.topology.sets import Unit, valid_sets
+from neuron_plugin.topology import Geometry, Unit, valid_sets
 from tests.allocation.nodes import any_geometry, counts, free_masks
 from tests.topology.oracle import (
     INF1,

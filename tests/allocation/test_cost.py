@@ -12,8 +12,15 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from neuron_plugin.allocation.choice import choose
 from neuron_plugin.allocation.cost import cost, costs
 from neuron_plugin.allocation.refusals import Refusal
-from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, MOST_DEVICES, Geometry, Topology
-from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
+from neuron_plugin.topology import (
+    MOST_CORES_PER_DEVICE,
+    MOST_DEVICES,
+    Geometry,
+    Topology,
+    Unit,
+    valid_counts,
+    valid_sets,
+)
 from tests.allocation.nodes import any_geometry, free_masks
 from tests.topology.oracle import INF2_RING, TRN1, TRN2_LNC1, as_cores, as_mask, oracle_cost
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation.inventory import InventoryError, NodeInventory, read_inventory, write_inventory
-from neuron_plugin.topology.geometry import Geometry, Topology
+from neuron_plugin.topology import Geometry, Topology
 from tests.topology.oracle import INF2_LINE, TRN1, every_geometry
 
 TORN = NodeInventory(

@@ -9,7 +9,7 @@ from neuron_plugin.allocation.journal import MOST_CANDIDATES, Entry, Journal, St
 from neuron_plugin.allocation.ledger import Pod, PodUid
 from neuron_plugin.allocation.refusals import Refusal
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.topology import Unit
 from tests.topology.oracle import INF1, TRN1
 
 POD = Pod(PodUid("u1"), "default", "train")

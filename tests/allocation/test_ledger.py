@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from neuron_plugin.allocation.ledger import Holder, Holding, Ledger, Pod, PodUid
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.topology.geometry import NO_CORES, CoreMask
+from neuron_plugin.topology import NO_CORES, CoreMask
 from tests.topology.oracle import INF1, TRN1, as_cores, as_mask
 
 uids = st.sampled_from([PodUid(f"uid-{number}") for number in range(5)])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from neuron_plugin.allocation.packing import pack
 from neuron_plugin.allocation.requests import ContainerRequest, Kind, PodRequest
-from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology import Geometry
 from tests.allocation.nodes import SMALL, any_geometry, core, device, free_masks, pods
 from tests.topology.oracle import INF1, INF2_RING, TRN2_LNC1, Cores, as_cores, oracle_sets
 

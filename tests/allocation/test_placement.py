@@ -13,8 +13,7 @@ from neuron_plugin.allocation.placement import MOST_CONTAINERS, Placement, place
 from neuron_plugin.allocation.refusals import Reason, Refusal
 from neuron_plugin.allocation.requests import ContainerRequest, Kind, PodRequest
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.topology.geometry import Geometry
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.topology import Geometry, Unit
 from tests.allocation.nodes import SMALL, any_geometry, core, device, free_masks, neuron, pods
 from tests.topology.oracle import (
     INF1,

@@ -14,7 +14,7 @@ from neuron_plugin.allocation.refusals import (
     unhealthy,
     unsupported_count,
 )
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.topology import Unit
 from tests.topology.oracle import INF1, TRN1
 
 TEXTS = [

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
-from neuron_plugin.topology.geometry import Geometry
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.topology import Geometry, Unit
 from tests.allocation.nodes import any_geometry
 from tests.topology.oracle import INF1, INF2_RING, TRN1
 

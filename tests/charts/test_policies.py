@@ -11,15 +11,15 @@ import re
 import pytest
 import yaml
 
-from neuron_plugin.allocation.annotations import (
+from neuron_plugin.allocation import (
     ALLOC_TIME_KEY,
     ALLOCATED_KEY,
     CORES_KEY,
     DEVICES_KEY,
+    INVENTORY_KEY,
     VENDOR_IDS_KEY,
-    VENDOR_RESOURCE_KEY,
 )
-from neuron_plugin.allocation.inventory import INVENTORY_KEY
+from neuron_plugin.allocation.annotations import VENDOR_RESOURCE_KEY
 from neuron_plugin.extender.staleness import LEASE_PREFIX
 from neuron_plugin.plugin.publish import LABEL_PREFIX, PUBLISHED_LABELS
 from tests.charts.manifests import NAMES, Manifest, of_kind

@@ -11,18 +11,19 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from neuron_plugin.allocation.annotations import ALLOCATED_KEY
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.simulation.api_server import (
+from neuron_plugin.allocation import ALLOCATED_KEY, Resource
+from neuron_plugin.simulation import (
     EVENTS,
+    NODE_NAME,
     Fault,
     Match,
     Right,
+    SimulatedCluster,
+    SimulatedPod,
     StandInApiServer,
     WatchList,
     in_namespace,
 )
-from neuron_plugin.simulation.cluster import NODE_NAME, SimulatedCluster, SimulatedPod
 from tests.charts.manifests import of_kind
 from tests.charts.test_rbac import rules
 

@@ -10,7 +10,7 @@ import pytest
 
 from neuron_plugin.cli.completion import SHELLS
 from neuron_plugin.cli.main import COMMANDS
-from neuron_plugin.topology.instances import catalogue
+from neuron_plugin.topology import catalogue
 from tests.cli.doubles import Cli
 
 PRESS_TAB = """

@@ -8,9 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 import yaml
 
-from neuron_plugin.allocation.journal import Entry, Journal, Step
-from neuron_plugin.allocation.ledger import Pod, PodUid
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Entry, Journal, Pod, PodUid, Resource, Step
 from neuron_plugin.cli import decisions
 from neuron_plugin.plugin.pages import decisions_json
 from neuron_plugin.plugin.settings import PluginSettings

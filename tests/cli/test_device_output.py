@@ -11,7 +11,7 @@ from neuron_plugin.cli.command import CommandError
 from neuron_plugin.cli.device_output import Form, Sight, show, watch
 from neuron_plugin.inspection.devices import report_of
 from neuron_plugin.inspection.holders import Holders
-from neuron_plugin.simulation.node import SimulatedNode
+from neuron_plugin.simulation import SimulatedNode
 from tests.inspection.cases import looked
 from tests.inspection.doubles import MakeNode
 

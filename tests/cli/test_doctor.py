@@ -13,18 +13,23 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Resource
 from neuron_plugin.inspection.checks.table import CHECKS
 from neuron_plugin.kubelet.sockets import endpoint_path
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import as_yaml
-from neuron_plugin.simulation.api_server import NODES, StandInApiServer
-from neuron_plugin.simulation.kubelet import StandInKubelet
-from neuron_plugin.simulation.kubelet_pods import Container, Pod
-from neuron_plugin.simulation.manifests import pod_manifest
-from neuron_plugin.simulation.node import SimulatedNode, write_node
-from neuron_plugin.topology.instances import catalogue
+from neuron_plugin.simulation import (
+    NODES,
+    Container,
+    Pod,
+    SimulatedNode,
+    StandInApiServer,
+    StandInKubelet,
+    pod_manifest,
+    write_node,
+)
+from neuron_plugin.topology import catalogue
 from tests.cli.doubles import Cli
 from tests.inspection.doubles import MakeNode
 

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from neuron_plugin.cli.drawing import ASCII, UNICODE, Drawing, Grid, Mark, grids_of, undrawn
-from neuron_plugin.topology.geometry import Topology
-from neuron_plugin.topology.instances import SHIPPED, InstanceType
-from neuron_plugin.topology.links import links_of
+from neuron_plugin.topology import InstanceType, Topology, links_of
+from neuron_plugin.topology.instances import SHIPPED
 
 
 def drawn(topology: Topology, count: int, cores: str = "..", links: Mapping[int, frozenset[int]] | None = None) -> str:

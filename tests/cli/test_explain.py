@@ -12,10 +12,9 @@ import pytest
 import yaml
 from aiohttp import web
 
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Resource
 from neuron_plugin.extender.inspection import inspection_routes
-from neuron_plugin.simulation.api_server import StandInApiServer
-from neuron_plugin.simulation.manifests import node_manifest, pod_manifest
+from neuron_plugin.simulation import StandInApiServer, node_manifest, pod_manifest
 from tests.cli.doubles import Cli
 from tests.extender.world import World
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.simulation.node import SimulatedNode
+from neuron_plugin.simulation import SimulatedNode
 from tests.cli.doubles import Cli
 from tests.inspection.doubles import MakeNode
 

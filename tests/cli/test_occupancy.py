@@ -4,11 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from neuron_plugin.allocation.ledger import Holding, Ledger, Pod, PodUid
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Holding, Ledger, Pod, PodUid, Resource
 from neuron_plugin.cli.occupancy import Occupancy
-from neuron_plugin.simulation.node import SimulatedNode
-from neuron_plugin.topology.geometry import CoreMask
+from neuron_plugin.simulation import SimulatedNode
+from neuron_plugin.topology import CoreMask
 from tests.inspection.cases import looked
 from tests.inspection.doubles import MakeNode
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from neuron_plugin.hardware.inventory import EVERY_DEVICE, MachinePaths, read_inventory
-from neuron_plugin.topology.instances import catalogue
+from neuron_plugin.hardware import EVERY_DEVICE, MachinePaths, read_inventory
+from neuron_plugin.topology import catalogue
 from tests.cli.doubles import Cli
 
 SMALL = ("--no-usage-counters",)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation.inventory import INVENTORY_KEY
-from neuron_plugin.simulation import api_server
-from neuron_plugin.simulation.api_server import StandInApiServer
+from neuron_plugin.allocation import INVENTORY_KEY
+from neuron_plugin.simulation import StandInApiServer, api_server
 from tests.cli.doubles import Cli, Outcome
 
 

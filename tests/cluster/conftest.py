@@ -14,7 +14,7 @@ import pytest
 from neuron_plugin.cluster.kinds import PODS
 from neuron_plugin.cluster.reflector import Pace, Reflector
 from neuron_plugin.cluster.transport import KubernetesApi, connect
-from neuron_plugin.simulation.api_server import StandInApiServer
+from neuron_plugin.simulation import StandInApiServer
 
 if TYPE_CHECKING:
     from pathlib import Path

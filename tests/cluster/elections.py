@@ -15,8 +15,7 @@ from neuron_plugin.cluster.election import Change, Election
 from neuron_plugin.cluster.kinds import LEASES
 from neuron_plugin.cluster.leases import LeaseName
 from neuron_plugin.cluster.timing import Clock
-from neuron_plugin.simulation.api_server_kinds import Target, parse_path
-from neuron_plugin.simulation.api_server_objects import ApiObjects
+from neuron_plugin.simulation import ApiObjects, Target, parse_path
 from neuron_plugin.simulation.api_server_status import JsonObject, Refusal
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from neuron_plugin.cluster.api import ApiRequest, Response
-from neuron_plugin.simulation.api_server import Match
+from neuron_plugin.simulation import Match
 
 if TYPE_CHECKING:
-    from neuron_plugin.simulation.api_server import StandInApiServer
+    from neuron_plugin.simulation import StandInApiServer
 
 # What conftest.py hands over.
 Manifest = Callable[..., dict[str, Any]]

@@ -12,7 +12,7 @@ import trustme
 
 from neuron_plugin.cluster.api import ApiRequest, ConnectionSettingsError, UnreachableError
 from neuron_plugin.cluster.transport import KubernetesApi, connect
-from neuron_plugin.simulation.api_server import StandInApiServer
+from neuron_plugin.simulation import StandInApiServer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from tests.cluster.elections import Cluster, Told, election_of, leaders
 
 if TYPE_CHECKING:
     from neuron_plugin.cluster.transport import KubernetesApi
-    from neuron_plugin.simulation.api_server import StandInApiServer
+    from neuron_plugin.simulation import StandInApiServer
 
 
 @pytest.mark.parametrize("terms", [(15, 15, 2), (15, 10, 10), (10, 15, 2), (15, 10, 0)])

@@ -14,7 +14,7 @@ from neuron_plugin.simulation import api_server as stand_in
 if TYPE_CHECKING:
     from neuron_plugin.cluster.records import Lease
     from neuron_plugin.cluster.transport import KubernetesApi
-    from neuron_plugin.simulation.api_server import StandInApiServer
+    from neuron_plugin.simulation import StandInApiServer
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 NAME = LeaseName("kube-system", "neuron-extender", "me")

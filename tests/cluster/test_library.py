@@ -4,7 +4,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from neuron_plugin.simulation.api_server import StandInApiServer
+from neuron_plugin.simulation import StandInApiServer
 
 if TYPE_CHECKING:
     from pathlib import Path

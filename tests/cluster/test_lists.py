@@ -8,7 +8,7 @@ import pytest
 from neuron_plugin.cluster.api import ApiError, DecodeError, UnreachableError
 from neuron_plugin.cluster.kinds import NODES, PODS
 from neuron_plugin.cluster.lists import Scope, pages
-from neuron_plugin.simulation.api_server import Fault, StandInApiServer
+from neuron_plugin.simulation import Fault, StandInApiServer
 
 if TYPE_CHECKING:
     from neuron_plugin.cluster.transport import KubernetesApi

@@ -8,7 +8,7 @@ import pytest
 from neuron_plugin.cluster.api import ApiRequest, UnreachableError
 from neuron_plugin.cluster.proxies import proxy_for
 from neuron_plugin.cluster.transport import connect
-from neuron_plugin.simulation.api_server import StandInApiServer
+from neuron_plugin.simulation import StandInApiServer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation.requests import Kind
+from neuron_plugin.allocation import Kind
 from neuron_plugin.cluster.kinds import LEASES, NODES, PODS
 from neuron_plugin.cluster.records import Lease, Node, Pod
 

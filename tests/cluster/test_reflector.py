@@ -11,7 +11,7 @@ from neuron_plugin.cluster.kinds import NODES, PODS
 from neuron_plugin.cluster.lists import Scope
 from neuron_plugin.cluster.reflector import Pace, Reflector
 from neuron_plugin.cluster.timing import Clock
-from neuron_plugin.simulation.api_server import Fault, StandInApiServer, WatchList
+from neuron_plugin.simulation import Fault, StandInApiServer, WatchList
 from tests.cluster.reflecting import INITIAL_END, LISTS, Follow, Manifest, ScriptedServer, lists, watches
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from neuron_plugin.cluster.kinds import PODS
 from neuron_plugin.cluster.lists import Scope
 from neuron_plugin.cluster.reflector import Pace, Reflector
 from neuron_plugin.cluster.timing import Clock
-from neuron_plugin.simulation.api_server import Fault, Match, StandInApiServer, WatchList
+from neuron_plugin.simulation import Fault, Match, StandInApiServer, WatchList
 from tests.cluster.reflecting import (
     BOOKMARK,
     INITIAL_END,

@@ -12,10 +12,10 @@ import pytest
 
 from neuron_plugin.cluster.api import ClusterError
 from neuron_plugin.cluster.reflector import Pace
-from neuron_plugin.simulation.api_server import PODS, Fault, Match, Refusal, WatchList
+from neuron_plugin.simulation import PODS, Fault, Match, Refusal, WatchList
 
 if TYPE_CHECKING:
-    from neuron_plugin.simulation.api_server import StandInApiServer
+    from neuron_plugin.simulation import StandInApiServer
 
 Manifest = Callable[..., dict[str, Any]]
 Follow = Callable[..., Any]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from neuron_plugin.cluster.api import ApiError, ApiRequest, UnreachableError, send
 from neuron_plugin.cluster.transport import KubernetesApi, split_lines
-from neuron_plugin.simulation.api_server import Fault, Match, StandInApiServer
+from neuron_plugin.simulation import Fault, Match, StandInApiServer
 from tests.cluster.raw import CHUNKED, api_of, chunk
 
 if TYPE_CHECKING:

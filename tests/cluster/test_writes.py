@@ -13,8 +13,8 @@ from neuron_plugin.cluster import writes
 from neuron_plugin.cluster.api import ApiError, ApiRequest, UnreachableError, send
 from neuron_plugin.cluster.kinds import NODES, PODS
 from neuron_plugin.cluster.records import ObjectReference
+from neuron_plugin.simulation import Fault, Match, StandInApiServer
 from neuron_plugin.simulation import api_server as stand_in
-from neuron_plugin.simulation.api_server import Fault, Match, StandInApiServer
 
 if TYPE_CHECKING:
     from neuron_plugin.cluster.transport import KubernetesApi

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from neuron_plugin.allocation.requests import Kind
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.kubelet.pod_resources import PodResourcesClient
-from neuron_plugin.simulation.node import SimulatedNode
+from neuron_plugin.allocation import Kind, Resource
+from neuron_plugin.kubelet import PodResourcesClient
+from neuron_plugin.simulation import SimulatedNode
 
 NEURON = Resource.NEURON.value
 CORE = Resource.NEURONCORE.value

@@ -9,9 +9,8 @@ import asyncio
 import os
 from pathlib import Path
 
-from neuron_plugin.cluster.api import ApiServer, ClusterError, send
-from neuron_plugin.cluster.writes import read_node
-from neuron_plugin.kubelet.pod_resources import PodResourcesClient, PodResourcesError
+from neuron_plugin.cluster import ApiServer, ClusterError, read_node, send
+from neuron_plugin.kubelet import PodResourcesClient, PodResourcesError
 
 PREFIX = "aws.amazon.com/"
 SETTLE_SECONDS = 5.0

@@ -25,17 +25,15 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation.requests import Kind
-from neuron_plugin.cluster.api import JSON, STRATEGIC_MERGE_PATCH, ApiError, ApiRequest, ApiServer, send
-from neuron_plugin.cluster.transport import connect
-from neuron_plugin.hardware.processes import device_processes
-from neuron_plugin.kubelet.pod_resources import PodResourcesClient, PodResourcesError
+from neuron_plugin.allocation import Kind
+from neuron_plugin.cluster import JSON, STRATEGIC_MERGE_PATCH, ApiError, ApiRequest, ApiServer, connect, send
+from neuron_plugin.hardware import device_processes
+from neuron_plugin.kubelet import PodResourcesClient, PodResourcesError
 from neuron_plugin.plugin.cdi import FILE_NAME
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.uninstall import uninstall_nodes
 from neuron_plugin.settings import as_text
-from neuron_plugin.simulation.node import write_node
-from neuron_plugin.simulation.node_files import write_char_node
+from neuron_plugin.simulation import write_char_node, write_node
 from tests.conformance.node import (
     INSTANCE_TYPE,
     OPENABLE,

@@ -15,17 +15,22 @@ from random import Random
 
 import msgspec
 
-from neuron_plugin.allocation.requests import Kind
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.kubelet.pod_resources import PodResourcesClient
+from neuron_plugin.allocation import Kind, Resource
+from neuron_plugin.kubelet import PodResourcesClient
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.simulation import kubelet_pods
-from neuron_plugin.simulation.api_server import PODS, JsonObject, StandInApiServer
-from neuron_plugin.simulation.kubelet import KubeletOptions, StandInKubelet
-from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, PodRejectedError
-from neuron_plugin.simulation.node import write_node
-from neuron_plugin.topology.instances import catalogue
+from neuron_plugin.simulation import (
+    PODS,
+    AdmittedContainer,
+    JsonObject,
+    KubeletOptions,
+    PodRejectedError,
+    StandInApiServer,
+    StandInKubelet,
+    kubelet_pods,
+    write_node,
+)
+from neuron_plugin.topology import catalogue
 from tests.conformance.node import (
     INSTANCE_TYPE,
     OPENABLE,

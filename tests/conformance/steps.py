@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from neuron_plugin.allocation.annotations import ALLOCATED_KEY
-from neuron_plugin.kubelet.pod_resources import PodDevices
+from neuron_plugin.allocation import ALLOCATED_KEY
+from neuron_plugin.kubelet import PodDevices
 from tests.conformance.node import (
     CORE,
     DEVICES,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.allocation.requests import Kind
-from neuron_plugin.hardware.attributes import ResetState
+from neuron_plugin.allocation import Kind
+from neuron_plugin.hardware import ResetState
 from tests.conformance.node import CORE, DEVICES, NEURON, ContainerSpec, Node, PodSpec, PodView, until
 from tests.conformance.steps import (
     asking,

@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neuron_plugin.allocation.journal import Entry, Step, explain
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Entry, Resource, Step, explain
 from neuron_plugin.cli.command import Exit
 from neuron_plugin.cli.main import build_parser
 from neuron_plugin.cli.simulate import NodeReport

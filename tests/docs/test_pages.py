@@ -17,24 +17,21 @@ from pathlib import Path
 import pytest
 import yaml
 
-from neuron_plugin.allocation import refusals
-from neuron_plugin.allocation.ledger import Holder, Holding, Pod, PodUid
-from neuron_plugin.allocation.refusals import Refusal
-from neuron_plugin.allocation.requests import ContainerSpec
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import ContainerSpec, Holder, Holding, Pod, PodUid, Refusal, Resource, refusals
 from neuron_plugin.cli.main import main
 from neuron_plugin.extender.closings import EVENT_REASONS
 from neuron_plugin.extender.reasons import NODE_REFUSALS
-from neuron_plugin.hardware.processes import Process
+from neuron_plugin.hardware import Process
 from neuron_plugin.inspection.checks.table import CHECKS
+from neuron_plugin.kubelet import AdvertisedDevice
 from neuron_plugin.kubelet.advertisement import Edition
-from neuron_plugin.kubelet.devices import AdvertisedDevice, RefusalError
+from neuron_plugin.kubelet.devices import RefusalError
 from neuron_plugin.kubelet.requests import checked_ids
 from neuron_plugin.plugin.pods import node_pod
 from neuron_plugin.plugin.quarantine import Suspect, described
 from neuron_plugin.plugin.wording import NO_MACHINE, conflict_text
-from neuron_plugin.simulation.manifests import shipped_geometry
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.simulation import shipped_geometry
+from neuron_plugin.topology import Unit
 from tests.charts.rendering import CHART
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neuron_plugin.allocation.annotations import Dialect
+from neuron_plugin.allocation import Dialect
 from neuron_plugin.extender.attempts import Outcome
 from neuron_plugin.extender.binding import Binder, BindTimes
 from tests.extender.pod_server import Manifest, PodServer

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.cluster.transport import KubernetesApi
+from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.extender import feeds, reporting
-from neuron_plugin.simulation.api_server import StandInApiServer
-from neuron_plugin.simulation.scheduler import StandInScheduler
+from neuron_plugin.simulation import StandInApiServer, StandInScheduler
 from tests.extender.bench import Bench
 from tests.extender.running import Extender, client_of, extender_on
 from tests.extender.served import TRN1, serving

@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from neuron_plugin.allocation.ledger import Pod
-from neuron_plugin.cluster.api import ApiError, UnreachableError
-from neuron_plugin.cluster.kinds import PODS
+from neuron_plugin.allocation import Pod
+from neuron_plugin.cluster import PODS, ApiError, UnreachableError
 from neuron_plugin.extender.attempts import SeenPod
 from neuron_plugin.extender.observation import pod_record
 

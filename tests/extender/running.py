@@ -12,14 +12,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from neuron_plugin.cluster.election import TERMS, Terms
-from neuron_plugin.cluster.transport import KubernetesApi, connect
+from neuron_plugin.cluster import TERMS, KubernetesApi, Terms, connect
 from neuron_plugin.extender.binding import TIMES, BindTimes
 from neuron_plugin.extender.daemon import ExtenderDaemon
 from neuron_plugin.extender.settings import ExtenderSettings
-from neuron_plugin.simulation.api_server import PODS, JsonObject, Match, StandInApiServer
-from neuron_plugin.simulation.manifests import node_manifest
-from neuron_plugin.topology.instances import catalogue
+from neuron_plugin.simulation import PODS, JsonObject, Match, StandInApiServer, node_manifest
+from neuron_plugin.topology import catalogue
 
 SETTINGS = ExtenderSettings(port=0, health_port=0, health_address="127.0.0.1", leader_election=False)
 DEADLINE_SECONDS = 20.0

@@ -19,7 +19,7 @@ from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.readiness import Readiness
 from neuron_plugin.extender.server import application, runner, verb_routes
 from neuron_plugin.extender.service import ExtenderService
-from neuron_plugin.simulation.manifests import pod_manifest
+from neuron_plugin.simulation import pod_manifest
 from tests.extender.pod_server import PodServer
 from tests.extender.world import DEVICE, World
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from neuron_plugin.extender.attempts import Ending, SeenPod
-from neuron_plugin.simulation.manifests import pod_manifest
+from neuron_plugin.simulation import pod_manifest
 from tests.extender.bench import Bench
 from tests.extender.pod_server import lost, refused
 from tests.extender.world import DEVICE, World, record_of

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from neuron_plugin.allocation.annotations import Dialect
-from neuron_plugin.allocation.journal import explain
+from neuron_plugin.allocation import Dialect, explain
 from neuron_plugin.extender.attempts import Ending
-from neuron_plugin.simulation.manifests import container
+from neuron_plugin.simulation import container
 from tests.extender.bench import Bench
 from tests.extender.world import CORE, DEVICE, World
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from neuron_plugin.extender.attempts import Ending, Outcome
-from neuron_plugin.simulation.manifests import pod_manifest
+from neuron_plugin.simulation import pod_manifest
 from tests.extender.bench import NOW_NS, Bench
 from tests.extender.pod_server import lost
 from tests.extender.world import CORE, DEVICE

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.allocation.ledger import Pod
+from neuron_plugin.allocation import Pod
 from neuron_plugin.extender.attempts import Ending, SeenPod
-from neuron_plugin.simulation.manifests import pod_manifest
+from neuron_plugin.simulation import pod_manifest
 from tests.extender.bench import TRN1, Bench
 from tests.extender.pod_server import lost, never_sent, refused
 from tests.extender.world import CORE, DEVICE, pod_of

@@ -2,15 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.allocation.ledger import Holder
-from neuron_plugin.allocation.placement import place
-from neuron_plugin.allocation.refusals import Refusal
+from neuron_plugin.allocation import Holder, Refusal, place
 from neuron_plugin.extender.claims import PodRecord, UnclearClaim, Unreadable, claim_of, holder_for
 from neuron_plugin.extender.hardware import Hardware, NodeFacts, NoHardware
 from neuron_plugin.extender.nodes import node_record
 from neuron_plugin.extender.reasons import NO_NEURON, OVERLAPPING_CLAIMS, STALE, UNREADABLE_CLAIM, UNTOLD_CLAIM
 from neuron_plugin.extender.shapes import ClosedShape, Shape
-from neuron_plugin.simulation.manifests import container, pod_manifest, shipped_geometry
+from neuron_plugin.simulation import container, pod_manifest, shipped_geometry
 from tests.extender.world import CORE, DEVICE, record_of, request_of
 
 TRN1 = shipped_geometry("trn1.32xlarge")

@@ -9,15 +9,22 @@ from collections import Counter
 import msgspec
 import pytest
 
-from neuron_plugin.cluster import kinds
-from neuron_plugin.cluster.api import send
-from neuron_plugin.cluster.leases import LeaseName, create_lease, release_lease, renew_lease, utc_now
-from neuron_plugin.cluster.transport import KubernetesApi
+from neuron_plugin.cluster import KubernetesApi, LeaseName, create_lease, kinds, renew_lease, send, utc_now
+from neuron_plugin.cluster.leases import release_lease
 from neuron_plugin.extender import daemon as daemon_module
 from neuron_plugin.extender.settings import ExtenderSettings
-from neuron_plugin.simulation.api_server import EVENTS, PODS, Fault, Match, StandInApiServer
-from neuron_plugin.simulation.manifests import container, node_manifest, pod_manifest
-from neuron_plugin.simulation.scheduler import ExtenderCallError, StandInScheduler
+from neuron_plugin.simulation import (
+    EVENTS,
+    PODS,
+    ExtenderCallError,
+    Fault,
+    Match,
+    StandInApiServer,
+    StandInScheduler,
+    container,
+    node_manifest,
+    pod_manifest,
+)
 from tests.extender.running import BINDING, SETTINGS, TRN1, Extender, add_node, add_pod, extender_on, until, written
 from tests.extender.world import CORE, DEVICE
 

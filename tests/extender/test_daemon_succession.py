@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from neuron_plugin.cluster.election import Terms
-from neuron_plugin.cluster.transport import KubernetesApi
+from neuron_plugin.cluster import KubernetesApi, Terms
 from neuron_plugin.extender.binding import BindTimes
 from neuron_plugin.extender.settings import ExtenderSettings
-from neuron_plugin.simulation.api_server import PODS, Fault, Match, StandInApiServer
-from neuron_plugin.simulation.manifests import node_manifest, pod_manifest
-from neuron_plugin.simulation.scheduler import StandInScheduler
+from neuron_plugin.simulation import PODS, Fault, Match, StandInApiServer, StandInScheduler, node_manifest, pod_manifest
 from tests.extender.running import BINDING, TRN1, Extender, add_pod, client_of, extender_on, until, written
 from tests.extender.world import DEVICE
 

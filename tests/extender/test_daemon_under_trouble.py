@@ -8,12 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neuron_plugin.cluster.election import Terms
-from neuron_plugin.cluster.transport import KubernetesApi
+from neuron_plugin.cluster import KubernetesApi, Terms
 from neuron_plugin.extender.leadership import _TAKING_OVER
 from neuron_plugin.extender.settings import ExtenderSettings
-from neuron_plugin.simulation.api_server import LEASES, Fault, Match, StandInApiServer
-from neuron_plugin.simulation.manifests import node_manifest, pod_manifest
+from neuron_plugin.simulation import LEASES, Fault, Match, StandInApiServer, node_manifest, pod_manifest
 from tests.extender.running import Extender, client_of, extender_on, until
 from tests.extender.world import DEVICE
 

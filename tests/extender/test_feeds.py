@@ -9,17 +9,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.cluster.api import ApiRequest, Response, send
-from neuron_plugin.cluster.leases import LeaseName, create_lease, renew_lease, utc_now
-from neuron_plugin.cluster.observer import UNOBSERVED
-from neuron_plugin.cluster.transport import KubernetesApi
+from neuron_plugin.cluster import (
+    UNOBSERVED,
+    ApiRequest,
+    KubernetesApi,
+    LeaseName,
+    create_lease,
+    renew_lease,
+    send,
+    utc_now,
+)
+from neuron_plugin.cluster.api import Response
 from neuron_plugin.extender import feeds as module
 from neuron_plugin.extender.feeds import Feeds
 from neuron_plugin.extender.readiness import Readiness
 from neuron_plugin.extender.state import ClusterState
-from neuron_plugin.simulation.api_server import Fault, Match, StandInApiServer
-from neuron_plugin.simulation.manifests import node_manifest, pod_manifest
-from neuron_plugin.topology.instances import catalogue
+from neuron_plugin.simulation import Fault, Match, StandInApiServer, node_manifest, pod_manifest
+from neuron_plugin.topology import catalogue
 from tests.extender.running import until
 from tests.extender.world import DEVICE, World
 

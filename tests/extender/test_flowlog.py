@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation.ledger import Pod, PodUid
+from neuron_plugin.allocation import Pod, PodUid
 from neuron_plugin.extender.attempts import SUCCESSES, Ending, Outcome
 from neuron_plugin.extender.flowlog import log_bind, log_error, log_filter, log_preempt, log_prioritize, request_text
 from neuron_plugin.extender.verbs import Filtered
 from neuron_plugin.extender.verdicts import Misfit
-from neuron_plugin.simulation.manifests import container, pod_manifest
+from neuron_plugin.simulation import container, pod_manifest
 from tests.extender.world import CORE, DEVICE, World, record_of, request_of
 
 POD = Pod(PodUid("u"), "default", "pod")

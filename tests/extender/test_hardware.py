@@ -4,8 +4,8 @@ import pytest
 
 from neuron_plugin.extender.hardware import Hardware, NodeFacts, NoHardware, hardware_of, instance_type_of
 from neuron_plugin.extender.reasons import NO_INVENTORY, NO_NEURON, UNKNOWN_HEALTH
-from neuron_plugin.simulation.manifests import node_manifest, shipped_geometry
-from neuron_plugin.topology.instances import catalogue
+from neuron_plugin.simulation import node_manifest, shipped_geometry
+from neuron_plugin.topology import catalogue
 
 TYPES = catalogue()
 

@@ -15,14 +15,13 @@ from functools import cache
 
 import pytest
 
-from neuron_plugin.allocation.annotations import Dialect
-from neuron_plugin.allocation.ledger import Pod
-from neuron_plugin.cluster.api import ApiError
+from neuron_plugin.allocation import Dialect, Pod
+from neuron_plugin.cluster import ApiError
 from neuron_plugin.extender.attempts import SUCCESSES, Ending, Outcome, SeenPod
 from neuron_plugin.extender.binding import Binder
 from neuron_plugin.extender.claims import PodRecord
 from neuron_plugin.extender.verbs import filter_nodes
-from neuron_plugin.simulation.manifests import node_manifest, pod_manifest
+from neuron_plugin.simulation import node_manifest, pod_manifest
 from tests.extender.pod_server import Manifest, PodServer, lost, refused
 from tests.extender.world import CORE, DEVICE, World, pod_of, record_of, request_of
 

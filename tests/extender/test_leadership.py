@@ -6,9 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from neuron_plugin.cluster.api import UnreachableError
-from neuron_plugin.cluster.election import Change
-from neuron_plugin.cluster.timing import Clock
+from neuron_plugin.cluster import Change, Clock, UnreachableError
 from neuron_plugin.extender.leadership import CONDITION, ELECTION, NOT_LEADER, NOT_READ, Leadership, fence
 from neuron_plugin.extender.readiness import Readiness
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation.requests import PodRequest
+from neuron_plugin.allocation import PodRequest
 from neuron_plugin.extender import memo as module
 from neuron_plugin.extender.memo import ByShape, VerdictMemo
 from neuron_plugin.extender.reasons import STALE, UNKNOWN_NODE
 from neuron_plugin.extender.shapes import AnyShape, closed_shape
 from neuron_plugin.extender.verdicts import Verdict, cost_on, judge
-from neuron_plugin.simulation.manifests import container, pod_manifest
+from neuron_plugin.simulation import container, pod_manifest
 from tests.extender.world import DEVICE, World, record_of, request_of
 
 TRN1 = "trn1.32xlarge"

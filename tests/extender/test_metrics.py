@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from neuron_plugin.build import build
 from neuron_plugin.extender.metrics import ExtenderMetrics, StateCollector, fragmentation
-from neuron_plugin.simulation.manifests import shipped_geometry
+from neuron_plugin.simulation import shipped_geometry
 from tests.extender.world import DEVICE, World
 
 TRN1 = shipped_geometry("trn1.32xlarge")

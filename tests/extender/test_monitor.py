@@ -17,7 +17,7 @@ from neuron_plugin.extender.monitor import Monitor
 from neuron_plugin.extender.nodes import NodeRecord
 from neuron_plugin.extender.objects import Json, neuron_node
 from neuron_plugin.extender.server import application, runner
-from neuron_plugin.simulation.manifests import container
+from neuron_plugin.simulation import container
 from tests.extender.world import CORE, DEVICE, World
 
 TRN1 = "trn1.32xlarge"

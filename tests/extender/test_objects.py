@@ -4,7 +4,7 @@ from typing import Any
 
 from neuron_plugin.extender.nodes import NodeRecord
 from neuron_plugin.extender.objects import neuron_node, neuron_pod
-from neuron_plugin.simulation.manifests import container, node_manifest, pod_manifest
+from neuron_plugin.simulation import container, node_manifest, pod_manifest
 from tests.extender.world import CORE, DEVICE, World, record_of
 
 

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation.requests import Kind
-from neuron_plugin.cluster.kinds import NODES, PODS
+from neuron_plugin.allocation import Kind
+from neuron_plugin.cluster import NODES, PODS
 from neuron_plugin.extender.claims import Unreadable
 from neuron_plugin.extender.feeds import keep_pod
 from neuron_plugin.extender.observation import asks_for_neuron, node_facts
-from neuron_plugin.simulation.manifests import container, node_manifest, pod_manifest
+from neuron_plugin.simulation import container, node_manifest, pod_manifest
 from tests.extender.world import CORE, DEVICE, record_of, request_of
 
 

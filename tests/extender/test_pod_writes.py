@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.allocation.annotations import Decision
-from neuron_plugin.allocation.ledger import Pod, PodUid
-from neuron_plugin.cluster.api import ApiError, ApiRequest, Response, UnreachableError
-from neuron_plugin.cluster.transport import KubernetesApi
+from neuron_plugin.allocation import Decision, Pod, PodUid
+from neuron_plugin.cluster import ApiError, ApiRequest, KubernetesApi, UnreachableError
+from neuron_plugin.cluster.api import Response
 from neuron_plugin.extender.attempts import may_have_happened
 from neuron_plugin.extender.pod_writes import ApiPodWrites
-from neuron_plugin.simulation.api_server import PODS, Fault, Match, StandInApiServer
-from neuron_plugin.simulation.manifests import node_manifest, pod_manifest
+from neuron_plugin.simulation import PODS, Fault, Match, StandInApiServer, node_manifest, pod_manifest
 from tests.extender.pod_server import lost, never_sent, refused
 from tests.extender.world import DEVICE, pod_of
 

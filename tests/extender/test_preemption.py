@@ -7,16 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation.ledger import Holder, Holding
-from neuron_plugin.allocation.placement import place
-from neuron_plugin.allocation.refusals import Refusal
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Holder, Holding, Refusal, Resource, place
 from neuron_plugin.extender import preemption as module
 from neuron_plugin.extender.hardware import Hardware
 from neuron_plugin.extender.preemption import preempt
 from neuron_plugin.extender.state import Reservation
 from neuron_plugin.extender.wire import Victims
-from neuron_plugin.simulation.manifests import container, pod_manifest, shipped_geometry
+from neuron_plugin.simulation import container, pod_manifest, shipped_geometry
 from tests.extender.world import CORE, DEVICE, World, pod_of, record_of, request_of
 
 TRN1 = "trn1.32xlarge"

@@ -17,15 +17,22 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from multidict import CIMultiDictProxy
 
-from neuron_plugin.cluster.transport import KubernetesApi
+from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.extender import redirection
 from neuron_plugin.extender.binding import BindTimes
 from neuron_plugin.extender.leadership import NOT_LEADER
 from neuron_plugin.extender.redirection import to_the_leader
 from neuron_plugin.extender.settings import ExtenderSettings
-from neuron_plugin.simulation.api_server import LEASES, PODS, Fault, Match, StandInApiServer
-from neuron_plugin.simulation.manifests import node_manifest, pod_manifest
-from neuron_plugin.simulation.scheduler import StandInScheduler
+from neuron_plugin.simulation import (
+    LEASES,
+    PODS,
+    Fault,
+    Match,
+    StandInApiServer,
+    StandInScheduler,
+    node_manifest,
+    pod_manifest,
+)
 from tests.extender.running import Extender, client_of, extender_on, until
 from tests.extender.world import DEVICE
 

@@ -13,8 +13,7 @@ import pytest
 
 from neuron_plugin.extender import server as module
 from neuron_plugin.extender.server import PREFIXES
-from neuron_plugin.simulation.manifests import node_manifest, pod_manifest
-from neuron_plugin.simulation.scheduler import StandInScheduler
+from neuron_plugin.simulation import StandInScheduler, node_manifest, pod_manifest
 from tests.extender.running import until
 from tests.extender.served import TRN1, args, closed, error_of, post, request_for, service_on
 from tests.extender.world import CORE, DEVICE, World

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import msgspec
 
-from neuron_plugin.cluster.kinds import LEASES
-from neuron_plugin.cluster.records import Lease
+from neuron_plugin.cluster import LEASES, Lease
 from neuron_plugin.extender.staleness import PluginLeases, keep_plugin_lease
 
 

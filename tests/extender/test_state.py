@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation.ledger import Holder, Holding, Pod, PodUid
+from neuron_plugin.allocation import Holder, Holding, Pod, PodUid
 from neuron_plugin.extender.claims import PodRecord
 from neuron_plugin.extender.nodes import NodeRecord
 from neuron_plugin.extender.state import Reservation
-from neuron_plugin.simulation.manifests import pod_manifest
-from neuron_plugin.topology.geometry import CoreMask
+from neuron_plugin.simulation import pod_manifest
+from neuron_plugin.topology import CoreMask
 from tests.extender.world import CORE, DEVICE, World, pod_of
 
 TRN1 = "trn1.32xlarge"

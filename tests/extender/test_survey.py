@@ -7,13 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.cluster.api import ApiError, ApiRequest, Response, UnreachableError
-from neuron_plugin.cluster.timing import Clock
-from neuron_plugin.cluster.transport import KubernetesApi
+from neuron_plugin.cluster import ApiError, ApiRequest, Clock, KubernetesApi, UnreachableError
+from neuron_plugin.cluster.api import Response
 from neuron_plugin.extender.survey import LOOK_SECONDS, PATIENCE_SECONDS, survey
-from neuron_plugin.simulation.api_server import StandInApiServer
-from neuron_plugin.simulation.manifests import node_manifest, pod_manifest
-from neuron_plugin.topology.instances import catalogue
+from neuron_plugin.simulation import StandInApiServer, node_manifest, pod_manifest
+from neuron_plugin.topology import catalogue
 from tests.extender.running import Extender, until
 from tests.extender.world import DEVICE
 

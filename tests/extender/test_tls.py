@@ -8,8 +8,7 @@ import pytest
 import trustme
 
 from neuron_plugin.extender.tls import ServerCertificate
-from neuron_plugin.simulation.manifests import container, pod_manifest
-from neuron_plugin.simulation.scheduler import StandInScheduler
+from neuron_plugin.simulation import StandInScheduler, container, pod_manifest
 from tests.extender.served import TRN1, closed, serving
 from tests.extender.world import DEVICE, World
 

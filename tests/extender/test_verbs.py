@@ -5,12 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from neuron_plugin.allocation.placement import placement_mask
-from neuron_plugin.allocation.refusals import Refusal
+from neuron_plugin.allocation import Refusal, placement_mask
 from neuron_plugin.extender.reasons import NODE_REFUSALS
 from neuron_plugin.extender.shapes import Shape
 from neuron_plugin.extender.verdicts import placement_on
-from neuron_plugin.simulation.manifests import container, node_manifest, pod_manifest
+from neuron_plugin.simulation import container, node_manifest, pod_manifest
 from tests.extender.world import CORE, DEVICE, World, record_of, request_of
 
 TRN1 = "trn1.32xlarge"

@@ -5,17 +5,13 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation.cost import cost
-from neuron_plugin.allocation.placement import placement_mask
-from neuron_plugin.allocation.refusals import Refusal
-from neuron_plugin.allocation.requests import PodRequest
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import PodRequest, Refusal, Resource, cost, placement_mask
 from neuron_plugin.extender import shapes
 from neuron_plugin.extender.reasons import STALE
 from neuron_plugin.extender.shapes import Shape, closed_shape, open_shape
 from neuron_plugin.extender.verdicts import cost_on, judge, placement_on, scores
-from neuron_plugin.simulation.manifests import container, pod_manifest, shipped_geometry
-from neuron_plugin.topology.geometry import CoreMask
+from neuron_plugin.simulation import container, pod_manifest, shipped_geometry
+from neuron_plugin.topology import CoreMask
 from tests.extender.world import CORE, DEVICE, record_of, request_of
 
 TRN1 = shipped_geometry("trn1.32xlarge")

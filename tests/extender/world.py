@@ -7,18 +7,16 @@ from typing import Any
 
 import msgspec
 
-from neuron_plugin.allocation.ledger import Pod, PodUid
-from neuron_plugin.allocation.requests import PodRequest
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.cluster.kinds import NODES, PODS
+from neuron_plugin.allocation import Pod, PodRequest, PodUid, Resource
+from neuron_plugin.cluster import NODES, PODS
 from neuron_plugin.extender.claims import PodRecord, Unreadable
 from neuron_plugin.extender.feeds import keep_pod
 from neuron_plugin.extender.memo import VerdictMemo
 from neuron_plugin.extender.observation import node_facts, pod_record
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.verbs import Filtered, filter_nodes, score_nodes
-from neuron_plugin.simulation.manifests import node_manifest, pod_manifest
-from neuron_plugin.topology.instances import catalogue
+from neuron_plugin.simulation import node_manifest, pod_manifest
+from neuron_plugin.topology import catalogue
 
 CORE, DEVICE = Resource.NEURONCORE, Resource.NEURON
 

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import pytest
 
-from neuron_plugin.simulation.node import SimulatedNode, write_node
+from neuron_plugin.simulation import SimulatedNode, write_node
 
 # pytest-asyncio asks for the main thread's loop before the first test, and up to Python 3.13 asking makes one that
 # nobody closes: a warning at some later collection, hence an error in an innocent test.

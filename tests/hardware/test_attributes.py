@@ -24,7 +24,7 @@ from neuron_plugin.hardware.attributes import (
     parse_serial_number,
     parse_word,
 )
-from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, MOST_DEVICES
+from neuron_plugin.topology import MOST_CORES_PER_DEVICE, MOST_DEVICES
 
 PARSERS: list[Callable[[str], object]] = [
     parse_components,

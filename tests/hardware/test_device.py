@@ -15,9 +15,8 @@ from neuron_plugin.hardware.device import SIMULATED_MARKER, DeviceReader, node_s
 from neuron_plugin.hardware.inventory import read_inventory
 from neuron_plugin.hardware.records import CoreErrors, Device, EccCounts, NodeState, SkippedDevice
 from neuron_plugin.hardware.sysfs import Sysfs
-from neuron_plugin.simulation.node import SimulatedNode, write_node
-from neuron_plugin.topology.geometry import DeviceId
-from neuron_plugin.topology.instances import catalogue
+from neuron_plugin.simulation import SimulatedNode, write_node
+from neuron_plugin.topology import DeviceId, catalogue
 
 MakeNode = Callable[..., SimulatedNode]
 NEEDED = [

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from neuron_plugin.hardware.inventory import EVERY_DEVICE, read_inventory
 from neuron_plugin.hardware.records import Inventory
-from neuron_plugin.simulation.node import SimulatedNode, write_node
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.simulation import SimulatedNode, write_node
+from neuron_plugin.topology import DeviceId
 
 MakeNode = Callable[..., SimulatedNode]
 

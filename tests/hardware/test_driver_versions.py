@@ -15,7 +15,7 @@ from neuron_plugin.hardware.inventory import read_inventory
 from neuron_plugin.hardware.records import Device, EccCounts
 from neuron_plugin.hardware.relocated import by_name
 from neuron_plugin.hardware.sysfs import Sysfs
-from neuron_plugin.simulation.node import SimulatedNode, write_node
+from neuron_plugin.simulation import SimulatedNode, write_node
 from tests.hardware.conftest import MakeNode
 
 COUNTERS = (2, 14, 5)

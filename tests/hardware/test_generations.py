@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from neuron_plugin.hardware.generations import GENERATIONS
-from neuron_plugin.topology.instances import InstanceType, catalogue
+from neuron_plugin.topology import InstanceType, catalogue
 
 
 @pytest.mark.parametrize("instance", catalogue().values(), ids=lambda instance: instance.name)

@@ -22,8 +22,8 @@ from neuron_plugin.hardware.health import (
 )
 from neuron_plugin.hardware.inventory import read_inventory
 from neuron_plugin.hardware.records import CoreErrors, Device, EccCounts, HealthReadings, NodeState
-from neuron_plugin.simulation.node import SimulatedNode
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.simulation import SimulatedNode
+from neuron_plugin.topology import DeviceId
 
 MakeNode = Callable[..., SimulatedNode]
 

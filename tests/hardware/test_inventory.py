@@ -11,10 +11,8 @@ import pytest
 
 from neuron_plugin.hardware.inventory import EVERY_DEVICE, MachinePaths, read_inventory
 from neuron_plugin.hardware.records import NodeState
-from neuron_plugin.simulation.node import SimulatedNode, write_node
-from neuron_plugin.topology.geometry import DeviceId, Topology
-from neuron_plugin.topology.instances import InstanceType, catalogue
-from neuron_plugin.topology.links import links_of
+from neuron_plugin.simulation import SimulatedNode, write_node
+from neuron_plugin.topology import DeviceId, InstanceType, Topology, catalogue, links_of
 
 MakeNode = Callable[..., SimulatedNode]
 

@@ -15,8 +15,8 @@ import pytest
 from neuron_plugin.hardware import notices
 from neuron_plugin.hardware.notices import HealthNotices
 from neuron_plugin.hardware.sysfs import Sysfs
-from neuron_plugin.simulation.node import SimulatedNode
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.simulation import SimulatedNode
+from neuron_plugin.topology import DeviceId
 
 MakeNode = Callable[..., SimulatedNode]
 

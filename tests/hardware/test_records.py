@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from neuron_plugin.hardware.logical_cores import LogicalCoreSize
 from neuron_plugin.hardware.records import Device, Inventory, NodeState, SkippedDevice
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.topology import DeviceId
 
 
 def device(number: int, *neighbours: int) -> Device:

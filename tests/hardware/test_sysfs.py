@@ -20,8 +20,8 @@ from neuron_plugin.hardware.sysfs import (
     read_attribute,
     read_text,
 )
-from neuron_plugin.simulation.node import SimulatedNode
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.simulation import SimulatedNode
+from neuron_plugin.topology import DeviceId
 
 MakeNode = Callable[..., SimulatedNode]
 

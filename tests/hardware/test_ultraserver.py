@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from neuron_plugin.hardware.sysfs import Sysfs
 from neuron_plugin.hardware.ultraserver import UltraServer, read_ultraserver
-from neuron_plugin.simulation.node import SimulatedNode
+from neuron_plugin.simulation import SimulatedNode
 
 MakeNode = Callable[..., SimulatedNode]
 

@@ -18,8 +18,8 @@ from neuron_plugin.hardware.inventory import read_inventory
 from neuron_plugin.hardware.records import Device, Inventory, NodeState, SkippedDevice
 from neuron_plugin.hardware.uevents import NoUevents
 from neuron_plugin.hardware.watch import InventoryWatcher, WatchPeriods, _Patience
-from neuron_plugin.simulation.node import SimulatedNode
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.simulation import SimulatedNode
+from neuron_plugin.topology import DeviceId
 
 MakeNode = Callable[..., SimulatedNode]
 

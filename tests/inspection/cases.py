@@ -6,11 +6,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from neuron_plugin.allocation.inventory import INVENTORY_KEY, NodeInventory, write_inventory
-from neuron_plugin.allocation.ledger import Pod as PodName
-from neuron_plugin.allocation.ledger import PodUid
-from neuron_plugin.allocation.requests import ContainerSpec, Kind
-from neuron_plugin.allocation.resources import Resource, ids_of
+from neuron_plugin.allocation import (
+    INVENTORY_KEY,
+    ContainerSpec,
+    Kind,
+    NodeInventory,
+    PodUid,
+    Resource,
+    ids_of,
+    write_inventory,
+)
+from neuron_plugin.allocation import Pod as PodName
 from neuron_plugin.inspection.checks.table import CHECKS
 from neuron_plugin.inspection.facts import ApiPod, Cluster, Daemon, DeviceUser, DeviceUsers, Facts, Kubelet, SocketSeen
 from neuron_plugin.inspection.findings import Finding, Level
@@ -21,7 +27,7 @@ from neuron_plugin.inspection.unknown import Unknown
 from neuron_plugin.kubelet.sockets import endpoint_path
 from neuron_plugin.plugin.health.memory import Memory
 from neuron_plugin.plugin.pods import node_pod
-from neuron_plugin.simulation.node import SimulatedNode
+from neuron_plugin.simulation import SimulatedNode
 from tests.inspection.doubles import Container, Pod
 
 DIRECTORY = Path("/var/lib/kubelet/device-plugins")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from neuron_plugin.inspection.facts import Facts
-from neuron_plugin.simulation.node import write_node
+from neuron_plugin.simulation import write_node
 from tests.inspection.cases import facts_of
 from tests.inspection.doubles import make_node, short_directory, usual_file
 

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import pytest
 
 from neuron_plugin.inspection import node
+from neuron_plugin.kubelet import PodDevices as Pod
 from neuron_plugin.kubelet.pod_resources import ContainerDevices as Container
-from neuron_plugin.kubelet.pod_resources import PodDevices as Pod
-from neuron_plugin.simulation.node import SimulatedNode, write_node
+from neuron_plugin.simulation import SimulatedNode, write_node
 
 __all__ = ["Container", "MakeNode", "Pod", "make_node", "short_directory", "usual_file"]
 

@@ -5,10 +5,10 @@ import json
 import msgspec
 import pytest
 
-from neuron_plugin.hardware.attributes import ResetState
+from neuron_plugin.hardware import ResetState
 from neuron_plugin.inspection.devices import Health, MachineReport, report_of
 from neuron_plugin.inspection.holders import Holders, holders_of
-from neuron_plugin.simulation.node import SimulatedNode
+from neuron_plugin.simulation import SimulatedNode
 from tests.inspection.cases import looked
 from tests.inspection.doubles import Container, MakeNode, Pod
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Resource
 from neuron_plugin.inspection.holders import HolderReading, ask_kubelet, holders_of
 from neuron_plugin.inspection.unknown import Unknown
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.topology.geometry import Geometry, Topology
+from neuron_plugin.topology import Geometry, Topology
 from tests.inspection.doubles import Container, Pod
 
 INF2 = Geometry("inf2.24xlarge", Topology.LINE, 6, 2)
@@ -142,7 +142,7 @@ class Lister(pb_grpc.PodResourcesListerServicer):
 
 
 async def test_p85_the_cli_tells_the_holder_that_the_kubelet_tells(short_directory: Path) -> None:
-    import grpc  # noqa: PLC0415 - only here
+    import grpc
 
     server = grpc.aio.server()
     pb_grpc.add_PodResourcesListerServicer_to_server(Lister(), server)

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neuron_plugin.hardware.health import device_key
+from neuron_plugin.hardware import device_key
 from neuron_plugin.inspection.machine import look
 from neuron_plugin.inspection.node import node_of
 from neuron_plugin.inspection.unknown import Unknown
@@ -13,7 +13,7 @@ from neuron_plugin.plugin.health.memory import FILE_NAME, DeviceMemory, Memory, 
 from neuron_plugin.plugin.health.policy import HealthSettings, SignalPolicy
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError
-from neuron_plugin.topology.geometry import Topology
+from neuron_plugin.topology import Topology
 from tests.inspection.cases import looked
 from tests.inspection.doubles import MakeNode
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation.idlists import parse_ids
+from neuron_plugin.allocation import parse_ids
 from neuron_plugin.inspection.text import plural, printable, ranges
 
 

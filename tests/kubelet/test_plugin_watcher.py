@@ -16,7 +16,7 @@ from neuron_plugin.kubelet.channels import channel_to
 from neuron_plugin.kubelet.observer import RegistrationState
 from neuron_plugin.kubelet.plugin_watcher import WatchedPluginServer
 from neuron_plugin.kubelet.sockets import endpoint_path, identity_of, standing_path
-from neuron_plugin.simulation.kubelet import KubeletOptions, StandInKubelet
+from neuron_plugin.simulation import KubeletOptions, StandInKubelet
 from tests.kubelet.fakes import CORE, DEVICE, QUICK, RunningPlugin, devices, eventually, running_plugin
 
 State = RegistrationState

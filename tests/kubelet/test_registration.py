@@ -14,7 +14,7 @@ from neuron_plugin.kubelet.channels import channel_to
 from neuron_plugin.kubelet.observer import RegistrationState
 from neuron_plugin.kubelet.service import ServiceOptions
 from neuron_plugin.kubelet.sockets import endpoint_path
-from neuron_plugin.simulation.kubelet import SOCKET_NAME, StandInKubelet
+from neuron_plugin.simulation import SOCKET_NAME, StandInKubelet
 from tests.kubelet.fakes import CORE, DEVICE, eventually, running_plugin, seeded
 from tests.kubelet.registering import ScriptedRegistration, modes_of, scripted_kubelet, sockets_of
 

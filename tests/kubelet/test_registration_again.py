@@ -16,8 +16,7 @@ from neuron_plugin.kubelet.registration import RegistrationTimes
 from neuron_plugin.kubelet.server import ServerInstance
 from neuron_plugin.kubelet.service import DevicePluginService
 from neuron_plugin.kubelet.sockets import identity_of
-from neuron_plugin.simulation.kubelet import SOCKET_NAME, KubeletOptions, StandInKubelet
-from neuron_plugin.simulation.kubelet_pods import Container, Pod
+from neuron_plugin.simulation import SOCKET_NAME, Container, KubeletOptions, Pod, StandInKubelet
 from tests.kubelet.fakes import CORE, DEVICE, QUICK, eventually, running_plugin
 from tests.kubelet.registering import ScriptedRegistration, advertised_again, scripted_kubelet, sockets_of
 

@@ -13,8 +13,7 @@ from neuron_plugin.kubelet.advertisement import Advertisement
 from neuron_plugin.kubelet.observer import RegistrationState
 from neuron_plugin.kubelet.registration import DevicePluginServer, RegistrationTimes
 from neuron_plugin.kubelet.watch import DirectoryWatch
-from neuron_plugin.simulation.kubelet import SOCKET_NAME, StandInKubelet
-from neuron_plugin.simulation.kubelet_pods import Container, Pod
+from neuron_plugin.simulation import SOCKET_NAME, Container, Pod, StandInKubelet
 from tests.kubelet.fakes import CORE, FakeHandler, FakeObserver, eventually, running_plugin
 from tests.kubelet.registering import ScriptedRegistration, scripted_kubelet, sockets_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from neuron_plugin.allocation.ledger import Holding
-from neuron_plugin.kubelet.checkpoint import RecordedDevices
+from neuron_plugin.allocation import Holding
+from neuron_plugin.kubelet import RecordedDevices
 from neuron_plugin.plugin.answers import QUIET_SECONDS
 from neuron_plugin.plugin.confirm import Confirmation
 from neuron_plugin.plugin.pods import NodePod

@@ -5,9 +5,9 @@ What a container receives is the only moment at which silicon gets a new owner; 
 
 from __future__ import annotations
 
-from neuron_plugin.allocation.requests import ContainerRequest, Kind
-from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
-from neuron_plugin.kubelet.devices import ContainerAllocation, RefusalError
+from neuron_plugin.allocation import ContainerRequest, Kind, Resource, ids_of, mask_of
+from neuron_plugin.kubelet import ContainerAllocation
+from neuron_plugin.kubelet.devices import RefusalError
 from tests.plugin.life_faults import Faults
 from tests.plugin.life_kubelet import CutOffError, RejectedError
 from tests.plugin.life_plugin import machine_of

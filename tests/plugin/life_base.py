@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.allocation import Resource
+from neuron_plugin.topology import Geometry
 from tests.plugin.life_cluster import Cluster
 from tests.plugin.life_extender import LifeExtender
 from tests.plugin.life_kubelet import LifeKubelet

@@ -13,10 +13,9 @@ from contextlib import AbstractAsyncContextManager
 from random import Random
 from typing import Any, Generic, TypeVar
 
-from neuron_plugin.allocation.inventory import INVENTORY_KEY
-from neuron_plugin.allocation.ledger import Pod, PodUid
-from neuron_plugin.cluster import records
-from neuron_plugin.cluster.api import ApiError, ApiRequest, Response, UnreachableError
+from neuron_plugin.allocation import INVENTORY_KEY, Pod, PodUid
+from neuron_plugin.cluster import ApiError, ApiRequest, UnreachableError, records
+from neuron_plugin.cluster.api import Response
 from neuron_plugin.cluster.store import Store
 from neuron_plugin.extender.attempts import SeenPod
 from neuron_plugin.extender.observation import pod_record

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from neuron_plugin.allocation.annotations import Dialect
-from neuron_plugin.allocation.ledger import PodUid
+from neuron_plugin.allocation import Dialect, PodUid
 from neuron_plugin.extender.attempts import Ending
 from neuron_plugin.extender.binding import Binder
 from neuron_plugin.extender.claims import PodRecord
@@ -14,7 +13,7 @@ from neuron_plugin.extender.hardware import NodeFacts
 from neuron_plugin.extender.memo import VerdictMemo
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.verbs import filter_nodes
-from neuron_plugin.topology.instances import catalogue
+from neuron_plugin.topology import catalogue
 from tests.plugin.life_cluster import Cluster, Watch
 from tests.plugin.life_pods import NODE, LivePod
 

@@ -10,16 +10,10 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Protocol
 
-from neuron_plugin.allocation.requests import ContainerRequest, Kind
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.kubelet.checkpoint import RecordedDevices
-from neuron_plugin.kubelet.devices import ContainerAllocation, RefusalError
-from neuron_plugin.kubelet.pod_resources import (
-    ContainerDevices,
-    PodDevices,
-    PodResourcesAbsentError,
-    PodResourcesThrottledError,
-)
+from neuron_plugin.allocation import ContainerRequest, Kind, Resource
+from neuron_plugin.kubelet import ContainerAllocation, PodDevices, PodResourcesAbsentError, RecordedDevices
+from neuron_plugin.kubelet.devices import RefusalError
+from neuron_plugin.kubelet.pod_resources import ContainerDevices, PodResourcesThrottledError
 from tests.plugin.life_pods import LivePod
 from tests.plugin.world import shuffled, texts
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from neuron_plugin.allocation.ledger import Holding
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.hardware.processes import Process
-from neuron_plugin.kubelet.advertisement import Advertisement
-from neuron_plugin.kubelet.devices import ContainerAllocation
+from neuron_plugin.allocation import Holding, Resource
+from neuron_plugin.hardware import Process
+from neuron_plugin.kubelet import Advertisement, ContainerAllocation
 from neuron_plugin.kubelet.requests import PreferenceRequest, checked_ids
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.cluster_link import ClusterLink
@@ -26,7 +24,7 @@ from neuron_plugin.plugin.report import Reporter
 from neuron_plugin.plugin.settings import PluginSettings, TopologyPolicy
 from neuron_plugin.plugin.steering import Steering
 from neuron_plugin.plugin.witness import Witness
-from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology import Geometry
 from tests.plugin.life_cluster import Cluster, Watch
 from tests.plugin.life_kubelet import LifeKubelet
 from tests.plugin.life_pods import NODE, LivePod

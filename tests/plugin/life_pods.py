@@ -12,13 +12,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from neuron_plugin.allocation.annotations import Decision, read
-from neuron_plugin.allocation.ledger import Pod, PodUid
-from neuron_plugin.allocation.requests import ContainerSpec, Kind, PodRequest, pod_request
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.cluster import records
-from neuron_plugin.cluster.kinds import PODS
-from neuron_plugin.simulation.manifests import container
+from neuron_plugin.allocation import ContainerSpec, Decision, Kind, Pod, PodRequest, PodUid, Resource, pod_request, read
+from neuron_plugin.cluster import PODS, records
+from neuron_plugin.simulation import container
 from tests.plugin.world import CORE, DEVICE, app, init, sidecar
 
 NODE = "node"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from neuron_plugin.allocation.requests import Kind
-from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
+from neuron_plugin.allocation import Kind, Resource, ids_of, mask_of
 from tests.plugin.life_admission import Admission
 from tests.plugin.life_base import Life
 from tests.plugin.life_departures import Departures

@@ -12,18 +12,25 @@ from random import Random
 
 import msgspec
 
-from neuron_plugin.allocation.annotations import Decision, read
-from neuron_plugin.allocation.ledger import PodUid
-from neuron_plugin.allocation.requests import ContainerSpec, Kind, pod_request
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.kubelet.registration import DevicePluginServer
+from neuron_plugin.allocation import ContainerSpec, Decision, Kind, PodUid, Resource, pod_request, read
+from neuron_plugin.kubelet import DevicePluginServer
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
-from neuron_plugin.simulation.api_server import EVENTS, NODES, PODS, JsonObject, StandInApiServer
-from neuron_plugin.simulation.kubelet import KubeletOptions, StandInKubelet
-from neuron_plugin.simulation.kubelet_pods import AdmittedPod, Container, Pod
-from neuron_plugin.simulation.node import SimulatedNode, write_node
-from neuron_plugin.topology.instances import catalogue
+from neuron_plugin.simulation import (
+    EVENTS,
+    NODES,
+    PODS,
+    AdmittedPod,
+    Container,
+    JsonObject,
+    KubeletOptions,
+    Pod,
+    SimulatedNode,
+    StandInApiServer,
+    StandInKubelet,
+    write_node,
+)
+from neuron_plugin.topology import catalogue
 from tests.plugin.world import TRN1, assignment
 
 NODE = "worker-1"

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from neuron_plugin.allocation.ledger import Holding
-from neuron_plugin.kubelet.devices import AllocationRefusedError
+from neuron_plugin.allocation import Holding
+from neuron_plugin.kubelet import AllocationRefusedError
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.settings import TopologyPolicy
 from tests.plugin.world import (

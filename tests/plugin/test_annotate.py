@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from neuron_plugin.allocation.annotations import read
-from neuron_plugin.allocation.ledger import Holding
+from neuron_plugin.allocation import Holding, read
 from neuron_plugin.plugin.annotate import confirmed_annotations, inherited_annotations
 from neuron_plugin.plugin.pods import NodePod
 from tests.plugin.world import CORE, NEURON, TRN1, app, decided, devices, init, pod

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from neuron_plugin.allocation.ledger import Holding
-from neuron_plugin.kubelet.pod_resources import (
-    PodDevices,
-)
+from neuron_plugin.allocation import Holding
+from neuron_plugin.kubelet import PodDevices
 from neuron_plugin.plugin.answers import GRACE_SECONDS, QUIET_SECONDS
 from tests.plugin.desk import ROW0, ROW1, Desk
 from tests.plugin.world import (

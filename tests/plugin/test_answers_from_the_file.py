@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.allocation.ledger import Holding
+from neuron_plugin.allocation import Holding
 from neuron_plugin.plugin.answers import GRACE_SECONDS
 from tests.plugin.desk import ROW0, ROW1, Desk
 from tests.plugin.world import (

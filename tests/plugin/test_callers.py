@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from neuron_plugin.allocation.ledger import Holding
-from neuron_plugin.allocation.requests import ContainerSpec
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import ContainerSpec, Holding, Resource
 from neuron_plugin.plugin.callers import Callers
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.standins import named_stand_in

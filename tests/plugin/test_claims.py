@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.allocation.ledger import Holding, PodUid
-from neuron_plugin.allocation.requests import ContainerSpec
-from neuron_plugin.allocation.resources import Resource, mask_of
+from neuron_plugin.allocation import ContainerSpec, Holding, PodUid, Resource, mask_of
 from neuron_plugin.plugin.claims import Call, Claim, Conflict
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.standins import is_nameless, named_stand_in
-from neuron_plugin.topology.geometry import NO_CORES, Geometry
+from neuron_plugin.topology import NO_CORES, Geometry
 from tests.plugin.world import (
     CORE,
     DEVICE,

@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation.inventory import INVENTORY_KEY
-from neuron_plugin.allocation.ledger import Holding
-from neuron_plugin.cluster.api import ApiRequest, send
-from neuron_plugin.cluster.leases import create_lease, utc_now
-from neuron_plugin.cluster.transport import KubernetesApi, connect
+from neuron_plugin.allocation import INVENTORY_KEY, Holding
+from neuron_plugin.cluster import ApiRequest, KubernetesApi, connect, create_lease, send, utc_now
 from neuron_plugin.plugin import cluster_link
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.counts import Counts
@@ -24,7 +21,7 @@ from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.node_lease import delete_lease, node_lease
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.witness import Witness
-from neuron_plugin.simulation.api_server import LEASES, NODES, StandInApiServer
+from neuron_plugin.simulation import LEASES, NODES, StandInApiServer
 from neuron_plugin.simulation.api_server_faults import Fault, Match
 from tests.plugin.site import eventually
 from tests.plugin.world import NEURON, TRN1, a_state, app, decided, devices, machine, pod, ref

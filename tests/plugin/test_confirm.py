@@ -6,12 +6,8 @@ import asyncio
 
 import pytest
 
-from neuron_plugin.kubelet.checkpoint import RecordedDevices
-from neuron_plugin.kubelet.pod_resources import (
-    GetUnsupportedError,
-    PodResourcesAbsentError,
-    PodResourcesThrottledError,
-)
+from neuron_plugin.kubelet import GetUnsupportedError, PodResourcesAbsentError, RecordedDevices
+from neuron_plugin.kubelet.pod_resources import PodResourcesThrottledError
 from neuron_plugin.plugin import confirm
 from neuron_plugin.plugin.answers import QUIET_SECONDS
 from neuron_plugin.plugin.confirm import Confirmation

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation.idlists import parse_ids
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.hardware.attributes import parse_driver_version
-from neuron_plugin.kubelet.devices import DeviceNode
+from neuron_plugin.allocation import Resource, parse_ids
+from neuron_plugin.hardware import parse_driver_version
+from neuron_plugin.kubelet import DeviceNode
 from neuron_plugin.plugin.container import (
     ContainerStyle,
     cdi_specification,
@@ -19,8 +18,7 @@ from neuron_plugin.plugin.container import (
     resolve_numbering,
 )
 from neuron_plugin.plugin.settings import Numbering
-from neuron_plugin.topology.geometry import Geometry, Topology, cores_in
-from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
+from neuron_plugin.topology import Geometry, Topology, Unit, cores_in, valid_counts, valid_sets
 
 TRN1 = Geometry("trn1.32xlarge", Topology.TORUS, 16, 2, (1, 4, 8, 16))
 TRN2 = Geometry("trn2.48xlarge", Topology.TORUS, 16, 4, (1, 4, 8, 16))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from neuron_plugin.kubelet.observer import RegistrationState
+from neuron_plugin.kubelet import RegistrationState
 from neuron_plugin.plugin.counts import BOUNDS_SECONDS, Counts, Latencies
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from neuron_plugin.kubelet.devices import DeviceNode
+from neuron_plugin.kubelet import DeviceNode
 from neuron_plugin.plugin.settings import TopologyPolicy
-from neuron_plugin.simulation.kubelet_pods import PodRejectedError
+from neuron_plugin.simulation import PodRejectedError
 from tests.plugin.site import NAMESPACE, a_site, decision_of, eventually, holders, ids
 from tests.plugin.world import CORE, DEVICE, NEURON, app, init, sidecar
 

@@ -8,11 +8,11 @@ from http import HTTPStatus
 import msgspec
 import pytest
 
-from neuron_plugin.kubelet.pod_resources import PodDevices, PodResourcesClient, PodResourcesThrottledError
+from neuron_plugin.kubelet import PodDevices, PodResourcesClient
+from neuron_plugin.kubelet.pod_resources import PodResourcesThrottledError
 from neuron_plugin.plugin import daemon as daemon_module
 from neuron_plugin.plugin.probes import liveness, readiness
-from neuron_plugin.simulation.api_server import LEASES
-from neuron_plugin.simulation.kubelet_pods import AdmittedPod
+from neuron_plugin.simulation import LEASES, AdmittedPod
 from tests.plugin.site import NODE, Site, a_site, decision_of, eventually, ids
 from tests.plugin.world import NEURON, app
 

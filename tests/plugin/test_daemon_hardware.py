@@ -9,8 +9,8 @@ from functools import partial
 import msgspec
 import pytest
 
-from neuron_plugin.allocation.inventory import INVENTORY_KEY
-from neuron_plugin.hardware.attributes import ResetState
+from neuron_plugin.allocation import INVENTORY_KEY
+from neuron_plugin.hardware import ResetState
 from neuron_plugin.plugin import daemon as daemon_module
 from neuron_plugin.plugin.daemon import NodeDaemon
 from tests.plugin.site import NODE, a_site, eventually, holders, ids

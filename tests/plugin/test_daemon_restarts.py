@@ -7,9 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
-from neuron_plugin.allocation.inventory import INVENTORY_KEY
-from neuron_plugin.simulation.api_server import EVENTS, Fault, Match
-from neuron_plugin.simulation.kubelet import KubeletOptions
+from neuron_plugin.allocation import INVENTORY_KEY
+from neuron_plugin.simulation import EVENTS, Fault, KubeletOptions, Match
 from tests.plugin.site import NAMESPACE, NODE, Site, a_site, decision_of, eventually, holders, ids
 from tests.plugin.world import CORE, NEURON, TRN1, app, init
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.allocation.ledger import Holder, Holding, Ledger
+from neuron_plugin.allocation import Holder, Holding, Ledger
 from neuron_plugin.plugin.decisions import decision_for, decision_of, heir_of, waiting_decisions
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.plugin.standins import nameless_stand_in

@@ -12,17 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation.ledger import Holding, PodUid
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.kubelet.advertisement import Advertisement
-from neuron_plugin.kubelet.sockets import SocketIdentity
+from neuron_plugin.allocation import Holding, PodUid, Resource
+from neuron_plugin.kubelet import Advertisement, SocketIdentity
 from neuron_plugin.plugin import device_users
 from neuron_plugin.plugin.device_users import DeviceUsers
 from neuron_plugin.plugin.machine import advertised, told_machine
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.quarantine import Quarantine, Users
 from neuron_plugin.plugin.standins import is_nameless, named_stand_in
-from neuron_plugin.topology.geometry import CoreMask
+from neuron_plugin.topology import CoreMask
 from tests.plugin.world import LINE, TRN1, FakeClock, app, devices, machine, pod, ref
 
 STRANGER_UID = "99999999-4a5b-6c7d-8e9f-001122334455"

@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation.ledger import Holding
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.hardware.attributes import ResetState
-from neuron_plugin.hardware.processes import Process
-from neuron_plugin.kubelet.devices import NotYetError
+from neuron_plugin.allocation import Holding, Resource
+from neuron_plugin.hardware import Process, ResetState
+from neuron_plugin.kubelet import NotYetError
 from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.device_users import DeviceUsers
 from neuron_plugin.plugin.gate import StartGate
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.quarantine import Quarantine, Users
-from neuron_plugin.simulation.node import SimulatedNode, write_node
+from neuron_plugin.simulation import SimulatedNode, write_node
 from tests.plugin.world import INF2, app, devices, machine, pod
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neuron_plugin.allocation.ledger import Holder, Holding
+from neuron_plugin.allocation import Holder, Holding
 from neuron_plugin.plugin.kin import kin_of
 from tests.plugin.world import CORE, NEURON, TRN1, devices, ref
 

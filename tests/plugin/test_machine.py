@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from neuron_plugin.allocation.ledger import Holding, Ledger
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.hardware.attributes import parse_driver_version
+from neuron_plugin.allocation import Holding, Ledger, Resource
+from neuron_plugin.hardware import Device, Inventory, SkippedDevice, parse_driver_version
 from neuron_plugin.hardware.logical_cores import LogicalCoreSize
-from neuron_plugin.hardware.records import Device, Inventory, NodeState, SkippedDevice
+from neuron_plugin.hardware.records import NodeState
 from neuron_plugin.plugin.machine import (
     MISSING,
     Machine,
@@ -23,8 +22,7 @@ from neuron_plugin.plugin.machine import (
 )
 from neuron_plugin.plugin.quarantine import Quarantine, Users
 from neuron_plugin.plugin.standins import nameless_stand_in
-from neuron_plugin.topology.geometry import DeviceId, Geometry, Topology
-from neuron_plugin.topology.instances import catalogue
+from neuron_plugin.topology import DeviceId, Geometry, Topology, catalogue
 from tests.plugin.world import CORE, DEVICE, NEURON, TRN1, devices, machine, ref
 
 TYPES = catalogue()

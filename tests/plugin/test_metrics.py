@@ -5,17 +5,17 @@ from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from neuron_plugin.allocation.ledger import Holding
+from neuron_plugin.allocation import Holding
 from neuron_plugin.build import build
-from neuron_plugin.hardware.processes import Process
-from neuron_plugin.hardware.records import Device, EccCounts, HealthReadings, Inventory, NodeState
+from neuron_plugin.hardware import Device, EccCounts, Inventory, Process
+from neuron_plugin.hardware.records import HealthReadings, NodeState
 from neuron_plugin.plugin import node
 from neuron_plugin.plugin.counts import Counts, Latencies
 from neuron_plugin.plugin.exposition import MetricKind
 from neuron_plugin.plugin.metrics import METRICS, PREFIX, metrics_page
 from neuron_plugin.plugin.moment import Moment
 from neuron_plugin.plugin.quarantine import Quarantine, Users
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.topology import DeviceId
 from tests.plugin.world import CORE, DEVICE, INF2, NEURON, a_state, app, decided, devices, machine, ref
 
 REGISTERED = {NEURON.value: True, DEVICE.value: True, CORE.value: False}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from neuron_plugin.allocation.ledger import Holding
+from neuron_plugin.allocation import Holding
 from neuron_plugin.plugin.machine import MISSING
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.quarantine import Quarantine
 from neuron_plugin.plugin.standins import is_nameless, named_stand_in
-from neuron_plugin.topology.geometry import Geometry, Topology
+from neuron_plugin.topology import Geometry, Topology
 from tests.plugin.world import CORE, NEURON, TRN1, FakeClock, a_state, app, decided, devices, init, machine, pod, ref
 
 ROW0, ROW1, ROW2 = [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]

@@ -4,19 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation.ledger import Ledger
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.hardware.inventory import read_inventory
-from neuron_plugin.kubelet.devices import AdvertisedDevice, ContainerAllocation
-from neuron_plugin.kubelet.plugin_watcher import WatchedPluginServer
-from neuron_plugin.kubelet.registration import DevicePluginServer
-from neuron_plugin.kubelet.service import ServiceOptions
+from neuron_plugin.allocation import Ledger, Resource
+from neuron_plugin.hardware import read_inventory
+from neuron_plugin.kubelet import (
+    AdvertisedDevice,
+    ContainerAllocation,
+    DevicePluginServer,
+    ServiceOptions,
+    WatchedPluginServer,
+)
 from neuron_plugin.plugin.machine import Machine, advertised, seen_machine, with_numa_nodes
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.offering import Offering, route
 from neuron_plugin.plugin.settings import PluginSettings, Registration
-from neuron_plugin.simulation.node import write_node
-from neuron_plugin.topology.instances import catalogue
+from neuron_plugin.simulation import write_node
+from neuron_plugin.topology import catalogue
 from tests.kubelet.fakes import FakeObserver
 from tests.plugin.world import INF2, machine
 

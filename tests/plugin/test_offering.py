@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from neuron_plugin.allocation.ledger import Holding
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.kubelet.registration import DevicePluginServer
-from neuron_plugin.kubelet.service import ServiceOptions
+from neuron_plugin.allocation import Holding, Resource
+from neuron_plugin.kubelet import DevicePluginServer, ServiceOptions
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.offering import Offering, Route
 from tests.kubelet.fakes import FakeObserver

@@ -16,19 +16,20 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from neuron_plugin.allocation.inventory import INVENTORY_KEY
-from neuron_plugin.allocation.journal import Journal
-from neuron_plugin.allocation.requests import Kind
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import INVENTORY_KEY, Journal, Kind, Resource
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.pages import decisions_json
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.simulation import api_server
-from neuron_plugin.simulation.api_server import StandInApiServer
-from neuron_plugin.simulation.kubelet import StandInKubelet
-from neuron_plugin.simulation.kubelet_pods import Container, Pod
-from neuron_plugin.simulation.node import SimulatedNode, write_node
-from neuron_plugin.topology.instances import catalogue
+from neuron_plugin.simulation import (
+    Container,
+    Pod,
+    SimulatedNode,
+    StandInApiServer,
+    StandInKubelet,
+    api_server,
+    write_node,
+)
+from neuron_plugin.topology import catalogue
 
 DEVICE, CORE = Resource.NEURONDEVICE.value, Resource.NEURONCORE.value
 NODE = "worker-1"

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neuron_plugin.allocation.requests import Kind
-from neuron_plugin.cluster.records import Pod as PodRecord
-from neuron_plugin.cluster.transport import connect
+from neuron_plugin.allocation import Kind
+from neuron_plugin.cluster import Pod as PodRecord
+from neuron_plugin.cluster import connect
 from neuron_plugin.plugin.pod_watch import _take_in, neuron_pod, pod_uids, take_stock
-from neuron_plugin.simulation.api_server import StandInApiServer
+from neuron_plugin.simulation import StandInApiServer
 from tests.plugin.site import NAMESPACE, NODE, manifest
 from tests.plugin.world import (
     TRN1,

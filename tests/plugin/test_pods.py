@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.allocation.ledger import Holding, Ledger
-from neuron_plugin.allocation.requests import Kind
+from neuron_plugin.allocation import Holding, Kind, Ledger
 from neuron_plugin.plugin.pods import annotated_holdings, demanded_cores, node_pod, unserved
 from tests.plugin.world import (
     CORE,

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation.resources import ids_of, mask_of
+from neuron_plugin.allocation import ids_of, mask_of
 from neuron_plugin.plugin.preference import preferred_ids, tightest
-from neuron_plugin.topology.geometry import Geometry, Topology
-from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
+from neuron_plugin.topology import Geometry, Topology, Unit, valid_counts, valid_sets
 from tests.plugin.world import unit_ids
 
 TRN1 = Geometry("trn1.32xlarge", Topology.TORUS, 16, 2, (1, 4, 8, 16))

@@ -3,9 +3,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from pathlib import Path
 
-from neuron_plugin.kubelet.advertisement import Advertisement
-from neuron_plugin.kubelet.registration import DevicePluginServer
-from neuron_plugin.kubelet.watch import DirectoryWatch
+from neuron_plugin.kubelet import Advertisement, DevicePluginServer, DirectoryWatch
 from neuron_plugin.plugin.probes import Dial, liveness, readiness
 from neuron_plugin.plugin.responder import Page
 from tests.kubelet.fakes import FakeHandler, FakeObserver

@@ -6,10 +6,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from neuron_plugin.allocation.inventory import INVENTORY_KEY, read_inventory
-from neuron_plugin.cluster.kinds import NODES
-from neuron_plugin.hardware.attributes import DriverVersion
-from neuron_plugin.hardware.ultraserver import UltraServer
+from neuron_plugin.allocation import INVENTORY_KEY, read_inventory
+from neuron_plugin.cluster import NODES
+from neuron_plugin.hardware import DriverVersion, UltraServer
 from neuron_plugin.plugin.machine import MISSING
 from neuron_plugin.plugin.publish import PUBLISHED_LABELS, node_labels, publication, withdrawal
 from tests.plugin.world import TRN2, machine

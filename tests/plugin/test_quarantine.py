@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from neuron_plugin.allocation.ledger import Pod, PodUid
-from neuron_plugin.hardware.processes import Process
+from neuron_plugin.allocation import Pod, PodUid
+from neuron_plugin.hardware import Process
 from neuron_plugin.plugin.quarantine import Quarantine, Users, described
 from neuron_plugin.plugin.standins import named_stand_in
-from neuron_plugin.topology.geometry import CoreMask, Geometry, Topology
+from neuron_plugin.topology import CoreMask, Geometry, Topology
 
 TRN1 = Geometry("trn1.32xlarge", Topology.TORUS, 16, 2, (1, 4, 8, 16))
 GONE = Pod(PodUid("uid-gone"), "default", "gone")

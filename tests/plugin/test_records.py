@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from neuron_plugin.allocation.ledger import Holding
-from neuron_plugin.kubelet.checkpoint import RecordedDevices
-from neuron_plugin.kubelet.pod_resources import ContainerDevices, PodDevices
+from neuron_plugin.allocation import Holding
+from neuron_plugin.kubelet import PodDevices, RecordedDevices
+from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin.records import uid_of, unlisted_holdings
 from tests.plugin.world import CORE, NEURON, TRN1, devices, recorded
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from neuron_plugin.allocation.ledger import Pod
+from neuron_plugin.allocation import Pod
 from neuron_plugin.plugin import report as module
 from neuron_plugin.plugin.report import Reporter
 from neuron_plugin.plugin.standins import nameless_stand_in

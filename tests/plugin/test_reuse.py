@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation.ledger import Holder, Holding
+from neuron_plugin.allocation import Holder, Holding
 from neuron_plugin.plugin.reuse import part_for_unknown, part_of, reusable_mask
-from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology import Geometry
 from tests.plugin.world import CORE, INF2, LINE, NEURON, TRN1, app, decided, devices, init, pod, ref, sidecar
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Resource
 from neuron_plugin.plugin.settings import Numbering, PluginSettings, ResourceName, TopologyPolicy
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neuron_plugin.allocation.ledger import Holder, Holding
+from neuron_plugin.allocation import Holder, Holding
 from neuron_plugin.plugin.standins import (
     is_known,
     is_nameless,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from neuron_plugin.allocation.ledger import Holder, Holding
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Holder, Holding, Resource
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.quarantine import Quarantine, Users
 from neuron_plugin.plugin.steering import Offer, Steering

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neuron_plugin.allocation.ledger import Holder, Holding, Pod
+from neuron_plugin.allocation import Holder, Holding, Pod
 from neuron_plugin.plugin.standins import named_stand_in, nameless_stand_in
 from neuron_plugin.plugin.tenancy import Tenancy
 from tests.plugin.world import CORE, NEURON, TRN1, devices, ref

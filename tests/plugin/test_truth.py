@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from neuron_plugin.allocation.ledger import Holder, Holding, Ledger
-from neuron_plugin.kubelet.pod_resources import ContainerDevices, PodDevices
+from neuron_plugin.allocation import Holder, Holding, Ledger
+from neuron_plugin.kubelet import PodDevices
+from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin.standins import named_stand_in, nameless_stand_in
 from neuron_plugin.plugin.truth import listed_holdings, true_holdings, with_unlisted
 from tests.plugin.world import CORE, DEVICE, NEURON, TRN1, app, devices, init, pod, recorded, ref, sidecar

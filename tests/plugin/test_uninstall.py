@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation.inventory import INVENTORY_KEY
-from neuron_plugin.cluster.api import ApiError, send
-from neuron_plugin.cluster.leases import LeaseName, create_lease, utc_now
-from neuron_plugin.cluster.transport import KubernetesApi, connect
+from neuron_plugin.allocation import INVENTORY_KEY
+from neuron_plugin.cluster import ApiError, KubernetesApi, LeaseName, connect, create_lease, send, utc_now
 from neuron_plugin.plugin.node_lease import delete_lease, node_lease
 from neuron_plugin.plugin.publish import publication
 from neuron_plugin.plugin.uninstall import installed_nodes, uninstall_nodes
-from neuron_plugin.simulation import api_server
-from neuron_plugin.simulation.api_server import StandInApiServer
+from neuron_plugin.simulation import StandInApiServer, api_server
 from neuron_plugin.simulation.api_server_faults import Fault, Match
 from tests.plugin.world import machine
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from neuron_plugin.allocation.ledger import Holding, PodUid
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.cluster.kinds import PODS
+from neuron_plugin.allocation import Holding, PodUid, Resource
+from neuron_plugin.cluster import PODS
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pod_watch import _take_in, neuron_pod
 from neuron_plugin.plugin.pods import NodePod

@@ -5,10 +5,8 @@ import timeit
 
 import pytest
 
-from neuron_plugin.allocation.journal import Entry, Step, explain
-from neuron_plugin.allocation.ledger import Holding
-from neuron_plugin.kubelet.devices import AllocationRefusedError, ContainerAllocation
-from neuron_plugin.kubelet.observer import RegistrationState
+from neuron_plugin.allocation import Entry, Holding, Step, explain
+from neuron_plugin.kubelet import AllocationRefusedError, ContainerAllocation, RegistrationState
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.claims import Claim
 from neuron_plugin.plugin.counts import Counts

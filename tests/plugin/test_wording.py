@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from neuron_plugin.allocation.ledger import Holder, Holding
+from neuron_plugin.allocation import Holder, Holding
 from neuron_plugin.allocation.refusals import unsupported_count
 from neuron_plugin.plugin.standins import named_stand_in, nameless_stand_in
 from neuron_plugin.plugin.wording import conflict_text, named, unlinked_text
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.topology import Unit
 from tests.plugin.world import CORE, NEURON, TRN1, devices, ref
 
 

@@ -8,15 +8,21 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
-from neuron_plugin.allocation.annotations import write
-from neuron_plugin.allocation.idlists import parse_ids
-from neuron_plugin.allocation.ledger import Holder, Pod, PodUid
-from neuron_plugin.allocation.placement import ContainerSet
-from neuron_plugin.allocation.requests import ContainerSpec, Kind, pod_request
-from neuron_plugin.allocation.resources import Resource, mask_of
-from neuron_plugin.kubelet.checkpoint import RecordedDevices
-from neuron_plugin.kubelet.devices import ContainerAllocation
-from neuron_plugin.kubelet.pod_resources import ContainerDevices, PodDevices, PodResourcesError
+from neuron_plugin.allocation import (
+    ContainerSet,
+    ContainerSpec,
+    Holder,
+    Kind,
+    Pod,
+    PodUid,
+    Resource,
+    mask_of,
+    parse_ids,
+    pod_request,
+    write,
+)
+from neuron_plugin.kubelet import ContainerAllocation, PodDevices, PodResourcesError, RecordedDevices
+from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.container import VISIBLE_CORES, ContainerStyle
 from neuron_plugin.plugin.machine import Machine
@@ -24,8 +30,7 @@ from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pods import NodePod, node_pod
 from neuron_plugin.plugin.settings import Numbering, TopologyPolicy
 from neuron_plugin.plugin.steering import LookAtHolders, LookAtPods, Steering
-from neuron_plugin.topology.geometry import CoreMask, Geometry, Topology
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.topology import CoreMask, Geometry, Topology, Unit
 
 NEURON = Resource.NEURON
 DEVICE = Resource.NEURONDEVICE

@@ -9,8 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from neuron_plugin.allocation.annotations import ALLOCATED_KEY
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import ALLOCATED_KEY, Resource
 from neuron_plugin.simulation.cluster import SimulatedCluster, SimulatedPod
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
 from neuron_plugin.simulation.scheduler import ExtenderCallError

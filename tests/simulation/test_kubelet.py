@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from neuron_plugin.kubelet.sockets import is_served
+from neuron_plugin.kubelet import is_served
 from neuron_plugin.simulation.kubelet import SOCKET_NAME, KubeletOptions, KubeletStoppedError, StandInKubelet
 from neuron_plugin.simulation.kubelet_devices import Capacity
 from neuron_plugin.simulation.kubelet_pods import Container, PodRejectedError

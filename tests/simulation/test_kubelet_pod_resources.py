@@ -9,18 +9,11 @@ from random import Random
 
 import pytest
 
-from neuron_plugin.allocation.requests import Kind
+from neuron_plugin.allocation import Kind
+from neuron_plugin.kubelet import AdvertisedDevice, GetUnsupportedError, PodDevices, PodResourcesClient, channel_to
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.kubelet.channels import channel_to
-from neuron_plugin.kubelet.devices import AdvertisedDevice
-from neuron_plugin.kubelet.pod_resources import (
-    ContainerDevices,
-    GetUnsupportedError,
-    PodDevices,
-    PodResourcesClient,
-    PodResourcesThrottledError,
-)
+from neuron_plugin.kubelet.pod_resources import ContainerDevices, PodResourcesThrottledError
 from neuron_plugin.simulation.kubelet import KubeletOptions, StandInKubelet
 from neuron_plugin.simulation.kubelet_pod_resources import RateLimit
 from neuron_plugin.simulation.kubelet_pods import Container, Pod

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation.requests import Kind
-from neuron_plugin.kubelet.devices import ContainerAllocation
-from neuron_plugin.kubelet.pod_resources import PodResourcesClient
-from neuron_plugin.kubelet.service import ServiceOptions
+from neuron_plugin.allocation import Kind
+from neuron_plugin.kubelet import ContainerAllocation, PodResourcesClient, ServiceOptions
 from neuron_plugin.simulation.kubelet import KubeletOptions, KubeletStoppedError, StandInKubelet
 from neuron_plugin.simulation.kubelet_devices import Capacity
 from neuron_plugin.simulation.kubelet_pods import Container, Pod, PodRejectedError

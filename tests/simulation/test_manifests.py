@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import msgspec
 
-from neuron_plugin.allocation.inventory import INVENTORY_KEY, read_inventory
-from neuron_plugin.allocation.requests import Kind
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.cluster.kinds import NODES, PODS
+from neuron_plugin.allocation import INVENTORY_KEY, Kind, Resource, read_inventory
+from neuron_plugin.cluster import NODES, PODS
 from neuron_plugin.simulation.manifests import container, node_manifest, pod_manifest, shipped_geometry
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.hardware.inventory import read_inventory
+from neuron_plugin.hardware import read_inventory
 from neuron_plugin.simulation.node import write_node
 from tests.simulation.node_tree import MakeNode, device_dir, mode, text
 

@@ -11,12 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.hardware.attributes import ResetState
-from neuron_plugin.hardware.inventory import read_inventory
+from neuron_plugin.hardware import ResetState, read_inventory
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.simulation.node_writer import TreeWriter
-from neuron_plugin.topology.geometry import Topology
-from neuron_plugin.topology.instances import InstanceType
+from neuron_plugin.topology import InstanceType, Topology
 from tests.simulation.node_tree import MakeNode, everything, text
 
 FAULTS: dict[str, tuple[Callable[[SimulatedNode], None], Callable[[SimulatedNode], None]]] = {

@@ -6,8 +6,7 @@ import pytest
 
 from neuron_plugin.hardware.attributes import parse_connected_devices
 from neuron_plugin.simulation.node_links import connected_devices_text
-from neuron_plugin.topology.geometry import Topology
-from neuron_plugin.topology.links import links_of
+from neuron_plugin.topology import Topology, links_of
 
 ALL = range(16)
 

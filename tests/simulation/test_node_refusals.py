@@ -9,8 +9,7 @@ import pytest
 
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.simulation.node_description import DESCRIPTION_FILE, SimulationError
-from neuron_plugin.topology.geometry import Topology
-from neuron_plugin.topology.instances import InstanceType
+from neuron_plugin.topology import InstanceType, Topology
 from tests.simulation.node_tree import MakeNode, everything
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Resource
 from neuron_plugin.simulation.manifests import pod_manifest
 from neuron_plugin.simulation.scheduler import ExtenderCallError, StandInScheduler
 

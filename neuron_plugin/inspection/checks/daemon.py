@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Resource
 from neuron_plugin.inspection.facts import Facts, SocketSeen
 from neuron_plugin.inspection.findings import Finding, note, ok, or_ok, problem, unchecked, warning
 from neuron_plugin.inspection.unknown import Unknown

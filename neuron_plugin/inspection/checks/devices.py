@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from neuron_plugin.hardware.health import Finding as Symptom
-from neuron_plugin.hardware.health import Severity, Signal
-from neuron_plugin.hardware.records import SkippedDevice
+from neuron_plugin.hardware import Finding as Symptom
+from neuron_plugin.hardware import Severity, Signal, SkippedDevice
 from neuron_plugin.inspection.facts import Facts
 from neuron_plugin.inspection.findings import Finding, note, ok, or_ok, problem, unchecked, warning
 from neuron_plugin.inspection.text import named, plural, ranges
 from neuron_plugin.inspection.unknown import NO_DEVICE, Unknown
-from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology import Geometry
 
 
 def check_devices(facts: Facts) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from neuron_plugin.hardware.attributes import DriverVersion
+from neuron_plugin.hardware import DriverVersion
 from neuron_plugin.inspection.facts import Facts
 from neuron_plugin.inspection.findings import Finding, Level, note, or_ok, problem, warning
 from neuron_plugin.inspection.text import plural

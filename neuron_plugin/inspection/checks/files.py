@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 
-from neuron_plugin.hardware.health import without_error_counters
-from neuron_plugin.hardware.records import Inventory
+from neuron_plugin.hardware import Inventory, without_error_counters
 from neuron_plugin.inspection.checks.devices import is_denied
 from neuron_plugin.inspection.facts import Facts, NodeFile
 from neuron_plugin.inspection.findings import Finding, note, or_ok, problem, unchecked, warning
 from neuron_plugin.inspection.text import named, plural, ranges
 from neuron_plugin.inspection.unknown import NO_DEVICE, Unknown
-from neuron_plugin.topology.geometry import Topology
-from neuron_plugin.topology.links import links_of
+from neuron_plugin.topology import Topology, links_of
 
 _FOR_EVERYBODY = 0o666
 

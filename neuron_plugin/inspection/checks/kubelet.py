@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from neuron_plugin.allocation.ledger import Ledger
-from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
+from neuron_plugin.allocation import Ledger, Resource, ids_of, mask_of
 from neuron_plugin.inspection.facts import Cluster, Facts
 from neuron_plugin.inspection.findings import Finding, note, ok, problem, unchecked, warning
 from neuron_plugin.inspection.text import plural, ranges
 from neuron_plugin.inspection.unknown import NO_DEVICE, Unknown
-from neuron_plugin.topology.geometry import Geometry
+from neuron_plugin.topology import Geometry
 
 Allocatable = Mapping[str, tuple[str, ...]]
 

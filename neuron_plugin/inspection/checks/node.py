@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from neuron_plugin.allocation.inventory import INVENTORY_KEY, InventoryError, read_inventory
-from neuron_plugin.allocation.ledger import Ledger
-from neuron_plugin.allocation.resources import mask_of
+from neuron_plugin.allocation import INVENTORY_KEY, InventoryError, Ledger, mask_of, read_inventory
 from neuron_plugin.inspection.facts import Cluster, Facts
 from neuron_plugin.inspection.findings import Finding, note, or_ok, problem, unchecked, warning
 from neuron_plugin.inspection.text import named, plural, ranges
 from neuron_plugin.inspection.unknown import Unknown
-from neuron_plugin.topology.geometry import Geometry
-from neuron_plugin.topology.sets import Unit
+from neuron_plugin.topology import Geometry, Unit
 
 VENDOR_MAPS = {"NEURON_DEV_USAGE_MAP": Unit.DEVICE, "NEURON_CORE_USAGE_MAP": Unit.CORE}
 

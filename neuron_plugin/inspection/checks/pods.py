@@ -10,17 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import TypeAlias
 
-from neuron_plugin.allocation.annotations import ContainerIds
-from neuron_plugin.allocation.ledger import Holding, Ledger, Pod
-from neuron_plugin.allocation.requests import Kind
-from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
+from neuron_plugin.allocation import ContainerIds, Holding, Kind, Ledger, Pod, Resource, ids_of, mask_of
 from neuron_plugin.inspection.facts import ApiPod, Cluster, Facts
 from neuron_plugin.inspection.findings import Finding, or_ok, problem, unchecked, warning
 from neuron_plugin.inspection.text import named, plural, ranges
 from neuron_plugin.inspection.unknown import NO_DEVICE, Unknown
 from neuron_plugin.plugin.pods import NodePod
-from neuron_plugin.topology.geometry import Geometry, cores_in
-from neuron_plugin.topology.sets import Unit, valid_sets
+from neuron_plugin.topology import Geometry, Unit, cores_in, valid_sets
 
 _Held: TypeAlias = tuple[Pod, Holding]
 

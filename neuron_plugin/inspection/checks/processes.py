@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from neuron_plugin.allocation.idlists import IdListError, parse_ids
-from neuron_plugin.allocation.ledger import Holder
-from neuron_plugin.hardware.attributes import DriverVersion
+from neuron_plugin.allocation import Holder, IdListError, parse_ids
+from neuron_plugin.hardware import DriverVersion
 from neuron_plugin.inspection.facts import Cluster, DeviceUser, DeviceUsers, Facts
 from neuron_plugin.inspection.findings import Finding, note, or_ok, problem, unchecked, warning
 from neuron_plugin.inspection.text import named, plural

@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuron_plugin.allocation.ledger import Pod, PodUid
+from neuron_plugin.allocation import Pod, PodUid
 from neuron_plugin.inspection.facts import ApiPod, Cluster
 from neuron_plugin.inspection.unknown import Unknown
 
 if TYPE_CHECKING:
-    from neuron_plugin.cluster.api import ApiServer
-    from neuron_plugin.cluster.records import Pod as PodRecord
+    from neuron_plugin.cluster import ApiServer
+    from neuron_plugin.cluster import Pod as PodRecord
 
 CALL_SECONDS = 5.0
 WHOLE_SECONDS = 15.0
@@ -24,8 +24,11 @@ async def gather_cluster(kubeconfig: Path | None, node_name: str) -> Cluster | U
     """The node ``node_name``; without ``kubeconfig`` by the pod's own service account."""
     if kubeconfig and not os.path.exists(kubeconfig):  # noqa: ASYNC240, PTH110 - one stat; Path.exists raises on EACCES
         return Unknown(f"there is no kubeconfig at {kubeconfig}", "give --kubeconfig, and run this as root")
-    from neuron_plugin.cluster.api import ApiError, ClusterError  # noqa: PLC0415 - only where a cluster is asked
-    from neuron_plugin.cluster.transport import connect  # noqa: PLC0415 - as above
+    from neuron_plugin.cluster import (
+        ApiError,
+        ClusterError,
+        connect,
+    )
 
     try:
         async with asyncio.timeout(WHOLE_SECONDS), await connect(kubeconfig) as api:
@@ -43,9 +46,7 @@ async def gather_cluster(kubeconfig: Path | None, node_name: str) -> Cluster | U
 
 
 async def _read(api: ApiServer, node_name: str) -> Cluster:
-    from neuron_plugin.cluster.api import ApiRequest, send  # noqa: PLC0415 - as above
-    from neuron_plugin.cluster.kinds import NODES, PODS  # noqa: PLC0415 - as above
-    from neuron_plugin.cluster.lists import Scope, pages  # noqa: PLC0415 - as above
+    from neuron_plugin.cluster import NODES, PODS, ApiRequest, Scope, pages, send
 
     request = ApiRequest("GET", NODES.item(node_name))
     node = NODES.decode(await send(api, request, timeout_seconds=CALL_SECONDS))
@@ -57,8 +58,8 @@ async def _read(api: ApiServer, node_name: str) -> Cluster:
 
 
 def _pod(record: PodRecord) -> ApiPod:
-    from neuron_plugin.cluster.records import MIRROR_ANNOTATION  # noqa: PLC0415 - as above
-    from neuron_plugin.plugin.pod_watch import neuron_pod  # noqa: PLC0415 - as above
+    from neuron_plugin.cluster import MIRROR_ANNOTATION
+    from neuron_plugin.plugin.pod_watch import neuron_pod
 
     static = record.annotations.get(MIRROR_ANNOTATION)
     return ApiPod(

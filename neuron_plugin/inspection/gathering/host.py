@@ -11,9 +11,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from neuron_plugin.hardware.device import SIMULATED_MARKER
-from neuron_plugin.hardware.inventory import MachinePaths
-from neuron_plugin.hardware.sysfs import DEVICE_NAME, Sysfs, SysfsError
+from neuron_plugin.hardware import DEVICE_NAME, SIMULATED_MARKER, MachinePaths, Sysfs, SysfsError
 from neuron_plugin.inspection.checks.vendor import WRAPPER
 from neuron_plugin.inspection.facts import Host, NodeFile, PciFunction
 from neuron_plugin.inspection.unknown import Unknown

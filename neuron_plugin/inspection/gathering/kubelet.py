@@ -10,7 +10,7 @@ from pathlib import Path
 from neuron_plugin.inspection.facts import DRA_DRIVER, Kubelet, SocketSeen
 from neuron_plugin.inspection.holders import ask
 from neuron_plugin.inspection.unknown import Unknown
-from neuron_plugin.kubelet.sockets import is_served
+from neuron_plugin.kubelet import is_served
 
 KUBELET_SOCKET = "kubelet.sock"
 DIAL_SECONDS = 2.0
@@ -77,6 +77,6 @@ async def _seen(path: Path) -> SocketSeen:
     served = is_served(path)
     if not served or not path.name.startswith(_OURS):
         return SocketSeen(path, served)
-    from neuron_plugin.kubelet.dialling import dial  # noqa: PLC0415 - loads gRPC
+    from neuron_plugin.kubelet import dial
 
     return SocketSeen(path, served, await dial(path, DIAL_SECONDS) or "")

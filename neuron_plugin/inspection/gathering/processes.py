@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from neuron_plugin.hardware.processes import Identity, Process, device_processes, identity_of
-from neuron_plugin.hardware.sysfs import DEVICE_NAME
+from neuron_plugin.hardware import DEVICE_NAME, Identity, Process, device_processes, identity_of
 from neuron_plugin.inspection.facts import DeviceUser, DeviceUsers
 from neuron_plugin.inspection.text import plural
 from neuron_plugin.inspection.unknown import Unknown

@@ -12,9 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from neuron_plugin.hardware.health import Observation, Signal, device_key, observe, unreadable
-from neuron_plugin.hardware.kmsg import KernelError
-from neuron_plugin.hardware.records import Inventory
+from neuron_plugin.hardware import Inventory, KernelError, Observation, Signal, device_key, observe, unreadable
 from neuron_plugin.plugin.health.memory import Memory
 from neuron_plugin.plugin.health.policy import HealthSettings, Recovery, policy_of
 from neuron_plugin.plugin.health.record import DeviceRecord, Look

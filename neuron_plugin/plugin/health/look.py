@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from neuron_plugin.hardware.health import Finding, Observation, Severity, Verdict, device_key, observe
-from neuron_plugin.hardware.records import Device, Inventory
+from neuron_plugin.hardware import Device, Finding, Inventory, Observation, Severity, Verdict, device_key, observe
 from neuron_plugin.plugin.health.keeper import HealthKeeper
 from neuron_plugin.plugin.health.memory import Memory
 from neuron_plugin.plugin.health.policy import Action, Baseline, HealthSettings, policy_of
 from neuron_plugin.plugin.health.record import memory_name
 from neuron_plugin.plugin.health.status import DeviceHealth, Status
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.topology import DeviceId
 
 _SEVERITIES = {
     Status.UNHEALTHY: Severity.UNHEALTHY,

@@ -23,7 +23,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from neuron_plugin.hardware.health import Signal
+from neuron_plugin.hardware import Signal
 
 _HOUR = 3600.0
 _MOST_SECONDS = 1e9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from neuron_plugin.hardware.health import Observation, Signal
+from neuron_plugin.hardware import Observation, Signal
 from neuron_plugin.plugin.health.memory import DeviceMemory
 from neuron_plugin.plugin.health.policy import Action, Baseline, HealthSettings, Recovery, policy_of
 from neuron_plugin.plugin.health.status import DeviceHealth, device_health

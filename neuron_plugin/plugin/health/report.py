@@ -13,11 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from neuron_plugin.allocation.idlists import format_ids
-from neuron_plugin.cluster.api import ApiRequest
-from neuron_plugin.cluster.leases import utc_now
-from neuron_plugin.cluster.records import ObjectReference
-from neuron_plugin.cluster.writes import create_event, report_node_condition
+from neuron_plugin.allocation import format_ids
+from neuron_plugin.cluster import ApiRequest, ObjectReference, create_event, report_node_condition, utc_now
 from neuron_plugin.plugin.health.keeper import Transition
 from neuron_plugin.plugin.health.status import DeviceHealth, Status
 from neuron_plugin.plugin.report import REPORTER

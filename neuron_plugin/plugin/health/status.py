@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from neuron_plugin.hardware.health import Signal
+from neuron_plugin.hardware import Signal
 from neuron_plugin.plugin.health.policy import Action, SignalPolicy
 from neuron_plugin.plugin.health.trace import Stage, Trace
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from neuron_plugin.hardware.health import Observation, Signal
+from neuron_plugin.hardware import Observation, Signal
 from neuron_plugin.plugin.health.policy import HealthSettings, Recovery, SignalPolicy, hold_seconds
 
 

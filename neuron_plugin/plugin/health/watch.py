@@ -14,14 +14,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from neuron_plugin.hardware.health import without_error_counters
-from neuron_plugin.hardware.hints import Hints
-from neuron_plugin.hardware.kmsg import KernelRecord, parse_error, tells_of_reset
-from neuron_plugin.hardware.kmsg_reader import KernelLog
-from neuron_plugin.hardware.notices import HealthNotices
-from neuron_plugin.hardware.records import Inventory
-from neuron_plugin.hardware.sysfs import Sysfs
-from neuron_plugin.hardware.uevents import Uevents
+from neuron_plugin.hardware import (
+    HealthNotices,
+    Hints,
+    Inventory,
+    KernelLog,
+    KernelRecord,
+    Sysfs,
+    Uevents,
+    parse_error,
+    tells_of_reset,
+    without_error_counters,
+)
 from neuron_plugin.plugin.health.keeper import HealthKeeper, Transition
 from neuron_plugin.plugin.health.memory import FILE_NAME, Memory, boot_id, load, save
 from neuron_plugin.plugin.health.policy import KERNEL_SIGNALS, Action, policy_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Resource
 from neuron_plugin.inspection.facts import Daemon, Facts, SocketSeen
 from neuron_plugin.inspection.findings import Level
 from neuron_plugin.inspection.unknown import Unknown

@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from neuron_plugin.hardware.attributes import ResetState
-from neuron_plugin.hardware.health import device_key
+from neuron_plugin.hardware import ResetState, device_key
 from neuron_plugin.inspection.facts import Daemon, Facts, PciFunction
 from neuron_plugin.inspection.findings import Level
 from neuron_plugin.plugin.health.look import judge_once
 from neuron_plugin.plugin.health.memory import DeviceMemory, Memory
 from neuron_plugin.plugin.health.policy import Action, HealthSettings, SignalPolicy
-from neuron_plugin.simulation.node import SimulatedNode
+from neuron_plugin.simulation import SimulatedNode
 from tests.inspection.cases import ask, facts_of, is_fine, the_finding, with_host
 from tests.inspection.doubles import MakeNode
 

@@ -7,7 +7,7 @@ import pytest
 from neuron_plugin.inspection.facts import Facts, PciFunction
 from neuron_plugin.inspection.findings import Level
 from neuron_plugin.inspection.unknown import Unknown
-from neuron_plugin.simulation.node import write_node
+from neuron_plugin.simulation import write_node
 from tests.inspection.cases import ask, facts_of, is_fine, the_finding, with_host
 from tests.inspection.doubles import MakeNode
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from neuron_plugin.allocation.inventory import INVENTORY_KEY, NodeInventory, write_inventory
+from neuron_plugin.allocation import INVENTORY_KEY, NodeInventory, write_inventory
 from neuron_plugin.inspection.facts import Facts
 from neuron_plugin.inspection.findings import Level
-from neuron_plugin.simulation.manifests import shipped_geometry
+from neuron_plugin.simulation import shipped_geometry
 from tests.inspection.cases import NODE, facts_of, holding, is_fine, the_finding, with_cluster, with_kubelet
 from tests.inspection.doubles import MakeNode
 

@@ -9,7 +9,7 @@ import pytest
 from neuron_plugin.inspection.facts import Facts
 from neuron_plugin.inspection.findings import Level
 from neuron_plugin.inspection.unknown import Unknown
-from neuron_plugin.simulation.node import write_node
+from neuron_plugin.simulation import write_node
 from tests.inspection.cases import (
     POD_UID,
     api_pod,

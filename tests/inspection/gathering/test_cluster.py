@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Resource
 from neuron_plugin.inspection.facts import Cluster
 from neuron_plugin.inspection.gathering import cluster as gathering
 from neuron_plugin.inspection.gathering.cluster import gather_cluster
 from neuron_plugin.inspection.unknown import Unknown
-from neuron_plugin.simulation.api_server import Fault, Match, StandInApiServer
-from neuron_plugin.simulation.manifests import node_manifest, pod_manifest
+from neuron_plugin.simulation import Fault, Match, StandInApiServer, node_manifest, pod_manifest
 
 STATIC_UID = "0123456789abcdef0123456789abcdef"
 

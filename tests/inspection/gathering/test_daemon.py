@@ -11,7 +11,7 @@ from threading import Thread
 
 import pytest
 
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Resource
 from neuron_plugin.inspection.gathering.daemon import gather_daemon, held_back, silent_sources
 from neuron_plugin.inspection.unknown import Unknown
 from neuron_plugin.plugin.exposition import Metric, MetricKind, exposed

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.hardware.inventory import MachinePaths
+from neuron_plugin.hardware import MachinePaths
 from neuron_plugin.inspection.facts import PciFunction
 from neuron_plugin.inspection.gathering.host import gather_host
 from neuron_plugin.inspection.unknown import Unknown

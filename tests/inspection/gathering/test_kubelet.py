@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.allocation import Resource
 from neuron_plugin.inspection import holders
 from neuron_plugin.inspection.gathering import kubelet as gathering
 from neuron_plugin.inspection.gathering.kubelet import gather_kubelet
 from neuron_plugin.inspection.unknown import Unknown
 from neuron_plugin.kubelet.sockets import endpoint_path
-from neuron_plugin.simulation.kubelet import StandInKubelet
+from neuron_plugin.simulation import StandInKubelet
 
 
 @pytest.fixture

@@ -13,13 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation.inventory import INVENTORY_KEY
-from neuron_plugin.hardware import kmsg_reader
-from neuron_plugin.hardware.attributes import ResetState
+from neuron_plugin.allocation import INVENTORY_KEY
+from neuron_plugin.hardware import ResetState, kmsg_reader
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import ResourceName
-from neuron_plugin.simulation.api_server import EVENTS, NODES
-from neuron_plugin.simulation.node import SimulatedNode
+from neuron_plugin.simulation import EVENTS, NODES, SimulatedNode
 from tests.plugin import site as sites
 from tests.plugin.site import NODE, eventually
 from tests.plugin.world import NEURON, app

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.hardware.attributes import ResetState
-from neuron_plugin.hardware.records import CoreErrors, EccCounts, NodeState
+from neuron_plugin.hardware import EccCounts, ResetState
+from neuron_plugin.hardware.records import CoreErrors, NodeState
 from neuron_plugin.plugin.health.keeper import Transition
 from neuron_plugin.plugin.health.memory import DeviceMemory, Memory
 from neuron_plugin.plugin.health.policy import Action, Baseline, HealthSettings, SignalPolicy

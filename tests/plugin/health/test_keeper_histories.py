@@ -9,8 +9,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from neuron_plugin.hardware.attributes import ResetState
-from neuron_plugin.hardware.records import CoreErrors, EccCounts, NodeState
+from neuron_plugin.hardware import EccCounts, ResetState
+from neuron_plugin.hardware.records import CoreErrors, NodeState
 from neuron_plugin.plugin.health.keeper import Transition
 from neuron_plugin.plugin.health.policy import HealthSettings
 from neuron_plugin.plugin.health.status import Status

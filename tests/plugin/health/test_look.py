@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.hardware.attributes import ResetState
-from neuron_plugin.hardware.health import Severity, Signal, Verdict
-from neuron_plugin.hardware.records import CoreErrors, EccCounts, NodeState
+from neuron_plugin.hardware import EccCounts, ResetState, Severity, Signal, Verdict
+from neuron_plugin.hardware.records import CoreErrors, NodeState
 from neuron_plugin.plugin.health.look import judge_once
 from neuron_plugin.plugin.health.memory import DeviceMemory, Memory
 from neuron_plugin.plugin.health.policy import Action, Baseline, HealthSettings, Recovery, SignalPolicy
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.topology import DeviceId
 from tests.plugin.health.world import device, machine
 
 KEY = f"{0:016x}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neuron_plugin.hardware.health import Signal
+from neuron_plugin.hardware import Signal
 from neuron_plugin.plugin.health.policy import (
     Action,
     Baseline,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.cluster.api import ApiRequest
-from neuron_plugin.hardware.health import Signal
+from neuron_plugin.cluster import ApiRequest
+from neuron_plugin.hardware import Signal
 from neuron_plugin.plugin.health.keeper import Transition
 from neuron_plugin.plugin.health.report import HealthReport, condition_of
 from neuron_plugin.plugin.health.status import Cause, DeviceHealth, Status

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neuron_plugin.hardware.health import Signal
+from neuron_plugin.hardware import Signal
 from neuron_plugin.plugin.health.policy import Action, SignalPolicy
 from neuron_plugin.plugin.health.status import Cause, DeviceHealth, Status, device_health
 from neuron_plugin.plugin.health.trace import Stage, Trace

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.hardware.health import Observation, Signal
+from neuron_plugin.hardware import Observation, Signal
 from neuron_plugin.plugin.health.policy import HealthSettings, Recovery, SignalPolicy
 from neuron_plugin.plugin.health.trace import Rules, Sight, Stage, Trace, next_change, reloaded, step
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.hardware.attributes import parse_driver_version
-from neuron_plugin.hardware.kmsg import KernelRecord
-from neuron_plugin.hardware.records import CoreErrors, EccCounts, NodeState
+from neuron_plugin.hardware import EccCounts, KernelRecord, parse_driver_version
+from neuron_plugin.hardware.records import CoreErrors, NodeState
 from neuron_plugin.hardware.uevents import NoUevents
 from neuron_plugin.plugin.health import watch as health_watch
 from neuron_plugin.plugin.health.keeper import Transition

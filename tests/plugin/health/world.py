@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from neuron_plugin.hardware.attributes import ResetState
-from neuron_plugin.hardware.kmsg import KernelError
-from neuron_plugin.hardware.records import CoreErrors, Device, EccCounts, HealthReadings, Inventory, NodeState
+from neuron_plugin.hardware import Device, EccCounts, Inventory, KernelError, ResetState
+from neuron_plugin.hardware.records import CoreErrors, HealthReadings, NodeState
 from neuron_plugin.plugin.health.keeper import HealthKeeper, Transition
 from neuron_plugin.plugin.health.memory import Memory
 from neuron_plugin.plugin.health.policy import HealthSettings
-from neuron_plugin.topology.geometry import DeviceId
+from neuron_plugin.topology import DeviceId
 
 HOUR = 3600.0
 SOUND = HealthReadings(
