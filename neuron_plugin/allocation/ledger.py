@@ -17,7 +17,7 @@ PodUid = NewType("PodUid", str)
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class PodReference:
     """The pod that holds something, for people and for keys. Names are re-used, UIDs are not."""
 
     uid: PodUid
@@ -26,6 +26,27 @@ class Pod:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What one container of a pod has under one resource name.
+
+    ``mask`` are the cores that it was given. ``drawn_mask`` are the cores behind the ids that the kubelet has recorded
+    for the container, where they are other ones: of a set that its pod's init containers had, the container is given
+    a linked part in place of the kubelet's random one.
+    """
+
+    pod: PodReference
+    container: str
+    resource: Resource
+    mask: CoreMask
+    drawn_mask: CoreMask = NO_CORES
+
+    @property
+    def kubelet_mask(self) -> CoreMask:
+        """The cores behind the kubelet's ids."""
+        return self.drawn_mask or self.mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +72,7 @@ class Holding:
 class Holder:
     """A live pod and what its containers hold; init and app containers of one pod may overlap."""
 
-    pod: Pod
+    pod: PodReference
     holdings: tuple[Holding, ...]
 
     @property
@@ -96,7 +117,7 @@ class Ledger:
         """The ledger in which this pod holds exactly this."""
         return Ledger({**self.holders, holder.pod.uid: holder})
 
-    def with_holding(self, pod: Pod, holding: Holding) -> Ledger:
+    def with_holding(self, pod: PodReference, holding: Holding) -> Ledger:
         """The ledger in which one more container of a pod holds something; the same again changes nothing."""
         held = self.holders.get(pod.uid)
         others = tuple(other for other in (held.holdings if held else ()) if not _same_place(other, holding))

@@ -72,7 +72,7 @@ def node_record(
 
 def _shape(hardware: Hardware, ledger: Ledger, refusals: list[NodeRefusal]) -> AnyShape:
     if refusals:
-        return closed_shape(min(refusals, key=lambda refusal: refusal.can_pass))
+        return closed_shape(min(refusals, key=lambda refusal: refusal.may_pass))
     return open_shape(hardware.geometry, hardware.healthy_mask, CoreMask(hardware.healthy_mask & ~ledger.used_mask))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuron_plugin.allocation import Ledger, Pod, Resource
+from neuron_plugin.allocation import Ledger, PodReference, Resource
 from neuron_plugin.inspection.holders import holders_of
 from neuron_plugin.inspection.machine import Machine
 from neuron_plugin.inspection.unknown import NO_DEVICE, Unknown
@@ -107,7 +107,7 @@ class ApiPod:
     ``uids`` are the UIDs its cgroups may carry: a static pod's is not the API object's.
     """
 
-    pod: Pod
+    pod: PodReference
     phase: str
     neuron: NodePod | None = None
     uids: frozenset[str] = frozenset()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from neuron_plugin.allocation import Holding, Ledger, Pod, PodUid, Resource, mask_of
+from neuron_plugin.allocation import Holding, Ledger, PodReference, PodUid, Resource, mask_of
 from neuron_plugin.inspection.unknown import Unknown
 from neuron_plugin.topology import Geometry
 
@@ -72,7 +72,7 @@ def holders_of(geometry: Geometry, pods: Iterable[PodDevices]) -> Holders:
     """The kubelet's answer as a ledger; the kubelet tells no UIDs, so namespace and name stand for them."""
     ledger, strange = Ledger(), list[str]()
     for pod in pods:
-        holder = Pod(PodUid(f"{pod.namespace}/{pod.name}"), pod.namespace, pod.name)
+        holder = PodReference(PodUid(f"{pod.namespace}/{pod.name}"), pod.namespace, pod.name)
         for container in pod.containers:
             resource = _RESOURCES.get(container.resource)
             if resource is None:

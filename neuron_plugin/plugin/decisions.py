@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from neuron_plugin.allocation import ContainerIds, ContainerRequest, Kind, Ledger, Pod, PodUid, Resource, mask_of
+from neuron_plugin.allocation import (
+    ContainerAssignment,
+    ContainerKind,
+    ContainerRequest,
+    Ledger,
+    PodReference,
+    PodUid,
+    Resource,
+    mask_of,
+)
 from neuron_plugin.plugin.pods import NodePod, demanded_cores
 from neuron_plugin.plugin.standins import is_outdated
 from neuron_plugin.topology import CoreMask, Geometry
@@ -24,7 +33,7 @@ class WaitingDecision:
     ``reuses``: some of it its pod's init containers have before, so the kubelet never asks for it as for new ids.
     """
 
-    pod: Pod
+    pod: PodReference
     request: ContainerRequest
     ids: tuple[int, ...]
     mask: CoreMask
@@ -88,7 +97,7 @@ def _same_demand(one: NodePod, other: NodePod) -> bool:
     return _demand(one) == _demand(other)
 
 
-def _demand(pod: NodePod) -> list[tuple[Kind, Resource, int]]:
+def _demand(pod: NodePod) -> list[tuple[ContainerKind, Resource, int]]:
     return [(part.kind, part.resource, part.count) for part in pod.request]
 
 
@@ -108,7 +117,7 @@ def _sets_of(
         mask, left = _mask(geometry, part), before.get(request.resource, 0)
         if mask.bit_count() == demanded_cores(geometry, request):
             yield WaitingDecision(waits.pod, request, part.ids, mask, reuses=bool(mask & left))
-        if request.kind is Kind.INIT:
+        if request.kind is ContainerKind.INIT:
             before[request.resource] = left | mask
 
 
@@ -120,5 +129,5 @@ def _can_be_given(waiting: WaitingDecision, ledger: Ledger) -> bool:
     return all(is_outdated(holder, waiting.request.resource, waiting.mask) for holder in others)
 
 
-def _mask(geometry: Geometry, part: ContainerIds) -> CoreMask:
+def _mask(geometry: Geometry, part: ContainerAssignment) -> CoreMask:
     return mask_of(geometry, part.request.resource.unit, part.ids)

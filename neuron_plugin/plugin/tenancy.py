@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from neuron_plugin.allocation import Holder, Holding, Ledger, Pod, PodUid
+from neuron_plugin.allocation import Holder, Holding, Ledger, PodReference, PodUid
 from neuron_plugin.plugin.standins import is_known, is_nameless, stands_in
 
 
@@ -28,7 +28,7 @@ class Tenancy:
     confirmed: frozenset[PodUid] = frozenset()
     since: Mapping[PodUid, float] = field(default_factory=dict)
 
-    def supposing(self, pod: Pod, holding: Holding, now: float, kin: Collection[PodUid] = ()) -> Tenancy:
+    def supposing(self, pod: PodReference, holding: Holding, now: float, kin: Collection[PodUid] = ()) -> Tenancy:
         """A container was given cores, probably of this pod; a nameless holder that had them has them no more.
 
         ``kin`` are holders that are this pod, too. A container without a name gets a number.
@@ -49,7 +49,7 @@ class Tenancy:
             return self
         return self._with(_without(self.ledger, others, told.holdings).with_holder(told))
 
-    def confirming(self, truth: Holder, stand_in: Pod, now: float) -> Tenancy:
+    def confirming(self, truth: Holder, stand_in: PodReference, now: float) -> Tenancy:
         """The kubelet says what a pod holds, so whoever was only supposed to hold it was mistaken.
 
         ``stand_in`` is for what the pod was supposed to hold and does not.
@@ -68,7 +68,7 @@ class Tenancy:
         """What a pod was confirmed to hold is only supposed again."""
         return replace(self, confirmed=self.confirmed - {uid})
 
-    def without(self, uid: PodUid, left: Iterable[Holding], stand_in: Pod, now: float) -> Tenancy:
+    def without(self, uid: PodUid, left: Iterable[Holding], stand_in: PodReference, now: float) -> Tenancy:
         """A holder is gone; ``left`` is what was supposed to be its and may be another's, which ``stand_in`` holds."""
         return self._with(_kept(self.ledger.without(uid), stand_in, left), {stand_in.uid: now})
 
@@ -82,7 +82,7 @@ class Tenancy:
         return Tenancy(ledger, certain & holders, {uid: moments[uid] for uid in moments.keys() & holders})
 
 
-def _joined(ledger: Ledger, pod: Pod, kin: Collection[PodUid]) -> Ledger:
+def _joined(ledger: Ledger, pod: PodReference, kin: Collection[PodUid]) -> Ledger:
     """All that some holders have, held by one pod."""
     others = [holder for holder in ledger if holder.pod.uid in kin and holder.pod.uid != pod.uid]
     for holder in others:
@@ -92,7 +92,7 @@ def _joined(ledger: Ledger, pod: Pod, kin: Collection[PodUid]) -> Ledger:
     return ledger
 
 
-def _numbered(ledger: Ledger, pod: Pod, holding: Holding) -> Holding:
+def _numbered(ledger: Ledger, pod: PodReference, holding: Holding) -> Holding:
     """A holding of a container of its own, though nobody knows its name."""
     holder = ledger.holders.get(pod.uid)
     taken = {one.container for one in holder.holdings} if holder else set()
@@ -100,13 +100,13 @@ def _numbered(ledger: Ledger, pod: Pod, holding: Holding) -> Holding:
     return holding if holding.container else replace(holding, container=next(free))
 
 
-def _kept(ledger: Ledger, stand_in: Pod, holdings: Iterable[Holding]) -> Ledger:
+def _kept(ledger: Ledger, stand_in: PodReference, holdings: Iterable[Holding]) -> Ledger:
     """What is left of a supposition, held by a stand-in."""
     held = Holder(stand_in, tuple(holdings))
     return ledger.with_holder(held) if held.holdings else ledger
 
 
-def _same_name(one: Pod, other: Pod) -> bool:
+def _same_name(one: PodReference, other: PodReference) -> bool:
     return (one.namespace, one.name) == (other.namespace, other.name)
 
 

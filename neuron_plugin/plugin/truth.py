@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
-from neuron_plugin.allocation import ContainerRequest, Holding, Kind, Ledger, Pod, PodUid, Resource, union_of
+from neuron_plugin.allocation import (
+    ContainerKind,
+    ContainerRequest,
+    Holding,
+    Ledger,
+    PodReference,
+    PodUid,
+    Resource,
+    union_of,
+)
 from neuron_plugin.kubelet import PodDevices
 from neuron_plugin.plugin.kin import kin_of
 from neuron_plugin.plugin.pods import NodePod, demanded_cores
@@ -51,7 +60,7 @@ def true_holdings(
     admitted. What ``confirmed`` pods hold is theirs. ``records`` are the kubelet's own, see there.
     """
     by_container = {holding.container: holding for holding in listed}
-    if any(part.kind is not Kind.INIT and part.container not in by_container for part in pod.request):
+    if any(part.kind is not ContainerKind.INIT and part.container not in by_container for part in pod.request):
         return None
     # A pod of which nothing is listed may not be admitted yet, and what was noted for it another's: only records tell.
     given = list(_given(ledger, pod.pod, listed, confirmed))
@@ -69,7 +78,7 @@ def true_holdings(
     return (*_rest(given, listed, union_of(truth)), *truth)
 
 
-def with_unlisted(pod: Pod, listed: tuple[Holding, ...], ledger: Ledger) -> tuple[Holding, ...]:
+def with_unlisted(pod: PodReference, listed: tuple[Holding, ...], ledger: Ledger) -> tuple[Holding, ...]:
     """What a pod holds that only the kubelet knows by name: what is listed, and what its init containers were given.
 
     The latter stands in the ledger under nameless stand-ins, or already under the pod.
@@ -81,7 +90,9 @@ def with_unlisted(pod: Pod, listed: tuple[Holding, ...], ledger: Ledger) -> tupl
     return (*listed, *(one for one in given if (one.resource, one.mask) not in sets))
 
 
-def _given(ledger: Ledger, pod: Pod, listed: Iterable[Holding], confirmed: Collection[PodUid]) -> Iterator[Holding]:
+def _given(
+    ledger: Ledger, pod: PodReference, listed: Iterable[Holding], confirmed: Collection[PodUid]
+) -> Iterator[Holding]:
     """What we gave in the calls that were this pod's: its own first, then what was noted under others meanwhile.
 
     The pod's own holder counts only if it has what the kubelet lists: else those were another pod's calls.
@@ -137,7 +148,7 @@ def _of_init_container(
     if recorded and not recorded.mask & theirs:
         return _as_given(recorded, given)
     later = pod.request[pod.request.index(part) :]
-    alone = all(other.kind is Kind.INIT for other in later if other.resource is part.resource)
+    alone = all(other.kind is ContainerKind.INIT for other in later if other.resource is part.resource)
     unclaimed = (one for one in nameless if alone and not is_recorded_for_another(geometry, records, uid, one))
     same = [one for one in (*given, *unclaimed) if one.resource is part.resource and one.mask.bit_count() == size]
     found = next((one for one in same if one.container == part.container), next(iter(same), None))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from neuron_plugin.allocation import Entry, Holding, Journal, Ledger, Pod, Resource, Step, mask_of
+from neuron_plugin.allocation import DecisionLog, Holding, Ledger, LoggedDecision, PodReference, Resource, Step, mask_of
 from neuron_plugin.kubelet import AllocationRefusedError, RegistrationState
 from neuron_plugin.plugin.claims import Claim
 from neuron_plugin.plugin.counts import Counts
@@ -41,7 +41,7 @@ class Witness:
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """``on_advertised`` is called when the kubelet has begun to follow a resource."""
-        self.journal = Journal()
+        self.journal = DecisionLog()
         self.counts = counts
         self._node = node
         self._state = state
@@ -67,7 +67,7 @@ class Witness:
         decision = decision_of(waiting, resource, chosen)
         within, must = mask_of(geometry, unit, tuple(offered)), mask_of(geometry, unit, tuple(must_include))
         self.journal.record(
-            Entry(
+            LoggedDecision(
                 at_ns=self._now_ns(),
                 step=Step.PREFERRED,
                 node=self._node,
@@ -92,7 +92,7 @@ class Witness:
         reason = DECIDED if claim.decided else OWN if claim.pod else UNDECIDED
         usable = partial(_free, machine, before)
         self.journal.record(
-            Entry(
+            LoggedDecision(
                 self._now_ns(),
                 Step.ALLOCATED,
                 self._node,
@@ -115,7 +115,7 @@ class Witness:
         asked = mask_of(machine.geometry, name.unit, tuple(map(int, ids)))
         usable = partial(_free, machine, self._state.ledger)
         self.journal.record(
-            Entry(
+            LoggedDecision(
                 at_ns=self._now_ns(),
                 step=Step.REFUSED,
                 node=self._node,
@@ -128,7 +128,7 @@ class Witness:
             )
         )
 
-    def corrected(self, pod: Pod, holdings: Sequence[Holding], text: str) -> None:
+    def corrected(self, pod: PodReference, holdings: Sequence[Holding], text: str) -> None:
         """A pod was found to hold other ids than were decided for it, and its annotation is written anew."""
         self.counts.corrections += 1
         machine = self._state.machine
@@ -136,7 +136,7 @@ class Witness:
             return
         for holding in holdings:
             self.journal.record(
-                Entry(
+                LoggedDecision(
                     at_ns=self._now_ns(),
                     step=Step.CORRECTED,
                     node=self._node,

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from neuron_plugin.allocation.ledger import Holder, Holding, Ledger, Pod, PodUid
+from neuron_plugin.allocation.ledger import Holder, Holding, Ledger, PodReference, PodUid
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.topology import NO_CORES, CoreMask
 from tests.topology.oracle import INF1, TRN1, as_cores, as_mask
@@ -19,8 +19,8 @@ masks = st.integers(0, INF1.all_mask).map(CoreMask)
 resources = st.sampled_from(Resource)
 
 
-def pod(uid: str, name: str = "web-0") -> Pod:
-    return Pod(PodUid(uid), "default", name)
+def pod(uid: str, name: str = "web-0") -> PodReference:
+    return PodReference(PodUid(uid), "default", name)
 
 
 class LedgerAgainstDictionaries(RuleBasedStateMachine):
@@ -146,4 +146,4 @@ def test_nobody_holds_no_cores() -> None:
 
 
 def test_a_pod_is_named_by_namespace_and_name() -> None:
-    assert str(Pod(PodUid("u"), "team", "web-0")) == "team/web-0"
+    assert str(PodReference(PodUid("u"), "team", "web-0")) == "team/web-0"

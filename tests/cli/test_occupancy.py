@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from neuron_plugin.allocation import Holding, Ledger, Pod, PodUid, Resource
+from neuron_plugin.allocation import Holding, Ledger, PodReference, PodUid, Resource
 from neuron_plugin.cli.occupancy import Occupancy
 from neuron_plugin.simulation import SimulatedNode
 from neuron_plugin.topology import CoreMask
@@ -21,7 +21,7 @@ def occupancy(node: SimulatedNode, ledger: Ledger | None) -> Occupancy:
 def held(*holdings: tuple[str, str, Resource, int]) -> Ledger:
     ledger = Ledger()
     for pod, container, resource, mask in holdings:
-        ledger = ledger.with_holding(Pod(PodUid(pod), "ml", pod), Holding(container, resource, CoreMask(mask)))
+        ledger = ledger.with_holding(PodReference(PodUid(pod), "ml", pod), Holding(container, resource, CoreMask(mask)))
     return ledger
 
 
