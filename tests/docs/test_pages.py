@@ -160,8 +160,8 @@ def refusal_texts() -> set[str]:
     """One text of each kind of refusal; a new kind has to be told here, and on the page."""
     made: dict[str, Callable[..., Rejection]] = {
         name: function
-        for name, function in inspect.getmembers(refusals, inspect.isfunction)
-        if inspect.signature(function).return_annotation == "Refusal"
+        for name, function in inspect.getmembers(rejections, inspect.isfunction)
+        if inspect.signature(function).return_annotation == "Rejection"
     }
     assert made.keys() == QUOTED_REFUSALS.keys()
     texts = set()
