@@ -47,6 +47,11 @@ class NodeInventory:
     ultraserver: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def listed(self) -> tuple[int, ...]:
+        """The devices that are shown to the kubelet: those present, and missing ones that have a reason."""
+        return tuple(sorted({*self.present, *self.unhealthy}))
+
+    @property
     def healthy_mask(self) -> CoreMask:
         """The cores that may be handed out."""
         return self.geometry.devices_mask(device for device in self.present if device not in self.unhealthy)
@@ -63,7 +68,11 @@ def write_inventory(inventory: NodeInventory) -> str:
         "coresPerDevice": geometry.cores_per_device,
         "blockSizes": list(geometry.block_sizes),
         "present": sorted(inventory.present),
-        "unhealthy": {str(device): inventory.unhealthy[device] for device in sorted(inventory.unhealthy)},
+        "unhealthy": {
+            str(device): inventory.unhealthy[device]
+            for device in sorted(inventory.unhealthy)
+            if device in inventory.present
+        },
         "deviceName": inventory.device_name,
         "driverVersion": inventory.driver_version,
         "logicalCoreSize": inventory.logical_core_size,

@@ -7,14 +7,22 @@ pod asks for, what it was assigned and what that means on a node's geometry.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol, TypeAlias
 
-from neuron_plugin.allocation.assignment import Assignment, AssignmentError, read_assignment
+from neuron_plugin.allocation.assignment import ASSIGNMENT_KEYS, Assignment, AssignmentError, read_assignment
 from neuron_plugin.allocation.ledger import Allocation, PodReference, PodUid
 from neuron_plugin.allocation.rejection import INVALID_REQUEST, NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT, Rejection
-from neuron_plugin.allocation.requests import ContainerKind, ContainerSpec, PodRequest, RequestError, pod_request
+from neuron_plugin.allocation.requests import (
+    ContainerKind,
+    ContainerSpec,
+    PodRequest,
+    RequestError,
+    parse_count,
+    pod_request,
+)
 from neuron_plugin.allocation.resources import Resource, mask_of
 from neuron_plugin.topology import CoreMask, Geometry, Unit
 
@@ -96,6 +104,8 @@ class NeuronPod:
     ``request`` is empty for a pod that asks for no Neuron, and a ``Rejection`` where nobody can serve it.
     ``assignment`` is None without one, and a ``Rejection`` where its annotations cannot be followed.
     ``static_uid`` is the UID under which the kubelet knows a static pod; this object is then its mirror.
+    ``assignment_keys`` are the annotations that name ids, readable or not. ``refused_demands`` are
+    what the containers of a request that cannot be served ask the kubelet for all the same.
     """
 
     reference: PodReference
@@ -107,6 +117,8 @@ class NeuronPod:
     terminating: bool = False
     started: bool = False
     static_uid: str = ""
+    assignment_keys: tuple[str, ...] = ()
+    refused_demands: frozenset[tuple[Resource, int]] = frozenset()
 
     @property
     def uid(self) -> PodUid:
@@ -163,6 +175,8 @@ def neuron_pod(pod: PodObject) -> NeuronPod:
         terminating=pod.terminating,
         started=pod.started,
         static_uid=pod.annotations.get(STATIC_POD_UID_KEY, ""),
+        assignment_keys=tuple(key for key in ASSIGNMENT_KEYS if key in pod.annotations),
+        refused_demands=_refused_demands(pod) if isinstance(request, Rejection) else frozenset(),
     )
 
 
@@ -201,6 +215,16 @@ def _request(containers: tuple[_ContainerKey, ...]) -> PodRequest | Rejection:
         return pod_request(ContainerSpec(name, kind, dict(lim), dict(req)) for name, kind, lim, req in containers)
     except RequestError as error:
         return replace(INVALID_REQUEST, detail=str(error))
+
+
+def _refused_demands(pod: PodObject) -> frozenset[tuple[Resource, int]]:
+    found = set()
+    for container, _ in pod.containers:
+        for resource in Resource:
+            with suppress(ValueError):
+                text = container.limits.get(resource.value, container.requests.get(resource.value, "0"))
+                found.add((resource, parse_count(text)))
+    return frozenset(demand for demand in found if demand[1])
 
 
 def _neuron_quantities(quantities: Mapping[str, str]) -> _Quantities:

@@ -1,146 +1,471 @@
 """What the kubelet is answered: which ids it should prefer, and what a container gets for its ids.
 
-Allocate works from memory and awaits nothing, so it takes microseconds whatever the API server does. Waiting, under a
-deadline, belongs to the preference. A refusal ends its pod for good (and a ReplicaSet makes the next one at once), so
-it is only for what lasts: ids that another live pod holds, and sets that the operator has ruled out.
+Allocate names no pod. So the ids are the token: a set that a scheduler assigned to one pod is given once, and the
+kubelet is asked to draw exactly those ids. Two equal pods can at worst swap sets, never share one.
+
+GetPreferredAllocation may wait for the API server, for the kubelet's record and for ended pods' processes. Allocate
+answers from memory; it waits for the same only before it would refuse. A refusal ends its pod for good, and a
+ReplicaSet replaces that pod at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
-from neuron_plugin.allocation import Holding, PodReference, Resource, ids_of, mask_of, why_not
+from neuron_plugin.allocation import (
+    DecisionLog,
+    LoggedDecision,
+    PodReference,
+    PodUid,
+    Rejection,
+    Resource,
+    Step,
+    choose,
+    format_ids,
+    ids_of,
+    mask_of,
+    place,
+)
 from neuron_plugin.kubelet import AllocationRefusedError, ContainerAllocation
-from neuron_plugin.plugin.callers import Callers
-from neuron_plugin.plugin.claims import Call, Claim, Conflict
-from neuron_plugin.plugin.container import ContainerStyle, container_allocation
-from neuron_plugin.plugin.counts import Counts
-from neuron_plugin.plugin.gate import StartGate
-from neuron_plugin.plugin.machine import Machine
-from neuron_plugin.plugin.node import NodeState
-from neuron_plugin.plugin.report import Report
-from neuron_plugin.plugin.settings import TopologyPolicy
-from neuron_plugin.plugin.steering import Offer, Steering
-from neuron_plugin.plugin.witness import Witness
-from neuron_plugin.plugin.wording import NO_MACHINE, allocation_fields, conflict_text, unlinked_text
-from neuron_plugin.topology import valid_sets
+from neuron_plugin.plugin.container import container_allocation, container_style
+from neuron_plugin.plugin.counters import Counters, Latencies
+from neuron_plugin.plugin.inputs import ALLOCATION_KEY, PendingAnswer, reply_for
+from neuron_plugin.plugin.node import Node
+from neuron_plugin.plugin.settings import PluginSettings, TopologyPolicy
+from neuron_plugin.plugin.snapshot import PodEvent, Snapshot, WaitingAssignment, named
+from neuron_plugin.topology import NO_CORES, CoreMask
 
 logger = logging.getLogger(__name__)
 
-Later = Callable[[Callable[[], None]], object]
-"""Do something once the kubelet has its answer."""
+RECONSIDER_SECONDS = 3.0
+"""How long a call may wait for ended pods' processes, after the kubelet and the API server were asked again."""
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceRequest:
+    """One container's demand as GetPreferredAllocation states it."""
+
+    resource: Resource
+    available: tuple[int, ...]
+    must_include: tuple[int, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """The ids to prefer. ``enough``: all of them are free, or the pod's own."""
+
+    ids: tuple[int, ...]
+    waiting: WaitingAssignment | None
+    enough: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Which cores a container gets, and whose it is as far as that is known."""
+
+    mask: CoreMask
+    reason: str
+    pod: PodReference | None = None
+    container: str = ""
+    assigned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Why ids cannot be given."""
+
+    text: str
+
+
+def preference_for(snapshot: Snapshot, request: PreferenceRequest) -> Preference:
+    """The ids of the oldest waiting assignment that fits, else the best valid set, else the tightest ids there are.
+
+    The answer always has the asked size, lies inside what the kubelet offers and includes what it must: the kubelet
+    cuts or fills anything else at random (pkg/kubelet/cm/devicemanager/manager.go).
+    """
+    geometry, unit = snapshot.inventory.geometry, request.resource.unit
+    available, must = (mask_of(geometry, unit, ids) for ids in (request.available, request.must_include))
+    for one in snapshot.waiting:
+        fits = one.resource is request.resource and len(ids_of(geometry, unit, one.mask)) == request.size
+        usable = (available & snapshot.offered_mask) | must
+        if fits and one.mask & usable == one.mask and one.mask & must == must and bool(one.reused_mask) == bool(must):
+            return Preference(ids_of(geometry, unit, one.mask), one, enough=True)
+    free = snapshot.free_mask
+    if not request.must_include and (planned := _first_of_all(snapshot, request, available)):
+        return Preference(planned, None, enough=True)
+    found = choose(geometry, (available & free) | must, unit, request.size, must)
+    if not isinstance(found, Rejection):
+        return Preference(ids_of(geometry, unit, found), None, enough=True)
+    chosen: tuple[int, ...] = request.must_include
+    unheld = snapshot.offered_mask & ~snapshot.ledger.used_mask
+    for usable in (free, unheld):  # then what others wait for, and at last what is in use: Allocate decides about that
+        ids = ids_of(geometry, unit, available & usable)
+        if len({*ids, *chosen}) >= request.size:
+            return Preference(_tightest({*ids, *chosen}, chosen, request.size), None, enough=True)
+        chosen = tuple({*ids, *chosen})
+    rest = _tightest(set(request.available) - set(chosen), (), request.size - len(chosen))
+    return Preference(tuple(sorted({*chosen, *rest})), None, enough=False)
+
+
+def answer_for(
+    snapshot: Snapshot, resource: Resource, ids: Sequence[int], own_ids: Collection[int], latest: PodUid | None
+) -> Answer | Conflict:
+    """Whose call an Allocate for ``ids`` is, and what it gets.
+
+    ``own_ids`` are those that the GetPreferredAllocation just before said must be included: the pod's init containers
+    have them. ``latest`` is the pod of our latest answer that the kubelet has recorded.
+    """
+    geometry, unit, count = snapshot.inventory.geometry, resource.unit, len(ids)
+    drawn = mask_of(geometry, unit, tuple(ids))
+    for one in snapshot.waiting:
+        if one.resource is resource and one.mask == drawn and not drawn & ~snapshot.offered_mask & ~one.reused_mask:
+            return Answer(drawn, "assigned to the pod by the scheduler", one.pod, one.container, assigned=True)
+    if found := _of_init_containers(snapshot, resource, drawn, count, latest):
+        return found
+    own = mask_of(geometry, unit, tuple(own_ids))
+    pod = next((one.pod for one in snapshot.ledger.overlapping(own) if one.resource is resource), None) if own else None
+    container = _next_container(snapshot, pod, resource, count) if pod else ""
+    others = [one for one in snapshot.ledger.overlapping(drawn & ~own) if pod is None or one.pod.uid != pod.uid]
+    if others:
+        texts = [
+            f"{resource.value} {format_ids(ids_of(geometry, unit, drawn & one.mask) or ids)} is in use by "
+            f"{named(one.pod)} as {one.resource.value}"
+            for one in others
+        ]
+        return Conflict("; ".join(dict.fromkeys(texts)))
+    if held := [one for one in snapshot.inputs.hold_downs if one.mask & drawn & ~own]:
+        return Conflict(
+            "; ".join(dict.fromkeys(f"{resource.value} {format_ids(ids)} is held down: {one.reason}" for one in held))
+        )
+    reason = "the pod's init containers have some of them" if pod else "drawn by the kubelet and free"
+    return Answer(drawn, reason, pod, container)
+
+
+def _of_init_containers(
+    snapshot: Snapshot, resource: Resource, drawn: CoreMask, count: int, latest: PodUid | None
+) -> Answer | None:
+    """A later container's share of what its pod's init containers have: the kubelet draws that at random, unasked.
+
+    The container gets its assigned share, or a linked part where the kubelet drew one that is not. Of a pod that the
+    API server has not shown, nothing tells init containers from others: it has to be the one that is being admitted.
+    """
+    geometry, unit = snapshot.inventory.geometry, resource.unit
+    for pod in snapshot.inputs.pods.asking:
+        container = _next_container(snapshot, pod.reference, resource, count)
+        reusable = snapshot.reusable_mask(pod, resource) if container else NO_CORES
+        if not reusable or not _counted(snapshot, pod.reference, resource, drawn):
+            continue
+        waiting = next(
+            (one for one in snapshot.waiting if one.pod == pod.reference and one.container == container), None
+        )
+        if waiting and waiting.mask & reusable == waiting.mask:
+            return Answer(
+                waiting.mask, "its share of what the init containers have", pod.reference, container, assigned=True
+            )
+        part = choose(geometry, reusable, unit, count)
+        is_linked = drawn & reusable == drawn and not snapshot.unlinked_text(resource, drawn)
+        if isinstance(part, Rejection) or is_linked or snapshot.inputs.recorded.unreadable:
+            return Answer(drawn, "a part of what the init containers have", pod.reference, container)
+        return Answer(part, "a linked part of what the init containers have", pod.reference, container)
+    if latest and latest not in snapshot.inputs.pods.by_kubelet_uid:
+        being_admitted = PodReference(latest, "", "")
+        if _counted(snapshot, being_admitted, resource, drawn):
+            return Answer(drawn, "a part of what the pod being admitted has", being_admitted)
+    return None
+
+
+def _counted(snapshot: Snapshot, pod: PodReference, resource: Resource, drawn: CoreMask) -> bool:
+    """Whether the kubelet has all of these ids on its account for one pod, and no other pod has their cores."""
+    own = NO_CORES
+    for one in snapshot.ledger.of(pod.uid):
+        if one.resource is resource:
+            own = CoreMask(own | one.kubelet_mask)
+    return drawn & own == drawn and all(one.pod.uid == pod.uid for one in snapshot.ledger.overlapping(drawn))
+
+
+def _next_container(snapshot: Snapshot, pod: PodReference, resource: Resource, count: int) -> str:
+    """The container of a pod that is admitted next, if it asks for exactly this; empty otherwise."""
+    known = snapshot.inputs.pods.pods.get(pod.uid)
+    if known is None:
+        return ""
+    served = {one.container for one in snapshot.ledger.of(pod.uid)}
+    part = next((part for part in known.requests if part.container not in served), None)
+    return part.container if part and (part.resource, part.count) == (resource, count) else ""
+
+
+def _first_of_all(snapshot: Snapshot, request: PreferenceRequest, available: int) -> tuple[int, ...] | None:
+    """Where the first container of a pod without assignment goes if all its containers are to get linked sets."""
+    geometry = snapshot.inventory.geometry
+    for pod in snapshot.unassigned:
+        first = pod.requests[0]
+        if len(pod.requests) > 1 and (first.resource, first.count) == (request.resource, request.size):
+            placement = place(geometry, snapshot.free_mask & available, pod.requests)
+            if not isinstance(placement, Rejection) and not snapshot.ledger.of(pod.uid):
+                return ids_of(geometry, request.resource.unit, placement[0].mask)
+    return None
+
+
+def _tightest(available: Collection[int], must_include: Collection[int], size: int) -> tuple[int, ...]:
+    """``size`` ids around ``must_include`` with the least distance between first and last; the lowest on a tie."""
+    others = sorted(set(available) - set(must_include))
+    missing = size - len(must_include)
+    windows = [(*must_include, *others[start : start + missing]) for start in range(len(others) - missing + 1)]
+    best = min(windows, key=lambda ids: (max(ids, default=0) - min(ids, default=0), ids), default=tuple(must_include))
+    return tuple(sorted(best))
+
+
+class PodLister(Protocol):
+    """The API server, asked for this node's pods when the watch may lag behind the kubelet."""
+
+    async def list_pods(self) -> None:
+        """Take in a consistent LIST, under a deadline; never raises."""
 
 
 class Allocator:
-    """Answers the kubelet for all resources of the node."""
+    """Answers the kubelet for all resources of the node.
 
-    def __init__(
-        self,
-        state: NodeState,
-        style: Callable[[Machine], ContainerStyle],
-        policy: TopologyPolicy,
-        report: Report,
-        steering: Steering,
-        *,
-        witness: Witness | None = None,
-        later: Later = lambda work: work(),
-        gate: StartGate | None = None,
-    ) -> None:
-        """``style`` says how a machine's sets are presented in containers; no ``gate`` lets every container start.
+    ``events`` are those of refused calls, for whoever publishes them. ``last_call`` is when the kubelet last asked for
+    something, on the node's clock: PodResources is never listed while a call is under way.
+    """
 
-        ``later`` puts off what the log is told of an Allocate; by default nothing is put off.
-        """
-        self._state = state
-        self._style = style
-        self._policy = policy
-        self._report = report
-        self._steering = steering
-        self._witness = witness or Witness("", state, Counts())
-        self._later = later
-        self._gate = gate
-        self._offer: Offer | None = None
-        """What the kubelet asked about last, until its next Allocate."""
+    def __init__(self, node: Node, settings: PluginSettings, pods: PodLister | None, counters: Counters) -> None:
+        """Without ``pods`` there is no API server."""
+        self.decisions = DecisionLog()
+        self.events: deque[PodEvent] = deque(maxlen=256)
+        self.last_call = float("-inf")
+        self.calls_under_way = 0
+        self._node = node
+        self._settings = settings
+        self._pods = pods
+        self._counters = counters
+        self._last_request: PreferenceRequest | None = None
+        self._latest_reply = ""
 
     async def preferred(
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Sequence[str]:
-        """Steer to the oldest waiting decision that fits, else to the best linked set."""
-        self._state.called()
-        self._offer = offer = Offer(Resource(resource), _numbers(available), _numbers(must_include), size)
-        ids = await self._steering.preferred(self._machine(), offer)
-        self._witness.preferred(offer.resource, offer.available, offer.must_include, ids)
-        return [str(number) for number in ids]
+        """Choose the ids that the next Allocate should carry."""
+        request = PreferenceRequest(Resource(resource), _parsed(available), _parsed(must_include), size)
+        with self._counted(self._counters.preference_seconds, resource):
+            self._node.look_at_checkpoint()
+            preference = preference_for(self._snapshot(), request)
+            if preference.waiting is None and self._pods and not self._caller_is_known(request):
+                await self._pods.list_pods()
+                preference = preference_for(self._snapshot(), request)
+            if not preference.enough:
+                await self._reconsider(lambda: preference_for(self._snapshot(), request).enough)
+                preference = preference_for(self._snapshot(), request)
+            self._last_request = request
+        self._log_preference(request, preference)
+        return [str(number) for number in preference.ids]
 
-    def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
+    async def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
         """Give a container its devices for exactly these ids.
 
         Raises:
-            AllocationRefusedError: another live pod holds some of them, they are not linked and must be, or only a
-                pod whose request cannot be served can have asked.
+            AllocationRefusedError: another pod has some of them or its processes still use them, they are not linked
+                and must be, or only a pod whose request cannot be served can have asked.
         """
-        self._state.called()
-        return self._allocate(self._machine(), Resource(resource), _numbers(ids))
+        with self._counted(self._counters.allocate_seconds, resource):
+            name, numbers = Resource(resource), _parsed(ids)
+            request, self._last_request = self._last_request, None
+            own = ()
+            if request and request.resource is name and set(request.must_include) <= set(numbers):
+                own = request.must_include
+            self._node.look_at_checkpoint()
+            answer = self._answer(name, numbers, own)
+            if isinstance(answer, Conflict):
+                await self._reconsider(lambda: not isinstance(self._answer(name, numbers, own), Conflict))
+                answer = self._answer(name, numbers, own)
+            if isinstance(answer, Conflict):
+                raise self._refused(
+                    name, numbers, f"{answer.text}; wanted by {self._candidates_text(name, len(numbers))}"
+                )
+            return self._give(name, numbers, answer)
 
-    async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
-        """Let the container start, or hold it for what passes by itself; asked only where there is a gate.
+    def _answer(self, resource: Resource, ids: tuple[int, ...], own: tuple[int, ...]) -> Answer | Conflict:
+        snapshot = self._snapshot()
+        latest = next(
+            (
+                key.uid
+                for key, entry in snapshot.inputs.recorded.entries.items()
+                if entry.reply and entry.reply.id == self._latest_reply
+            ),
+            None,
+        )
+        return answer_for(snapshot, resource, ids, own, latest)
 
-        Raises:
-            NotYetError: the kubelet is to ask again.
-        """
-        if self._gate:
-            await self._gate.pass_through(Resource(resource), _numbers(ids))
+    def _give(self, resource: Resource, ids: tuple[int, ...], answer: Answer) -> ContainerAllocation:
+        snapshot = self._snapshot()
+        if answer.pod is None and not self._caller_is_known(PreferenceRequest(resource, (), (), len(ids))):
+            for pod in snapshot.inputs.pods.pods.values():
+                if (resource, len(ids)) in pod.refused_demands:
+                    raise self._refused(resource, ids, str(pod.request))
+        unlinked = "" if answer.assigned else snapshot.unlinked_text(resource, answer.mask)
+        if unlinked and self._settings.topology_policy is TopologyPolicy.REQUIRED:
+            raise self._refused(resource, ids, unlinked)
+        reply = reply_for(snapshot.inventory, secrets.token_hex(8), answer.mask)
+        style = container_style(self._settings, snapshot.inventory)
+        allocation = container_allocation(snapshot.inventory.geometry, resource, answer.mask, style)
+        self._node.answered(PendingAnswer(reply, resource, ids, self._node.clock(), answer.pod, answer.container))
+        self._latest_reply = reply.id
+        self._counters.allocations[resource.value] += 1
+        asyncio.get_running_loop().call_soon(self._log_allocation, snapshot, resource, ids, answer, allocation)
+        return replace(allocation, annotations={ALLOCATION_KEY: reply.annotation()})
 
-    def _allocate(self, machine: Machine, resource: Resource, ids: tuple[int, ...]) -> ContainerAllocation:
-        claim = self._claim(machine, resource, ids)
-        self._check_links(machine, resource, claim)
-        pod, before = claim.pod or self._state.new_stand_in(), self._state.ledger
-        drawn = mask_of(machine.geometry, resource.unit, ids)
-        allocation = container_allocation(machine.geometry, resource, claim.mask, self._style(machine))
-        self._state.hold(pod, Holding(claim.container, resource, claim.mask, drawn), claim.kin)
-        self._witness.allocated(machine, before, resource, ids, claim)
-        self._later(partial(_log, resource, ids, claim, pod, allocation))
-        return allocation
+    async def _reconsider(self, is_resolved: Callable[[], bool]) -> None:
+        """Ask everybody who can settle a conflict: the kubelet's whole memory, the API server, then time."""
+        await self._node.rewrite()
+        if self._pods and not is_resolved():
+            await self._pods.list_pods()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + RECONSIDER_SECONDS
+        while (
+            not is_resolved() and self._node.snapshot and self._node.snapshot.inputs.hold_downs and loop.time() < until
+        ):
+            await asyncio.sleep(POLL_SECONDS)
+            self._node.look_again()
 
-    def _claim(self, machine: Machine, resource: Resource, ids: tuple[int, ...]) -> Claim:
-        """Whom the ids are for."""
-        callers = Callers(machine.geometry, self._state.pods, self._state.ledger, resource, len(ids))
-        offer, self._offer = self._offer, None
-        own = offer.must_include if offer and offer.is_met_by(resource, ids) else ids
-        mask, own_mask = (mask_of(machine.geometry, resource.unit, each) for each in (ids, own))
-        claim = self._state.claims(machine).claim(Call(resource, mask, own_mask))
-        if isinstance(claim, Conflict):
-            text = conflict_text(machine.geometry, resource, ids, callers.described(), claim.holders)
-            asking = callers.asking()
-            self._report.report("DeviceConflict", text, asking[0].pod if len(asking) == 1 else None)
-            raise AllocationRefusedError(text)
-        unservable = callers.unservable() if claim.pod is None else None
-        if unservable:
-            raise AllocationRefusedError(unservable.problem)
-        return claim
+    def _snapshot(self) -> Snapshot:
+        snapshot = self._node.snapshot
+        if snapshot is None:
+            raise AllocationRefusedError("no Neuron device has been found on this node yet: is the driver loaded?")
+        return snapshot
 
-    def _check_links(self, machine: Machine, resource: Resource, claim: Claim) -> None:
-        """Sets that no scheduler decided are held against the topology; the policy says what that means."""
-        ids = ids_of(machine.geometry, resource.unit, claim.mask)
-        if claim.decided or claim.mask in valid_sets(machine.geometry, resource.unit, len(ids)):
-            return
-        refusal = why_not(machine.geometry, claim.mask, resource.unit, len(ids))
-        if self._policy is TopologyPolicy.REQUIRED:
-            raise AllocationRefusedError(refusal.text)
-        self._report.report("UnlinkedDevices", unlinked_text(resource, ids, refusal), claim.pod)
+    def _caller_is_known(self, request: PreferenceRequest) -> bool:
+        """Whether a pod that may be calling is known and has no assignment, so that a LIST would tell nothing new."""
+        return any(
+            (part.resource, part.count) == (request.resource, request.size)
+            for pod in self._snapshot().unassigned
+            for part in pod.requests
+        )
 
-    def _machine(self) -> Machine:
-        if self._state.machine is None:
-            raise AllocationRefusedError(NO_MACHINE)
-        return self._state.machine
+    def _candidates(self, resource: Resource, count: int) -> list[PodReference]:
+        """The pods that may have made a call."""
+        snapshot = self._snapshot()
+        waiting = {one.pod.uid for one in snapshot.waiting}
+        return [
+            pod.reference
+            for pod in snapshot.inputs.pods.asking
+            if (pod.uid in waiting or pod in snapshot.unassigned)
+            and any((part.resource, part.count) == (resource, count) for part in pod.requests)
+        ]
+
+    def _candidates_text(self, resource: Resource, count: int) -> str:
+        return " or ".join(sorted(map(named, self._candidates(resource, count)))) or "a pod that is not known yet"
+
+    def _refused(self, resource: Resource, ids: tuple[int, ...], text: str) -> AllocationRefusedError:
+        """Record a refusal. It reaches the pod's status by the kubelet, and an event where the pod is certain."""
+        snapshot, candidates = self._snapshot(), self._candidates(resource, len(ids))
+        if len(candidates) == 1:
+            self.events.append(PodEvent(candidates[0], "AllocationRefused", text))
+        self._record(
+            snapshot, Step.REFUSED, resource, mask_of(snapshot.inventory.geometry, resource.unit, ids), text, ids
+        )
+        return AllocationRefusedError(text)
+
+    @contextmanager
+    def _counted(self, latencies: dict[str, Latencies], resource: str) -> Iterator[None]:
+        started = time.perf_counter()
+        self.calls_under_way += 1
+        try:
+            yield
+        finally:
+            self.calls_under_way -= 1
+            self.last_call = self._node.clock()
+            latencies.setdefault(resource, Latencies()).observe(time.perf_counter() - started)
+
+    # What can be explained later.
+
+    def _log_preference(self, request: PreferenceRequest, preference: Preference) -> None:
+        snapshot, one = self._snapshot(), preference.waiting
+        geometry, unit = snapshot.inventory.geometry, request.resource.unit
+        must = mask_of(geometry, unit, request.must_include)
+        offered = mask_of(geometry, unit, request.available)
+        self._record(
+            snapshot,
+            Step.PREFERRED,
+            request.resource,
+            mask_of(geometry, unit, preference.ids),
+            "the oldest waiting assignment of this size" if one else "no assignment fits: the best set that is free",
+            request.available,
+            pod=one.pod if one else None,
+            container=one.container if one else "",
+            usable=(offered & (snapshot.offered_mask & ~snapshot.ledger.used_mask if one else snapshot.free_mask))
+            | must,
+            must_include=must,
+        )
+
+    def _log_allocation(
+        self, snapshot: Snapshot, resource: Resource, ids: tuple[int, ...], answer: Answer, given: ContainerAllocation
+    ) -> None:
+        """Runs once the kubelet has its answer."""
+        self._record(
+            snapshot,
+            Step.ALLOCATED,
+            resource,
+            answer.mask,
+            answer.reason,
+            ids,
+            pod=answer.pod,
+            container=answer.container,
+        )
+        fields: dict[str, object] = {
+            "resource": resource.value,
+            "ids": format_ids(ids),
+            "pod": named(answer.pod) if answer.pod else "not known until the kubelet records it",
+            "container": answer.container or "unknown",
+            "reason": answer.reason,
+            "devices": " ".join(f"{node.host_path}:{node.container_path}" for node in given.devices),
+            "cdi": " ".join(given.cdi_devices),
+            "env": dict(given.envs),
+        }
+        logger.info("allocated", extra=fields)
+
+    def _record(
+        self,
+        snapshot: Snapshot,
+        step: Step,
+        resource: Resource,
+        chosen: int,
+        reason: str,
+        offered: Sequence[int],
+        *,
+        pod: PodReference | None = None,
+        container: str = "",
+        usable: int | None = None,
+        must_include: int = NO_CORES,
+    ) -> None:
+        geometry = snapshot.inventory.geometry
+        free = snapshot.offered_mask & ~snapshot.ledger.used_mask if usable is None else usable
+        self.decisions.record(
+            LoggedDecision(
+                time.time_ns(),
+                step,
+                self._settings.node_name,
+                geometry,
+                resource,
+                chosen,
+                reason,
+                pod,
+                container,
+                partial(int, free),
+                mask_of(geometry, resource.unit, tuple(offered)),
+                must_include,
+            )
+        )
 
 
-def _log(
-    resource: Resource, ids: tuple[int, ...], claim: Claim, pod: PodReference, allocation: ContainerAllocation
-) -> None:
-    logger.info("allocated", extra=allocation_fields(resource, ids, claim, pod, allocation))
-
-
-def _numbers(ids: Sequence[str]) -> tuple[int, ...]:
-    return tuple(sorted(int(device) for device in ids))
+def _parsed(ids: Sequence[str]) -> tuple[int, ...]:
+    return tuple(sorted(map(int, ids)))

@@ -1,284 +1,280 @@
-"""The node daemon's state: the machine, the pods, who holds what.
+"""The one owner of the node's inputs: watchers replace one of them here, and everybody reads the snapshot.
 
-One object, changed only from the event loop and never across an await, so whoever reads it sees one moment. Every
-change that matters to the kubelet ends in ``on_change``. What is known of each of the three is a value of its own,
-which says what a change makes of it; here they meet.
+All methods are called from the event loop and change nothing across an await, so a reader sees one moment. A change
+sets ``changed``; the daemon then publishes what is different.
 """
 
 from __future__ import annotations
 
-import itertools
+import asyncio
+import logging
 import time
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from neuron_plugin.allocation import Holder, HolderLedger, Holding, PodReference, PodUid
-from neuron_plugin.plugin.claims import Claims
-from neuron_plugin.plugin.decisions import WaitingDecision, heir_of, waiting_decisions
-from neuron_plugin.plugin.machine import Machine, health_after, machine_after, same_ids
-from neuron_plugin.plugin.pods import NodePod, annotated_holdings
-from neuron_plugin.plugin.quarantine import Quarantine, Users
-from neuron_plugin.plugin.standins import is_known, is_nameless, nameless_stand_in
-from neuron_plugin.plugin.tenancy import Tenancy
-from neuron_plugin.plugin.vanished import Vanished
+from neuron_plugin.allocation import NodeInventory, PodReference, PodUid, Resource
+from neuron_plugin.kubelet import Advertisement, Checkpoint, CheckpointError, PodDevices
+from neuron_plugin.plugin.inputs import (
+    AllocationKey,
+    HoldDown,
+    Inputs,
+    NodePods,
+    PendingAnswer,
+    Recorded,
+    RecordedAllocation,
+    recorded_allocation,
+)
+from neuron_plugin.plugin.snapshot import Snapshot, derive, named, pods_to_look_at, rewrite_is_due, settle
 from neuron_plugin.topology import CoreMask
 
+logger = logging.getLogger(__name__)
 
-@dataclass
-class NodeState:
-    """What this node has, who is on it and who holds what.
+_NEVER_READ = object()
 
-    ``pods_known`` says whether the API server has told all pods of this node, ``holders_known`` whether the kubelet has
-    told who holds what. ``last_call`` is when the kubelet last asked for something; ``asked_for_all``: it asks about
-    all ids that are new to a pod, as it does without NUMA hints. ``quarantine`` is the silicon of vanished pods that is
-    not offered yet; None where nobody looks after their processes.
-    """
+REWRITE_SECONDS = 1.0
+"""How long the kubelet may take to write its memory after a message of ours: some 2-30 ms where the disk is idle."""
 
-    on_change: Callable[[], None] = lambda: None
-    clock: Callable[[], float] = time.monotonic
-    machine: Machine | None = None
-    pods: dict[PodUid, NodePod] = field(default_factory=dict)
-    pods_known: bool = False
-    tenancy: Tenancy = field(default_factory=Tenancy)
-    holders_known: bool = False
-    quarantine: Quarantine | None = None
-    last_call: float = float("-inf")
-    asked_for_all: bool = True
-    _vanished: Vanished = field(default_factory=Vanished)
-    _renumbered: Machine | None = None
-    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+class CheckpointSource(Protocol):
+    """The kubelet's checkpoint file."""
+
+    def version(self) -> tuple[int, int, int] | None:
+        """What tells one version of the file from another, by one stat."""
+
+    def read(self) -> Checkpoint:
+        """Read the file, or raise CheckpointError."""
+
+
+class PodCgroups(Protocol):
+    """Which pods have a live process."""
+
+    def is_populated(self, uid: str) -> bool | None:
+        """Whether a process of the pod's cgroup lives; None where that cannot be seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """``hold_down_seconds`` is the time that cores rest where cgroups cannot be seen."""
+
+    resources: tuple[Resource, ...] = tuple(Resource)
+    cluster: bool = True
+    hold_down_seconds: float = 30.0
+    numa_nodes: tuple[int, ...] = ()
+
+
+class Node:
+    """The inputs of one node, the snapshot that follows from them, and what the kubelet is shown of it."""
+
+    def __init__(
+        self,
+        checkpoint: CheckpointSource,
+        cgroups: PodCgroups,
+        options: NodeOptions | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.options = options or NodeOptions()
+        self.clock = clock
+        self.changed = asyncio.Event()
+        self.advertisements = {resource: Advertisement() for resource in self.options.resources}
+        self._checkpoint = checkpoint
+        self._cgroups = cgroups
+        self._version: tuple[int, int, int] | object | None = _NEVER_READ
+        self._rewrite_asked_at: float | None = None
+        self._before_rewrite: object = None
+        self._pods = NodePods()
+        self._inputs: Inputs | None = None
+        self._snapshot: Snapshot | None = None
 
     @property
-    def ledger(self) -> HolderLedger:
-        """Who holds what."""
-        return self.tenancy.ledger
+    def snapshot(self) -> Snapshot | None:
+        """What follows from the inputs as they are now; None before the first device is found."""
+        if self._snapshot is None and self._inputs is not None:
+            now = self.clock()
+            inputs = replace(self._inputs, now=now)
+            populated = {uid: self._cgroups.is_populated(uid) for uid in pods_to_look_at(inputs)}
+            settled = settle(inputs, populated, now, self.options.hold_down_seconds)
+            self._report_hold_downs(inputs.hold_downs, settled.hold_downs)
+            self._inputs = settled
+            self._snapshot = derive(settled)
+        return self._snapshot
 
     @property
-    def confirmed(self) -> frozenset[PodUid]:
-        """The pods of which the kubelet has told what they hold."""
-        return self.tenancy.confirmed
+    def recorded(self) -> Recorded:
+        """Who has what by the kubelet's record; empty before the first device is found."""
+        return self._inputs.recorded if self._inputs else Recorded()
 
-    # Hardware.
+    @property
+    def pods(self) -> NodePods:
+        """This node's pods as the API server shows them."""
+        return self._pods
 
-    def see_machine(self, seen: Machine | None) -> bool:
-        """Take in a look at the hardware; whether it was taken whole.
+    # The inputs.
 
-        A look that gives core ids another meaning (LNC was changed) has to wait until no pod holds any; until then
-        only what it says of the devices' health counts.
-        """
-        machine = machine_after(self.machine, seen)
-        waits = self.machine and machine and self._ids_in_use() and not same_ids(self.machine, machine)
-        self._renumbered = machine if waits else None
-        self._use(health_after(self.machine, machine) if waits and self.machine and machine else machine)
-        return not waits
+    def see_inventory(self, inventory: NodeInventory) -> None:
+        """Take in the hardware; the first time also what the kubelet has recorded, before anything is offered."""
+        if self._inputs is None:
+            self._replace(Inputs(inventory, self._pods, cluster=self.options.cluster))
+            self.look_at_checkpoint()
+        elif inventory != self._inputs.inventory:
+            self._replace(self._inputs.with_inventory(inventory))
 
-    def _use(self, machine: Machine | None) -> None:
-        if machine == self.machine:
+    def see_pods(self, pods: NodePods) -> None:
+        """Take in this node's pods."""
+        self._pods = pods
+        if self._inputs:
+            self._pods = pods.remembering({key.uid for key in self._inputs.recorded.entries})
+            self._replace(replace(self._inputs, pods=self._pods))
+
+    def look_at_checkpoint(self) -> None:
+        """Read the kubelet's checkpoint if it has changed: one stat if not, some 0.2 ms if so."""
+        version = self._checkpoint.version()
+        if self._inputs is None or version == self._version:
             return
-        self.machine = machine
-        for pod in self.pods.values():
-            self._remember(pod)
-        self.on_change()
+        recorded = self._inputs.recorded
+        try:
+            checkpoint = self._checkpoint.read()
+        except CheckpointError as error:
+            self._version = version
+            if str(error) != recorded.unreadable:
+                logger.warning("checkpoint not readable, asking PodResources instead", extra={"error": str(error)})
+                self._replace(replace(self._inputs, recorded=replace(recorded, unreadable=str(error))))
+            return
+        if recorded.unreadable:
+            logger.info("checkpoint readable again")
+        self._version = checkpoint.version
+        rewritten_at = None
+        if self._rewrite_asked_at is not None and checkpoint.version != self._before_rewrite:
+            rewritten_at, self._rewrite_asked_at = self._rewrite_asked_at, None
+        found = [recorded_allocation(entry) for entry in checkpoint.entries]
+        self._replace(
+            replace(self._inputs, recorded=recorded.with_file(found, self.clock(), rewritten_at=rewritten_at))
+        )
 
-    # Pods.
+    def see_listed(self, listed: Iterable[PodDevices], began_at: float) -> None:
+        """Take in an answer of PodResources in place of a checkpoint that cannot be read.
 
-    def see_pod(self, pod: NodePod) -> None:
-        """Take in a live pod of this node; one that was served before this daemon started holds what it was given."""
-        self.pods[pod.pod.uid] = pod
-        self._remember(pod)
-
-    def see_all_pods(self, uids: Collection[str]) -> None:
-        """These are all the pods there are: others have ended while nobody was watching."""
-        for uid in [uid for uid in self.pods if uid not in uids]:
-            self.lose_pod(uid)
-        self.pods_known = True
-
-    def forget_pod(self, uid: PodUid) -> None:
-        """A pod's end: what it held is free.
-
-        What it was only supposed to hold may have been another pod's that asks for the same and that no watch has shown
-        yet; a stand-in keeps that until the kubelet has been asked.
+        It has names in place of UIDs. Where the API server shows no pod of a name, the name stands for the UID. What
+        was given for the ids is known from our own answers, and is else what the kubelet drew.
         """
-        holder, certain = self.ledger.holders.get(uid), self._is_certain(uid)
-        self.pods.pop(uid, None)
-        supposed = holder and is_known(holder.pod) and not certain
-        self._strike(uid, holder.holdings if holder and supposed else ())
+        if self._inputs is None:
+            return
+        uids = {(pod.reference.namespace, pod.reference.name): pod.kubelet_uid for pod in self._pods.pods.values()}
+        known = {entry.key: entry for entry in self._inputs.recorded.entries.values()}
+        found = []
+        for pod in listed:
+            uid = uids.get((pod.namespace, pod.name), PodUid(f"{pod.namespace}/{pod.name}"))
+            for one in pod.containers:
+                if one.resource not in self.options.resources:
+                    continue
+                key = AllocationKey(uid, one.container, Resource(one.resource))
+                ids = tuple(sorted(int(each) for each in one.ids if each.isdecimal()))
+                answers = [
+                    each.reply for each in self._inputs.pending if (each.resource, each.ids) == (key.resource, ids)
+                ]
+                before = known.get(key)
+                reply = answers[-1] if answers else before.reply if before and before.ids == ids else None
+                found.append(RecordedAllocation(key, ids, reply))
+        recorded = self._inputs.recorded
+        self._replace(
+            replace(
+                self._inputs,
+                recorded=recorded.with_file(found, self.clock(), rewritten_at=began_at, unreadable=recorded.unreadable),
+            )
+        )
 
-    def lose_pod(self, uid: PodUid) -> None:
-        """A pod is gone that was not seen to end: it holds nothing, but its processes may run on.
+    def answered(self, answer: PendingAnswer) -> None:
+        """Take in our own answer to an Allocate; one for the same container replaces the last."""
+        if self._inputs is None:
+            return
+        kept = tuple(
+            one
+            for one in self._inputs.pending
+            if not (answer.pod and one.pod == answer.pod and one.container == answer.container)
+        )
+        self._replace(replace(self._inputs, pending=(*kept, answer)))
 
-        If it was deleted while it waited, what was noted for it is another's, of whom no watch has told yet.
+    def kubelet_restarted(self) -> None:
+        """A new kubelet knows what its file says: answers to the one before that are not in the file never will be."""
+        self.look_at_checkpoint()
+        if self._inputs and self._inputs.pending and not self._inputs.recorded.unreadable:
+            recorded = self._inputs.recorded
+            kept = tuple(one for one in self._inputs.pending if one.reply.id in recorded.reply_ids)
+            self._replace(replace(self._inputs, pending=kept))
+
+    def hold_down(self, uid: PodUid, mask: CoreMask, reason: str) -> None:
+        """Keep cores back that a pod has open which neither the API server nor the kubelet's record names."""
+        if self._inputs is None or any(one.pod.uid == uid for one in self._inputs.hold_downs):
+            return
+        now = self.clock()
+        until = now + self.options.hold_down_seconds if not self.options.cluster else float("inf")
+        left = CoreMask(mask & ~derive(self._inputs).ledger.used_mask)
+        if left:
+            one = HoldDown(PodReference(uid, "", ""), left, now, now, now, until, reason, unknown=True)
+            self._replace(replace(self._inputs, hold_downs=(*self._inputs.hold_downs, one)))
+
+    def look_again(self) -> None:
+        """Let time and cgroups have their say: the next snapshot is derived from the inputs once more."""
+        if self._inputs and (self._inputs.hold_downs or self._inputs.pending or pods_to_look_at(self._inputs)):
+            before, self._snapshot = self._snapshot, None
+            after = self.snapshot
+            if before and after and _visible(before) != _visible(after):
+                self.changed.set()
+
+    # What goes to the kubelet.
+
+    def advertise(self) -> None:
+        """Show the kubelet the devices as they are now; it hears only of what has changed."""
+        snapshot = self.snapshot
+        if snapshot:
+            for resource, advertisement in self.advertisements.items():
+                advertisement.publish(snapshot.advertised(resource, self.options.numa_nodes))
+
+    @property
+    def rewrite_is_due(self) -> bool:
+        """Whether the kubelet has to write its memory before it is known who has what."""
+        return self._inputs is not None and rewrite_is_due(self._inputs, self.clock())
+
+    async def rewrite(self) -> bool:
+        """Make the kubelet write its whole memory, and read it; whether a new file came.
+
+        Any ListAndWatch message does that, also in the middle of a GetPreferredAllocation or an Allocate. Calls that
+        come together share one message: each costs the kubelet an fsync.
         """
-        pod, holder = self.pods.get(uid), self.ledger.holders.get(uid)
-        if holder:
-            self._suspect(holder)
-        elif pod and self.machine:
-            self._vanished = self._vanished.with_left(self.machine.geometry, pod, self.ledger)
-        if pod:
-            self._vanished = self._vanished.with_name(pod.pod, self.clock())
-        self.forget_pod(uid)
-
-    def end(self, uid: PodUid, listed: int = 0) -> None:
-        """The kubelet has no such pod any more, whatever the API server still says.
-
-        Most such pods have just ended, and a new one waits for its devices: suspect for one look only. One that the
-        kubelet has never listed may be yet to be admitted, and what was noted for it another's: of that it keeps what
-        is ``listed`` for somebody.
-        """
-        if self._is_certain(uid):
-            self.pods.pop(uid, None)
-        holder = self.ledger.holders.get(uid)
-        if holder and is_known(holder.pod):
-            self._suspect(holder, seconds=0.0)
-        supposed = holder.holdings if holder and uid not in self.confirmed else ()
-        self._strike(uid, [holding for holding in supposed if holding.on_account & listed])
-
-    # Holders.
-
-    def hold(self, pod: PodReference, holding: Holding, kin: Collection[PodUid] = ()) -> None:
-        """Note that a container of a pod was given cores; ``kin`` are holders that turn out to be this pod."""
-        self._set_tenancy(self.tenancy.supposing(pod, holding, self.clock(), kin))
-
-    def confirm(self, pod: PodReference, holdings: Iterable[Holding]) -> None:
-        """Write down what a pod really holds."""
-        truth = Holder(pod, tuple(holdings))
-        if truth.holdings:
-            self._set_tenancy(self.tenancy.confirming(truth, self.new_stand_in(), self.clock()))
-
-    def doubt(self, uid: PodUid) -> None:
-        """What a pod was known to hold was another's of its name, or is: one of the two may have vanished."""
-        holder = self.ledger.holders.get(uid)
-        if holder:
-            self._suspect(holder, seconds=0.0)
-        self._set_tenancy(self.tenancy.doubting(uid))
-
-    def release(self, uid: PodUid) -> None:
-        """A stand-in that the kubelet does not list any more.
-
-        One with a name was a pod whose processes may run on. So may one without, if a pod that may have been the one
-        has vanished meanwhile: with several nobody knows whose processes to look for.
-        """
-        holder, vanished = self.ledger.holders.get(uid), self._vanished.left_by.get(uid, ())
-        if holder and not is_nameless(holder):
-            self._suspect(holder)
-        elif holder and vanished:
-            self._suspect(holder, whose=None if len(vanished) > 1 else vanished[0])
-        self._strike(uid)
-
-    def see_users(self, users: Users) -> None:
-        """Take in who has the devices open: what vanished pods have let go of is offered again.
-
-        What they have not let go of stands for nobody else: a stand-in for it would keep it healthy under its name.
-        """
-        if self.machine and self.quarantine:
-            geometry = self.machine.geometry
-            quarantine = self.quarantine.after_look(geometry, users)
-            self._set_quarantine(quarantine)
-            for holder in [holder for holder in self.ledger if is_nameless(holder)]:
-                if quarantine.proves(geometry, users, holder.mask):
-                    self._strike(holder.pod.uid)
-
-    def see_strangers(self, users: Users, known: Collection[str]) -> None:
-        """Take in who has the devices open before the first is offered; ``known`` are UIDs of pods that live."""
-        if self.machine and self.quarantine:
-            known = {*known, *self.ledger.holders}
-            geometry, used = self.machine.geometry, self.ledger.used_mask
-            self._set_quarantine(self.quarantine.with_strangers(geometry, users, used, known))
-
-    def see_live_pods(self, uids: Collection[str]) -> None:
-        """Take in the UIDs of all live pods of this node, whether they ask for Neuron or not."""
-        if self.quarantine:
-            self._set_quarantine(self.quarantine.after_roll_call(uids, self.pods.keys() - self.confirmed))
-
-    def new_stand_in(self) -> PodReference:
-        """A holder for an Allocate of a pod that nobody has told us of, until the kubelet names it."""
-        return nameless_stand_in(next(self._numbers))
-
-    def called(self) -> None:
-        """The kubelet has asked for something just now."""
-        self.last_call = self.clock()
-
-    # What is known at this moment.
-
-    def waiting(self) -> tuple[WaitingDecision, ...]:
-        """Decisions whose sets nobody has been given yet, in the order of the bindings."""
-        if self.machine is None:
-            return ()
-        return waiting_decisions(self.machine.geometry, self.pods.values(), self.ledger, self.confirmed)
-
-    def heir_of(self, pod: NodePod) -> NodePod | None:
-        """The pod that is to get what was decided for ``pod``, because ``pod`` was given what was decided for it."""
-        return heir_of(self.machine.geometry, pod, self.pods.values(), self.ledger) if self.machine else None
-
-    def claims(self, machine: Machine) -> Claims:
-        """What is known about who may ask for what."""
-        return Claims(machine.geometry, self.pods, self.ledger, self.waiting(), self.confirmed, self._swaps)
-
-    def unheld_mask(self, machine: Machine) -> CoreMask:
-        """Healthy cores that nobody holds, whoever waits for them."""
-        return CoreMask(self.offered_mask(machine) & ~self.ledger.used_mask)
-
-    def has_lost_name(self, pod: PodReference) -> bool:
-        """Whether a pod of this name has vanished lately."""
-        return self._vanished.has_name(pod, self.clock())
-
-    def free_mask(self, machine: Machine) -> CoreMask:
-        """Healthy cores that nobody holds and no decision waits for."""
-        free: int = self.unheld_mask(machine)
-        for decision in self.waiting():
-            free &= ~decision.mask
-        return CoreMask(free)
-
-    def offered_mask(self, machine: Machine) -> CoreMask:
-        """Cores of healthy devices that no vanished pod may still use: an Allocate of others is refused."""
-        return CoreMask(machine.healthy_mask & ~(self.quarantine.mask if self.quarantine else 0))
+        self.look_at_checkpoint()
+        if self._rewrite_asked_at is None:
+            self._rewrite_asked_at, self._before_rewrite = self.clock(), self._checkpoint.version()
+            next(iter(self.advertisements.values())).rewrite()
+        asked_at = self._rewrite_asked_at
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REWRITE_SECONDS):
+                while self._rewrite_asked_at == asked_at:
+                    await asyncio.sleep(0.005)
+                    self.look_at_checkpoint()
+                return True
+        if self._rewrite_asked_at == asked_at:
+            self._rewrite_asked_at = None
+        return False
 
     # Inside.
 
-    @property
-    def _swaps(self) -> bool:
-        """Whether another part than the kubelet drew may be given to a pod that nobody has named."""
-        return self.pods_known and self.asked_for_all
+    def _replace(self, inputs: Inputs) -> None:
+        if inputs is not self._inputs:
+            self._inputs, self._snapshot = inputs, None
+            self.changed.set()
 
-    def _remember(self, pod: NodePod) -> None:
-        """Believe a pod's own annotation that it was allocated, until the kubelet says otherwise."""
-        if self.machine:
-            told = Holder(pod.pod, annotated_holdings(self.machine.geometry, pod))
-            self._set_tenancy(self.tenancy.believing(told))
+    def _report_hold_downs(self, before: tuple[HoldDown, ...], after: tuple[HoldDown, ...]) -> None:
+        """One log line when a hold-down that the kubelet is shown begins and ends."""
+        for one in after:
+            if one not in before:
+                logger.info("holding down", extra={"pod": named(one.pod), "reason": one.reason})
+        for one in before:
+            if one not in after:
+                logger.info("no longer holding down", extra={"pod": named(one.pod)})
 
-    def _is_certain(self, uid: PodUid) -> bool:
-        """Whether a pod was known to have been given its devices, by the kubelet or by its own annotation."""
-        pod = self.pods.get(uid)
-        return uid in self.confirmed or bool(pod and pod.decision and pod.decision.allocated)
 
-    def _set_tenancy(self, tenancy: Tenancy) -> None:
-        changed, self.tenancy = tenancy.ledger != self.ledger, tenancy
-        if changed:
-            self.on_change()
-            self._renumber()
-
-    def _strike(self, uid: PodUid, left: Iterable[Holding] = ()) -> None:
-        """A holder is gone; a stand-in keeps what is ``left``."""
-        self._set_tenancy(self.tenancy.without(uid, left, self.new_stand_in(), self.clock()))
-
-    def _suspect(self, holder: Holder, *, whose: PodReference | None = None, seconds: float | None = None) -> None:
-        """Keep what nobody else holds; before the holder is struck off, so that it is never offered in between."""
-        if self.quarantine:
-            left = CoreMask(holder.mask & ~self.ledger.without(holder.pod.uid).used_mask)
-            self._set_quarantine(self.quarantine.with_suspect(whose or holder.pod, left, self.clock(), seconds=seconds))
-
-    def _set_quarantine(self, quarantine: Quarantine) -> None:
-        if quarantine == self.quarantine:
-            return
-        self.quarantine = quarantine
-        self.on_change()
-        self._renumber()
-
-    def _ids_in_use(self) -> bool:
-        """Whether somebody's core ids have to keep their meaning."""
-        return bool(self.ledger.holders or (self.quarantine and self.quarantine.suspects))
-
-    def _renumber(self) -> None:
-        if self._renumbered and not self._ids_in_use():
-            renumbered, self._renumbered = self._renumbered, None
-            self._use(renumbered)
+def _visible(snapshot: Snapshot) -> tuple[object, ...]:
+    """What a look at time and cgroups can change."""
+    inputs = snapshot.inputs
+    return inputs.pending, inputs.recorded, inputs.hold_downs, inputs.advertised_hold_downs

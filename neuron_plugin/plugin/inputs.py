@@ -1,0 +1,310 @@
+"""What the node daemon knows, as five immutable values; everything else is derived from them.
+
+A watcher replaces one input and asks for a refresh. Nothing else keeps state about pods and devices, so a restart of
+the daemon reads the same five things again and arrives at the same answers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from neuron_plugin.allocation import (
+    Allocation,
+    IdListError,
+    NeuronPod,
+    NodeInventory,
+    PodReference,
+    PodUid,
+    Resource,
+    format_ids,
+    mask_of,
+    parse_ids,
+)
+from neuron_plugin.kubelet import CheckpointEntry
+from neuron_plugin.topology import NO_CORES, CoreMask, cores_in
+
+ALLOCATION_KEY = "neuron-plugin.io/allocation"
+"""Annotation in each reply to Allocate. The kubelet keeps replies in its checkpoint, so what a container was given can
+be read there, whatever ids the kubelet drew. It reaches the container runtime, never the Pod object."""
+
+UNSEEN_SECONDS = 1.0
+"""A kubelet writes its checkpoint 2-30 ms after our answer. An answer that a file rewritten this much later does not
+have was never recorded."""
+
+_API_SERVER_UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_MOST_DIGITS = 4
+_DEVICE_PATH = re.compile(r"/neuron([0-9]{1,4})")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What one reply to Allocate gave, in physical ids. ``lnc`` is the logical core size that ``cores`` count in."""
+
+    id: str
+    devices: tuple[int, ...]
+    cores: tuple[int, ...]
+    lnc: int
+
+    def mask_on(self, inventory: NodeInventory) -> CoreMask:
+        """The cores as the node counts them now; whole devices where the logical core size has changed since."""
+        if self.lnc == inventory.logical_core_size:
+            return inventory.geometry.cores_mask(self.cores)
+        return inventory.geometry.devices_mask(self.devices)
+
+    def annotation(self) -> str:
+        """The value of ``ALLOCATION_KEY``."""
+        return json.dumps(
+            {"id": self.id, "devices": format_ids(self.devices), "cores": format_ids(self.cores), "lnc": self.lnc}
+        )
+
+
+def reply_for(inventory: NodeInventory, reply_id: str, mask: CoreMask) -> Reply:
+    """The reply that gives the cores of ``mask``."""
+    devices = tuple(map(int, inventory.geometry.devices_touched(mask)))
+    return Reply(reply_id, devices, tuple(map(int, cores_in(mask))), inventory.logical_core_size)
+
+
+def read_reply(text: str) -> Reply | None:
+    """Read the value of ``ALLOCATION_KEY``; None if it is not one of ours."""
+    try:
+        fields = json.loads(text)
+        return Reply(fields["id"], parse_ids(fields["devices"]), parse_ids(fields["cores"]), int(fields["lnc"]))
+    except (ValueError, KeyError, TypeError, AttributeError, IdListError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationKey:
+    """Under what the kubelet records an allocation. ``uid`` is the kubelet's: a static pod's is a hash."""
+
+    uid: PodUid
+    container: str
+    resource: Resource
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAllocation:
+    """One entry of the kubelet's checkpoint. ``seen_at`` is when a file showed it first, on the daemon's clock.
+
+    ``missing_since`` is when a file was first found without it; None while the file has it.
+    """
+
+    key: AllocationKey
+    ids: tuple[int, ...]
+    reply: Reply | None
+    device_paths: tuple[int, ...] = ()
+    seen_at: float = field(default=0.0, compare=False)
+    missing_since: float | None = None
+
+    def on(self, inventory: NodeInventory, pod: PodReference) -> Allocation:
+        """What the container has on this node.
+
+        The entry of another plugin counts by its ids, and by device paths that its ids do not explain.
+        """
+        geometry, unit = inventory.geometry, self.key.resource.unit
+        mask = drawn = mask_of(geometry, unit, self.ids)
+        if self.reply:
+            mask = self.reply.mask_on(inventory)
+        elif self.device_paths:
+            explained = geometry.devices_touched(drawn)
+            mask = CoreMask(drawn | geometry.devices_mask(one for one in self.device_paths if one not in explained))
+        return Allocation(pod, self.key.container, self.key.resource, mask, drawn)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Who has what by the kubelet's own record. What it has shown stays until its end is known.
+
+    ``read_at`` is when the latest version was read. ``rewritten_at`` is when the kubelet was last asked to write its
+    whole memory, if a newer file has been read since. ``unreadable`` says why the checkpoint cannot be read; the
+    entries then come from PodResources, which has no UIDs and no plain init containers.
+    """
+
+    entries: Mapping[AllocationKey, RecordedAllocation] = field(default_factory=dict)
+    read_at: float = float("-inf")
+    rewritten_at: float = float("-inf")
+    unreadable: str = ""
+
+    def with_file(
+        self,
+        found: Iterable[RecordedAllocation],
+        now: float,
+        *,
+        rewritten_at: float | None = None,
+        unreadable: str = "",
+    ) -> Recorded:
+        """Take in a version of the file; a new entry for a key replaces the old one."""
+        entries: dict[AllocationKey, RecordedAllocation] = {}
+        for entry in found:
+            known = self.entries.get(entry.key)
+            same = known is not None and (known.ids, known.reply) == (entry.ids, entry.reply)
+            entries[entry.key] = replace(entry, seen_at=known.seen_at if known and same else now)
+        for key, entry in self.entries.items():
+            if key not in entries:
+                missing_since = now if entry.missing_since is None else entry.missing_since
+                entries[key] = replace(entry, missing_since=missing_since)
+        asked = self.rewritten_at if rewritten_at is None else max(self.rewritten_at, rewritten_at)
+        return Recorded(entries, now, asked, unreadable)
+
+    def without(self, keys: Collection[AllocationKey]) -> Recorded:
+        """Forget allocations that are over."""
+        return replace(self, entries={key: entry for key, entry in self.entries.items() if key not in keys})
+
+    @cached_property
+    def reply_ids(self) -> frozenset[str]:
+        """The ids of our replies that the record has shown."""
+        return frozenset(entry.reply.id for entry in self.entries.values() if entry.reply)
+
+
+def recorded_allocation(entry: CheckpointEntry) -> RecordedAllocation:
+    """Read an entry of the checkpoint. Ids that are no numbers are another plugin's and name no core of ours."""
+    numbers = tuple(
+        sorted(int(one) for one in entry.ids if one.isascii() and one.isdecimal() and len(one) <= _MOST_DIGITS)
+    )
+    paths = (match for path in entry.device_paths if (match := _DEVICE_PATH.search(path)))
+    return RecordedAllocation(
+        AllocationKey(PodUid(entry.pod_uid), entry.container, Resource(entry.resource)),
+        numbers,
+        read_reply(entry.annotations.get(ALLOCATION_KEY, "")),
+        tuple(sorted({int(match[1]) for match in paths})),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PendingAnswer:
+    """An answer to Allocate that no file has shown yet.
+
+    ``pod`` and ``container`` are known where the ids were those of an assignment or of the pod's own init containers.
+    """
+
+    reply: Reply
+    resource: Resource
+    ids: tuple[int, ...]
+    at: float
+    pod: PodReference | None = None
+    container: str = ""
+
+    def on(self, inventory: NodeInventory) -> Allocation:
+        """What the answer gave, on this node."""
+        pod = self.pod or PodReference(PodUid(f"pending-{self.reply.id}"), "", "")
+        drawn = mask_of(inventory.geometry, self.resource.unit, self.ids)
+        return Allocation(pod, self.container, self.resource, self.reply.mask_on(inventory), drawn)
+
+
+@dataclass(frozen=True)
+class NodePods:
+    """All pods of this node as the API server shows them, whether they ask for Neuron or not.
+
+    ``pods`` are those that have not ended, by the API server's UID. ``ended`` are UIDs whose end was seen; the value
+    is True when the phase was terminal, so that the containers had stopped. ``listed_at`` is when the last consistent
+    LIST began that showed the plugin's own pod; None before.
+    """
+
+    pods: Mapping[PodUid, NeuronPod] = field(default_factory=dict)
+    ended: Mapping[PodUid, bool] = field(default_factory=dict)
+    listed_at: float | None = None
+
+    @cached_property
+    def by_kubelet_uid(self) -> Mapping[PodUid, NeuronPod]:
+        """The pods by the UID that the kubelet knows them by."""
+        return {pod.kubelet_uid: pod for pod in self.pods.values()}
+
+    @cached_property
+    def asking(self) -> tuple[NeuronPod, ...]:
+        """The pods that ask for Neuron and can be served, oldest assignment first."""
+        asking = [pod for pod in self.pods.values() if pod.requests]
+        return tuple(sorted(asking, key=_alloc_time_ns))
+
+    def with_pod(self, pod: NeuronPod) -> NodePods:
+        """Take in a pod that was added or changed."""
+        if pod.ended:
+            return self.without(pod.uid, stopped=True)
+        return replace(self, pods={**self.pods, pod.uid: pod})
+
+    def without(self, uid: PodUid, *, stopped: bool) -> NodePods:
+        """Take in the end of a pod; ``stopped``: all its containers had stopped by then."""
+        pods = {other: pod for other, pod in self.pods.items() if other != uid}
+        return replace(self, pods=pods, ended={**self.ended, uid: stopped or self.ended.get(uid, False)})
+
+    def with_list(self, pods: Iterable[NeuronPod], began_at: float | None) -> NodePods:
+        """Take in a consistent LIST that began at ``began_at``; None if it does not show the plugin's own pod."""
+        listed = list(pods)
+        live = {pod.uid: pod for pod in listed if not pod.ended}
+        ended = {**self.ended, **{pod.uid: True for pod in listed if pod.ended}}
+        return NodePods(live, ended, self.listed_at if began_at is None else began_at)
+
+    def remembering(self, uids: Collection[PodUid]) -> NodePods:
+        """Forget the ends of all pods but these."""
+        if all(uid in uids for uid in self.ended):
+            return self
+        return replace(self, ended={uid: stopped for uid, stopped in self.ended.items() if uid in uids})
+
+
+@dataclass(frozen=True, slots=True)
+class HoldDown:
+    """Cores that are not offered because a pod that is over, or is not known, may still use them.
+
+    A hold-down lasts until no process of the pod's cgroup lives, and at least until ``not_before``. Where cgroups
+    cannot be seen it lasts until ``until``. From ``advertised_from`` on the kubelet is shown the cores as unhealthy;
+    before, a pod that is given them waits in its admission. ``unknown`` pods are found at the start by the devices
+    that their processes have open. Their hold-down ends as soon as the API server or the checkpoint names them.
+    """
+
+    pod: PodReference
+    mask: CoreMask
+    since: float
+    not_before: float
+    advertised_from: float
+    until: float
+    reason: str
+    unknown: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """All that decides. ``cluster`` is False when there is no API server to ask; ``now`` is the daemon's clock."""
+
+    inventory: NodeInventory
+    pods: NodePods = field(default_factory=NodePods)
+    recorded: Recorded = field(default_factory=Recorded)
+    pending: tuple[PendingAnswer, ...] = ()
+    hold_downs: tuple[HoldDown, ...] = ()
+    cluster: bool = True
+    now: float = 0.0
+
+    @property
+    def advertised_hold_downs(self) -> tuple[HoldDown, ...]:
+        """The hold-downs that the kubelet and the cluster should see."""
+        return tuple(one for one in self.hold_downs if one.advertised_from <= self.now)
+
+    def with_inventory(self, inventory: NodeInventory) -> Inputs:
+        """Take in other hardware. After a change of LNC core ids mean other cores: hold-downs then keep whole devices."""
+        before = self.inventory.geometry
+        hold_downs = self.hold_downs
+        if before.cores_per_device != inventory.geometry.cores_per_device:
+            hold_downs = tuple(
+                replace(one, mask=inventory.geometry.devices_mask(before.devices_touched(one.mask)))
+                for one in hold_downs
+            )
+        return replace(self, inventory=inventory, hold_downs=hold_downs)
+
+    @property
+    def held_down_mask(self) -> CoreMask:
+        """Every core that a hold-down keeps back."""
+        mask = NO_CORES
+        for one in self.hold_downs:
+            mask = CoreMask(mask | one.mask)
+        return mask
+
+
+def made_by_api_server(uid: PodUid) -> bool:
+    """Whether a UID is the API server's: a static pod's is a hash of its manifest (pkg/kubelet/config/common.go)."""
+    return _API_SERVER_UID.fullmatch(uid) is not None
+
+
+def _alloc_time_ns(pod: NeuronPod) -> int:
+    return getattr(pod.assignment, "alloc_time_ns", 0)

@@ -1,0 +1,465 @@
+"""What follows from the inputs of one moment: who has what, who waits for what, what is advertised, what to write.
+
+Two pure functions. ``settle`` ends what is over and starts its hold-down; ``derive`` says what the rest means. Nobody
+releases anything: an allocation is in the ledger for as long as the inputs say that its pod may use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from neuron_plugin.allocation import (
+    ALLOC_TIME_KEY,
+    ALLOCATED_KEY,
+    ASSIGNMENT_KEYS,
+    VENDOR_IDS_KEY,
+    Allocation,
+    Assignment,
+    ContainerKind,
+    ContainerSet,
+    Dialect,
+    Ledger,
+    NeuronPod,
+    NodeInventory,
+    PodReference,
+    PodUid,
+    Rejection,
+    Resource,
+    assigned_allocations,
+    ids_of,
+    mask_of,
+    mask_union,
+    why_not,
+    write_assignment,
+)
+from neuron_plugin.kubelet import AdvertisedDevice
+from neuron_plugin.plugin.inputs import (
+    UNSEEN_SECONDS,
+    AllocationKey,
+    HoldDown,
+    Inputs,
+    PendingAnswer,
+    made_by_api_server,
+)
+from neuron_plugin.topology import NO_CORES, CoreMask, valid_sets
+
+VANISHED_SECONDS = 2.0
+"""How long cores of a pod that was not seen to stop are held down at least: a container of it may be starting."""
+SANDBOX_SECONDS = 3.0
+"""How long after its containers have stopped a pod's cgroup may hold its sandbox. Until then a hold-down makes a new
+pod wait in its admission; only later it shows as an unhealthy device, which would reject the pod."""
+LISTED_SECONDS = 30.0
+"""How long an answer that PodResources does not list is kept in any case: far longer than an admission takes."""
+
+
+def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], now: float, hold_down_seconds: float) -> Inputs:
+    """The inputs without what is over, and with its cores held down while its pod may still use them.
+
+    ``populated`` says of the pods in ``pods_to_look_at`` whether a process of their cgroup lives, and None where that
+    cannot be seen; ``hold_down_seconds`` is the time that has to do then.
+    """
+    over = _over(inputs)
+    hold_downs = [one for one in inputs.hold_downs if _holds(one, inputs, populated, now)]
+    for uid in dict.fromkeys(key.uid for key in over):
+        stopped, alive = all(over[key] for key in over if key.uid == uid), populated.get(uid)
+        if stopped and not alive:
+            continue
+        pod = _reference(inputs, uid)
+        mask = mask_union(inputs.recorded.entries[key].on(inputs.inventory, pod) for key in over if key.uid == uid)
+        hold_downs.append(
+            HoldDown(
+                pod=pod,
+                mask=mask,
+                since=now,
+                not_before=now if stopped else now + VANISHED_SECONDS,
+                advertised_from=now + SANDBOX_SECONDS if stopped else now,
+                until=now + hold_down_seconds,
+                reason=f"processes of {named(pod)}, which has ended, may still use it",
+            )
+        )
+    pending = tuple(one for one in inputs.pending if not _is_settled(one, inputs))
+    if not over and len(pending) == len(inputs.pending) and len(hold_downs) == len(inputs.hold_downs):
+        return inputs
+    return replace(inputs, recorded=inputs.recorded.without(over), pending=pending, hold_downs=tuple(hold_downs))
+
+
+def pods_to_look_at(inputs: Inputs) -> frozenset[PodUid]:
+    """The pods whose cgroups decide something now."""
+    return frozenset({key.uid for key in _over(inputs)} | {one.pod.uid for one in inputs.hold_downs})
+
+
+def pods_of_kubelet_alone(inputs: Inputs) -> frozenset[PodUid]:
+    """The pods whose end only the kubelet's record can tell: static pods, and all pods where there is no API server."""
+    uids = {key.uid for key in inputs.recorded.entries}
+    return frozenset(uid for uid in uids if not (inputs.cluster and made_by_api_server(uid)))
+
+
+def rewrite_is_due(inputs: Inputs, now: float) -> bool:
+    """Whether the kubelet has to write its whole memory before it is known who has what."""
+    recorded = inputs.recorded
+    alone = pods_of_kubelet_alone(inputs)
+    missing = (
+        entry.missing_since is not None and entry.missing_since >= recorded.rewritten_at and key.uid in alone
+        for key, entry in recorded.entries.items()
+    )
+    return not recorded.unreadable and (any(missing) or any(now - one.at >= UNSEEN_SECONDS for one in inputs.pending))
+
+
+def named(pod: PodReference) -> str:
+    """A pod in a message; the kubelet's record has UIDs only."""
+    return f"pod {pod}" if pod.name else f"the pod with UID {pod.uid}"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingAssignment:
+    """The set that the next container of a pod is to get.
+
+    ``reused_mask`` are the cores in it that the pod's own init containers have.
+    """
+
+    pod: PodReference
+    container: str
+    resource: Resource
+    mask: CoreMask
+    reused_mask: CoreMask
+
+
+@dataclass(frozen=True, slots=True)
+class PodWrite:
+    """Annotations that a pod should have and has not; None removes one.
+
+    ``correction`` is set where they differ from the assignment that the pod came with.
+    """
+
+    pod: PodReference
+    annotations: Mapping[str, str | None]
+    correction: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PodEvent:
+    """Something that the owner of a pod should know."""
+
+    pod: PodReference
+    reason: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that follows from ``inputs``. What one call needs is derived at once, the rest when it is first read."""
+
+    inputs: Inputs
+    ledger: Ledger
+
+    @property
+    def inventory(self) -> NodeInventory:
+        """The hardware."""
+        return self.inputs.inventory
+
+    @cached_property
+    def offered_mask(self) -> CoreMask:
+        """Healthy cores that no hold-down keeps back, whether in use or not."""
+        return CoreMask(self.inventory.healthy_mask & ~self.inputs.held_down_mask)
+
+    @cached_property
+    def free_mask(self) -> CoreMask:
+        """Offered cores that no pod has and no assignment waits for."""
+        free = self.offered_mask & ~self.ledger.used_mask
+        for one in self.waiting:
+            free &= ~one.mask
+        return CoreMask(free)
+
+    @cached_property
+    def waiting(self) -> tuple[WaitingAssignment, ...]:
+        """The assigned sets that can still be given, oldest first; of each pod that of its next container.
+
+        A pod with a started container waits for nothing: if the kubelet has lost its record of that pod, nobody else
+        may be given its set.
+        """
+        found = []
+        for pod in self.inputs.pods.asking:
+            served = {one.container for one in self.ledger.of(pod.uid)}
+            if pod.started or all(part.container in served for part in pod.requests):
+                continue
+            place = next(place for place, part in enumerate(pod.requests) if part.container not in served)
+            assigned = self._usable_assignment(pod)
+            if assigned:
+                one = assigned[place]
+                reused = CoreMask(one.mask & self._init_mask(pod, one.resource))
+                found.append(WaitingAssignment(pod.reference, one.container, one.resource, one.mask, reused))
+        return tuple(found)
+
+    @cached_property
+    def unassigned(self) -> tuple[NeuronPod, ...]:
+        """The pods that have not been served yet and have no assignment that could be given to them."""
+        waiting = {one.pod.uid for one in self.waiting}
+        return tuple(
+            pod
+            for pod in self.inputs.pods.asking
+            if pod.uid not in waiting
+            and not pod.started
+            and {part.container for part in pod.requests} - {one.container for one in self.ledger.of(pod.uid)}
+        )
+
+    def reusable_mask(self, pod: NeuronPod, resource: Resource) -> CoreMask:
+        """What plain init containers of a pod have and no later container of it has been given."""
+        kinds = {part.container: part.kind for part in pod.requests}
+        later = (
+            one
+            for one in self.ledger.of(pod.uid)
+            if one.resource is resource and kinds.get(one.container) is not ContainerKind.INIT
+        )
+        return CoreMask(self._init_mask(pod, resource) & ~mask_union(later))
+
+    def advertised(self, resource: Resource, numa_nodes: Sequence[int] = ()) -> tuple[AdvertisedDevice, ...]:
+        """The ids of one resource as the kubelet should see them.
+
+        What is in use under this same name stays healthy: the kubelet counts that itself, and the health of a pod's
+        devices shows in the pod's status. What is in use under another name, or held down, is unhealthy.
+        """
+        geometry, unit = self.inventory.geometry, resource.unit
+        counted = NO_CORES
+        for one in self.ledger.allocations:
+            if one.resource is resource:
+                counted = CoreMask(counted | one.kubelet_mask)
+        used = self.ledger.used_mask & ~counted
+        devices = []
+        for number in ids_of(geometry, unit, geometry.devices_mask(self.inventory.listed)):
+            mask = mask_of(geometry, unit, (number,))
+            owner = int(geometry.devices_touched(mask)[0])
+            reason = self.inventory.unhealthy.get(owner, "") or self._why_kept_back(mask & ~counted, mask & used)
+            node = numa_nodes[owner] if owner < len(numa_nodes) else -1
+            devices.append(
+                AdvertisedDevice(
+                    str(number), healthy=not reason, reason=reason, numa_nodes=(node,) if node >= 0 else ()
+                )
+            )
+        return tuple(devices)
+
+    @cached_property
+    def published_inventory(self) -> NodeInventory:
+        """What the cluster should know: devices that a lasting hold-down keeps back are unhealthy, too."""
+        held = {
+            int(device): one.reason
+            for one in self.inputs.advertised_hold_downs
+            for device in self.inventory.geometry.devices_touched(one.mask & ~self.ledger.used_mask)
+        }
+        return replace(self.inventory, unhealthy={**held, **self.inventory.unhealthy}) if held else self.inventory
+
+    @cached_property
+    def writes(self) -> tuple[PodWrite, ...]:
+        """Annotations to write, in this order.
+
+        A pod that takes over another's set comes before that other, so that no two pods claim one set meanwhile.
+        """
+        handed_over = [write for pod in self.inputs.pods.asking if (write := self._handed_over(pod))]
+        return (*handed_over, *(write for pod in self.inputs.pods.asking if (write := self._served(pod))))
+
+    @cached_property
+    def events(self) -> tuple[PodEvent, ...]:
+        """What the owners of this node's pods should know. Equal events of later snapshots are the same news."""
+        found = []
+        for pod in self.inputs.pods.pods.values():
+            if isinstance(pod.request, Rejection):
+                found.append(PodEvent(pod.reference, "InvalidNeuronRequest", str(pod.request)))
+            elif pod.request and pod.assignment is not None:
+                assigned = assigned_allocations(pod, self.inventory.geometry)
+                if isinstance(assigned, Rejection):
+                    found.append(PodEvent(pod.reference, "InvalidNeuronAssignment", str(assigned)))
+        for entry in self.inputs.recorded.entries.values():
+            pod_of_entry = self.inputs.pods.by_kubelet_uid.get(entry.key.uid)
+            if pod_of_entry:
+                one = entry.on(self.inventory, pod_of_entry.reference)
+                if text := self._unlinked(one, pod_of_entry):
+                    found.append(PodEvent(pod_of_entry.reference, "UnlinkedDevices", text))
+        found += [
+            PodEvent(write.pod, "AssignmentCorrected", write.correction) for write in self.writes if write.correction
+        ]
+        return tuple(found)
+
+    def unlinked_text(self, resource: Resource, mask: CoreMask) -> str:
+        """Why a set is not one that the topology hands out; empty if it is one."""
+        geometry = self.inventory.geometry
+        ids = ids_of(geometry, resource.unit, mask)
+        if mask in valid_sets(geometry, resource.unit, len(ids)):
+            return ""
+        return why_not(geometry, mask, resource.unit, len(ids)).text
+
+    # What the above is made of.
+
+    def _usable_assignment(self, pod: NeuronPod) -> tuple[Allocation, ...]:
+        """The sets that an unserved pod is to get; empty without any.
+
+        Allocate names no pod, so of two equal pods one may be given the other's set. A set is a token: the other pod
+        then gets the set that was left over.
+        """
+        geometry = self.inventory.geometry
+        own = assigned_allocations(pod, geometry)
+        if isinstance(own, Rejection) or not own:
+            return ()
+        if self._is_free_for(pod, own):
+            return own
+        wanted = [(one.resource, one.mask) for one in own]
+        for other in self.inputs.pods.asking:
+            if other.uid == pod.uid or _demand(other) != _demand(pod):
+                continue
+            given = {one.container: one.mask for one in self.ledger.of(other.uid)}
+            if [(part.resource, given.get(part.container)) for part in other.requests] != wanted:
+                continue
+            left = assigned_allocations(other, geometry)
+            if isinstance(left, Rejection):
+                continue
+            taken_over = tuple(replace(mine, mask=theirs.mask) for mine, theirs in zip(own, left, strict=True))
+            if self._is_free_for(pod, taken_over):
+                return taken_over
+        return ()
+
+    def _is_free_for(self, pod: NeuronPod, sets: Sequence[Allocation]) -> bool:
+        return all(one.pod.uid == pod.uid for one in self.ledger.overlapping(mask_union(sets)))
+
+    def _init_mask(self, pod: NeuronPod, resource: Resource) -> CoreMask:
+        init = {part.container for part in pod.requests if part.kind is ContainerKind.INIT}
+        return mask_union(one for one in self.ledger.of(pod.uid) if one.container in init and one.resource is resource)
+
+    def _why_kept_back(self, held: int, used: int) -> str:
+        if used:
+            one = self.ledger.overlapping(used)[0]
+            return f"in use by {named(one.pod)} as {one.resource.value}"
+        return next((one.reason for one in self.inputs.advertised_hold_downs if one.mask & held), "")
+
+    def _handed_over(self, pod: NeuronPod) -> PodWrite | None:
+        """The annotations of an unserved pod that takes over the set which another pod left."""
+        own = assigned_allocations(pod, self.inventory.geometry)
+        if pod.started or self.ledger.of(pod.uid) or isinstance(own, Rejection) or not own:
+            return None
+        assigned = self._usable_assignment(pod)
+        if not assigned or assigned == own:
+            return None
+        return self._assignment_write(pod, [one.mask for one in assigned], allocated=False)
+
+    def _served(self, pod: NeuronPod) -> PodWrite | None:
+        """The annotations of a pod whose containers are all in the kubelet's record.
+
+        Half an assignment would be read as a malformed one, so nothing is written before. PodResources does not list
+        plain init containers: without the checkpoint an assignment that the others confirm is only marked.
+        """
+        recorded = {
+            key.container: entry.on(self.inventory, pod.reference).mask
+            for key, entry in self.inputs.recorded.entries.items()
+            if key.uid == pod.kubelet_uid
+        }
+        assigned = assigned_allocations(pod, self.inventory.geometry)
+        missing = [part for part in pod.requests if part.container not in recorded]
+        if not isinstance(assigned, Rejection) and recorded:
+            unlisted = bool(self.inputs.recorded.unreadable) and all(
+                part.kind is ContainerKind.INIT for part in missing
+            )
+            as_assigned = all(recorded.get(one.container, one.mask) == one.mask for one in assigned)
+            if as_assigned and (not missing or unlisted):
+                done = isinstance(pod.assignment, Assignment) and pod.assignment.allocated
+                return None if done else PodWrite(pod.reference, {ALLOCATED_KEY: "true"})
+        if missing:
+            return None
+        return self._assignment_write(pod, [recorded[part.container] for part in pod.requests], allocated=True)
+
+    def _assignment_write(self, pod: NeuronPod, masks: Sequence[CoreMask], *, allocated: bool) -> PodWrite:
+        """The sets in the dialects that the pod has, in place of every assignment that it had.
+
+        The time of an assignment is kept; 0 stands for the time of the write.
+        """
+        dialects = {Dialect.NEURON_PLUGIN} | ({Dialect.VENDOR} if VENDOR_IDS_KEY in pod.assignment_keys else set())
+        placement = tuple(ContainerSet(part, mask) for part, mask in zip(pod.requests, masks, strict=True))
+        time_ns = pod.assignment.alloc_time_ns if isinstance(pod.assignment, Assignment) else 0
+        annotations: dict[str, str | None] = dict.fromkeys(pod.assignment_keys)
+        annotations |= write_assignment(self.inventory.geometry, placement, time_ns, dialects)
+        annotations |= {ALLOC_TIME_KEY: str(time_ns), ALLOCATED_KEY: "true" if allocated else "false"}
+        ids = ", ".join(f"{key}={annotations[key]}" for key in ASSIGNMENT_KEYS if annotations.get(key))
+        correction = f"{named(pod.reference)} got another set than it was assigned: {ids}" if pod.assignment else ""
+        return PodWrite(pod.reference, annotations, correction)
+
+    def _unlinked(self, one: Allocation, pod: NeuronPod) -> str:
+        assigned = assigned_allocations(pod, self.inventory.geometry)
+        if not isinstance(assigned, Rejection) and any(
+            other.container == one.container and other.mask == one.mask for other in assigned
+        ):
+            return ""
+        why = self.unlinked_text(one.resource, one.mask)
+        if not why:
+            return ""
+        ids = ids_of(self.inventory.geometry, one.resource.unit, one.mask)
+        return f"{one.resource.value} ids {', '.join(map(str, ids))} of container {one.container} are not linked: {why}"
+
+
+def derive(inputs: Inputs) -> Snapshot:
+    """What follows from settled inputs."""
+    allocations = [
+        entry.on(inputs.inventory, _reference(inputs, key.uid)) for key, entry in inputs.recorded.entries.items()
+    ]
+    allocations += [one.on(inputs.inventory) for one in inputs.pending]
+    counted = {one.pod.uid for one in allocations}
+    for pod in inputs.pods.asking:
+        if pod.started and pod.uid not in counted:  # the kubelet has lost its record of this pod
+            assigned = assigned_allocations(pod, inputs.inventory.geometry)
+            allocations += () if isinstance(assigned, Rejection) else assigned
+    return Snapshot(inputs, Ledger(tuple(allocations)))
+
+
+def _reference(inputs: Inputs, uid: PodUid) -> PodReference:
+    pod = inputs.pods.by_kubelet_uid.get(uid)
+    return pod.reference if pod else PodReference(uid, "", "")
+
+
+def _over(inputs: Inputs) -> dict[AllocationKey, bool]:
+    """The recorded allocations that are over; True where the containers are known to have stopped.
+
+    A pod that the API server made is over when its end was seen, or when a consistent LIST that began after the file
+    was read lacks it: it lives as long as the API says so, even if the kubelet lost it or offers its ids. Of any other
+    pod only the kubelet knows: it is over when a file that was rewritten since has nothing of it any more.
+    """
+    pods, recorded = inputs.pods, inputs.recorded
+    alone = pods_of_kubelet_alone(inputs)
+    present = {key.uid for key, entry in recorded.entries.items() if entry.missing_since is None}
+    over: dict[AllocationKey, bool] = {}
+    for key, entry in recorded.entries.items():
+        if key.uid in alone:
+            gone = entry.missing_since is not None and entry.missing_since < recorded.rewritten_at
+            if gone and key.uid not in present:
+                over[key] = False
+        elif key.uid in pods.ended and key.uid not in pods.pods:
+            over[key] = pods.ended[key.uid]
+        elif key.uid not in pods.pods and pods.listed_at is not None and entry.seen_at < pods.listed_at:
+            over[key] = False
+    return over
+
+
+def _holds(one: HoldDown, inputs: Inputs, populated: Mapping[PodUid, bool | None], now: float) -> bool:
+    if one.unknown and (
+        one.pod.uid in inputs.pods.by_kubelet_uid or any(key.uid == one.pod.uid for key in inputs.recorded.entries)
+    ):
+        return False
+    if now < one.not_before:
+        return True
+    alive = populated.get(one.pod.uid)
+    return now < one.until if alive is None else alive
+
+
+def _is_settled(one: PendingAnswer, inputs: Inputs) -> bool:
+    """Whether an answer is in the kubelet's record, or certainly will never be."""
+    recorded = inputs.recorded
+    if one.reply.id in recorded.reply_ids:
+        return True
+    if not recorded.unreadable:
+        return recorded.rewritten_at >= one.at + UNSEEN_SECONDS
+    may_be_init = any(
+        part.kind is ContainerKind.INIT and part.resource is one.resource and part.count == len(one.ids)
+        for pod in inputs.pods.asking
+        for part in pod.requests
+    )
+    return not may_be_init and recorded.read_at >= one.at + LISTED_SECONDS
+
+
+def _demand(pod: NeuronPod) -> list[tuple[ContainerKind, Resource, int]]:
+    return [(part.kind, part.resource, part.count) for part in pod.requests]
