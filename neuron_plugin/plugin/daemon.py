@@ -30,8 +30,7 @@ from neuron_plugin.plugin.container import ContainerStyle, cdi_specification, re
 from neuron_plugin.plugin.counts import Counts
 from neuron_plugin.plugin.device_users import DeviceUsers
 from neuron_plugin.plugin.gate import StartGate
-from neuron_plugin.plugin.health.report import HealthReport
-from neuron_plugin.plugin.health.watch import HealthWatch
+from neuron_plugin.plugin.health_watch import HealthWatch
 from neuron_plugin.plugin.machine import Machine, describe, seen_machine, told_machine
 from neuron_plugin.plugin.moment import Moment
 from neuron_plugin.plugin.node import NodeState
@@ -84,8 +83,7 @@ class NodeDaemon:
             settings.kubelet_dir / KUBELET_SOCKET,
             self._link.live_pods if self._link else None,
         )
-        told = HealthReport(settings.node_name, settings.node_condition, self._link)
-        self.health = HealthWatch(settings, self._judged, told.judged)
+        self.health = HealthWatch(settings, self._judged, self._link)
         report = self._link.report if self._link else Reporter()
         self._confirmation = Confirmation(
             self.state,
@@ -168,8 +166,9 @@ class NodeDaemon:
         """Every look at the hardware that differs from the last, into the state."""
         paths = MachinePaths(self._settings.sysfs, self._settings.dev, self._settings.logical_core_file)
         read = partial(read_inventory, paths, environ=os.environ, types=self._types)
-        with closing(await open_uevents()) as uevents, self.health.listening(paths.sysfs, uevents) as hints:
-            watcher = InventoryWatcher(read, hints, WatchPeriods(rescan_seconds=self._settings.rescan_seconds))
+        changed = asyncio.Event()
+        with closing(await open_uevents(changed)) as uevents, self.health.listening(paths.sysfs, changed, uevents):
+            watcher = InventoryWatcher(read, changed, WatchPeriods(rescan_seconds=self._settings.rescan_seconds))
             async for inventory in watcher.changes():
                 self.health.look(inventory)
                 self._judged()

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from neuron_plugin.hardware import Look, has_kernel_threads, look_at_processes
@@ -126,7 +125,7 @@ class DeviceUsers:
         return Users({nodes[node]: found for node, found in look.processes.items()}, look.complete, moment)
 
     def _look(self, nodes: list[Path]) -> Look:
-        return look_at_processes(nodes, self._proc, is_whole_machine=partial(shows_containers, self._kubelet_socket))
+        return look_at_processes(nodes, self._proc, whole_machine=shows_containers(self._kubelet_socket, self._proc))
 
     def _suspects(self, *, unseen_only: bool = False) -> tuple[Suspect, ...]:
         suspects = self._state.quarantine.suspects if self._state.quarantine else ()

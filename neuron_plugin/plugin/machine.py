@@ -11,13 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from neuron_plugin.allocation import Ledger, NodeInventory, Resource, ids_of, mask_of
-from neuron_plugin.hardware import DriverVersion, Inventory, UltraServer
+from neuron_plugin.hardware import MISSING, DriverVersion, Inventory, UltraServer
 from neuron_plugin.kubelet import AdvertisedDevice
 from neuron_plugin.plugin.quarantine import Quarantine
 from neuron_plugin.plugin.wording import named
 from neuron_plugin.topology import Catalogue, CoreMask, DeviceId, Geometry, Topology, Unit, geometry_of
-
-MISSING = "missing: the driver does not list it"
 
 
 @dataclass(frozen=True, slots=True)
