@@ -32,7 +32,7 @@ import grpc
 from neuron_plugin.allocation import Resource
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.plugin.health.policy import HealthSettings
+from neuron_plugin.plugin.health_rules import HealthRules
 from neuron_plugin.simulation import (
     Container,
     Pod,
@@ -310,7 +310,7 @@ async def churn(there: World, node: SimulatedNode, pods: int) -> None:
     for pod in running:
         await there.end(pod)
     # Device 15 came and went: once it is taken to flap, it is held for longer each time.
-    await there.kubelet.wait_for_capacity(RESOURCE, 32, timeout_seconds=HealthSettings().longest_hold_seconds)
+    await there.kubelet.wait_for_capacity(RESOURCE, 32, timeout_seconds=HealthRules().longest_hold_seconds)
 
 
 async def tell(there: World, when: str, idle_seconds: float) -> None:

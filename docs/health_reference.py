@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from neuron_plugin.hardware import Signal
-from neuron_plugin.plugin.health.policy import HealthSettings, SignalPolicy, policy_of
+from neuron_plugin.plugin.health_rules import HealthRules, SignalRule, rule_of
 from neuron_plugin.settings import as_text
 
 HOW = """\
@@ -17,27 +17,27 @@ The section `health` of the file, or `devicePlugin.settings.health` of the chart
 ```yaml
 health:
   sram-ecc: {threshold: 5}
-  hw-error: {action: unhealthy, recover-after-seconds: 600}
+  hw-error: {action: unhealthy, keep-firing-for-seconds: 600}
 ```"""
 
-HEAD = ("signal", *(field.encode_name for field in msgspec.structs.fields(SignalPolicy)), "what it is")
+HEAD = ("signal", *(field.encode_name for field in msgspec.structs.fields(SignalRule)), "what it is")
 
 _KEYS = {
     "action": (
-        "`ignore`; `warn`: told in log, event, condition and metric, and handed out; "
-        "`unhealthy`: not handed out, whoever has the device keeps it"
+        "`ignore`; `warn`: reported in log, event, node condition and metric, and handed out; "
+        "`unhealthy`: not handed out, pods that have the device keep it"
     ),
-    "after-seconds": "acts once it has been seen for so long",
-    "threshold": "for counters: acts from so many errors above the baseline on",
+    "for-seconds": "fires once it has been seen for so long",
+    "threshold": "for counters: fires from so many errors above the baseline on",
     "baseline": (
         "for counters: `zero` counts from power-up; "
         "`first-sight` accepts what is there when the plugin first sees the device"
     ),
     "recovery": (
-        "over when: `gone`, its cause has not been seen for the time to recover; `quiet`, no further error for that "
-        "time; `driver-reload`, the device has gone and come back, or the machine was booted"
+        "resolved when: `gone`, its cause has not been seen for the time to keep firing; `quiet`, no further error for "
+        "that time; `driver-reload`, the device has gone and come back, or the machine was booted"
     ),
-    "recover-after-seconds": "the time to recover",
+    "keep-firing-for-seconds": "the time to keep firing after the cause has gone",
 }
 
 _SIGNALS = {
@@ -66,22 +66,22 @@ _OTHERS = {
 
 
 def keys() -> list[tuple[str, ...]]:
-    """Every key of a signal's policy."""
+    """Every key of a signal's rule."""
     return [(f"`{name}`", _KEYS[name]) for name in HEAD[1:-1]]
 
 
 def signals() -> list[tuple[str, ...]]:
     """Every signal with its defaults."""
-    policies = HealthSettings()
+    rules = HealthRules()
     return [
-        (f"`{signal.value}`", *map(as_text, msgspec.structs.astuple(policy_of(policies, signal))), _SIGNALS[signal])
+        (f"`{signal.value}`", *map(as_text, msgspec.structs.astuple(rule_of(rules, signal))), _SIGNALS[signal])
         for signal in Signal
-        if signal is not Signal.MISSING  # nobody can be given what is missing: no setting
+        if signal is not Signal.MISSING  # what is missing cannot be handed out: no setting
     ]
 
 
 def others() -> list[tuple[str, ...]]:
     """Every key beside the signals."""
     known = {signal.value for signal in Signal}
-    fields = [field for field in msgspec.structs.fields(HealthSettings) if field.encode_name not in known]
+    fields = [field for field in msgspec.structs.fields(HealthRules) if field.encode_name not in known]
     return [(f"`{each.encode_name}`", as_text(each.default), _OTHERS[each.encode_name]) for each in fields]

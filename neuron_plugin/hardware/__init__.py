@@ -1,24 +1,39 @@
-"""One machine's Neuron hardware as sysfs, /dev and udev show it."""
+"""One machine's Neuron hardware as sysfs, /dev, /proc, the kernel log and cgroups show it."""
 
-from neuron_plugin.hardware.attributes import DriverVersion, ResetState, parse_driver_version
-from neuron_plugin.hardware.device import SIMULATED_MARKER
-from neuron_plugin.hardware.generations import GENERATIONS, Generation
-from neuron_plugin.hardware.health import (
+from neuron_plugin.hardware.device import (
+    GENERATIONS,
+    SIMULATED_MARKER,
+    CoreErrors,
+    Device,
+    EccCounts,
+    Generation,
+    HealthReadings,
+    NodeState,
+    SkippedDevice,
+)
+from neuron_plugin.hardware.events import HealthFiles, InventoryWatcher, Uevents, WatchPeriods, open_uevents
+from neuron_plugin.hardware.health_signals import (
+    MISSING,
     Finding,
     Observation,
     Severity,
     Signal,
     Verdict,
+    blind_spots,
     device_key,
     observe,
     unreadable,
     without_error_counters,
 )
-from neuron_plugin.hardware.hints import Hints
-from neuron_plugin.hardware.inventory import EVERY_DEVICE, MachinePaths, read_inventory
-from neuron_plugin.hardware.kmsg import KernelError, KernelRecord, parse_error, tells_of_reset
-from neuron_plugin.hardware.kmsg_reader import KernelLog
-from neuron_plugin.hardware.notices import HealthNotices
+from neuron_plugin.hardware.inventory import (
+    EVERY_DEVICE,
+    Inventory,
+    LogicalCoreSize,
+    MachinePaths,
+    UltraServer,
+    read_inventory,
+)
+from neuron_plugin.hardware.kernel_log import KernelError, KernelLog, KernelNews, KernelRecord, parse_error
 from neuron_plugin.hardware.processes import (
     Identity,
     Look,
@@ -26,34 +41,44 @@ from neuron_plugin.hardware.processes import (
     device_processes,
     has_kernel_threads,
     identity_of,
+    is_populated,
     look_at_processes,
+    populated_pods,
 )
-from neuron_plugin.hardware.records import Device, EccCounts, Inventory, SkippedDevice
-from neuron_plugin.hardware.sysfs import DEVICE_NAME, Sysfs, SysfsError
-from neuron_plugin.hardware.uevents import Uevents, open_uevents
-from neuron_plugin.hardware.ultraserver import UltraServer
-from neuron_plugin.hardware.watch import InventoryWatcher, WatchPeriods
+from neuron_plugin.hardware.sysfs import (
+    DEVICE_NAME,
+    DriverVersion,
+    ResetState,
+    Sysfs,
+    SysfsError,
+    parse_driver_version,
+)
 
 __all__ = [
     "DEVICE_NAME",
     "EVERY_DEVICE",
     "GENERATIONS",
+    "MISSING",
     "SIMULATED_MARKER",
+    "CoreErrors",
     "Device",
     "DriverVersion",
     "EccCounts",
     "Finding",
     "Generation",
-    "HealthNotices",
-    "Hints",
+    "HealthFiles",
+    "HealthReadings",
     "Identity",
     "Inventory",
     "InventoryWatcher",
     "KernelError",
     "KernelLog",
+    "KernelNews",
     "KernelRecord",
+    "LogicalCoreSize",
     "Look",
     "MachinePaths",
+    "NodeState",
     "Observation",
     "Process",
     "ResetState",
@@ -66,17 +91,19 @@ __all__ = [
     "UltraServer",
     "Verdict",
     "WatchPeriods",
+    "blind_spots",
     "device_key",
     "device_processes",
     "has_kernel_threads",
     "identity_of",
+    "is_populated",
     "look_at_processes",
     "observe",
     "open_uevents",
     "parse_driver_version",
     "parse_error",
+    "populated_pods",
     "read_inventory",
-    "tells_of_reset",
     "unreadable",
     "without_error_counters",
 ]

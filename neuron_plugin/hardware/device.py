@@ -1,78 +1,187 @@
-"""One device as sysfs and /dev show it at this moment: known completely, skipped with a reason, or gone.
+"""One Neuron device as sysfs and /dev show it at this moment: complete, skipped with a reason, or gone.
 
-What a device *is* (cores, links, product) must be known before it may be offered: a missing attribute makes it
-incomplete, an unreadable one takes this device out and no other. What its health attributes say is taken as far as
-it goes: one that cannot be read is reported and does not take the device away from its users.
+What a device *is* (cores, links, product) must be known before it may be offered: a missing attribute makes the device
+incomplete, an unreadable one takes this device out and no other. Health attributes are optional: one that cannot be
+read is reported and does not take the device away from its users.
 """
 
 from __future__ import annotations
 
+import enum
 import os
 import stat
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from neuron_plugin.hardware.attributes import DriverVersion, ResetState
-from neuron_plugin.hardware.generations import GENERATIONS
-from neuron_plugin.hardware.records import CoreErrors, Device, EccCounts, HealthReadings, NodeState, SkippedDevice
 from neuron_plugin.hardware.sysfs import (
     UNHEALTHY_COMPONENTS,
     AttributeMissingError,
     DeviceTree,
+    DriverVersion,
+    ResetState,
     Sysfs,
     SysfsError,
     SysfsFormatError,
-    tells_of_errors,
+    counts_errors,
 )
 from neuron_plugin.topology import MOST_DEVICES, DeviceId, InstanceType
 
 SIMULATED_MARKER = ".neuron-simulated"
-"""A file of this name in the directory of device nodes says that plain files stand for them there. Making character
-devices takes root; a real /dev is root's, so nobody else can pretend with it."""
+"""A file of this name in the directory of device nodes marks a simulated machine, where plain files are device nodes:
+making character devices takes root. A real /dev is root's, so no other user can put the marker there."""
 
 ECC_COUNTERS = ("sram_ecc_uncorrected", "mem_ecc_uncorrected", "mem_ecc_repairable_uncorrected")
-
 CORE_ERROR_COUNTERS = ("hw_error", "hw_nc_ue_error", "hw_hbm_ue_error", "hw_dma_abort_error")
 
 HAS_CONNECTED_DEVICES = (2, 13, 4)
-"""The first driver that prints links: an older one is not waited for."""
+"""The first driver that prints links: for an older one nothing is missing."""
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceReader:
-    """Reads devices of one machine. ``known`` is its instance type, if that is a known one.
+class Generation:
+    """One product, as the driver names it. Cores are physical; a logical core size (LNC) is in physical cores.
 
-    ``driver`` is the driver's version where it tells: an attribute that it cannot have is not missing.
+    ``largest_logical_core_size`` is the runtime's limit, whatever divides the cores.
     """
 
-    sysfs: Sysfs
-    dev: Path
-    known: InstanceType | None
-    driver: DriverVersion | None = None
+    device_name: str
+    family: str
+    device_arch: str
+    core_arch: str
+    cores_per_device: int
+    default_logical_core_size: int = 1
+    largest_logical_core_size: int = 1
 
-    def read(self, device: DeviceId, *, settled: bool) -> Device | SkippedDevice | None:
-        """The device, or why it is skipped, or None where it vanished meanwhile.
 
-        ``settled``: missing attributes are waited for no longer, see ``read_inventory``.
-        """
-        tree = self.sysfs.device(device)
-        if device >= MOST_DEVICES:
-            return SkippedDevice(device, f"{tree.path} is beyond the {MOST_DEVICES} devices that the runtime looks for")
-        links = self.driver is None or self.driver.at_least(*HAS_CONNECTED_DEVICES)
-        attributes = _Attributes(tree, settled=settled, known=self.known, links=links)
-        try:
-            found: Device | SkippedDevice = attributes.device(device, node_state(self.dev, device, tree))
-        except SysfsError as error:
-            incomplete = _is_missing(error) and not settled
-            reason = f"{error}; the driver is still making its attributes" if incomplete else str(error)
-            found = SkippedDevice(device, reason, incomplete=incomplete)
-        # Asked last: between listing and reading the driver may have taken the device away.
-        return found if os.path.isdir(tree.path) else None  # noqa: PTH112 - Path.is_dir raises on EACCES
+GENERATIONS: Mapping[str, Generation] = {
+    generation.device_name: generation
+    for generation in (
+        Generation("Inferentia", "Inf1", "NDv1", "NCv1", 4),
+        Generation("Trainium1", "Trn1", "NDv2", "NCv2", 2),
+        Generation("Inferentia2", "Inf2", "NDv3", "NCv2", 2),
+        Generation("Trainium2", "Trn2", "NDv3", "NCv3", 8, 2, 2),
+        Generation("Trainium3", "Trn3", "NDv4", "NCv4", 8, 2, 8),
+    )
+}
+"""By ``device_name``: ``NDv3`` is two products, and the driver's ``instance_type`` is a family, not an EC2 type. A name
+that is not here belongs to hardware newer than this package.
+
+Source: Neuron driver 2.24.7 and 2.25.4, ``info/architecture/*``; SDK documentation to 2.32 for LNC."""
+
+
+class NodeState(enum.StrEnum):
+    """What stands at ``/dev/neuronN``."""
+
+    PRESENT = "present"
+    ABSENT = "absent"
+    NOT_A_DEVICE = "not a character device"
+    STALE = "of another driver instance"
+    """A character device whose numbers are not the driver's: left from before a reload."""
+
+
+@dataclass(frozen=True, slots=True)
+class EccCounts:
+    """Errors in memory since the last power cycle (a module reload keeps them).
+
+    ``repairable`` ones are mended by the next reset. Before driver 2.28 some of those are counted as ``memory``.
+    """
+
+    sram: int = 0
+    memory: int = 0
+    repairable: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CoreErrors:
+    """How often work on one physical core ended in a hardware error, since the driver was loaded.
+
+    Named as the driver names them, below ``neuron_coreK/stats/status``. They can be zeroed by writing to them.
+    """
+
+    core: int
+    hw_error: int = 0
+    hw_nc_ue_error: int = 0
+    hw_hbm_ue_error: int = 0
+    hw_dma_abort_error: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HealthReadings:
+    """A device's health attributes. None or empty: there is no such attribute, or it cannot be read now.
+
+    ``status_counts`` are the counters below ``health_status`` (driver 2.28), by file name.
+    """
+
+    reset: ResetState | None = None
+    ecc: EccCounts | None = None
+    unhealthy_components: frozenset[str] | None = None
+    core_errors: tuple[CoreErrors, ...] = ()
+    status_counts: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device that is completely known.
+
+    ``id`` is N of ``/dev/neuronN``. ``cores`` is physical. ``connected`` is what the driver prints, which is nothing
+    for every device while one chip of the machine is missing. ``problems`` are attributes that could not be used.
+    """
+
+    id: DeviceId
+    cores: int
+    device_name: str
+    architecture: str
+    connected: frozenset[DeviceId]
+    node: NodeState
+    serial_number: str = ""
+    health: HealthReadings = field(default_factory=HealthReadings)
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedDevice:
+    """A device that the driver lists and that is not offered. ``reason`` names the file and what it reads.
+
+    ``incomplete``: the driver has not made all its attributes yet, so it is worth reading again soon.
+    """
+
+    id: DeviceId
+    reason: str
+    incomplete: bool = False
+
+
+def read_device(
+    sysfs: Sysfs,
+    dev: Path,
+    device: DeviceId,
+    *,
+    settled: bool,
+    known: InstanceType | None,
+    driver: DriverVersion | None = None,
+) -> Device | SkippedDevice | None:
+    """The device, or why it is skipped, or None where it vanished meanwhile.
+
+    ``known`` is the machine's instance type, where it is a known one, and ``driver`` the driver's version, where it can
+    be read: an attribute that this version cannot have is not missing. ``settled``: see ``read_inventory``.
+    """
+    tree = sysfs.device(device)
+    if device >= MOST_DEVICES:
+        return SkippedDevice(device, f"{tree.path} is beyond the {MOST_DEVICES} devices that the runtime looks for")
+    node = node_state(dev, device, tree)
+    attributes = _Attributes(tree, settled=settled)
+    try:
+        found: Device | SkippedDevice = attributes.device(device, node, known, driver)
+    except SysfsError as error:
+        incomplete = _is_missing(error) and not settled
+        reason = f"{error}; the driver is still making its attributes" if incomplete else str(error)
+        found = SkippedDevice(device, reason, incomplete=incomplete)
+    # Checked last: between listing and reading the driver may have taken the device away.
+    return found if os.path.isdir(tree.path) else None  # noqa: PTH112 - Path.is_dir raises on EACCES
 
 
 def node_state(dev: Path, device: DeviceId, tree: DeviceTree) -> NodeState:
@@ -92,30 +201,34 @@ def node_state(dev: Path, device: DeviceId, tree: DeviceTree) -> NodeState:
 
 
 class _Attributes:
-    """One pass over a device's attributes, noting on the way what could not be used."""
+    """One pass over a device's attributes; ``problems`` collects what could not be used on the way."""
 
-    def __init__(self, tree: DeviceTree, *, settled: bool, known: InstanceType | None, links: bool) -> None:
+    def __init__(self, tree: DeviceTree, *, settled: bool) -> None:
         self.tree = tree
         self.settled = settled
-        self.known = known
-        self.links = links
         self.problems: list[str] = []
 
-    def device(self, device: DeviceId, node: NodeState) -> Device:
-        """All of it.
+    def device(
+        self, device: DeviceId, node: NodeState, known: InstanceType | None, driver: DriverVersion | None
+    ) -> Device:
+        """The whole device.
 
         Raises:
-            SysfsError: something that the device cannot be offered without is missing or unreadable.
+            SysfsError: an attribute that the device cannot be offered without is missing or unreadable.
         """
-        cores = self._needed(self.tree.core_count, self.known.cores_per_device if self.known else None)
-        none = frozenset[DeviceId]()
-        connected = self._needed(self.tree.connected_devices, none) if self.links else none
-        device_name = self._needed(self.tree.device_name, self.known.device_name if self.known else "")
+        cores = self.required(self.tree.core_count, known.cores_per_device if known else None)
+        connected = none = frozenset[DeviceId]()
+        if driver is None or driver.at_least(*HAS_CONNECTED_DEVICES):
+            connected = self.required(self.tree.connected_devices, none)
+        device_name = self.required(self.tree.device_name, known.device_name if known else "")
         generation = GENERATIONS.get(device_name)
-        architecture = self._needed(self.tree.architecture, generation.device_arch if generation else "")
-        core_ids = self._said(self.tree.core_ids) or frozenset()
-        health = self._health(core_ids)
-        self._note_masked_cores(cores, core_ids)
+        architecture = self.required(self.tree.architecture, generation.device_arch if generation else "")
+        core_ids = self.optional(self.tree.core_ids) or frozenset()
+        health = self.health(core_ids)
+        masked = [f"neuron_core{core}" for core in range(cores) if core_ids and core not in core_ids]
+        if masked:
+            names = ", ".join(masked)
+            self.problems.append(f"{self.tree.path} has no {names}: masked by the module parameter dev_nc_map?")
         return Device(
             id=device,
             cores=cores,
@@ -123,73 +236,68 @@ class _Attributes:
             architecture=architecture,
             connected=connected - {device},
             node=node,
-            serial_number=self._said(self.tree.serial_number) or "",
+            serial_number=self.optional(self.tree.serial_number) or "",
             health=health,
             problems=tuple(self.problems),
         )
 
-    def _health(self, core_ids: frozenset[int]) -> HealthReadings:
+    def health(self, core_ids: frozenset[int]) -> HealthReadings:
+        """All health attributes; ``reset`` is made with the required ones, so without it they are not complete."""
+        try:
+            reset = self.tree.reset()
+        except SysfsError as error:
+            reset = None
+            if not isinstance(error, AttributeMissingError):
+                self.problems.append(str(error))
+            elif not self.settled:
+                raise
+        ecc = self.counts([partial(self.tree.hardware_counter, name) for name in ECC_COUNTERS])
         return HealthReadings(
-            reset=self._reset(),
-            ecc=self._ecc(),
-            unhealthy_components=self._said(self.tree.unhealthy_components),
-            core_errors=self._all_core_errors(core_ids),
-            status_counts=tuple(self._status_counts()),
+            reset=reset,
+            ecc=EccCounts(*ecc) if ecc else None,
+            unhealthy_components=self.optional(self.tree.unhealthy_components),
+            core_errors=self.core_errors(core_ids),
+            status_counts=tuple(self.status_counts()),
         )
 
-    def _reset(self) -> ResetState | None:
-        """Made together with the attributes that are needed, so its absence means that they are not all there."""
-        try:
-            return self.tree.reset()
-        except AttributeMissingError:
-            if not self.settled:
-                raise
-        except SysfsError as error:
-            self.problems.append(str(error))
-        return None
-
-    def _ecc(self) -> EccCounts | None:
-        counts = self._counts([partial(self.tree.hardware_counter, name) for name in ECC_COUNTERS])
-        return EccCounts(*counts) if counts else None
-
-    def _all_core_errors(self, core_ids: frozenset[int]) -> tuple[CoreErrors, ...]:
+    def core_errors(self, core_ids: frozenset[int]) -> tuple[CoreErrors, ...]:
         """Of every core, or of none where one fails just now: they are added up, and the sum must not fall for that."""
-        known = len(self.problems)
-        found = tuple(errors for core in sorted(core_ids) if (errors := self._core_errors(core)))
-        return found if len(self.problems) == known else ()
+        problems = len(self.problems)
+        found = []
+        for core in sorted(core_ids):
+            counts = self.counts([partial(self.tree.core_error_count, core, name) for name in CORE_ERROR_COUNTERS])
+            if counts:
+                found.append(CoreErrors(core, *counts))
+        return tuple(found) if len(self.problems) == problems else ()
 
-    def _core_errors(self, core: int) -> CoreErrors | None:
-        counts = self._counts([partial(self.tree.core_error_count, core, name) for name in CORE_ERROR_COUNTERS])
-        return CoreErrors(core, *counts) if counts else None
-
-    def _counts(self, reads: list[Callable[[], int]]) -> list[int]:
+    def counts(self, reads: list[Callable[[], int]]) -> list[int]:
         """Counters that belong together: 0 for one this driver does not have, none at all if one fails just now."""
-        known = len(self.problems)
-        counts = [self._said(read) for read in reads]
-        if len(self.problems) > known or all(count is None for count in counts):
+        problems = len(self.problems)
+        counts = [self.optional(read) for read in reads]
+        if len(self.problems) > problems or all(count is None for count in counts):
             return []
         return [count or 0 for count in counts]
 
-    def _status_counts(self) -> Iterator[tuple[str, int]]:
-        """Whatever counts errors there. The names are unpublished: what reads as something else is passed over."""
-        for name in self._said(self.tree.health_status_names) or ():
-            if name != UNHEALTHY_COMPONENTS and tells_of_errors(name):
+    def status_counts(self) -> Iterator[tuple[str, int]]:
+        """Error counters of ``health_status``. Their names are unpublished: files that are no counters are skipped."""
+        for name in self.optional(self.tree.health_status_names) or ():
+            if name != UNHEALTHY_COMPONENTS and counts_errors(name):
                 try:
                     yield name, self.tree.health_status_count(name)
                 except SysfsError:
                     continue
 
-    def _needed(self, read: Callable[[], Value], otherwise: Value | None) -> Value:
-        """An attribute that the device cannot be offered without; ``otherwise`` stands in once it is settled."""
+    def required(self, read: Callable[[], Value], assumed: Value | None) -> Value:
+        """An attribute that the device cannot be offered without; once settled, ``assumed`` replaces a missing one."""
         try:
             return read()
         except SysfsError as error:
-            if not (self.settled and _is_missing(error)) or otherwise is None:
+            if not (self.settled and _is_missing(error)) or assumed is None:
                 raise
-            self.problems.append(f"{error}; {otherwise or 'nothing'} is assumed")
-            return otherwise
+            self.problems.append(f"{error}; {assumed or 'nothing'} is assumed")
+            return assumed
 
-    def _said(self, read: Callable[[], Value]) -> Value | None:
+    def optional(self, read: Callable[[], Value]) -> Value | None:
         """An attribute that not every product or driver has."""
         try:
             return read()
@@ -198,12 +306,6 @@ class _Attributes:
         except SysfsError as error:
             self.problems.append(str(error))
             return None
-
-    def _note_masked_cores(self, cores: int, seen: frozenset[int]) -> None:
-        masked = sorted(set(range(cores)) - seen) if seen else []
-        if masked:
-            names = ", ".join(f"neuron_core{core}" for core in masked)
-            self.problems.append(f"{self.tree.path} has no {names}: masked by the module parameter dev_nc_map?")
 
 
 def _is_missing(error: SysfsError) -> bool:

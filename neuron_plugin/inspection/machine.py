@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from neuron_plugin.hardware import EVERY_DEVICE, Inventory, MachinePaths, Verdict, read_inventory
 from neuron_plugin.inspection.unknown import Unknown
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.plugin.health.memory import FILE_NAME, Memory, boot_id, load
+from neuron_plugin.plugin.health import FILE_NAME, Memory, boot_id, load
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.topology import DeviceId, Geometry, InstanceType, Topology, geometry_of, links_of
 
@@ -63,7 +63,7 @@ def look(settings: PluginSettings, environ: Mapping[str, str]) -> Machine:
     Raises:
         SettingsError: the file of instance types cannot be used.
     """
-    from neuron_plugin.plugin.health.look import judge_once
+    from neuron_plugin.plugin.health import judge_once
 
     types = load_catalogue(settings.instance_types)
     memory = _remembered(settings)

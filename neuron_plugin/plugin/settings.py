@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.plugin.health.policy import HealthSettings
+from neuron_plugin.plugin.health_rules import HealthRules
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.telemetry import LogFormat, LogLevel
 
@@ -126,7 +126,9 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = 10.0
     kmsg: Annotated[
         Path | None,
-        Meta(description="kernel log for hardware errors; kmsg beside the device nodes, or syslog(2), if not given"),
+        Meta(
+            description="kernel log for hardware errors: a simulated one, else read by syslog(2); kmsg in DEV if not given"
+        ),
     ] = None
     node_condition: Annotated[
         str,
@@ -135,9 +137,7 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     state_dir: Annotated[
         Path | None, Meta(description="where to keep which device errors are old; without, a restart forgets")
     ] = None
-    health: Annotated[HealthSettings, Meta(description="what each health signal means; in the file only")] = (
-        HealthSettings()
-    )
+    health: Annotated[HealthRules, Meta(description="what each health signal means; in the file only")] = HealthRules()
     decision_deadline_seconds: Annotated[
         float, Meta(gt=0, le=10, description="how long a preference may wait for the API server, once connected")
     ] = 2.0

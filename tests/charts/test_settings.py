@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
+from neuron_plugin.plugin.health.policy import Action, HealthSettings, SignalPolicy
 
 from neuron_plugin.cli import extender, run
 from neuron_plugin.cli.command import Parser
 from neuron_plugin.extender.settings import ExtenderSettings, check
 from neuron_plugin.inspection.node import USUAL_FILE
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.plugin.health.policy import Action, HealthSettings, SignalPolicy
 from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
 from neuron_plugin.plugin.settings import check as check_plugin
 from neuron_plugin.settings import _kind_of, load

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.hardware import EVERY_DEVICE, Device, EccCounts, Inventory, ResetState, read_inventory
-from neuron_plugin.hardware.kmsg import parse_record
-from neuron_plugin.hardware.records import CoreErrors, NodeState
+from neuron_plugin.hardware.device import CoreErrors, NodeState
+from neuron_plugin.hardware.kernel_log import parse_record
 from neuron_plugin.simulation import SimulatedNode, write_node
 from tests.cli.doubles import Cli
 from tests.inspection.doubles import MakeNode

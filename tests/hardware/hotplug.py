@@ -14,11 +14,8 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
-from neuron_plugin.hardware.hints import Hints
-from neuron_plugin.hardware.inventory import MachinePaths, read_inventory
-from neuron_plugin.hardware.records import Inventory
-from neuron_plugin.hardware.uevents import open_uevents
-from neuron_plugin.hardware.watch import InventoryWatcher, WatchPeriods
+from neuron_plugin.hardware.events import Hints, InventoryWatcher, WatchPeriods, open_uevents
+from neuron_plugin.hardware.inventory import Inventory, MachinePaths, read_inventory
 
 DEADLINE_SECONDS = 10
 ATTRIBUTES = {

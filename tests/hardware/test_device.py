@@ -10,13 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.hardware.attributes import ResetState
-from neuron_plugin.hardware.device import SIMULATED_MARKER, DeviceReader, node_state
+from neuron_plugin.hardware.device import (
+    GENERATIONS,
+    SIMULATED_MARKER,
+    CoreErrors,
+    Device,
+    EccCounts,
+    NodeState,
+    SkippedDevice,
+    node_state,
+    read_device,
+)
 from neuron_plugin.hardware.inventory import read_inventory
-from neuron_plugin.hardware.records import CoreErrors, Device, EccCounts, NodeState, SkippedDevice
-from neuron_plugin.hardware.sysfs import Sysfs
+from neuron_plugin.hardware.sysfs import ResetState, Sysfs
 from neuron_plugin.simulation import SimulatedNode, write_node
-from neuron_plugin.topology import DeviceId, catalogue
+from neuron_plugin.topology import DeviceId, InstanceType, catalogue
 
 MakeNode = Callable[..., SimulatedNode]
 NEEDED = [
@@ -30,7 +38,7 @@ NEEDED = [
 
 def read(node: SimulatedNode, device: int = 1, *, settled: bool = False, known: bool = True) -> object:
     instance = catalogue().get(node.description.instance_type) if known else None
-    return DeviceReader(Sysfs(node.paths.sysfs), node.paths.dev, instance).read(DeviceId(device), settled=settled)
+    return read_device(Sysfs(node.paths.sysfs), node.paths.dev, DeviceId(device), settled=settled, known=instance)
 
 
 def read_known(node: SimulatedNode, device: int = 1, *, settled: bool = False) -> Device:
@@ -328,3 +336,24 @@ def test_p67_counters_of_a_core_that_fail_just_now_make_no_sum_fall(
     device = read_known(node, 0)
     assert device.health.core_errors == ()
     assert "neuron_core1/stats/status/hw_error/total cannot be read" in device.problems[0]
+
+
+@pytest.mark.parametrize("instance", catalogue().values(), ids=lambda instance: instance.name)
+def test_every_shipped_type_has_devices_of_a_known_product(instance: InstanceType) -> None:
+    generation = GENERATIONS[instance.device_name]
+    assert instance.cores_per_device == generation.cores_per_device
+    assert instance.logical_core_size == generation.default_logical_core_size
+
+
+def test_ndv3_is_two_products() -> None:
+    found = {name for name, generation in GENERATIONS.items() if generation.device_arch == "NDv3"}
+    assert found == {"Inferentia2", "Trainium2"}
+
+
+@pytest.mark.parametrize(
+    ("device_name", "default", "largest"),
+    [("Inferentia", 1, 1), ("Inferentia2", 1, 1), ("Trainium1", 1, 1), ("Trainium2", 2, 2), ("Trainium3", 2, 8)],
+)
+def test_logical_cores_exist_from_trn2_on(device_name: str, default: int, largest: int) -> None:
+    generation = GENERATIONS[device_name]
+    assert (generation.default_logical_core_size, generation.largest_logical_core_size) == (default, largest)

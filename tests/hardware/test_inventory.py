@@ -1,16 +1,26 @@
-"""One look at a whole machine: what is there, what is left out and why, and that nothing found there is an error."""
+"""A whole machine, read once: what is there, what is left out and why, and that nothing found there is an error."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from neuron_plugin.hardware.inventory import EVERY_DEVICE, MachinePaths, read_inventory
-from neuron_plugin.hardware.records import NodeState
+from neuron_plugin.hardware.device import Device, NodeState, SkippedDevice
+from neuron_plugin.hardware.inventory import (
+    EVERY_DEVICE,
+    Inventory,
+    LogicalCoreSize,
+    MachinePaths,
+    UltraServer,
+    choose_logical_core_size,
+    read_inventory,
+    read_ultraserver,
+)
+from neuron_plugin.hardware.sysfs import Sysfs
 from neuron_plugin.simulation import SimulatedNode, write_node
 from neuron_plugin.topology import DeviceId, InstanceType, Topology, catalogue, links_of
 
@@ -298,7 +308,7 @@ def test_without_a_device_lnc_is_told_for_a_known_type_only(make_node: MakeNode)
     node.unload_driver()
     assert read_inventory(node.paths).logical_core_size.size == 1
     unknown = read_inventory(node.paths, types={})
-    assert (unknown.logical_core_size.source, unknown.problems) == ("no device to ask", ())
+    assert (unknown.logical_core_size.source, unknown.problems) == ("no device present", ())
 
 
 def test_a_product_newer_than_this_package_has_the_lnc_of_the_users_type(make_node: MakeNode) -> None:
@@ -327,3 +337,166 @@ def test_root_readable_attributes_of_old_drivers_read_as_those_of_new_ones(make_
 def test_default_paths_are_the_hosts() -> None:
     assert MachinePaths() == MachinePaths.under(Path("/"))
     assert MachinePaths().logical_nc_config == Path("/opt/aws/neuron/logical_nc_config")
+
+
+def device(number: int, *neighbours: int) -> Device:
+    connected = frozenset(DeviceId(neighbour) for neighbour in neighbours)
+    return Device(DeviceId(number), 8, "Trainium2", "NDv3", connected, NodeState.PRESENT)
+
+
+def test_an_inventory_of_nothing_answers_everything() -> None:
+    nothing = Inventory(absence="no driver")
+    assert (nothing.device_ids, nothing.links, nothing.incomplete) == ((), {}, frozenset())
+    assert (nothing.device_name, nothing.physical_cores_per_device, nothing.cores_per_device) == ("", 0, 0)
+
+
+def test_cores_are_counted_physically_and_logically() -> None:
+    inventory = Inventory(devices=(device(0),), logical_core_size=LogicalCoreSize(2, "hardware default"))
+    assert (inventory.physical_cores_per_device, inventory.cores_per_device) == (8, 4)
+
+
+def test_links_are_by_id_also_with_gaps() -> None:
+    inventory = Inventory(devices=(device(0, 3), device(3, 0)))
+    assert inventory.links == {0: {3}, 3: {0}}
+
+
+def test_only_devices_that_the_driver_still_makes_are_incomplete() -> None:
+    skipped = (SkippedDevice(DeviceId(1), "garbage"), SkippedDevice(DeviceId(2), "not yet", incomplete=True))
+    assert Inventory(skipped=skipped).incomplete == {2}
+
+
+def test_inventories_are_compared_by_value() -> None:
+    assert Inventory(devices=(device(0, 1),)) == Inventory(devices=(device(0, 1),))
+    assert Inventory(devices=(device(0, 1),)) != Inventory(devices=(device(0),))
+
+
+def chosen(
+    *, environ: Mapping[str, str] | None = None, host_file: str = "", default: int = 2, largest: int = 2, cores: int = 8
+) -> LogicalCoreSize:
+    """On a Trn2, unless said otherwise."""
+    return choose_logical_core_size(
+        default=default, largest=largest, cores_per_device=cores, environ=environ or {}, host_file=host_file
+    )
+
+
+def test_without_a_setting_the_hardware_decides() -> None:
+    assert chosen() == LogicalCoreSize(2, "hardware default")
+
+
+def test_the_hosts_file_overrides_the_hardware() -> None:
+    assert chosen(host_file="NEURON_LOGICAL_NC_CONFIG=1\n") == LogicalCoreSize(1, "logical_nc_config")
+
+
+def test_the_environment_overrides_the_hosts_file() -> None:
+    found = chosen(environ={"NEURON_LOGICAL_NC_CONFIG": "2"}, host_file="NEURON_LOGICAL_NC_CONFIG=1")
+    assert found == LogicalCoreSize(2, "NEURON_LOGICAL_NC_CONFIG")
+
+
+def test_the_newer_name_overrides_the_older_one() -> None:
+    older = {"NEURON_RT_VIRTUAL_CORE_SIZE": "1"}
+    assert chosen(environ=older) == LogicalCoreSize(1, "NEURON_RT_VIRTUAL_CORE_SIZE")
+    assert chosen(environ=older | {"NEURON_LOGICAL_NC_CONFIG": "2"}).size == 2
+
+
+def test_an_empty_variable_says_nothing() -> None:
+    assert chosen(environ={"NEURON_LOGICAL_NC_CONFIG": ""}) == LogicalCoreSize(2, "hardware default")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NEURON_LOGICAL_NC_CONFIG=1",
+        "  NEURON_LOGICAL_NC_CONFIG = 1  \n",
+        "export NEURON_LOGICAL_NC_CONFIG=1\n",
+        'NEURON_LOGICAL_NC_CONFIG="1"\n',
+        "# set by cloud-init\nNEURON_LOGICAL_NC_CONFIG=1\n",
+        "NEURON_LOGICAL_NC_CONFIG=1  # as the trainers want it\r\n",
+        "NEURON_LOGICAL_NC_CONFIG=2\nNEURON_LOGICAL_NC_CONFIG=1\n",
+        "1\n",
+    ],
+)
+def test_the_hosts_file_is_read_as_a_shell_would(text: str) -> None:
+    assert chosen(host_file=text) == LogicalCoreSize(1, "logical_nc_config")
+
+
+@pytest.mark.parametrize("text", ["\n", "# NEURON_LOGICAL_NC_CONFIG=1\n", "  # nothing here\n\n"])
+def test_a_hosts_file_without_a_setting_says_nothing(text: str) -> None:
+    assert chosen(host_file=text) == LogicalCoreSize(2, "hardware default")
+
+
+@pytest.mark.parametrize("text", ["0", "3", "4", "16", "-1", "x", "1.0", "²", "9" * 50])
+def test_an_illegal_value_is_passed_over_and_reported(text: str) -> None:
+    found = chosen(host_file=f"NEURON_LOGICAL_NC_CONFIG={text}\n")
+    assert (found.size, found.source) == (2, "hardware default")
+    assert len(found.problems) == 1
+    assert "logical_nc_config says" in found.problems[0]
+    assert "at most 2, that divides 8 cores" in found.problems[0]
+
+
+def test_after_an_illegal_variable_the_next_source_is_asked() -> None:
+    found = chosen(environ={"NEURON_LOGICAL_NC_CONFIG": "7"}, host_file="NEURON_LOGICAL_NC_CONFIG=1")
+    assert (found.size, found.source) == (1, "logical_nc_config")
+    assert "NEURON_LOGICAL_NC_CONFIG says '7'" in found.problems[0]
+
+
+def test_products_before_trn2_know_only_one() -> None:
+    found = chosen(host_file="NEURON_LOGICAL_NC_CONFIG=2", default=1, largest=1, cores=2)
+    assert found.size == 1
+    assert found.problems
+
+
+def test_a_larger_size_is_legal_where_the_product_allows_it() -> None:
+    assert chosen(host_file="NEURON_LOGICAL_NC_CONFIG=4", largest=8).size == 4
+
+
+def with_class_files(node: SimulatedNode, **texts: str) -> Sysfs:
+    for name, text in texts.items():
+        path = node.paths.sysfs / "class/neuron_device" / name
+        path.unlink(missing_ok=True)
+        path.write_text(text)
+    return Sysfs(node.paths.sysfs)
+
+
+def test_a_machine_alone_is_in_none(make_node: MakeNode) -> None:
+    assert read_ultraserver(Sysfs(make_node("trn2.3xlarge").paths.sysfs)) is None
+
+
+def test_a_member_of_four_knows_its_ids(make_node: MakeNode) -> None:
+    sysfs = with_class_files(
+        make_node("trn2.3xlarge"),
+        ultraserver_mode="1,3,4\n",
+        server_id_4="0a1b2c3d4e5f6071\n",
+        node_id_4="2\n",
+        server_id_2="00000000000000aa\n",
+        node_id_2="0\n",
+    )
+    assert read_ultraserver(sysfs) == UltraServer(
+        mode="1,3,4", server_id_2="00000000000000aa", node_id_2="0", server_id_4="0a1b2c3d4e5f6071", node_id_4="2"
+    )
+
+
+def test_a_pair_has_no_ids_of_four(make_node: MakeNode) -> None:
+    sysfs = with_class_files(
+        make_node("trn2.3xlarge"), ultraserver_mode="2,4\n", server_id_2="00000000000000aa\n", node_id_2="1\n"
+    )
+    found = read_ultraserver(sysfs)
+    assert found is not None
+    assert (found.server_id_4, found.node_id_4) == ("", "")
+    assert (found.server_id_2, found.node_id_2) == ("00000000000000aa", "1")
+
+
+def test_during_the_election_nothing_is_said(make_node: MakeNode) -> None:
+    busy = {"ultraserver_mode": "busy\n", "node_id_2": "busy\n", "node_id_4": "busy\n"}
+    assert read_ultraserver(with_class_files(make_node("trn2.3xlarge"), **busy)) is None
+
+
+def test_what_no_election_prints_is_not_told(make_node: MakeNode) -> None:
+    """Told to the cluster, a page of text would make the extender refuse the whole inventory."""
+    sysfs = with_class_files(make_node("trn2.3xlarge"), server_id_4="a" * 4096, server_id_2="00000000000000aa\n")
+    found = read_ultraserver(sysfs)
+    assert found is not None
+    assert (found.server_id_4, found.server_id_2) == ("", "00000000000000aa")
+
+
+def test_a_switched_type_has_other_files_and_is_in_none(make_node: MakeNode) -> None:
+    assert read_ultraserver(Sysfs(make_node("trn3s.48xlarge").paths.sysfs)) is None

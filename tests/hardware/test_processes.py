@@ -1,3 +1,5 @@
+"""Processes that have a device open, by the files of /proc."""
+
 from __future__ import annotations
 
 import os
@@ -8,6 +10,76 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.hardware.processes import Process, device_processes, has_kernel_threads, look_at_processes
+
+
+def make_process(proc: Path, pid: int, opened: list[Path], cmdline: bytes = b"python\0train.py\0") -> None:
+    descriptors = proc / str(pid) / "fd"
+    descriptors.mkdir(parents=True)
+    for number, path in enumerate(opened):
+        (descriptors / str(number)).symlink_to(path)
+    (proc / str(pid) / "cmdline").write_bytes(cmdline)
+
+
+def make_nodes(directory: Path, count: int) -> list[Path]:
+    directory.mkdir()
+    nodes = [directory / f"neuron{number}" for number in range(count)]
+    for node in nodes:
+        node.touch()
+    return nodes
+
+
+def test_each_device_has_the_processes_that_opened_it(tmp_path: Path) -> None:
+    nodes, proc = make_nodes(tmp_path / "dev", 3), tmp_path / "proc"
+    make_process(proc, 20, [nodes[0], nodes[1]])
+    make_process(proc, 3, [nodes[0]])
+    make_process(proc, 4, [])
+    found = device_processes(nodes, proc)
+    assert {path.name: [each.pid for each in processes] for path, processes in found.items()} == {
+        "neuron0": [3, 20],
+        "neuron1": [20],
+    }
+
+
+def test_a_command_is_its_words_and_needs_no_utf8(tmp_path: Path) -> None:
+    nodes, proc = make_nodes(tmp_path / "dev", 1), tmp_path / "proc"
+    make_process(proc, 5, nodes, b"python\0-m\0train \xff\0")
+    assert device_processes(nodes, proc) == {nodes[0]: (Process(5, "python -m train \\xff"),)}
+
+
+def test_the_same_device_under_another_name_is_found(tmp_path: Path) -> None:
+    """A container's /dev/neuron0 may be the host's neuron2."""
+    nodes, proc = make_nodes(tmp_path / "dev", 3), tmp_path / "proc"
+    inside = tmp_path / "container-neuron0"
+    os.link(nodes[2], inside)
+    make_process(proc, 5, [inside])
+    assert list(device_processes(nodes, proc)) == [nodes[2]]
+
+
+def test_real_character_devices_are_told_apart_by_their_numbers(tmp_path: Path) -> None:
+    proc = tmp_path / "proc"
+    make_process(proc, 5, [Path("/dev/null")])
+    assert list(device_processes([Path("/dev/null"), Path("/dev/zero")], proc)) == [Path("/dev/null")]
+
+
+def test_a_process_that_opened_a_device_twice_is_named_once(tmp_path: Path) -> None:
+    nodes, proc = make_nodes(tmp_path / "dev", 1), tmp_path / "proc"
+    make_process(proc, 5, [nodes[0], nodes[0]])
+    assert [each.pid for each in device_processes(nodes, proc)[nodes[0]]] == [5]
+
+
+def test_what_ended_or_is_no_process_is_passed_over(tmp_path: Path) -> None:
+    nodes, proc = make_nodes(tmp_path / "dev", 1), tmp_path / "proc"
+    make_process(proc, 5, [nodes[0], tmp_path / "gone"])
+    (proc / "5" / "cmdline").unlink()
+    (proc / "6").mkdir()
+    (proc / "self").mkdir()
+    assert device_processes(nodes, proc) == {nodes[0]: (Process(5, ""),)}
+
+
+def test_without_proc_no_process_is_seen(tmp_path: Path) -> None:
+    nodes = make_nodes(tmp_path / "dev", 1)
+    assert device_processes([*nodes, tmp_path / "gone"], tmp_path / "nowhere") == {}
+
 
 UID = "0f1c2d3e-4a5b-6c7d-8e9f-001122334455"
 IN_POD = f"0::/kubepods/burstable/pod{UID}/aa\n"
@@ -41,10 +113,6 @@ def node(tmp_path: Path) -> Path:
     path = tmp_path / "neuron0"
     path.touch()
     return path
-
-
-def yes(_proc: Path) -> bool:
-    return True
 
 
 @pytest.mark.parametrize(
@@ -104,14 +172,14 @@ def test_flags_that_cannot_be_read_count_as_use(proc: ProcTree, node: Path) -> N
 
 def test_a_look_is_complete_where_every_process_of_the_machine_is_seen(proc: ProcTree, node: Path) -> None:
     proc.add(7, [node])
-    assert look_at_processes([node], proc.root, is_whole_machine=yes).complete
-    assert not look_at_processes([node], proc.root, is_whole_machine=lambda _proc: False).complete
+    assert look_at_processes([node], proc.root, whole_machine=True).complete
+    assert not look_at_processes([node], proc.root, whole_machine=False).complete
 
 
 @pytest.mark.parametrize(
     ("cgroup", "complete"),
     [(IN_POD, False), ("0::/init.scope\n", True), ("", False)],
-    ids=["of a pod", "of the machine", "of nobody knows whom"],
+    ids=["of a pod", "of the machine", "unknown"],
 )
 def test_a_process_that_may_not_be_looked_into_makes_a_look_incomplete_unless_it_is_of_no_pod(
     proc: ProcTree, node: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, *, complete: bool
@@ -126,7 +194,7 @@ def test_a_process_that_may_not_be_looked_into_makes_a_look_incomplete_unless_it
         return listed(path)
 
     monkeypatch.setattr(Path, "iterdir", denying)
-    look = look_at_processes([node], proc.root, is_whole_machine=yes)
+    look = look_at_processes([node], proc.root, whole_machine=True)
     assert [each.pid for each in look.processes[node]] == [7]
     assert look.complete is complete
 
@@ -145,21 +213,21 @@ def test_a_process_whose_descriptors_may_be_listed_but_not_followed_may_not_be_l
         return followed(path, follow_symlinks=follow_symlinks)
 
     monkeypatch.setattr(Path, "stat", denying)
-    look = look_at_processes([node], proc.root, is_whole_machine=yes)
+    look = look_at_processes([node], proc.root, whole_machine=True)
     assert [each.pid for each in look.processes[node]] == [7]
     assert not look.complete
 
 
 def test_a_descriptor_that_was_closed_meanwhile_leaves_a_look_complete(proc: ProcTree, node: Path) -> None:
     proc.add(7, [node / "closed", node])
-    look = look_at_processes([node], proc.root, is_whole_machine=yes)
+    look = look_at_processes([node], proc.root, whole_machine=True)
     assert [each.pid for each in look.processes[node]] == [7]
     assert look.complete
 
 
 def test_a_process_that_ended_meanwhile_leaves_a_look_complete(proc: ProcTree, node: Path) -> None:
     (proc.root / "9").mkdir()
-    assert look_at_processes([node], proc.root, is_whole_machine=yes).complete
+    assert look_at_processes([node], proc.root, whole_machine=True).complete
 
 
 def test_a_machines_own_namespace_is_known_by_its_kernel_threads(proc: ProcTree) -> None:

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from neuron_plugin.plugin.health.memory import FILE_NAME, DeviceMemory, Memory, boot_id, save
+from neuron_plugin.plugin.health.policy import HealthSettings, SignalPolicy
 
 from neuron_plugin.hardware import device_key
 from neuron_plugin.inspection.machine import look
 from neuron_plugin.inspection.node import node_of
 from neuron_plugin.inspection.unknown import Unknown
-from neuron_plugin.plugin.health.memory import FILE_NAME, DeviceMemory, Memory, boot_id, save
-from neuron_plugin.plugin.health.policy import HealthSettings, SignalPolicy
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.topology import Topology

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neuron_plugin.plugin.machine import MISSING
+from neuron_plugin.hardware import MISSING
 from tests.plugin.life_base import Life
 from tests.plugin.life_pods import LivePod
 

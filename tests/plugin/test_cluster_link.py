@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from neuron_plugin.plugin.health.report import HealthReport
+from neuron_plugin.plugin.health.status import DeviceHealth
 
 from neuron_plugin.allocation import INVENTORY_KEY, Holding
 from neuron_plugin.cluster import ApiRequest, KubernetesApi, connect, create_lease, send, utc_now
 from neuron_plugin.plugin import cluster_link
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.counts import Counts
-from neuron_plugin.plugin.health.report import HealthReport
-from neuron_plugin.plugin.health.status import DeviceHealth
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.node_lease import delete_lease, node_lease
 from neuron_plugin.plugin.settings import PluginSettings

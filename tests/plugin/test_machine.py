@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from neuron_plugin.allocation import HolderLedger, Holding, Resource
 from neuron_plugin.hardware import Device, Inventory, SkippedDevice, parse_driver_version
-from neuron_plugin.hardware.logical_cores import LogicalCoreSize
-from neuron_plugin.hardware.records import NodeState
+from neuron_plugin.hardware.device import NodeState
+from neuron_plugin.hardware.inventory import LogicalCoreSize
 from neuron_plugin.plugin.machine import (
     MISSING,
     Machine,

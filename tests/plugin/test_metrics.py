@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from neuron_plugin.allocation import Holding
 from neuron_plugin.build import build
 from neuron_plugin.hardware import Device, EccCounts, Inventory, Process
-from neuron_plugin.hardware.records import HealthReadings, NodeState
+from neuron_plugin.hardware.device import HealthReadings, NodeState
 from neuron_plugin.plugin import node
 from neuron_plugin.plugin.counts import Counts, Latencies
 from neuron_plugin.plugin.exposition import MetricKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from neuron_plugin.allocation import Holding
-from neuron_plugin.plugin.machine import MISSING
+from neuron_plugin.hardware import MISSING
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.quarantine import Quarantine
 from neuron_plugin.plugin.standins import is_nameless, named_stand_in

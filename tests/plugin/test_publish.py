@@ -8,8 +8,7 @@ import pytest
 
 from neuron_plugin.allocation import INVENTORY_KEY, read_inventory
 from neuron_plugin.cluster import NODES
-from neuron_plugin.hardware import DriverVersion, UltraServer
-from neuron_plugin.plugin.machine import MISSING
+from neuron_plugin.hardware import MISSING, DriverVersion, UltraServer
 from neuron_plugin.plugin.publish import PUBLISHED_LABELS, node_labels, publication, withdrawal
 from tests.plugin.world import TRN2, machine
 

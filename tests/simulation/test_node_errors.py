@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.hardware import parse_error
-from neuron_plugin.hardware.kmsg import parse_record
+from neuron_plugin.hardware.kernel_log import parse_record
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.simulation.node_description import SimulationError
 from neuron_plugin.simulation.node_kmsg import append_record

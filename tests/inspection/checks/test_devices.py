@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from neuron_plugin.plugin.health.look import judge_once
+from neuron_plugin.plugin.health.memory import DeviceMemory, Memory
+from neuron_plugin.plugin.health.policy import Action, HealthSettings, SignalPolicy
 
 from neuron_plugin.hardware import ResetState, device_key
 from neuron_plugin.inspection.facts import Daemon, Facts, PciFunction
 from neuron_plugin.inspection.findings import Level
-from neuron_plugin.plugin.health.look import judge_once
-from neuron_plugin.plugin.health.memory import DeviceMemory, Memory
-from neuron_plugin.plugin.health.policy import Action, HealthSettings, SignalPolicy
 from neuron_plugin.simulation import SimulatedNode
 from tests.inspection.cases import ask, facts_of, is_fine, the_finding, with_host
 from tests.inspection.doubles import MakeNode

@@ -6,13 +6,13 @@ import math
 from typing import Any
 
 import pytest
-
-from neuron_plugin.hardware import EccCounts, ResetState
-from neuron_plugin.hardware.records import CoreErrors, NodeState
 from neuron_plugin.plugin.health.keeper import Transition
 from neuron_plugin.plugin.health.memory import DeviceMemory, Memory
 from neuron_plugin.plugin.health.policy import Action, Baseline, HealthSettings, SignalPolicy
 from neuron_plugin.plugin.health.status import Status
+
+from neuron_plugin.hardware import EccCounts, ResetState
+from neuron_plugin.hardware.device import CoreErrors, NodeState
 from tests.plugin.health.world import HOUR, World, changed
 
 

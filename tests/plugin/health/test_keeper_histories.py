@@ -8,13 +8,12 @@ import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-
-from neuron_plugin.hardware import EccCounts, ResetState
-from neuron_plugin.hardware.records import CoreErrors, NodeState
 from neuron_plugin.plugin.health.keeper import Transition
 from neuron_plugin.plugin.health.policy import HealthSettings
 from neuron_plugin.plugin.health.status import Status
-from neuron_plugin.plugin.machine import MISSING
+
+from neuron_plugin.hardware import MISSING, EccCounts, ResetState
+from neuron_plugin.hardware.device import CoreErrors, NodeState
 from tests.plugin.health.world import HOUR, World, changed, device, error
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
 from neuron_plugin.plugin.health.policy import HealthSettings, Recovery, SignalPolicy
+
 from tests.plugin.health.world import HOUR, World, changed, error
 
 

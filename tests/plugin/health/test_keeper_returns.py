@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from neuron_plugin.hardware import EccCounts, Inventory, ResetState, Signal, SkippedDevice
-from neuron_plugin.hardware.records import CoreErrors, NodeState
 from neuron_plugin.plugin.health.keeper import Transition
 from neuron_plugin.plugin.health.memory import MOST_DEVICES, DeviceMemory, Memory
 from neuron_plugin.plugin.health.policy import Baseline, HealthSettings, Recovery, SignalPolicy
 from neuron_plugin.plugin.health.status import Status
-from neuron_plugin.plugin.machine import MISSING
+
+from neuron_plugin.hardware import MISSING, EccCounts, Inventory, ResetState, Signal, SkippedDevice
+from neuron_plugin.hardware.device import CoreErrors, NodeState
 from neuron_plugin.topology import DeviceId
 from tests.plugin.health.world import HOUR, World, changed, device
 

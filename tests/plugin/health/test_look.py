@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from neuron_plugin.hardware import EccCounts, ResetState, Severity, Signal, Verdict
-from neuron_plugin.hardware.records import CoreErrors, NodeState
 from neuron_plugin.plugin.health.look import judge_once
 from neuron_plugin.plugin.health.memory import DeviceMemory, Memory
 from neuron_plugin.plugin.health.policy import Action, Baseline, HealthSettings, Recovery, SignalPolicy
+
+from neuron_plugin.hardware import EccCounts, ResetState, Severity, Signal, Verdict
+from neuron_plugin.hardware.device import CoreErrors, NodeState
 from neuron_plugin.topology import DeviceId
 from tests.plugin.health.world import device, machine
 

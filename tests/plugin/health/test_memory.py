@@ -6,7 +6,6 @@ import logging
 from pathlib import Path
 
 import pytest
-
 from neuron_plugin.plugin.health.memory import MOST_DEVICES, DeviceMemory, Memory, boot_id, load, save
 
 KNOWN = Memory({"aa": DeviceMemory(accepted={"sram-ecc": 2}, latched={"node/absent": "why"}), "bb": DeviceMemory()})

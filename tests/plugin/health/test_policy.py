@@ -6,8 +6,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-
-from neuron_plugin.hardware import Signal
 from neuron_plugin.plugin.health.policy import (
     Action,
     Baseline,
@@ -17,6 +15,8 @@ from neuron_plugin.plugin.health.policy import (
     hold_seconds,
     policy_of,
 )
+
+from neuron_plugin.hardware import Signal
 from neuron_plugin.plugin.settings import PluginSettings, check
 from neuron_plugin.settings import SettingsError, as_yaml, load
 

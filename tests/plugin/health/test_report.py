@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-
-from neuron_plugin.cluster import ApiRequest
-from neuron_plugin.hardware import Signal
 from neuron_plugin.plugin.health.keeper import Transition
 from neuron_plugin.plugin.health.report import HealthReport, condition_of
 from neuron_plugin.plugin.health.status import Cause, DeviceHealth, Status
+
+from neuron_plugin.cluster import ApiRequest
+from neuron_plugin.hardware import Signal
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from neuron_plugin.hardware import Signal
 from neuron_plugin.plugin.health.policy import Action, SignalPolicy
 from neuron_plugin.plugin.health.status import Cause, DeviceHealth, Status, device_health
 from neuron_plugin.plugin.health.trace import Stage, Trace
+
+from neuron_plugin.hardware import Signal
 
 
 def trace_of(signal: Signal, trace_stage: Stage = Stage.ACTING, text: str = "") -> Trace:

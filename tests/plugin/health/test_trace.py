@@ -7,10 +7,10 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from neuron_plugin.hardware import Observation, Signal
 from neuron_plugin.plugin.health.policy import HealthSettings, Recovery, SignalPolicy
 from neuron_plugin.plugin.health.trace import Rules, Sight, Stage, Trace, next_change, reloaded, step
+
+from neuron_plugin.hardware import Observation, Signal
 
 SETTINGS = HealthSettings()
 BROKEN = Observation(Signal.COMPONENTS, "firmware reports hbm unhealthy", part="hbm")

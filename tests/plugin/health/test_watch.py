@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from neuron_plugin.hardware import EccCounts, KernelRecord, parse_driver_version
-from neuron_plugin.hardware.records import CoreErrors, NodeState
-from neuron_plugin.hardware.uevents import NoUevents
-from neuron_plugin.plugin.health import watch as health_watch
 from neuron_plugin.plugin.health.keeper import Transition
 from neuron_plugin.plugin.health.memory import load
 from neuron_plugin.plugin.health.policy import Action, HealthSettings, SignalPolicy
 from neuron_plugin.plugin.health.status import DeviceHealth
 from neuron_plugin.plugin.health.watch import KERNEL_LOG, MEMORY, SYSFS, UEVENTS, HealthWatch
+
+from neuron_plugin.hardware import EccCounts, KernelRecord, parse_driver_version
+from neuron_plugin.hardware.device import CoreErrors, NodeState
+from neuron_plugin.hardware.events import NoUevents
+from neuron_plugin.plugin.health import watch as health_watch
 from neuron_plugin.plugin.settings import PluginSettings
 from tests.plugin.health.world import device, machine
 

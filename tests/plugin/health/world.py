@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from neuron_plugin.hardware import Device, EccCounts, Inventory, KernelError, ResetState
-from neuron_plugin.hardware.records import CoreErrors, HealthReadings, NodeState
 from neuron_plugin.plugin.health.keeper import HealthKeeper, Transition
 from neuron_plugin.plugin.health.memory import Memory
 from neuron_plugin.plugin.health.policy import HealthSettings
+
+from neuron_plugin.hardware import Device, EccCounts, Inventory, KernelError, ResetState
+from neuron_plugin.hardware.device import CoreErrors, HealthReadings, NodeState
 from neuron_plugin.topology import DeviceId
 
 HOUR = 3600.0

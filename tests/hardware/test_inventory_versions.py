@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.hardware.attributes import ResetState
+from neuron_plugin.hardware.device import Device, EccCounts
 from neuron_plugin.hardware.inventory import read_inventory
-from neuron_plugin.hardware.records import Device, EccCounts
-from neuron_plugin.hardware.relocated import by_name
-from neuron_plugin.hardware.sysfs import Sysfs
+from neuron_plugin.hardware.sysfs import ResetState, Sysfs, by_name
 from neuron_plugin.simulation import SimulatedNode, write_node
 from tests.hardware.conftest import MakeNode
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.hardware.inventory import EVERY_DEVICE, read_inventory
-from neuron_plugin.hardware.records import Inventory
+from neuron_plugin.hardware.inventory import EVERY_DEVICE, Inventory, read_inventory
 from neuron_plugin.simulation import SimulatedNode, write_node
 from neuron_plugin.topology import DeviceId
 

@@ -18,8 +18,7 @@ import pytest
 import pyudev
 
 from neuron_plugin.hardware import uevents as module
-from neuron_plugin.hardware.hints import Hints
-from neuron_plugin.hardware.uevents import KernelUevents, NoUevents, open_uevents
+from neuron_plugin.hardware.events import Hints, KernelUevents, NoUevents, open_uevents
 
 SOON = 5.0
 LIBRARY = "libumockdev.so.0"

@@ -12,12 +12,10 @@ from itertools import count
 
 import pytest
 
-from neuron_plugin.hardware.attributes import DriverVersion
-from neuron_plugin.hardware.hints import Hints
-from neuron_plugin.hardware.inventory import read_inventory
-from neuron_plugin.hardware.records import Device, Inventory, NodeState, SkippedDevice
-from neuron_plugin.hardware.uevents import NoUevents
-from neuron_plugin.hardware.watch import InventoryWatcher, WatchPeriods, _Patience
+from neuron_plugin.hardware.device import Device, NodeState, SkippedDevice
+from neuron_plugin.hardware.events import Hints, InventoryWatcher, NoUevents, WatchPeriods, _Patience
+from neuron_plugin.hardware.inventory import Inventory, read_inventory
+from neuron_plugin.hardware.sysfs import DriverVersion
 from neuron_plugin.simulation import SimulatedNode
 from neuron_plugin.topology import DeviceId
 

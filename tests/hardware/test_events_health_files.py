@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.hardware import notices
-from neuron_plugin.hardware.notices import HealthNotices
+from neuron_plugin.hardware.events import HealthNotices
 from neuron_plugin.hardware.sysfs import Sysfs
 from neuron_plugin.simulation import SimulatedNode
 from neuron_plugin.topology import DeviceId

@@ -1,0 +1,184 @@
+"""Signals of a device's health: what one read of the hardware shows, in words for the operator.
+
+Nothing is remembered and nothing is decided here. The plugin's health rules add a memory and a clock to these
+observations (errors that rise, hold times, flapping, accepted errors), and say which signal has which consequence.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from neuron_plugin.hardware.device import GENERATIONS, Device, NodeState
+from neuron_plugin.hardware.inventory import Inventory
+from neuron_plugin.hardware.sysfs import ResetState
+from neuron_plugin.topology import DeviceId
+
+MISSING = "missing: the driver does not list it"
+
+HAS_ECC_COUNTERS = (2, 14, 5)
+"""The first driver that prints ECC counts, of every product but Inf1."""
+
+
+class Signal(enum.StrEnum):
+    """What can be wrong with a device, worst first."""
+
+    MISSING = "missing"
+    """The driver does not list the device, or it cannot be known completely."""
+    NODE = "node"
+    RESET_FAILED = "reset-failed"
+    COMPONENTS = "components"
+    SRAM_ECC = "sram-ecc"
+    MEMORY_ECC = "memory-ecc"
+    NC_UNCORRECTABLE = "hw-nc-ue-error"
+    HBM_UNCORRECTABLE = "hw-hbm-ue-error"
+    KERNEL_MESSAGE = "kernel-message"
+    """A hardware error in the kernel log that names the device."""
+    RESETTING = "resetting"
+    DMA_ABORT = "hw-dma-abort-error"
+    HW_ERROR = "hw-error"
+    HEALTH_STATUS = "health-status"
+    """A counter that firmware keeps below ``health_status`` has risen."""
+    REPAIRABLE_ECC = "repairable-ecc"
+    KERNEL_MESSAGE_UNNAMED = "kernel-message-unnamed"
+    """A hardware error in the kernel log that names no device: it may be any."""
+
+
+class Severity(enum.IntEnum):
+    """The consequence of a signal for its device."""
+
+    HEALTHY = 0
+    IGNORED = 0
+    WARNING = 1
+    """Reported; the device is handed out."""
+    PASSING = 2
+    """Ends by itself within seconds: a container has to wait, the device stays offered."""
+    UNHEALTHY = 3
+    """Not handed out until the cause is gone; pods that have the device keep it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One signal as it is seen now.
+
+    ``part`` distinguishes several of one signal (a component, a firmware counter). A counter has its ``count`` and is
+    observed at 0, too; ``text`` then names one of what is counted, and ``where`` follows it. What is no counter is
+    observed only while it is wrong.
+    """
+
+    signal: Signal
+    text: str
+    part: str = ""
+    count: int | None = None
+    where: str = ""
+
+    def worded(self, accepted: int = 0) -> str:
+        """In words for the operator; ``accepted`` errors are old ones."""
+        if self.count is None:
+            return self.text
+        counted = f"{self.count} {self.text}{'' if self.count == 1 else 's'}{self.where}"
+        return f"{counted}, {accepted} of them old" if accepted else counted
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong with a device, in words for the operator."""
+
+    signal: Signal
+    severity: Severity
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Everything found on one device, worst first. No finding: nothing is wrong."""
+
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def severity(self) -> Severity:
+        """The worst of all findings."""
+        return max((finding.severity for finding in self.findings), default=Severity.HEALTHY)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the device may be offered."""
+        return self.severity is not Severity.UNHEALTHY
+
+    @property
+    def reason(self) -> str:
+        """The worst findings in one line; empty without any."""
+        return "; ".join(finding.text for finding in self.findings if finding.severity is self.severity)
+
+
+def device_key(device: Device) -> str:
+    """What a device's memory is kept under: the serial number, as a chip may be replaced; else the device's name."""
+    return device.serial_number or f"neuron{device.id}"
+
+
+def observe(device: Device) -> Iterator[Observation]:
+    """All that one read shows of a device's health: every counter, and whatever else is wrong."""
+    readings = device.health
+    if device.node is not NodeState.PRESENT:
+        yield Observation(Signal.NODE, f"/dev/neuron{device.id} is {device.node}", part=device.node.value)
+    if readings.reset is ResetState.RESETTING:
+        yield Observation(Signal.RESETTING, "a reset is under way")
+    if readings.reset is ResetState.FAILED:
+        text = "its last reset failed (reset it again, reload the driver or reboot)"
+        yield Observation(Signal.RESET_FAILED, text)
+    for name in sorted(readings.unhealthy_components or ()):
+        yield Observation(Signal.COMPONENTS, f"firmware reports {name} unhealthy", part=name)
+    if ecc := readings.ecc:  # since the last power cycle: firmware keeps them over a module reload
+        yield Observation(Signal.SRAM_ECC, "uncorrected SRAM error", count=ecc.sram)
+        yield Observation(Signal.MEMORY_ECC, "uncorrected memory error", count=ecc.memory)
+        yield Observation(Signal.REPAIRABLE_ECC, "repairable memory error", count=ecc.repairable)
+    if cores := readings.core_errors:  # since the driver was loaded, added up over the device's cores
+        for signal, text, counts in (
+            (Signal.NC_UNCORRECTABLE, "uncorrectable core error", {one.core: one.hw_nc_ue_error for one in cores}),
+            (Signal.HBM_UNCORRECTABLE, "uncorrectable HBM error", {one.core: one.hw_hbm_ue_error for one in cores}),
+            (Signal.DMA_ABORT, "aborted DMA transfer", {one.core: one.hw_dma_abort_error for one in cores}),
+            (Signal.HW_ERROR, "hardware error", {one.core: one.hw_error for one in cores}),
+        ):
+            yield Observation(signal, text, count=sum(counts.values()), where=_on_cores(counts))
+    for file, count in readings.status_counts:
+        yield Observation(Signal.HEALTH_STATUS, "error", part=file, count=count, where=f" in health_status/{file}")
+
+
+def _on_cores(counts: Mapping[int, int]) -> str:
+    cores = [str(core) for core, count in sorted(counts.items()) if count]
+    return f" on physical core{'' if len(cores) == 1 else 's'} {', '.join(cores)}" if cores else ""
+
+
+def unreadable(device: Device) -> frozenset[Signal]:
+    """Signals that this read says nothing about, which does not mean that all is well."""
+    readings = device.health
+    unknown = {Signal.RESETTING, Signal.RESET_FAILED} if readings.reset is None else set[Signal]()
+    return frozenset(unknown | ({Signal.COMPONENTS} if readings.unhealthy_components is None else set()))
+
+
+def without_error_counters(inventory: Inventory) -> tuple[DeviceId, ...]:
+    """Devices without ECC counts, though their product has them and the driver is new enough to print them."""
+    driver = inventory.driver_version
+    if driver and not driver.at_least(*HAS_ECC_COUNTERS):
+        return ()
+    return tuple(
+        device.id
+        for device in inventory.devices
+        if device.health.ecc is None
+        and (generation := GENERATIONS.get(device.device_name))
+        and generation.device_arch != "NDv1"
+    )
+
+
+def blind_spots(inventory: Inventory) -> str:
+    """What every driver shows to root, and these devices do not; empty where nothing is hidden."""
+    blind = [f"neuron{device.id}" for device in inventory.devices if device.health.reset is None]
+    uncounted = [f"neuron{device}" for device in without_error_counters(inventory)]
+    problems = (
+        f"the reset state of {', '.join(blind)} cannot be read: it takes root" if blind else "",
+        f"{', '.join(uncounted)} without counters of memory errors: see 'neuron-plugin doctor sysfs'"
+        if uncounted
+        else "",
+    )
+    return "; ".join(filter(None, problems))

@@ -1,0 +1,247 @@
+"""Hardware errors that the Neuron runtime writes into the kernel log.
+
+The runtime has the driver print ``NEURON_HW_ERR=<kind>``. The one documented form goes on with ``nd-id=0 nc-id=0
+serial-num=19fcda00f5ff6eb9``: the serial number names the device. ``nd-id`` does not, as a runtime in a container
+counts from the first device that it was given. In a line without a serial number, a device's number is looked for in
+every way the driver and its tools write one; a line without any may mean any device.
+
+Lines can be forged. The kernel marks whatever a process writes into ``/dev/kmsg`` as a user's (its facility is never 0:
+``kernel/printk/printk.c``, ``devkmsg_write``), and such a line is ignored unless ``trust-user-messages`` is set. A
+process that may open a Neuron device can still have the driver print anything about any device, so what a line may
+cause is for the health rules to say.
+
+The log is read by syslog(2), every few seconds. That needs no device: no container runtime lets an unprivileged
+container open ``/dev/kmsg`` (1:11), but CAP_SYSLOG is enough for the call, and with it the default seccomp profiles of
+containerd, CRI-O and Docker allow it. syslog(2) has no cursor and gives the whole ring each time, so what is new is
+found by comparing. Nothing is ever written or cleared here. A simulated machine's log is a plain file of records as
+``/dev/kmsg`` gives them, read in the same way.
+
+Source: kernel ABI document ``dev-kmsg``; ``kernel/printk/printk.c``, ``do_syslog`` and ``info_print_prefix``; the SDK's
+troubleshooting guide for the runtime; patterns of NPD and EKS's monitoring agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import os
+import re
+import stat
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from neuron_plugin.topology import MOST_DEVICES, DeviceId
+
+FILE_SECONDS = 1.0
+SYSLOG_SECONDS = 5.0
+"""Between two reads. One of a ring of 128 KiB costs about a millisecond; errors in it are judged by the hour."""
+RETRY_SECONDS = 60.0
+
+_KMSG = Path("/dev/kmsg")
+_READ_ALL, _SIZE_BUFFER = 3, 10
+_REMEDY = "give this process CAP_SYSLOG (devicePlugin.kernelLog in the chart)"
+
+_SYSLOG_LINE = re.compile(rb"<(\d{1,10})>(?:\[ *(\d{1,10}\.\d{6})\])?(?:\[ *[TC]\d{1,10}\])? ?(.*)\Z", re.DOTALL)
+"""``<priority>[seconds][thread or processor] text``: seconds unless printk's are off, the third if so configured."""
+_RECORD = re.compile(rb"(\d{1,10}),\d{1,20},(\d{1,20}),[^;\n]*;(.*)\Z")
+"""``priority,sequence,microseconds,flags;text``; lines of a record's dictionary do not match."""
+_KERNEL_FACILITY = 0
+_FACILITY_BITS = 3
+
+_ERROR = re.compile(r"(?:\A|\s)NEURON_HW_ERR=([A-Za-z0-9_]{1,64})(?=\s|[,;:.]|\Z)")
+_DEVICE = re.compile(
+    r"""(?<![a-z0-9_]) (?:
+        nd                                             # the driver: "nd3:"
+      | (?:/dev/)? neuron [ _-]? (?:device|dev)? s?    # "neuron3", "neuron device 3", "neuron_device=3"
+      | device (?:[ _-]? (?:id|index))?                # "device 3", "device_id=3"
+    ) [ ]? [=:#]? [ ]? (\d{1,2}) (?![a-z0-9_.])""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_SERIAL = re.compile(r"(?<![a-z0-9_-])serial-num=([0-9a-f]{1,32})(?![a-z0-9_])", re.IGNORECASE)
+_RESET = re.compile(r"\bnd\d{1,2}: .*\breset\b")
+
+NO_PROOF = frozenset({"HANG_ON_COLLECTIVES"})
+"""Kinds that something other than this machine's hardware may cause; the vendor stopped watching for this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRecord:
+    """One message. ``at`` is in seconds of CLOCK_MONOTONIC; ``by_kernel``: not written by a process."""
+
+    at: float
+    text: str
+    by_kernel: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KernelError:
+    """A hardware error of a ``kind`` such as ``DMA_ERROR``. No ``devices`` and no ``serial_number``: none is named."""
+
+    at: float
+    kind: str
+    devices: frozenset[DeviceId]
+    by_kernel: bool
+    serial_number: str = ""
+
+    @property
+    def proves(self) -> bool:
+        """Whether it names devices and can only be about hardware."""
+        return bool(self.devices or self.serial_number) and self.kind not in NO_PROOF
+
+
+@dataclass(frozen=True, slots=True)
+class KernelNews:
+    """What is new in the log. ``reset``: the driver reports a reset, which sends no uevent."""
+
+    errors: tuple[KernelError, ...] = ()
+    reset: bool = False
+
+
+class KernelLog:
+    """One kernel log from its oldest record on. ``problem`` says why it cannot be read now; empty while it can."""
+
+    def __init__(self, path: Path = _KMSG) -> None:
+        """A plain file at ``path`` is a simulated machine's log; ``/dev/kmsg`` means the kernel's, by syslog(2)."""
+        self._path = path
+        self._new_lines = NewLines()
+        self.problem = ""
+
+    async def news(self) -> AsyncIterator[KernelNews]:
+        """What is new, at once and then whenever there is something, or ``problem`` has changed. Endless."""
+        first = True
+        while True:
+            problem, news = "", KernelNews()
+            try:
+                news = await asyncio.to_thread(self.read)
+            except OSError as error:
+                problem = self._problem(error)
+            if first or news != KernelNews() or problem != self.problem:
+                first, self.problem = False, problem
+                yield news
+            usual = SYSLOG_SECONDS if self._is_the_kernels() else FILE_SECONDS
+            await asyncio.sleep(RETRY_SECONDS if problem else usual)
+
+    def read(self) -> KernelNews:
+        """What is new since the last read. Blocks for some milliseconds.
+
+        Raises:
+            OSError: the log cannot be read.
+        """
+        text = read_syslog() if self._is_the_kernels() else self._path.read_bytes()
+        records = self._new_lines.records(text, time.clock_gettime(time.CLOCK_MONOTONIC))
+        return KernelNews(
+            tuple(error for record in records if (error := parse_error(record))), any(map(reports_reset, records))
+        )
+
+    def _is_the_kernels(self) -> bool:
+        try:
+            return self._path == _KMSG or stat.S_ISCHR(self._path.stat().st_mode)
+        except OSError:
+            return False
+
+    def _problem(self, error: OSError) -> str:
+        if not self._is_the_kernels():
+            return f"{self._path} cannot be read: {error.strerror}"
+        remedy = f"; {_REMEDY}" if error.errno in {errno.EPERM, errno.EACCES} else ""
+        return f"the kernel log cannot be read by syslog(2): {error.strerror}{remedy}"
+
+
+def read_syslog() -> bytes:
+    """Everything in the kernel's ring since it was last cleared (``dmesg -c``), oldest first.
+
+    Raises:
+        OSError: EPERM without CAP_SYSLOG, ENOSYS where the C library or the kernel has no such call.
+    """
+    try:
+        klogctl = ctypes.CDLL(None, use_errno=True).klogctl
+    except AttributeError:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
+
+    def call(action: int, buffer: ctypes.Array[ctypes.c_char] | None, size: int) -> int:
+        result = int(klogctl(action, buffer, size))
+        if result < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return result
+
+    size = call(_SIZE_BUFFER, None, 0)
+    buffer = ctypes.create_string_buffer(size)
+    length = call(_READ_ALL, buffer, size)  # before the buffer is looked at
+    return buffer.raw[:length]
+
+
+class NewLines:
+    """Finds what was logged between one read of a log and the next.
+
+    A ring only loses its oldest lines and gains new ones, whether it wraps around or is cleared: what follows on the
+    longest end of the last read that this one begins with is new. Where printk's times are off, one case cannot be
+    recognised: after a clearing, a line with the very text of the last one before it passes for that one.
+    """
+
+    def __init__(self) -> None:
+        self._last: list[bytes] | None = None
+
+    def records(self, text: bytes, now: float) -> list[KernelRecord]:
+        """What is new in ``text``, at ``now`` in seconds of CLOCK_MONOTONIC.
+
+        Lines without a time are dated ``now``; those of the first read are left out, as they may be days old, and a
+        fault of days ago must not be news each time that this process starts.
+        """
+        complete = text.split(b"\n")[:-1]  # the last may still be written, the first may have lost its beginning
+        lines = [line for line in complete if _SYSLOG_LINE.match(line) or _RECORD.match(line)]
+        last, self._last = self._last, lines
+        if last is None or {_is_dated(last), _is_dated(lines)} == {True, False}:
+            return [record for line in lines if (record := parse_line(line, None))]
+        return [record for line in _after(last, lines) if (record := parse_line(line, now))]
+
+
+def _after(last: list[bytes], lines: list[bytes]) -> list[bytes]:
+    start = -1
+    while lines and last:
+        try:
+            start = last.index(lines[0], start + 1)
+        except ValueError:
+            return lines
+        if last[start:] == lines[: len(last) - start]:
+            return lines[len(last) - start :]
+    return lines
+
+
+def _is_dated(lines: list[bytes]) -> bool | None:
+    """Whether the newest line has a time: that can be switched while the kernel runs. None without a line."""
+    if not lines:
+        return None
+    match = _SYSLOG_LINE.match(lines[-1])
+    return match is None or match[2] is not None
+
+
+def parse_line(line: bytes, now: float | None) -> KernelRecord | None:
+    """A line of syslog(2) or a record of ``/dev/kmsg``; None for any other, and for one without a time or ``now``."""
+    if match := _SYSLOG_LINE.match(line):
+        at = float(match[2]) if match[2] else now
+    elif match := _RECORD.match(line):
+        at = int(match[2]) / 1e6
+    if match is None or at is None:
+        return None
+    by_kernel = int(match[1]) >> _FACILITY_BITS == _KERNEL_FACILITY  # what a process writes has another facility
+    return KernelRecord(at, match[3].decode("utf-8", "backslashreplace"), by_kernel)
+
+
+def parse_error(record: KernelRecord) -> KernelError | None:
+    """The hardware error that a message reports, if it does."""
+    match = _ERROR.search(record.text)
+    if match is None:
+        return None
+    rest = record.text[: match.start()] + " " + record.text[match.end() :]
+    serial = _SERIAL.search(rest)
+    if serial:
+        return KernelError(record.at, match[1].upper(), frozenset(), record.by_kernel, serial[1].lower())
+    named = frozenset(DeviceId(int(number)) for number in _DEVICE.findall(rest) if int(number) < MOST_DEVICES)
+    return KernelError(record.at, match[1].upper(), named, record.by_kernel)
+
+
+def reports_reset(record: KernelRecord) -> bool:
+    """Whether the driver reports a reset, of which there is no other sign than the ``reset`` attribute."""
+    return record.by_kernel and _RESET.search(record.text) is not None
