@@ -1,4 +1,4 @@
-"""Elections in faked time, against the stand-in's objects without its sockets."""
+"""Elections in faked time, against the simulated API server's objects without its sockets."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster.api import ApiRequest, Response, UnreachableError
-from neuron_plugin.cluster.election import Change, Election
-from neuron_plugin.cluster.kinds import LEASES
-from neuron_plugin.cluster.leases import LeaseName
-from neuron_plugin.cluster.timing import Clock
+from neuron_plugin.cluster.leases import Change, Election
+from neuron_plugin.cluster.objects import LEASES, Lease
+from neuron_plugin.cluster.writes import LeaseName
 from neuron_plugin.simulation import ApiObjects, Target, parse_path
 from neuron_plugin.simulation.api_server_status import JsonObject, Refusal
-
-if TYPE_CHECKING:
-    from neuron_plugin.cluster.records import Lease
 
 PATH = LEASES.item("neuron-extender", "kube-system")
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from neuron_plugin.allocation import Decision, Pod, PodUid
-from neuron_plugin.cluster import ApiError, ApiRequest, KubernetesApi, UnreachableError
-from neuron_plugin.cluster.api import Response
+from neuron_plugin.cluster import ApiError, ApiRequest, KubernetesApi, Response, UnreachableError
 from neuron_plugin.extender.attempts import may_have_happened
 from neuron_plugin.extender.pod_writes import ApiPodWrites
 from neuron_plugin.simulation import PODS, Fault, Match, StandInApiServer, node_manifest, pod_manifest

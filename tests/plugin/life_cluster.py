@@ -14,9 +14,9 @@ from random import Random
 from typing import Any, Generic, TypeVar
 
 from neuron_plugin.allocation import INVENTORY_KEY, Pod, PodUid
-from neuron_plugin.cluster import ApiError, ApiRequest, UnreachableError, records
-from neuron_plugin.cluster.api import Response
-from neuron_plugin.cluster.store import Store
+from neuron_plugin.cluster import ApiError, ApiRequest, Response, UnreachableError
+from neuron_plugin.cluster import Pod as PodRecord
+from neuron_plugin.cluster.reflector import Store
 from neuron_plugin.extender.attempts import SeenPod
 from neuron_plugin.extender.observation import pod_record
 from tests.plugin.life_pods import LivePod, Shape
@@ -27,13 +27,13 @@ V = TypeVar("V")
 class Watch(Generic[V]):
     """What one follower has been told; ``silent`` while its connection is broken."""
 
-    def __init__(self, cluster: Cluster, keep: Callable[[records.Pod], V | None], *, of_node: bool) -> None:
+    def __init__(self, cluster: Cluster, keep: Callable[[PodRecord], V | None], *, of_node: bool) -> None:
         self.store: Store[V] = Store()
         self.silent = False
         self._cluster = cluster
         self._keep = keep
         self._of_node = of_node
-        self._events: deque[tuple[int, PodUid, records.Pod | None]] = deque()
+        self._events: deque[tuple[int, PodUid, PodRecord | None]] = deque()
         cluster.watches.append(self)
 
     @property
@@ -41,7 +41,7 @@ class Watch(Generic[V]):
         """How many events are still on their way."""
         return len(self._events)
 
-    def tell(self, version: int, uid: PodUid, shown: records.Pod | None) -> None:
+    def tell(self, version: int, uid: PodUid, shown: PodRecord | None) -> None:
         """Something happened."""
         if shown is None or shown.node_name or not self._of_node:
             self._events.append((version, uid, shown))

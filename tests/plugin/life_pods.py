@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from neuron_plugin.allocation import ContainerSpec, Decision, Kind, Pod, PodRequest, PodUid, Resource, pod_request, read
-from neuron_plugin.cluster import PODS, records
+from neuron_plugin.cluster import PODS
+from neuron_plugin.cluster import Pod as PodRecord
 from neuron_plugin.simulation import container
 from tests.plugin.world import CORE, DEVICE, app, init, sidecar
 
@@ -131,7 +132,7 @@ class LivePod:
     def decision(self) -> Decision | None:
         return read(str(self), self.annotations, self.shape.request)
 
-    def record(self) -> records.Pod:
+    def record(self) -> PodRecord:
         """As the API server's watch shows it now."""
         manifest = {
             "metadata": {"name": self.name, "namespace": "default", "uid": self.uid, "annotations": self.annotations},

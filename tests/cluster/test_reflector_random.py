@@ -6,16 +6,13 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from neuron_plugin.cluster.api import ClusterError
 from neuron_plugin.cluster.reflector import Pace
-from neuron_plugin.simulation import PODS, Fault, Match, Refusal, WatchList
-
-if TYPE_CHECKING:
-    from neuron_plugin.simulation import StandInApiServer
+from neuron_plugin.simulation import PODS, Fault, Match, Refusal, StandInApiServer, WatchList
 
 Manifest = Callable[..., dict[str, Any]]
 Follow = Callable[..., Any]

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from neuron_plugin.cluster.election import Change
+from neuron_plugin.cluster.leases import Change
 from neuron_plugin.simulation import parse_path
 from tests.cluster.elections import PATH, Cluster, election_of, leaders
 

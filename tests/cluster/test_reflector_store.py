@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.cluster.store import Entries, Store
+from neuron_plugin.cluster.reflector import Entries, Store
 
 Told = list[tuple[str, str | None, str | None]]
 
