@@ -15,10 +15,10 @@ def test_a_build_names_itself_python_and_grpc() -> None:
     assert (found.version, found.python, found.grpc) == (__version__, platform.python_version(), grpc.__version__)
 
 
-@pytest.mark.parametrize(("written", "told"), [("0123abc\n", "0123abc"), ("", UNKNOWN), ("\n", UNKNOWN)])
-def test_the_revision_is_what_the_image_s_build_has_written(tmp_path: Path, written: str, told: str) -> None:
+@pytest.mark.parametrize(("written", "revision"), [("0123abc\n", "0123abc"), ("", UNKNOWN), ("\n", UNKNOWN)])
+def test_the_revision_is_what_the_image_s_build_has_written(tmp_path: Path, written: str, revision: str) -> None:
     (tmp_path / "REVISION").write_text(written)
-    assert _revision(tmp_path / "REVISION") == told
+    assert _revision(tmp_path / "REVISION") == revision
 
 
 def test_a_checkout_does_not_know_its_revision(tmp_path: Path) -> None:

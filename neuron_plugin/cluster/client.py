@@ -23,7 +23,7 @@ import socket
 import sys
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import urlsplit
 
 from neuron_plugin.cluster.api import ApiRequest, ConnectionSettingsError, Response, UnreachableError, refusal
@@ -144,7 +144,7 @@ class _Client:
         import aiohttp
         from kubernetes.aio.client.api_client import ApiClient
 
-        self.library_client = ApiClient(configuration=settings)
+        self.library_client: Any = ApiClient(configuration=settings)
         self.library_client.user_agent = _USER_AGENT
         tls = self.library_client.rest_client.ssl_context
         self._connector = aiohttp.TCPConnector(ssl=tls, socket_factory=_open_socket)
@@ -302,14 +302,14 @@ async def _load_settings(kubeconfig: Path | None) -> Any:
     from kubernetes.aio import config
     from kubernetes.aio.client.configuration import Configuration
 
-    settings = Configuration()
+    settings, loaders = Configuration(), cast("Any", config)
     if kubeconfig is None:
-        config.load_incluster_config(client_configuration=settings)
+        loaders.load_incluster_config(client_configuration=settings)
     else:
         # Of a missing file the library would log a warning of its own, and then report a missing key.
         await asyncio.to_thread(kubeconfig.stat)
         async with asyncio.timeout(_LOADING_SECONDS):
-            await config.load_kube_config(str(kubeconfig), client_configuration=settings, persist_config=False)
+            await loaders.load_kube_config(str(kubeconfig), client_configuration=settings, persist_config=False)
     settings.proxy = settings.proxy or environment_proxy(settings.host)
     return settings
 

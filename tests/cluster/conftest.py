@@ -50,7 +50,7 @@ class Recorder:
 
 
 class Followed:
-    """A running reflector of pods that keeps pods whole, and what it told."""
+    """A running reflector of pods that keeps pods whole, and its changes."""
 
     def __init__(self, reflector: Reflector[Pod, Pod], recorder: Recorder) -> None:
         self.reflector = reflector
@@ -96,7 +96,7 @@ async def api(server: StandInApiServer, tmp_path: Path) -> AsyncIterator[Kuberne
 
 @pytest.fixture
 def follow(api: KubernetesApi) -> Follow:
-    """Run a reflector of pods against the stand-in; options go to it."""
+    """Run a reflector of pods against the simulated server; options go to it."""
 
     @asynccontextmanager
     async def following(through: ApiServer = api, **options: Any) -> AsyncIterator[Followed]:

@@ -254,7 +254,7 @@ async def test_a_stream_cut_off_within_a_chunk_is_no_clean_end(tmp_path: Path) -
 async def test_an_open_watch_has_a_pulse_that_a_vanished_server_does_not_answer(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
-    """No test can pull a cable; but the kernel tells of the timer that notices one pulled."""
+    """No test can pull a cable; but the kernel shows the timer that notices a pulled one."""
     server.create_pod(MANIFEST)
     async with api.stream(WATCH, silence_seconds=5) as lines:
         await anext(lines)

@@ -22,7 +22,7 @@ MANIFEST = {"metadata": {"name": "a"}, "spec": {"containers": []}}
 
 
 class FakeTime:
-    """A clock that stands until it is told to go on."""
+    """A clock that stands until it is moved."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -36,7 +36,7 @@ class FakeTime:
 
 async def test_the_token_goes_out(tmp_path: Path) -> None:
     async with (
-        StandInApiServer(token="secret") as server,  # noqa: S106 - a stand-in's
+        StandInApiServer(token="secret") as server,  # noqa: S106 - a simulated server's
         await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api,
     ):
         assert (await api.request(PODS, timeout_seconds=5)).status == 200
@@ -254,7 +254,7 @@ async def test_in_a_pod_the_service_account_is_used_and_its_new_token_read(
             assert (await api.request(PODS, timeout_seconds=5)).status == 200
 
 
-async def test_in_a_pod_a_token_that_became_empty_is_a_trouble_of_its_own(
+async def test_in_a_pod_a_token_that_became_empty_is_an_error_of_its_own(
     service_account: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = trustme.CA()
@@ -268,7 +268,7 @@ async def test_in_a_pod_a_token_that_became_empty_is_a_trouble_of_its_own(
             await api.request(PODS, timeout_seconds=5)
 
 
-async def test_in_a_pod_a_token_that_vanished_is_a_trouble_of_its_own_too(
+async def test_in_a_pod_a_token_that_vanished_is_an_error_of_its_own(
     service_account: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = trustme.CA()
@@ -315,7 +315,7 @@ async def test_a_useless_kubeconfig_is_an_error_that_names_it_and_what_is_wrong_
         assert spelled_for_python not in str(raised.value)
 
 
-async def test_a_kubeconfig_that_waits_for_somebody_is_an_error_that_names_it(
+async def test_a_kubeconfig_whose_exec_plugin_waits_for_input_is_an_error_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def waits(*_: object, **_named: object) -> None:
@@ -417,7 +417,7 @@ def test_what_no_proxy_does_not_mean_is_not(environment: pytest.MonkeyPatch, no_
     assert environment_proxy(url) == PROXY
 
 
-# What the transport makes of it. The stand-in plays the proxy: of a request to one the path is the same.
+# Which connections the client opens. The simulated server plays the proxy: a request to a proxy has the same path.
 
 
 def kubeconfig_behind_a_proxy(path: Path, **more: str) -> Path:
@@ -439,8 +439,8 @@ async def test_the_kubeconfigs_own_proxy_comes_first(
     server: StandInApiServer, tmp_path: Path, environment: pytest.MonkeyPatch
 ) -> None:
     environment.setenv("http_proxy", server.url)
-    nobody = {"proxy-url": "http://127.0.0.1:9"}
-    async with await connect(kubeconfig_behind_a_proxy(tmp_path / "kubeconfig", **nobody)) as api:
+    no_server = {"proxy-url": "http://127.0.0.1:9"}
+    async with await connect(kubeconfig_behind_a_proxy(tmp_path / "kubeconfig", **no_server)) as api:
         with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:9") as raised:
             await api.request(PODS, timeout_seconds=5)
     assert not raised.value.may_have_arrived
@@ -450,11 +450,11 @@ async def test_the_kubeconfigs_own_proxy_comes_first(
 async def test_a_netrc_of_the_machine_stands_in_no_tokens_way(
     tmp_path: Path, environment: pytest.MonkeyPatch, proxy: str
 ) -> None:
-    (tmp_path / "netrc").write_text("default login somebody password anything\n")
+    (tmp_path / "netrc").write_text("default login another password anything\n")
     environment.setenv("NETRC", str(tmp_path / "netrc"))
     environment.setenv("http_proxy", proxy)
     async with (
-        StandInApiServer(token="secret") as server,  # noqa: S106 - a stand-in's
+        StandInApiServer(token="secret") as server,  # noqa: S106 - a simulated server's
         await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api,
     ):
         assert (await api.request(PODS, timeout_seconds=5)).status == 200

@@ -12,7 +12,7 @@ from neuron_plugin.cluster.objects import LEASES, Lease
 from neuron_plugin.cluster.writes import LeaseName
 from neuron_plugin.simulation import StandInApiServer
 from neuron_plugin.simulation import api_server as stand_in
-from tests.cluster.elections import Cluster, Told, election_of, leaders
+from tests.cluster.elections import Cluster, News, election_of, leaders
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 NAME = LeaseName("kube-system", "neuron-extender", "me")
@@ -47,7 +47,7 @@ def test_seeing_the_same_state_again_is_no_renewal() -> None:
     assert observed.expired(lease("1"), now=115.0)
 
 
-def test_a_lease_that_nobody_holds_is_free_at_once() -> None:
+def test_a_lease_without_a_holder_is_free_at_once() -> None:
     observed = ObservedLease()
     observed.observe(lease(holder=None), now=100.0)
     assert observed.expired(lease(holder=None), now=100.0)
@@ -80,7 +80,7 @@ async def test_e4_one_candidate_leads_at_once_and_stays() -> None:
         await asyncio.sleep(120)
         assert only.election.leading
         assert only.changes == [Change.TAKEN]
-        assert only.told.changes[0][0] < 0.1
+        assert only.news.changes[0][0] < 0.1
 
 
 @pytest.mark.looptime
@@ -107,7 +107,7 @@ async def test_e4_a_leader_that_ends_gives_the_lease_up_and_is_succeeded_soon() 
         await asyncio.sleep(5)
         assert new.election.leading
         assert new.changes == [Change.HANDED_OVER]
-        assert new.told.changes[0][0] - ended < 3
+        assert new.news.changes[0][0] - ended < 3
 
 
 @pytest.mark.looptime
@@ -211,7 +211,7 @@ async def test_e4_two_of_one_name_do_not_both_lead() -> None:
 
 
 @pytest.mark.looptime
-async def test_being_slower_than_another_candidate_is_no_trouble() -> None:
+async def test_being_slower_than_another_candidate_is_no_failure() -> None:
     cluster = Cluster()
     cluster.delay_seconds = 0.3
     async with election_of(cluster) as stand:
@@ -221,16 +221,16 @@ async def test_being_slower_than_another_candidate_is_no_trouble() -> None:
         assert len({candidate.election.leader_url for candidate in candidates}) == 2, "both others know which"
         await asyncio.sleep(30)
         assert leaders(*candidates) == 1
-        assert not any(trouble for candidate in candidates for trouble in candidate.told.troubles)
+        assert not any(failure for candidate in candidates for failure in candidate.news.failures)
 
 
 async def test_an_election_over_the_real_transport(server: StandInApiServer, api: KubernetesApi) -> None:
-    told = Told()
+    news = News()
     name = LeaseName("kube-system", "neuron-extender", "me", url="https://[fd00::1]:12345")
-    election = Election(api, name, told, settled=lambda: True)
+    election = Election(api, name, news, settled=lambda: True)
     running = asyncio.create_task(election.run(), name="election")
     async with asyncio.timeout(5):
-        while not told.changes:
+        while not news.changes:
             await asyncio.sleep(0.005)
     lease = server.get(stand_in.LEASES, "neuron-extender", "kube-system")
     assert lease["spec"]["holderIdentity"] == "me"

@@ -240,7 +240,7 @@ def test_a_lease_has_the_fields_that_matter() -> None:
     assert (found.holder, found.duration_seconds, found.transitions) == ("extender-1", 15, 3)
 
 
-def test_a_released_lease_is_held_by_nobody() -> None:
+def test_a_released_lease_has_no_holder() -> None:
     assert lease({"metadata": {}, "spec": {"holderIdentity": None}}).holder == ""
     assert lease({"metadata": {}}).duration_seconds == 0
 
@@ -423,7 +423,7 @@ async def test_every_page_has_the_deadline(server: StandInApiServer, api: Kubern
         await anext(pages(api, NODES, page_timeout_seconds=0.02))
 
 
-async def test_an_unreadable_page_is_told(server: StandInApiServer, api: KubernetesApi) -> None:
+async def test_an_unreadable_page_is_an_error(server: StandInApiServer, api: KubernetesApi) -> None:
     server.fail(Fault(body=b'{"items": 7}'))
     with pytest.raises(DecodeError, match="a list of nodes"):
         await anext(pages(api, NODES, page_timeout_seconds=5))

@@ -116,7 +116,7 @@ async def test_a_stream_that_ends_among_its_initial_events_is_no_first_state() -
 
 @pytest.mark.looptime
 async def test_changes_among_the_initial_events_count() -> None:
-    """A server may begin to tell news before it has found the end mark's version."""
+    """A server may begin to send changes before it has found the end mark's version."""
 
     async def news() -> AsyncIterator[bytes]:
         for change, name, version in (("ADDED", "a", 2), ("ADDED", "b", 3), ("MODIFIED", "a", 4), ("DELETED", "b", 5)):
@@ -186,16 +186,16 @@ async def test_only_what_keep_returns_is_held(server: StandInApiServer, api: Kub
     def keep(node: Node) -> str | None:
         return node.name if node.labels.get("neuron") else None
 
-    told: list[tuple[str | None, str | None]] = []
+    changes: list[tuple[str | None, str | None]] = []
     reflector = Reflector(api, NODES, keep)
-    reflector.subscribe(lambda _uid, old, new: told.append((old, new)))
+    reflector.subscribe(lambda _uid, old, new: changes.append((old, new)))
     await reflector.list_consistently(5)
     assert list(reflector.values.values()) == ["n1"]
     server.patch_node("n1", {"metadata": {"labels": {"neuron": None}}})
     server.patch_node("n2", {"metadata": {"labels": {"neuron": "yes"}}})
     await reflector.list_consistently(5)
     assert list(reflector.values.values()) == ["n2"]
-    assert told == [(None, "n1"), ("n1", None), (None, "n2")]
+    assert changes == [(None, "n1"), ("n1", None), (None, "n2")]
 
 
 # Ends of objects (T26, T31).
@@ -235,7 +235,7 @@ async def test_t31_the_same_name_with_a_new_uid_is_another_record(
         ]
 
 
-async def test_t31_a_pod_made_anew_during_a_gap_frees_the_old_uid(
+async def test_t31_a_pod_created_again_during_a_gap_frees_the_old_uid(
     server: StandInApiServer, follow: Follow, pod: Manifest
 ) -> None:
     server.create_pod(pod("web-0", uid="first"))
@@ -281,7 +281,7 @@ async def test_a_watch_is_followed_from_its_opening_to_its_end(server: StandInAp
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_p36_a_consistent_list_shows_what_the_watch_has_not_told_yet(
+async def test_p36_a_consistent_list_shows_what_the_watch_has_not_sent_yet(
     server: StandInApiServer, follow: Follow, pod: Manifest
 ) -> None:
     async with follow() as followed:
@@ -330,11 +330,11 @@ async def test_events_older_than_a_consistent_list_change_nothing(
         server.delete_pod("default", "a", grace_seconds=0)
         server.create_pod(pod("b"))
         await followed.reflector.list_consistently(5)
-        told = len(followed.changes)
+        before = len(followed.changes)
         gate.set()
         server.create_pod(pod("c"))
         await followed.until(lambda: followed.names == ["b", "c"])
-        assert len(followed.changes) == told + 1, "a's life was not told, it was over before the list"
+        assert len(followed.changes) == before + 1, "a was created and deleted before the list"
 
 
 async def test_a_consistent_list_keeps_its_deadline_on_a_slow_server(
@@ -348,7 +348,7 @@ async def test_a_consistent_list_keeps_its_deadline_on_a_slow_server(
     gate.set()
 
 
-async def test_a_consistent_list_tells_its_failures(server: StandInApiServer, api: KubernetesApi) -> None:
+async def test_a_consistent_list_raises_its_failures(server: StandInApiServer, api: KubernetesApi) -> None:
     reflector = Reflector(api, PODS, lambda pod: pod)
     server.fail(Fault(LISTS, status=500))
     with pytest.raises(ClusterError, match="500"):

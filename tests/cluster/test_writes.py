@@ -87,7 +87,7 @@ async def test_t40_after_a_lost_answer_the_pod_read_back_tells(
     assert (found.uid, found.node_name) == ("uid-a", "n1")
 
 
-async def test_binding_a_pod_that_is_gone_is_told_as_missing(api: KubernetesApi) -> None:
+async def test_binding_a_pod_that_is_gone_is_refused_as_missing(api: KubernetesApi) -> None:
     assert (await refusal_of(api, binding())).missing
 
 
@@ -149,10 +149,10 @@ async def test_a_condition_leaves_those_of_the_kubelet_alone(
         "n1", condition="NeuronHealthy", status=status, reason="DeviceReset", message="m", since=NOW, now=NOW
     )
     await send(api, request, timeout_seconds=5)
-    told = {entry["type"]: entry for entry in server.get(stand_in.NODES, "n1")["status"]["conditions"]}
-    assert told["Ready"] == ready
-    assert (told["NeuronHealthy"]["status"], told["NeuronHealthy"]["reason"]) == (text, "DeviceReset")
-    assert told["NeuronHealthy"]["lastTransitionTime"] == "2026-01-02T03:04:05Z"
+    conditions = {entry["type"]: entry for entry in server.get(stand_in.NODES, "n1")["status"]["conditions"]}
+    assert conditions["Ready"] == ready
+    assert (conditions["NeuronHealthy"]["status"], conditions["NeuronHealthy"]["reason"]) == (text, "DeviceReset")
+    assert conditions["NeuronHealthy"]["lastTransitionTime"] == "2026-01-02T03:04:05Z"
 
 
 async def test_a_condition_is_taken_out_and_those_of_the_kubelet_stay(
@@ -276,7 +276,7 @@ def test_renewing_ones_own_is_no_transition() -> None:
     assert "acquireTime" not in spec
 
 
-def test_a_claim_tells_where_its_holder_is_reached_in_the_same_write() -> None:
+def test_a_claim_says_where_its_holder_can_be_reached_in_the_same_write() -> None:
     url = "https://10.0.0.7:12345"
     named = LeaseName("kube-system", "neuron-extender", "me", url=url)
     claimed = writes.claim_lease(named, observed("7"), duration_seconds=15, now=NOW).body
