@@ -1,4 +1,4 @@
-"""Logging of both daemons: a fixed message with variables as fields, and on request the stacks of all threads and tasks.
+"""Logging of both daemons: a fixed message with variables as fields, and on request the stacks of threads and tasks.
 
 Fields are passed the standard way, ``logger.info("registered", extra={"resource": name})``, so libraries that log
 through the standard library come out in the same form.
@@ -70,8 +70,8 @@ class TextFormatter(logging.Formatter):
 def start_logging(log_format: LogFormat, level: LogLevel, stream: TextIO | None = None) -> None:
     """Send log lines to ``stream`` (standard error by default) in one format.
 
-    ``level`` is for this package. Libraries log warnings and errors only: at debug level gRPC alone writes several lines
-    a call.
+    ``level`` is for this package. Libraries log warnings and errors only: at debug level gRPC alone writes several
+    lines a call.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from neuron_plugin import __version__
-from neuron_plugin.build import REVISION_FILE, UNKNOWN, _revision, _version_of, build
+from neuron_plugin.build import REVISION_FILE, UNKNOWN, _revision, _installed_version, build
 
 
 def test_a_build_names_itself_python_and_grpc() -> None:
@@ -27,4 +27,4 @@ def test_a_checkout_does_not_know_its_revision(tmp_path: Path) -> None:
 
 
 def test_a_library_that_was_installed_in_another_way_is_no_reason_not_to_start() -> None:
-    assert _version_of("no-such-distribution") == UNKNOWN
+    assert _installed_version("no-such-distribution") == UNKNOWN
