@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from neuron_plugin import __version__
-from neuron_plugin.build import REVISION_FILE, UNKNOWN, _revision, _installed_version, build
+from neuron_plugin.build import REVISION_FILE, UNKNOWN, _installed_version, _revision, build
 
 
 def test_a_build_names_itself_python_and_grpc() -> None:
