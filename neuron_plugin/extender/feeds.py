@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn, Protocol
 
 from neuron_plugin.allocation import PodUid
-from neuron_plugin.cluster import ApiServer, Lease, Observer, Pod, Reflector, Scope, kinds
+from neuron_plugin.cluster import LEASES, NODES, PODS, ApiServer, Lease, Observer, Pod, Reflector, Scope
 from neuron_plugin.extender.claims import PodRecord
 from neuron_plugin.extender.hardware import NodeFacts
 from neuron_plugin.extender.observation import asks_for_neuron, node_facts, pod_record
@@ -48,7 +48,7 @@ class Feeds:
         self,
         api: ApiServer,
         state: ClusterState,
-        observer: Observer,
+        observer: Observer | None,
         *,
         lease_namespace: str = "",
         clock: Callable[[], float] = time.monotonic,
@@ -57,13 +57,13 @@ class Feeds:
         self._state = state
         self._clock = clock
         self._leases = PluginLeases()
-        self.pods: Reflector[Pod, PodRecord] = Reflector(api, kinds.PODS, keep_pod, observer=observer)
-        self._nodes = Reflector(api, kinds.NODES, node_facts, observer=observer)
+        self.pods: Reflector[Pod, PodRecord] = Reflector(api, PODS, keep_pod, observer=observer)
+        self._nodes = Reflector(api, NODES, node_facts, observer=observer)
         self._following: dict[str, Following] = {"nodes": self._nodes, "pods": self.pods}
         self.pods.subscribe(self._pod_changed)
         self._nodes.subscribe(self._node_changed)
         if lease_namespace:
-            leases = Reflector(api, kinds.LEASES, keep_plugin_lease, scope=Scope(lease_namespace), observer=observer)
+            leases = Reflector(api, LEASES, keep_plugin_lease, scope=Scope(lease_namespace), observer=observer)
             leases.subscribe(self._lease_changed)
             self._following["leases"] = leases
 

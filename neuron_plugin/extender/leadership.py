@@ -79,7 +79,7 @@ class Leadership:
         self._news.set()
 
     def heard(self, trouble: str) -> None:
-        """See ``cluster.election.Observer``."""
+        """See ``ElectionObserver`` in ``cluster.leases``."""
         if not trouble:
             self._heard_at = self._clock.now()
             self._readiness.met(ELECTION)

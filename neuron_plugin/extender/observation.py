@@ -21,7 +21,8 @@ from neuron_plugin.allocation import (
     Resource,
     pod_request,
 )
-from neuron_plugin.cluster import records
+from neuron_plugin.cluster import Container, Node
+from neuron_plugin.cluster import Pod as ApiPod
 from neuron_plugin.extender.claims import PodRecord, Unreadable, decision_of
 from neuron_plugin.extender.hardware import NodeFacts, instance_type_of
 
@@ -32,7 +33,7 @@ _Quantities: TypeAlias = tuple[tuple[str, str], ...]
 _Key: TypeAlias = tuple[str, ContainerKind, _Quantities, _Quantities]
 
 
-def pod_record(pod: records.Pod) -> PodRecord:
+def pod_record(pod: ApiPod) -> PodRecord:
     """What matters of a pod; its request is empty when it asks for no Neuron."""
     request = request_of(pod)
     key = PodReference(PodUid(pod.uid), pod.namespace, pod.name)
@@ -46,14 +47,14 @@ def pod_record(pod: records.Pod) -> PodRecord:
     )
 
 
-def asks_for_neuron(pod: records.Pod) -> bool:
+def asks_for_neuron(pod: ApiPod) -> bool:
     """Whether the extender has to remember this pod while it lives."""
     return any(
         name in container.limits or name in container.requests for container, _ in pod.containers for name in _NAMES
     )
 
 
-def request_of(pod: records.Pod) -> PodRequest | Unreadable:
+def request_of(pod: ApiPod) -> PodRequest | Unreadable:
     """What a pod asks for; equal requests are one object."""
     return _request(tuple(_key(container, kind) for container, kind in pod.containers))
 
@@ -69,7 +70,7 @@ def _request(key: tuple[_Key, ...]) -> PodRequest | Unreadable:
         return Unreadable(str(error))
 
 
-def node_facts(node: records.Node) -> NodeFacts:
+def node_facts(node: Node) -> NodeFacts:
     """What matters of a node."""
     return NodeFacts(
         name=node.name,
@@ -81,7 +82,7 @@ def node_facts(node: records.Node) -> NodeFacts:
     )
 
 
-def _key(container: records.Container, kind: ContainerKind) -> _Key:
+def _key(container: Container, kind: ContainerKind) -> _Key:
     return container.name, kind, _neuron(container.limits), _neuron(container.requests)
 
 

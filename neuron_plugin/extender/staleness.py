@@ -7,7 +7,7 @@ none.
 
 from __future__ import annotations
 
-from neuron_plugin.cluster import Lease, Sighting
+from neuron_plugin.cluster import Lease, ObservedLease
 
 LEASE_PREFIX = "neuron-plugin-"
 
@@ -26,17 +26,17 @@ class PluginLeases:
     """The plugins' leases, and when each was last seen to be renewed, by our own clock."""
 
     def __init__(self) -> None:
-        self._leases: dict[str, tuple[Lease, Sighting]] = {}
+        self._leases: dict[str, tuple[Lease, ObservedLease]] = {}
 
     def changed(self, uid: str, lease: Lease | None, now: float) -> None:
         """A lease was seen at ``now``, or is gone."""
         if lease is None:
             self._leases.pop(uid, None)
             return
-        _, sighting = self._leases.get(uid) or (lease, Sighting())
-        sighting.see(lease, now)
-        self._leases[uid] = (lease, sighting)
+        _, observed = self._leases.get(uid) or (lease, ObservedLease())
+        observed.observe(lease, now)
+        self._leases[uid] = (lease, observed)
 
     def stale(self, now: float) -> frozenset[str]:
         """The nodes whose lease has not been renewed for its whole duration, or was given up."""
-        return frozenset(node_of(lease) for lease, sighting in self._leases.values() if sighting.expired(lease, now))
+        return frozenset(node_of(lease) for lease, observed in self._leases.values() if observed.expired(lease, now))

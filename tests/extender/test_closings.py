@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.cluster import ApiRequest, UnreachableError
-from neuron_plugin.cluster.api import Response
+from neuron_plugin.cluster import ApiRequest, Response, UnreachableError
 from neuron_plugin.extender.closings import PATIENCE_SECONDS, Closings
 from neuron_plugin.extender.readiness import Readiness
 from neuron_plugin.extender.reporting import MOST_AT_ONCE, Reporting

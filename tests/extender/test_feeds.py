@@ -10,16 +10,15 @@ import msgspec
 import pytest
 
 from neuron_plugin.cluster import (
-    UNOBSERVED,
     ApiRequest,
     KubernetesApi,
     LeaseName,
+    Response,
     create_lease,
     renew_lease,
     send,
     utc_now,
 )
-from neuron_plugin.cluster.api import Response
 from neuron_plugin.extender import feeds as module
 from neuron_plugin.extender.feeds import Feeds
 from neuron_plugin.extender.readiness import Readiness
@@ -39,7 +38,7 @@ async def test_e07_a_lease_that_nobody_watches_has_not_run_out(
     monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
     now = 0.0
     state = ClusterState(catalogue())
-    feeds = Feeds(api, state, UNOBSERVED, lease_namespace="kube-system", clock=lambda: now)
+    feeds = Feeds(api, state, None, lease_namespace="kube-system", clock=lambda: now)
     leases = feeds._following["leases"]
     server.create_node(node_manifest("node", "trn1.32xlarge"))
     await send(api, create_lease(LEASE, duration_seconds=8, now=utc_now()), timeout_seconds=5)
@@ -69,7 +68,7 @@ async def test_e07_a_plugin_that_stops_closes_its_node_with_its_word_and_not_wit
 ) -> None:
     monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
     state = ClusterState(catalogue())
-    feeds = Feeds(api, state, UNOBSERVED, lease_namespace="kube-system")
+    feeds = Feeds(api, state, None, lease_namespace="kube-system")
     leases = feeds._following["leases"]
     server.create_node(node_manifest("node", "trn1.32xlarge"))
     await send(api, create_lease(LEASE, duration_seconds=600, now=utc_now()), timeout_seconds=5)
@@ -88,7 +87,7 @@ async def test_e07_a_plugin_that_stops_closes_its_node_with_its_word_and_not_wit
 async def test_e04_a_pod_is_unbound_while_it_lives_and_has_no_node(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
-    feeds = Feeds(api, ClusterState(catalogue()), UNOBSERVED)
+    feeds = Feeds(api, ClusterState(catalogue()), None)
     for name, amount, node in (("bound", 1, "node"), ("asks-for-nothing", 0, "")):
         server.create_pod(pod_manifest(name, DEVICE, amount, node=node) if amount else {"metadata": {"name": name}})
     await feeds.list_consistently(5)
@@ -148,7 +147,7 @@ async def following(server: ToldServer, world: World) -> AsyncIterator[None]:
     readiness = Readiness({"synced": "not yet"})
     for kind in ("nodes", "pods"):
         server.end_of_list(kind)
-    task = asyncio.create_task(Feeds(server, world.state, UNOBSERVED).run(readiness))
+    task = asyncio.create_task(Feeds(server, world.state, None).run(readiness))
     await until(lambda: not readiness.why_not)
     try:
         yield

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.cluster import ApiError, ApiRequest, Clock, KubernetesApi, UnreachableError
-from neuron_plugin.cluster.api import Response
+from neuron_plugin.cluster import ApiError, ApiRequest, Clock, KubernetesApi, Response, UnreachableError
 from neuron_plugin.extender.survey import LOOK_SECONDS, PATIENCE_SECONDS, survey
 from neuron_plugin.simulation import StandInApiServer, node_manifest, pod_manifest
 from neuron_plugin.topology import catalogue
