@@ -21,7 +21,14 @@ from neuron_plugin.hardware import (
     open_uevents,
     read_inventory,
 )
-from neuron_plugin.kubelet import CHECKPOINT, KUBELET_SOCKET, PodResourcesClient, ServiceOptions, read_checkpoint
+from neuron_plugin.kubelet import (
+    CHECKPOINT,
+    KUBELET_SOCKET,
+    KubeletCounters,
+    PodResourcesClient,
+    ServiceOptions,
+    read_checkpoint,
+)
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.cdi import Specification, keep_written
 from neuron_plugin.plugin.cluster_link import CONNECT_SECONDS, ClusterLink
@@ -75,7 +82,7 @@ class NodeDaemon:
             quarantine=Quarantine(settings.quarantine_seconds),
             asked_for_all=not settings.numa_hints,
         )
-        self.witness = Witness(settings.node_name, self.state, Counts(), on_advertised=self._serving_began)
+        self.witness = Witness(settings.node_name, self.state, Counts())
         self._link = self._cluster_link() if settings.cluster else None
         self._users = DeviceUsers(
             self.state,
@@ -115,12 +122,12 @@ class NodeDaemon:
             [name.resource for name in settings.resources],
             route(settings),
             ServiceOptions(
-                pre_start_required=settings.pre_start_gate,
                 preference_deadline_seconds=CONNECT_SECONDS
                 + settings.decision_deadline_seconds
                 + PREFERENCE_SLACK_SECONDS,
             ),
-            self.witness,
+            KubeletCounters(counts.registrations, counts.preferences_replaced, counts.refusals),
+            on_advertised=self._serving_began,
             numa_hints=settings.numa_hints,
         )
         self.responder = Responder(pages(self.offering, self._moment, self.witness.journal))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from neuron_plugin.kubelet import (
     DeviceHandler,
     DevicePluginServer,
     DirectoryWatch,
-    Observer,
+    KubeletCounters,
     ServiceOptions,
     WatchedPluginServer,
 )
@@ -51,13 +51,15 @@ class Offering:
         resources: Iterable[Resource],
         route: Route,
         options: ServiceOptions,
-        observer: Observer,
+        counters: KubeletCounters,
         *,
+        on_advertised: Callable[[], None] = lambda: None,
         numa_hints: bool = False,
     ) -> None:
         """Nothing is served before ``run``. ``numa_hints``: say on which NUMA node a device is, where that is known."""
         self._state = state
         self._numa_hints = numa_hints
+        self._on_advertised = on_advertised
         self._watch = DirectoryWatch(route.directory)
         self._advertisements = {resource: Advertisement() for resource in resources}
         self.servers = [
@@ -67,7 +69,8 @@ class Offering:
                 advertisement,
                 self._watch,
                 options=options,
-                observer=observer,
+                counters=counters,
+                on_change=self._registration_changed,
                 other_route=route.other_directory,
             )
             for resource, advertisement in self._advertisements.items()
@@ -77,6 +80,10 @@ class Offering:
     def serving(self) -> bool:
         """Whether the kubelet follows any resource: each stands for itself, and its allocatable tells which."""
         return any(server.registered.is_set() for server in self.servers)
+
+    def _registration_changed(self) -> None:
+        if self.serving:
+            self._on_advertised()
 
     def refresh(self) -> None:
         """Advertise the state as it is now; the kubelet hears only of what changed."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from neuron_plugin.kubelet import AllocationRefusedError, ContainerAllocation, DeviceHandler
+from neuron_plugin.kubelet import AllocationRefusedError, ContainerAllocation
+from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.counts import Latencies
 from neuron_plugin.plugin.witness import Witness
 
@@ -13,9 +14,7 @@ from neuron_plugin.plugin.witness import Witness
 class Timed:
     """A handler that answers as ``handler`` does, and has a witness of how long that took and of what it refused."""
 
-    def __init__(
-        self, handler: DeviceHandler, witness: Witness, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, handler: Allocator, witness: Witness, clock: Callable[[], float] = time.perf_counter) -> None:
         self._handler = handler
         self._witness = witness
         self._clock = clock
@@ -30,7 +29,7 @@ class Timed:
         finally:
             _observe(self._witness.counts.preference_seconds, resource, self._clock() - started)
 
-    def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
+    async def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
         """See ``DeviceHandler``."""
         started = self._clock()
         try:
@@ -40,10 +39,6 @@ class Timed:
             raise
         finally:
             _observe(self._witness.counts.allocate_seconds, resource, self._clock() - started)
-
-    async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
-        """See ``DeviceHandler``."""
-        await self._handler.pre_start(resource, ids)
 
 
 def _observe(latencies: dict[str, Latencies], resource: str, seconds: float) -> None:

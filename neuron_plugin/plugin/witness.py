@@ -167,7 +167,6 @@ class Witness:
         """Say so when devices can be allocated from now on."""
         self.counts.state_changed(resource, state)
         if state is RegistrationState.ADVERTISED:
-            logger.info("registered and advertised", extra={"resource": resource})
             self._on_advertised()
 
     def registration_ended(self, resource: str, error: str | None) -> None:
