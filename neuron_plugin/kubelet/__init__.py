@@ -1,21 +1,22 @@
-"""The kubelet's sockets: device plugin service, registration, PodResources."""
+"""The kubelet's sockets and files: device plugin service, registration, checkpoint, PodResources."""
 
-from neuron_plugin.kubelet.advertisement import Advertisement
-from neuron_plugin.kubelet.announcement import KUBELET_SOCKET
-from neuron_plugin.kubelet.channels import channel_to
-from neuron_plugin.kubelet.checkpoint import CHECKPOINT, RecordedDevices, read_checkpoint
-from neuron_plugin.kubelet.devices import (
-    AdvertisedDevice,
+from neuron_plugin.kubelet.advertisement import AdvertisedDevice, Advertisement, Edition, in_numeric_order
+from neuron_plugin.kubelet.checkpoint import (
+    CHECKPOINT,
+    Checkpoint,
+    CheckpointEntry,
+    CheckpointError,
+    CheckpointFile,
+    parse_checkpoint,
+)
+from neuron_plugin.kubelet.device_plugin import (
     AllocationRefusedError,
     ContainerAllocation,
     DeviceHandler,
     DeviceNode,
-    NotYetError,
-    in_numeric_order,
+    KubeletCounters,
+    ServiceOptions,
 )
-from neuron_plugin.kubelet.dialling import dial
-from neuron_plugin.kubelet.observer import Observer, RegistrationState
-from neuron_plugin.kubelet.plugin_watcher import WatchedPluginServer
 from neuron_plugin.kubelet.pod_resources import (
     GetUnsupportedError,
     PodDevices,
@@ -23,10 +24,23 @@ from neuron_plugin.kubelet.pod_resources import (
     PodResourcesClient,
     PodResourcesError,
 )
-from neuron_plugin.kubelet.registration import DevicePluginServer
-from neuron_plugin.kubelet.service import ServiceOptions
-from neuron_plugin.kubelet.sockets import SocketIdentity, endpoint_prefix, identity_of, is_served, server_pid
-from neuron_plugin.kubelet.watch import DirectoryWatch
+from neuron_plugin.kubelet.registration import (
+    KUBELET_SOCKET,
+    DevicePluginServer,
+    RegistrationState,
+    WatchedPluginServer,
+    dial,
+)
+from neuron_plugin.kubelet.retired import NotYetError, RecordedDevices, read_checkpoint
+from neuron_plugin.kubelet.socket_watch import (
+    DirectoryWatch,
+    SocketIdentity,
+    channel_to,
+    endpoint_prefix,
+    identity_of,
+    is_served,
+    server_pid,
+)
 
 __all__ = [
     "CHECKPOINT",
@@ -34,14 +48,19 @@ __all__ = [
     "AdvertisedDevice",
     "Advertisement",
     "AllocationRefusedError",
+    "Checkpoint",
+    "CheckpointEntry",
+    "CheckpointError",
+    "CheckpointFile",
     "ContainerAllocation",
     "DeviceHandler",
     "DeviceNode",
     "DevicePluginServer",
     "DirectoryWatch",
+    "Edition",
     "GetUnsupportedError",
+    "KubeletCounters",
     "NotYetError",
-    "Observer",
     "PodDevices",
     "PodResourcesAbsentError",
     "PodResourcesClient",
@@ -57,6 +76,7 @@ __all__ = [
     "identity_of",
     "in_numeric_order",
     "is_served",
+    "parse_checkpoint",
     "read_checkpoint",
     "server_pid",
 ]

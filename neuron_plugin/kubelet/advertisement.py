@@ -1,19 +1,32 @@
-"""The list of devices of one resource, in versions.
+"""The device list of one resource, in versions.
 
-Any number of streams may follow it. Each remembers the last version it sent and wakes when there is a newer one, so a
-stream that nobody reads delays no other and swallows no news, as one shared queue would. Messages are always the whole
-list, so a slow stream may skip versions: what it sends next is the truth of that moment.
+Any number of ListAndWatch streams may follow it. Each stream remembers the last version it sent and wakes when there is
+a newer one. So a stream that is not read delays no other stream and loses no change, as one shared queue would. Each
+message is the whole list, so a slow stream may skip versions.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from neuron_plugin.kubelet.devices import AdvertisedDevice, in_numeric_order
+
+@dataclass(frozen=True, slots=True)
+class AdvertisedDevice:
+    """One unit of a resource as ListAndWatch lists it.
+
+    ``reason`` says why a device is unhealthy; the kubelet never sees it, the error of a refused request contains it.
+    ``numa_nodes`` is empty unless NUMA alignment was asked for and the node is known: with a topology the kubelet may
+    fill a request without asking for a preference (``dm/manager.go``, ``devicesToAllocate``).
+    """
+
+    id: str
+    healthy: bool = True
+    numa_nodes: tuple[int, ...] = ()
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +35,20 @@ class Edition:
 
     version: int
     devices: tuple[AdvertisedDevice, ...]
+    by_id: Mapping[str, AdvertisedDevice] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_id", {device.id: device for device in self.devices})
 
 
 class Subscription:
-    """One stream's place in the versions: iterate it for each newer edition, beginning with the present one."""
+    """The place of one stream in the versions: iterate it for each newer edition, beginning with the present one."""
 
     def __init__(self, advertisement: Advertisement) -> None:
         self._advertisement = advertisement
         self._seen: int | None = None
         self._closed = False
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def __aiter__(self) -> Subscription:
         """Itself."""
@@ -44,18 +61,18 @@ class Subscription:
             if latest.version != self._seen:
                 self._seen = latest.version
                 return latest
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         raise StopAsyncIteration
 
     def wake(self) -> None:
         """Look again at the latest edition."""
-        self._news.set()
+        self._changed.set()
 
     def close(self) -> None:
         """End the iteration, now or at its next step."""
         self._closed = True
-        self._news.set()
+        self._changed.set()
 
 
 class Advertisement:
@@ -74,19 +91,30 @@ class Advertisement:
         return self._latest
 
     def publish(self, devices: Iterable[AdvertisedDevice]) -> bool:
-        """Make ``devices`` the list, in any order; whether that changed anything.
+        """Make ``devices`` the list, in any order, and send it if it differs from the last one; whether it did.
 
         Raises:
-            ValueError: an id occurs twice. The kubelet would count it once without a word.
+            ValueError: an id occurs twice. The kubelet would silently count it once.
         """
         ordered = _in_order(devices)
         if ordered == self._latest.devices:
-            self._latest = Edition(self._latest.version, ordered)  # reasons may be new, which is no news to a kubelet
+            self._latest = Edition(self._latest.version, ordered)  # reasons may differ; the kubelet never sees them
             return False
-        self._latest = Edition(self._latest.version + 1, ordered)
+        self._send(ordered)
+        return True
+
+    def rewrite(self) -> None:
+        """Send the same list again on every open stream, so that the kubelet writes its checkpoint.
+
+        Any ListAndWatch message makes the kubelet write its whole memory, an identical one too (``dm/manager.go``,
+        ``genericDeviceUpdateCallback``). Calls made before a stream has sent the last one become one message.
+        """
+        self._send(self._latest.devices)
+
+    def _send(self, devices: tuple[AdvertisedDevice, ...]) -> None:
+        self._latest = Edition(self._latest.version + 1, devices)
         for subscription in self._subscriptions:
             subscription.wake()
-        return True
 
     @contextmanager
     def subscribe(self) -> Iterator[Subscription]:
@@ -105,3 +133,8 @@ def _in_order(devices: Iterable[AdvertisedDevice]) -> tuple[AdvertisedDevice, ..
         raise ValueError(f"device ids {', '.join(twice)} are advertised twice, expected each once")
     by_id = {device.id: device for device in listed}
     return tuple(by_id[device_id] for device_id in in_numeric_order(by_id))
+
+
+def in_numeric_order(ids: Iterable[str]) -> list[str]:
+    """Sort ids so that 10 comes after 9; ids that are no decimal numbers follow, as text."""
+    return sorted(ids, key=lambda text: (not text.isdecimal(), int(text) if text.isdecimal() else 0, text))

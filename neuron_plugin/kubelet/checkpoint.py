@@ -1,88 +1,171 @@
-"""What the kubelet has written down for itself of the devices it gave out.
+"""Which container has which device ids, read from the kubelet's own checkpoint file.
 
-Its file knows two things that PodResources does not tell: the pod's UID, and what plain init containers hold. It is an
-internal format and lags behind: pods that are gone stay in it until the next Allocate or ListAndWatch message
-(``UpdateAllocatedDevices`` in ``dm/manager.go`` writes nothing). So it is read as a supplement, never written, nothing
-may depend on it, and it never says that a pod lives.
+The kubelet records each Allocate reply under pod UID, container and resource, and writes the file before it asks for
+the next container. The reply is part of the entry, so what we put into it comes back with the pod's UID. The format is
+internal to the kubelet (``pkg/kubelet/cm/devicemanager/checkpoint``, 1.36). So an unknown shape is an error and never
+an empty list: an empty list would mean that all devices are free. Never write this file.
 """
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
+from google.protobuf.message import DecodeError
+
+from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 
 CHECKPOINT = "kubelet_internal_checkpoint"
-"""In the device plugin directory (``pkg/kubelet/cm/devicemanager/types.go``)."""
-MOST_BYTES = 16 * 1024 * 1024
-"""A node's file has some 100 KB."""
+"""The file's name in the device plugin directory (``pkg/kubelet/cm/devicemanager/types.go``)."""
+MOST_BYTES = 64 << 20
+"""1000 containers of 16 devices take 1.6 MB."""
 
-_log = logging.getLogger(__name__)
+Version = tuple[int, int, int]
+_CANNOT_STAT: Version = (0, 0, 0)
+
+
+class CheckpointError(Exception):
+    """The file cannot be read; the text says which file, what is in it and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedDevices:
-    """The ids of one resource in one container."""
+class CheckpointEntry:
+    """The device ids of one resource in one container, and what our reply to that Allocate said.
+
+    ``device_paths`` are the device nodes of the reply as host paths.
+    """
 
     pod_uid: str
     container: str
     resource: str
     ids: frozenset[str]
+    annotations: Mapping[str, str] = field(hash=False)
+    device_paths: tuple[str, ...]
 
 
-class _Entry(msgspec.Struct, frozen=True, rename="pascal"):
-    """One entry; ids by NUMA node, or (kubelets before 1.20) all in one list."""
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One version of the file. ``version`` is None while there is no file: the kubelet has written nothing yet."""
+
+    entries: tuple[CheckpointEntry, ...]
+    version: Version | None
+
+
+class CheckpointFile:
+    """The kubelet's checkpoint at ``path``; `read` returns the entries of ``resources`` only."""
+
+    def __init__(self, path: Path, resources: Collection[str]) -> None:
+        self._path = path
+        self._resources = frozenset(resources)
+
+    def version(self) -> Version | None:
+        """Modification time in nanoseconds, size and inode of the file now, by one stat; None if there is no file.
+
+        (0, 0, 0) if the stat fails for another reason: that is no version of any file, so `read` is called and raises.
+        """
+        try:
+            return _version_of(os.stat(self._path))  # noqa: PTH116 - half the time of Path.stat, in every Allocate
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return _CANNOT_STAT
+
+    def read(self) -> Checkpoint:
+        """Read the whole file. ``version`` is that of the file which was read, also if it is replaced meanwhile.
+
+        Raises:
+            CheckpointError: the file cannot be opened, is larger than 64 MiB, or has an unknown shape.
+        """
+        try:
+            with self._path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                data = file.read(MOST_BYTES + 1)
+        except FileNotFoundError:
+            return Checkpoint((), None)
+        except OSError as error:
+            raise CheckpointError(f"cannot read the kubelet's checkpoint: {error}") from error
+        try:
+            return Checkpoint(parse_checkpoint(data, self._resources), _version_of(found))
+        except CheckpointError as error:
+            raise CheckpointError(f"cannot read the kubelet's checkpoint {self._path}: {error}") from error
+
+
+def _version_of(found: os.stat_result) -> Version:
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+class _ResourceName(msgspec.Struct, frozen=True):
+    """All that is read of an entry of another plugin."""
+
+    name: str = msgspec.field(name="ResourceName")
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """Ids by NUMA node, "-1" without topology; before Kubernetes 1.20 one flat list."""
 
     pod_uid: str = msgspec.field(name="PodUID")
-    container_name: str
-    resource_name: str
-    device_ids: dict[str, list[str] | None] | list[str] | None = msgspec.field(name="DeviceIDs", default=None)
+    container: str = msgspec.field(name="ContainerName")
+    resource: str = msgspec.field(name="ResourceName")
+    ids: dict[str, list[str] | None] | list[str] = msgspec.field(name="DeviceIDs")
+    reply: bytes = msgspec.field(name="AllocResp")  # base64 in JSON
 
 
-class _Data(msgspec.Struct, frozen=True, rename="pascal"):
-    pod_device_entries: list[msgspec.Raw] | None = None
+class _Data(msgspec.Struct, frozen=True):
+    entries: list[msgspec.Raw] | None = msgspec.field(name="PodDeviceEntries", default=None)
 
 
-class _File(msgspec.Struct, frozen=True, rename="pascal"):
-    """The checksum is not checked: it is of Go's printing of the kubelet's own types."""
+class _File(msgspec.Struct, frozen=True):
+    """The checksum is not checked: it is a hash of how Go prints the kubelet's own types."""
 
-    data: _Data
-
-
-_file_decoder = msgspec.json.Decoder(_File)
-_entry_decoder = msgspec.json.Decoder(_Entry)
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+    data: _Data = msgspec.field(name="Data")
 
 
-def read_checkpoint(path: Path) -> tuple[RecordedDevices, ...]:
-    """Every entry that can be read; none of a file that is missing or makes no sense."""
+_decode_file = msgspec.json.Decoder(_File).decode
+_decode_resource_name = msgspec.json.Decoder(_ResourceName).decode
+_decode_entry = msgspec.json.Decoder(_Entry).decode
+_MALFORMED_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def parse_checkpoint(data: bytes, resources: Collection[str]) -> tuple[CheckpointEntry, ...]:
+    """The entries of ``resources`` in the text of a checkpoint; of other entries only the resource name is read.
+
+    Raises:
+        CheckpointError: the text is no checkpoint, or an entry of ``resources`` lacks a field or has one of an unknown
+            type. A missing or null ``PodDeviceEntries`` is an empty list: a new kubelet writes it so.
+    """
+    if len(data) > MOST_BYTES:
+        raise CheckpointError(f"more than {MOST_BYTES} bytes, expected less")
     try:
-        with path.open("rb") as file:
-            return parse_checkpoint(file.read(MOST_BYTES))
-    except OSError as error:
-        _log.debug("no checkpoint of the kubelet's", extra={"path": str(path), "why": str(error)})
-        return ()
+        raw_entries = _decode_file(data).data.entries or ()
+    except _MALFORMED_JSON as error:
+        raise CheckpointError(f"expected a JSON object with Data.PodDeviceEntries: {error}") from error
+    entries = []
+    for index, raw in enumerate(raw_entries):
+        try:
+            if _decode_resource_name(raw).name in resources:
+                entries.append(_parse_entry(bytes(raw)))
+        except (*_MALFORMED_JSON, ValueError, DecodeError) as error:
+            raise CheckpointError(f"entry {index} of Data.PodDeviceEntries: {error}") from error
+    return tuple(entries)
 
 
-def parse_checkpoint(text: bytes) -> tuple[RecordedDevices, ...]:
-    """Every entry of a checkpoint's text that makes sense; whatever the text is, this raises nothing."""
-    try:
-        entries = _file_decoder.decode(text).data.pod_device_entries or []
-    except _UNREADABLE as error:
-        _log.debug("the kubelet's checkpoint makes no sense", extra={"why": str(error)})
-        return ()
-    return tuple(found for entry in entries if (found := _recorded(entry)))
-
-
-def _recorded(raw: msgspec.Raw) -> RecordedDevices | None:
-    try:
-        entry = _entry_decoder.decode(raw)
-    except _UNREADABLE:
-        return None
-    by_node = entry.device_ids.values() if isinstance(entry.device_ids, dict) else [entry.device_ids]
-    ids = frozenset(each for node in by_node for each in node or ())
-    if not (ids and entry.pod_uid):
-        return None
-    return RecordedDevices(entry.pod_uid, entry.container_name, entry.resource_name, ids)
+@lru_cache(maxsize=1024)  # a file repeats most entries of the last one; a node has some hundred
+def _parse_entry(raw: bytes) -> CheckpointEntry:
+    entry = _decode_entry(raw)
+    if not (entry.pod_uid and entry.container):
+        raise ValueError(f"PodUID is {entry.pod_uid!r} and ContainerName {entry.container!r}, expected both to be set")
+    by_numa_node = entry.ids.values() if isinstance(entry.ids, dict) else (entry.ids,)
+    reply = pb.ContainerAllocateResponse.FromString(entry.reply)
+    return CheckpointEntry(
+        entry.pod_uid,
+        entry.container,
+        entry.resource,
+        frozenset().union(*filter(None, by_numa_node)),
+        MappingProxyType(dict(reply.annotations)),
+        tuple(device.host_path for device in reply.devices),
+    )

@@ -19,8 +19,8 @@ import grpc
 from neuron_plugin.backoff import Backoff
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.kubelet.channels import channel_to, connection_fault
-from neuron_plugin.kubelet.devices import in_numeric_order
+from neuron_plugin.kubelet.advertisement import in_numeric_order
+from neuron_plugin.kubelet.socket_watch import channel_to, connection_fault
 
 _Answer = TypeVar("_Answer")
 

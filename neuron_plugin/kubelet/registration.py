@@ -1,43 +1,86 @@
-"""The life of one resource's registration with the kubelet.
+"""Keeping one resource registered with the kubelet.
 
-The kubelet forgets: when it restarts, when a stream ends, when somebody takes a socket away. It never asks again and it
-tells nobody. So this is a loop without an end: wait for kubelet.sock, serve on a fresh socket, register, and watch for
-any cue that the registration is no longer worth anything; then stop that server *fully* and begin again. Nothing here
-ends the process, and nothing here touches another resource.
+The kubelet forgets a plugin when it restarts, when a ListAndWatch stream ends and when a socket file is removed, and it
+never asks for it again. So registration is a loop: wait for kubelet.sock, serve on a new socket, register, and wait for
+a cue that the registration is lost; then stop that server *fully* and start over. While two registrations of one
+resource are live, the kubelet (to 1.36) drops the newer one when the older one's stream ends. A failure of one resource
+never ends the process and never touches another resource.
 
-A cue is always read from the present state of the world, never from an event: events only say when to look.
+A cue is always read from the present state of files and streams. Events only say when to look.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import os
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from random import Random
 
+import grpc
+
 from neuron_plugin.backoff import Backoff
+from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
+from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as watcher_pb
+from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as watcher_grpc
 from neuron_plugin.kubelet.advertisement import Advertisement
-from neuron_plugin.kubelet.announcement import KUBELET_SOCKET, RegistrationError, announce
-from neuron_plugin.kubelet.devices import DeviceHandler
-from neuron_plugin.kubelet.observer import Observer, RegistrationState
-from neuron_plugin.kubelet.server import ServerInstance
-from neuron_plugin.kubelet.service import DevicePluginService, ServiceOptions
-from neuron_plugin.kubelet.sockets import EndpointError, SocketIdentity, clear_strays, endpoint_path, identity_of
-from neuron_plugin.kubelet.watch import DirectoryWatch
+from neuron_plugin.kubelet.device_plugin import (
+    API_VERSION,
+    DeviceHandler,
+    DevicePluginService,
+    KubeletCounters,
+    ServiceOptions,
+)
+from neuron_plugin.kubelet.socket_watch import (
+    DirectoryWatch,
+    EndpointError,
+    SocketIdentity,
+    channel_to,
+    clear_strays,
+    connection_fault,
+    endpoint_path,
+    identity_of,
+    require_vacant,
+    standing_path,
+)
 
 _log = logging.getLogger(__name__)
+
+KUBELET_SOCKET = "kubelet.sock"
+REGISTER_DEADLINE_SECONDS = 15.0
+"""The kubelet dials back for up to 10 s before it answers; a shorter deadline would lose its own error text."""
+_CALLS_SECONDS = 1.0  # for running calls before a stop; with the grace below the whole stop takes less than 2 s
+_GRACE_SECONDS = 0.5  # for a stream that is stuck in a write
+
+
+class RegistrationState(Enum):
+    """Where one resource stands with the kubelet; only in `ADVERTISED` can its devices be allocated."""
+
+    STOPPED = "stopped"
+    WAITING = "waiting for kubelet.sock"
+    REGISTERING = "registering"
+    REGISTERED = "registered, waiting for the kubelet's ListAndWatch"
+    ADVERTISED = "advertised"
+    ENDING = "stopping the server of a lost registration"
+    BACKING_OFF = "waiting before the next attempt"
+
+
+class RegistrationError(Exception):
+    """The kubelet did not register the resource; the text is the kubelet's, or says why it could not be asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistrationTimes:
     """The clock of a registration, in seconds.
 
-    ``stream_deadline`` is how long after a Register that succeeded the kubelet may take to open ListAndWatch.
-    The back-off between attempts begins anew only after a registration that held for ``settled``: two plugins that
-    push each other out must not do it as fast as they can.
+    ``stream_deadline`` is how long the kubelet may take to open ListAndWatch after a successful Register. The back-off
+    is reset only after a registration that held for ``settled``: two plugins that push each other out must not do it as
+    fast as they can.
     """
 
     stream_deadline: float = 5.0
@@ -49,32 +92,40 @@ class RegistrationTimes:
 class DevicePluginServer:
     """Keeps one resource registered for as long as `run` runs.
 
-    ``watch`` is shared by all resources of the daemon, which also runs it. ``state`` may be read at any time on the
-    event loop; ``registered`` is set while the kubelet has accepted the resource and follows its devices.
+    ``watch`` is shared by all resources of the daemon, which also runs it. All public attributes may be read at any
+    time on the event loop: ``registered`` is set exactly in state `ADVERTISED`; ``failure`` is why the last attempt
+    failed, None after a success.
     """
 
-    def __init__(  # noqa: PLR0913 - what it is joined from; all but five have a usual value
+    def __init__(  # noqa: PLR0913 - what it is joined from; all but four have a usual value
         self,
         resource: str,
         handler: DeviceHandler,
         advertisement: Advertisement,
         watch: DirectoryWatch,
         *,
-        observer: Observer,
+        counters: KubeletCounters | None = None,
+        on_change: Callable[[], None] = lambda: None,
         options: ServiceOptions | None = None,
         times: RegistrationTimes | None = None,
         random: Random | None = None,
         other_route: Path | None = None,
     ) -> None:
-        """``other_route`` is where a server of this resource that registers the other way would have its socket."""
+        """``on_change`` is called on the event loop when ``state`` or ``failure`` has changed; it must not block.
+
+        ``other_route`` is the directory where a server of this resource that registers by the other route would have
+        its socket.
+        """
         self.resource = resource
         self.state = RegistrationState.STOPPED
         self.registered = asyncio.Event()
+        self.failure: str | None = None
         self._handler = handler
         self._advertisement = advertisement
         self._watch = watch
+        self._counters = counters or KubeletCounters()
+        self._on_change = on_change
         self._options = options or ServiceOptions()
-        self._observer = observer
         self._times = times or RegistrationTimes()
         self._random = random or Random()  # noqa: S311 - spreads retries and names sockets, guards nothing
         self._backoff = Backoff(
@@ -82,14 +133,13 @@ class DevicePluginServer:
             first_seconds=self._times.first_delay,
             longest_seconds=self._times.longest_delay,
         )
-        self._news = asyncio.Event()
+        self._other_route = other_route
+        self._look = asyncio.Event()
         self._stopping = False
         self._running = False
         self._stopped = asyncio.Event()
-        self._other_route = other_route
         self._instance: ServerInstance | None = None
-        self._tried: SocketIdentity | None = None
-        self._last_trouble: str | None = None
+        self._kubelet_tried: SocketIdentity | None = None
 
     @property
     def socket_path(self) -> Path | None:
@@ -97,14 +147,15 @@ class DevicePluginServer:
         return self._instance.path if self._instance else None
 
     async def run(self) -> None:
-        """Keep the resource registered until `stop` or cancellation; whatever happens, it tries again."""
+        """Keep the resource registered until `stop` or cancellation; after any failure, try again."""
         self._running = True
-        with self._watch.listening(self._news.set):
+        with self._watch.listening(self._look.set):
             try:
                 while not self._stopping:
                     await self._wait_for_kubelet()
-                    await self._live_once()
-                    await self._wait_out()
+                    if not self._stopping:
+                        await self._attempt()
+                    await self._back_off()
             finally:
                 self._enter(RegistrationState.STOPPED)
                 self._stopped.set()
@@ -112,29 +163,30 @@ class DevicePluginServer:
     async def stop(self) -> None:
         """End the streams, remove the socket, and return when `run` has ended (under 2 s). May be called again."""
         self._stopping = True
-        self._news.set()
+        self._look.set()
         if self._running:
             await self._stopped.wait()
 
-    # One life, from bind to the cue that ends it.
+    async def _wait_for_kubelet(self) -> None:
+        while not self._stopping and self._kubelet_identity() is None:
+            self._enter(RegistrationState.WAITING)
+            await self._wait_to_look()
 
-    async def _live_once(self) -> None:
-        if self._stopping:
-            return
+    async def _attempt(self) -> None:
+        """One server instance from bind to its full stop; every failure is logged here, and the same one once."""
         try:
-            async with self._serving() as instance:
-                await self._register(instance)
-                cue = await self._until_cue(instance)
-        except (EndpointError, RegistrationError, OSError) as error:  # an OSError: no descriptor, no space, no right
-            self._trouble(str(error))
-        except Exception:  # noqa: BLE001 - one resource's accident must not end the others, or the process
+            cue = await self._serve_until_cue()
+        except RegistrationError as error:
+            self._registration_failed(str(error))
+        except (EndpointError, OSError) as error:  # an OSError: no descriptor, no space, no permission
+            self._fail(str(error))
+        except Exception:  # noqa: BLE001 - a bug in one resource must not end the others, or the process
             _log.exception("registration failed", extra={"resource": self.resource})
         else:
             _log.info("registration ended", extra={"resource": self.resource, "cue": cue})
 
-    @asynccontextmanager
-    async def _serving(self) -> AsyncIterator[ServerInstance]:
-        self._tried = self._kubelet_identity()
+    async def _serve_until_cue(self) -> str:
+        self._kubelet_tried = self._kubelet_identity()
         self._enter(RegistrationState.REGISTERING)
         for directory in (self._watch.directory, self._other_route):
             if directory:
@@ -143,15 +195,17 @@ class DevicePluginServer:
             self.resource,
             self._handler,
             self._advertisement,
+            counters=self._counters,
             options=self._options,
-            observer=self._observer,
-            on_stream_change=self._news.set,
+            on_stream_change=self._look.set,
         )
         self._instance = instance = await self._bind(service)
         try:
-            yield instance
+            await self._register(instance)
+            self._counters.registrations[self.resource, "accepted"] += 1
+            self._enter(RegistrationState.REGISTERED)
+            return await self._until_cue(instance)
         finally:
-            self.registered.clear()
             self._enter(RegistrationState.ENDING)
             self._instance = None
             await instance.stop()
@@ -161,54 +215,46 @@ class DevicePluginServer:
         return await ServerInstance.start(service, endpoint_path(self._watch.directory, self.resource, token))
 
     async def _register(self, instance: ServerInstance) -> None:
-        try:
-            await self._announce(instance)
-        except RegistrationError as error:
-            self._observer.registration_ended(self.resource, str(error))
-            raise
-        self._observer.registration_ended(self.resource, None)
-        self._enter(RegistrationState.REGISTERED)
-
-    async def _announce(self, instance: ServerInstance) -> None:
-        """Register, unless a cue comes first. The kubelet calls us back on this loop while the call waits."""
+        """Call Register, unless a cue comes first. The kubelet calls back on this loop while Register waits."""
         call = asyncio.create_task(
-            announce(instance.path, self.resource, self._options.message()), name=f"register {self.resource}"
+            register(instance.path, self.resource, self._options.message()), name=f"register {self.resource}"
         )
-        call.add_done_callback(lambda _: self._news.set())
+        call.add_done_callback(lambda _: self._look.set())
         try:
             while not call.done():
                 self._require_no_cue(instance)
-                await self._next_news()
+                await self._wait_to_look()
             call.result()
         finally:
             call.cancel()
-            await asyncio.gather(call, return_exceptions=True)  # its end is no news, a cancellation of ours is
+            await asyncio.gather(call, return_exceptions=True)  # ignores the call's end, not a cancellation of ours
 
     async def _until_cue(self, instance: ServerInstance) -> str:
-        """Wait for what makes this registration worthless, and say what it was."""
+        """Wait until the registration is lost, and return the reason."""
         loop = asyncio.get_running_loop()
         registered_at = loop.time()
         overdue_at = registered_at + self._times.stream_deadline
         while (cue := self._cue(instance)) is None:
             if instance.service.streams_open:
-                self._advertised()
+                self.failure = None
+                self._enter(RegistrationState.ADVERTISED)
             elif instance.service.streams_begun:
                 cue = "the kubelet ended the ListAndWatch stream"
                 break
             elif loop.time() >= overdue_at:
                 cue = f"no ListAndWatch within {self._times.stream_deadline:g} s of Register"
                 break
-            await self._next_news(None if instance.service.streams_open else overdue_at)
+            await self._wait_to_look(None if instance.service.streams_open else overdue_at)
         if loop.time() - registered_at >= self._times.settled:
             self._backoff.reset()
         return cue
 
     def _cue(self, instance: ServerInstance) -> str | None:
-        """Why the instance has to be replaced, as far as the files tell."""
+        """Why the instance has to be replaced, as far as `stop` and the files say."""
         if self._stopping:
-            return "asked to stop"
-        if self._kubelet_identity() != self._tried:
-            return f"{KUBELET_SOCKET} was made anew or removed"
+            return "the plugin is stopping"
+        if self._kubelet_identity() != self._kubelet_tried:
+            return f"{KUBELET_SOCKET} was recreated or removed"
         if not instance.is_reachable():
             return f"our socket {instance.path.name} was removed or replaced"
         return None
@@ -217,53 +263,190 @@ class DevicePluginServer:
         if cue := self._cue(instance):
             raise RegistrationError(f"gave up registering {self.resource}: {cue}")
 
-    # Waiting between lives.
-
-    async def _wait_for_kubelet(self) -> None:
-        while not self._stopping and self._kubelet_identity() is None:
-            self._enter(RegistrationState.WAITING)
-            await self._next_news()
-
-    async def _wait_out(self) -> None:
-        """Let the back-off pass, unless there is a new kubelet.sock, which deserves an attempt at once."""
+    async def _back_off(self) -> None:
+        """Let the back-off pass, unless kubelet.sock is a new one: that deserves an attempt at once."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._backoff.next_seconds()
         while not self._stopping and loop.time() < until:
-            if self._kubelet_identity() != self._tried:
+            if self._kubelet_identity() != self._kubelet_tried:
                 self._backoff.reset()
                 return
             self._enter(RegistrationState.BACKING_OFF)
-            await self._next_news(until)
+            await self._wait_to_look(until)
 
-    async def _next_news(self, until: float | None = None) -> None:
+    async def _wait_to_look(self, until: float | None = None) -> None:
         """Wait for a reason to look again: the directory, a stream, a call, `stop`, or the loop's time ``until``.
 
-        Without ``until`` there is still the directory watch's own rhythm, every few seconds.
+        Without ``until`` the directory watch still gives a hint every few seconds.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until):
-                await self._news.wait()
-        self._news.clear()
+                await self._look.wait()
+        self._look.clear()
 
     def _kubelet_identity(self) -> SocketIdentity | None:
         return identity_of(self._watch.directory / KUBELET_SOCKET)
-
-    # Saying so.
-
-    def _advertised(self) -> None:
-        self._enter(RegistrationState.ADVERTISED)
-        self._last_trouble = None
-        self.registered.set()
 
     def _enter(self, state: RegistrationState) -> None:
         if state is self.state:
             return
         self.state = state
-        _log.debug("registration state", extra={"resource": self.resource, "state": state.value})
-        self._observer.state_changed(self.resource, state)
+        if state is RegistrationState.ADVERTISED:
+            self.registered.set()
+            _log.info("registered and advertised", extra={"resource": self.resource})
+        else:
+            self.registered.clear()
+            _log.debug("registration state", extra={"resource": self.resource, "state": state.value})
+        self._on_change()
 
-    def _trouble(self, text: str) -> None:
-        """Log a trouble once, not at every attempt it lasts."""
-        if text != self._last_trouble:
+    def _registration_failed(self, text: str) -> None:
+        self._counters.registrations[self.resource, "failed"] += 1
+        self._fail(text)
+
+    def _fail(self, text: str) -> None:
+        """Log a failure once, not at each attempt that fails for the same reason."""
+        if text != self.failure:
             _log.warning("not registered", extra={"resource": self.resource, "reason": text})
-        self._last_trouble = text
+        self.failure = text
+        self._on_change()
+
+
+class WatchedPluginServer(DevicePluginServer, watcher_grpc.RegistrationServicer):
+    """Keeps one resource registered through the kubelet's plugin watcher; ``watch`` is on ``plugins_registry``.
+
+    Here the kubelet finds our socket within a second, calls GetInfo on it, connects, and reports the outcome by
+    NotifyRegistrationStatus. It tries again by itself, and a kubelet that starts finds the socket where it is. It never
+    notices that a stream ended (pkg/kubelet/pluginmanager, 1.36; connections are monitored for DRA only) until the
+    socket is recreated. So after a lost stream this server stops fully and serves again on the same path. The path is
+    one per resource, because the kubelet deregisters by resource name and gets the order right for one path only.
+    """
+
+    _accepted = False
+
+    def _kubelet_identity(self) -> SocketIdentity | None:
+        """No file identifies the kubelet on this route: it comes to us."""
+        return None
+
+    async def _wait_for_kubelet(self) -> None:
+        """Serve at once: a kubelet that is away finds the socket when it starts."""
+
+    async def _bind(self, service: DevicePluginService) -> ServerInstance:
+        self._accepted = False
+        return await ServerInstance.start(service, standing_path(self._watch.directory, self.resource), watcher=self)
+
+    async def _register(self, instance: ServerInstance) -> None:
+        """Wait for the kubelet to find the socket and to accept it. An open stream means that it has."""
+        while not (self._accepted or instance.service.streams_begun):
+            self._require_no_cue(instance)
+            await self._wait_to_look()
+
+    async def GetInfo(  # noqa: N802 - the API's name
+        self,
+        request: watcher_pb.InfoRequest,  # noqa: ARG002 - the API's signature
+        context: grpc.aio.ServicerContext[watcher_pb.InfoRequest, watcher_pb.PluginInfo],  # noqa: ARG002 - the API's signature
+    ) -> watcher_pb.PluginInfo:
+        """Say what this socket is. No endpoint: the device plugin service is on this very socket."""
+        return watcher_pb.PluginInfo(type="DevicePlugin", name=self.resource, supported_versions=[API_VERSION])
+
+    async def NotifyRegistrationStatus(  # noqa: N802 - the API's name
+        self,
+        request: watcher_pb.RegistrationStatus,
+        context: grpc.aio.ServicerContext[watcher_pb.RegistrationStatus, watcher_pb.RegistrationStatusResponse],  # noqa: ARG002 - as above
+    ) -> watcher_pb.RegistrationStatusResponse:
+        """Take the outcome. After a refusal the kubelet calls GetInfo again after a while, by itself."""
+        if request.plugin_registered:
+            self._accepted = True
+            self._look.set()
+        else:
+            reason = request.error or "it gives no reason"
+            self._registration_failed(f"the kubelet refused {self.resource}: {reason}")
+        return watcher_pb.RegistrationStatusResponse()
+
+
+class ServerInstance:
+    """A started server on ``path``; made by `start`.
+
+    Instances never share a path while both live: grpc's ``stop`` unlinks its path even if a newer server has bound it.
+    """
+
+    def __init__(self, server: grpc.aio.Server, service: DevicePluginService, path: Path) -> None:
+        self._server = server
+        self._identity = identity_of(path)
+        self.service = service
+        self.path = path
+
+    @classmethod
+    async def start(
+        cls, service: DevicePluginService, path: Path, *, watcher: watcher_grpc.RegistrationServicer | None = None
+    ) -> ServerInstance:
+        """Bind ``path`` with mode 0600 and serve; ``watcher`` answers the kubelet's plugin watcher on the same socket.
+
+        Raises:
+            EndpointError: something is there already, or the directory cannot be written to.
+        """
+        require_vacant(path)
+        server = grpc.aio.server()
+        pb_grpc.add_DevicePluginServicer_to_server(service, server)
+        if watcher:
+            watcher_grpc.add_RegistrationServicer_to_server(watcher, server)
+        before = os.umask(0o177)  # process-wide, so only for the bind, in which nothing is awaited
+        try:
+            server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:  # gRPC gives no reason
+            hint = "is it writable, and has this process file descriptors left?"
+            raise EndpointError(f"no socket can be made in {path.parent}: {hint}") from error
+        finally:
+            os.umask(before)
+        instance = cls(server, service, path)
+        await server.start()
+        return instance
+
+    def is_reachable(self) -> bool:
+        """Whether our own socket is still at our path: a server whose file is gone runs on, but no client finds it."""
+        return self._identity is not None and identity_of(self.path) == self._identity
+
+    async def stop(self) -> None:
+        """End the streams, then the server, which removes its socket."""
+        await self.service.end_streams(_CALLS_SECONDS)
+        await self._server.stop(_GRACE_SECONDS)
+
+
+async def register(endpoint: Path, resource: str, options: pb.DevicePluginOptions) -> None:
+    """Call Register of the kubelet in the directory of ``endpoint``, which serves ``resource``.
+
+    The kubelet dials ``endpoint`` and asks for the options before it answers. Its status code is always UNKNOWN; only
+    the text says what was wrong.
+
+    Raises:
+        RegistrationError: refused, not answered in time, or kubelet.sock is not served.
+    """
+    request = pb.RegisterRequest(version=API_VERSION, endpoint=endpoint.name, resource_name=resource, options=options)
+    kubelet = endpoint.parent / KUBELET_SOCKET
+    async with channel_to(kubelet) as channel:
+        try:
+            await pb_grpc.RegistrationStub(channel).Register(request, timeout=REGISTER_DEADLINE_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            match error.code():
+                case grpc.StatusCode.UNAVAILABLE:
+                    text = f"no kubelet answers on {kubelet} ({connection_fault(error)}): is the kubelet running?"
+                case grpc.StatusCode.DEADLINE_EXCEEDED:
+                    text = f"the kubelet did not answer Register of {resource} within {REGISTER_DEADLINE_SECONDS:g} s"
+                case code:
+                    text = f"the kubelet refused {resource}: {error.details() or code.name}"
+            raise RegistrationError(text) from error
+
+
+async def dial(socket: Path, timeout_seconds: float) -> str | None:
+    """Ask the device plugin on ``socket`` for its options, as the kubelet does; None if it answers, else the reason.
+
+    For liveness probes: a server may run in this process and be out of reach all the same, because its file is removed,
+    its thread stuck or its queue full.
+    """
+    async with channel_to(socket) as channel:
+        try:
+            await pb_grpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty(), timeout=timeout_seconds)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return f"no answer within {timeout_seconds:g} s"
+            return connection_fault(error)
+    return None

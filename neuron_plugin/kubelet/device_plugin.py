@@ -1,0 +1,366 @@
+"""The DevicePlugin service of one resource: what the kubelet asks, checked, decided by the daemon and answered.
+
+The daemon decides as a `DeviceHandler`, in values free of protobuf. Two rules hold here for every handler: no request
+for a device that is not advertised as healthy reaches it, and no mistake in choosing a preference becomes an error,
+because either would cost a pod its life. One service belongs to one server instance and counts that instance's streams
+and calls: an instance may only be stopped while no call is running, or the kubelet fails the pod of that call.
+
+Field meanings and numbers: ``protos/neuron_plugin/kubelet/_proto/deviceplugin/v1beta1/api.proto``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import grpc
+
+from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
+from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet.advertisement import Advertisement, Edition, Subscription, in_numeric_order
+
+_log = logging.getLogger(__name__)
+
+API_VERSION = "v1beta1"
+HEALTHY = "Healthy"
+UNHEALTHY = "Unhealthy"
+_ALLOCATE_FOLLOWS_SECONDS = 0.1  # after a preference the kubelet does nothing else first (``dm/manager.go``)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNode:
+    """A device file a container gets; ``permissions`` are letters of the device cgroup (r, w, m)."""
+
+    host_path: str
+    container_path: str
+    permissions: str = "rw"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerAllocation:
+    """All that one container receives for the devices of one resource.
+
+    ``cdi_devices`` are fully qualified names (``vendor.com/class=name``). ``annotations`` become annotations of the CRI
+    container, never of the Pod. The kubelet records all of this in its checkpoint and uses it at each container start.
+    """
+
+    envs: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[DeviceNode, ...] = ()
+    cdi_devices: tuple[str, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+class RefusalError(Exception):
+    """A request of the kubelet that is answered with a gRPC error; the text reaches the pod's status.
+
+    ``code`` is the gRPC status that carries it.
+    """
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class MalformedRequestError(RefusalError):
+    """A request that no state of the node could satisfy: no ids, or an id twice."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class UnknownDeviceError(RefusalError):
+    """A request for ids that were never advertised, or are gone."""
+
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class UnhealthyDeviceError(RefusalError):
+    """A request for ids that are advertised as unhealthy."""
+
+
+class AllocationRefusedError(RefusalError):
+    """The daemon refuses because of a lasting conflict: the kubelet fails the pod for good."""
+
+
+class DeviceHandler(Protocol):
+    """What the daemon decides about devices; one handler may serve several resources.
+
+    Calls may overlap: not for one kubelet in its normal admission, but when a kubelet restarts during a call. The call
+    of the old kubelet is then cancelled.
+    """
+
+    async def preferred(
+        self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> Sequence[str]:
+        """Choose ``size`` of the ``available`` ids, all of ``must_include`` among them.
+
+        Slow work belongs here, within the service's deadline. If this raises or returns an answer that the kubelet
+        would change, the service answers with the lowest ids: an error would fail the pod for good.
+        """
+
+    async def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
+        """Record and answer, from memory in the normal case: the kubelet admits no other pod of the node meanwhile.
+
+        ``ids`` are advertised as healthy, distinct and in numeric order. The kubelet has no deadline of its own.
+
+        Raises:
+            RefusalError: the request conflicts with something lasting. Nothing may have been recorded.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletCounters:
+    """What happened between the kubelet and this plugin since its start; one object for all resources.
+
+    ``registrations`` are counted by resource and outcome ("accepted" or "failed"), ``preferences_replaced`` by
+    resource, ``refused_requests`` by resource and gRPC method.
+    """
+
+    registrations: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    preferences_replaced: Counter[str] = field(default_factory=Counter)
+    refused_requests: Counter[tuple[str, ...]] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """What the kubelet may ask for, and how long the handler may take to choose a preference."""
+
+    preferred_allocation: bool = True
+    preference_deadline_seconds: float = 4.0
+
+    def message(self) -> pb.DevicePluginOptions:
+        """As GetDevicePluginOptions and Register state it; kubelets before 1.25 read only the latter.
+
+        PreStartContainer is never required: it would keep a container from restarting while the plugin is away.
+        """
+        return pb.DevicePluginOptions(get_preferred_allocation_available=self.preferred_allocation)
+
+
+class DevicePluginService(pb_grpc.DevicePluginServicer):
+    """The five methods that a kubelet calls, for one resource on one socket."""
+
+    def __init__(
+        self,
+        resource: str,
+        handler: DeviceHandler,
+        advertisement: Advertisement,
+        *,
+        counters: KubeletCounters | None = None,
+        options: ServiceOptions | None = None,
+        on_stream_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._resource = resource
+        self._handler = handler
+        self._advertisement = advertisement
+        self._counters = counters or KubeletCounters()
+        self._options = options or ServiceOptions()
+        self._on_stream_change = on_stream_change
+        self._streams: set[Subscription] = set()
+        self._ending = False
+        self._calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._allocate_due_until = 0.0
+        self.streams_begun = 0
+
+    @property
+    def streams_open(self) -> int:
+        """How many ListAndWatch streams are open; one is the kubelet's."""
+        return len(self._streams)
+
+    async def end_streams(self, patience_seconds: float) -> None:
+        """End every stream as soon as no call is running, or after ``patience_seconds``; new streams end at once.
+
+        An Allocate follows a preference at once, so it counts as running for a moment after a preference.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(patience_seconds):
+                await self._idle.wait()
+                while (left := self._allocate_due_until - loop.time()) > 0:
+                    await asyncio.sleep(left)
+                    await self._idle.wait()
+        except TimeoutError:
+            _log.warning("stopping with calls running", extra={"resource": self._resource, "calls": self._calls})
+        self._ending = True
+        for stream in self._streams:
+            stream.close()
+
+    async def GetDevicePluginOptions(  # noqa: N802 - the API's name
+        self,
+        request: pb.Empty,  # noqa: ARG002 - the API's signature
+        context: grpc.aio.ServicerContext[pb.Empty, pb.DevicePluginOptions],  # noqa: ARG002 - the API's signature
+    ) -> pb.DevicePluginOptions:
+        """Say what the kubelet may ask for; it asks while our Register call is still waiting."""
+        return self._options.message()
+
+    # A coroutine that writes, not a generator: a generator cancelled in a write is closed by the garbage collector
+    # only, and would be counted as an open stream until then.
+    async def ListAndWatch(  # type: ignore[override]  # noqa: N802 - grpc.aio takes a coroutine, the stubs say generator
+        self,
+        request: pb.Empty,  # noqa: ARG002 - the API's signature
+        context: grpc.aio.ServicerContext[pb.Empty, pb.ListAndWatchResponse],
+    ) -> None:
+        """Send the whole list, and again with each newer edition, until the kubelet or `end_streams` ends it."""
+        with self._advertisement.subscribe() as subscription:
+            self._streams.add(subscription)
+            self.streams_begun += 1
+            if self._ending:
+                subscription.close()
+            self._on_stream_change()
+            try:
+                async for edition in subscription:
+                    await context.write(device_list(edition))
+            finally:
+                self._streams.discard(subscription)
+                self._on_stream_change()
+
+    async def GetPreferredAllocation(  # noqa: N802 - the API's name
+        self,
+        request: pb.PreferredAllocationRequest,
+        context: grpc.aio.ServicerContext[pb.PreferredAllocationRequest, pb.PreferredAllocationResponse],
+    ) -> pb.PreferredAllocationResponse:
+        """Choose ids for each container; never an error, which would fail the pod for good."""
+        self._begin_call(context)
+        response = pb.PreferredAllocationResponse()
+        for each in request.container_requests:
+            available, must_include = tuple(each.available_deviceIDs), tuple(each.must_include_deviceIDs)
+            ids = await self._preferred(available, must_include, each.allocation_size)
+            response.container_responses.add(deviceIDs=ids)
+        self._allocate_due_until = asyncio.get_running_loop().time() + _ALLOCATE_FOLLOWS_SECONDS
+        return response
+
+    async def _preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
+        """The handler's choice if it comes in time and the kubelet would take exactly it, else the lowest ids."""
+        deadline_seconds = self._options.preference_deadline_seconds
+        try:
+            async with asyncio.timeout(deadline_seconds):
+                ids = await self._handler.preferred(self._resource, available, must_include, size)
+                fault = preference_fault(ids, available, must_include, size)
+        except TimeoutError:
+            fault = f"took longer than {deadline_seconds:g} s"
+        except Exception as error:  # noqa: BLE001 - any error here would fail the pod for good
+            fault = f"failed: {type(error).__name__}: {error}"
+        if fault is None:
+            return in_numeric_order(ids)
+        _log.error("preference replaced", extra={"resource": self._resource, "fault": fault})
+        self._counters.preferences_replaced[self._resource] += 1
+        return lowest_ids(available, must_include, size)
+
+    async def Allocate(  # noqa: N802 - the API's name
+        self,
+        request: pb.AllocateRequest,
+        context: grpc.aio.ServicerContext[pb.AllocateRequest, pb.AllocateResponse],
+    ) -> pb.AllocateResponse:
+        """Answer one response for each container, in order, or an error; never an empty answer."""
+        self._begin_call(context)
+        try:
+            containers = [each.devices_ids for each in request.container_requests]
+            checked = checked_ids(self._resource, self._advertisement.latest, containers)
+            responses = [container_response(await self._handler.allocate(self._resource, ids)) for ids in checked]
+        except RefusalError as error:
+            code, text, exc_info = error.code, str(error), None
+        except Exception as error:  # noqa: BLE001 - the kubelet gets every error as a status
+            code, exc_info = grpc.StatusCode.INTERNAL, error
+            text = f"Allocate of {self._resource} failed: {type(error).__name__}: {error}"
+        else:
+            return pb.AllocateResponse(container_responses=responses)
+        level = logging.ERROR if exc_info else logging.WARNING
+        _log.log(level, "Allocate refused", extra={"resource": self._resource, "error": text}, exc_info=exc_info)
+        self._counters.refused_requests[self._resource, "Allocate"] += 1
+        return await context.abort(code, text)
+
+    async def PreStartContainer(  # noqa: N802 - the API's name
+        self,
+        request: pb.PreStartContainerRequest,  # noqa: ARG002 - the API's signature
+        context: grpc.aio.ServicerContext[pb.PreStartContainerRequest, pb.PreStartContainerResponse],  # noqa: ARG002 - the API's signature
+    ) -> pb.PreStartContainerResponse:
+        """Let every container start; the options do not ask for this call."""
+        return pb.PreStartContainerResponse()
+
+    def _begin_call(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Count the call until gRPC has sent its answer, which is after the handler has returned."""
+        self._calls += 1
+        self._idle.clear()
+        context.add_done_callback(self._end_call)  # type: ignore[arg-type]  # the stubs forget that their callback is a protocol
+
+    def _end_call(self, _context: object) -> None:
+        self._calls -= 1
+        if not self._calls:
+            self._idle.set()
+
+
+def checked_ids(resource: str, edition: Edition, containers: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The ids of each container request in numeric order, all of them advertised, healthy and asked for once.
+
+    Raises:
+        MalformedRequestError: no request, a request without ids, or an id twice.
+        UnknownDeviceError: an id that is not advertised.
+        UnhealthyDeviceError: an id that is advertised as unhealthy.
+    """
+    if not containers or not all(containers):
+        raise MalformedRequestError(f"a request for {resource} names no device ids, expected at least one")
+    everything = [each for ids in containers for each in ids]
+    if len(set(everything)) != len(everything):
+        twice = [each for each, count in Counter(everything).items() if count > 1]
+        raise MalformedRequestError(f"a request for {resource} names {_listed(twice)} twice, expected each id once")
+    known = edition.by_id
+    if unknown := [each for each in everything if each not in known]:
+        raise UnknownDeviceError(f"{resource} has no device {_listed(unknown)}: it was never advertised, or is gone")
+    if unhealthy := [each for each in everything if not known[each].healthy]:
+        reasons = (f"device {each}: {known[each].reason or 'unhealthy'}" for each in in_numeric_order(unhealthy))
+        raise UnhealthyDeviceError(f"{resource} cannot be allocated: {'; '.join(reasons)}")
+    return [in_numeric_order(ids) for ids in containers]
+
+
+def preference_fault(
+    ids: Sequence[str], available: Sequence[str], must_include: Sequence[str], size: int
+) -> str | None:
+    """What is wrong with ``ids`` as a preference, or None if the kubelet would take exactly them."""
+    if len(set(ids)) != len(ids):
+        return "names an id twice"
+    if len(ids) != size:
+        return f"names {len(ids)} ids, expected {size}"
+    if unavailable := set(ids) - set(available):  # the ids of must_include are among the available ones
+        return f"names {_listed(unavailable)}, which the kubelet does not offer"
+    if missing := set(must_include) - set(ids):
+        return f"leaves out {_listed(missing)}, which the kubelet has already taken"
+    return None
+
+
+def lowest_ids(available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
+    """A preference that needs no decision: ``must_include``, then the lowest available ids.
+
+    Shorter than ``size`` only if there are not enough; the kubelet then fills it up.
+    """
+    kept = in_numeric_order(set(must_include))
+    others = in_numeric_order(set(available).difference(kept))
+    return in_numeric_order((kept + others)[:size])
+
+
+def _listed(ids: Iterable[str]) -> str:
+    return ", ".join(in_numeric_order(ids))
+
+
+def device_list(edition: Edition) -> pb.ListAndWatchResponse:
+    """An edition as the message that ListAndWatch sends."""
+    message = pb.ListAndWatchResponse()
+    for device in edition.devices:
+        listed = message.devices.add(ID=device.id, health=HEALTHY if device.healthy else UNHEALTHY)
+        for node in device.numa_nodes:
+            listed.topology.nodes.add(ID=node)
+    return message
+
+
+def container_response(allocation: ContainerAllocation) -> pb.ContainerAllocateResponse:
+    """What one container receives, as Allocate answers it."""
+    return pb.ContainerAllocateResponse(
+        envs=allocation.envs,
+        devices=[
+            pb.DeviceSpec(container_path=node.container_path, host_path=node.host_path, permissions=node.permissions)
+            for node in allocation.devices
+        ],
+        annotations=allocation.annotations,
+        cdi_devices=[pb.CDIDevice(name=name) for name in allocation.cdi_devices],
+    )

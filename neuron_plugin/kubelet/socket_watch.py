@@ -1,0 +1,243 @@
+"""Socket files: which one is it, does a process serve it, may we bind this path, and when did the directory change.
+
+A path says little: a restarted kubelet recreates kubelet.sock under the same name, ext4 gives the new file the old
+inode number, and a gRPC server silently binds over the socket of another one. So a socket is known by device, inode
+*and* time of change, and a path is bound only after a look at what is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import logging
+import os
+import socket
+import stat
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from asyncinotify import Inotify, Mask
+
+_log = logging.getLogger(__name__)
+
+LONGEST_PATH_BYTES = 107  # sun_path holds 108 with the final NUL (unix(7))
+_NOT_SERVED = frozenset({errno.ECONNREFUSED, errno.ENOENT, errno.ENOTDIR})
+_CREDENTIALS = struct.Struct("3i")  # struct ucred (unix(7)); of a socket's server they are those of its listen(2)
+_EVENTS = Mask.CREATE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
+_CHANNEL_OPTIONS = (
+    ("grpc.default_authority", "localhost"),  # the default is the percent-encoded path, which some servers refuse
+    ("grpc.use_local_subchannel_pool", 1),  # else a new channel inherits the old one's back-off
+    ("grpc.enable_retries", 0),
+    ("grpc.max_receive_message_length", 16 << 20),  # the size the kubelet allows itself for PodResources
+)
+
+
+class EndpointError(Exception):
+    """A socket of ours cannot be made at the path; the text says what is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class SocketIdentity:
+    """What tells one socket file from the next one under the same name."""
+
+    device: int
+    inode: int
+    changed_ns: int
+
+
+def identity_of(path: Path) -> SocketIdentity | None:
+    """The identity of the socket at ``path``, or None if there is none, or something that is no socket."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    if not stat.S_ISSOCK(found.st_mode):
+        return None
+    return SocketIdentity(found.st_dev, found.st_ino, found.st_ctime_ns)
+
+
+def is_served(path: Path) -> bool:
+    """Whether a process accepts connections at ``path``; never blocks for long.
+
+    True in doubt: a server too busy to accept, or a socket that we may not connect to.
+    """
+    with _probe() as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except OSError as error:
+            return error.errno not in _NOT_SERVED
+    return True
+
+
+def server_pid(path: Path) -> int | None:
+    """The process that listens at ``path``; None if there is none, or if it is outside of our PID namespace."""
+    with _probe() as probe:
+        try:
+            probe.connect(os.fspath(path))
+            credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except OSError:
+            return None
+    pid: int = _CREDENTIALS.unpack(credentials)[0]
+    return pid or None
+
+
+def _probe() -> socket.socket:
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    probe.setblocking(False)  # noqa: FBT003 - the socket's own signature
+    return probe
+
+
+def channel_to(path: Path) -> grpc.aio.Channel:
+    """A gRPC channel to the Unix socket; it connects with the first call and is the caller's to close.
+
+    Open one for each conversation: a kept channel would wait out gRPC's own reconnect back-off (a second and more) just
+    when a restarted kubelet wants us back within 100 ms.
+    """
+    return grpc.aio.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS)
+
+
+def connection_fault(error: grpc.aio.AioRpcError) -> str:
+    """Why a socket could not be reached, in the system's words alone: gRPC wraps them in a line of its own."""
+    return (error.details() or error.code().name).rpartition("error: ")[2]
+
+
+def endpoint_prefix(resource: str) -> str:
+    """How the names of all sockets of a resource begin, and those of no other resource."""
+    digest = hashlib.sha256(resource.encode()).hexdigest()[:8]
+    readable = "".join(each if each.isalnum() and each.isascii() else "-" for each in resource.rpartition("/")[2])
+    return f"neuron-plugin.{readable[:24]}.{digest}."
+
+
+def endpoint_path(directory: Path, resource: str, token: str) -> Path:
+    """Where one server instance of a resource listens; ``token`` belongs to that instance alone.
+
+    Raises:
+        EndpointError: the directory's name is too long for any socket in it.
+    """
+    path = directory / f"{endpoint_prefix(resource)}{token}.sock"
+    if (length := len(os.fsencode(path))) > LONGEST_PATH_BYTES:
+        raise EndpointError(
+            f"socket path {path} has {length} bytes, expected at most {LONGEST_PATH_BYTES}: use a shorter directory"
+        )
+    return path
+
+
+def standing_path(directory: Path, resource: str) -> Path:
+    """The one path of a resource where each instance follows the last one.
+
+    Raises:
+        EndpointError: the directory's name is too long for any socket in it.
+    """
+    return endpoint_path(directory, resource, "standing")
+
+
+def clear_strays(directory: Path, resource: str) -> None:
+    """Remove sockets that dead servers of ``resource`` have left in ``directory``.
+
+    Raises:
+        EndpointError: one of them is alive. After two registrations of one resource the kubelet drops both in the end.
+    """
+    prefix = endpoint_prefix(resource)
+    strays = [path for path in directory.glob("*.sock") if path.name.startswith(prefix) and identity_of(path)]
+    for path in strays:
+        if is_served(path):
+            raise EndpointError(
+                f"{path} is served by another process: a second plugin offers {resource} on this node; stop one of them"
+            )
+    for path in strays:
+        path.unlink(missing_ok=True)
+
+
+def require_vacant(path: Path) -> None:
+    """Make sure that binding ``path`` takes it from no other process; a dead socket is removed.
+
+    Raises:
+        EndpointError: a live server or something that is no socket is there.
+    """
+    if not os.path.lexists(path):
+        return
+    if identity_of(path) is None:
+        raise EndpointError(f"{path} exists and is not a socket; remove it, it is not ours")
+    if is_served(path):
+        raise EndpointError(f"{path} is served by another process; stop that one first")
+    path.unlink(missing_ok=True)
+
+
+class DirectoryWatch:
+    """Hints that something in the kubelet's ``directory`` may have changed, given while `run` runs.
+
+    inotify reports a change within a millisecond, and nothing of a directory that was itself replaced. So an event is
+    only a hint to look, and every ``period_seconds`` there is a hint without an event. Listeners look at the files they
+    care about. One watch serves all resources of the daemon.
+    """
+
+    def __init__(self, directory: Path, *, period_seconds: float = 3.0) -> None:
+        self.directory = directory
+        self._period_seconds = period_seconds
+        self._listeners: set[Callable[[], None]] = set()
+        self._logged_errno: int | None = None
+
+    @contextmanager
+    def listening(self, listener: Callable[[], None]) -> Iterator[None]:
+        """Call ``listener`` on each hint for the length of the block; it must not block or raise."""
+        self._listeners.add(listener)
+        try:
+            yield
+        finally:
+            self._listeners.discard(listener)
+
+    async def run(self) -> None:
+        """Watch until cancelled. Without inotify, only the periodic hints are given."""
+        while True:
+            try:
+                await self._follow()
+            except OSError as error:
+                self._log_once(error)
+                await asyncio.sleep(self._period_seconds)
+            self._hint()
+
+    async def _follow(self) -> None:
+        """Pass on events until the directory at the path is no longer the one that is watched."""
+        with Inotify() as inotify:
+            watched = self._directory_identity()  # before the watch: a replacement in between shows as a difference
+            inotify.add_watch(self.directory, _EVENTS)
+            self._logged_errno = None
+            self._hint()
+            while self._directory_identity() == watched:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._period_seconds):
+                        event = await inotify.get()
+                    if Mask.IGNORED in event.mask:
+                        return  # the directory was removed: a new one may have its inode number, not its watch
+                    # The kubelet writes its checkpoint as ``.<random>`` and renames it: only the new name matters.
+                    if event.name and event.name.name.startswith("."):
+                        continue
+                self._hint()
+
+    def _directory_identity(self) -> tuple[int, int]:
+        found = self.directory.stat()
+        return found.st_dev, found.st_ino
+
+    def _hint(self) -> None:
+        for listener in tuple(self._listeners):
+            listener()
+
+    def _log_once(self, error: OSError) -> None:
+        """Log once that the kernel has no watch for us; a missing directory is reported by those who need it."""
+        if isinstance(error, FileNotFoundError | NotADirectoryError) or error.errno == self._logged_errno:
+            return
+        self._logged_errno = error.errno
+        _log.warning(
+            "a restarted kubelet is noticed late: no inotify",
+            extra={
+                "directory": str(self.directory),
+                "error": str(error),
+                "look_every_seconds": self._period_seconds,
+                "remedy": "raise the node's fs.inotify.max_user_instances or max_user_watches",
+            },
+        )
