@@ -41,7 +41,7 @@ from neuron_plugin.plugin.counters import Counters, Latencies
 from neuron_plugin.plugin.inputs import ALLOCATION_KEY, PendingAnswer, reply_for
 from neuron_plugin.plugin.node import Node
 from neuron_plugin.plugin.settings import PluginSettings, TopologyPolicy
-from neuron_plugin.plugin.snapshot import PodEvent, Snapshot, WaitingAssignment, named
+from neuron_plugin.plugin.snapshot import PodEvent, PodWrite, Snapshot, WaitingAssignment, named
 from neuron_plugin.topology import NO_CORES, CoreMask
 
 logger = logging.getLogger(__name__)
@@ -258,7 +258,8 @@ class Allocator:
         """Choose the ids that the next Allocate should carry."""
         request = PreferenceRequest(Resource(resource), _parsed(available), _parsed(must_include), size)
         with self._counted(self._counters.preference_seconds, resource):
-            self._node.look_at_checkpoint()
+            async with self._node.listing:
+                self._node.look_at_checkpoint()
             preference = preference_for(self._snapshot(), request)
             if preference.waiting is None and self._pods and not self._caller_is_known(request):
                 await self._pods.list_pods()
@@ -280,7 +281,7 @@ class Allocator:
         with self._counted(self._counters.allocate_seconds, resource):
             name, numbers = Resource(resource), _parsed(ids)
             request, self._last_request = self._last_request, None
-            own = ()
+            own: tuple[int, ...] = ()
             if request and request.resource is name and set(request.must_include) <= set(numbers):
                 own = request.must_include
             self._node.look_at_checkpoint()
@@ -293,6 +294,22 @@ class Allocator:
                     name, numbers, f"{answer.text}; wanted by {self._candidates_text(name, len(numbers))}"
                 )
             return self._give(name, numbers, answer)
+
+    def log_correction(self, write: PodWrite) -> None:
+        """Remember that a pod's assignment was corrected to what it was given."""
+        snapshot = self._snapshot()
+        for one in snapshot.ledger.of(write.pod.uid):
+            self._record(
+                snapshot,
+                Step.CORRECTED,
+                one.resource,
+                one.mask,
+                write.correction,
+                (),
+                pod=write.pod,
+                container=one.container,
+                usable=NO_CORES,
+            )
 
     def _answer(self, resource: Resource, ids: tuple[int, ...], own: tuple[int, ...]) -> Answer | Conflict:
         snapshot = self._snapshot()

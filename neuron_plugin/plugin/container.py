@@ -1,4 +1,4 @@
-"""What a container is given for its cores: device nodes and environment, or CDI names.
+"""What a container is given for its cores: device nodes and environment, or CDI names and the file they refer to.
 
 From driver 2.12.14 on the runtime finds its devices as ``/dev/neuron0`` and up, and the driver adds the host index of
 the first one to every core it marks; before, both sides spoke host numbers. So the numbering inside a container
@@ -7,14 +7,17 @@ follows the driver, and cores are given relative to the first device in the newe
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from neuron_plugin.allocation import Resource, format_ids
-from neuron_plugin.hardware import DriverVersion
+import msgspec
+
+from neuron_plugin.allocation import NodeInventory, Resource, format_ids
+from neuron_plugin.hardware import GENERATIONS, DriverVersion, parse_driver_version
 from neuron_plugin.kubelet import ContainerAllocation, DeviceNode
-from neuron_plugin.plugin.settings import Numbering
+from neuron_plugin.plugin.settings import Numbering, PluginSettings
 from neuron_plugin.topology import Geometry, Unit, cores_in
 
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
@@ -24,6 +27,8 @@ CDI_KIND = "neuron-plugin.io/device"
 
 FIRST_OFFSET_DRIVER = (2, 12, 14)
 """First driver that adds the offset of the first device (SDK 2.13.2; required by the vendor's plugin 2.16.18)."""
+
+CDI_FILE_NAME = "neuron-plugin.io-device.json"
 
 _PERMISSIONS = "rw"
 
@@ -47,6 +52,24 @@ def resolve_numbering(setting: Numbering, driver: DriverVersion | None) -> Numbe
     if setting is not Numbering.AUTO:
         return setting
     return Numbering.CONTAINER if driver and driver.at_least(*FIRST_OFFSET_DRIVER) else Numbering.HOST
+
+
+@lru_cache(maxsize=64)
+def _style(settings: PluginSettings, driver: str, device_name: str, logical_core_size: int) -> ContainerStyle:
+    generation = GENERATIONS.get(device_name)
+    has_lnc = generation is not None and generation.largest_logical_core_size > 1
+    return ContainerStyle(
+        numbering=resolve_numbering(settings.numbering, parse_driver_version(driver) if driver else None),
+        dev=settings.dev,
+        logical_core_size=logical_core_size if has_lnc else None,
+        visible_devices_env=settings.visible_devices_env,
+        cdi=settings.cdi,
+    )
+
+
+def container_style(settings: PluginSettings, inventory: NodeInventory) -> ContainerStyle:
+    """How sets of this node are presented in containers."""
+    return _style(settings, inventory.driver_version, inventory.device_name, inventory.logical_core_size)
 
 
 @lru_cache(maxsize=1024)
@@ -132,3 +155,22 @@ def _cdi_name(host: int, inside: int) -> str:
 
 def _cdi_node(node: DeviceNode) -> dict[str, str]:
     return {"path": node.container_path, "hostPath": node.host_path, "permissions": node.permissions}
+
+
+def write_cdi_specification(directory: Path, specification: dict[str, object]) -> bool:
+    """Write the file as a whole, by a rename, unless it says this already; whether it was written.
+
+    Runtimes read the directory again at each container. It is on tmpfs and other programs write there, so the daemon
+    calls this every few seconds.
+
+    Raises:
+        OSError: the directory cannot be made or written.
+    """
+    path, text = directory / CDI_FILE_NAME, msgspec.json.encode(specification)
+    if path.is_file() and path.read_bytes() == text:
+        return False
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    unfinished.write_bytes(text)
+    unfinished.replace(path)
+    return True

@@ -42,7 +42,7 @@ class Counters:
     allocations: Counter[str] = field(default_factory=Counter)
     corrections: int = 0
     health_transitions: Counter[tuple[int, str]] = field(default_factory=Counter)
-    watch_restarts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    watch_restarts: Counter[tuple[str, ...]] = field(default_factory=Counter)
     lists: Counter[str] = field(default_factory=Counter)
     allocate_seconds: dict[str, Latencies] = field(default_factory=dict)
     preference_seconds: dict[str, Latencies] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from neuron_plugin.allocation import format_ids
 from neuron_plugin.cluster import ApiRequest, ObjectReference, create_event
 from neuron_plugin.hardware import Severity
 from neuron_plugin.plugin.health import HealthState, Transition
-from neuron_plugin.plugin.report import REPORTER
+from neuron_plugin.plugin.publisher import REPORTER
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from neuron_plugin.allocation import NodeInventory, PodReference, PodUid, Resource
+from neuron_plugin.backoff import steady_seconds
 from neuron_plugin.kubelet import Advertisement, Checkpoint, CheckpointError, PodDevices
 from neuron_plugin.plugin.inputs import (
     AllocationKey,
@@ -35,6 +35,10 @@ _NEVER_READ = object()
 
 REWRITE_SECONDS = 1.0
 """How long the kubelet may take to write its memory after a message of ours: some 2-30 ms where the disk is idle."""
+
+
+UNKNOWN_SECONDS = 10.0
+"""How long the kubelet is not shown what an unknown pod has open: the pods may not be listed yet."""
 
 
 class CheckpointSource(Protocol):
@@ -61,7 +65,6 @@ class NodeOptions:
     resources: tuple[Resource, ...] = tuple(Resource)
     cluster: bool = True
     hold_down_seconds: float = 30.0
-    numa_nodes: tuple[int, ...] = ()
 
 
 class Node:
@@ -72,11 +75,15 @@ class Node:
         checkpoint: CheckpointSource,
         cgroups: PodCgroups,
         options: NodeOptions | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = steady_seconds,
     ) -> None:
         self.options = options or NodeOptions()
         self.clock = clock
         self.changed = asyncio.Event()
+        self.listing = asyncio.Lock()
+        """Held while PodResources is listed: a preference is answered only afterwards (kubernetes#137534)."""
+        self.numa_nodes: tuple[int, ...] = ()
+        """The NUMA node of each device; empty where none is to be advertised."""
         self.advertisements = {resource: Advertisement() for resource in self.options.resources}
         self._checkpoint = checkpoint
         self._cgroups = cgroups
@@ -211,7 +218,9 @@ class Node:
         until = now + self.options.hold_down_seconds if not self.options.cluster else float("inf")
         left = CoreMask(mask & ~derive(self._inputs).ledger.used_mask)
         if left:
-            one = HoldDown(PodReference(uid, "", ""), left, now, now, now, until, reason, unknown=True)
+            one = HoldDown(
+                PodReference(uid, "", ""), left, now, now, now + UNKNOWN_SECONDS, until, reason, unknown=True
+            )
             self._replace(replace(self._inputs, hold_downs=(*self._inputs.hold_downs, one)))
 
     def look_again(self) -> None:
@@ -229,7 +238,7 @@ class Node:
         snapshot = self.snapshot
         if snapshot:
             for resource, advertisement in self.advertisements.items():
-                advertisement.publish(snapshot.advertised(resource, self.options.numa_nodes))
+                advertisement.publish(snapshot.advertised(resource, self.numa_nodes))
 
     @property
     def rewrite_is_due(self) -> bool:

@@ -110,14 +110,13 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     proc: Annotated[
         Path, Meta(description="the host's /proc, to see whose processes have a device open; needs hostPID or a mount")
     ] = Path("/proc")
-    quarantine_seconds: Annotated[
+    cgroup: Annotated[
+        Path, Meta(description="the host's cgroups, to see when no process of an ended pod lives any more")
+    ] = Path("/sys/fs/cgroup")
+    hold_down_seconds: Annotated[
         float,
-        Meta(ge=0, le=600, description="how long a vanished pod's devices rest where its processes cannot be seen"),
+        Meta(ge=0, le=600, description="how long devices of a deleted pod rest where its cgroup cannot be seen"),
     ] = 30.0
-    pre_start_gate: Annotated[
-        bool,
-        Meta(description="hold containers while their device is in use or reset; none can restart without the plugin"),
-    ] = False
     numa_hints: Annotated[
         bool, Meta(description="tell the kubelet each device's NUMA node; it then may choose without asking")
     ] = False
@@ -126,9 +125,7 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = 10.0
     kmsg: Annotated[
         Path | None,
-        Meta(
-            description="kernel log for hardware errors: a simulated one, else read by syslog(2); kmsg in DEV if not given"
-        ),
+        Meta(description="kernel log for hardware errors: a simulated file, else syslog(2); kmsg in DEV if not given"),
     ] = None
     node_condition: Annotated[
         str,

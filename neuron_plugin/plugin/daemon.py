@@ -1,0 +1,450 @@
+"""The node daemon: hardware in, devices out to the kubelet, assignments in from the cluster.
+
+Each job replaces one input of the node, or publishes what follows from all of them; they meet in ``Node``. Start-up is
+in the order of what a pod needs: the hardware, what the kubelet has recorded, registration. The API server's client
+and the HTTP server are slow to import and come after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+
+from neuron_plugin.allocation import NodeInventory, PodUid
+from neuron_plugin.backoff import Backoff
+from neuron_plugin.cluster import ApiServer, ConnectionSettingsError, KubernetesApi, connect
+from neuron_plugin.hardware import (
+    InventoryWatcher,
+    MachinePaths,
+    WatchPeriods,
+    has_kernel_threads,
+    is_populated,
+    look_at_processes,
+    open_uevents,
+    read_inventory,
+)
+from neuron_plugin.http_server import serve_status
+from neuron_plugin.kubelet import (
+    CHECKPOINT,
+    KUBELET_SOCKET,
+    CheckpointFile,
+    DevicePluginServer,
+    DirectoryWatch,
+    KubeletCounters,
+    PodResourcesAbsentError,
+    PodResourcesClient,
+    PodResourcesError,
+    ServiceOptions,
+    WatchedPluginServer,
+    identity_of,
+)
+from neuron_plugin.plugin.allocator import RECONSIDER_SECONDS, Allocator
+from neuron_plugin.plugin.container import CDI_FILE_NAME, cdi_specification, container_style, write_cdi_specification
+from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.health_watch import HealthWatch
+from neuron_plugin.plugin.node import REWRITE_SECONDS, Node, NodeOptions
+from neuron_plugin.plugin.node_inventory import node_inventory
+from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease
+from neuron_plugin.plugin.pod_watch import CONNECT_SECONDS, PodWatch
+from neuron_plugin.plugin.publisher import Publisher
+from neuron_plugin.plugin.settings import PluginSettings, Registration
+from neuron_plugin.plugin.snapshot import pods_of_kubelet_alone
+from neuron_plugin.plugin.status import PluginStatus
+from neuron_plugin.topology import Catalogue, CoreMask
+
+logger = logging.getLogger(__name__)
+
+TURN_SECONDS = 0.25
+"""Between two looks at what changes without an event: cgroups, time, a checkpoint on a file system without inotify."""
+QUIET_SECONDS = 1.0
+"""PodResources List makes the kubelet forget the reservations of an Allocate that is under way (kubernetes#137534), so
+it is asked only when the kubelet has asked us nothing for so long."""
+EMPTY_SECONDS = 5.0
+"""How long a pod's cgroup must be empty before the kubelet is asked whether it still knows the pod."""
+BLIND_SECONDS = 30.0
+"""Between two such questions where cgroups cannot be seen."""
+START_LOOK_SECONDS = 5.0
+"""For the look at open devices before the first is offered: very many open files must not keep a node from serving."""
+UNDER_WAY_SECONDS = 0.3
+"""Until a binding that the extender sent before it heard of our end has reached us and the kubelet."""
+LEAVE_SECONDS = 1.6
+"""For closing the node and for admitting pods that are bound here already. A plugin that is told to end has ended
+within two seconds."""
+CONNECT_RETRY_SECONDS = 10.0
+"""Between two looks for usable API server settings: a service account's files may come late."""
+LONGEST_PAUSE_SECONDS = 60.0
+"""Between two starts of a job that fails."""
+REPEAT_SECONDS = 600.0
+"""Between two times the Node object is written where no Lease shows that it was created again."""
+
+
+class CgroupTree:
+    """The pods' cgroups under one root."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def is_populated(self, uid: str) -> bool | None:
+        """Whether a process of the pod lives; None where cgroups cannot be seen."""
+        return is_populated(self._root, uid)
+
+
+class NodeDaemon:
+    """The daemon of one node; ``run`` ends when ``stop`` is set."""
+
+    def __init__(self, settings: PluginSettings, types: Catalogue) -> None:
+        self._settings = settings
+        self._types = types
+        resources = tuple(name.resource for name in settings.resources)
+        self.counters = Counters()
+        kubelet_counters = KubeletCounters()
+        self.node = Node(
+            CheckpointFile(settings.kubelet_dir / CHECKPOINT, [resource.value for resource in resources]),
+            CgroupTree(settings.cgroup),
+            NodeOptions(resources, settings.cluster, settings.hold_down_seconds),
+        )
+        self.publisher = Publisher(settings.node_name)
+        deadline = settings.decision_deadline_seconds
+        own_uid = os.environ.get("POD_UID", "")
+        self.pods = (
+            PodWatch(self.node, settings.node_name, own_uid, deadline, self.counters) if settings.cluster else None
+        )
+        self.lease = NodeLease(
+            settings.lease_namespace,
+            settings.node_name,
+            LeaseTimes(settings.lease_duration_seconds, settings.lease_renew_seconds),
+        )
+        self.allocator = Allocator(self.node, settings, self.pods, self.counters)
+        self._hardware_changed = asyncio.Event()
+        self._found = asyncio.Event()
+        self._rejudged = asyncio.Event()
+        self.health = HealthWatch(settings, self._rejudged.set, self.publisher if settings.cluster else None)
+        self._pod_resources = PodResourcesClient(settings.pod_resources_socket)
+        self._kubelet_watch = DirectoryWatch(settings.kubelet_dir)
+        watcher = settings.registration is Registration.WATCHER
+        self._registry_watch = DirectoryWatch(settings.plugins_registry) if watcher else self._kubelet_watch
+        waits = CONNECT_SECONDS + 2 * deadline + REWRITE_SECONDS + RECONSIDER_SECONDS
+        server = WatchedPluginServer if watcher else DevicePluginServer
+        self.servers = [
+            server(
+                resource.value,
+                self.allocator,
+                advertisement,
+                self._registry_watch,
+                counters=kubelet_counters,
+                on_change=self.node.changed.set,
+                options=ServiceOptions(preference_deadline_seconds=waits + 0.5),
+                other_route=settings.kubelet_dir if watcher else settings.plugins_registry,
+            )
+            for resource, advertisement in self.node.advertisements.items()
+        ]
+        self.status = PluginStatus(
+            self.node,
+            self.servers,
+            self.health,
+            self.allocator.decisions,
+            self.counters,
+            kubelet_counters,
+            pods=self.pods,
+            writes=self.publisher.queue if settings.cluster else None,
+        )
+        self._api: KubernetesApi | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop`` is set; then close the node, serve the pods that are bound here already, and end."""
+        jobs: dict[str, Callable[[], Awaitable[None]]] = {
+            "hardware": self._follow_hardware,
+            "health": self.health.run,
+            "kubelet": self._serve,
+            "publish": self._publish_changes,
+            "turns": self._take_turns,
+            "pod resources": self._ask_pod_resources,
+        }
+        if self._settings.cluster:
+            jobs["cluster"] = self._follow_cluster
+        if self._settings.health_port:
+            jobs["status"] = partial(
+                serve_status, self.status, self._settings.health_address, self._settings.health_port
+            )
+        if self._settings.cdi:
+            jobs["cdi"] = self._keep_cdi_specification
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(keep_running(name, job), name=name) for name, job in jobs.items()]
+            await stop.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_SECONDS):
+                    await self._close_the_node()
+            await asyncio.gather(*(server.stop() for server in self.servers))
+            for task in tasks:
+                task.cancel()
+
+    # The inputs.
+
+    async def _follow_hardware(self) -> None:
+        """Every look at the hardware that differs from the last, and every change of its health, into the node."""
+        paths = MachinePaths(self._settings.sysfs, self._settings.dev, self._settings.logical_core_file)
+        read = partial(read_inventory, paths, environ=os.environ, types=self._types)
+        changed = self._hardware_changed
+        with closing(await open_uevents(changed)) as uevents, self.health.listening(paths.sysfs, changed, uevents):
+            watcher = InventoryWatcher(read, changed, WatchPeriods(rescan_seconds=self._settings.rescan_seconds))
+            judging = asyncio.create_task(self._follow_health(), name="health changes")
+            try:
+                async for inventory in watcher.changes():
+                    self.health.look(inventory)
+                    self._see_hardware()
+            finally:
+                judging.cancel()
+
+    async def _follow_health(self) -> None:
+        while True:
+            await self._rejudged.wait()
+            self._rejudged.clear()
+            self._see_hardware()
+
+    def _see_hardware(self) -> None:
+        if self.health.inventory is None:
+            return
+        before = self.node.snapshot.inventory if self.node.snapshot else None
+        after = node_inventory(
+            before, self.health.inventory, self._types, self._settings.instance_type, self.health.unhealthy
+        )
+        if after is None or after == before:
+            return
+        if self._settings.numa_hints:
+            known = self._types.get(after.geometry.instance_type)
+            self.node.numa_nodes = known.numa_nodes if known else ()
+        self._log_hardware(before, after)
+        self.node.see_inventory(after)
+        self._found.set()
+
+    def _log_hardware(self, before: NodeInventory | None, after: NodeInventory) -> None:
+        was = before.unhealthy if before else {}
+        self.counters.health_transitions.update((device, "unhealthy") for device in after.unhealthy.keys() - was.keys())
+        self.counters.health_transitions.update((device, "healthy") for device in was.keys() - after.unhealthy.keys())
+        logger.info(
+            "hardware",
+            extra={
+                "instance_type": after.geometry.instance_type,
+                "devices": len(after.listed),
+                "cores": after.geometry.devices_mask(after.listed).bit_count(),
+                "unhealthy": dict(after.unhealthy) or "none",
+            },
+        )
+
+    async def _follow_cluster(self) -> None:
+        """Connect; then keep this node's pods, the Lease and the write queue going until cancelled."""
+        if self.pods is None:
+            return
+        reported = ""
+        while self._api is None:
+            try:
+                self._api = await connect(self._settings.kubeconfig)
+            except ConnectionSettingsError as error:
+                if str(error) != reported:
+                    logger.warning("not connected to the API server", extra={"error": str(error)})
+                reported = str(error)
+                self.pods.tried.set()
+                await asyncio.sleep(CONNECT_RETRY_SECONDS)
+        try:
+            async with self._api as api, asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.pods.run(api), name="pods")
+                tasks.create_task(self.publisher.queue.run(api), name="writes")
+                tasks.create_task(self._repeat_node_writes(), name="node object")
+                if self._settings.node_lease:
+                    tasks.create_task(self.lease.run(api), name="lease")
+        finally:
+            self._api = None
+
+    async def _repeat_node_writes(self) -> None:
+        """Write on the Node object again when it was created again, which the Lease shows; else now and then."""
+        seen, last = self.lease.created_again, time.monotonic()
+        while True:
+            await asyncio.sleep(1.0)
+            overdue = not self._settings.node_lease and time.monotonic() - last >= REPEAT_SECONDS
+            if self.lease.created_again != seen or overdue:
+                seen, last = self.lease.created_again, time.monotonic()
+                self.publisher.tell_of_node_again()
+
+    async def _take_turns(self) -> None:
+        """What changes without an event, and what is due; some microseconds if nothing is."""
+        while True:
+            await asyncio.sleep(TURN_SECONDS)
+            self.node.look_at_checkpoint()
+            self.node.look_again()
+            if self.node.rewrite_is_due and any(server.registered.is_set() for server in self.servers):
+                await self.node.rewrite()
+
+    async def _ask_pod_resources(self) -> None:
+        """Ask the kubelet for its pods: in place of a checkpoint that cannot be read, and about pods that seem over.
+
+        The kubelet forgets an ended pod only when something is allocated or its pods are listed. A pod whose end no
+        API server tells would stay in the checkpoint for ever.
+        """
+        empty_since: dict[PodUid, float] = {}
+        listed_at = float("-inf")
+        while True:
+            await asyncio.sleep(QUIET_SECONDS)
+            snapshot, now = self.node.snapshot, self.node.clock()
+            if snapshot is None or self.allocator.calls_under_way or now - self.allocator.last_call < QUIET_SECONDS:
+                continue
+            tree = CgroupTree(self._settings.cgroup)
+            alive = {uid: tree.is_populated(uid) for uid in pods_of_kubelet_alone(snapshot.inputs)}
+            empty_since = {uid: empty_since.get(uid, now) for uid, populated in alive.items() if populated is False}
+            empty = any(now - since >= EMPTY_SECONDS for since in empty_since.values())
+            blind = any(populated is None for populated in alive.values())
+            unreadable = bool(snapshot.inputs.recorded.unreadable)
+            if unreadable or ((empty or blind) and now - listed_at >= (EMPTY_SECONDS if empty else BLIND_SECONDS)):
+                listed_at = now
+                try:
+                    await self._list_pod_resources()
+                    if not unreadable:
+                        await self.node.rewrite()
+                except PodResourcesError as error:
+                    logger.debug("PodResources not listed", extra={"error": str(error)})
+
+    async def _list_pod_resources(self) -> None:
+        """List the kubelet's pods; they count only where the checkpoint cannot be read."""
+        async with self.node.listing:
+            began = self.node.clock()
+            listed = await self._pod_resources.list()
+        if self.node.recorded.unreadable:
+            self.node.see_listed(listed, began)
+
+    # What goes out.
+
+    async def _serve(self) -> None:
+        """Once there is a device: learn who has what, advertise, and keep every resource registered."""
+        await self._found.wait()
+        while self.node.recorded.unreadable:
+            try:
+                await self._list_pod_resources()
+                break
+            except PodResourcesAbsentError:
+                break  # without a kubelet nothing can be offered either
+            except PodResourcesError as error:
+                logger.warning("nothing is offered until the kubelet says who has what", extra={"error": str(error)})
+                await asyncio.sleep(QUIET_SECONDS)
+        await self._look_for_unknown_pods()
+        self.node.advertise()
+        kubelet = identity_of(self._settings.kubelet_dir / KUBELET_SOCKET)
+
+        def look_at_directory() -> None:
+            nonlocal kubelet
+            seen = identity_of(self._settings.kubelet_dir / KUBELET_SOCKET)
+            if seen and seen != kubelet:
+                kubelet = seen
+                self.node.kubelet_restarted()
+            self.node.look_at_checkpoint()
+
+        with self._kubelet_watch.listening(look_at_directory):
+            async with asyncio.TaskGroup() as tasks:
+                for watch in {self._kubelet_watch, self._registry_watch}:
+                    tasks.create_task(watch.run(), name=f"watch {watch.directory}")
+                for server in self.servers:
+                    tasks.create_task(server.run(), name=f"register {server.resource}")
+
+    async def _look_for_unknown_pods(self) -> None:
+        """Hold down what processes of pods have open that neither the API server nor the checkpoint names.
+
+        Such a pod may have been deleted by force while the plugin was away. A pod that only watches devices is known
+        to the API server, and is let off when its pods are listed.
+        """
+        snapshot, settings = self.node.snapshot, self._settings
+        if snapshot is None:
+            return
+        nodes = {settings.dev / f"neuron{device}": device for device in snapshot.inventory.listed}
+        try:
+            async with asyncio.timeout(START_LOOK_SECONDS):
+                whole = has_kernel_threads(settings.proc)
+                look = await asyncio.to_thread(look_at_processes, list(nodes), settings.proc, whole_machine=whole)
+        except TimeoutError:
+            logger.warning("offering devices without a look at who has them open")
+            return
+        opened: Counter[str] = Counter()
+        for node, processes in look.processes.items():
+            for process in processes:
+                if process.uses and process.pod_uid:
+                    opened[process.pod_uid] |= snapshot.inventory.geometry.devices_mask((nodes[node],))
+        known = {key.uid for key in snapshot.inputs.recorded.entries} | set(self.node.pods.by_kubelet_uid)
+        for uid, mask in opened.items():
+            if uid not in known:
+                self.node.hold_down(PodUid(uid), CoreMask(mask), f"processes of the unknown pod with UID {uid} use it")
+
+    async def _publish_changes(self) -> None:
+        """Show the kubelet and the cluster what has changed; several changes of one moment go out once."""
+        while True:
+            await self.node.changed.wait()
+            self.node.changed.clear()
+            self.node.advertise()
+            self.lease.serve(serving=any(server.registered.is_set() for server in self.servers))
+            snapshot = self.node.snapshot
+            if snapshot is None:
+                continue
+            if self._settings.cluster:
+                self.publisher.publish(snapshot)
+                self._log_corrections()
+            while self.allocator.events:
+                self.publisher.report([self.allocator.events.popleft()])
+
+    def _log_corrections(self) -> None:
+        for write in self.publisher.corrections:
+            self.counters.corrections += 1
+            self.allocator.log_correction(write)
+        self.publisher.corrections.clear()
+
+    async def _keep_cdi_specification(self) -> None:
+        reported = ""
+        while True:
+            snapshot = self.node.snapshot
+            try:
+                if snapshot:
+                    style = container_style(self._settings, snapshot.inventory)
+                    specification = cdi_specification(snapshot.inventory.geometry, style)
+                    if write_cdi_specification(self._settings.cdi_dir, specification):
+                        path = str(self._settings.cdi_dir / CDI_FILE_NAME)
+                        logger.info("wrote the CDI specification", extra={"path": path})
+                reported = ""
+            except OSError as error:
+                if str(error) != reported:
+                    logger.warning("cannot write the CDI specification", extra={"error": str(error)})
+                reported = str(error)
+            await asyncio.sleep(5.0)
+
+    async def _close_the_node(self) -> None:
+        """Give the Lease up; then serve the pods bound here before, which the kubelet would reject without us."""
+        api: ApiServer | None = self._api
+        if api is None or not self._settings.node_lease or not await self.lease.give_up(api):
+            return
+        await asyncio.sleep(UNDER_WAY_SECONDS)
+        while self.node.snapshot and self.node.snapshot.waiting:  # noqa: ASYNC110 - it ends by the kubelet's calls
+            await asyncio.sleep(0.02)
+
+
+async def keep_running(
+    name: str, job: Callable[[], Awaitable[None]], *, chance: Callable[[], float] = random.random
+) -> None:
+    """Run ``job`` until it returns; after an error of any kind log it, wait and run it again.
+
+    One job's unforeseen error must not take the node's devices away. The wait grows with each error, and begins at a
+    second again once the job has run for longer than the longest. ``chance`` gives numbers from 0 to 1.
+    """
+    loop = asyncio.get_running_loop()
+    backoff = Backoff(chance, first_seconds=1.0, longest_seconds=LONGEST_PAUSE_SECONDS)
+    while True:
+        began = loop.time()
+        try:
+            return await job()
+        except Exception:
+            if loop.time() - began > LONGEST_PAUSE_SECONDS:
+                backoff.reset()
+            pause = backoff.next_seconds()
+            logger.exception("a job failed and is started again", extra={"job": name, "in_seconds": pause})
+        await asyncio.sleep(pause)

@@ -1,0 +1,89 @@
+"""From what sysfs shows at one moment to what the node has.
+
+Between two looks a device may vanish or the driver may be reloaded. What was listed once stays listed, as unhealthy:
+the kubelet treats a device that leaves the list worse than a sick one. It shows the device as healthy in its pod's
+status, and reads its topology without a nil check (pkg/kubelet/cm/devicemanager).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from neuron_plugin.allocation import NodeInventory
+from neuron_plugin.hardware import MISSING, Inventory
+from neuron_plugin.topology import Catalogue, DeviceId, Geometry, Topology, geometry_of
+
+
+def node_inventory(
+    before: NodeInventory | None,
+    seen: Inventory,
+    types: Catalogue,
+    instance_type: str,
+    unhealthy: Mapping[int, str],
+) -> NodeInventory | None:
+    """What the node has after a look that shows ``seen``; None while no device was ever found.
+
+    ``instance_type`` is used where the machine does not name its own. ``unhealthy`` says which devices must not be
+    handed out, and why. Core ids are never re-interpreted: with another number of cores per device the node is taken
+    as it is seen now.
+    """
+    latest = _as_seen(seen, types, instance_type, unhealthy)
+    if before is None or (latest and latest.geometry.cores_per_device != before.geometry.cores_per_device):
+        return latest
+    gone = {device: MISSING for device in before.listed if latest is None or device not in latest.listed}
+    if latest is None:
+        return replace(before, present=(), unhealthy=gone)
+    return replace(
+        latest,
+        geometry=max(latest.geometry, before.geometry, key=_completeness),
+        unhealthy={**latest.unhealthy, **gone},
+    )
+
+
+def _as_seen(
+    seen: Inventory, types: Catalogue, instance_type: str, unhealthy: Mapping[int, str]
+) -> NodeInventory | None:
+    """One look by itself. The devices that a known type should have and has not are listed as missing.
+
+    A pod may have held such a device a moment ago, and a request for the whole node must not succeed without it.
+    """
+    if not seen.devices:
+        return None
+    geometry = geometry_of(
+        types,
+        seen.instance_type or instance_type,
+        device_ids=seen.device_ids,
+        cores_per_device=seen.cores_per_device,
+        links={int(device): frozenset(map(int, linked)) for device, linked in seen.links.items()},
+    )
+    nominal = range(geometry.device_count) if geometry.instance_type in types else ()
+    skipped = {int(device.id): device.reason for device in seen.skipped}
+    present = tuple(map(int, seen.device_ids))
+    absent = {device: skipped.get(device, MISSING) for device in nominal if DeviceId(device) not in seen.device_ids}
+    server = seen.ultraserver
+    return NodeInventory(
+        geometry=geometry,
+        present=present,
+        unhealthy={**{device: why for device, why in unhealthy.items() if device in present}, **absent},
+        device_name=seen.device_name,
+        driver_version=seen.driver_version.text if seen.driver_version else "",
+        logical_core_size=seen.logical_core_size.size,
+        physical_cores_per_device=seen.physical_cores_per_device,
+        ultraserver={
+            name: value
+            for name, value in (
+                ("mode", server.mode if server else ""),
+                ("serverId2", server.server_id_2 if server else ""),
+                ("nodeId2", server.node_id_2 if server else ""),
+                ("serverId4", server.server_id_4 if server else ""),
+                ("nodeId4", server.node_id_4 if server else ""),
+            )
+            if value
+        },
+    )
+
+
+def _completeness(geometry: Geometry) -> tuple[int, bool]:
+    """How much a geometry says: the driver lists no links while a device is missing."""
+    return geometry.device_count, geometry.topology is not Topology.UNLINKED

@@ -1,0 +1,153 @@
+"""A Lease that says: this node's plugin serves.
+
+The extender leaves out a node whose Lease has expired, and frees nothing there. So the Lease is renewed only while the
+kubelet follows a resource: a plugin that merely runs is of no use to a pod. The Node object owns the Lease.
+
+At SIGTERM the Lease is given up: the kubelet reports its devices gone only with its next node status, up to 10 s later,
+and a pod that is bound in between fails at its admission. It is not deleted: a node without a Lease is not judged, as
+those of the vendor's plugin. ``uninstall`` deletes it.
+
+A write without an answer may land later. So a renewal names the version of the Lease that was seen last, and the Lease
+is created without a holder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from neuron_plugin.cluster import (
+    LEASES,
+    MERGE_PATCH,
+    NODES,
+    ApiError,
+    ApiRequest,
+    ApiServer,
+    ClusterError,
+    Lease,
+    LeaseName,
+    ObjectReference,
+    claim_lease,
+    create_lease,
+    read_node,
+    renew_lease,
+    send,
+    utc_now,
+)
+
+logger = logging.getLogger(__name__)
+
+GIVE_UP_SECONDS = 1.2
+"""For giving up. The plugin serves meanwhile; a lost write leaves the node open for as long as the Lease lasts."""
+LEASE_PREFIX = "neuron-plugin-"
+"""The extender takes the node's name from what follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """How long a Lease is good for, and how often it is renewed, in seconds."""
+
+    duration: float
+    renew: float
+
+
+def node_lease(namespace: str, node: str) -> LeaseName:
+    """The Lease of one node's plugin, as it is while the plugin serves."""
+    return LeaseName(namespace, f"{LEASE_PREFIX}{node}", holder=node)
+
+
+class NodeLease:
+    """Renews the Lease of ``node`` while ``serving``.
+
+    ``created_again`` counts how often the Lease had gone and was created again. It goes with its node, and so did
+    everything else that was written there.
+    """
+
+    def __init__(self, namespace: str, node: str, times: LeaseTimes) -> None:
+        self.serving = False
+        self.created_again = 0
+        self._lease = node_lease(namespace, node)
+        self._node = node
+        self._times = times
+        self._seen: Lease | None = None
+        self._was_there = False
+        self._ended = False
+        self._due = asyncio.Event()
+        self._failing = False
+
+    def serve(self, *, serving: bool) -> None:
+        """Say whether the kubelet follows a resource; when that begins, renew at once: pods may come at once."""
+        if serving and not self.serving:
+            self._due.set()
+        self.serving = serving and not self._ended
+
+    async def run(self, api: ApiServer) -> NoReturn:
+        """Renew until cancelled; what fails is tried again at the next turn."""
+        while True:
+            self._due.clear()
+            if self.serving:
+                try:
+                    await self._renew(api)
+                    self._failing = False
+                except ClusterError as error:
+                    if not self._failing:
+                        logger.warning("cannot renew the Lease", extra={"node": self._node, "error": str(error)})
+                    self._failing = True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._times.renew):
+                    await self._due.wait()
+
+    async def give_up(self, api: ApiServer) -> bool:
+        """Have the extender close the node now, and never renew again. Whether the API server has answered.
+
+        Without an answer the node is closed when the Lease expires.
+        """
+        self._ended, self.serving = True, False
+        without_holder = replace(self._lease, holder="")
+        try:
+            await send(
+                api,
+                renew_lease(without_holder, duration_seconds=self._times.duration, now=utc_now()),
+                timeout_seconds=GIVE_UP_SECONDS,
+            )
+        except ClusterError as error:
+            logger.debug("the Lease was not given up", extra={"node": self._node, "error": repr(error)})
+            return False
+        return True
+
+    async def _renew(self, api: ApiServer) -> None:
+        try:
+            await self._claim(api)
+        except ApiError as error:
+            if not (error.missing or error.other_object):
+                raise
+            await self._claim(api)  # it is not the Lease that was seen last, which is forgotten now
+
+    async def _claim(self, api: ApiServer) -> None:
+        """Renew the version that was seen last. Until there is an answer it is not known which version there is."""
+        seen = self._seen or await self._look(api)
+        self._seen = None
+        if self.serving:
+            renewal = claim_lease(self._lease, seen, duration_seconds=self._times.duration, now=utc_now())
+            self._seen = await self._sent(api, renewal)
+
+    async def _look(self, api: ApiServer) -> Lease:
+        """The Lease as it is: a patch that changes nothing needs no right to read."""
+        try:
+            look = ApiRequest("PATCH", self._lease.path, body={"metadata": {}}, content_type=MERGE_PATCH)
+            seen = await self._sent(api, look)
+        except ApiError as error:
+            if not error.missing:
+                raise
+            node = NODES.decode(await send(api, read_node(self._node), timeout_seconds=self._times.renew))
+            lease = replace(self._lease, holder="", owner=ObjectReference("Node", node.name, node.uid, "v1"))
+            seen = await self._sent(api, create_lease(lease, duration_seconds=self._times.duration, now=utc_now()))
+            self.created_again += self._was_there
+        self._was_there = True
+        return seen
+
+    async def _sent(self, api: ApiServer, request: ApiRequest) -> Lease:
+        return LEASES.decode(await send(api, request, timeout_seconds=self._times.renew))

@@ -1,0 +1,88 @@
+"""This node's pods, from the API server into the node's inputs.
+
+All pods of the node are kept, not only those that ask for Neuron: a process that has a device open belongs to a known
+pod or to none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from neuron_plugin.allocation import NeuronPod, PodUid, neuron_pod
+from neuron_plugin.cluster import PODS, ApiServer, ClusterError, Pod, Reflector, Scope
+from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.inputs import NodePods
+from neuron_plugin.plugin.node import Node
+
+logger = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 10.0
+"""For loading the client and its settings, once; 0.3 s on an idle machine, 3 s seen on a busy one."""
+
+
+class PodWatch:
+    """Follows the pods of one node for as long as ``run`` runs.
+
+    ``own_uid`` is the plugin's own pod: a LIST without it is of another node, or filtered, and proves nothing. Empty
+    where the plugin does not run in a pod.
+    """
+
+    def __init__(self, node: Node, node_name: str, own_uid: str, deadline_seconds: float, counters: Counters) -> None:
+        self.tried = asyncio.Event()
+        """Set once a connection was tried."""
+        self._node = node
+        self._scope = Scope(field_selector=f"spec.nodeName={node_name}")
+        self._own_uid = own_uid
+        self._deadline_seconds = deadline_seconds
+        self._counters = counters
+        self._reflector: Reflector[Pod, NeuronPod] | None = None
+
+    @property
+    def age_seconds(self) -> float | None:
+        """How long ago the API server was last heard from; None before the first connection."""
+        return self._reflector.age_seconds() if self._reflector else None
+
+    async def run(self, api: ApiServer) -> None:
+        """Follow the pods until cancelled."""
+        self._reflector = Reflector(api, PODS, neuron_pod, scope=self._scope, observer=self)
+        self._reflector.subscribe(self._changed)
+        self.tried.set()
+        try:
+            await self._reflector.run()
+        finally:
+            self._reflector = None
+
+    async def list_pods(self) -> None:
+        """Take in this node's pods as the API server knows them now; returns quietly at the deadline.
+
+        The plugin offers devices before its client is loaded. The first of these calls therefore waits for the client.
+        """
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self.tried.wait()
+            if self._reflector:
+                await self._reflector.list_consistently(self._deadline_seconds)
+        except (ClusterError, TimeoutError) as error:
+            logger.warning("answering without a LIST of pods", extra={"error": str(error) or "not connected yet"})
+
+    # What the reflector reports.
+
+    def listed(self, kind: str, records: int, seconds: float) -> None:  # noqa: ARG002 - the reflector's protocol
+        """A complete list is in."""
+        self._counters.lists[kind] += 1
+        if self._reflector:
+            values = self._reflector.values
+            began_at = self._reflector.listed_at if not self._own_uid or self._own_uid in values else None
+            self._node.see_pods(self._node.pods.with_list(values.values(), began_at))
+
+    def interrupted(self, kind: str, cause: str, wait_seconds: float) -> None:  # noqa: ARG002 - as above
+        """A list or watch ended."""
+        self._counters.watch_restarts[kind, cause] += 1
+
+    def _changed(self, uid: str, old: NeuronPod | None, new: NeuronPod | None) -> None:
+        pods: NodePods = self._node.pods
+        if new is None:
+            self._node.see_pods(pods.without(PodUid(uid), stopped=old is not None and old.ended))
+        else:
+            self._node.see_pods(pods.with_pod(new))

@@ -1,0 +1,267 @@
+"""Everything that the node daemon writes to the API server: one queue, filled from snapshots.
+
+Nobody waits for it. A snapshot says what pods and node should say; what differs from what was last queued goes into the
+queue, and the newest request on a subject replaces an unsent older one. Silence is tried again. A refusal is final,
+except "not permitted": rights may come after the daemon, so such a request is set aside and tried again now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+
+from neuron_plugin.allocation import (
+    ALLOC_TIME_KEY,
+    INVENTORY_KEY,
+    NodeInventory,
+    PodUid,
+    write_inventory,
+)
+from neuron_plugin.backoff import Backoff
+from neuron_plugin.cluster import (
+    ApiError,
+    ApiRequest,
+    ApiServer,
+    ClusterError,
+    Node,
+    ObjectReference,
+    annotate_pod,
+    create_event,
+    describe_node,
+    send,
+    utc_now,
+)
+from neuron_plugin.hardware import GENERATIONS
+from neuron_plugin.plugin.snapshot import PodEvent, PodWrite, Snapshot
+
+logger = logging.getLogger(__name__)
+
+REPORTER = "neuron-plugin.io/plugin"
+"""The reporting controller of all events."""
+
+TIMEOUT_SECONDS = 10.0
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 30.0
+FIRST_PERMISSION_SECONDS = 5.0
+LONGEST_PERMISSION_SECONDS = 300.0
+"""Between two rounds of what was not permitted."""
+MOST_NOT_PERMITTED = 256
+"""Where events are not wanted they would gather for ever; the oldest are dropped."""
+MOST_EVENTS = 4096
+"""Events remembered, so that each is written once."""
+
+_SERVER_ERROR = 500
+_TOO_MANY_REQUESTS = 429
+_NOT_PERMITTED = frozenset({401, 403})
+
+
+class WriteQueue:
+    """Requests by subject, in the order in which the subjects came up."""
+
+    def __init__(self, chance: Callable[[], float] = random.random) -> None:
+        """``chance`` spreads retries of many nodes."""
+        self._unsent: dict[str, ApiRequest] = {}
+        self._not_permitted: dict[str, ApiRequest] = {}
+        self._reported: dict[str, None] = {}
+        self._again_at = 0.0
+        self._permission_backoff = Backoff(
+            chance, first_seconds=FIRST_PERMISSION_SECONDS, longest_seconds=LONGEST_PERMISSION_SECONDS
+        )
+        self._filled = asyncio.Event()
+        self._backoff = Backoff(chance, first_seconds=FIRST_PAUSE_SECONDS, longest_seconds=LONGEST_PAUSE_SECONDS)
+
+    def put(self, subject: str, request: ApiRequest) -> None:
+        """Have ``request`` sent; an unsent one on the same subject is out of date now."""
+        self._not_permitted.pop(subject, None)
+        self._unsent[subject] = request
+        self._filled.set()
+
+    def __len__(self) -> int:
+        return len(self._unsent) + len(self._not_permitted)
+
+    async def run(self, api: ApiServer) -> None:
+        """Send what there is and what comes, until cancelled."""
+        while True:
+            while self._unsent:
+                if await self._send_first(api):
+                    self._backoff.reset()
+                else:
+                    await asyncio.sleep(self._backoff.next_seconds())
+            self._filled.clear()
+            try:
+                async with asyncio.timeout_at(self._again_at if self._not_permitted else None):
+                    await self._filled.wait()
+            except TimeoutError:
+                self._unsent, self._not_permitted = {**self._not_permitted, **self._unsent}, {}
+
+    async def _send_first(self, api: ApiServer) -> bool:
+        """Send the oldest request; False when it has to be tried again, which it is after the others."""
+        subject, request = next(iter(self._unsent.items()))
+        try:
+            await send(api, request, timeout_seconds=TIMEOUT_SECONDS)
+        except ClusterError as error:
+            status = error.status if isinstance(error, ApiError) else _SERVER_ERROR
+            if status >= _SERVER_ERROR or status == _TOO_MANY_REQUESTS:
+                logger.debug("not written yet", extra={"subject": subject, "error": str(error)})
+                self._unsent[subject] = self._unsent.pop(subject)
+                return False
+            if status in _NOT_PERMITTED:
+                self._set_aside(subject, request, error)
+                return True
+            gone = isinstance(error, ApiError) and (error.missing or error.other_object)
+            level = logging.DEBUG if gone else logging.WARNING
+            logger.log(level, "the API server refused a write", extra={"subject": subject, "error": str(error)})
+        else:
+            if subject in self._reported:
+                del self._reported[subject]
+                self._permission_backoff.reset()
+                logger.info("write permitted now", extra={"subject": subject})
+        if self._unsent.get(subject) is request:
+            del self._unsent[subject]
+        return True
+
+    def _set_aside(self, subject: str, request: ApiRequest, error: ClusterError) -> None:
+        if subject not in self._reported:
+            self._reported[subject] = None
+            logger.warning("write not permitted, tried again later", extra={"subject": subject, "error": str(error)})
+        if not self._not_permitted:
+            self._again_at = asyncio.get_running_loop().time() + self._permission_backoff.next_seconds()
+        if self._unsent.get(subject) is request:
+            self._not_permitted[subject] = self._unsent.pop(subject)
+        if len(self._not_permitted) > MOST_NOT_PERMITTED:
+            del self._not_permitted[next(iter(self._not_permitted))]
+        if len(self._reported) > MOST_NOT_PERMITTED:
+            del self._reported[next(iter(self._reported))]
+
+
+class Publisher:
+    """Brings the API server's objects to what a snapshot says. ``queue`` may be run only while there is a client."""
+
+    def __init__(self, node_name: str, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self.queue = WriteQueue()
+        self.corrections: list[PodWrite] = []
+        """Assignments that were corrected since this list was last emptied."""
+        self._node_name = node_name
+        self._now_ns = now_ns
+        self._inventory: NodeInventory | None = None
+        self._on_node: dict[str, ApiRequest] = {}
+        self._on_pods: dict[PodUid, Mapping[str, str | None]] = {}
+        self._events: OrderedDict[PodEvent, None] = OrderedDict()
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Queue what the API server does not know yet."""
+        inventory = snapshot.published_inventory
+        if inventory != self._inventory:
+            self._inventory = inventory
+            self.tell_of_node("inventory", publication(self._node_name, inventory))
+        wanted: dict[PodUid, Mapping[str, str | None]] = {}
+        for write in snapshot.writes:
+            wanted[write.pod.uid] = write.annotations
+            if self._on_pods.get(write.pod.uid) != write.annotations:
+                annotations = dict(write.annotations)
+                if annotations.get(ALLOC_TIME_KEY) == "0":
+                    annotations[ALLOC_TIME_KEY] = str(self._now_ns())
+                pod = write.pod
+                request = annotate_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, annotations=annotations)
+                self.queue.put(f"assignment of {pod.uid}", request)
+                if write.correction:
+                    self.corrections.append(write)
+        self._on_pods = wanted
+        self.report(snapshot.events)
+
+    def report(self, events: Iterable[PodEvent]) -> None:
+        """Log each event and write it on its pod, once."""
+        for event in events:
+            if event in self._events:
+                continue
+            self._events[event] = None
+            if len(self._events) > MOST_EVENTS:
+                self._events.popitem(last=False)
+            pod = event.pod
+            logger.warning(event.text, extra={"reason": event.reason, "pod": str(pod)})
+            request = create_event(
+                ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace),
+                reason=event.reason,
+                note=event.text,
+                action="Allocating",
+                reporter=REPORTER,
+                instance=self._node_name,
+                now=utc_now(),
+                warning=True,
+            )
+            self.queue.put(f"event {event.reason} of {pod.uid}", request)
+
+    def tell(self, subject: str, request: ApiRequest) -> None:
+        """Have a request sent; an unsent one on the same subject is out of date."""
+        self.queue.put(subject, request)
+
+    def tell_of_node(self, subject: str, request: ApiRequest) -> None:
+        """Have something written on the Node object, and again when the object was created again."""
+        self._on_node[subject] = request
+        self.queue.put(subject, request)
+
+    def tell_of_node_again(self) -> None:
+        """Write everything on the Node object once more: it was created again, or may have been."""
+        for subject, request in self._on_node.items():
+            self.queue.put(subject, request)
+
+
+# What the Node object says.
+
+LABEL_PREFIX = "neuron-plugin.io"
+VENDOR_LABEL_PREFIX = "neuron.amazonaws.com"
+"""The vendor's plugin (from 2.30) sets the UltraServer's ids under this prefix; jobs have affinities on them."""
+
+_ULTRASERVER_LABELS = {
+    "ultraserver-mode": "mode",
+    "ultraserver-server-id-2": "serverId2",
+    "ultraserver-node-id-2": "nodeId2",
+    "ultraserver-server-id-4": "serverId4",
+    "ultraserver-node-id-4": "nodeId4",
+}
+_HARDWARE_LABELS = ("family", "device-name", "driver-version", "logical-core-size", "physical-core-count")
+PUBLISHED_LABELS = frozenset(
+    [f"{LABEL_PREFIX}/{name}" for name in (*_HARDWARE_LABELS, *_ULTRASERVER_LABELS)]
+    + [f"{VENDOR_LABEL_PREFIX}/{name}" for name in _ULTRASERVER_LABELS]
+)
+"""Every label this plugin may set on a node."""
+
+_NOT_IN_LABELS = re.compile(r"[^A-Za-z0-9._-]")
+_LONGEST_LABEL = 63
+
+
+def node_labels(inventory: NodeInventory) -> dict[str, str | None]:
+    """Labels of a node's hardware; one whose value is not known is removed."""
+    generation = GENERATIONS.get(inventory.device_name)
+    physical_cores = inventory.physical_cores_per_device * len(inventory.listed)
+    hardware = {
+        "family": generation.family.lower() if generation else "",
+        "device-name": inventory.device_name,
+        "driver-version": inventory.driver_version,
+        "logical-core-size": str(inventory.logical_core_size),
+        "physical-core-count": str(physical_cores or ""),
+    }
+    # The vendor joins modes by ``_``: a comma may not stand in a label.
+    server = {label: inventory.ultraserver.get(key, "").replace(",", "_") for label, key in _ULTRASERVER_LABELS.items()}
+    texts = {f"{LABEL_PREFIX}/{name}": text for name, text in {**hardware, **server}.items()}
+    texts |= {f"{VENDOR_LABEL_PREFIX}/{name}": text for name, text in server.items()}
+    return {name: _NOT_IN_LABELS.sub("-", text)[:_LONGEST_LABEL].strip("._-") or None for name, text in texts.items()}
+
+
+def publication(node_name: str, inventory: NodeInventory) -> ApiRequest:
+    """The patch that makes the Node object say what the node has."""
+    annotations: dict[str, str | None] = {INVENTORY_KEY: write_inventory(inventory)}
+    return describe_node(node_name, annotations=annotations, labels=node_labels(inventory))
+
+
+def withdrawal(node: Node) -> ApiRequest | None:
+    """The patch that removes everything ``publication`` writes; None where nothing of it is left."""
+    labels = [name for name in node.labels if name in PUBLISHED_LABELS]
+    if INVENTORY_KEY not in node.annotations and not labels:
+        return None
+    return describe_node(node.name, annotations={INVENTORY_KEY: None}, labels=dict.fromkeys(labels))

@@ -1,0 +1,239 @@
+"""What the node daemon says about itself: probes, metrics, decisions.
+
+``METRICS`` is the whole list of metrics and so their documentation. Gauges are read off the snapshot at each scrape, so
+what is gone (a pod, a device, a source) leaves no series behind; counters have no label that can go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from neuron_plugin import __version__
+from neuron_plugin.allocation import DecisionLog, Resource, explain_decision, ids_of, mask_of
+from neuron_plugin.build import Build, build
+from neuron_plugin.http_server import Health
+from neuron_plugin.kubelet import DevicePluginServer, KubeletCounters, dial
+from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.health_watch import HealthWatch
+from neuron_plugin.plugin.node import Node
+from neuron_plugin.plugin.pod_watch import PodWatch
+from neuron_plugin.plugin.publisher import WriteQueue
+from neuron_plugin.plugin.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+PREFIX = "neuron_plugin_"
+DIAL_SECONDS = 2.0
+"""Below a probe's usual time-out of some seconds, so that the reason reaches the kubelet's event."""
+
+_STATES = ("free", "allocated", "allocated_as_other", "unhealthy", "cooling_down")
+
+METRICS: Mapping[str, tuple[str, Sequence[str], str]] = {
+    "build_info": ("gauge", Build._fields, "Always 1; which build this is."),
+    "info": ("gauge", ("version", "driver_version", "device_name", "instance_type"), "Always 1; what runs on what."),
+    "devices": ("gauge", ("resource", "state"), f"Ids of a resource: {', '.join(_STATES)}."),
+    "device_healthy": ("gauge", ("device",), "1 if a device may be allocated, else 0."),
+    "ecc_errors": ("gauge", ("device", "kind"), "Errors since power-up: sram, memory (both uncorrected), repairable."),
+    "allocated_pods": ("gauge", (), "Pods that have devices or cores."),
+    "allocated": (
+        "gauge",
+        ("namespace", "pod", "container", "resource"),
+        "Ids that a container has. Ids that a later container of the pod re-uses count for that one only.",
+    ),
+    "unconfirmed_allocations": ("gauge", (), "Answers to Allocate that the kubelet's checkpoint does not show yet."),
+    "cooling_down_cores": ("gauge", (), "Cores that are not offered because an ended pod's processes may use them."),
+    "waiting_assignments": ("gauge", (), "Assigned sets whose container has not been admitted yet."),
+    "checkpoint_readable": ("gauge", (), "1 while the kubelet's checkpoint is the source of allocations, else 0."),
+    "registered": ("gauge", ("resource",), "1 while the kubelet follows a resource, else 0."),
+    "silent_sources": ("gauge", ("source",), "1 for each source of hardware events that is not running."),
+    "watch_age_seconds": ("gauge", (), "Seconds since the API server was last heard from."),
+    "pending_writes": ("gauge", (), "Requests that wait for the API server."),
+    "allocations_total": ("counter", ("resource",), "Allocate calls that were served, by container."),
+    "refusals_total": ("counter", ("resource", "method"), "Calls of the kubelet that were answered with an error."),
+    "preferences_replaced_total": ("counter", ("resource",), "Preferences that failed and got a plain valid answer."),
+    "registrations_total": ("counter", ("resource", "result"), "Register calls: accepted or failed."),
+    "corrections_total": ("counter", (), "Pods whose assignment was corrected to what the kubelet had given them."),
+    "health_transitions_total": ("counter", ("device", "to"), "How often a device became unhealthy or healthy."),
+    "lists_total": ("counter", ("kind",), "Complete lists read from the API server."),
+    "watch_restarts_total": (
+        "counter",
+        ("kind", "cause"),
+        "Ended watches: end, expired, refused, unreachable, unreadable.",
+    ),
+    "allocate_seconds": ("histogram", ("resource",), "Our own time to answer an Allocate, gRPC not counted."),
+    "preference_seconds": (
+        "histogram",
+        ("resource",),
+        "Our own time to answer a GetPreferredAllocation, waits included.",
+    ),
+}
+"""Every metric by its name without the prefix: kind, labels, meaning."""
+
+Samples = Mapping[tuple[str, ...], float]
+
+
+class PluginStatus:
+    """Probes, metrics and decisions of one node daemon; ``http_server`` serves them.
+
+    Alive is what a restart would mend: our own sockets, dialled as the kubelet dials them. Ready is what a rollout
+    waits for: the kubelet follows every resource. Neither asks for an API server.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        servers: Sequence[DevicePluginServer],
+        health: HealthWatch,
+        decisions: DecisionLog,
+        counters: Counters,
+        kubelet_counters: KubeletCounters,
+        *,
+        pods: PodWatch | None,
+        writes: WriteQueue | None,
+    ) -> None:
+        """``pods`` and ``writes`` are None without an API server."""
+        self._node = node
+        self._servers = servers
+        self._health = health
+        self._decisions = decisions
+        self._counters = counters
+        self._kubelet_counters = kubelet_counters
+        self._pods = pods
+        self._writes = writes
+
+    async def liveness(self) -> Health:
+        """``/healthz``: whether every socket of ours answers."""
+        faults = await asyncio.gather(*map(self._fault_of, self._servers))
+        return Health({server.resource: fault for server, fault in zip(self._servers, faults, strict=True)})
+
+    async def readiness(self) -> Health:
+        """``/readyz``: whether the kubelet follows every resource, or what is missing."""
+        notes = [f"{source} is not running: {why}" for source, why in self._health.silent_sources.items()]
+        snapshot = self._node.snapshot
+        if snapshot is None:
+            return Health({"devices": "no Neuron device has been found: is the driver loaded?"}, tuple(notes))
+        if snapshot.inputs.recorded.unreadable:
+            notes.append(f"allocations come from PodResources: {snapshot.inputs.recorded.unreadable}")
+        waiting = {
+            server.resource: "" if server.registered.is_set() else f"{server.resource}: {server.state.value}"
+            for server in self._servers
+        }
+        return Health(waiting, tuple(notes))
+
+    def decisions(self) -> bytes:
+        """``/decisions``: all that is remembered, oldest first, each with its candidates."""
+        explained = (json.dumps(explain_decision(entry)).encode() for entry in self._decisions.entries())
+        return b'{"decisions": [' + b", ".join(explained) + b"]}\n"
+
+    def collect(self) -> Iterable[Metric]:
+        """``/metrics``."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        families = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
+        for name, samples in self._samples().items():
+            kind, labels, meaning = METRICS[name]
+            family = families[kind](PREFIX + name, meaning, labels=labels)
+            for values, sample in samples.items():
+                family.add_metric(values, sample)
+            if samples:
+                yield family
+        for name, by_resource in (
+            ("allocate_seconds", self._counters.allocate_seconds),
+            ("preference_seconds", self._counters.preference_seconds),
+        ):
+            _, labels, meaning = METRICS[name]
+            histogram = HistogramMetricFamily(PREFIX + name, meaning, labels=labels)
+            for resource, latencies in list(by_resource.items()):
+                histogram.add_metric([resource], list(latencies.cumulative()), latencies.sum_seconds)
+            if by_resource:
+                yield histogram
+
+    async def _fault_of(self, server: DevicePluginServer) -> str:
+        socket = server.socket_path
+        fault = await dial(socket, DIAL_SECONDS) if socket else None
+        if fault and server.socket_path == socket:  # else the socket was being replaced just now
+            return f"{server.resource} does not answer on {socket}: {fault}"
+        return ""
+
+    def _samples(self) -> dict[str, Samples]:
+        snapshot, counters, kubelet = self._node.snapshot, self._counters, self._kubelet_counters
+        age = self._pods.age_seconds if self._pods else None
+        return {
+            "build_info": {tuple(build()): 1},
+            **(_of_snapshot(snapshot, [Resource(server.resource) for server in self._servers]) if snapshot else {}),
+            "ecc_errors": dict(self._ecc_errors()),
+            "registered": {(server.resource,): server.registered.is_set() for server in self._servers},
+            "silent_sources": {(source,): 1 for source in self._health.silent_sources},
+            "watch_age_seconds": {} if age is None else {(): age},
+            "pending_writes": {} if self._writes is None else {(): len(self._writes)},
+            "allocations_total": {(resource,): count for resource, count in counters.allocations.items()},
+            "refusals_total": kubelet.refused_requests,
+            "preferences_replaced_total": {(name,): count for name, count in kubelet.preferences_replaced.items()},
+            "registrations_total": kubelet.registrations,
+            "corrections_total": {(): counters.corrections},
+            "health_transitions_total": {
+                (str(device), to): count for (device, to), count in counters.health_transitions.items()
+            },
+            "lists_total": {(kind,): count for kind, count in counters.lists.items()},
+            "watch_restarts_total": counters.watch_restarts,
+        }
+
+    def _ecc_errors(self) -> Iterator[tuple[tuple[str, ...], float]]:
+        inventory = self._health.inventory
+        for device in inventory.devices if inventory else ():
+            if ecc := device.health.ecc:
+                for kind, count in (("sram", ecc.sram), ("memory", ecc.memory), ("repairable", ecc.repairable)):
+                    yield (str(device.id), kind), count
+
+
+def _of_snapshot(snapshot: Snapshot, resources: Sequence[Resource]) -> dict[str, Samples]:
+    inventory, inputs = snapshot.inventory, snapshot.inputs
+    geometry = inventory.geometry
+    return {
+        "info": {(__version__, inventory.driver_version, inventory.device_name, geometry.instance_type): 1},
+        "devices": _devices(snapshot, resources),
+        "device_healthy": {(str(one),): one not in inventory.unhealthy for one in inventory.listed},
+        "allocated_pods": {(): len(snapshot.ledger.by_pod)},
+        "allocated": _allocated(snapshot),
+        "unconfirmed_allocations": {(): len(inputs.pending)},
+        "cooling_down_cores": {(): inputs.held_down_mask.bit_count()},
+        "waiting_assignments": {(): len(snapshot.waiting)},
+        "checkpoint_readable": {(): not inputs.recorded.unreadable},
+    }
+
+
+def _devices(snapshot: Snapshot, resources: Sequence[Resource]) -> Samples:
+    """Ids of every resource by state; each id is in exactly one. A pod's unhealthy device counts as allocated."""
+    inventory, ledger = snapshot.inventory, snapshot.ledger
+    geometry, held_down = inventory.geometry, snapshot.inputs.held_down_mask
+    listed = geometry.devices_mask(inventory.listed)
+    found: Counter[tuple[str, ...]] = Counter()
+    for resource in resources:
+        own = ledger.used_as(resource)
+        other = ledger.used_mask & ~own
+        found.update({(resource.value, state): 0 for state in _STATES})
+        for number in ids_of(geometry, resource.unit, listed):
+            mask = mask_of(geometry, resource.unit, (number,))
+            state = "unhealthy" if mask & ~inventory.healthy_mask else "cooling_down" if mask & held_down else "free"
+            state = "allocated" if mask & own else "allocated_as_other" if mask & other else state
+            found[resource.value, state] += 1
+    return found
+
+
+def _allocated(snapshot: Snapshot) -> Samples:
+    geometry = snapshot.inventory.geometry
+    found: Counter[tuple[str, ...]] = Counter()
+    for uid, allocations in snapshot.ledger.by_pod.items():
+        pod, counted = snapshot.inputs.pods.pods.get(uid), 0
+        order = {part.container: place for place, part in enumerate(pod.requests if pod else ())}
+        for one in sorted(allocations, key=lambda one: -order.get(one.container, 0)):
+            if one.pod.name and (mask := one.mask & ~counted):
+                where = (one.pod.namespace, one.pod.name, one.container, one.resource.value)
+                found[where] += len(ids_of(geometry, one.resource.unit, mask))
+            counted |= one.mask
+    return found
