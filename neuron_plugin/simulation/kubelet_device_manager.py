@@ -130,7 +130,8 @@ class DeviceManager:
 
     def mark_unhealthy(self, resource: str) -> None:
         """Keep the devices of a resource, as unhealthy ones: its plugin has disconnected."""
-        self.update_devices(resource, [Device(each, "Unhealthy") for each in self._devices.get(resource, ())])
+        known = self._devices.get(resource, {}).values()
+        self.update_devices(resource, [Device(each.id, "Unhealthy", each.numa_nodes) for each in known])
 
     def remove_resource(self, resource: str) -> None:
         """Drop a resource whose plugin has been away for too long. Its recorded allocations stay."""
