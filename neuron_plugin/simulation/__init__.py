@@ -1,22 +1,19 @@
 """A stand-in node, kubelet and API server, for the demo, the tests and planning."""
 
-from neuron_plugin.simulation.api_server import (
+from neuron_plugin.simulation.api_server import StandInApiServer
+from neuron_plugin.simulation.api_server_http import ApiHttp, Fault, Match
+from neuron_plugin.simulation.api_server_kinds import (
     EVENTS,
     LEASES,
     NODES,
     PODS,
-    Fault,
     JsonObject,
-    Match,
     Refusal,
-    Right,
-    StandInApiServer,
-    WatchList,
-    in_namespace,
+    Target,
+    parse_path,
 )
-from neuron_plugin.simulation.api_server_http import ApiHttp
-from neuron_plugin.simulation.api_server_kinds import Target, parse_path
 from neuron_plugin.simulation.api_server_objects import ApiObjects
+from neuron_plugin.simulation.api_server_watch import WatchList
 from neuron_plugin.simulation.cluster import NODE_NAME, SimulatedCluster, SimulatedPod
 from neuron_plugin.simulation.kubelet import SOCKET_NAME, KubeletOptions, StandInKubelet
 from neuron_plugin.simulation.kubelet_device_manager import (
@@ -37,8 +34,8 @@ from neuron_plugin.simulation.kubelet_pods import (
 )
 from neuron_plugin.simulation.manifests import container, mirror_manifest, node_manifest, pod_manifest, shipped_geometry
 from neuron_plugin.simulation.node import SimulatedNode, write_node
-from neuron_plugin.simulation.node_description import SimulationError
-from neuron_plugin.simulation.node_files import write_char_node
+from neuron_plugin.simulation.node_tree import SimulationError
+from neuron_plugin.simulation.node_writer import write_char_node
 from neuron_plugin.simulation.scheduler import ExtenderCallError, StandInScheduler
 
 __all__ = [
@@ -65,7 +62,6 @@ __all__ = [
     "Pod",
     "PodRejectedError",
     "Refusal",
-    "Right",
     "Selection",
     "SimulatedCluster",
     "SimulatedNode",
@@ -78,7 +74,6 @@ __all__ = [
     "WatchList",
     "WriteFault",
     "container",
-    "in_namespace",
     "mirror_manifest",
     "node_manifest",
     "parse_path",

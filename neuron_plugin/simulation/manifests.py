@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 
 from neuron_plugin.allocation import INVENTORY_KEY, Kind, NodeInventory, Resource, write_inventory
-from neuron_plugin.simulation.api_server_status import JsonObject
+from neuron_plugin.simulation.api_server_kinds import JsonObject
 from neuron_plugin.simulation.kubelet_pods import Pod
 from neuron_plugin.topology import Geometry, catalogue
 

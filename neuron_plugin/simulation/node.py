@@ -14,19 +14,18 @@ from pathlib import Path
 import msgspec
 
 from neuron_plugin.hardware import GENERATIONS, MachinePaths, ResetState
-from neuron_plugin.simulation.node_description import (
+from neuron_plugin.simulation.node_tree import (
+    CORE_ERRORS,
+    HEALTH_STATUS,
     NEWEST_DRIVER,
     NEWEST_DRIVER_FOR_INF1,
+    UNHEALTHY_COMPONENTS,
     NodeDescription,
     SimulatedDevice,
     SimulationError,
     check,
-    read_description,
 )
-from neuron_plugin.simulation.node_files import exclusively
-from neuron_plugin.simulation.node_kmsg import append_record
-from neuron_plugin.simulation.node_tree import CORE_ERRORS, HEALTH_STATUS, UNHEALTHY_COMPONENTS
-from neuron_plugin.simulation.node_writer import TreeWriter
+from neuron_plugin.simulation.node_writer import TreeWriter, append_record, exclusively, read_description
 from neuron_plugin.topology import Catalogue, catalogue
 
 

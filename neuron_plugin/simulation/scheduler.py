@@ -20,7 +20,7 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
-from neuron_plugin.simulation.api_server_status import JsonObject
+from neuron_plugin.simulation.api_server_kinds import JsonObject
 
 HTTP_TIMEOUT_SECONDS = 5.0
 """The default of an extender's httpTimeout."""

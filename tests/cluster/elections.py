@@ -15,8 +15,7 @@ from neuron_plugin.cluster.election import Change, Election
 from neuron_plugin.cluster.kinds import LEASES
 from neuron_plugin.cluster.leases import LeaseName
 from neuron_plugin.cluster.timing import Clock
-from neuron_plugin.simulation import ApiObjects, Target, parse_path
-from neuron_plugin.simulation.api_server_status import JsonObject, Refusal
+from neuron_plugin.simulation import ApiObjects, JsonObject, Refusal, Target, parse_path
 
 if TYPE_CHECKING:
     from neuron_plugin.cluster.records import Lease

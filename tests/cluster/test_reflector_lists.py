@@ -10,8 +10,8 @@ from neuron_plugin.cluster.api import ClusterError, UnreachableError
 from neuron_plugin.cluster.kinds import PODS
 from neuron_plugin.cluster.reflector import Reflector
 from neuron_plugin.cluster.transport import KubernetesApi
+from neuron_plugin.simulation import PODS as SERVED_PODS
 from neuron_plugin.simulation import Fault, StandInApiServer, Target
-from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
 from tests.cluster.reflecting import LISTS, WATCHES, Follow, Manifest, lists
 
 
