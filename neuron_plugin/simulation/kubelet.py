@@ -26,7 +26,7 @@ from typing import Self
 
 import grpc
 
-from neuron_plugin.allocation import Kind
+from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2_grpc import add_RegistrationServicer_to_server
 from neuron_plugin.kubelet._proto.podresources.v1.api_pb2_grpc import add_PodResourcesListerServicer_to_server
 from neuron_plugin.simulation.kubelet_device_manager import AllocationError, DeviceManager
@@ -263,7 +263,7 @@ class StandInKubelet:
         except AllocationError as error:
             waiting = str(error)
         if waiting is None:
-            if container.kind is not Kind.INIT:
+            if container.kind is not ContainerKind.INIT:
                 live.running.add(name)
             if timer := self._terminating.pop(uid, None):
                 timer.cancel()  # the same static pod is back

@@ -32,7 +32,7 @@ from typing import TypeVar
 
 import msgspec
 
-from neuron_plugin.allocation import Kind
+from neuron_plugin.allocation import ContainerKind
 
 HEALTHY = "Healthy"
 NO_TOPOLOGY = -1
@@ -218,11 +218,11 @@ class DeviceManager:
                 by_node[node] = (*by_node.get(node, ()), each)
         self._recorded[pod_uid, container, resource] = Allocation(pod_uid, container, resource, by_node, response)
 
-    def offer_for_reuse(self, pod_uid: str, container: str, kind: Kind) -> None:
+    def offer_for_reuse(self, pod_uid: str, container: str, kind: ContainerKind) -> None:
         """After a container's allocations: later containers of the pod may take the devices of an init container."""
         reusable = self._reusable_by(pod_uid)
         for each in self.of_container(pod_uid, container):
-            if kind is Kind.INIT:
+            if kind is ContainerKind.INIT:
                 reusable.setdefault(each.resource, set()).update(each.ids)
             else:
                 reusable.setdefault(each.resource, set()).difference_update(each.ids)

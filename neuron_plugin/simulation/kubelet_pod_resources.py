@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import grpc
 
-from neuron_plugin.allocation import Kind
+from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.simulation.kubelet_device_manager import DeviceManager
@@ -111,7 +111,7 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
                 ],
             )
             for container in pod.containers
-            if container.kind is not Kind.INIT
+            if container.kind is not ContainerKind.INIT
         ]
         return pb.PodResources(name=pod.name, namespace=pod.namespace, containers=containers)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from neuron_plugin.allocation import Kind
+from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet import DeviceNode, in_numeric_order
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.simulation.kubelet_device_manager import Allocation
@@ -37,7 +37,7 @@ class Container:
 
     name: str
     limits: Mapping[str, int] = field(default_factory=dict)
-    kind: Kind = Kind.APP
+    kind: ContainerKind = ContainerKind.APP
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class AdmittedContainer:
     """
 
     name: str
-    kind: Kind
+    kind: ContainerKind
     ids: Mapping[str, tuple[str, ...]]
     envs: Mapping[str, str]
     devices: tuple[DeviceNode, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-from neuron_plugin.allocation import INVENTORY_KEY, Kind, NodeInventory, Resource, write_inventory
+from neuron_plugin.allocation import INVENTORY_KEY, ContainerKind, NodeInventory, Resource, write_inventory
 from neuron_plugin.simulation.api_server_kinds import JsonObject
 from neuron_plugin.simulation.kubelet_pods import Pod
 from neuron_plugin.topology import Geometry, catalogue
@@ -89,8 +89,8 @@ def mirror_manifest(pod: Pod, node: str) -> JsonObject:
     for one in pod.containers:
         limits = {name: str(amount) for name, amount in one.limits.items()}
         made: JsonObject = {"name": one.name, "image": "neuron", "resources": {"limits": limits, "requests": limits}}
-        sidecar = {"restartPolicy": "Always"} if one.kind is Kind.SIDECAR else {}
-        parts[one.kind is Kind.APP].append(made | sidecar)
+        sidecar = {"restartPolicy": "Always"} if one.kind is ContainerKind.SIDECAR else {}
+        parts[one.kind is ContainerKind.APP].append(made | sidecar)
     annotations = {
         "kubernetes.io/config.hash": pod.uid,
         "kubernetes.io/config.mirror": pod.uid,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import Kind
+from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.simulation.kubelet_device_manager import AllocationError, Device, DeviceManager
 from tests.kubelet.fakes import CORE, DEVICE, seeded
 
@@ -30,7 +30,7 @@ def allocate(
     preferred: Iterable[str] = (),
     *,
     container: str = "c",
-    kind: Kind = Kind.APP,
+    kind: ContainerKind = ContainerKind.APP,
     resource: str = CORE,
 ) -> set[str]:
     """One container, as the kubelet allocates it; an empty set if the plugin was not called."""
@@ -100,7 +100,7 @@ def test_a_changed_count_of_a_recorded_container_is_an_error() -> None:
 
 def test_an_init_containers_devices_are_taken_first_and_without_a_preference_if_they_suffice() -> None:
     manager = manager_of()
-    left = allocate(manager, A, 2, ["d1", "d2"], container="i", kind=Kind.INIT)
+    left = allocate(manager, A, 2, ["d1", "d2"], container="i", kind=ContainerKind.INIT)
     assert left == {"d1", "d2"}
     selection = manager.devices_to_allocate(A, "c", CORE, 1)
     assert selection is not None
@@ -110,7 +110,7 @@ def test_an_init_containers_devices_are_taken_first_and_without_a_preference_if_
 
 def test_a_larger_container_must_include_the_init_containers_devices() -> None:
     manager = manager_of()
-    allocate(manager, A, 1, ["d2"], container="i", kind=Kind.INIT)
+    allocate(manager, A, 1, ["d2"], container="i", kind=ContainerKind.INIT)
     selection = manager.devices_to_allocate(A, "c", CORE, 3)
     assert selection is not None
     assert (set(selection.available), selection.must_include) == (set(FOUR), ("d2",))
@@ -118,8 +118,8 @@ def test_a_larger_container_must_include_the_init_containers_devices() -> None:
 
 def test_a_sidecar_keeps_what_it_took_from_an_init_container() -> None:
     manager = manager_of()
-    init = allocate(manager, A, 1, ["d0"], container="i", kind=Kind.INIT)
-    assert allocate(manager, A, 1, container="s", kind=Kind.SIDECAR) == init
+    init = allocate(manager, A, 1, ["d0"], container="i", kind=ContainerKind.INIT)
+    assert allocate(manager, A, 1, container="s", kind=ContainerKind.SIDECAR) == init
     assert allocate(manager, A, 1, container="c").isdisjoint(init)
 
 
