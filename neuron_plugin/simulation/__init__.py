@@ -1,4 +1,4 @@
-"""A stand-in node, kubelet and API server, for the demo, the tests and planning."""
+"""A simulated node, kubelet, API server and scheduler, for the demo, tests and planning."""
 
 from neuron_plugin.simulation.api_server import StandInApiServer
 from neuron_plugin.simulation.api_server_http import ApiHttp, Fault, Match

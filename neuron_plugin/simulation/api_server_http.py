@@ -115,8 +115,8 @@ class ApiHttp:
         self.seen.append(SeenRequest(request.method, request.path, query, request.content_type))
         fault = take_fault(self.faults, request.method, request.path, watch=watch)
         try:
-            if fault and (answer := await _injected(request, fault)):
-                return answer
+            if fault and (injected := await _injected(request, fault)):
+                return injected
             answer = await self._serve(request, query, watch=watch)
         except Refusal as refusal:
             return _json(refusal.status(), refusal.code)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +93,7 @@ class PluginConnection:
             raise
         return connection
 
-    async def messages(self) -> AsyncIterator[pb.ListAndWatchResponse]:
+    async def messages(self) -> AsyncGenerator[pb.ListAndWatchResponse, None]:
         """Each message of ListAndWatch until the stream ends, for whatever reason. The kubelet never opens it again."""
         call = self._stub.ListAndWatch(pb.Empty())
         try:
@@ -255,7 +255,11 @@ class PluginClients(pb_grpc.RegistrationServicer):
         resource = connection.resource
         async with aclosing(connection.messages()) as messages:
             async for message in messages:
-                self._devices.update_devices(resource, map(_device, message.devices))
+                devices = [
+                    Device(each.ID, each.health, tuple(node.ID for node in each.topology.nodes))
+                    for each in message.devices
+                ]
+                self._devices.update_devices(resource, devices)
                 self.changed.set()
                 with contextlib.suppress(AllocationError):  # the kubelet only logs it
                     await self._checkpoint.write(self._devices, of_list=True)
@@ -352,10 +356,6 @@ async def _notify(stub: registration_pb_grpc.RegistrationAsyncStub, status: regi
         await stub.NotifyRegistrationStatus(status, timeout=NOTIFY_SECONDS)
     except grpc.aio.AioRpcError as error:
         raise PluginCallError(f"failed to notify plugin of its registration: {error.details()}") from error
-
-
-def _device(device: pb.Device) -> Device:
-    return Device(device.ID, device.health, tuple(node.ID for node in device.topology.nodes))
 
 
 async def _worded(call: Awaitable[_Answer], prefix: str = "") -> _Answer:

@@ -1,4 +1,4 @@
-"""Nodes and pods with Neuron, as JSON for the stand-in API server, the demo and tests."""
+"""Nodes and pods with Neuron, as JSON for the simulated API server, the demo and tests."""
 
 from __future__ import annotations
 

@@ -113,10 +113,10 @@ def check(description: NodeDescription) -> None:
         raise SimulationError(f"driver {driver.text} has no Inf1 any more: use {NEWEST_DRIVER_FOR_INF1} or older")
     if description.device_name == "Trainium3" and not driver.at_least(*_WITH_TRN3):
         raise SimulationError(f"driver {driver.text} does not know Trn3 yet: use 2.25.4 or newer")
-    strangers = sorted(set(description.missing) - set(range(description.device_count)))
-    if strangers:
+    unknown = sorted(set(description.missing) - set(range(description.device_count)))
+    if unknown:
         last = description.device_count - 1
-        raise SimulationError(f"missing device {strangers[0]}: {description.instance_type} has devices 0 to {last}")
+        raise SimulationError(f"missing device {unknown[0]}: {description.instance_type} has devices 0 to {last}")
     if description.logical_core_size is not None and description.logical_core_size < 1:
         raise SimulationError(f"logical core size {description.logical_core_size}: expected 1 or more")
 
@@ -148,6 +148,8 @@ _STATUS = (
 )
 CORE_ERRORS = ("hw_error", "hw_nc_ue_error", "hw_hbm_ue_error", "hw_dma_abort_error")
 """Those of ``_STATUS`` that say something of the hardware."""
+_SWITCHED_FAMILIES = frozenset({"trn2es", "trn3s", "trn3s-es", "trn3-dev0", "trn3-dev1"})
+"""Types whose devices are linked by a switch have other class attributes (driver 2.25.4)."""
 _OTHER = ("model_load_count", "reset_req_count", "reset_fail_count", "inference_count", "flop_count", "nc_time_in_use")
 _COUNTER = ("total", "present")
 _MEMORY_COUNTER = ("total", "present", "peak")
@@ -175,13 +177,19 @@ def device_files(description: NodeDescription, device: int) -> dict[str, File]:
         files[f"neuron_core{core}/info/architecture/arch_type"] = File(arch + "\n")
         if description.usage_counters:
             files.update(_core_counters(core, tensor_engine=arch != "NCv1"))
-            files.update(_core_errors(core, state.core_errors.get(core, {})))
-    return _overridden(files, state)
+            for name, count in state.core_errors.get(core, {}).items():
+                files |= {f"neuron_core{core}/stats/status/{name}/{part}": File(f"{count}\n") for part in _COUNTER}
+    for path, text in state.overrides.items():
+        if text is None:
+            files.pop(path, None)
+        else:
+            files[path] = File(text, files[path].mode if path in files else 0o644)
+    return files
 
 
 def class_files(description: NodeDescription) -> dict[str, File]:
     """The plain files beside the devices: this machine is in no UltraServer."""
-    if _is_switched(description.instance_type):
+    if description.instance_type.partition(".")[0] in _SWITCHED_FAMILIES:
         return {"node_id": File("-1\n", 0o444), "reservation_id": File("0000000000000000\n", 0o444)}
     ids = {f"node_id_{size}": File("-1\n", 0o444) for size in (2, 4)}
     servers = {f"server_id_{size}": File("0000000000000000\n", 0o444) for size in (2, 4)}
@@ -237,11 +245,6 @@ def _hardware(description: NodeDescription, state: SimulatedDevice) -> dict[str,
     return files
 
 
-def _core_errors(core: int, counts: Mapping[str, int]) -> dict[str, File]:
-    directory = f"neuron_core{core}/stats/status"
-    return {f"{directory}/{name}/{part}": File(f"{count}\n") for name, count in counts.items() for part in _COUNTER}
-
-
 @lru_cache(maxsize=64)
 def _core_counters(core: int, *, tensor_engine: bool) -> Mapping[str, File]:
     stats = f"neuron_core{core}/stats"
@@ -257,21 +260,6 @@ def _core_counters(core: int, *, tensor_engine: bool) -> Mapping[str, File]:
 
 def _memory(directory: str, kinds: tuple[str, ...]) -> dict[str, File]:
     return {f"{directory}/{kind}/{part}": File("0\n") for kind in kinds for part in _MEMORY_COUNTER}
-
-
-def _overridden(files: dict[str, File], state: SimulatedDevice) -> dict[str, File]:
-    for path, text in state.overrides.items():
-        if text is None:
-            files.pop(path, None)
-        else:
-            files[path] = File(text, files[path].mode if path in files else 0o644)
-    return files
-
-
-def _is_switched(instance_type: str) -> bool:
-    """Types whose devices are linked by a switch have other class attributes (driver 2.25.4)."""
-    family = instance_type.partition(".")[0]
-    return family in {"trn2es", "trn3s", "trn3s-es", "trn3-dev0", "trn3-dev1"}
 
 
 # Links.
@@ -318,36 +306,18 @@ def connected_devices_text(device_name: str, device: int, present: Collection[in
     ``device_count`` is how many the machine should have. From Trainium1 on the driver picks its table by how many it
     counted, so one missing chip leaves every list empty; Inferentia's is read from firmware, neighbour by neighbour.
     """
-    match device_name:
-        case "Inferentia":
-            neighbours = _inf1(device, present, device_count)
-        case "Inferentia2":
-            neighbours = _inf2(device, len(present))
-        case "Trainium1":
-            neighbours = _torus(_TRN1, device, len(present))
-        case _:
-            neighbours = _torus(_TRN2, device, len(present))
+    east, west, count = device + 1, device - 1, len(present)
+    neighbours: tuple[int, ...] = ()
+    if device_name == "Inferentia":  # east first; inf1.6xlarge is a line [captured], inf1.24xlarge a ring [documented]
+        if device_count == _TORUS_SIZE:
+            east, west = east % device_count, west % device_count
+        neighbours = tuple(each for each in (east, west) if each in present and each != device)
+    elif device_name == "Inferentia2" and count == _INF2_RING:
+        neighbours = (west % _INF2_RING, east % _INF2_RING)
+    elif device_name == "Inferentia2" and count == _INF2_LINE:
+        neighbours = tuple(each for each in (west, east) if 0 <= each < _INF2_LINE)
+    elif device_name != "Inferentia2" and count and not count % _TORUS_SIZE:
+        place = device % _TORUS_SIZE
+        table = _TRN1 if device_name == "Trainium1" else _TRN2
+        neighbours = tuple(device - place + each for each in table[place])
     return ", ".join(map(str, neighbours)) + "\n"
-
-
-def _inf1(device: int, present: Collection[int], device_count: int) -> tuple[int, ...]:
-    """East neighbour first. inf1.6xlarge is a line [captured], inf1.24xlarge a ring [documented]."""
-    east, west = device + 1, device - 1
-    if device_count == _TORUS_SIZE:
-        east, west = east % device_count, west % device_count
-    return tuple(neighbour for neighbour in (east, west) if neighbour in present and neighbour != device)
-
-
-def _inf2(device: int, counted: int) -> tuple[int, ...]:
-    if counted == _INF2_RING:
-        return (device - 1) % _INF2_RING, (device + 1) % _INF2_RING
-    if counted == _INF2_LINE:
-        return tuple(neighbour for neighbour in (device - 1, device + 1) if 0 <= neighbour < _INF2_LINE)
-    return ()
-
-
-def _torus(table: tuple[tuple[int, ...], ...], device: int, counted: int) -> tuple[int, ...]:
-    if not counted or counted % _TORUS_SIZE:
-        return ()
-    block = device - device % _TORUS_SIZE
-    return tuple(block + neighbour for neighbour in table[device % _TORUS_SIZE])

@@ -185,7 +185,11 @@ class TreeWriter:
         for device in after.loaded:
             self._node(after, device)
         if before.logical_core_size != after.logical_core_size:
-            self._logical_core_size(after.logical_core_size)
+            path, size = self.paths.logical_nc_config, after.logical_core_size
+            if size is None:
+                remove(self.root, path)
+            else:
+                write_file(self.root, path, File(f"NEURON_LOGICAL_NC_CONFIG={size}\n"))
         self._describe(after)
 
     def _describe(self, description: NodeDescription) -> None:
@@ -224,10 +228,3 @@ class TreeWriter:
             write_char_node(self.root, path, description.major, device)
         elif wanted and not there:
             write_file(self.root, path, File("", 0o666))
-
-    def _logical_core_size(self, size: int | None) -> None:
-        path = self.paths.logical_nc_config
-        if size is None:
-            remove(self.root, path)
-        else:
-            write_file(self.root, path, File(f"NEURON_LOGICAL_NC_CONFIG={size}\n"))
