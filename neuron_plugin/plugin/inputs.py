@@ -282,7 +282,7 @@ class Inputs:
         return tuple(one for one in self.hold_downs if one.advertised_from <= self.now)
 
     def with_inventory(self, inventory: NodeInventory) -> Inputs:
-        """Take in other hardware. A change of LNC gives core ids another meaning: hold-downs then keep whole devices."""
+        """Take in other hardware. A change of LNC gives core ids a new meaning: hold-downs then keep whole devices."""
         before = self.inventory.geometry
         hold_downs = self.hold_downs
         if before.cores_per_device != inventory.geometry.cores_per_device:

@@ -23,7 +23,7 @@ from neuron_plugin.cluster import (
     remove_node_condition,
     send,
 )
-from neuron_plugin.plugin.node_lease import LEASE_PREFIX
+from neuron_plugin.plugin.node_lease import LEASE_PREFIX, node_lease
 from neuron_plugin.plugin.publisher import withdrawal
 
 TIMEOUT_SECONDS = 30.0

@@ -1,29 +1,41 @@
-"""A stand-in node, kubelet and API server, for the demo, the tests and planning."""
+"""A simulated node, kubelet, API server and scheduler, for the demo, tests and planning."""
 
-from neuron_plugin.simulation.api_server import (
+from neuron_plugin.simulation.api_server import StandInApiServer
+from neuron_plugin.simulation.api_server_http import ApiHttp, Fault, Match
+from neuron_plugin.simulation.api_server_kinds import (
     EVENTS,
     LEASES,
     NODES,
     PODS,
-    Fault,
     JsonObject,
-    Match,
     Refusal,
-    Right,
-    StandInApiServer,
-    WatchList,
-    in_namespace,
+    Target,
+    parse_path,
 )
-from neuron_plugin.simulation.api_server_http import ApiHttp
-from neuron_plugin.simulation.api_server_kinds import Target, parse_path
 from neuron_plugin.simulation.api_server_objects import ApiObjects
+from neuron_plugin.simulation.api_server_watch import WatchList
 from neuron_plugin.simulation.cluster import NODE_NAME, SimulatedCluster, SimulatedPod
 from neuron_plugin.simulation.kubelet import SOCKET_NAME, KubeletOptions, StandInKubelet
-from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, AdmittedPod, Container, Pod, PodRejectedError
-from neuron_plugin.simulation.manifests import container, node_manifest, pod_manifest, shipped_geometry
+from neuron_plugin.simulation.kubelet_device_manager import (
+    Allocation,
+    AllocationError,
+    Device,
+    DeviceManager,
+    Selection,
+)
+from neuron_plugin.simulation.kubelet_files import WriteFault
+from neuron_plugin.simulation.kubelet_pods import (
+    AdmittedContainer,
+    AdmittedPod,
+    Container,
+    Pod,
+    PodRejectedError,
+    static_pod,
+)
+from neuron_plugin.simulation.manifests import container, mirror_manifest, node_manifest, pod_manifest, shipped_geometry
 from neuron_plugin.simulation.node import SimulatedNode, write_node
-from neuron_plugin.simulation.node_description import SimulationError
-from neuron_plugin.simulation.node_files import write_char_node
+from neuron_plugin.simulation.node_tree import SimulationError
+from neuron_plugin.simulation.node_writer import write_char_node
 from neuron_plugin.simulation.scheduler import ExtenderCallError, StandInScheduler
 
 __all__ = [
@@ -35,9 +47,13 @@ __all__ = [
     "SOCKET_NAME",
     "AdmittedContainer",
     "AdmittedPod",
+    "Allocation",
+    "AllocationError",
     "ApiHttp",
     "ApiObjects",
     "Container",
+    "Device",
+    "DeviceManager",
     "ExtenderCallError",
     "Fault",
     "JsonObject",
@@ -46,7 +62,7 @@ __all__ = [
     "Pod",
     "PodRejectedError",
     "Refusal",
-    "Right",
+    "Selection",
     "SimulatedCluster",
     "SimulatedNode",
     "SimulatedPod",
@@ -56,12 +72,14 @@ __all__ = [
     "StandInScheduler",
     "Target",
     "WatchList",
+    "WriteFault",
     "container",
-    "in_namespace",
+    "mirror_manifest",
     "node_manifest",
     "parse_path",
     "pod_manifest",
     "shipped_geometry",
+    "static_pod",
     "write_char_node",
     "write_node",
 ]

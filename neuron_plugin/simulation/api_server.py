@@ -1,9 +1,9 @@
-"""A stand-in for the Kubernetes API server, for the demo, tests and planning.
+"""A simulated Kubernetes API server, for the demo, tests and planning.
 
 It keeps pods, nodes, leases and events in memory and speaks their API over HTTP on loopback: lists with selectors and
-pages, watches with bookmarks and everything that ends them, bindings, patches, preconditions, graceful deletion. What
-it promises is what ``docs`` of Kubernetes 1.36 and its code say about the few calls that this project makes; it is no
-place to learn about others. There is no admission, no validation of specs and no garbage collection.
+pages, watches with bookmarks and everything that ends them, bindings, patches, preconditions, graceful deletion. It
+promises what Kubernetes 1.36 documents and does for the few calls that this project makes, and nothing about others.
+There is no admission, no validation of specs and no garbage collection.
 
     async with StandInApiServer() as api:
         api.create_node({"metadata": {"name": "worker-1"}})
@@ -25,12 +25,9 @@ import msgspec
 from aiohttp import web
 
 from neuron_plugin.cluster import MERGE_PATCH
-from neuron_plugin.simulation.api_server_access import Access, Right, in_namespace
-from neuron_plugin.simulation.api_server_faults import Fault, Match
-from neuron_plugin.simulation.api_server_http import ApiHttp, SeenRequest
-from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, ServedKind, Target
+from neuron_plugin.simulation.api_server_http import ApiHttp, Fault, Guard, SeenRequest
+from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, JsonObject, ServedKind, Target
 from neuron_plugin.simulation.api_server_objects import ApiObjects
-from neuron_plugin.simulation.api_server_status import JsonObject, Refusal
 from neuron_plugin.simulation.api_server_watch import WatchList
 
 if TYPE_CHECKING:
@@ -38,21 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = [
-    "EVENTS",
-    "LEASES",
-    "NODES",
-    "PODS",
-    "Fault",
-    "JsonObject",
-    "Match",
-    "Refusal",
-    "Right",
-    "SeenRequest",
-    "StandInApiServer",
-    "WatchList",
-    "in_namespace",
-]
+__all__ = ["EVENTS", "LEASES", "NODES", "PODS", "StandInApiServer"]
 
 _LOOPBACK = "127.0.0.1"
 _TURNS_OF_AN_ACCEPT = 5
@@ -60,9 +43,9 @@ _TURNS_OF_AN_ACCEPT = 5
 
 
 class StandInApiServer:
-    """The server. Its methods play everybody else: users, schedulers, kubelets.
+    """The server. Its methods play all others: users, schedulers, kubelets.
 
-    ``token`` empty lets everybody in. It listens on a free port, and keeps it over ``stop`` and ``start``.
+    An empty ``token`` lets every client in. It listens on a free port, and keeps it over ``stop`` and ``start``.
     ``watch_list`` says how it takes requests for ``sendInitialEvents``. With ``tls`` it serves HTTPS; ``ca`` is then
     the PEM text of the authority that clients are to trust.
     """
@@ -83,7 +66,7 @@ class StandInApiServer:
         self._ca = ca
         self._port = 0
         self._runner: web.AppRunner | None = None
-        self._door: socket.socket | None = None
+        self._listening: socket.socket | None = None
 
     # Life.
 
@@ -99,39 +82,32 @@ class StandInApiServer:
         self._http.watches.stopping = False
         self._runner = web.AppRunner(self._http.application(), shutdown_timeout=1.0, access_log=None)
         await self._runner.setup()
-        self._door = socket.create_server((_LOOPBACK, self._port))
-        self._port = self._door.getsockname()[1]
-        await web.SockSite(self._runner, self._door, ssl_context=self._tls).start()
+        self._listening = socket.create_server((_LOOPBACK, self._port))
+        self._port = self._listening.getsockname()[1]
+        await web.SockSite(self._runner, self._listening, ssl_context=self._tls).start()
 
     async def stop(self) -> None:
         """Stop listening and cut all watches."""
         if self._runner is not None:
             self._http.watches.stopping = True  # a watch that is just being opened would be waited for
             self.cut_watches()
-            await self._stop_accepting()
+            # asyncio (3.11) leaks, open, a connection whose server is closed between its acceptance and its
+            # announcement; its client would wait for ever. So accept no more, and let the accepted ones arrive.
+            if self._listening is not None:
+                asyncio.get_running_loop().remove_reader(self._listening)
+            for _ in range(_TURNS_OF_AN_ACCEPT):
+                await asyncio.sleep(0)
             await self._runner.cleanup()
             self._runner = None
-
-    async def _stop_accepting(self) -> None:
-        """Close the door only when nobody stands in it.
-
-        asyncio (3.11) leaks, open, a connection whose server is closed between its acceptance and its announcement;
-        the client would then wait for an answer from nobody.
-        """
-        if self._door is not None:
-            asyncio.get_running_loop().remove_reader(self._door)
-        for _ in range(_TURNS_OF_AN_ACCEPT):
-            await asyncio.sleep(0)
 
     @property
     def url(self) -> str:
         """Where it listens."""
         return f"{'https' if self._tls else 'http'}://{_LOOPBACK}:{self._port}"
 
-    @property
-    def access(self) -> Access:
-        """Who may do what: everybody everything, until the first user is permitted something."""
-        return self._http.access
+    def guard_by(self, guard: Guard) -> None:
+        """Ask ``guard`` about every request from now on."""
+        self._http.guard = guard
 
     def write_kubeconfig(self, path: Path, user: str = "") -> Path:
         """Write a kubeconfig for this server and return its path (mode 0600): its CA, and its token or the user's."""
@@ -157,7 +133,7 @@ class StandInApiServer:
         self._tls = tls or self._tls
         self._ca = ca or self._ca
 
-    # Playing the others.
+    # What users, schedulers and kubelets do.
 
     def create_pod(self, manifest: JsonObject) -> JsonObject:
         """Create a pod, in namespace ``default`` unless its metadata says otherwise; a UID given is kept."""
@@ -208,14 +184,14 @@ class StandInApiServer:
         """Return all objects of a kind, by namespace and name."""
         return [stored.value for stored in self._objects.collections[kind].snapshot().objects]
 
-    # Trouble.
+    # Faults.
 
     def fail(self, fault: Fault) -> None:
-        """Have a trouble happen to the next requests that match it."""
-        self._http.faults.add(fault)
+        """Let a fault happen to the next requests that match it."""
+        self._http.faults.append(fault)
 
     def forgive(self) -> None:
-        """Take back all troubles that have not happened yet."""
+        """Remove all faults that have not happened yet."""
         self._http.faults.clear()
 
     def compact(self) -> None:
@@ -247,7 +223,7 @@ class StandInApiServer:
         self._wake_watches()
 
     def mute_watches(self, *, muted: bool = True) -> None:
-        """Have watches stay open and say nothing, as behind a dead connection; what they swallow is never said."""
+        """Keep watches open and silent, as behind a dead connection; what they leave out is never sent."""
         self._http.watches.muted = muted
 
     def drop_binding_annotations(self) -> None:
@@ -265,8 +241,8 @@ class StandInApiServer:
         return self._http.watches.open
 
     def _create(self, kind: ServedKind, manifest: JsonObject, namespace: str) -> JsonObject:
-        chosen = (manifest.get("metadata") or {}).get("namespace", namespace)
-        return self._objects.create(kind, manifest, chosen).value
+        namespace = (manifest.get("metadata") or {}).get("namespace", namespace)
+        return self._objects.create(kind, manifest, namespace).value
 
     def _wake_watches(self) -> None:
         for collection in self._objects.collections.values():

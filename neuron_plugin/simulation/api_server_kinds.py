@@ -1,10 +1,68 @@
-"""Which kinds the stand-in API server serves, and what a path addresses."""
+"""What a request to the simulated API server can name, and how the server refuses one.
+
+Which kinds are served, what a path addresses, what a field selector selects, and the Status object of a refusal. The
+texts of refusals matter: clients tell "bound already" from "being deleted" by nothing else. They follow
+``staging/src/k8s.io/apimachinery/pkg/api/errors/errors.go``.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from neuron_plugin.simulation.api_server_status import unknown_path
+JsonObject = dict[str, Any]
+Selector = Callable[[JsonObject], bool]
+"""Whether an object is selected."""
+
+_REASONS = {
+    400: "BadRequest",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    405: "MethodNotAllowed",
+    409: "Conflict",
+    410: "Expired",
+    415: "UnsupportedMediaType",
+    422: "Invalid",
+}
+_TERM = re.compile(r"^\s*([^\s!=,()]+)\s*(=|==|!=)\s*([^\s!=,()]*)\s*$")
+
+
+class Refusal(Exception):  # noqa: N818 - the field's word for it; an answer, not a failure of this program
+    """An answer of 400 or more, as a Status object. The reason follows from the code unless it is given."""
+
+    def __init__(self, code: int, message: str, *, reason: str = "", **details: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason or _REASONS[code]
+        self.message = message
+        self.details = details
+
+    def status(self) -> JsonObject:
+        """Return the Status object, as answers and ERROR events carry it."""
+        status: JsonObject = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": self.message,
+            "reason": self.reason,
+            "code": self.code,
+        }
+        return status | {"details": self.details} if self.details else status
+
+
+def conflict(resource: str, name: str, why: str) -> Refusal:
+    """Return the refusal of a request whose precondition does not hold."""
+    text = f'Operation cannot be fulfilled on {resource} "{name}": {why}'
+    return Refusal(409, text, name=name, kind=resource)
+
+
+def invalid(kind: str, name: str, why: str) -> Refusal:
+    """Return the refusal of an object that breaks a rule."""
+    return Refusal(422, f'{kind} "{name}" is invalid: {why}', name=name, kind=kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,30 +119,47 @@ def parse_path(path: str) -> Target:
     Raises:
         Refusal: 404, as the real server answers for what it does not serve.
     """
-    for group in {kind.group for kind in KINDS}:
-        if path.startswith(group + "/"):
-            return _parse_in_group(group, path[len(group) + 1 :].split("/"))
-    raise unknown_path()
-
-
-def _parse_in_group(group: str, parts: list[str]) -> Target:
-    namespace = ""
-    if parts[0] == "namespaces" and len(parts) > 2:  # noqa: PLR2004 - namespaces/NAME/PLURAL
-        namespace, parts = parts[1], parts[2:]
-    plural, name, subresource, *rest = [*parts, "", "", ""][: max(3, len(parts))]
     for kind in KINDS:
-        if (
-            (kind.group, kind.plural) == (group, plural)
-            and not rest
-            and _addressable(kind, namespace, name, subresource)
-        ):
+        if not path.startswith(kind.group + "/"):
+            continue
+        namespace, parts = "", path[len(kind.group) + 1 :].split("/")
+        if parts[0] == "namespaces" and len(parts) > 2:  # noqa: PLR2004 - namespaces/NAME/PLURAL
+            namespace, parts = parts[1], parts[2:]
+        plural, name, subresource, *rest = [*parts, "", "", ""][: max(3, len(parts))]
+        if (plural, rest) != (kind.plural, []) or (namespace and not kind.namespaced):
+            continue
+        if name and kind.namespaced and not namespace:
+            continue
+        if not subresource or subresource in kind.subresources:
             return Target(kind, namespace, name, subresource)
-    raise unknown_path()
+    raise Refusal(404, "the server could not find the requested resource")
 
 
-def _addressable(kind: ServedKind, namespace: str, name: str, subresource: str) -> bool:
-    if namespace and not kind.namespaced:
-        return False
-    if name and kind.namespaced and not namespace:
-        return False
-    return not subresource or subresource in kind.subresources
+def selector(kind: ServedKind, fields: str) -> Selector:
+    """Read a field selector; an empty text selects everything.
+
+    What the real server refuses is refused here, too: a field that is not selectable would otherwise silently select
+    nothing on a real cluster.
+
+    Raises:
+        Refusal: 400, with the real server's text.
+    """
+    tests = [_test(kind, term) for term in fields.split(",") if term.strip()]
+    return lambda candidate: all(test(candidate) for test in tests)
+
+
+def _test(kind: ServedKind, term: str) -> Selector:
+    match = _TERM.match(term)
+    if match is None:
+        raise Refusal(400, f"invalid selector: '{term}'; can't understand '{term}'")
+    field, operator, wanted = match.groups()
+    if field not in {"metadata.name", "metadata.namespace", *kind.fields}:
+        raise Refusal(400, f"field label not supported: {field}")
+    return lambda candidate: (_field(candidate, field) == wanted) != (operator == "!=")
+
+
+def _field(candidate: JsonObject, path: str) -> str:
+    value: Any = candidate
+    for step in path.split("."):
+        value = value.get(step, "") if isinstance(value, dict) else ""
+    return str(value).lower() if isinstance(value, bool) else str(value)

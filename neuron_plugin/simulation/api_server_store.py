@@ -1,4 +1,4 @@
-"""The stand-in API server's memory: objects, the one counter of versions, and the history that watches read.
+"""The memory of the simulated API server: objects, the one counter of versions, and the history that watches read.
 
 Like etcd it numbers every write with one counter for all kinds, keeps what happened until it is compacted, and serves a
 list's further pages from the version of its first. Objects are kept as values with their bytes beside them: a list of
@@ -10,20 +10,15 @@ from __future__ import annotations
 import asyncio
 import bisect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from neuron_plugin.simulation.api_server_status import JsonObject, Refusal, expired
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from neuron_plugin.simulation.api_server_kinds import JsonObject, Refusal, Selector
 
 Key = tuple[str, str]
 """Namespace (empty for cluster-wide kinds) and name: the order of lists."""
 
 _KEPT_SNAPSHOTS = 8
-_encode = msgspec.json.encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +42,25 @@ class Change:
     new: Stored
     gone: bool = False
 
-    def line(self, meant: Callable[[JsonObject], bool]) -> bytes | None:
+    def line(self, meant: Selector) -> bytes | None:
         """Return the change as a watch with a selector sees it: objects enter and leave the selection.
 
         None is unseen. One that leaves is shown as it was last seen, with the version of its leaving
         (``cacher/cache_watcher.go``).
         """
         before = self.old is not None and meant(self.old.value)
-        after = not self.gone and meant(self.new.value)
-        if after:
+        if not self.gone and meant(self.new.value):
             return event_line("MODIFIED" if before else "ADDED", self.new.encoded)
         if self.old is None or not before:
             return None
         return event_line("DELETED", _stamped(self.old.value, self.version).encoded)
 
 
-def _stamped(value: JsonObject, version: int) -> Stored:
-    stamped = value | {"metadata": value["metadata"] | {"resourceVersion": str(version)}}
-    return Stored(stamped, _encode(stamped), version)
-
-
-def event_line(change: str, encoded: bytes) -> bytes:
-    """Frame a watch event as the real server does: one JSON object and a newline."""
-    return b'{"type":"%s","object":%s}\n' % (change.encode(), encoded)
-
-
+@dataclass(slots=True)
 class Versions:
     """The one counter."""
 
-    def __init__(self) -> None:
-        self.current = 1
+    current: int = 1
 
     def step(self) -> int:
         """Count one write."""
@@ -94,17 +78,20 @@ class Snapshot:
 
 
 class Collection:
-    """All objects of one kind, and their history."""
+    """All objects of one kind, and their history.
+
+    ``stirred`` is set at the next write or ``wake``; ``expirations`` counts calls of ``expire_followers``.
+    """
 
     def __init__(self, versions: Versions) -> None:
+        self.stirred = asyncio.Event()
+        self.expirations = 0
         self._versions = versions
         self._objects: dict[Key, Stored] = {}
         self._history: list[Change] = []
         self._compacted = 0  # nothing can start below this
         self._forgotten = 0  # the newest change that was forgotten
-        self._expirations = 0
         self._snapshots: dict[int, Snapshot] = {}
-        self._stirred = asyncio.Event()
 
     @property
     def version(self) -> int:
@@ -120,24 +107,21 @@ class Collection:
         old = self._objects.get(key)
         if old is not None and old.value == value:
             return old
-        stored = self._stamp(value)
-        self._objects[key] = stored
+        stored = self._objects[key] = _stamped(value, self._versions.step())
         self._record(Change(stored.version, old, stored))
         return stored
 
     def remove(self, key: Key) -> Stored:
-        """Take an object away; its last state carries the version of its end."""
+        """Remove an object; its last state carries the version of its end."""
         old = self._objects.pop(key)
-        last = self._stamp(old.value)
+        last = _stamped(old.value, self._versions.step())
         self._record(Change(last.version, old, last, gone=True))
         return last
 
     def snapshot(self) -> Snapshot:
         """Return the collection as it is, and remember it for further pages."""
-        version = self._versions.current
-        keys = sorted(self._objects)
-        taken = Snapshot(version, keys, [self._objects[key] for key in keys])
-        self._snapshots[version] = taken
+        version, keys = self._versions.current, sorted(self._objects)
+        taken = self._snapshots[version] = Snapshot(version, keys, [self._objects[key] for key in keys])
         while len(self._snapshots) > _KEPT_SNAPSHOTS:
             del self._snapshots[min(self._snapshots)]
         return taken
@@ -148,13 +132,13 @@ class Collection:
         Raises:
             Refusal: 410, it was compacted away.
         """
-        try:
-            return self._snapshots[version]
-        except KeyError:
-            raise expired(
+        if version not in self._snapshots:
+            raise Refusal(
+                410,
                 "The provided continue parameter is too old to display a consistent list result. You can start a new "
-                "list without the continue parameter."
-            ) from None
+                "list without the continue parameter.",
+            )
+        return self._snapshots[version]
 
     def compact(self) -> None:
         """Forget the history and all snapshots: older versions can be neither watched nor paged any more."""
@@ -170,28 +154,18 @@ class Collection:
             Refusal: 410, the history was compacted beyond it.
         """
         if version < self._compacted:
-            raise too_old(version, self._compacted)
+            raise _too_old(version, self._compacted)
         return Cursor(self, version)
 
     def expire_followers(self) -> None:
         """Make every cursor that reads now fail with 410, as when a watch is too slow for the server's memory."""
-        self._expirations += 1
+        self.expirations += 1
         self.wake()
 
     def wake(self) -> None:
-        """Have every waiting cursor look up."""
-        self._stirred.set()
-        self._stirred = asyncio.Event()
-
-    @property
-    def stirred(self) -> asyncio.Event:
-        """Set at the next ``wake`` or write."""
-        return self._stirred
-
-    @property
-    def expirations(self) -> int:
-        """How often followers were expired."""
-        return self._expirations
+        """Wake every watch."""
+        self.stirred.set()
+        self.stirred = asyncio.Event()
 
     def changes_after(self, version: int) -> list[Change]:
         """Return what happened since a version.
@@ -200,11 +174,8 @@ class Collection:
             Refusal: 410, part of it was compacted away.
         """
         if version < self._forgotten:
-            raise too_old(version, self._forgotten)
+            raise _too_old(version, self._forgotten)
         return self._history[bisect.bisect_right(self._history, version, key=lambda change: change.version) :]
-
-    def _stamp(self, value: JsonObject) -> Stored:
-        return _stamped(value, self._versions.step())
 
     def _record(self, change: Change) -> None:
         self._history.append(change)
@@ -226,13 +197,22 @@ class Cursor:
             Refusal: 410, it is not known any more.
         """
         if self._expirations != self._collection.expirations:
-            raise too_old(self._version, self._version + 1)
+            raise _too_old(self._version, self._version + 1)
         changes = self._collection.changes_after(self._version)
         if changes:
             self._version = changes[-1].version
         return changes
 
 
-def too_old(version: int, oldest: int) -> Refusal:
-    """Return the refusal of a watch that starts before the server's memory."""
-    return expired(f"too old resource version: {version} ({oldest})")
+def event_line(change: str, encoded: bytes) -> bytes:
+    """Frame a watch event as the real server does: one JSON object and a newline."""
+    return b'{"type":"%s","object":%s}\n' % (change.encode(), encoded)
+
+
+def _stamped(value: JsonObject, version: int) -> Stored:
+    stamped = value | {"metadata": value["metadata"] | {"resourceVersion": str(version)}}
+    return Stored(stamped, msgspec.json.encode(stamped), version)
+
+
+def _too_old(version: int, oldest: int) -> Refusal:
+    return Refusal(410, f"too old resource version: {version} ({oldest})")

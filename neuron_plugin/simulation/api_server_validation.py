@@ -1,7 +1,7 @@
-"""What the API server refuses to keep, of what this project's programs write.
+"""What the simulated API server refuses to store, of what this project's programs write.
 
 Names, labels and annotations of every object; Leases; events as ``events.k8s.io/v1`` takes them. Specs of pods and
-nodes are taken as they are. A binding is not judged: its annotations are merged unseen, as on the real server.
+nodes are taken as they are. A binding is not checked: its annotations are merged unseen, as on the real server.
 Sources (1.36): ``apimachinery/pkg/api/validation/objectmeta.go``, ``pkg/apis/core/validation/events.go``,
 ``pkg/apis/coordination/validation/validation.go``.
 """
@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, ServedKind
-from neuron_plugin.simulation.api_server_status import JsonObject, bad_request, invalid
+from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, JsonObject, Refusal, ServedKind, invalid
 
 _SUBDOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME_PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -37,10 +36,10 @@ def check_prefix(kind: ServedKind, prefix: str) -> None:
 
 
 def check(kind: ServedKind, value: JsonObject) -> None:
-    """Judge an object that is about to be kept.
+    """Check an object that is about to be stored.
 
     Raises:
-        Refusal: 400, a field has another type than it should; 422, what it says breaks a rule.
+        Refusal: 400, a field has the wrong type; 422, a value breaks a rule.
     """
     _check_types(kind, value)
     problems = [*_metadata(value["metadata"])]
@@ -57,11 +56,11 @@ def _check_types(kind: ServedKind, value: JsonObject) -> None:
     for part in ("labels", "annotations"):
         for key, text in (value["metadata"].get(part) or {}).items():
             if not isinstance(text, str):
-                raise bad_request(f"json: cannot unmarshal metadata.{part}.{key} into a Go value of type string")
+                raise Refusal(400, f"json: cannot unmarshal metadata.{part}.{key} into a Go value of type string")
     times = (value.get("spec") or {}) if kind is LEASES else value
     for name in _MICRO_TIMES.get(kind, ()):
         if times.get(name) is not None and not _MICRO_TIME.fullmatch(str(times[name])):
-            raise bad_request(f'parsing time "{times[name]}" as "2006-01-02T15:04:05.000000Z07:00": cannot parse')
+            raise Refusal(400, f'parsing time "{times[name]}" as "2006-01-02T15:04:05.000000Z07:00": cannot parse')
 
 
 def _metadata(metadata: JsonObject) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""How the stand-in API server speaks on a watch: what comes first, what follows, and when it ends.
+"""How the simulated API server speaks on a watch: what comes first, what follows, and when it ends.
 
 Follows ``staging/src/k8s.io/apiserver/pkg/storage/cacher`` of 1.36.2: a version from which the history is gone is
 answered with 200 and an ERROR event; no version, or 0, means the present objects as ADDED events first; and with
@@ -8,22 +8,14 @@ answered with 200 and an ERROR event; no version, or 0, means the present object
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import msgspec
+from aiohttp import web
 
-from neuron_plugin.simulation.api_server_status import JsonObject, Refusal, invalid
+from neuron_plugin.simulation.api_server_kinds import JsonObject, Refusal, Selector, ServedKind, invalid
 from neuron_plugin.simulation.api_server_store import Collection, Cursor, event_line
-
-if TYPE_CHECKING:
-    from neuron_plugin.simulation.api_server_kinds import ServedKind
-    from neuron_plugin.simulation.api_server_selectors import Selector
-
-Write = Callable[[bytes], Awaitable[None]]
-
 
 _SWITCHED_OFF = (
     "sendInitialEvents: Forbidden: "
@@ -75,11 +67,7 @@ class WatchQuery:
         if wants_initial and watch_list is WatchList.REFUSED:
             raise invalid("ListOptions.meta.k8s.io", "", _SWITCHED_OFF)
         if wants_initial and query.get("resourceVersionMatch") != "NotOlderThan":
-            raise invalid(
-                "ListOptions.meta.k8s.io",
-                "",
-                _NEEDS_MATCH,
-            )
+            raise invalid("ListOptions.meta.k8s.io", "", _NEEDS_MATCH)
         version = query.get("resourceVersion", "")
         return cls(
             version=int(version) if version not in {"", "0"} else None,
@@ -97,27 +85,20 @@ class Watch:
     """One open watch."""
 
     def __init__(
-        self,
-        kind: ServedKind,
-        collection: Collection,
-        meant: Selector,
-        query: WatchQuery,
-        state: WatchState,
-        write: Write,
+        self, kind: ServedKind, collection: Collection, meant: Selector, query: WatchQuery, state: WatchState
     ) -> None:
         self._kind = kind
         self._collection = collection
         self._meant = meant
         self._query = query
         self._state = state
-        self._write = write
         self._version = 0
         self._begun_with = (state.endings, state.cuts)
         self._bookmarks = state.bookmarks
         self._bookmark_due = False
 
-    async def run(self, gone: Callable[[], bool]) -> None:
-        """Speak until the time is up, somebody ends it, or ``gone`` says that nobody listens.
+    async def run(self, request: web.Request, answer: web.StreamResponse) -> None:
+        """Speak until the time is up, the test ends it, or the client has left.
 
         Raises:
             CutError: the connection is to be cut without an end.
@@ -125,49 +106,45 @@ class Watch:
         self._state.open += 1
         try:
             async with asyncio.timeout(self._query.timeout_seconds):
-                cursor = await self._begin()
-                while not gone() and not self._ended():
-                    await self._turn(cursor)
+                cursor = await self._begin(answer)
+                while request.transport is not None and not request.transport.is_closing() and not self._ended():
+                    await self._turn(cursor, answer)
         except TimeoutError:
             return
         except Refusal as refusal:
-            await self._write(event_line("ERROR", msgspec.json.encode(refusal.status())))
+            await answer.write(event_line("ERROR", msgspec.json.encode(refusal.status())))
         finally:
             self._state.open -= 1
 
-    async def _begin(self) -> Cursor:
-        """Say the initial events if any are due, and find the place in the history."""
+    async def _begin(self, answer: web.StreamResponse) -> Cursor:
+        """Write the initial events if any are due, and find the place in the history."""
         if self._query.version is not None:
             return self._collection.follow(self._query.version)
         snapshot = self._collection.snapshot()
         self._version = snapshot.version
         for stored in snapshot.objects:
             if self._meant(stored.value):
-                await self._write(event_line("ADDED", stored.encoded))
+                await answer.write(event_line("ADDED", stored.encoded))
         if self._query.initial_events:
-            await self._bookmark({"k8s.io/initial-events-end": "true"})
+            await self._bookmark(answer, {"k8s.io/initial-events-end": "true"})
         return self._collection.follow(self._version)
 
-    async def _turn(self, cursor: Cursor) -> None:
-        """Say what is new, then a bookmark if one is due, then wait for more; a muted watch hears and says nothing."""
+    async def _turn(self, cursor: Cursor, answer: web.StreamResponse) -> None:
+        """Write what is new, then a bookmark if one is due, then wait for more; a muted watch reads and is silent."""
         stirred = self._collection.stirred
         changes, self._version = cursor.take(), self._collection.version
         for line in filter(None, (change.line(self._meant) for change in changes)):
             if not self._state.muted:
-                await self._write(line)
+                await answer.write(line)
         if self._bookmark_due and not self._state.muted:
-            await self._bookmark({})
-        self._bookmark_due = await self._wait_for_bookmark(stirred)
-
-    async def _wait_for_bookmark(self, stirred: asyncio.Event) -> bool:
-        """Wait until something happens; True if a bookmark is due then."""
+            await self._bookmark(answer, {})
         try:
             async with asyncio.timeout(self._state.bookmark_seconds):
                 await stirred.wait()
         except TimeoutError:
-            return True
-        asked, self._bookmarks = self._state.bookmarks != self._bookmarks, self._state.bookmarks
-        return asked
+            self._bookmark_due = True
+            return
+        self._bookmark_due, self._bookmarks = self._state.bookmarks != self._bookmarks, self._state.bookmarks
 
     def _ended(self) -> bool:
         endings, cuts = self._begun_with
@@ -175,11 +152,11 @@ class Watch:
             raise CutError
         return self._state.endings != endings
 
-    async def _bookmark(self, annotations: dict[str, str]) -> None:
+    async def _bookmark(self, answer: web.StreamResponse, annotations: dict[str, str]) -> None:
         if not self._query.bookmarks:
             return
         metadata: JsonObject = {"resourceVersion": str(self._version), "creationTimestamp": None}
         if annotations:
             metadata["annotations"] = annotations
         bookmark = {"kind": self._kind.kind, "apiVersion": self._kind.version, "metadata": metadata}
-        await self._write(event_line("BOOKMARK", msgspec.json.encode(bookmark)))
+        await answer.write(event_line("BOOKMARK", msgspec.json.encode(bookmark)))

@@ -1,7 +1,7 @@
-"""A cluster of one simulated node: machine, kubelet, API server and scheduler stand in, our two daemons are real.
+"""A cluster of one simulated node: machine, kubelet, API server and scheduler are simulated, our two daemons are real.
 
-The daemons run as processes of their own and meet the stand-ins over the same sockets, files and messages as in a real
-cluster. What a kubelet does between the API server and the node is done here: admit a bound pod, tell its phase.
+The daemons run as processes of their own and meet the simulated parts over the same sockets, files and messages as in a
+real cluster. What a kubelet does between the API server and the node is done here: admit a bound pod, write its phase.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import msgspec
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.cluster import PODS
-from neuron_plugin.cluster import Container as ContainerRecord
 from neuron_plugin.cluster import Pod as PodRecord
 from neuron_plugin.extender.reasons import NODE_REFUSALS
-from neuron_plugin.simulation import api_server, kubelet_pods
-from neuron_plugin.simulation.api_server import JsonObject, StandInApiServer
+from neuron_plugin.simulation.api_server import StandInApiServer
+from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
+from neuron_plugin.simulation.api_server_kinds import JsonObject
 from neuron_plugin.simulation.kubelet import StandInKubelet
-from neuron_plugin.simulation.kubelet_pods import AdmittedPod
+from neuron_plugin.simulation.kubelet_pods import AdmittedPod, Container, Pod, PodRejectedError
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.simulation.scheduler import FilterAnswer, StandInScheduler
 
@@ -62,8 +62,9 @@ class SimulatedCluster:
     """An async context: everything is up inside it, and gone after it."""
 
     def __init__(self, root: Path, instance_type: str, *, daemon_flags: Sequence[str] = ()) -> None:
-        """All files are made under ``root``."""
+        """All files are made under ``root``; ``cgroup_root`` is the node's ``/sys/fs/cgroup``."""
         self.root = root
+        self.cgroup_root = root / "cgroup"
         self.kubelet_dir = root / "dp"
         self.pod_resources_dir = root / "pr"
         self._daemon_flags = tuple(daemon_flags)
@@ -72,14 +73,20 @@ class SimulatedCluster:
             directory.mkdir()
         self.api = StandInApiServer()
         chance = Random(0)  # noqa: S311 - chooses ids, guards nothing; every demo goes the same way
-        self.kubelet = StandInKubelet(self.kubelet_dir, self.pod_resources_dir, random=chance)
+        self.kubelet = StandInKubelet(
+            self.kubelet_dir, self.pod_resources_dir, random=chance, cgroup_root=self.cgroup_root
+        )
         self._daemon: asyncio.subprocess.Process | None = None
         self._extender: asyncio.subprocess.Process | None = None
         self._scheduler: StandInScheduler | None = None
 
     async def __aenter__(self) -> Self:
         try:
-            await self._start_all()
+            await self.api.start()
+            self.api.create_node({"metadata": {"name": NODE_NAME}})
+            await self.kubelet.start()
+            await self.start_daemon()
+            await self._start_extender()
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
@@ -95,16 +102,9 @@ class SimulatedCluster:
         await self.kubelet.stop()
         await self.api.stop()
 
-    async def _start_all(self) -> None:
-        await self.api.start()
-        self.api.create_node({"metadata": {"name": NODE_NAME}})
-        await self.kubelet.start()
-        await self.start_daemon()
-        await self._start_extender()
-
     @property
     def pod_resources_socket(self) -> Path:
-        """Where the kubelet tells who holds what."""
+        """Where the kubelet serves PodResources."""
         return self.pod_resources_dir / "kubelet.sock"
 
     async def start_daemon(self) -> None:
@@ -127,7 +127,7 @@ class SimulatedCluster:
         return await _end(daemon)
 
     async def kill_daemon(self) -> None:
-        """End the node daemon without a word (SIGKILL)."""
+        """End the node daemon by SIGKILL."""
         if self._daemon is not None:
             self._daemon.kill()
             await self._daemon.wait()
@@ -151,11 +151,11 @@ class SimulatedCluster:
         """The port that the extender was given, from its log: one chosen here might be taken before it starts."""
         log = self.root / "extender.log"
         async with asyncio.timeout(READY_SECONDS):
-            while not (told := _SERVING.search(log.read_text())):
+            while not (serving := _SERVING.search(log.read_text())):
                 if extender.returncode is not None:
                     raise RuntimeError(f"the extender ended with {extender.returncode}: {log.read_text()[-500:]}")
                 await asyncio.sleep(0.05)
-        return int(told[1])
+        return int(serving[1])
 
     async def _start(
         self, log: str, command: str, flags: Mapping[str, object], *more: str
@@ -179,10 +179,10 @@ class SimulatedCluster:
                 await asyncio.sleep(0.05)
 
     async def filter(self, name: str) -> FilterAnswer:
-        """Do the scheduler's part: ask the extender which nodes take a pod.
+        """Do the scheduler's part: ask the extender whether the node takes a pod.
 
         As a scheduler does, it asks again while the answer is about the node, not about the pod: before the node is
-        known, say, or while its plugin is away.
+        known, or while its plugin is away.
 
         Raises:
             TimeoutError: the node does not become ready for pods.
@@ -190,7 +190,7 @@ class SimulatedCluster:
         passing = {refusal.text for refusal in NODE_REFUSALS}
         async with asyncio.timeout(READY_SECONDS):
             while True:
-                pod = self.api.get(api_server.PODS, name, "default")
+                pod = self.api.get(SERVED_PODS, name, "default")
                 answer = await self._open_scheduler().filter(pod, [NODE_NAME])
                 if passing.isdisjoint({*answer.failed.values(), *answer.unresolvable.values()}):
                     return answer
@@ -200,9 +200,9 @@ class SimulatedCluster:
         """Do the scheduler's part: have the extender bind a pod to the node.
 
         Raises:
-            ExtenderCallError: it did not.
+            ExtenderCallError: the extender refused or failed.
         """
-        await self._open_scheduler().bind(self.api.get(api_server.PODS, name, "default"), NODE_NAME)
+        await self._open_scheduler().bind(self.api.get(SERVED_PODS, name, "default"), NODE_NAME)
 
     def _open_scheduler(self) -> StandInScheduler:
         if self._scheduler is None:
@@ -213,7 +213,7 @@ class SimulatedCluster:
         """Wait until the kubelet has so many healthy ids of a resource.
 
         Raises:
-            TimeoutError: it has not; with the last lines of the daemon's log.
+            TimeoutError: with the last lines of the daemon's log.
         """
         try:
             await self.kubelet.wait_for_capacity(resource.value, count, timeout_seconds=READY_SECONDS)
@@ -224,23 +224,27 @@ class SimulatedCluster:
     async def wait_for_annotation(self, pod: str, key: str, value: str) -> None:
         """Wait until an annotation of a pod reads so."""
         async with asyncio.timeout(READY_SECONDS):
-            while self.pod(pod).annotations.get(key) != value:  # noqa: ASYNC110 - the stand-in is asked as a user would
+            while self.pod(pod).annotations.get(key) != value:  # noqa: ASYNC110 - polled, as a user would
                 await asyncio.sleep(0.02)
 
     def pod(self, name: str) -> PodRecord:
         """A pod as the API server has it."""
-        return PODS.decode(msgspec.json.encode(self.api.get(api_server.PODS, name, "default")))
+        return PODS.decode(msgspec.json.encode(self.api.get(SERVED_PODS, name, "default")))
 
     async def admit(self, name: str) -> AdmittedPod:
-        """Do the kubelet's part for a pod that was bound to this node; what its containers received.
+        """Do the kubelet's part for a pod that was bound to this node, and return what its containers received.
 
         Raises:
             PodRejectedError: the kubelet failed the pod, as its phase then says.
         """
-        record = self.pod(name)
+        record, resources = self.pod(name), set(Resource)
+        containers = [
+            Container(one.name, {key: int(count) for key, count in one.limits.items() if key in resources}, kind)
+            for one, kind in record.containers
+        ]
         try:
-            admitted = await self.kubelet.admit(_kubelet_pod(record))
-        except kubelet_pods.PodRejectedError as error:
+            admitted = await self.kubelet.admit(Pod(record.uid, record.namespace, name, tuple(containers)))
+        except PodRejectedError as error:
             status: JsonObject = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": str(error)}
             self.api.set_pod_status("default", name, status)
             raise
@@ -264,12 +268,3 @@ async def _end(process: asyncio.subprocess.Process | None) -> int | None:
 
 def _container(name: str, limits: Mapping[str, int]) -> JsonObject:
     return {"name": name, "resources": {"limits": {resource: str(count) for resource, count in limits.items()}}}
-
-
-def _kubelet_pod(record: PodRecord) -> kubelet_pods.Pod:
-    containers = tuple(kubelet_pods.Container(one.name, _limits(one), kind) for one, kind in record.containers)
-    return kubelet_pods.Pod(record.uid, record.namespace, record.name, containers)
-
-
-def _limits(container: ContainerRecord) -> dict[str, int]:
-    return {name: int(count) for name, count in container.limits.items() if name in set(Resource)}

@@ -1,32 +1,68 @@
-"""How the stand-in kubelet talks to one registered plugin.
+"""Device plugins as the simulated kubelet sees them: both routes of registration, the streams, and the calls.
 
-One connection for each registration, with the kubelet's own words when a call goes wrong: they end up in a pod's
-status, and plugins are judged by them.
+Clients are kept by resource name alone, as in ``pkg/kubelet/cm/devicemanager/plugin/v1beta1`` to Kubernetes 1.36. So
+when an older stream of a resource ends, it is the *newer* client that is found under the name and disconnected. Texts
+of errors are the kubelet's: they end up in a pod's status, and plugins are judged by them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+import re
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import grpc
 
+from neuron_plugin.kubelet import SocketIdentity, channel_to, identity_of
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as registration_pb
+from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as registration_pb_grpc
+from neuron_plugin.simulation.kubelet_device_manager import AllocationError, Device, DeviceManager, Selection
+from neuron_plugin.simulation.kubelet_files import CheckpointFile
 
+PRE_START_SECONDS = 30.0
+INFO_SECONDS = 1.0
+NOTIFY_SECONDS = 5.0
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 122.0
+
+_DEVICE_PLUGIN = "DevicePlugin"
+_VERSION = "v1beta1"
+_GO_NAMES = {"CANCELLED": "Canceled", "OK": "OK"}
+_NAME_PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_DOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _Answer = TypeVar("_Answer")
 
-_GO_NAMES = {"CANCELLED": "Canceled", "OK": "OK"}
+
+class PluginCallError(AllocationError):
+    """A call to a plugin failed."""
 
 
-class PluginCallError(Exception):
-    """A call to a plugin failed; the text is what the kubelet would say."""
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a node shows for a resource."""
+
+    capacity: int
+    allocatable: int
+
+
+def is_extended_resource_name(name: str) -> bool:
+    """Whether a kubelet takes a resource of that name (``IsExtendedResourceName`` in ``pkg/apis/core/v1/helper``)."""
+    domain, slash, part = name.partition("/")
+    if not slash or "kubernetes.io/" in name or name.startswith("requests."):
+        return False
+    return bool(_DOMAIN.fullmatch(f"requests.{domain}") and _NAME_PART.fullmatch(part))
 
 
 class PluginConnection:
-    """A dialled plugin socket; made by `dial`."""
+    """A connection to a plugin's socket, made by `dial`; one for each registration. The calls have no deadline."""
 
     def __init__(self, resource: str, channel: grpc.aio.Channel) -> None:
         self.resource = resource
@@ -40,34 +76,29 @@ class PluginConnection:
         """Connect and ask for the options.
 
         Raises:
-            PluginCallError: nobody answers, or the options call fails.
+            PluginCallError: the socket does not answer, or the options call fails.
         """
         options = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
         connection = cls(resource, grpc.aio.insecure_channel(f"unix:{socket}", options=options))
         try:
-            await connection._connect(dial_seconds)
-        except BaseException:
+            async with asyncio.timeout(dial_seconds):
+                await connection._channel.channel_ready()
+            connection.options = await _worded(
+                connection._stub.GetDevicePluginOptions(pb.Empty()), "failed to get device plugin options: "
+            )
+        except BaseException as error:
             await connection.close()
+            if isinstance(error, TimeoutError):
+                raise PluginCallError("failed to dial device plugin: context deadline exceeded") from error
             raise
         return connection
 
-    async def _connect(self, dial_seconds: float) -> None:
-        try:
-            async with asyncio.timeout(dial_seconds):
-                await self._channel.channel_ready()
-        except TimeoutError as error:
-            raise PluginCallError("failed to dial device plugin: context deadline exceeded") from error
-        try:
-            self.options = await _worded(self._stub.GetDevicePluginOptions(pb.Empty()))
-        except PluginCallError as error:
-            raise PluginCallError(f"failed to get device plugin options: {error}") from error
-
-    async def follow(self, receive: Callable[[pb.ListAndWatchResponse], None]) -> None:
-        """Hand on each message of ListAndWatch until the stream ends, for whatever reason. Never opened again."""
+    async def messages(self) -> AsyncGenerator[pb.ListAndWatchResponse, None]:
+        """Each message of ListAndWatch until the stream ends, for whatever reason. The kubelet never opens it again."""
         call = self._stub.ListAndWatch(pb.Empty())
         try:
             async for message in call:
-                receive(message)
+                yield message
         except grpc.aio.AioRpcError:
             return
         except asyncio.CancelledError:
@@ -75,62 +106,270 @@ class PluginConnection:
         finally:
             call.cancel()
 
-    async def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> set[str]:
-        """Ask which devices the plugin would rather give; only the first answer counts. No deadline, as there."""
-        request = pb.PreferredAllocationRequest(
-            container_requests=[
-                pb.ContainerPreferredAllocationRequest(
-                    available_deviceIDs=available, must_include_deviceIDs=must_include, allocation_size=size
-                )
-            ]
+    async def preferred(self, selection: Selection) -> Sequence[str]:
+        """Ask which devices the plugin prefers, if it wants to be asked; only the first answer counts."""
+        if not self.options.get_preferred_allocation_available:
+            return ()
+        prefix = "device plugin GetPreferredAllocation rpc failed with err: "
+        self._require_running(prefix)
+        request = pb.ContainerPreferredAllocationRequest(
+            available_deviceIDs=selection.available,
+            must_include_deviceIDs=selection.must_include,
+            allocation_size=selection.size,
         )
-        try:
-            self._require_running()
-            answer = await _worded(self._stub.GetPreferredAllocation(request))
-        except PluginCallError as error:
-            raise PluginCallError(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from error
-        return set(answer.container_responses[0].deviceIDs) if answer.container_responses else set()
+        call = self._stub.GetPreferredAllocation(pb.PreferredAllocationRequest(container_requests=[request]))
+        answer = await _worded(call, prefix)
+        return answer.container_responses[0].deviceIDs if answer.container_responses else ()
 
     async def allocate(self, ids: Sequence[str]) -> pb.AllocateResponse:
-        """Allocate for one container. No deadline, as there."""
+        """Allocate for one container."""
         self._require_running()
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
         return await _worded(self._stub.Allocate(request))
 
-    async def pre_start(self, ids: Sequence[str], seconds: float) -> None:
-        """Announce the start of a container, if the plugin asked for it."""
-        if not self.options.pre_start_required:
-            return
-        try:
-            self._require_running()
-            request = pb.PreStartContainerRequest(devices_ids=ids)
-            await _worded(self._stub.PreStartContainer(request, timeout=seconds))
-        except PluginCallError as error:
-            raise PluginCallError(f"device plugin PreStartContainer rpc failed with err: {error}") from error
+    async def pre_start(self, ids: Sequence[str]) -> None:
+        """Announce the start of a container."""
+        prefix = "device plugin PreStartContainer rpc failed with err: "
+        self._require_running(prefix)
+        request = pb.PreStartContainerRequest(devices_ids=ids)
+        await _worded(self._stub.PreStartContainer(request, timeout=PRE_START_SECONDS), prefix)
 
     async def close(self) -> None:
         """Close the connection; calls under way are cancelled."""
         await self._channel.close()
 
-    def _require_running(self) -> None:
+    def _require_running(self, prefix: str = "") -> None:
         if self.stopped_at is not None:
-            raise PluginCallError(f"endpoint {self.resource} has been stopped")
+            raise PluginCallError(f"{prefix}endpoint {self.resource} has been stopped")
 
 
-async def _worded(call: Awaitable[_Answer]) -> _Answer:
+class PluginClients(pb_grpc.RegistrationServicer):
+    """Takes registrations and follows the plugins' streams, in tasks of its own; `close` ends them.
+
+    ``endpoints`` has None for a resource that was registered before the kubelet's start. ``changed`` is set by
+    everything that may change a capacity. For ``grace_seconds`` after its stream ended a resource is still shown.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        devices: DeviceManager,
+        checkpoint: CheckpointFile,
+        *,
+        dial_seconds: float,
+        grace_seconds: float,
+    ) -> None:
+        self.registrations: Counter[str] = Counter()
+        self.endpoints: dict[str, PluginConnection | None] = dict.fromkeys(devices.resources())
+        self.changed = asyncio.Event()
+        self._directory = directory
+        self._devices = devices
+        self._checkpoint = checkpoint
+        self._dial_seconds = dial_seconds
+        self._grace_seconds = grace_seconds
+        self._clients: dict[str, PluginConnection] = {}
+        self._open: set[PluginConnection] = set()
+        self._followers: set[asyncio.Task[None]] = set()
+
+    async def Register(  # noqa: N802 - the API's name
+        self,
+        request: pb.RegisterRequest,
+        context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty],
+    ) -> pb.Empty:
+        """Check, dial back, ask for options, answer; the stream is opened beside the answer.
+
+        Every refusal has the status UNKNOWN, as Go gives it to a plain error.
+        """
+        if request.version != _VERSION:
+            text = f'requested API version "{request.version}" is not supported by kubelet. '
+            await context.abort(grpc.StatusCode.UNKNOWN, f'{text}Supported version is ["{_VERSION}"]')
+        try:
+            # A path joined the way Go does it: an absolute endpoint ends up below the directory, and is not there.
+            await self.connect(request.resource_name, self._directory / request.endpoint.lstrip("/"))
+        except PluginCallError as error:
+            await context.abort(grpc.StatusCode.UNKNOWN, str(error))
+        return pb.Empty()
+
+    async def connect(self, resource: str, socket: Path) -> None:
+        """Dial a plugin and follow it from now on in place of any other that served the resource.
+
+        Raises:
+            PluginCallError: an impossible name, or the plugin does not answer.
+        """
+        if not is_extended_resource_name(resource):
+            raise PluginCallError(f'the ResourceName "{resource}" is invalid')
+        try:
+            connection = await PluginConnection.dial(resource, socket, self._dial_seconds)
+        except PluginCallError:
+            self._clients.pop(resource, None)  # even that of a live registration beside this one
+            raise
+        self._clients[resource] = self.endpoints[resource] = connection
+        self._open.add(connection)
+        self.registrations[resource] += 1
+        follower = asyncio.create_task(self._follow(connection), name=f"ListAndWatch of {resource}")
+        self._followers.add(follower)
+        follower.add_done_callback(self._followers.discard)
+
+    async def disconnect(self, resource: str) -> None:
+        """Drop the client that is found under the name now: its devices stay, as unhealthy ones, for the grace."""
+        connection = self._clients.pop(resource, None)
+        if connection is None:
+            return
+        if (endpoint := self.endpoints.get(resource)) is not None:
+            endpoint.stopped_at = asyncio.get_running_loop().time()
+        self._devices.mark_unhealthy(resource)
+        self.changed.set()
+        self._open.discard(connection)
+        await connection.close()
+
+    async def close(self) -> None:
+        """End every stream and connection, as a kubelet does that ends."""
+        for follower in self._followers:
+            follower.cancel()
+        await asyncio.gather(*self._followers, return_exceptions=True)
+        for connection in tuple(self._open):
+            await connection.close()
+        self._open.clear()
+
+    def capacity(self, resource: str) -> Capacity:
+        """What the next node status would show of a resource."""
+        endpoint = self.endpoints.get(resource)
+        stopped_at = endpoint.stopped_at if endpoint is not None else None
+        if stopped_at is not None and asyncio.get_running_loop().time() - stopped_at > self._grace_seconds:
+            del self.endpoints[resource]
+            self._devices.remove_resource(resource)
+            self._checkpoint.replace(self._devices.checkpoint_bytes())
+        return Capacity(len(self._devices.devices(resource)), len(self._devices.healthy(resource)))
+
+    def endpoint(self, resource: str) -> PluginConnection:
+        """The plugin to call for a resource.
+
+        Raises:
+            PluginCallError: it has not registered since the kubelet's start.
+        """
+        if (endpoint := self.endpoints.get(resource)) is None:
+            raise PluginCallError(f"endpoint {resource} has been stopped")
+        return endpoint
+
+    async def _follow(self, connection: PluginConnection) -> None:
+        resource = connection.resource
+        async with aclosing(connection.messages()) as messages:
+            async for message in messages:
+                devices = [
+                    Device(each.ID, each.health, tuple(node.ID for node in each.topology.nodes))
+                    for each in message.devices
+                ]
+                self._devices.update_devices(resource, devices)
+                self.changed.set()
+                with contextlib.suppress(AllocationError):  # the kubelet only logs it
+                    await self._checkpoint.write(self._devices, of_list=True)
+        await self.disconnect(resource)  # by name: this may be another, newer client
+
+
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    identity: SocketIdentity
+    resource: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Pause:
+    until: float = 0.0
+    seconds: float = FIRST_PAUSE_SECONDS / 2
+
+
+class PluginWatcher:
+    """The other route: sockets in ``plugins_registry`` instead of calls to kubelet.sock.
+
+    Follows ``pkg/kubelet/pluginmanager``: what lies in the directory is compared with what is registered once a second.
+    A socket that is gone, or was made again, is deregistered by the name of its resource. A failed registration is
+    tried again after a pause that doubles; ``errors`` counts them. A lost stream is not noticed.
+    """
+
+    def __init__(self, directory: Path, clients: PluginClients, *, reconcile_seconds: float = 1.0) -> None:
+        self.errors: Counter[str] = Counter()
+        self._directory = directory
+        self._clients = clients
+        self._reconcile_seconds = reconcile_seconds
+        self._registered: dict[Path, _Registered] = {}
+        self._pauses: dict[Path, _Pause] = {}
+
+    async def run(self) -> None:
+        """Reconcile until cancelled."""
+        while True:
+            await self.reconcile()
+            await asyncio.sleep(self._reconcile_seconds)
+
+    async def reconcile(self) -> None:
+        """Deregister what is gone or new under its name, then register what is not yet."""
+        found = dict(self._sockets())
+        for path, registered in list(self._registered.items()):
+            if found.get(path) != registered.identity:
+                del self._registered[path]
+                await self._clients.disconnect(registered.resource)
+        now = asyncio.get_running_loop().time()
+        for path, identity in found.items():
+            pause = self._pauses.get(path, _Pause())
+            if path in self._registered or now < pause.until:
+                continue
+            try:
+                self._registered[path] = _Registered(identity, await self._register(path))
+                self._pauses.pop(path, None)
+            except PluginCallError as error:
+                self.errors[str(error)] += 1
+                seconds = min(pause.seconds * 2, LONGEST_PAUSE_SECONDS)
+                self._pauses[path] = _Pause(asyncio.get_running_loop().time() + seconds, seconds)
+
+    def _sockets(self) -> Iterator[tuple[Path, SocketIdentity]]:
+        """The sockets in the directory and below; names with a leading dot are ignored."""
+        for path in sorted(self._directory.rglob("*")):
+            hidden = any(part.startswith(".") for part in path.relative_to(self._directory).parts)
+            if not hidden and (identity := identity_of(path)):
+                yield path, identity
+
+    async def _register(self, path: Path) -> str:
+        async with channel_to(path) as channel:
+            stub = registration_pb_grpc.RegistrationStub(channel)
+            try:
+                info = await stub.GetInfo(registration_pb.InfoRequest(), timeout=INFO_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                raise PluginCallError(f"failed to get plugin info using RPC GetInfo at socket {path}") from error
+            try:
+                _check(info)
+                await self._clients.connect(info.name, Path(info.endpoint) if info.endpoint else path)
+            except PluginCallError as error:
+                await _notify(stub, registration_pb.RegistrationStatus(plugin_registered=False, error=str(error)))
+                raise
+            await _notify(stub, registration_pb.RegistrationStatus(plugin_registered=True))
+        return info.name
+
+
+def _check(info: registration_pb.PluginInfo) -> None:
+    if info.type != _DEVICE_PLUGIN:
+        raise PluginCallError(f"no handler registered for plugin type: {info.type}")
+    if _VERSION not in info.supported_versions:
+        raise PluginCallError(f"manager for {info.name} does not support any of {list(info.supported_versions)}")
+
+
+async def _notify(stub: registration_pb_grpc.RegistrationAsyncStub, status: registration_pb.RegistrationStatus) -> None:
+    try:
+        await stub.NotifyRegistrationStatus(status, timeout=NOTIFY_SECONDS)
+    except grpc.aio.AioRpcError as error:
+        raise PluginCallError(f"failed to notify plugin of its registration: {error.details()}") from error
+
+
+async def _worded(call: Awaitable[_Answer], prefix: str = "") -> _Answer:
+    """The answer; an error in Go's words after ``prefix``."""
     try:
         return await call
     except grpc.aio.AioRpcError as error:
-        raise PluginCallError(_go_text(error)) from error
+        name = error.code().name
+        go_name = _GO_NAMES.get(name, "".join(part.capitalize() for part in name.split("_")))
+        raise PluginCallError(f"{prefix}rpc error: code = {go_name} desc = {error.details()}") from error
     except asyncio.CancelledError:
         _raise_own_cancellation()
-        raise PluginCallError("rpc error: code = Canceled desc = grpc: the client connection is closing") from None
-
-
-def _go_text(error: grpc.aio.AioRpcError) -> str:
-    name = error.code().name
-    go_name = _GO_NAMES.get(name, "".join(part.capitalize() for part in name.split("_")))
-    return f"rpc error: code = {go_name} desc = {error.details()}"
+        text = "rpc error: code = Canceled desc = grpc: the client connection is closing"
+        raise PluginCallError(f"{prefix}{text}") from None
 
 
 def _raise_own_cancellation() -> None:

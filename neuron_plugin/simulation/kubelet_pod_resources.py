@@ -1,12 +1,13 @@
-"""The PodResources service of the stand-in kubelet.
+"""The PodResources service of the simulated kubelet.
 
 True to the kubelet's shape, not only to its contents: one entry for each id, no plain init containers, no UID, plain
-errors with the status UNKNOWN, one rate limit for everybody, and a `List` that frees devices.
+errors with the status UNKNOWN, one rate limit for all clients, and a ``List`` that frees devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 import grpc
@@ -14,50 +15,46 @@ import grpc
 from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.simulation.kubelet_devices import DeviceManager
-from neuron_plugin.simulation.kubelet_memory import Memory
-from neuron_plugin.simulation.kubelet_pods import Container, Pod
+from neuron_plugin.simulation.kubelet_device_manager import DeviceManager
+from neuron_plugin.simulation.kubelet_pods import Pod
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
 
 class RateLimit:
-    """A token bucket: ``per_second`` calls, ``burst`` at once; zero per second means no limit."""
+    """A token bucket: ``per_second`` calls, ``burst`` at once; zero per second is no limit."""
 
-    def __init__(self, per_second: float, burst: int, clock: Callable[[], float]) -> None:
+    def __init__(self, per_second: float, burst: int) -> None:
         self._per_second = per_second
         self._burst = burst
-        self._clock = clock
         self._tokens = float(burst)
-        self._filled_at = clock()
+        self._filled_at = 0.0
 
-    def allows(self) -> bool:
+    def allows(self, now: float) -> bool:
         """Take a token, if there is one."""
-        if not self._per_second:
-            return True
-        now = self._clock()
         self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._per_second)
         self._filled_at = now
-        if self._tokens < 1:
+        if self._per_second and self._tokens < 1:
             return False
         self._tokens -= 1
         return True
 
 
 class PodResourcesService(pb_grpc.PodResourcesListerServicer):
-    """Serves what ``memory`` records of the ``active`` pods. ``serves_get`` False is a kubelet whose gate is off."""
+    """Serves what ``devices`` records of the ``active`` pods.
+
+    All clients share one ``limit``. ``serves_get`` False is a kubelet whose gate is off.
+    """
 
     def __init__(
         self,
-        memory: Memory,
         devices: DeviceManager,
-        *,
-        active: Callable[[], Iterable[Pod]],
+        active: Callable[[], Collection[Pod]],
         limit: RateLimit,
+        *,
         serves_get: bool = True,
     ) -> None:
-        self._memory = memory
         self._devices = devices
         self._active = active
         self._limit = limit
@@ -68,9 +65,9 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
         request: pb.ListPodResourcesRequest,  # noqa: ARG002 - the API's signature
         context: grpc.aio.ServicerContext[pb.ListPodResourcesRequest, pb.ListPodResourcesResponse],
     ) -> pb.ListPodResourcesResponse:
-        """Every active pod; frees what ended pods held, which may lose a reservation under way."""
+        """Every active pod; forgets what ended pods had, which may lose a reservation under way."""
         await self._admit(context)
-        self._devices.free_ended()
+        self._devices.forget_pods({pod.uid for pod in self._active()})
         return pb.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self._active()])
 
     async def Get(  # noqa: N802 - the API's name
@@ -95,35 +92,32 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
     ) -> pb.AllocatableResourcesResponse:
         """The healthy devices, free or not."""
         await self._admit(context)
-        return pb.AllocatableResourcesResponse(
-            devices=[
-                self._entry(resource, each)
-                for resource in self._devices.resources()
-                for each in self._devices.healthy(resource)
-            ]
-        )
+        resources = self._devices.resources()
+        healthy = [self._entry(resource, each) for resource in resources for each in self._devices.healthy(resource)]
+        return pb.AllocatableResourcesResponse(devices=healthy)
 
     async def _admit(self, context: grpc.aio.ServicerContext[_Request, _Response]) -> None:
-        if not self._limit.allows():
+        if not self._limit.allows(asyncio.get_running_loop().time()):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
     def _pod(self, pod: Pod) -> pb.PodResources:
-        shown = [each for each in pod.containers if each.kind is not ContainerKind.INIT]
-        return pb.PodResources(
-            name=pod.name, namespace=pod.namespace, containers=[self._container(pod, each) for each in shown]
-        )
-
-    def _container(self, pod: Pod, container: Container) -> pb.ContainerResources:
-        entries = [
-            self._entry(allocation.resource, each)
-            for allocation in self._memory.of_container(pod.uid, container.name)
-            for each in allocation.ids
+        containers = [
+            pb.ContainerResources(
+                name=container.name,
+                devices=[
+                    self._entry(allocation.resource, each)
+                    for allocation in self._devices.of_container(pod.uid, container.name)
+                    for each in allocation.ids
+                ],
+            )
+            for container in pod.containers
+            if container.kind is not ContainerKind.INIT
         ]
-        return pb.ContainerResources(name=container.name, devices=entries)
+        return pb.PodResources(name=pod.name, namespace=pod.namespace, containers=containers)
 
     def _entry(self, resource: str, device_id: str) -> pb.ContainerDevices:
         entry = pb.ContainerDevices(resource_name=resource, device_ids=[device_id])
         device = self._devices.devices(resource).get(device_id)
-        if device is not None and device.HasField("topology"):
-            entry.topology.nodes.extend(pb.NUMANode(ID=node.ID) for node in device.topology.nodes)
+        if device and device.numa_nodes:
+            entry.topology.nodes.extend(pb.NUMANode(ID=node) for node in device.numa_nodes)
         return entry

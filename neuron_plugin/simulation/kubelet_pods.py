@@ -1,20 +1,30 @@
-"""Pods as the stand-in kubelet takes them, and what it makes of them.
+"""Pods as the simulated kubelet takes them, and what their containers receive.
 
 Only what device allocation looks at: names, the UID, and how many of which resource each container asks for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from neuron_plugin.allocation import ContainerKind
-from neuron_plugin.kubelet import DeviceNode
+from neuron_plugin.kubelet import DeviceNode, in_numeric_order
+from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
+from neuron_plugin.simulation.kubelet_device_manager import Allocation
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+_HASH_UID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A host path a container gets as a bind mount."""
+    """A host path that a container gets as a bind mount."""
 
     host_path: str
     container_path: str
@@ -32,16 +42,31 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod; ``containers`` in spec order, init containers and sidecars first, as they are admitted."""
+    """One pod; ``containers`` in spec order, init containers and sidecars first, as they are admitted.
+
+    ``qos`` is the pod's class as its cgroup spells it: ``besteffort``, ``burstable``, or empty for guaranteed.
+    """
 
     uid: str
     namespace: str
     name: str
     containers: tuple[Container, ...]
+    qos: str = "besteffort"
+
+    @property
+    def static(self) -> bool:
+        """Whether the pod comes from a manifest on the node: its UID is then a hash of that."""
+        return _HASH_UID.fullmatch(self.uid) is not None
 
     def container(self, name: str) -> Container:
         """The container of that name; KeyError if there is none."""
         return {container.name: container for container in self.containers}[name]
+
+
+def static_pod(namespace: str, name: str, node: str, *containers: Container) -> Pod:
+    """A pod from a manifest file of a node. The same manifest always gives the same UID (``config/common.go``)."""
+    manifest = repr((namespace, name, node, containers))
+    return Pod(hashlib.md5(manifest.encode(), usedforsecurity=False).hexdigest(), namespace, name, containers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +74,8 @@ class AdmittedContainer:
     """What one container received at its last start.
 
     ``ids`` are the device ids of each resource, in numeric order. Where two resources answered the same key, one of
-    the two is here, chosen anew at each start, as on a kubelet. ``waiting`` is the text of a failed PreStartContainer;
-    the container then has not started.
+    the two is here, drawn at each start, as on a kubelet. ``waiting`` is the text of a failed start; the container has
+    then not started.
     """
 
     name: str
@@ -66,7 +91,7 @@ class AdmittedContainer:
 
 @dataclass(frozen=True, slots=True)
 class AdmittedPod:
-    """A pod the kubelet took, and what its containers received, in spec order."""
+    """A pod that the kubelet admitted, and what its containers received, in spec order."""
 
     pod: Pod
     containers: tuple[AdmittedContainer, ...]
@@ -84,3 +109,32 @@ class PodRejectedError(Exception):
     def __init__(self, pod: Pod, cause: str) -> None:
         super().__init__(f"Pod was rejected: Allocate failed due to {cause}, which is unexpected")
         self.pod = pod
+
+
+def received(container: Container, allocations: Sequence[Allocation], waiting: str | None) -> AdmittedContainer:
+    """What a container receives from its ``allocations``; of two answers with one key the first wins.
+
+    The kubelet draws the order at each start, so two resources of one container that set the same variable differently
+    give it a value that flips (``dm/pod_devices.go``).
+    """
+    answers = [pb.ContainerAllocateResponse.FromString(each.response) for each in allocations]
+    nodes = (DeviceNode(each.host_path, each.container_path, each.permissions) for a in answers for each in a.devices)
+    mounts = (Mount(each.host_path, each.container_path, each.read_only) for a in answers for each in a.mounts)
+    return AdmittedContainer(
+        name=container.name,
+        kind=container.kind,
+        ids={each.resource: tuple(in_numeric_order(each.ids)) for each in allocations},
+        envs=_first_wins(item for each in answers for item in each.envs.items()),
+        devices=tuple(_first_wins((node.container_path, node) for node in nodes).values()),
+        mounts=tuple(_first_wins((mount.container_path, mount) for mount in mounts).values()),
+        annotations=_first_wins(item for each in answers for item in each.annotations.items()),
+        cdi_devices=tuple(dict.fromkeys(device.name for each in answers for device in each.cdi_devices)),
+        waiting=waiting,
+    )
+
+
+def _first_wins(items: Iterable[tuple[_Key, _Value]]) -> dict[_Key, _Value]:
+    merged: dict[_Key, _Value] = {}
+    for key, value in items:
+        merged.setdefault(key, value)
+    return merged

@@ -1,12 +1,13 @@
-"""Nodes and pods with Neuron, as JSON for the stand-in API server, the demo and tests."""
+"""Nodes and pods with Neuron, as JSON for the simulated API server, the demo and tests."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-from neuron_plugin.allocation import INVENTORY_KEY, NodeInventory, Resource, write_inventory
-from neuron_plugin.simulation.api_server_status import JsonObject
+from neuron_plugin.allocation import INVENTORY_KEY, ContainerKind, NodeInventory, Resource, write_inventory
+from neuron_plugin.simulation.api_server_kinds import JsonObject
+from neuron_plugin.simulation.kubelet_pods import Pod
 from neuron_plugin.topology import Geometry, catalogue
 
 _uids = count(1)
@@ -80,3 +81,24 @@ def container(name: str, resource: Resource | str, amount: int | str, *, sidecar
     quantities = {str(resource): str(amount)} if amount else {}
     found: JsonObject = {"name": name, "image": "neuron", "resources": {"limits": quantities, "requests": quantities}}
     return {**found, "restartPolicy": "Always"} if sidecar else found
+
+
+def mirror_manifest(pod: Pod, node: str) -> JsonObject:
+    """The pod that a kubelet creates at the API server for an admitted static pod, which may also never happen."""
+    parts: dict[bool, list[JsonObject]] = {True: [], False: []}
+    for one in pod.containers:
+        limits = {name: str(amount) for name, amount in one.limits.items()}
+        made: JsonObject = {"name": one.name, "image": "neuron", "resources": {"limits": limits, "requests": limits}}
+        sidecar = {"restartPolicy": "Always"} if one.kind is ContainerKind.SIDECAR else {}
+        parts[one.kind is ContainerKind.APP].append(made | sidecar)
+    annotations = {
+        "kubernetes.io/config.hash": pod.uid,
+        "kubernetes.io/config.mirror": pod.uid,
+        "kubernetes.io/config.seen": "2026-01-01T00:00:00Z",
+        "kubernetes.io/config.source": "file",
+    }
+    return {
+        "metadata": {"name": f"{pod.name}-{node}", "namespace": pod.namespace, "annotations": annotations},
+        "spec": {"nodeName": node, "containers": parts[True], "initContainers": parts[False]},
+        "status": {"phase": "Running"},
+    }

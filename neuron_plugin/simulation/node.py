@@ -1,8 +1,8 @@
 """A machine with Neuron hardware, as a directory: ``sys/``, ``dev/`` and the host's LNC file.
 
-For who has no such machine: the demo, the tests, planning, and a real kubelet without hardware. What is written has
-the driver's bytes, names and modes, so everything that reads a real machine reads this one and nothing can tell.
-Faults are changes of the machine's description; readers may scan meanwhile.
+For the demo, tests, planning, and a real kubelet without hardware. What is written has the driver's bytes, names and
+modes, so that everything that reads a real machine reads this one without noticing. Faults are changes of the machine's
+description; readers may scan meanwhile.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from pathlib import Path
 import msgspec
 
 from neuron_plugin.hardware import GENERATIONS, MachinePaths, ResetState
-from neuron_plugin.simulation.node_description import (
+from neuron_plugin.simulation.node_tree import (
+    CORE_ERRORS,
+    HEALTH_STATUS,
     NEWEST_DRIVER,
     NEWEST_DRIVER_FOR_INF1,
+    UNHEALTHY_COMPONENTS,
     NodeDescription,
     SimulatedDevice,
     SimulationError,
     check,
-    read_description,
 )
-from neuron_plugin.simulation.node_files import exclusively
-from neuron_plugin.simulation.node_kmsg import append_record
-from neuron_plugin.simulation.node_tree import CORE_ERRORS, HEALTH_STATUS, UNHEALTHY_COMPONENTS
-from neuron_plugin.simulation.node_writer import TreeWriter
+from neuron_plugin.simulation.node_writer import TreeWriter, append_record, exclusively, read_description
 from neuron_plugin.topology import Catalogue, catalogue
 
 
@@ -45,9 +44,9 @@ def write_node(
 
     ``driver_version`` is by default the newest that has this product. ``logical_core_size`` (LNC) goes into the
     host's file, which is not written without. ``missing`` chips never came up. ``char_nodes`` makes real character
-    devices, which takes root and which a real container runtime needs; else plain files stand for them.
-    ``usage_counters=False`` leaves out the counters of memory and of the cores' work, which hardly anybody but monitors
-    reads: 100 files for each core, 13 000 on a Trn2.
+    devices, which takes root and which a real container runtime needs; else plain files take their place.
+    ``usage_counters=False`` leaves out the counters of memory and of the cores' work, which hardly any program but a
+    monitor reads: 100 files for each core, 13 000 on a Trn2.
 
     Raises:
         SimulationError: an unknown type, a directory in use, or a machine that cannot be.
@@ -70,7 +69,9 @@ def write_node(
         usage_counters=usage_counters,
     )
     check(description)
-    _claim(root)
+    root.mkdir(parents=True, exist_ok=True)
+    if any(root.iterdir()):
+        raise SimulationError(f"{root} is not empty: choose another directory or empty it")
     with exclusively(root):
         TreeWriter(root).build(description)
     return SimulatedNode(root)
@@ -112,11 +113,11 @@ class SimulatedNode:
         self._change(device, **{name: count for name, count in given.items() if count is not None})
 
     def set_reset(self, device: int, state: ResetState) -> None:
-        """Let a reset run, succeed or fail. The node stays, and no uevent tells of it."""
+        """Let a reset run, succeed or fail. The node stays, and there is no uevent."""
         self._change(device, reset=int(state))
 
     def set_unhealthy_components(self, device: int, components: Collection[str]) -> None:
-        """Let firmware report broken parts; none: all is well again."""
+        """Let firmware report broken parts; none: all are well again."""
         self._check_has("unhealthy_components", UNHEALTHY_COMPONENTS)
         self._change(device, unhealthy_components=tuple(components))
 
@@ -214,9 +215,3 @@ class SimulatedNode:
             after = change(before)
             check(after)
             TreeWriter(self.root).change(before, after)
-
-
-def _claim(root: Path) -> None:
-    root.mkdir(parents=True, exist_ok=True)
-    if any(root.iterdir()):
-        raise SimulationError(f"{root} is not empty: choose another directory or empty it")

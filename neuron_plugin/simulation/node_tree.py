@@ -1,20 +1,127 @@
-"""Every file that the driver makes for a device: path, bytes and mode.
+"""What a simulated machine is, which faults it has, and every file that the driver makes for it: values, no I/O.
 
-A table computed from the description, so that the tree is one value that can be compared, and a fault is the
-difference of two. Source: Neuron driver 2.24.7 and 2.25.4 (names, formats, modes), SDK documentation to 2.32 for
-what came later. What lies below ``health_status`` is unpublished: a comma-separated line is assumed, and a counter
-named ``hw_error_events``.
-Left out: ``power/*``, the kernel's own for every device, which says nothing about Neuron.
+The tree follows from the description alone, so a fault is a change of the description, the difference of two trees is
+what has to be written, and another process can make a fault without knowing who wrote the machine. Sources: Neuron
+driver 2.24.7 and 2.25.4 (names, formats, modes), SDK documentation to 2.32 for what came later, captures of
+inf1.6xlarge, inf2.24xlarge and trn2.48xlarge. What lies below ``health_status`` is unpublished: a comma-separated line
+is assumed, and a counter named ``hw_error_events``. Left out: ``power/*``, the kernel's own for every device, which
+says nothing about Neuron.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from neuron_plugin.simulation.node_description import NodeDescription, SimulatedDevice
-from neuron_plugin.simulation.node_links import connected_devices_text
+import msgspec
+
+from neuron_plugin.allocation import format_ids
+from neuron_plugin.hardware import GENERATIONS, DriverVersion, Generation, parse_driver_version
+
+NEWEST_DRIVER = "2.30.2.0"
+NEWEST_DRIVER_FOR_INF1 = "2.24.7.0"
+_WITHOUT_INF1 = (2, 25)
+_WITH_TRN3 = (2, 25, 4)
+
+
+class SimulationError(Exception):
+    """A simulated machine cannot be as asked, or is not there; says what to do."""
+
+
+class SimulatedDevice(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The state of one device.
+
+    ``core_errors`` are counts by physical core and the driver's name. ``overrides`` are attributes by path below the
+    device; None: the file is missing.
+    """
+
+    loaded: bool = True
+    node: bool = True
+    reset: int = 1
+    sram_ecc: int = 0
+    memory_ecc: int = 0
+    repairable_ecc: int = 0
+    unhealthy_components: tuple[str, ...] = ()
+    error_events: int = 0
+    core_errors: dict[int, dict[str, int]] = {}
+    overrides: dict[str, str | None] = {}
+
+
+class NodeDescription(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A simulated machine. ``devices`` holds those that are not as new; ``missing`` chips never came up at boot."""
+
+    instance_type: str
+    device_name: str
+    device_count: int
+    driver_version: str
+    logical_core_size: int | None = None
+    missing: tuple[int, ...] = ()
+    char_nodes: bool = False
+    major: int = 243
+    usage_counters: bool = True
+    driver_loaded: bool = True
+    devices: dict[int, SimulatedDevice] = {}
+
+    @property
+    def generation(self) -> Generation:
+        """The product of its devices."""
+        return GENERATIONS[self.device_name]
+
+    @property
+    def driver(self) -> DriverVersion:
+        """The driver's version, comparable."""
+        return parse_driver_version(self.driver_version)
+
+    @property
+    def chips(self) -> tuple[int, ...]:
+        """Devices that the machine has."""
+        return tuple(device for device in range(self.device_count) if device not in self.missing)
+
+    @property
+    def in_words(self) -> str:
+        """What devices there are: a machine that misses some has the others under their own numbers."""
+        last = self.device_count - 1
+        nominal = f"devices 0 to {last}" if last else "device 0"
+        without = f" without {format_ids(self.missing)}" if self.missing else ""
+        return f"{self.instance_type} has {nominal}{without}"
+
+    @property
+    def loaded(self) -> tuple[int, ...]:
+        """Devices that the driver lists now."""
+        return tuple(device for device in self.chips if self.driver_loaded and self.device(device).loaded)
+
+    def device(self, device: int) -> SimulatedDevice:
+        """State of one device."""
+        return self.devices.get(device, _AS_NEW)
+
+
+_AS_NEW = SimulatedDevice()
+
+
+def check(description: NodeDescription) -> None:
+    """Refuse what no real machine could be.
+
+    Raises:
+        SimulationError: names the value, what was expected and what to do.
+    """
+    try:
+        driver = description.driver
+    except ValueError as error:
+        raise SimulationError(f"driver version {description.driver_version!r}: expected {error}") from None
+    if description.device_name == "Inferentia" and driver.at_least(*_WITHOUT_INF1):
+        raise SimulationError(f"driver {driver.text} has no Inf1 any more: use {NEWEST_DRIVER_FOR_INF1} or older")
+    if description.device_name == "Trainium3" and not driver.at_least(*_WITH_TRN3):
+        raise SimulationError(f"driver {driver.text} does not know Trn3 yet: use 2.25.4 or newer")
+    unknown = sorted(set(description.missing) - set(range(description.device_count)))
+    if unknown:
+        last = description.device_count - 1
+        raise SimulationError(f"missing device {unknown[0]}: {description.instance_type} has devices 0 to {last}")
+    if description.logical_core_size is not None and description.logical_core_size < 1:
+        raise SimulationError(f"logical core size {description.logical_core_size}: expected 1 or more")
+
+
+# Files.
 
 _CONNECTED_DEVICES = (2, 13, 4)
 _ECC_COUNTERS = (2, 14, 5)
@@ -41,6 +148,8 @@ _STATUS = (
 )
 CORE_ERRORS = ("hw_error", "hw_nc_ue_error", "hw_hbm_ue_error", "hw_dma_abort_error")
 """Those of ``_STATUS`` that say something of the hardware."""
+_SWITCHED_FAMILIES = frozenset({"trn2es", "trn3s", "trn3s-es", "trn3-dev0", "trn3-dev1"})
+"""Types whose devices are linked by a switch have other class attributes (driver 2.25.4)."""
 _OTHER = ("model_load_count", "reset_req_count", "reset_fail_count", "inference_count", "flop_count", "nc_time_in_use")
 _COUNTER = ("total", "present")
 _MEMORY_COUNTER = ("total", "present", "peak")
@@ -68,13 +177,19 @@ def device_files(description: NodeDescription, device: int) -> dict[str, File]:
         files[f"neuron_core{core}/info/architecture/arch_type"] = File(arch + "\n")
         if description.usage_counters:
             files.update(_core_counters(core, tensor_engine=arch != "NCv1"))
-            files.update(_core_errors(core, state.core_errors.get(core, {})))
-    return _overridden(files, state)
+            for name, count in state.core_errors.get(core, {}).items():
+                files |= {f"neuron_core{core}/stats/status/{name}/{part}": File(f"{count}\n") for part in _COUNTER}
+    for path, text in state.overrides.items():
+        if text is None:
+            files.pop(path, None)
+        else:
+            files[path] = File(text, files[path].mode if path in files else 0o644)
+    return files
 
 
 def class_files(description: NodeDescription) -> dict[str, File]:
     """The plain files beside the devices: this machine is in no UltraServer."""
-    if _is_switched(description.instance_type):
+    if description.instance_type.partition(".")[0] in _SWITCHED_FAMILIES:
         return {"node_id": File("-1\n", 0o444), "reservation_id": File("0000000000000000\n", 0o444)}
     ids = {f"node_id_{size}": File("-1\n", 0o444) for size in (2, 4)}
     servers = {f"server_id_{size}": File("0000000000000000\n", 0o444) for size in (2, 4)}
@@ -130,11 +245,6 @@ def _hardware(description: NodeDescription, state: SimulatedDevice) -> dict[str,
     return files
 
 
-def _core_errors(core: int, counts: Mapping[str, int]) -> dict[str, File]:
-    directory = f"neuron_core{core}/stats/status"
-    return {f"{directory}/{name}/{part}": File(f"{count}\n") for name, count in counts.items() for part in _COUNTER}
-
-
 @lru_cache(maxsize=64)
 def _core_counters(core: int, *, tensor_engine: bool) -> Mapping[str, File]:
     stats = f"neuron_core{core}/stats"
@@ -152,16 +262,62 @@ def _memory(directory: str, kinds: tuple[str, ...]) -> dict[str, File]:
     return {f"{directory}/{kind}/{part}": File("0\n") for kind in kinds for part in _MEMORY_COUNTER}
 
 
-def _overridden(files: dict[str, File], state: SimulatedDevice) -> dict[str, File]:
-    for path, text in state.overrides.items():
-        if text is None:
-            files.pop(path, None)
-        else:
-            files[path] = File(text, files[path].mode if path in files else 0o644)
-    return files
+# Links.
+
+_TORUS_SIZE = 16
+_INF2_RING = 12
+_INF2_LINE = 6
+
+# Up, left, down, right: the order for Trainium1.
+_TRN1 = tuple(
+    (
+        (device - 4) % 16,
+        device - device % 4 + (device - 1) % 4,
+        (device + 4) % 16,
+        device - device % 4 + (device + 1) % 4,
+    )
+    for device in range(_TORUS_SIZE)
+)
+
+# Trainium2 and later: the firmware's port order, different for each place.
+_TRN2 = (
+    (12, 1, 3, 4),
+    (0, 13, 5, 2),
+    (14, 3, 1, 6),
+    (2, 15, 7, 0),
+    (8, 5, 7, 0),
+    (4, 9, 1, 6),
+    (10, 7, 5, 2),
+    (6, 11, 3, 4),
+    (4, 9, 11, 12),
+    (8, 5, 13, 10),
+    (6, 11, 9, 14),
+    (10, 7, 15, 8),
+    (0, 13, 15, 8),
+    (12, 1, 9, 14),
+    (2, 15, 13, 10),
+    (14, 3, 11, 12),
+)
 
 
-def _is_switched(instance_type: str) -> bool:
-    """Types whose devices are linked by a switch have other class attributes (driver 2.25.4)."""
-    family = instance_type.partition(".")[0]
-    return family in {"trn2es", "trn3s", "trn3s-es", "trn3-dev0", "trn3-dev1"}
+def connected_devices_text(device_name: str, device: int, present: Collection[int], device_count: int) -> str:
+    """What the driver prints for ``device`` while the devices ``present`` are there.
+
+    ``device_count`` is how many the machine should have. From Trainium1 on the driver picks its table by how many it
+    counted, so one missing chip leaves every list empty; Inferentia's is read from firmware, neighbour by neighbour.
+    """
+    east, west, count = device + 1, device - 1, len(present)
+    neighbours: tuple[int, ...] = ()
+    if device_name == "Inferentia":  # east first; inf1.6xlarge is a line [captured], inf1.24xlarge a ring [documented]
+        if device_count == _TORUS_SIZE:
+            east, west = east % device_count, west % device_count
+        neighbours = tuple(each for each in (east, west) if each in present and each != device)
+    elif device_name == "Inferentia2" and count == _INF2_RING:
+        neighbours = (west % _INF2_RING, east % _INF2_RING)
+    elif device_name == "Inferentia2" and count == _INF2_LINE:
+        neighbours = tuple(each for each in (west, east) if 0 <= each < _INF2_LINE)
+    elif device_name != "Inferentia2" and count and not count % _TORUS_SIZE:
+        place = device % _TORUS_SIZE
+        table = _TRN1 if device_name == "Trainium1" else _TRN2
+        neighbours = tuple(device - place + each for each in table[place])
+    return ", ".join(map(str, neighbours)) + "\n"

@@ -1,26 +1,156 @@
-"""Brings the files of a simulated machine in line with its description, in the order in which a driver works.
+"""Files of a simulated machine, changed in the order in which a driver works and so that no reader sees half a file.
 
-The description is written last: whoever finds it finds what it says.
+A file is made aside and renamed into place, a device's directory is made whole before it appears and renamed away
+before it is emptied. What is aside lies in the machine's directory (one file system), outside sys/ and dev/. The
+description is written last: whoever finds it finds what it says.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from neuron_plugin.hardware import SIMULATED_MARKER, MachinePaths
-from neuron_plugin.simulation.node_description import DESCRIPTION_FILE, NodeDescription
-from neuron_plugin.simulation.node_files import (
-    remove,
-    update_files,
-    write_char_node,
-    write_directory,
-    write_file,
-    write_link,
-)
-from neuron_plugin.simulation.node_kmsg import KMSG
-from neuron_plugin.simulation.node_tree import File, class_files, device_files
+from neuron_plugin.simulation.node_tree import File, NodeDescription, SimulationError, class_files, device_files
+
+DESCRIPTION_FILE = "node.json"
+
+_ASIDE = ".aside"
+_LOCK = ".lock"
+KMSG = "kmsg"
+
+_ERROR_LEVEL = 3
+_USER_FACILITY = 1 << 3
+
+
+def read_description(root: Path) -> NodeDescription:
+    """The description of the machine in ``root``.
+
+    Raises:
+        SimulationError: there is none, or it is not one of ours.
+    """
+    path = root / DESCRIPTION_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=NodeDescription)
+    except OSError as error:
+        raise SimulationError(f"{root} holds no simulated node ({error.strerror}): write one there first") from error
+    except msgspec.DecodeError as error:
+        raise SimulationError(f"{path} does not describe a simulated node: {error}") from error
+
+
+@contextmanager
+def exclusively(root: Path) -> Iterator[None]:
+    """Hold the machine in ``root`` against other processes that change it."""
+    with (root / _LOCK).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released with the file; held for as long as a tree takes to write
+        yield
+
+
+def write_file(root: Path, path: Path, file: File) -> None:
+    """Put ``file`` at ``path``, whole and with its mode, whatever was there."""
+    aside = _aside(root)
+    _create(aside, file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside.replace(path)
+
+
+def write_char_node(root: Path, path: Path, major: int, minor: int) -> None:
+    """Put a character device at ``path``. Takes root (CAP_MKNOD)."""
+    aside = _aside(root)
+    os.mknod(aside, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+    aside.chmod(0o666)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside.replace(path)
+
+
+def write_directory(root: Path, path: Path, files: Mapping[str, File], links: Mapping[str, str]) -> None:
+    """Make a directory of ``files`` and symbolic ``links`` appear at ``path`` at once, whatever was there."""
+    remove(root, path)  # a writer that was killed may have got this far
+    aside = _aside(root)
+    aside.mkdir()
+    for parent in sorted({(aside / name).parent for name in files}):
+        parent.mkdir(parents=True, exist_ok=True)
+    for name, file in files.items():
+        _create(aside / name, file)
+    for name, target in links.items():
+        (aside / name).symlink_to(target)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside.rename(path)
+
+
+def write_link(root: Path, path: Path, target: str) -> None:
+    """Put a symbolic link at ``path``."""
+    aside = _aside(root)
+    aside.symlink_to(target)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside.replace(path)
+
+
+def remove(root: Path, path: Path) -> None:
+    """Make ``path``, a file or a directory, disappear at once. What is not there is fine."""
+    aside = _aside(root)
+    try:
+        path.rename(aside)
+    except FileNotFoundError:
+        return
+    if aside.is_dir() and not aside.is_symlink():
+        shutil.rmtree(aside)
+    else:
+        aside.unlink()
+
+
+def update_files(root: Path, directory: Path, before: Mapping[str, File], after: Mapping[str, File]) -> None:
+    """Change what differs between two tables of the files in ``directory``."""
+    for name in before.keys() - after.keys():
+        remove(root, directory / name)
+    for name, file in after.items():
+        if before.get(name) != file:
+            write_file(root, directory / name, file)
+
+
+def _aside(root: Path) -> Path:
+    """A free place; only whoever holds the machine is here."""
+    directory = root / _ASIDE
+    directory.mkdir(exist_ok=True)
+    path = directory / "next"
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)  # left behind by one who was killed
+    else:
+        path.unlink(missing_ok=True)
+    return path
+
+
+def _create(path: Path, file: File) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, file.text.encode())
+        os.fchmod(descriptor, file.mode)  # the umask has no say in sysfs
+    finally:
+        os.close(descriptor)
+
+
+def append_record(root: Path, text: str, *, by_kernel: bool, age_seconds: float = 0.0) -> None:
+    """Add one record of one line, stamped with this machine's monotonic clock ``age_seconds`` ago.
+
+    Raises:
+        SimulationError: ``root`` holds no simulated machine with a kernel log.
+    """
+    path = root / "dev" / KMSG
+    if not path.is_file():
+        raise SimulationError(f"{path} is not there: write a simulated node first")
+    priority = _ERROR_LEVEL | (0 if by_kernel else _USER_FACILITY)
+    microseconds = max(0, int((time.monotonic() - age_seconds) * 1e6))
+    with exclusively(root), path.open("rb+") as log:
+        sequence = log.read().count(b"\n")
+        log.write(f"{priority},{sequence},{microseconds},-;{' '.join(text.split())}\n".encode())
 
 
 class TreeWriter:
@@ -55,7 +185,11 @@ class TreeWriter:
         for device in after.loaded:
             self._node(after, device)
         if before.logical_core_size != after.logical_core_size:
-            self._logical_core_size(after.logical_core_size)
+            path, size = self.paths.logical_nc_config, after.logical_core_size
+            if size is None:
+                remove(self.root, path)
+            else:
+                write_file(self.root, path, File(f"NEURON_LOGICAL_NC_CONFIG={size}\n"))
         self._describe(after)
 
     def _describe(self, description: NodeDescription) -> None:
@@ -94,10 +228,3 @@ class TreeWriter:
             write_char_node(self.root, path, description.major, device)
         elif wanted and not there:
             write_file(self.root, path, File("", 0o666))
-
-    def _logical_core_size(self, size: int | None) -> None:
-        path = self.paths.logical_nc_config
-        if size is None:
-            remove(self.root, path)
-        else:
-            write_file(self.root, path, File(f"NEURON_LOGICAL_NC_CONFIG={size}\n"))

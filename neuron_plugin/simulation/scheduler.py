@@ -1,9 +1,9 @@
-"""A stand-in for what kube-scheduler does with an extender: filter, prioritize, bind, and preempt.
+"""What kube-scheduler does with an extender: filter, prioritize, bind, and preempt.
 
 It sends what kube-scheduler 1.36 sends (Go's capitalised names, NodeNames with Nodes null, keep-alive) and reads
-answers as it does: only a 200 counts, a name that was not asked about fails the attempt, a node that is named nowhere
-is unresolvable. Of the scheduler's own plugins there is none: every node given is offered. Source: pkg/scheduler/
-extender.go and staging/src/k8s.io/kube-scheduler/extender/v1/types.go.
+answers as it does: only a 200 counts, a name that was not asked about fails the attempt, a node that the answer does
+not name is unresolvable. It has none of the scheduler's own plugins: every node given is offered. Source:
+pkg/scheduler/extender.go and staging/src/k8s.io/kube-scheduler/extender/v1/types.go.
 
     async with StandInScheduler("http://127.0.0.1:12345") as scheduler:
         placed = await scheduler.schedule(pod, ["worker-1", "worker-2"])
@@ -20,7 +20,7 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
-from neuron_plugin.simulation.api_server_status import JsonObject
+from neuron_plugin.simulation.api_server_kinds import JsonObject
 
 HTTP_TIMEOUT_SECONDS = 5.0
 """The default of an extender's httpTimeout."""
@@ -164,7 +164,7 @@ class StandInScheduler:
 
     async def _call(self, verb: str, args: JsonObject) -> Any:
         if self._session is None:
-            raise RuntimeError("the stand-in scheduler is not open: use it as 'async with StandInScheduler(...)'")
+            raise RuntimeError("the simulated scheduler is not open: use it as 'async with StandInScheduler(...)'")
         url = f"{self._prefix}/{verb}"
         try:
             async with self._session.post(url, data=msgspec.json.encode(args)) as response:

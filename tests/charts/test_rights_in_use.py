@@ -17,15 +17,14 @@ from neuron_plugin.simulation import (
     NODE_NAME,
     Fault,
     Match,
-    Right,
     SimulatedCluster,
     SimulatedPod,
     StandInApiServer,
     WatchList,
-    in_namespace,
 )
 from tests.charts.manifests import of_kind
 from tests.charts.test_rbac import rules
+from tests.support.api_access import Access, Right, in_namespace
 
 CONDITION = "NeuronDevicesHealthy"
 USERS = {
@@ -44,13 +43,26 @@ def rights_of(user: str) -> set[Right]:
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[SimulatedCluster]:
-    """A cluster whose daemons have the chart's rights, of a server that makes them list and then watch."""
+async def server() -> StandInApiServer:
+    """A server that makes its clients list and then watch."""
+    return StandInApiServer(watch_list=WatchList.REFUSED)
+
+
+@pytest.fixture
+def access(server: StandInApiServer) -> Access:
+    access = Access(server)
+    for user in USERS:
+        access.permit(user, rights_of(user))
+    return access
+
+
+@pytest.fixture
+async def cluster(server: StandInApiServer, access: Access) -> AsyncIterator[SimulatedCluster]:
+    """A cluster whose daemons have the chart's rights."""
+    del access
     with TemporaryDirectory(prefix="np-") as directory:
         simulated = SimulatedCluster(Path(directory), "inf2.24xlarge", daemon_flags=("--node-condition", CONDITION))
-        simulated.api = StandInApiServer(watch_list=WatchList.REFUSED)
-        for user in USERS:
-            simulated.api.access.permit(user, rights_of(user))
+        simulated.api = server
         async with simulated:
             await simulated.wait_until_offered(Resource.NEURONCORE, 12)
             yield simulated
@@ -62,9 +74,9 @@ async def until(met: Callable[[], object]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def until_all_are_used(cluster: SimulatedCluster, user: str) -> None:
+async def until_all_are_used(access: Access, user: str) -> None:
     with contextlib.suppress(TimeoutError):  # what is left over says more
-        await until(lambda: cluster.api.access.used[user] == rights_of(user))
+        await until(lambda: access.used[user] == rights_of(user))
 
 
 def reporters(cluster: SimulatedCluster) -> set[str]:
@@ -80,7 +92,9 @@ async def place_a_pod_though_the_binding_s_answer_is_lost(cluster: SimulatedClus
     await cluster.wait_for_annotation("first", ALLOCATED_KEY, "true")
 
 
-async def test_p81_the_daemons_need_every_right_they_have_and_no_other(cluster: SimulatedCluster) -> None:
+async def test_p81_the_daemons_need_every_right_they_have_and_no_other(
+    cluster: SimulatedCluster, access: Access
+) -> None:
     await place_a_pod_though_the_binding_s_answer_is_lost(cluster)
     cluster.node.set_ecc(3, sram=1)
     second = SimulatedPod("second", {"main": {Resource.NEURONCORE.value: 1}}).manifest()
@@ -89,11 +103,11 @@ async def test_p81_the_daemons_need_every_right_they_have_and_no_other(cluster: 
     cluster.api.create_pod(second)
     await until(lambda: {"neuron-plugin.io/plugin", "neuron-plugin.io/extender"} <= reporters(cluster))
     for user in ("plugin", "extender"):
-        await until_all_are_used(cluster, user)
-        assert cluster.api.access.used[user] == rights_of(user)
+        await until_all_are_used(access, user)
+        assert access.used[user] == rights_of(user)
     await cluster.stop_daemon()
     await clean_up(cluster)
-    assert cluster.api.access.used["cleanup"] == rights_of("cleanup")
+    assert access.used["cleanup"] == rights_of("cleanup")
 
 
 async def clean_up(cluster: SimulatedCluster) -> None:

@@ -21,8 +21,7 @@ from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.node_lease import delete_lease, node_lease
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.witness import Witness
-from neuron_plugin.simulation import LEASES, NODES, StandInApiServer
-from neuron_plugin.simulation.api_server_faults import Fault, Match
+from neuron_plugin.simulation import LEASES, NODES, Fault, Match, StandInApiServer
 from tests.plugin.site import eventually
 from tests.plugin.world import NEURON, TRN1, a_state, app, decided, devices, machine, pod, ref
 

@@ -16,18 +16,8 @@ pytestmark = pytest.mark.usefixtures("hasty")
 
 
 def write_checkpoint(site: Site) -> None:
-    """The stand-in kubelet's memory as a kubelet writes it."""
-    entries = [
-        {
-            "PodUID": one.uid,
-            "ContainerName": one.container,
-            "ResourceName": one.resource,
-            "DeviceIDs": {"-1": list(one.ids)},
-        }
-        for one in site.kubelet._memory.allocations.values()
-    ]
-    text = msgspec.json.encode({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1})
-    (site.settings.kubelet_dir / "kubelet_internal_checkpoint").write_bytes(text)
+    """Write the simulated kubelet's whole memory, as a list of devices makes it do."""
+    site.kubelet.checkpoint.replace(site.kubelet.devices.checkpoint_bytes())
 
 
 async def test_the_api_server_down_at_start_delays_nothing_and_is_caught_up_with() -> None:

@@ -14,8 +14,7 @@ import pytest
 from neuron_plugin.cluster import LEASES, KubernetesApi, ObservedLease, connect
 from neuron_plugin.extender.staleness import LEASE_PREFIX as EXTENDERS_PREFIX
 from neuron_plugin.plugin.node_lease import LEASE_PREFIX, LeaseTimes, NodeLease, delete_lease, node_lease
-from neuron_plugin.simulation import ApiHttp, StandInApiServer, api_server
-from neuron_plugin.simulation.api_server_faults import Fault, Match
+from neuron_plugin.simulation import ApiHttp, Fault, Match, StandInApiServer, api_server
 
 NAMESPACE, NODE = "kube-system", "worker-1"
 TIMES = LeaseTimes(duration=8, renew=30)

@@ -12,8 +12,7 @@ from neuron_plugin.cluster import ApiError, KubernetesApi, LeaseName, connect, c
 from neuron_plugin.plugin.node_lease import delete_lease, node_lease
 from neuron_plugin.plugin.publish import publication
 from neuron_plugin.plugin.uninstall import installed_nodes, uninstall_nodes
-from neuron_plugin.simulation import StandInApiServer, api_server
-from neuron_plugin.simulation.api_server_faults import Fault, Match
+from neuron_plugin.simulation import Fault, Match, StandInApiServer, api_server
 from tests.plugin.world import machine
 
 NAMESPACE = "kube-system"

@@ -32,6 +32,7 @@ class RawPlugin(pb_grpc.DevicePluginServicer):
         self.preference_error: str | None = None
         self.allocate_error: str | None = None
         self.answers = 1
+        self.name = "plugin"
         self.envs: dict[str, str] = {}
         self.gate: asyncio.Event | None = None
         self.start_error: str | None = None
@@ -89,7 +90,7 @@ class RawPlugin(pb_grpc.DevicePluginServicer):
             devices=[pb.DeviceSpec(container_path=f"/dev/{i}", host_path=f"/dev/{i}", permissions="rw") for i in ids],
             cdi_devices=[pb.CDIDevice(name=f"example.com/dummy={i}") for i in ids],
             mounts=[pb.Mount(container_path="/c", host_path="/h", read_only=True)],
-            annotations={"by": "plugin"},
+            annotations={"by": self.name},
         )
         return pb.AllocateResponse(container_responses=[response] * self.answers)
 

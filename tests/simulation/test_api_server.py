@@ -9,14 +9,8 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from neuron_plugin.simulation.api_server import (
-    EVENTS,
-    LEASES,
-    NODES,
-    PODS,
-    Refusal,
-    StandInApiServer,
-)
+from neuron_plugin.simulation import EVENTS, LEASES, NODES, PODS, Refusal
+from neuron_plugin.simulation.api_server import StandInApiServer
 
 if TYPE_CHECKING:
     from pathlib import Path

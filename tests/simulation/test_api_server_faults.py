@@ -5,11 +5,9 @@ import asyncio
 import aiohttp
 import pytest
 
-from neuron_plugin.simulation.api_server import (
-    PODS,
-    StandInApiServer,
-)
-from neuron_plugin.simulation.api_server_faults import Fault, Faults, Match
+from neuron_plugin.simulation import PODS
+from neuron_plugin.simulation.api_server import StandInApiServer
+from neuron_plugin.simulation.api_server_http import Fault, Match, take_fault
 from tests.simulation.api_client import PODS_PATH, Client, names, pod, until_watched
 
 
@@ -31,36 +29,34 @@ def test_a_match_says_which_requests(match: Match, meets: bool) -> None:  # noqa
 
 
 def test_without_faults_nothing_happens() -> None:
-    assert Faults().take("GET", "/", watch=False) is None
+    assert take_fault([], "GET", "/", watch=False) is None
 
 
 def test_a_fault_is_used_up() -> None:
-    faults = Faults()
-    faults.add(Fault(times=2, status=500))
-    taken = [faults.take("GET", "/", watch=False) for _ in range(3)]
+    faults: list[Fault] = []
+    faults.append(Fault(times=2, status=500))
+    taken = [take_fault(faults, "GET", "/", watch=False) for _ in range(3)]
     assert [fault.status if fault else None for fault in taken] == [500, 500, None]
 
 
 def test_faults_happen_in_their_order() -> None:
-    faults = Faults()
-    for status in (500, 503):
-        faults.add(Fault(status=status))
-    taken = [faults.take("GET", "/", watch=False) for _ in range(2)]
+    faults = [Fault(status=status) for status in (500, 503)]
+    taken = [take_fault(faults, "GET", "/", watch=False) for _ in range(2)]
     assert [fault.status for fault in taken if fault] == [500, 503]
 
 
 def test_a_fault_waits_for_the_request_it_is_meant_for() -> None:
-    faults = Faults()
-    faults.add(Fault(Match(method="POST"), status=500))
-    assert faults.take("GET", "/", watch=False) is None
-    assert faults.take("POST", "/", watch=False) is not None
+    faults: list[Fault] = []
+    faults.append(Fault(Match(method="POST"), status=500))
+    assert take_fault(faults, "GET", "/", watch=False) is None
+    assert take_fault(faults, "POST", "/", watch=False) is not None
 
 
 def test_what_was_cleared_does_not_happen() -> None:
-    faults = Faults()
-    faults.add(Fault(times=9))
+    faults: list[Fault] = []
+    faults.append(Fault(times=9))
     faults.clear()
-    assert faults.take("GET", "/", watch=False) is None
+    assert take_fault(faults, "GET", "/", watch=False) is None
 
 
 # Over HTTP.

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, Target, parse_path
-from neuron_plugin.simulation.api_server_status import Refusal
+from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, Refusal, Target, parse_path
 
 
 @pytest.mark.parametrize(

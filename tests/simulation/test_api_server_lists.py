@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from neuron_plugin.simulation.api_server import (
-    StandInApiServer,
-)
+from neuron_plugin.simulation.api_server import StandInApiServer
 from tests.simulation.api_client import Client, names, pod
 
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS
-from neuron_plugin.simulation.api_server_rules import bound, created, deleted, merge_patched, strategically_patched
-from neuron_plugin.simulation.api_server_status import Refusal
+from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, Refusal
+from neuron_plugin.simulation.api_server_objects import bound, created, deleted, merge_patched, strategically_patched
 
 Json = dict[str, Any]
 

@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.simulation.api_server_kinds import LEASES, NODES, PODS
-from neuron_plugin.simulation.api_server_selectors import selector
-from neuron_plugin.simulation.api_server_status import Refusal
+from neuron_plugin.simulation.api_server_kinds import LEASES, NODES, PODS, Refusal, selector
 
 POD: dict[str, Any] = {
     "metadata": {"name": "p", "namespace": "ns"},

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.simulation.api_server_status import Refusal
+from neuron_plugin.simulation.api_server_kinds import Refusal
 from neuron_plugin.simulation.api_server_store import Collection, Versions, event_line
 
 Json = dict[str, Any]

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, ServedKind, Target
+from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, Refusal, ServedKind, Target
 from neuron_plugin.simulation.api_server_objects import ApiObjects
-from neuron_plugin.simulation.api_server_status import Refusal
 
 Json = dict[str, Any]
 

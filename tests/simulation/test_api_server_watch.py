@@ -8,10 +8,8 @@ import json
 import aiohttp
 import pytest
 
-from neuron_plugin.simulation.api_server import (
-    StandInApiServer,
-    WatchList,
-)
+from neuron_plugin.simulation import WatchList
+from neuron_plugin.simulation.api_server import StandInApiServer
 from tests.simulation.api_client import Client, pod, until_watched
 
 

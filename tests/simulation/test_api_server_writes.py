@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.simulation.api_server import (
-    PODS,
-    StandInApiServer,
-)
+from neuron_plugin.simulation import PODS
+from neuron_plugin.simulation.api_server import StandInApiServer
 from tests.simulation.api_client import LEASES_PATH, MERGE, PODS_PATH, Client, Json, names, pod
 
 # Changes.

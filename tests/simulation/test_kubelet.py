@@ -11,7 +11,7 @@ import pytest
 
 from neuron_plugin.kubelet import is_served
 from neuron_plugin.simulation.kubelet import SOCKET_NAME, KubeletOptions, KubeletStoppedError, StandInKubelet
-from neuron_plugin.simulation.kubelet_devices import Capacity
+from neuron_plugin.simulation.kubelet_plugins import Capacity
 from neuron_plugin.simulation.kubelet_pods import Container, PodRejectedError
 from tests.kubelet.fakes import CORE, eventually
 from tests.simulation.kubelet_node import (

@@ -139,18 +139,17 @@ async def test_a_list_frees_what_ended_pods_held_and_get_does_not(directory: Pat
     async with node(directory) as n:
         await n.kubelet.admit(pod("a", ("c", 4, APP)))
         n.kubelet.finish("uid-a")
-        memory = n.kubelet._memory
         await n.client.get("ns", "a")
-        assert memory.held_ids() != {}
+        assert n.kubelet.devices.entries()
         await n.client.list()
-        assert memory.held_ids() == {}
+        assert not n.kubelet.devices.entries()
 
 
 async def test_a_list_during_an_allocate_can_hand_one_device_to_two_pods(directory: Path) -> None:
     """kubernetes/kubernetes#137534, which is why the plugin never lists while an Allocate is under way."""
     async with node(directory) as n:
         await n.kubelet.admit(pod("old", ("c", 1, APP)))
-        endpoint = n.kubelet._devices.endpoints[CORE]
+        endpoint = n.kubelet._clients.endpoints[CORE]
         assert endpoint is not None
         allocate = endpoint.allocate
 
@@ -189,10 +188,7 @@ async def test_a_tight_loop_is_throttled(directory: Path) -> None:
 
 
 def test_the_rate_limit_fills_up_again_with_time() -> None:
-    now = 0.0
-    limit = RateLimit(100, 2, lambda: now)
-    assert [limit.allows() for _ in range(3)] == [True, True, False]
-    now = 0.01
-    assert [limit.allows() for _ in range(2)] == [True, False]
-    now = 10.0
-    assert [limit.allows() for _ in range(3)] == [True, True, False]
+    limit = RateLimit(100, 2)
+    assert [limit.allows(0.0) for _ in range(3)] == [True, True, False]
+    assert [limit.allows(0.01) for _ in range(2)] == [True, False]
+    assert [limit.allows(10.0) for _ in range(3)] == [True, True, False]

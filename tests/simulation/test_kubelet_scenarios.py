@@ -13,7 +13,7 @@ import pytest
 from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet import ContainerAllocation, PodResourcesClient, ServiceOptions
 from neuron_plugin.simulation.kubelet import KubeletOptions, KubeletStoppedError, StandInKubelet
-from neuron_plugin.simulation.kubelet_devices import Capacity
+from neuron_plugin.simulation.kubelet_plugins import Capacity
 from neuron_plugin.simulation.kubelet_pods import Container, Pod, PodRejectedError
 from tests.kubelet.fakes import CORE, DEVICE, devices, eventually, running_plugin
 

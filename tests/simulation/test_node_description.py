@@ -7,14 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neuron_plugin.simulation.node_description import (
-    DESCRIPTION_FILE,
-    NodeDescription,
-    SimulatedDevice,
-    SimulationError,
-    check,
-    read_description,
-)
+from neuron_plugin.simulation.node_tree import NodeDescription, SimulatedDevice, SimulationError, check
+from neuron_plugin.simulation.node_writer import DESCRIPTION_FILE, read_description
 
 WHOLE = NodeDescription(
     instance_type="inf2.24xlarge", device_name="Inferentia2", device_count=6, driver_version="2.26.5.0"

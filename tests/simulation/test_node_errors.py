@@ -10,8 +10,8 @@ import pytest
 from neuron_plugin.hardware import parse_error
 from neuron_plugin.hardware.kernel_log import parse_record
 from neuron_plugin.simulation.node import SimulatedNode, write_node
-from neuron_plugin.simulation.node_description import SimulationError
-from neuron_plugin.simulation.node_kmsg import append_record
+from neuron_plugin.simulation.node_tree import SimulationError
+from neuron_plugin.simulation.node_writer import append_record
 
 
 @pytest.fixture(scope="module")

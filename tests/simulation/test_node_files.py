@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from neuron_plugin.simulation.node_files import remove, update_files, write_directory, write_file, write_link
 from neuron_plugin.simulation.node_tree import File
+from neuron_plugin.simulation.node_writer import remove, update_files, write_directory, write_file, write_link
 
 
 def test_a_file_is_replaced_not_overwritten(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from neuron_plugin.hardware.sysfs import parse_connected_devices
-from neuron_plugin.simulation.node_links import connected_devices_text
+from neuron_plugin.simulation.node_tree import connected_devices_text
 from neuron_plugin.topology import Topology, links_of
 
 ALL = range(16)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.simulation.node import SimulatedNode, write_node
-from neuron_plugin.simulation.node_description import DESCRIPTION_FILE, SimulationError
+from neuron_plugin.simulation.node_tree import SimulationError
+from neuron_plugin.simulation.node_writer import DESCRIPTION_FILE
 from neuron_plugin.topology import InstanceType, Topology
 from tests.simulation.node_tree import MakeNode, everything
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from neuron_plugin.simulation.node_description import NodeDescription, SimulatedDevice
-from neuron_plugin.simulation.node_tree import File, device_files, serial_number
+from neuron_plugin.simulation.node_tree import File, NodeDescription, SimulatedDevice, device_files, serial_number
 
 TRN2 = NodeDescription(
     instance_type="trn2.48xlarge", device_name="Trainium2", device_count=16, driver_version="2.30.2.0"

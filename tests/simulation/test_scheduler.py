@@ -87,7 +87,7 @@ async def test_refused_nodes_make_the_schedulers_message_with_a_count_per_text()
     ("answer", "text"),
     [
         ({"Error": "not synced"}, "not synced"),
-        ({"NodeNames": ["stranger"]}, "not found in the input node list"),
+        ({"NodeNames": ["unknown"]}, "not found in the input node list"),
     ],
 )
 async def test_an_error_or_a_strange_name_fails_the_attempt(answer: dict[str, Any], text: str) -> None:
@@ -116,17 +116,22 @@ async def test_a_bind_error_is_the_attempts_message() -> None:
         assert (await scheduler.schedule(POD, ["a"])).message == "taken"
 
 
-async def test_preempt_offers_uids_and_refuses_victims_that_were_not_offered() -> None:
-    answers: Answers = {"preempt": lambda args: {"NodeNameToMetaVictims": args["NodeNameToMetaVictims"]}}
-    async with extender(answers) as (scheduler, _):
-        assert await scheduler.preempt(POD, {"a": ["u1"]}, {"a": ["u1", "u2"]}) == {"a": ["u1", "u2"]}
+async def test_preempt_offers_uids_and_takes_any_pods_of_the_node_as_victims() -> None:
+    offered: Answers = {"preempt": lambda args: {"NodeNameToMetaVictims": args["NodeNameToMetaVictims"]}}
+    async with extender(offered) as (scheduler, _):
+        assert await scheduler.preempt(POD, {"a": ["u1"]}, {"a": ["u1", "u2"]}) == {"a": ["u1"]}
+    other = {"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "u2"}, {"UID": "u1"}], "NumPDBViolations": 0}}}
+    async with extender({"preempt": lambda _: other}) as (scheduler, _):
+        assert await scheduler.preempt(POD, {"a": ["u1"]}, {"a": ["u1", "u2"]}) == {"a": ["u2", "u1"]}
 
-    wrong = {"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "stranger"}], "NumPDBViolations": 0}}}
+
+async def test_preempt_refuses_victims_of_another_node_and_a_node_without_victims() -> None:
+    wrong = {"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "unknown"}], "NumPDBViolations": 0}}}
     async with extender({"preempt": lambda _: wrong}) as (scheduler, _):
         with pytest.raises(ExtenderCallError, match="claims to preempt"):
             await scheduler.preempt(POD, {"a": ["u1"]}, {"a": ["u1"]})
-    nobody = {"NodeNameToMetaVictims": {"a": {"Pods": [], "NumPDBViolations": 0}}}
-    async with extender({"preempt": lambda _: nobody}) as (scheduler, _):
+    empty = {"NodeNameToMetaVictims": {"a": {"Pods": [], "NumPDBViolations": 0}}}
+    async with extender({"preempt": lambda _: empty}) as (scheduler, _):
         with pytest.raises(ExtenderCallError, match='expected at least one victim pod on node "a"'):
             await scheduler.preempt(POD, {"a": ["u1"]}, {"a": ["u1"]})
 

@@ -1,3 +1,5 @@
+"""Registration with the simulated kubelet by both routes, and its faults of book-keeping by name."""
+
 from __future__ import annotations
 
 import asyncio
@@ -14,8 +16,115 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pl
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.simulation.kubelet import KubeletOptions, StandInKubelet
-from neuron_plugin.simulation.kubelet_watcher import PluginWatcher
-from tests.kubelet.fakes import eventually
+from neuron_plugin.simulation.kubelet_plugins import Capacity, PluginWatcher, is_extended_resource_name
+from tests.kubelet.fakes import CORE, DEVICE, eventually
+from tests.simulation.kubelet_node import (
+    RawPlugin,
+    node,
+    pod,
+    refusal,
+    register,
+    rejection,
+    serving,
+    wants,
+)
+
+
+async def test_a_wrong_version_is_refused_in_the_kubelets_words(directory: Path) -> None:
+    async with StandInKubelet(directory):
+        text = await refusal(directory, "e", CORE, "v1alpha")
+    assert text == 'requested API version "v1alpha" is not supported by kubelet. Supported version is ["v1beta1"]'
+
+
+async def test_a_wrong_resource_name_is_refused_in_the_kubelets_words(directory: Path) -> None:
+    async with StandInKubelet(directory):
+        assert await refusal(directory, "e", "dummy") == 'the ResourceName "dummy" is invalid'
+
+
+@pytest.mark.parametrize("name", [CORE, "example.com/Dummy_1.x", "a/b"])
+def test_names_the_kubelet_takes(name: str) -> None:
+    assert is_extended_resource_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("dummy", "Example.com/x", "example.com/a/b", f"example.com/{'n' * 64}", "hugepages-2Mi"),
+        *("kubernetes.io/x", "sub.kubernetes.io/x", "requests.example.com/x", "example.com/", "/x", "example.com/-x"),
+        f"{'d' * 250}.com/x",
+    ],
+)
+def test_names_the_kubelet_refuses(name: str) -> None:
+    assert not is_extended_resource_name(name)
+
+
+@pytest.mark.parametrize("endpoint", ["absent.sock", "/absolute/path.sock"])
+async def test_a_socket_that_does_not_answer_is_refused_after_the_dial_time_out(directory: Path, endpoint: str) -> None:
+    async with StandInKubelet(directory, options=KubeletOptions(dial_seconds=0.05)):
+        text = await refusal(directory, endpoint)
+    assert text == "failed to dial device plugin: context deadline exceeded"
+
+
+async def test_failing_options_are_refused_and_the_resource_never_appears(directory: Path) -> None:
+    plugin = RawPlugin()
+    plugin.options_error = "no options today"
+    async with StandInKubelet(directory) as kubelet, serving(plugin, directory / "plugin.sock"):
+        text = await refusal(directory, "plugin.sock")
+        assert kubelet.capacity(CORE) == Capacity(0, 0)
+    assert text == "failed to get device plugin options: rpc error: code = Internal desc = no options today"
+    assert plugin.calls == ["options"]
+
+
+async def test_options_are_asked_for_before_register_returns_and_the_stream_follows(directory: Path) -> None:
+    plugin = RawPlugin()
+    async with StandInKubelet(directory) as kubelet, serving(plugin, directory / "plugin.sock"):
+        await register(directory, "plugin.sock")
+        assert plugin.calls[0] == "options"
+        await kubelet.wait_for_capacity(CORE, 4)
+        assert plugin.calls == ["options", "stream"]
+        assert kubelet.registration_count(CORE) == 1
+
+
+async def test_one_socket_may_serve_several_resources(directory: Path) -> None:
+    async with node(directory) as (kubelet, plugin):
+        await register(directory, "plugin.sock", DEVICE)
+        await kubelet.wait_for_capacity(DEVICE, 4)
+        assert plugin.calls == ["options", "stream"] * 2
+
+
+# The book-keeping by name
+
+
+async def test_when_an_old_stream_ends_the_newer_plugin_is_disconnected(directory: Path) -> None:
+    newer = RawPlugin(["n0", "n1"])
+    async with node(directory) as (kubelet, older), serving(newer, directory / "newer.sock"):
+        await register(directory, "newer.sock")
+        await kubelet.wait_for_capacity(CORE, 2)
+        older.end_stream()
+        assert await kubelet.wait_for_capacity(CORE, 0) == Capacity(2, 0)
+        assert "no healthy devices present" in await rejection(kubelet, pod("a", wants(1)))
+
+
+async def test_stop_wait_start_register_is_never_lost(directory: Path) -> None:
+    async with node(directory) as (kubelet, older):
+        older.end_stream()
+        await kubelet.wait_for_capacity(CORE, 0)
+        newer = RawPlugin(["n0", "n1"])
+        async with serving(newer, directory / "newer.sock"):
+            await register(directory, "newer.sock")
+            assert await kubelet.wait_for_capacity(CORE, 2) == Capacity(2, 2)
+
+
+async def test_a_failed_register_beside_a_live_one_makes_its_end_unnoticed(directory: Path) -> None:
+    async with node(directory, options=KubeletOptions(dial_seconds=0.05)) as (kubelet, plugin):
+        await refusal(directory, "absent.sock")
+        plugin.end_stream()
+        await asyncio.sleep(0.05)
+        assert kubelet.capacity(CORE) == Capacity(4, 4)
+
+
+# The plugin watcher
+
 
 RESOURCE = "example.com/dummy"
 
@@ -67,7 +176,7 @@ def dummy(info: pb.PluginInfo | None = None) -> Dummy:
 
 
 @asynccontextmanager
-async def serving(plugin: Dummy, path: Path) -> AsyncIterator[None]:
+async def serving_dummy(plugin: Dummy, path: Path) -> AsyncIterator[None]:
     server = grpc.aio.server()
     pb_grpc.add_RegistrationServicer_to_server(plugin, server)
     plugin_grpc.add_DevicePluginServicer_to_server(plugin, server)
@@ -92,7 +201,7 @@ async def kubelet(directory: Path) -> AsyncIterator[StandInKubelet]:
 
 async def test_a_socket_is_asked_connected_and_told(kubelet: StandInKubelet, directory: Path) -> None:
     plugin = dummy()
-    async with serving(plugin, directory / "registry/dummy.sock"):
+    async with serving_dummy(plugin, directory / "registry/dummy.sock"):
         await kubelet.wait_for_capacity(RESOURCE, 1)
         await eventually(lambda: bool(plugin.statuses))
         assert plugin.statuses[0].plugin_registered
@@ -102,8 +211,8 @@ async def test_sockets_in_subdirectories_count_and_hidden_ones_do_not(kubelet: S
     (directory / "registry/sub").mkdir()
     hidden, plugin = dummy(), dummy()
     async with (
-        serving(hidden, directory / "registry/.dummy.sock"),
-        serving(plugin, directory / "registry/sub/dummy.sock"),
+        serving_dummy(hidden, directory / "registry/.dummy.sock"),
+        serving_dummy(plugin, directory / "registry/sub/dummy.sock"),
     ):
         await kubelet.wait_for_capacity(RESOURCE, 1)
         assert not hidden.streams
@@ -113,7 +222,7 @@ async def test_the_endpoint_may_be_another_socket(kubelet: StandInKubelet, direc
     elsewhere = directory / "plugin.sock"
     front, plugin = dummy(), dummy()
     front.info.endpoint = str(elsewhere)
-    async with serving(plugin, elsewhere), serving(front, directory / "registry/dummy.sock"):
+    async with serving_dummy(plugin, elsewhere), serving_dummy(front, directory / "registry/dummy.sock"):
         await kubelet.wait_for_capacity(RESOURCE, 1)
         assert plugin.streams
         assert not front.streams
@@ -122,7 +231,7 @@ async def test_the_endpoint_may_be_another_socket(kubelet: StandInKubelet, direc
 async def test_a_removed_socket_deregisters_by_name(kubelet: StandInKubelet, directory: Path) -> None:
     plugin = dummy()
     path = directory / "registry/dummy.sock"
-    async with serving(plugin, path):
+    async with serving_dummy(plugin, path):
         await kubelet.wait_for_capacity(RESOURCE, 1)
         path.unlink()
         assert (await kubelet.wait_for_capacity(RESOURCE, 0)).capacity == 1
@@ -133,13 +242,13 @@ async def test_a_lost_stream_is_not_noticed_until_the_socket_is_made_anew(
 ) -> None:
     plugin = dummy()
     path = directory / "registry/dummy.sock"
-    async with serving(plugin, path):
+    async with serving_dummy(plugin, path):
         await kubelet.wait_for_capacity(RESOURCE, 1)
         plugin.streams[0].set()
         await kubelet.wait_for_capacity(RESOURCE, 0)
         await asyncio.sleep(0.1)
         assert kubelet.registration_count(RESOURCE) == 1
-    async with serving(plugin, path):
+    async with serving_dummy(plugin, path):
         await kubelet.wait_for_capacity(RESOURCE, 1)
 
 
@@ -156,7 +265,7 @@ async def test_an_unfit_plugin_is_told_why(
     kubelet: StandInKubelet, directory: Path, info: pb.PluginInfo, error: str
 ) -> None:
     plugin = dummy(info)
-    async with serving(plugin, directory / "registry/dummy.sock"):
+    async with serving_dummy(plugin, directory / "registry/dummy.sock"):
         await eventually(lambda: bool(plugin.statuses))
         assert not plugin.statuses[0].plugin_registered
         assert error in plugin.statuses[0].error
@@ -168,7 +277,7 @@ async def test_a_registration_that_failed_is_tried_again_after_a_pause(
     kubelet: StandInKubelet, directory: Path
 ) -> None:
     plugin = dummy(pb.PluginInfo(type="DevicePlugin", name=RESOURCE, supported_versions=["v1"]))
-    async with serving(plugin, directory / "registry/dummy.sock"):
+    async with serving_dummy(plugin, directory / "registry/dummy.sock"):
         await eventually(lambda: len(plugin.statuses) == 1)
         plugin.info = fit()
         await asyncio.sleep(0.1)
@@ -179,7 +288,7 @@ async def test_a_registration_that_failed_is_tried_again_after_a_pause(
 async def test_sockets_survive_a_kubelet_start_and_are_found_again(kubelet: StandInKubelet, directory: Path) -> None:
     plugin = dummy()
     path = directory / "registry/dummy.sock"
-    async with serving(plugin, path):
+    async with serving_dummy(plugin, path):
         await kubelet.wait_for_capacity(RESOURCE, 1)
         await kubelet.restart()
         await kubelet.wait_for_capacity(RESOURCE, 1)
@@ -190,9 +299,9 @@ async def test_sockets_survive_a_kubelet_start_and_are_found_again(kubelet: Stan
 async def test_a_dead_socket_is_counted_and_disturbs_nobody(kubelet: StandInKubelet, directory: Path) -> None:
     watcher = PluginWatcher(directory / "registry", kubelet._clients)
     dead = dummy()
-    async with serving(dead, directory / "registry/a.sock"):
+    async with serving_dummy(dead, directory / "registry/a.sock"):
         (directory / "registry/a.sock").rename(directory / "registry/b.sock")
     await watcher.reconcile()
-    assert list(watcher.troubles) == [
+    assert list(watcher.errors) == [
         f"failed to get plugin info using RPC GetInfo at socket {directory}/registry/b.sock"
     ]

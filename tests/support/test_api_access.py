@@ -6,7 +6,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from neuron_plugin.simulation.api_server import Right, StandInApiServer, in_namespace
+from neuron_plugin.simulation import StandInApiServer
+from tests.support.api_access import Access, Right, in_namespace
 
 LEASES = "coordination.k8s.io"
 MERGE = {"Content-Type": "application/merge-patch+json"}
@@ -40,18 +41,19 @@ async def asked(server: StandInApiServer, method: str, path: str, body: Any = No
 async def test_a_request_takes_the_right_to_it_and_no_other_will_do(right: Right, method: str, path: str) -> None:
     others = {"get", "list", "watch", "create", "update", "patch", "delete"} - {right.verb}
     async with StandInApiServer() as server:
-        server.access.permit("anna", [Right(right.group, right.resource, verb) for verb in others])
+        access = Access(server)
+        access.permit("anna", [Right(right.group, right.resource, verb) for verb in others])
         headers = MERGE if method == "PATCH" else {}
         assert (await asked(server, method, path, {}, headers=headers))[0] == 403
-        server.access.permit("anna", [right])
+        access.permit("anna", [right])
         status = (await asked(server, method, path, {}, headers=headers))[0] if right.verb != "watch" else 200
         assert status not in {401, 403}
-        assert server.access.used["anna"] == ({right} if right.verb != "watch" else set())
+        assert access.used["anna"] == ({right} if right.verb != "watch" else set())
 
 
 async def test_a_refusal_names_user_verb_resource_and_place() -> None:
     async with StandInApiServer() as server:
-        server.access.permit("anna", in_namespace([Right("", "pods", "get", "b")], "default"))
+        Access(server).permit("anna", in_namespace([Right("", "pods", "get", "b")], "default"))
         assert await asked(server, "GET", "/api/v1/pods") == (
             403,
             'pods is forbidden: User "anna" cannot list resource "pods" in API group "" at the cluster scope',
@@ -64,9 +66,9 @@ async def test_a_refusal_names_user_verb_resource_and_place() -> None:
         assert (await asked(server, "GET", "/api/v1/namespaces/default/pods/b"))[0] == 404
 
 
-async def test_everybody_may_do_everything_until_the_first_user_is_known(tmp_path: Path) -> None:
+async def test_every_user_may_do_everything_unless_access_is_guarded(tmp_path: Path) -> None:
     async with StandInApiServer() as server:
         assert (await asked(server, "GET", "/api/v1/pods"))[0] == 200
-        server.access.permit("berta", [Right("", "pods", "list")])
+        Access(server).permit("berta", [Right("", "pods", "list")])
         assert (await asked(server, "GET", "/api/v1/pods"))[0] == 401
         assert '"token":"berta"' in server.write_kubeconfig(tmp_path / "config", "berta").read_text()

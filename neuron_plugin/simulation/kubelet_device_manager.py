@@ -1,0 +1,339 @@
+"""The device manager of the simulated kubelet: who has which device, and which devices a container gets.
+
+It follows ``pkg/kubelet/cm/devicemanager/manager.go`` of Kubernetes 1.36 step by step, faults included, because a
+plugin has to live with them. It has no sockets, no clock and no tasks: its user makes the calls and may do anything
+between two of them. Everything that Go leaves to the order of a map is drawn from the given random source.
+
+One container is allocated like this; an error rejects its pod, and only `restore` gives reserved devices back:
+
+    wanted = manager.wanted(limits)
+    if wanted:
+        manager.forget_pods(uids of the active pods)
+    for resource, count in wanted:
+        selection = manager.devices_to_allocate(uid, container, resource, count)
+        if selection is None:
+            continue                                          # recorded already, or running at a kubelet start
+        preferred = plugin.GetPreferredAllocation(selection) if selection.asks else ()
+        ids = manager.complete(selection, preferred)
+        response = plugin.Allocate(ids)                       # an error: manager.restore()
+        manager.record(uid, container, resource, ids, response)
+    write(manager.checkpoint_bytes())                         # if anything was recorded: once per container
+    manager.offer_for_reuse(uid, container, kind)
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import TypeVar
+
+import msgspec
+
+from neuron_plugin.allocation import ContainerKind
+
+HEALTHY = "Healthy"
+NO_TOPOLOGY = -1
+
+_Item = TypeVar("_Item", str, tuple[str, int])
+
+
+class AllocationError(Exception):
+    """The kubelet cannot allocate the devices of a container. The text is the kubelet's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of a ListAndWatch message. Any health other than ``Healthy`` counts as unhealthy."""
+
+    id: str
+    health: str = HEALTHY
+    numa_nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One entry: the ids of one resource in one container, and the serialised ``ContainerAllocateResponse``."""
+
+    pod_uid: str
+    container: str
+    resource: str
+    ids_by_node: Mapping[int, tuple[str, ...]]
+    response: bytes
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids of all NUMA nodes."""
+        return frozenset(each for ids in self.ids_by_node.values() for each in ids)
+
+
+@dataclass(slots=True)
+class Selection:
+    """The devices of one container and resource while they are being chosen.
+
+    With ``asks``, the plugin is to be asked for a preferred allocation of ``size`` among ``available``, which contains
+    ``must_include``: the devices that are already taken.
+    """
+
+    resource: str
+    size: int
+    taken: list[str]
+    available: tuple[str, ...] = ()
+    must_include: tuple[str, ...] = ()
+    asks: bool = False
+    sources: tuple[frozenset[str], ...] = ()
+
+
+class _Entry(msgspec.Struct, frozen=True, rename="pascal"):
+    pod_uid: str = msgspec.field(name="PodUID")
+    container_name: str
+    resource_name: str
+    device_ids: dict[str, list[str]] | list[str] = msgspec.field(name="DeviceIDs")
+    alloc_resp: str
+
+
+class _Data(msgspec.Struct, frozen=True, rename="pascal"):
+    pod_device_entries: list[_Entry] | None = None
+    registered_devices: dict[str, list[str]] = {}
+
+
+class _File(msgspec.Struct, frozen=True, rename="pascal"):
+    data: _Data
+    checksum: int
+
+
+class DeviceManager:
+    """The memory of one kubelet process.
+
+    ``numa_affinity`` is the hint of the topology manager; None is its policy "none". While ``sources_ready`` is False
+    the kubelet does not know all its pods yet: it forgets none, and does not allocate for containers that already run.
+    """
+
+    def __init__(self, random: Random, *, numa_affinity: frozenset[int] | None = None) -> None:
+        self.sources_ready = True
+        self._random = random
+        self._numa_affinity = numa_affinity
+        self._devices: dict[str, dict[str, Device]] = {}
+        self._healthy: dict[str, set[str]] = {}
+        self._recorded: dict[tuple[str, str, str], Allocation] = {}
+        self._allocated: dict[str, set[str]] = {}
+        self._reusable: tuple[str, dict[str, set[str]]] = ("", {})
+
+    # The lists of the plugins. The kubelet writes the checkpoint after each of these.
+
+    def update_devices(self, resource: str, devices: Iterable[Device]) -> None:
+        """Replace the devices of a resource, as each ListAndWatch message does."""
+        self._devices[resource] = {device.id: device for device in devices}
+        self._healthy[resource] = {device.id for device in self._devices[resource].values() if device.health == HEALTHY}
+
+    def mark_unhealthy(self, resource: str) -> None:
+        """Keep the devices of a resource, as unhealthy ones: its plugin has disconnected."""
+        known = self._devices.get(resource, {}).values()
+        self.update_devices(resource, [Device(each.id, "Unhealthy", each.numa_nodes) for each in known])
+
+    def remove_resource(self, resource: str) -> None:
+        """Drop a resource whose plugin has been away for too long. Its recorded allocations stay."""
+        self._devices.pop(resource, None)
+        self._healthy.pop(resource, None)
+
+    def devices(self, resource: str) -> Mapping[str, Device]:
+        """The devices that the last message listed, by id."""
+        return self._devices.get(resource, {})
+
+    def healthy(self, resource: str) -> frozenset[str]:
+        """The ids that the last message called Healthy."""
+        return frozenset(self._healthy.get(resource, ()))
+
+    def resources(self) -> list[str]:
+        """The resources that a plugin has registered, also before a restart of the kubelet."""
+        return sorted(self._devices)
+
+    # Allocation.
+
+    def wanted(self, limits: Mapping[str, int]) -> list[tuple[str, int]]:
+        """The limits that the device manager looks at, in random order.
+
+        A resource that no plugin ever registered is ignored: its container runs without devices.
+        """
+        known = self._devices.keys() | self._allocated.keys()
+        return self._shuffled((resource, count) for resource, count in limits.items() if resource in known)
+
+    def devices_to_allocate(
+        self, pod_uid: str, container: str, resource: str, count: int, *, running: bool = False
+    ) -> Selection | None:
+        """Begin to choose ``count`` devices, and reserve those that need no preference of the plugin.
+
+        None if the plugin need not be called. Devices of the pod's earlier init containers are taken first.
+
+        Raises:
+            AllocationError: the pod is to be rejected.
+        """
+        recorded = self._recorded.get((pod_uid, container, resource))
+        recorded_ids = recorded.ids if recorded else frozenset()
+        if recorded and len(recorded_ids) != count:
+            raise AllocationError(
+                f'pod "{pod_uid}" container "{container}" changed request for resource "{resource}" '
+                f"from {len(recorded_ids)} to {count}"
+            )
+        if running and not self.sources_ready:
+            return None
+        healthy = self._healthy.get(resource)
+        if healthy is None:
+            raise AllocationError(f"cannot allocate unregistered device {resource}")
+        if not healthy:
+            raise AllocationError(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
+        if not recorded_ids <= healthy:
+            raise AllocationError(
+                f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
+            )
+        if recorded:
+            return None
+        selection = Selection(resource, count, [])
+        self._take(selection, self._reusable_by(pod_uid).get(resource, set()))
+        if len(selection.taken) < count:
+            self._offer(selection, frozenset(healthy - self._allocated.get(resource, set())))
+        return selection
+
+    def complete(self, selection: Selection, preferred: Collection[str] = ()) -> tuple[str, ...]:
+        """Choose the rest: from ``preferred`` where it is available, then at random. The ids come in random order."""
+        self._take(selection, set(selection.available).intersection(preferred).difference(selection.must_include))
+        for source in selection.sources:
+            self._take(selection, source)
+        return tuple(self._shuffled(selection.taken))
+
+    def restore(self) -> None:
+        """Give back what is reserved and not recorded, as after a failed Allocate."""
+        self._allocated = {}
+        for each in self._recorded.values():
+            self._allocated.setdefault(each.resource, set()).update(each.ids)
+
+    def record(self, pod_uid: str, container: str, resource: str, ids: Iterable[str], response: bytes) -> None:
+        """Remember an Allocate that was answered. This does not repair a reservation that was lost meanwhile."""
+        by_node: dict[int, tuple[str, ...]] = {}
+        for each in ids:
+            device = self._devices.get(resource, {}).get(each)
+            for node in (device.numa_nodes if device else ()) or (NO_TOPOLOGY,):
+                by_node[node] = (*by_node.get(node, ()), each)
+        self._recorded[pod_uid, container, resource] = Allocation(pod_uid, container, resource, by_node, response)
+
+    def offer_for_reuse(self, pod_uid: str, container: str, kind: ContainerKind) -> None:
+        """After a container's allocations: later containers of the pod may take the devices of an init container."""
+        reusable = self._reusable_by(pod_uid)
+        for each in self.of_container(pod_uid, container):
+            if kind is ContainerKind.INIT:
+                reusable.setdefault(each.resource, set()).update(each.ids)
+            else:
+                reusable.setdefault(each.resource, set()).difference_update(each.ids)
+
+    # Memory.
+
+    def forget_pods(self, active_uids: Collection[str]) -> bool:
+        """Forget the entries of pods that are not active, and say whether there were any.
+
+        Devices come free nowhere else. The kubelet does this before it allocates and in PodResources ``List``, never
+        writes the checkpoint for it, and rebuilds the allocated devices from the recorded ones: a reservation whose
+        Allocate is under way is lost (kubernetes/kubernetes#137534).
+        """
+        if not self.sources_ready:
+            return False
+        gone = [key for key in self._recorded if key[0] not in active_uids]
+        for key in gone:
+            del self._recorded[key]
+        if gone:
+            self.restore()
+        return bool(gone)
+
+    def entries(self) -> tuple[Allocation, ...]:
+        """Everything that is recorded, also of ended pods until `forget_pods`."""
+        return tuple(self._recorded.values())
+
+    def of_container(self, pod_uid: str, container: str) -> Iterator[Allocation]:
+        """The entries of one container."""
+        return (each for each in self._recorded.values() if (each.pod_uid, each.container) == (pod_uid, container))
+
+    def checkpoint_bytes(self, *, flat_ids: bool = False) -> bytes:
+        """The whole memory as ``kubelet_internal_checkpoint``; ``flat_ids`` writes DeviceIDs as before 1.20.
+
+        The kubelet's checksum is a hash of Go's printing of the data; here it is a CRC-32 of the JSON.
+        """
+        entries = [
+            _Entry(
+                each.pod_uid,
+                each.container,
+                each.resource,
+                sorted(each.ids) if flat_ids else {str(node): list(ids) for node, ids in each.ids_by_node.items()},
+                base64.b64encode(each.response).decode(),
+            )
+            for each in self._recorded.values()
+        ]
+        data = _Data(entries or None, {resource: sorted(self._healthy[resource]) for resource in self._healthy})
+        return msgspec.json.encode(_File(data, zlib.crc32(msgspec.json.encode(data))))
+
+    def load(self, checkpoint: bytes | None) -> bool:
+        """Begin with what a checkpoint holds; False, and an empty memory, if it is lost, corrupt or of another format.
+
+        Resources that were registered are known from the beginning, without any device.
+        """
+        self._recorded, self._devices, self._healthy = {}, {}, {}
+        data = _decoded(checkpoint or b"")
+        for entry in (data and data.pod_device_entries) or ():
+            key = (entry.pod_uid, entry.container_name, entry.resource_name)
+            ids = entry.device_ids if isinstance(entry.device_ids, dict) else {str(NO_TOPOLOGY): entry.device_ids}
+            by_node = {int(node): tuple(each) for node, each in ids.items()}
+            self._recorded[key] = Allocation(*key, by_node, base64.b64decode(entry.alloc_resp))
+        for resource in data.registered_devices if data else ():
+            self.update_devices(resource, ())
+        self.restore()
+        return data is not None
+
+    # Choosing.
+
+    def _offer(self, selection: Selection, available: frozenset[str]) -> None:
+        """Say what the plugin is to be asked, and where the rest comes from."""
+        needed = selection.size - len(selection.taken)
+        if len(available) < needed:
+            raise AllocationError(
+                f"requested number of devices unavailable for {selection.resource}. "
+                f"Requested: {needed}, Available: {len(available)}"
+            )
+        nodes = {each: self._devices[selection.resource][each].numa_nodes for each in available}
+        affinity = self._numa_affinity or frozenset()
+        aligned = frozenset(each for each in available if affinity.intersection(nodes[each]))
+        if needed < len(aligned):
+            candidates, selection.sources = aligned, (aligned,)
+        else:
+            if self._take(selection, aligned):
+                return
+            unaligned = frozenset(each for each in available if affinity and nodes[each])
+            candidates, selection.sources = available, (unaligned, available)
+        selection.available = tuple(self._shuffled(candidates.union(selection.taken)))
+        selection.must_include = tuple(self._shuffled(selection.taken))
+        selection.asks = True
+
+    def _take(self, selection: Selection, source: Collection[str]) -> bool:
+        """Reserve at random from ``source`` what is still needed. True if that was enough."""
+        chosen = self._shuffled(set(source).difference(selection.taken))[: selection.size - len(selection.taken)]
+        selection.taken += chosen
+        self._allocated.setdefault(selection.resource, set()).update(chosen)
+        return len(selection.taken) == selection.size
+
+    def _reusable_by(self, pod_uid: str) -> dict[str, set[str]]:
+        """What init containers of the pod under admission have left; another pod's are forgotten."""
+        if self._reusable[0] != pod_uid:
+            self._reusable = (pod_uid, {})
+        return self._reusable[1]
+
+    def _shuffled(self, items: Iterable[_Item]) -> list[_Item]:
+        ordered = sorted(items)
+        self._random.shuffle(ordered)
+        return ordered
+
+
+def _decoded(checkpoint: bytes) -> _Data | None:
+    try:
+        file = msgspec.json.decode(checkpoint, type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return file.data if file.checksum == zlib.crc32(msgspec.json.encode(file.data)) else None

@@ -1,0 +1,359 @@
+"""The device manager of the simulated kubelet. Sections are those of the project's facts about the kubelet (1.36.2)."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from neuron_plugin.allocation import ContainerKind
+from neuron_plugin.simulation.kubelet_device_manager import AllocationError, Device, DeviceManager
+from tests.kubelet.fakes import CORE, DEVICE, seeded
+
+A, B = "uid-a", "uid-b"
+FOUR = ("d0", "d1", "d2", "d3")
+
+
+def manager_of(*ids: str, seed: int = 0, numa_affinity: frozenset[int] | None = None) -> DeviceManager:
+    manager = DeviceManager(seeded(seed), numa_affinity=numa_affinity)
+    manager.update_devices(CORE, [Device(each) for each in ids or FOUR])
+    return manager
+
+
+def allocate(
+    manager: DeviceManager,
+    uid: str,
+    count: int,
+    preferred: Iterable[str] = (),
+    *,
+    container: str = "c",
+    kind: ContainerKind = ContainerKind.APP,
+    resource: str = CORE,
+) -> set[str]:
+    """One container, as the kubelet allocates it; an empty set if the plugin was not called."""
+    selection = manager.devices_to_allocate(uid, container, resource, count)
+    if selection is None:
+        return set()
+    ids = manager.complete(selection, list(preferred) if selection.asks else ())
+    manager.record(uid, container, resource, ids, b"answer")
+    manager.offer_for_reuse(uid, container, kind)
+    return set(ids)
+
+
+def available(manager: DeviceManager, uid: str = "uid-other") -> set[str]:
+    """What the kubelet offers to the next pod."""
+    selection = manager.devices_to_allocate(uid, "c", CORE, 1)
+    assert selection is not None
+    offered = set(selection.available)
+    manager.restore()
+    return offered
+
+
+def data_of(checkpoint: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(checkpoint)["Data"]
+    return found
+
+
+# Section 4.2: which devices
+
+
+def test_the_plugin_is_asked_even_if_there_is_no_choice() -> None:
+    selection = manager_of().devices_to_allocate(A, "c", CORE, 4)
+    assert selection is not None
+    assert selection.asks
+    assert (set(selection.available), selection.must_include, selection.size) == (set(FOUR), (), 4)
+
+
+def test_a_preference_of_the_asked_size_is_allocated_exactly() -> None:
+    assert allocate(manager_of(), A, 2, ["d3", "d1"]) == {"d1", "d3"}
+
+
+def test_unknown_and_allocated_ids_of_a_preference_are_dropped() -> None:
+    manager = manager_of()
+    allocate(manager, A, 1, ["d0"])
+    assert allocate(manager, B, 1, ["d0", "ghost", "d2"]) == {"d2"}
+
+
+def test_a_wrong_size_of_the_preference_is_cut_or_filled_up_at_random() -> None:
+    cut = {frozenset(allocate(manager_of(seed=seed), A, 2, FOUR)) for seed in range(12)}
+    filled = {frozenset(allocate(manager_of(seed=seed), A, 2, ["d2"])) for seed in range(12)}
+    assert len(cut) > 2
+    assert len(filled) > 1
+    assert all("d2" in ids for ids in filled)
+
+
+def test_recorded_ids_need_no_further_call() -> None:
+    manager = manager_of()
+    allocate(manager, A, 2)
+    assert manager.devices_to_allocate(A, "c", CORE, 2) is None
+
+
+def test_a_changed_count_of_a_recorded_container_is_an_error() -> None:
+    manager = manager_of()
+    allocate(manager, A, 1)
+    with pytest.raises(AllocationError, match=f'changed request for resource "{CORE}" from 1 to 2'):
+        manager.devices_to_allocate(A, "c", CORE, 2)
+
+
+def test_an_init_containers_devices_are_taken_first_and_without_a_preference_if_they_suffice() -> None:
+    manager = manager_of()
+    left = allocate(manager, A, 2, ["d1", "d2"], container="i", kind=ContainerKind.INIT)
+    assert left == {"d1", "d2"}
+    selection = manager.devices_to_allocate(A, "c", CORE, 1)
+    assert selection is not None
+    assert not selection.asks
+    assert set(manager.complete(selection)) < left
+
+
+def test_a_larger_container_must_include_the_init_containers_devices() -> None:
+    manager = manager_of()
+    allocate(manager, A, 1, ["d2"], container="i", kind=ContainerKind.INIT)
+    selection = manager.devices_to_allocate(A, "c", CORE, 3)
+    assert selection is not None
+    assert (set(selection.available), selection.must_include) == (set(FOUR), ("d2",))
+
+
+def test_a_sidecar_keeps_what_it_took_from_an_init_container() -> None:
+    manager = manager_of()
+    init = allocate(manager, A, 1, ["d0"], container="i", kind=ContainerKind.INIT)
+    assert allocate(manager, A, 1, container="s", kind=ContainerKind.SIDECAR) == init
+    assert allocate(manager, A, 1, container="c").isdisjoint(init)
+
+
+def test_numa_affinity_offers_the_aligned_devices_alone_where_they_are_more_than_enough() -> None:
+    manager = DeviceManager(seeded(0), numa_affinity=frozenset({1}))
+    manager.update_devices(CORE, [Device(f"d{number}", numa_nodes=(number // 2,)) for number in range(4)])
+    one = manager.devices_to_allocate(A, "c", CORE, 1)
+    manager.restore()
+    two = manager.devices_to_allocate(A, "c", CORE, 2)
+    manager.restore()
+    three = manager.devices_to_allocate(A, "c", CORE, 3)
+    assert one is not None
+    assert two is not None
+    assert three is not None
+    assert set(one.available) == {"d2", "d3"}
+    assert not two.asks
+    assert set(manager.complete(two)) == {"d2", "d3"}
+    assert (set(three.available), set(three.must_include)) == (set(FOUR), {"d2", "d3"})
+
+
+def test_a_resource_that_no_plugin_registered_is_not_looked_at() -> None:
+    assert manager_of().wanted({CORE: 1, DEVICE: 1, "cpu": 2}) == [(CORE, 1)]
+
+
+def test_resources_of_one_container_come_in_random_order() -> None:
+    orders = set()
+    for seed in range(8):
+        manager = manager_of(seed=seed)
+        manager.update_devices(DEVICE, [Device("0")])
+        orders.add(tuple(manager.wanted({CORE: 1, DEVICE: 1})))
+    assert len(orders) == 2
+
+
+@pytest.mark.parametrize(
+    ("prepare", "text"),
+    [
+        (lambda manager: manager.remove_resource(CORE), "cannot allocate unregistered device"),
+        (lambda manager: manager.mark_unhealthy(CORE), "no healthy devices present; cannot allocate unhealthy devices"),
+        (lambda manager: allocate(manager, B, 3), r"Requested: 2, Available: 1"),
+    ],
+)
+def test_the_texts_of_a_rejection_are_the_kubelets(prepare: Any, text: str) -> None:
+    manager = manager_of()
+    prepare(manager)
+    with pytest.raises(AllocationError, match=text):
+        manager.devices_to_allocate(A, "c", CORE, 2)
+
+
+def test_a_recorded_device_that_went_bad_is_an_error() -> None:
+    manager = manager_of()
+    allocate(manager, A, 1, ["d0"])
+    manager.update_devices(CORE, [Device("d0", "Unhealthy"), Device("d1")])
+    with pytest.raises(AllocationError, match="previously allocated devices are no longer healthy"):
+        manager.devices_to_allocate(A, "c", CORE, 1)
+
+
+# Sections 4.4 and 6.4: reservations
+
+
+def test_a_failed_allocate_gives_its_devices_back_when_restored() -> None:
+    manager = manager_of()
+    selection = manager.devices_to_allocate(A, "c", CORE, 4)
+    assert selection is not None
+    manager.complete(selection)
+    manager.restore()
+    assert available(manager) == set(FOUR)
+
+
+def test_an_answer_that_is_never_recorded_leaks_until_another_pod_is_forgotten() -> None:
+    manager = manager_of()
+    allocate(manager, B, 1, ["d0"])
+    selection = manager.devices_to_allocate(A, "c", CORE, 2)
+    assert selection is not None
+    manager.complete(selection, ["d1", "d2"])
+    with pytest.raises(AllocationError, match="Available: 1"):
+        manager.devices_to_allocate("uid-c", "c", CORE, 2)
+    assert manager.forget_pods({A})
+    assert available(manager) == set(FOUR)
+
+
+def test_137534_a_cleaning_of_memory_during_an_allocate_loses_its_reservation() -> None:
+    manager = manager_of()
+    allocate(manager, B, 1, ["d0"])
+    selection = manager.devices_to_allocate(A, "c", CORE, 1)
+    assert selection is not None
+    ids = manager.complete(selection, ["d1"])
+    manager.forget_pods({A})  # PodResources List; pod B has ended
+    manager.record(A, "c", CORE, ids, b"")
+    assert {each.pod_uid for each in manager.entries()} == {A}
+    assert available(manager) == set(FOUR), "d1 is offered though it is recorded for A"
+
+
+def test_137534_a_later_allocation_does_not_repair_it() -> None:
+    manager = manager_of()
+    allocate(manager, B, 1, ["d0"])
+    selection = manager.devices_to_allocate(A, "c", CORE, 1)
+    assert selection is not None
+    ids = manager.complete(selection, ["d1"])
+    manager.forget_pods({A})
+    manager.record(A, "c", CORE, ids, b"")
+    allocate(manager, "uid-c", 1, ["d2"])
+    assert available(manager) == {"d0", "d1", "d3"}
+
+
+# Sections 7 and 14: memory
+
+
+def test_entries_of_ended_pods_stay_until_the_memory_is_cleaned() -> None:
+    manager = manager_of()
+    allocate(manager, A, 2, ["d0", "d1"])
+    assert available(manager) == {"d2", "d3"}
+    assert manager.forget_pods(())
+    assert not manager.forget_pods(())
+    assert available(manager) == set(FOUR)
+
+
+def test_nothing_is_forgotten_while_the_sources_are_not_ready() -> None:
+    manager = manager_of()
+    allocate(manager, A, 4)
+    manager.sources_ready = False
+    assert not manager.forget_pods(())
+    assert len(manager.entries()) == 1
+
+
+def test_a_running_container_gets_no_entry_while_the_sources_are_not_ready() -> None:
+    manager = manager_of()
+    manager.load(None)  # the checkpoint is lost
+    manager.update_devices(CORE, [Device(each) for each in FOUR])
+    manager.sources_ready = False
+    assert manager.devices_to_allocate(A, "c", CORE, 4, running=True) is None
+    manager.sources_ready = True
+    assert manager.entries() == ()
+    assert available(manager) == set(FOUR), "the ids of the running container are offered"
+
+
+# Sections 7 and 14: the checkpoint
+
+
+def test_the_checkpoint_has_the_kubelets_form() -> None:
+    manager = manager_of()
+    allocate(manager, A, 2, ["d0", "d1"], container="train")
+    manager.update_devices(CORE, [Device("d0"), Device("d1"), Device("d2", "Unhealthy")])
+    text = manager.checkpoint_bytes()
+    assert json.loads(text).keys() == {"Data", "Checksum"}
+    assert isinstance(json.loads(text)["Checksum"], int)
+    (entry,) = data_of(text)["PodDeviceEntries"]
+    entry["DeviceIDs"]["-1"].sort()
+    assert entry == {
+        "PodUID": A,
+        "ContainerName": "train",
+        "ResourceName": CORE,
+        "DeviceIDs": {"-1": ["d0", "d1"]},
+        "AllocResp": base64.b64encode(b"answer").decode(),
+    }
+    assert data_of(text)["RegisteredDevices"] == {CORE: ["d0", "d1"]}
+
+
+def test_ids_lie_under_each_numa_node_of_their_device() -> None:
+    manager = DeviceManager(seeded(0))
+    manager.update_devices(CORE, [Device("d0", numa_nodes=(0,)), Device("d1", numa_nodes=(0, 1)), Device("d2")])
+    allocate(manager, A, 3)
+    (entry,) = data_of(manager.checkpoint_bytes())["PodDeviceEntries"]
+    assert {node: sorted(ids) for node, ids in entry["DeviceIDs"].items()} == {
+        "0": ["d0", "d1"],
+        "1": ["d1"],
+        "-1": ["d2"],
+    }
+    assert manager.entries()[0].ids == {"d0", "d1", "d2"}
+
+
+def test_an_empty_memory_has_null_entries() -> None:
+    assert data_of(manager_of().checkpoint_bytes())["PodDeviceEntries"] is None
+
+
+def test_the_format_before_1_20_has_one_list_of_ids_and_is_read_too() -> None:
+    manager = manager_of()
+    allocate(manager, A, 2, ["d3", "d1"])
+    flat = manager.checkpoint_bytes(flat_ids=True)
+    assert data_of(flat)["PodDeviceEntries"][0]["DeviceIDs"] == ["d1", "d3"]
+    again = DeviceManager(seeded(1))
+    assert again.load(flat)
+    assert again.entries()[0].ids == {"d1", "d3"}
+
+
+def test_a_loaded_memory_holds_its_devices_and_knows_resources_without_devices() -> None:
+    manager = manager_of()
+    allocate(manager, A, 2, ["d0", "d1"])
+    again = DeviceManager(seeded(1))
+    assert again.load(manager.checkpoint_bytes())
+    assert again.entries() == manager.entries()
+    assert again.resources() == [CORE]
+    assert again.healthy(CORE) == frozenset()
+    with pytest.raises(AllocationError, match="no healthy devices present"):
+        again.devices_to_allocate(B, "c", CORE, 1)
+    again.update_devices(CORE, [Device(each) for each in FOUR])
+    assert available(again) == {"d2", "d3"}
+
+
+def test_entries_of_ended_pods_come_back_with_the_checkpoint() -> None:
+    manager = manager_of()
+    allocate(manager, A, 1)
+    text = manager.checkpoint_bytes()
+    manager.forget_pods(())
+    again = DeviceManager(seeded(1))
+    again.load(text)
+    assert [each.pod_uid for each in again.entries()] == [A]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda _: None,
+        lambda _: b"",
+        lambda text: text[:-10],
+        lambda text: text.replace(b"d0", b"d7"),
+        lambda text: text.replace(b"PodDeviceEntries", b"Entries"),
+        lambda _: b'{"Data":{"V2":{}},"Checksum":1}',
+        lambda _: b"\xff\x00",
+    ],
+    ids=["lost", "empty", "cut off", "changed", "renamed field", "unknown format", "not text"],
+)
+def test_a_lost_corrupt_or_unknown_checkpoint_is_an_empty_memory(spoil: Any) -> None:
+    manager = manager_of()
+    allocate(manager, A, 4, FOUR)
+    again = manager_of(seed=1)
+    assert not again.load(spoil(manager.checkpoint_bytes()))
+    assert again.entries() == ()
+    assert again.resources() == []
+
+
+def test_random_choices_repeat_with_their_seed() -> None:
+    def ids(seed: int) -> list[set[str]]:
+        manager = manager_of(*map(str, range(32)), seed=seed)
+        return [allocate(manager, f"uid-{number}", 3) for number in range(8)]
+
+    assert ids(5) == ids(5)
+    assert ids(5) != ids(6)

@@ -1,0 +1,513 @@
+"""The simulated kubelet's checkpoint and cgroups. Sections are those of the project's facts about the kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from asyncinotify import Inotify, Mask
+
+from neuron_plugin.kubelet import CHECKPOINT, PodResourcesClient
+from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
+from neuron_plugin.simulation import (
+    PODS,
+    Container,
+    KubeletOptions,
+    Pod,
+    StandInApiServer,
+    StandInKubelet,
+    WriteFault,
+    mirror_manifest,
+    static_pod,
+)
+from neuron_plugin.simulation.kubelet import KubeletStoppedError
+from neuron_plugin.simulation.kubelet_files import CheckpointFile, PodCgroups
+from tests.kubelet.fakes import CORE, DEVICE, eventually, seeded
+from tests.simulation.kubelet_node import (
+    INIT,
+    RawPlugin,
+    ids_of,
+    node,
+    pod,
+    register,
+    rejection,
+    serving,
+    wants,
+)
+
+API_UID = "0f1c2d3e-4a5b-6c7d-8e9f-001122334455"
+
+
+def entries(directory: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((directory / CHECKPOINT).read_bytes())["Data"]["PodDeviceEntries"] or []
+    return found
+
+
+def recorded(directory: Path) -> dict[tuple[str, str], set[str]]:
+    """The ids of each pod's containers, by the file."""
+    return {
+        (entry["PodUID"], entry["ContainerName"]): {each for ids in entry["DeviceIDs"].values() for each in ids}
+        for entry in entries(directory)
+    }
+
+
+def list_again(plugin: RawPlugin) -> None:
+    """Send the same list of devices once more."""
+    plugin.news.set()
+
+
+class ReadingPlugin(RawPlugin):
+    """Reads the checkpoint in every call."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.directory = directory
+        self.seen: list[tuple[str, dict[tuple[str, str], set[str]]]] = []
+        self.thinking: asyncio.Event | None = None
+
+    async def GetPreferredAllocation(  # noqa: N802 - the API's name
+        self, request: pb.PreferredAllocationRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.PreferredAllocationResponse:
+        self.seen.append(("preferred", recorded(self.directory)))
+        answer = await super().GetPreferredAllocation(request, context)
+        if self.thinking:
+            await self.thinking.wait()
+        return answer
+
+    async def Allocate(  # noqa: N802 - the API's name
+        self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.AllocateResponse:
+        self.seen.append(("allocate", recorded(self.directory)))
+        return await super().Allocate(request, context)
+
+
+# Sections 7 and 14: what is written, and when
+
+
+async def test_each_containers_entry_is_in_the_file_before_the_kubelets_next_call(directory: Path) -> None:
+    async with node(directory, ReadingPlugin(directory)) as (kubelet, plugin):
+        assert isinstance(plugin, ReadingPlugin)
+        await kubelet.admit(pod("a", wants(1, "i", INIT), wants(1, "x"), wants(2, "y")))
+        await kubelet.admit(pod("b", wants(1)))
+        calls = [(call, {container for _, container in seen}) for call, seen in plugin.seen]
+    assert calls == [
+        ("preferred", set()),
+        ("allocate", set()),
+        ("allocate", {"i"}),  # x takes the device of i without a preference
+        ("preferred", {"i", "x"}),
+        ("allocate", {"i", "x"}),
+        ("preferred", {"i", "x", "y"}),
+        ("allocate", {"i", "x", "y"}),
+    ]
+
+
+async def test_an_entry_holds_the_uid_and_our_whole_answer(directory: Path) -> None:
+    async with node(directory) as (kubelet, plugin):
+        plugin.preference = ["d1"]
+        await kubelet.admit(pod("a", wants(1), uid=API_UID))
+    (entry,) = entries(directory)
+    response = pb.ContainerAllocateResponse.FromString(base64.b64decode(entry.pop("AllocResp")))
+    assert entry == {"PodUID": API_UID, "ContainerName": "c", "ResourceName": CORE, "DeviceIDs": {"-1": ["d1"]}}
+    assert response.annotations == {"by": "plugin"}
+    assert response.devices[0].host_path == "/dev/d1"
+    file = json.loads((directory / CHECKPOINT).read_bytes())
+    assert file["Data"]["RegisteredDevices"] == {CORE: ["d0", "d1", "d2", "d3"]}
+    assert file["Checksum"] > 0
+
+
+async def test_two_resources_of_one_container_are_one_write(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[bytes] = []
+    monkeypatch.setattr(CheckpointFile, "replace", lambda _, content: writes.append(content))
+    other = RawPlugin(["e0"])
+    async with node(directory) as (kubelet, _), serving(other, directory / "other.sock"):
+        await register(directory, "other.sock", DEVICE)
+        await kubelet.wait_for_capacity(DEVICE, 1)
+        writes.clear()
+        await kubelet.admit(pod("a", Container("c", {CORE: 1, DEVICE: 1})))
+        assert len(writes) == 1
+
+
+async def test_the_file_is_replaced_by_a_rename_within_the_directory(directory: Path) -> None:
+    async with node(directory) as (kubelet, _):
+        before = (directory / CHECKPOINT).stat()
+        with Inotify() as inotify:
+            inotify.add_watch(directory, Mask.CREATE | Mask.MOVED_FROM | Mask.MOVED_TO)
+            await kubelet.admit(pod("a", wants(1)))
+            created, moved_from, moved_to = [await inotify.get() for _ in range(3)]
+        after = (directory / CHECKPOINT).stat()
+    assert str(created.name).startswith(".")
+    assert moved_from.name == created.name
+    assert str(moved_to.name) == CHECKPOINT
+    assert moved_to.mask & Mask.MOVED_TO
+    assert after.st_ino != before.st_ino
+    assert after.st_mode & 0o777 == 0o600
+
+
+async def test_entries_of_an_ended_pod_stay_in_the_file_until_the_next_write(directory: Path) -> None:
+    plugins, pods = directory / "dp", directory / "pr"
+    plugins.mkdir()
+    pods.mkdir()
+    kubelet, plugin = StandInKubelet(plugins, pods, random=seeded(0)), RawPlugin()
+    async with kubelet, serving(plugin, plugins / "plugin.sock"):
+        await register(plugins, "plugin.sock")
+        await kubelet.wait_for_capacity(CORE, 4)
+        await kubelet.admit(pod("a", wants(2)))
+        kubelet.finish("uid-a")
+        list_again(plugin)
+        await asyncio.sleep(0.05)
+        assert ("uid-a", "c") in recorded(plugins), "a write alone cleans nothing"
+        await PodResourcesClient(pods / "kubelet.sock").list()
+        assert ("uid-a", "c") in recorded(plugins), "List cleans the memory and writes nothing"
+        list_again(plugin)
+        await eventually(lambda: not recorded(plugins))
+
+
+async def test_entries_of_a_pod_rejected_in_the_middle_leave_with_the_next_allocation(directory: Path) -> None:
+    async with node(directory) as (kubelet, _):
+        await rejection(kubelet, pod("a", wants(2, "x"), wants(3, "y")))
+        assert set(recorded(directory)) == {("uid-a", "x")}
+        await kubelet.admit(pod("b", wants(1)))
+        assert set(recorded(directory)) == {("uid-b", "c")}
+
+
+async def test_an_identical_list_writes_the_whole_memory_also_during_a_preferred_allocation(directory: Path) -> None:
+    async with node(directory, ReadingPlugin(directory)) as (kubelet, plugin):
+        assert isinstance(plugin, ReadingPlugin)
+        await kubelet.admit(pod("a", wants(1)))
+        kubelet.spoil_checkpoint(b'{"Data":{"PodDeviceEntries":null}}')
+        plugin.thinking = asyncio.Event()
+        admission = asyncio.create_task(kubelet.admit(pod("b", wants(1))))
+        await eventually(lambda: len(plugin.preferences) == 2)
+        list_again(plugin)
+        await eventually(lambda: set(recorded(directory)) == {("uid-a", "c")})
+        plugin.thinking.set()
+        await admission
+
+
+async def test_nothing_is_cleaned_until_the_api_server_answered_after_a_start(directory: Path) -> None:
+    plugins, pods = directory / "dp", directory / "pr"
+    plugins.mkdir()
+    pods.mkdir()
+    options = KubeletOptions(sync_delay=0.0)
+    kubelet, client = StandInKubelet(plugins, pods, options=options), PodResourcesClient(pods / "kubelet.sock")
+    async with kubelet, serving(RawPlugin(), plugins / "plugin.sock"):
+        await register(plugins, "plugin.sock")
+        await kubelet.wait_for_capacity(CORE, 4)
+        await kubelet.admit(pod("ended", wants(1)))
+        await kubelet.admit(pod("live", wants(1)))
+        await kubelet.stop()
+        kubelet.finish("uid-ended")
+        await kubelet.start(api_reachable=False)
+        async with serving(again := RawPlugin(), plugins / "again.sock"):
+            await register(plugins, "again.sock")
+            await kubelet.wait_for_capacity(CORE, 4)
+            static = static_pod("ns", "static", "node", wants(1))
+            await kubelet.admit(static)
+            assert [each.name for each in await client.list()] == ["static"]
+            list_again(again)
+            assert {uid for uid, _ in recorded(plugins)} == {"uid-ended", "uid-live", static.uid}
+            await kubelet.reach_api()
+            assert {each.name for each in await client.list()} == {"live", "static"}
+            list_again(again)
+            await eventually(lambda: {uid for uid, _ in recorded(plugins)} == {"uid-live", static.uid})
+            assert len(again.allocations) == 1
+
+
+async def test_the_format_before_1_20_has_one_flat_list(directory: Path) -> None:
+    async with node(directory, options=KubeletOptions(flat_device_ids=True, sync_delay=0.0)) as (kubelet, plugin):
+        plugin.preference = ["d1", "d3"]
+        await kubelet.admit(pod("a", wants(2)))
+        assert entries(directory)[0]["DeviceIDs"] == ["d1", "d3"]
+        await kubelet.restart()
+        assert [each.ids for each in kubelet.devices.entries()] == [{"d1", "d3"}]
+
+
+async def test_entries_of_another_plugin_of_the_same_resource_stay_with_its_answers(directory: Path) -> None:
+    async with node(directory) as (kubelet, other):
+        other.name = "another"
+        await kubelet.admit(pod("old", wants(1)))
+        other.end_stream()
+        await kubelet.wait_for_capacity(CORE, 0)
+        async with serving(RawPlugin(), directory / "ours.sock"):
+            await register(directory, "ours.sock")
+            await kubelet.wait_for_capacity(CORE, 4)
+            await kubelet.admit(pod("new", wants(1)))
+            old, new = recorded(directory).values()
+    assert old.isdisjoint(new)
+    assert "devices" in repr(
+        pb.ContainerAllocateResponse.FromString(base64.b64decode(entries(directory)[0]["AllocResp"]))
+    )
+
+
+# Section 14: writes that fail, are late or overtaken
+
+
+async def test_a_failed_write_rejects_the_pod_and_memory_keeps_the_entry(directory: Path) -> None:
+    async with node(directory) as (kubelet, plugin):
+        kubelet.checkpoint.faults.append(WriteFault(fails=True))
+        text = await rejection(kubelet, pod("a", wants(1)))
+        assert 'failed to write checkpoint file "kubelet_internal_checkpoint"' in text
+        assert "no space left on device" in text
+        assert recorded(directory) == {}
+        list_again(plugin)
+        await eventually(lambda: set(recorded(directory)) == {("uid-a", "c")})
+        await kubelet.admit(pod("b", wants(4)))
+        assert set(recorded(directory)) == {("uid-b", "c")}
+
+
+async def test_a_failed_write_at_a_containers_start_is_retried_without_a_write(directory: Path) -> None:
+    async with node(directory, options=KubeletOptions(sync_delay=0.0)) as (kubelet, _):
+        await kubelet.admit(pod("a", wants(1)))
+        await kubelet.stop()
+        kubelet.spoil_checkpoint(None)
+        await kubelet.start()
+        async with serving(RawPlugin(), directory / "again.sock"):
+            await register(directory, "again.sock")
+            await kubelet.wait_for_capacity(CORE, 4)
+            kubelet.stop_container("uid-a", "c")
+            kubelet.checkpoint.faults.append(WriteFault(fails=True))
+            assert "failed to write checkpoint file" in ((await kubelet.start_container("uid-a", "c")).waiting or "")
+            started = await kubelet.start_container("uid-a", "c")
+            assert started.waiting is None
+            assert len(ids_of(started)) == 1
+            assert recorded(directory) == {}
+
+
+async def test_a_late_write_leaves_the_older_file_after_our_answer(directory: Path) -> None:
+    async with node(directory) as (kubelet, plugin):
+        await kubelet.admit(pod("a", wants(1)))
+        written = asyncio.Event()
+        kubelet.checkpoint.faults.append(WriteFault(until=written))
+        admission = asyncio.create_task(kubelet.admit(pod("b", wants(1, "x"), wants(1, "y"))))
+        await eventually(lambda: len(plugin.allocations) == 2)
+        await asyncio.sleep(0.02)
+        assert set(recorded(directory)) == {("uid-a", "c")}
+        assert len(plugin.preferences) == 2, "the kubelet makes no further call before it has written"
+        written.set()
+        await admission
+        assert set(recorded(directory)) == {("uid-a", "c"), ("uid-b", "x"), ("uid-b", "y")}
+
+
+async def test_an_older_snapshot_can_overwrite_a_newer_one_until_the_next_write(directory: Path) -> None:
+    async with node(directory) as (kubelet, plugin):
+        overtaken = asyncio.Event()
+        kubelet.checkpoint.faults.append(WriteFault(until=overtaken, of_list=True))
+        list_again(plugin)
+        await eventually(lambda: not kubelet.checkpoint.faults)
+        await kubelet.admit(pod("a", wants(1)))
+        assert set(recorded(directory)) == {("uid-a", "c")}
+        overtaken.set()
+        await eventually(lambda: not recorded(directory))
+        list_again(plugin)
+        await eventually(lambda: set(recorded(directory)) == {("uid-a", "c")})
+
+
+async def test_a_kubelet_killed_between_allocate_and_write_has_no_entry_and_allocates_again(directory: Path) -> None:
+    async with node(directory, options=KubeletOptions(sync_delay=0.3)) as (kubelet, plugin):
+        kubelet.checkpoint.faults.append(WriteFault(until=(late := asyncio.Event())))
+        admission = asyncio.create_task(kubelet.admit(pod("a", wants(2))))
+        await eventually(lambda: bool(plugin.allocations) and not kubelet.checkpoint.faults)
+        await kubelet.stop()
+        late.set()
+        with pytest.raises(KubeletStoppedError):
+            await admission
+        assert recorded(directory) == {}
+        restart = asyncio.create_task(kubelet.start())
+        async with serving(again := RawPlugin(), directory.parent / f"{directory.name}-again.sock"):
+            await eventually((directory / "kubelet.sock").exists)
+            await asyncio.sleep(0.05)
+            await register(directory, f"../{directory.name}-again.sock")
+            await restart
+            assert len(again.allocations) == 1
+            assert set(recorded(directory)) == {("uid-a", "c")}
+
+
+# Sections 7 and 14: a checkpoint that is lost, corrupt or of another format
+
+
+@pytest.mark.parametrize("content", [None, b"spoiled", b'{"Data":{"V2":{}},"Checksum":1}'])
+async def test_after_a_spoilt_checkpoint_running_containers_get_no_entry_and_their_ids_are_offered(
+    directory: Path, content: bytes | None
+) -> None:
+    async with node(directory, options=KubeletOptions(sync_delay=0.0)) as (kubelet, _):
+        held = ids_of((await kubelet.admit(pod("a", wants(4)))).container("c"))
+        await kubelet.stop()
+        kubelet.spoil_checkpoint(content)
+        await kubelet.start()
+        assert kubelet.rejections == {}
+        async with serving(again := RawPlugin(), directory / "again.sock"):
+            await register(directory, "again.sock")
+            await kubelet.wait_for_capacity(CORE, 4)
+            await kubelet.admit(pod("b", wants(1)))
+            ((available, _, _),) = again.preferences
+            assert available == held
+            assert set(recorded(directory)) == {("uid-b", "c")}
+
+
+async def test_a_file_spoilt_under_a_running_kubelet_is_whole_after_its_next_write(directory: Path) -> None:
+    async with node(directory) as (kubelet, plugin):
+        await kubelet.admit(pod("a", wants(1)))
+        kubelet.spoil_checkpoint(b"spoiled")
+        list_again(plugin)
+        await eventually(lambda: (directory / CHECKPOINT).read_bytes() != b"spoiled")
+        assert set(recorded(directory)) == {("uid-a", "c")}
+
+
+async def test_137534_the_file_names_the_holder_of_an_id_that_is_offered_again(directory: Path) -> None:
+    plugins, pods = directory / "dp", directory / "pr"
+    plugins.mkdir()
+    pods.mkdir()
+    kubelet, plugin = StandInKubelet(plugins, pods, random=seeded(0)), RawPlugin()
+    async with kubelet, serving(plugin, plugins / "plugin.sock"):
+        await register(plugins, "plugin.sock")
+        await kubelet.wait_for_capacity(CORE, 4)
+        plugin.preference = ["d0"]
+        await kubelet.admit(pod("old", wants(1)))
+        plugin.preference, plugin.gate = ["d1"], asyncio.Event()
+        admission = asyncio.create_task(kubelet.admit(pod("a", wants(1))))
+        await eventually(lambda: len(plugin.allocations) == 2)
+        kubelet.finish("uid-old")
+        await PodResourcesClient(pods / "kubelet.sock").list()
+        plugin.gate.set()
+        await admission
+        plugin.preference = ["d3"]
+        await kubelet.admit(pod("b", wants(1)))
+        available, _, _ = plugin.preferences[-1]
+        assert recorded(plugins) == {("uid-a", "c"): {"d1"}, ("uid-b", "c"): {"d3"}}
+        assert "d1" in available
+
+
+# Sections 6.3 and 14: static pods
+
+
+def test_a_static_pods_uid_is_a_hash_and_comes_back_with_its_manifest() -> None:
+    first, same = (static_pod("kube-system", "train", "worker", wants(1)) for _ in range(2))
+    assert first == same
+    assert first.static
+    assert len(first.uid) == 32
+    assert "-" not in first.uid
+    assert static_pod("kube-system", "train", "worker", wants(2)).uid != first.uid
+    assert not pod("a", uid=API_UID).static
+
+
+async def test_a_mirror_pod_is_created_after_admission_and_names_the_static_pod(directory: Path) -> None:
+    static = static_pod("default", "train", "worker", wants(2))
+    async with node(directory) as (kubelet, _), StandInApiServer() as api:
+        await kubelet.admit(static)
+        assert api.objects(PODS) == []
+        mirror = api.create_pod(mirror_manifest(static, "worker"))
+        assert set(recorded(directory)) == {(static.uid, "c")}
+        api.delete_pod("default", mirror["metadata"]["name"], grace_seconds=0)
+        assert (await kubelet.start_container(static.uid, "c")).waiting is None, "the static pod runs on"
+    annotations = mirror["metadata"]["annotations"]
+    assert annotations["kubernetes.io/config.hash"] == annotations["kubernetes.io/config.mirror"] == static.uid
+    assert annotations["kubernetes.io/config.source"] == "file"
+    assert mirror["metadata"]["name"] == "train-worker"
+    assert mirror["metadata"]["uid"] != static.uid
+    assert mirror["spec"]["nodeName"] == "worker"
+    assert mirror["spec"]["containers"][0]["resources"]["limits"] == {CORE: "2"}
+
+
+async def test_a_static_pod_that_returns_has_its_entry_again_without_an_allocate(directory: Path) -> None:
+    static = static_pod("default", "train", "worker", wants(2))
+    async with node(directory) as (kubelet, plugin):
+        first = await kubelet.admit(static)
+        kubelet.finish(static.uid)
+        again = await kubelet.admit(static)
+        assert again == first, "the memory was not cleaned meanwhile"
+        assert len(plugin.allocations) == 1
+
+
+# Section 7: force deletion, and cgroups
+
+
+@asynccontextmanager
+async def node_with_cgroups(
+    directory: Path, options: KubeletOptions
+) -> AsyncIterator[tuple[StandInKubelet, RawPlugin, Path]]:
+    plugins, root = directory / "dp", directory / "cgroup"
+    plugins.mkdir()
+    kubelet, plugin = StandInKubelet(plugins, cgroup_root=root, options=options), RawPlugin()
+    async with kubelet, serving(plugin, plugins / "plugin.sock"):
+        await register(plugins, "plugin.sock")
+        await kubelet.wait_for_capacity(CORE, 4)
+        yield kubelet, plugin, root / "kubepods.slice"
+
+
+def populated(slices: Path, pod: Pod) -> str:
+    """The content of the pod's cgroup.events, empty without one."""
+    uid = pod.uid.replace("-", "_")
+    path = slices / "kubepods-besteffort.slice" / f"kubepods-besteffort-pod{uid}.slice" / "cgroup.events"
+    return path.read_text() if path.exists() else ""
+
+
+async def test_a_pods_slice_is_populated_from_its_first_start_to_its_end(directory: Path) -> None:
+    a = pod("a", wants(1), uid=API_UID)
+    async with node_with_cgroups(directory, KubeletOptions(sync_delay=0.0)) as (kubelet, plugin, slices):
+        plugin.gate = asyncio.Event()
+        admission = asyncio.create_task(kubelet.admit(a))
+        await eventually(lambda: bool(plugin.allocations))
+        assert populated(slices, a) == ""
+        plugin.gate.set()
+        await admission
+        assert populated(slices, a) == "populated 1\nfrozen 0\n"
+        kubelet.stop_container(a.uid, "c")
+        assert populated(slices, a), "the sandbox keeps it"
+        await kubelet.stop()
+        assert populated(slices, a), "a kubelet's end ends no process"
+        kubelet.finish(a.uid)
+        assert populated(slices, a) == ""
+        await kubelet.start()
+
+
+async def test_force_deletion_offers_ids_while_the_entry_stays_and_the_processes_run(directory: Path) -> None:
+    a = pod("a", wants(4), uid=API_UID)
+    async with node_with_cgroups(directory, KubeletOptions(termination_seconds=0.1)) as (kubelet, plugin, slices):
+        await kubelet.admit(a)
+        kubelet.remove_while_running(a.uid)
+        assert recorded(directory / "dp") == {(API_UID, "c"): {"d0", "d1", "d2", "d3"}}
+        await kubelet.admit(pod("b", wants(1)))
+        available, _, _ = plugin.preferences[-1]
+        assert available == {"d0", "d1", "d2", "d3"}
+        assert populated(slices, a) == "populated 1\nfrozen 0\n"
+        await eventually(lambda: populated(slices, a) == "")
+
+
+async def test_a_removed_static_pod_runs_out_its_grace_and_may_come_back(directory: Path) -> None:
+    static = static_pod("default", "train", "worker", wants(1))
+    async with node_with_cgroups(directory, KubeletOptions(termination_seconds=0.05)) as (kubelet, _, slices):
+        await kubelet.admit(static)
+        kubelet.remove_while_running(static.uid)
+        assert populated(slices, static)
+        await kubelet.admit(static)
+        await asyncio.sleep(0.1)
+        assert populated(slices, static), "the earlier end does not end the same pod's new processes"
+
+
+async def test_a_pod_rejected_at_a_kubelet_start_runs_on_for_its_grace(directory: Path) -> None:
+    a = pod("a", wants(1, "i", INIT), wants(1), uid=API_UID)
+    options = KubeletOptions(sync_delay=0.0, termination_seconds=0.2)
+    async with node_with_cgroups(directory, options) as (kubelet, _, slices):
+        await kubelet.admit(a)
+        await kubelet.restart()
+        assert list(kubelet.rejections) == [API_UID]
+        assert populated(slices, a)
+        await eventually(lambda: populated(slices, a) == "")
+
+
+def test_slices_are_named_by_qos_class_and_uid(tmp_path: Path) -> None:
+    cgroups = PodCgroups(tmp_path)
+    uid = API_UID.replace("-", "_")
+    assert cgroups.path(Pod(API_UID, "ns", "a", (), qos="")) == tmp_path / f"kubepods.slice/kubepods-pod{uid}.slice"
+    assert cgroups.path(Pod(API_UID, "ns", "a", (), qos="burstable")).relative_to(tmp_path) == Path(
+        f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid}.slice"
+    )
+    assert (tmp_path / "cgroup.controllers").is_file()
+    cgroups.remove(Pod(API_UID, "ns", "a", ()))  # one that was never there
