@@ -90,7 +90,8 @@ class AllocationKey:
 class RecordedAllocation:
     """One entry of the kubelet's checkpoint. ``seen_at`` is when a file showed it first, on the daemon's clock.
 
-    ``missing_since`` is when a file was first found without it; None while the file has it.
+    ``missing``: the latest file has not got it, which may be an older one that was written late. ``gone``: nor has a
+    file that the kubelet wrote when it was asked for its whole memory, after the entry was seen.
     """
 
     key: AllocationKey
@@ -98,7 +99,8 @@ class RecordedAllocation:
     reply: Reply | None
     device_paths: tuple[int, ...] = ()
     seen_at: float = field(default=0.0, compare=False)
-    missing_since: float | None = None
+    missing: bool = False
+    gone: bool = False
 
     def on(self, inventory: NodeInventory, pod: PodReference) -> Allocation:
         """What the container has on this node.
@@ -145,8 +147,8 @@ class Recorded:
             entries[entry.key] = replace(entry, seen_at=known.seen_at if known and same else now)
         for key, entry in self.entries.items():
             if key not in entries:
-                missing_since = now if entry.missing_since is None else entry.missing_since
-                entries[key] = replace(entry, missing_since=missing_since)
+                gone = entry.gone or (rewritten_at is not None and rewritten_at > entry.seen_at)
+                entries[key] = replace(entry, missing=True, gone=gone)
         asked = self.rewritten_at if rewritten_at is None else max(self.rewritten_at, rewritten_at)
         return Recorded(entries, now, asked, unreadable)
 

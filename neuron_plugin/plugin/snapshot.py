@@ -60,11 +60,12 @@ def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], now: float, 
     ``populated`` says of the pods in ``pods_to_look_at`` whether a process of their cgroup lives, and None where that
     cannot be seen; ``hold_down_seconds`` is the time that has to do then.
     """
-    over = _over(inputs)
+    over, alone = _over(inputs), pods_of_kubelet_alone(inputs)
     hold_downs = [one for one in inputs.hold_downs if _holds(one, inputs, populated, now)]
     for uid in dict.fromkeys(key.uid for key in over):
         stopped, alive = all(over[key] for key in over if key.uid == uid), populated.get(uid)
-        if stopped and not alive:
+        forgotten = uid in alone and alive is False  # the kubelet forgets a pod once it has stopped
+        if (stopped and not alive) or forgotten:
             continue
         pod = _reference(inputs, uid)
         mask = mask_union(inputs.recorded.entries[key].on(inputs.inventory, pod) for key in over if key.uid == uid)
@@ -100,10 +101,7 @@ def rewrite_is_due(inputs: Inputs, now: float) -> bool:
     """Whether the kubelet has to write its whole memory before it is known who has what."""
     recorded = inputs.recorded
     alone = pods_of_kubelet_alone(inputs)
-    missing = (
-        entry.missing_since is not None and entry.missing_since >= recorded.rewritten_at and key.uid in alone
-        for key, entry in recorded.entries.items()
-    )
+    missing = (entry.missing and not entry.gone and key.uid in alone for key, entry in recorded.entries.items())
     return not recorded.unreadable and (any(missing) or any(now - one.at >= UNSEEN_SECONDS for one in inputs.pending))
 
 
@@ -377,7 +375,8 @@ class Snapshot:
         annotations |= write_assignment(self.inventory.geometry, placement, time_ns, dialects)
         annotations |= {ALLOC_TIME_KEY: str(time_ns), ALLOCATED_KEY: "true" if allocated else "false"}
         ids = ", ".join(f"{key}={annotations[key]}" for key in ASSIGNMENT_KEYS if annotations.get(key))
-        correction = f"{named(pod.reference)} got another set than it was assigned: {ids}" if pod.assignment else ""
+        was_assigned = isinstance(pod.assignment, Assignment)
+        correction = f"{named(pod.reference)} got another set than it was assigned: {ids}" if was_assigned else ""
         return PodWrite(pod.reference, annotations, correction)
 
     def _unlinked(self, one: Allocation, pod: NeuronPod) -> str:
@@ -421,12 +420,11 @@ def _over(inputs: Inputs) -> dict[AllocationKey, bool]:
     """
     pods, recorded = inputs.pods, inputs.recorded
     alone = pods_of_kubelet_alone(inputs)
-    present = {key.uid for key, entry in recorded.entries.items() if entry.missing_since is None}
+    present = {key.uid for key, entry in recorded.entries.items() if not entry.missing}
     over: dict[AllocationKey, bool] = {}
     for key, entry in recorded.entries.items():
         if key.uid in alone:
-            gone = entry.missing_since is not None and entry.missing_since < recorded.rewritten_at
-            if gone and key.uid not in present:
+            if entry.gone and key.uid not in present:
                 over[key] = False
         elif key.uid in pods.ended and key.uid not in pods.pods:
             over[key] = pods.ended[key.uid]

@@ -30,7 +30,7 @@ class Container:
 
 
 @dataclass
-class Pod:
+class PodReference:
     containers: Iterable[tuple[Container, ContainerKind]]
     annotations: Mapping[str, str] = field(default_factory=dict)
     uid: str = "uid-1"
@@ -44,7 +44,7 @@ class Pod:
 
 
 def pod(limits: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> NeuronPod:
-    return neuron_pod(Pod([(Container("main", limits), ContainerKind.APP)], annotations or {}))
+    return neuron_pod(PodReference([(Container("main", limits), ContainerKind.APP)], annotations or {}))
 
 
 def test_a_pod_is_decoded_with_what_decides_about_it() -> None:
@@ -93,14 +93,14 @@ def test_a_pod_that_asks_for_0_has_nothing_assigned() -> None:
 
 
 def test_a_pod_asks_for_neuron_when_a_container_names_a_resource() -> None:
-    assert asks_for_neuron(Pod([(Container("init", requests={CORE: "1"}), ContainerKind.INIT)]))
-    assert asks_for_neuron(Pod([(Container("main", {DEVICE: "0"}), ContainerKind.APP)]))
-    assert not asks_for_neuron(Pod([(Container("main", {"cpu": "1"}), ContainerKind.APP)]))
+    assert asks_for_neuron(PodReference([(Container("init", requests={CORE: "1"}), ContainerKind.INIT)]))
+    assert asks_for_neuron(PodReference([(Container("main", {DEVICE: "0"}), ContainerKind.APP)]))
+    assert not asks_for_neuron(PodReference([(Container("main", {"cpu": "1"}), ContainerKind.APP)]))
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_t28_a_pod_in_a_terminal_phase_has_ended(phase: str) -> None:
-    assert neuron_pod(Pod([], phase=phase)).ended
+    assert neuron_pod(PodReference([], phase=phase)).ended
 
 
 def test_equal_requests_are_one_object() -> None:

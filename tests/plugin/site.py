@@ -16,6 +16,7 @@ from neuron_plugin.allocation import (
     Assignment,
     ContainerKind,
     ContainerSpec,
+    Ledger,
     PodUid,
     Resource,
     pod_request,
@@ -39,7 +40,7 @@ from neuron_plugin.simulation import (
     write_node,
 )
 from neuron_plugin.topology import catalogue
-from tests.plugin.world import TRN1, assignment
+from tests.plugin.world import TRN1, assignment, uid_of
 
 NODE = "worker-1"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - private directories in it
@@ -73,9 +74,9 @@ class Site:
         running = asyncio.create_task(daemon.run(stop), name="daemon")
         try:
             if registered:
-                await eventually(lambda: all(map(self.is_offered, daemon.offering.servers)))
+                await eventually(lambda: all(map(self.is_offered, daemon.servers)))
                 if self.api:
-                    await eventually(lambda: daemon.state.pods_known or self.api_is_down)
+                    await eventually(lambda: daemon.node.pods.listed_at is not None or self.api_is_down)
             yield daemon
         finally:
             stop.set()
@@ -93,7 +94,7 @@ class Site:
         self, name: str, *containers: ContainerSpec, annotations: Mapping[str, str] | None = None, uid: str = ""
     ) -> None:
         """A pod is made and bound to this node."""
-        made = uid or f"uid-{name}"
+        made = uid or uid_of(name)
         self.specs[name] = containers
         self.kubelet_pods[name] = kubelet_pod(name, made, containers)
         if self.api:
@@ -129,7 +130,13 @@ class Site:
         return [part.ids for part in decision.containers] if decision else []
 
     async def confirmed(self, daemon: NodeDaemon, *names: str) -> None:
-        await eventually(lambda: all(self.kubelet_pods[name].uid in daemon.state.confirmed for name in names))
+        await eventually(lambda: all(self.is_recorded(daemon, name) for name in names))
+
+    def is_recorded(self, daemon: NodeDaemon, name: str) -> bool:
+        """Whether the daemon has read all of the pod's containers in the kubelet's checkpoint."""
+        uid = self.kubelet_pods[name].uid
+        recorded = {key.container for key in daemon.node.recorded.entries if key.uid == uid}
+        return recorded >= {part.container for part in pod_request(self.specs[name])}
 
     async def annotated(self, *names: str) -> None:
         await eventually(lambda: all(self.annotations(name).get("NEURON_ALLOCATED") == "true" for name in names))
@@ -171,7 +178,9 @@ async def a_site(
         )
         async with AsyncExitStack() as stack:
             random = Random(seed)  # noqa: S311 - the order of Go's maps
-            kubelet = StandInKubelet(plugins, pod_resources, random=random, options=options)
+            kubelet = StandInKubelet(
+                plugins, pod_resources, random=random, options=options, cgroup_root=root / "cgroup"
+            )
             await stack.enter_async_context(kubelet)
             api = await stack.enter_async_context(StandInApiServer()) if cluster else None
             if api:
@@ -192,6 +201,7 @@ def settings_for(
         kubelet_dir=root / "dp",
         pod_resources_socket=root / "pr" / "kubelet.sock",
         cdi_dir=root / "cdi",
+        cgroup=root / "cgroup",
         rescan_seconds=0.1,
         decision_deadline_seconds=0.5,
         numbering=Numbering.HOST,
@@ -230,7 +240,12 @@ def _container(spec: ContainerSpec) -> JsonObject:
 
 
 def holders(daemon: NodeDaemon) -> set[PodUid]:
-    return set(daemon.state.ledger.holders)
+    return set(ledger(daemon).by_pod)
+
+
+def ledger(daemon: NodeDaemon) -> Ledger:
+    assert daemon.node.snapshot
+    return daemon.node.snapshot.ledger
 
 
 def ids(admitted: AdmittedPod, resource: Resource, container: str = "app") -> tuple[int, ...]:

@@ -7,11 +7,11 @@ from http import HTTPStatus
 
 import msgspec
 import pytest
+from neuron_plugin.plugin.probes import liveness, readiness
 
 from neuron_plugin.kubelet import PodDevices, PodResourcesClient
 from neuron_plugin.kubelet.pod_resources import PodResourcesThrottledError
 from neuron_plugin.plugin import daemon as daemon_module
-from neuron_plugin.plugin.probes import liveness, readiness
 from neuron_plugin.simulation import LEASES, AdmittedPod
 from tests.plugin.site import NODE, Site, a_site, decision_of, eventually, ids
 from tests.plugin.world import NEURON, app
@@ -64,7 +64,7 @@ async def test_e7_a_pod_that_was_bound_before_the_plugin_stops_is_served_all_the
         async with site.daemon() as daemon:
             await held(site)
             site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
-            await eventually(lambda: bool(daemon.state.waiting()))
+            await eventually(lambda: bool(daemon.node.snapshot and daemon.node.snapshot.waiting))
             late = asyncio.create_task(admit_once_closed(site), name="a late admission")
         assert ids(await late, NEURON) == (4, 5, 6, 7)
 
@@ -88,7 +88,7 @@ async def test_e7_a_pod_that_is_never_admitted_does_not_keep_a_plugin_from_stopp
     async with a_site() as site, asyncio.timeout(20):
         async with site.daemon() as daemon:
             site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
-            await eventually(lambda: bool(daemon.state.waiting()))
+            await eventually(lambda: bool(daemon.node.snapshot and daemon.node.snapshot.waiting))
         assert [path.name for path in site.settings.kubelet_dir.glob("*.sock")] == ["kubelet.sock"]
 
 
@@ -98,7 +98,7 @@ async def test_a_plugin_whose_node_stays_open_has_no_reason_to_stay(monkeypatch:
         site.settings = msgspec.structs.replace(site.settings, node_lease=False)
         async with site.daemon() as daemon:
             site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
-            await eventually(lambda: bool(daemon.state.waiting()))
+            await eventually(lambda: bool(daemon.node.snapshot and daemon.node.snapshot.waiting))
 
 
 async def test_a_plugin_that_waits_for_the_kubelets_account_is_alive_watches_and_ends(
@@ -117,12 +117,12 @@ async def test_a_plugin_that_waits_for_the_kubelets_account_is_alive_watches_and
         async with site.daemon(registered=False) as daemon:
             await asyncio.wait_for(refused.wait(), 30)
             site.node.remove_device(5)
-            await eventually(lambda: bool(daemon.state.machine and 5 in daemon.state.machine.unhealthy))
-            await eventually(lambda: daemon.state.pods_known)
+            await eventually(lambda: bool(daemon.node.snapshot and 5 in daemon.node.snapshot.inventory.unhealthy))
+            await eventually(lambda: daemon.node.pods.listed_at is not None)
             assert not site.kubelet.capacity(NEURON.value).capacity
             assert not api.objects(LEASES)
-            assert (await liveness(daemon.offering.servers)).status == HTTPStatus.OK
-            ready = readiness(daemon.offering.servers, found=True, silent_sources={})
+            assert (await liveness(daemon.servers)).status == HTTPStatus.OK
+            ready = readiness(daemon.servers, found=True, silent_sources={})
             assert ready.status == HTTPStatus.SERVICE_UNAVAILABLE
         assert [path.name for path in site.settings.kubelet_dir.glob("*.sock")] == ["kubelet.sock"]
         assert caplog.text.count("nothing is offered until the kubelet says who holds what") == 1

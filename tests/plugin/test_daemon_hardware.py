@@ -24,7 +24,7 @@ async def test_p22_without_a_driver_it_waits_and_the_devices_appear_when_it_is_l
         site.node.unload_driver()
         async with site.daemon(registered=False) as daemon:
             await asyncio.sleep(0.2)
-            assert daemon.state.machine is None
+            assert daemon.node.snapshot is None
             assert site.kubelet.registration_count(NEURON.value) == 0
             site.node.load_driver()
             await site.kubelet.wait_for_capacity(NEURON.value, 1)

@@ -9,8 +9,8 @@ import pytest
 
 from neuron_plugin.allocation import INVENTORY_KEY
 from neuron_plugin.simulation import EVENTS, Fault, KubeletOptions, Match
-from tests.plugin.site import NAMESPACE, NODE, Site, a_site, decision_of, eventually, holders, ids
-from tests.plugin.world import CORE, NEURON, TRN1, app, init
+from tests.plugin.site import NAMESPACE, NODE, Site, a_site, decision_of, eventually, holders, ids, ledger
+from tests.plugin.world import CORE, NEURON, TRN1, app, init, uid_of
 
 pytestmark = pytest.mark.usefixtures("hasty")
 
@@ -29,7 +29,7 @@ async def test_the_api_server_down_at_start_delays_nothing_and_is_caught_up_with
             assert ids(await site.admit("a"), NEURON) == (0, 1, 2, 3)
             await eventually(lambda: bool(holders(daemon)))
             await site.api.start()
-            await eventually(lambda: holders(daemon) == {"uid-a"})
+            await eventually(lambda: holders(daemon) == {uid_of("a")})
             await site.annotated("a")
             await eventually(lambda: INVENTORY_KEY in site.node_annotations())
 
@@ -54,11 +54,11 @@ async def test_an_expired_watch_and_a_cut_one_lose_no_pod() -> None:
         assert site.api is not None
         site.api.expire_watches()
         site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
-        await eventually(lambda: "uid-a" in daemon.state.pods)
+        await eventually(lambda: uid_of("a") in daemon.node.pods.pods)
         site.api.cut_watches()
         assert ids(await site.admit("a"), NEURON) == (4, 5, 6, 7)
         site.end("a")
-        await eventually(lambda: not daemon.state.pods and not holders(daemon))
+        await eventually(lambda: not daemon.node.pods.pods and not holders(daemon))
 
 
 async def test_p61_a_new_process_knows_who_holds_what_init_containers_included() -> None:
@@ -69,10 +69,10 @@ async def test_p61_a_new_process_knows_who_holds_what_init_containers_included()
             await site.annotated("a", "b")
             patches = len([seen for seen in site.api.requests if seen.method == "PATCH"]) if site.api else 0
         async with site.daemon() as daemon:
-            assert daemon.state.ledger.used_mask & TRN1.devices_mask((8, 9, 10, 11))
+            assert ledger(daemon).used_mask & TRN1.devices_mask((8, 9, 10, 11))
             await site.confirmed(daemon, "a", "b")
-            assert holders(daemon) == {"uid-a", "uid-b"}
-            assert daemon.state.ledger.used_mask == TRN1.cores_mask(range(4)) | TRN1.devices_mask((8, 9, 10, 11))
+            assert holders(daemon) == {uid_of("a"), uid_of("b")}
+            assert ledger(daemon).used_mask == TRN1.cores_mask(range(4)) | TRN1.devices_mask((8, 9, 10, 11))
             await site.kubelet.wait_for_capacity(NEURON.value, 14)
             later = await site.run("c", app(4))
             assert ids(later, NEURON) == (4, 5, 6, 7)
@@ -87,7 +87,7 @@ async def test_p61_without_a_cluster_a_new_process_reads_init_sets_from_the_kube
             await site.run("a", init(4, CORE), app(2, CORE))
         write_checkpoint(site)
         async with site.daemon() as daemon:
-            assert daemon.state.ledger.used_mask == TRN1.cores_mask(range(4))
+            assert ledger(daemon).used_mask == TRN1.cores_mask(range(4))
             await site.kubelet.wait_for_capacity(NEURON.value, 14)
 
 
@@ -129,7 +129,7 @@ async def test_p72_a_kubelet_restart_changes_nothing_for_who_holds_what() -> Non
         await site.confirmed(daemon, "a")
         await site.kubelet.restart()
         await site.kubelet.wait_for_capacity(NEURON.value, 16)
-        assert holders(daemon) == {"uid-a"}
+        assert holders(daemon) == {uid_of("a")}
         assert not site.kubelet.rejections
         assert ids(await site.run("b", app(4)), NEURON) == (4, 5, 6, 7)
 
@@ -138,7 +138,7 @@ async def test_p62_a_kubelet_without_get_is_asked_for_all_pods_in_quiet_moments(
     async with a_site(options=KubeletOptions(pod_resources_get=False)) as site, site.daemon() as daemon:
         await site.run("a", app(4))
         await site.annotated("a")
-        assert holders(daemon) == {"uid-a"}
+        assert holders(daemon) == {uid_of("a")}
 
 
 async def test_p62_without_pod_resources_pods_are_served_all_the_same() -> None:
@@ -180,7 +180,7 @@ async def test_p64_two_hundred_pods_made_and_deleted_quickly_leave_nothing_and_n
             name = f"p{number}"
             await site.run(name, app(1, CORE) if number % 2 else app(1))
             site.end(name)
-        await eventually(lambda: not holders(daemon) and not daemon.state.pods)
+        await eventually(lambda: not holders(daemon) and not daemon.node.pods.pods)
         await site.kubelet.wait_for_capacity(NEURON.value, 16)
         await site.kubelet.wait_for_capacity(CORE.value, 32)
         assert site.api is not None

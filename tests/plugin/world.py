@@ -1,36 +1,32 @@
-"""Pods, machines and a model of the kubelet for the tests of the node daemon."""
+"""Pods, nodes and the kubelet's record as values, for the tests of the node daemon."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 from neuron_plugin.allocation import (
     ContainerKind,
     ContainerSet,
     ContainerSpec,
-    Holder,
+    NeuronPod,
+    NodeInventory,
     PodReference,
     PodUid,
     Resource,
     mask_of,
+    neuron_pod,
     parse_ids,
     pod_request,
     write_assignment,
 )
-from neuron_plugin.kubelet import ContainerAllocation, PodDevices, PodResourcesError, RecordedDevices
-from neuron_plugin.kubelet.pod_resources import ContainerDevices
-from neuron_plugin.plugin.allocator import Allocator
-from neuron_plugin.plugin.container import VISIBLE_CORES, ContainerStyle
-from neuron_plugin.plugin.machine import Machine
-from neuron_plugin.plugin.node import NodeState
-from neuron_plugin.plugin.pods import NodePod, node_pod
-from neuron_plugin.plugin.settings import Numbering, TopologyPolicy
-from neuron_plugin.plugin.steering import LookAtHolders, LookAtPods, Steering
-from neuron_plugin.topology import CoreMask, Geometry, Topology, Unit
+from neuron_plugin.kubelet import ContainerAllocation
+from neuron_plugin.plugin.container import VISIBLE_CORES
+from neuron_plugin.plugin.inputs import AllocationKey, Inputs, NodePods, Recorded, RecordedAllocation, reply_for
+from neuron_plugin.topology import CoreMask, Geometry, Topology
 
 NEURON = Resource.NEURON
 DEVICE = Resource.NEURONDEVICE
@@ -41,7 +37,7 @@ TRN2 = Geometry("trn2.48xlarge", Topology.TORUS, 16, 4, (1, 4, 8, 16))
 INF2 = Geometry("inf2.48xlarge", Topology.RING, 12, 2)
 LINE = Geometry("inf1.6xlarge", Topology.LINE, 4, 4)
 
-T = TypeVar("T")
+STATIC_UID = PodUid("0123456789abcdef0123456789abcdef")
 
 
 def app(count: int, resource: Resource = NEURON, name: str = "app") -> ContainerSpec:
@@ -56,27 +52,54 @@ def sidecar(count: int, resource: Resource = NEURON, name: str = "sidecar") -> C
     return ContainerSpec(name, ContainerKind.SIDECAR, {resource.value: str(count)})
 
 
+def uid_of(name: str) -> PodUid:
+    """A pod's UID as the API server makes them."""
+    return PodUid(str(uuid.uuid5(uuid.NAMESPACE_DNS, name)))
+
+
 def ref(name: str, uid: str = "") -> PodReference:
-    return PodReference(PodUid(uid or f"uid-{name}"), "default", name)
+    return PodReference(PodUid(uid) if uid else uid_of(name), "default", name)
 
 
-def pod(name: str, *containers: ContainerSpec, uid: str = "", annotations: Mapping[str, str] | None = None) -> NodePod:
-    made = node_pod(ref(name, uid), containers, annotations or {})
-    assert made is not None
-    return made
+@dataclass
+class ApiPod:
+    """A pod object as the API server has it."""
+
+    name: str
+    specs: Sequence[ContainerSpec] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    uid: str = ""
+    phase: str = "Pending"
+    started: bool = False
+    namespace: str = "default"
+    node_name: str = "worker-1"
+    priority: int = 0
+    terminating: bool = False
+
+    @property
+    def containers(self) -> Iterable[tuple[ContainerSpec, ContainerKind]]:
+        return [(spec, spec.kind) for spec in self.specs]
 
 
-def decided(
+def pod(
+    name: str, *containers: ContainerSpec, annotations: Mapping[str, str] | None = None, **fields: Any
+) -> NeuronPod:
+    return neuron_pod(ApiPod(name, containers, annotations or {}, fields.pop("uid", "") or uid_of(name), **fields))
+
+
+def assigned(
     name: str,
     *containers: ContainerSpec,
     sets: Sequence[Sequence[int]],
     time: int = 1,
     allocated: bool = False,
     geometry: Geometry = TRN1,
-) -> NodePod:
-    """A pod with a decision: one list of ids for each requesting container."""
+    **fields: Any,
+) -> NeuronPod:
+    """A pod with an assignment: one list of ids for each requesting container."""
     annotations = assignment(geometry, containers, sets, time)
-    return pod(name, *containers, annotations=annotations | ({"NEURON_ALLOCATED": "true"} if allocated else {}))
+    annotations |= {"NEURON_ALLOCATED": "true"} if allocated else {}
+    return pod(name, *containers, annotations=annotations, **fields)
 
 
 def assignment(
@@ -93,8 +116,42 @@ def devices(*ids: int, geometry: Geometry = TRN1) -> CoreMask:
     return geometry.devices_mask(ids)
 
 
-def machine(geometry: Geometry = TRN1, **fields: Any) -> Machine:
-    return Machine(geometry, tuple(range(geometry.device_count)), **fields)
+def inventory(geometry: Geometry = TRN1, **fields: Any) -> NodeInventory:
+    return NodeInventory(geometry, fields.pop("present", tuple(range(geometry.device_count))), **fields)
+
+
+def entry(
+    uid: str,
+    container: str,
+    resource: Resource,
+    *ids: int,
+    given: Sequence[int] | None = None,
+    ours: bool = True,
+    node: NodeInventory | None = None,
+    seen_at: float = 0.0,
+) -> RecordedAllocation:
+    """An entry of the kubelet's checkpoint with our reply; ``given`` where it gave other ids than were drawn."""
+    node = node or inventory()
+    mask = mask_of(node.geometry, resource.unit, tuple(given or ids))
+    reply = reply_for(node, f"reply of {uid} {container} {ids}", mask) if ours else None
+    return RecordedAllocation(AllocationKey(PodUid(uid), container, resource), ids, reply, seen_at=seen_at)
+
+
+def inputs(
+    *pods: NeuronPod,
+    recorded: Sequence[RecordedAllocation] = (),
+    node: NodeInventory | None = None,
+    **fields: Any,
+) -> Inputs:
+    """Inputs in which ``recorded`` was read at time 0 and pods were listed at ``listed_at`` (never, by default)."""
+    listed_at = fields.pop("listed_at", None)
+    ended = fields.pop("ended", {})
+    return Inputs(
+        node or inventory(),
+        NodePods({one.uid: one for one in pods}, ended, listed_at),
+        replace(Recorded().with_file(recorded, 0.0), **fields.pop("file", {})),
+        **fields,
+    )
 
 
 @dataclass
@@ -105,102 +162,16 @@ class FakeClock:
         return self.now
 
 
-@dataclass
-class FakeReport:
-    told: list[tuple[str, str, str]] = field(default_factory=list)
-
-    def report(self, reason: str, text: str, pod: PodReference | None) -> None:
-        self.told.append((reason, text, str(pod) if pod and pod.name else ""))
-
-    @property
-    def reasons(self) -> list[str]:
-        return [reason for reason, _, _ in self.told]
-
-
-@dataclass
-class FakePodResources:
-    """The kubelet's account of its pods; ``listed`` is what it says, ``trouble`` what it says instead."""
-
-    listed: dict[tuple[str, str], PodDevices] = field(default_factory=dict)
-    trouble: PodResourcesError | None = None
-    get_trouble: PodResourcesError | None = None
-    calls: list[str] = field(default_factory=list)
-
-    def say(self, name: str, **containers: tuple[Resource, Sequence[int]]) -> None:
-        entries = tuple(
-            ContainerDevices(container, resource.value, tuple(str(number) for number in ids))
-            for container, (resource, ids) in containers.items()
-        )
-        self.listed["default", name] = PodDevices("default", name, entries)
-
-    def forget(self, name: str) -> None:
-        del self.listed["default", name]
-
-    async def get(self, namespace: str, name: str) -> PodDevices | None:
-        self.calls.append(f"get {name}")
-        if trouble := self.get_trouble or self.trouble:
-            raise trouble
-        return self.listed.get((namespace, name))
-
-    async def list(self) -> tuple[PodDevices, ...]:
-        self.calls.append("list")
-        if self.trouble:
-            raise self.trouble
-        return tuple(self.listed.values())
-
-
-def recorded(uid: str, container: str, resource: Resource, *ids: int) -> RecordedDevices:
-    """An entry of the kubelet's own file."""
-    return RecordedDevices(uid, container, resource.value, frozenset(texts(ids)))
-
-
-async def no_look(disputed: Collection[Holder]) -> None:
-    """Nobody to ask."""
-
-
-def host_style(_machine: Machine) -> ContainerStyle:
-    return ContainerStyle(Numbering.HOST)
-
-
-def an_allocator(
-    state: NodeState,
-    *,
-    report: FakeReport | None = None,
-    policy: TopologyPolicy = TopologyPolicy.PREFERRED,
-    look_at_pods: LookAtPods | None = None,
-    look_at_holders: LookAtHolders = no_look,
-) -> Allocator:
-    steering = Steering(state, look_at_pods, look_at_holders)
-    return Allocator(state, host_style, policy, report or FakeReport(), steering)
-
-
-def a_state(geometry: Geometry = TRN1, *pods: NodePod, clock: FakeClock | None = None) -> NodeState:
-    state = NodeState(clock=clock or FakeClock(), holders_known=True)
-    state.see_machine(machine(geometry))
-    for each in pods:
-        state.see_pod(each)
-    return state
-
-
 def texts(ids: Iterable[int]) -> list[str]:
     return [str(number) for number in ids]
 
 
 def given_mask(geometry: Geometry, allocation: ContainerAllocation) -> CoreMask:
-    """The silicon a container was given, read from what it received in host numbering."""
+    """The cores that a container was given, read from what it received in host numbering."""
     cores = allocation.envs.get(VISIBLE_CORES)
     if cores is not None:
         return geometry.cores_mask(parse_ids(cores))
     return geometry.devices_mask(int(node.host_path.removeprefix("/dev/neuron")) for node in allocation.devices)
-
-
-def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine, from where no loop runs."""
-    return asyncio.run(coroutine)
-
-
-def unit_ids(geometry: Geometry, unit: Unit) -> range:
-    return range(geometry.device_count if unit is Unit.DEVICE else geometry.core_count)
 
 
 def shuffled(chance: Random, items: Iterable[int]) -> list[int]:
