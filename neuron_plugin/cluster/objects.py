@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from neuron_plugin.allocation import Kind
+from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.cluster.api import UNREADABLE, ApiRequest, ApiServer, DecodeError, send
 
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
@@ -208,12 +208,12 @@ class Pod(ApiObject, frozen=True):
         return next((owner for owner in self.metadata.owner_references or () if owner.controller), None)
 
     @property
-    def containers(self) -> Iterator[tuple[Container, Kind]]:
+    def containers(self) -> Iterator[tuple[Container, ContainerKind]]:
         """Every container and when it runs, in the order in which the kubelet admits them."""
         for container in self.spec.init_containers or ():
-            yield container, Kind.SIDECAR if container.restart_policy == "Always" else Kind.INIT
+            yield container, ContainerKind.SIDECAR if container.restart_policy == "Always" else ContainerKind.INIT
         for container in self.spec.containers or ():
-            yield container, Kind.APP
+            yield container, ContainerKind.APP
 
     @property
     def started(self) -> bool:

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from neuron_plugin.allocation import ContainerSpec, Pod, PodUid
-from neuron_plugin.cluster import MIRROR_ANNOTATION, PODS, ApiServer, Observer, Reflector, Scope, pages
-from neuron_plugin.cluster import Pod as PodRecord
+from neuron_plugin.allocation import ContainerSpec, PodReference, PodUid
+from neuron_plugin.cluster import MIRROR_ANNOTATION, PODS, ApiServer, Observer, Pod, Reflector, Scope, pages
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pods import NodePod, node_pod
 from neuron_plugin.plugin.report import Report
 
-PodReflector = Reflector[PodRecord, NodePod]
+PodReflector = Reflector[Pod, NodePod]
 
 
 def follow_pods(
@@ -52,10 +51,10 @@ async def pod_uids(api: ApiServer, node_name: str, timeout_seconds: float) -> fr
     return frozenset(uids)
 
 
-def neuron_pod(record: PodRecord) -> NodePod | None:
+def neuron_pod(record: Pod) -> NodePod | None:
     """A pod that asks for Neuron. One being deleted may still hold some, one that has ended does not."""
     specs = (ContainerSpec(one.name, kind, one.limits, one.requests) for one, kind in record.containers)
-    pod = node_pod(Pod(PodUid(record.uid), record.namespace, record.name), specs, record.annotations)
+    pod = node_pod(PodReference(PodUid(record.uid), record.namespace, record.name), specs, record.annotations)
     return replace(pod, ended=True) if pod and record.terminal else pod
 
 

@@ -13,9 +13,8 @@ from contextlib import AbstractAsyncContextManager
 from random import Random
 from typing import Any, Generic, TypeVar
 
-from neuron_plugin.allocation import INVENTORY_KEY, Pod, PodUid
-from neuron_plugin.cluster import ApiError, ApiRequest, Response, UnreachableError
-from neuron_plugin.cluster import Pod as PodRecord
+from neuron_plugin.allocation import INVENTORY_KEY, PodReference, PodUid
+from neuron_plugin.cluster import ApiError, ApiRequest, Pod, Response, UnreachableError
 from neuron_plugin.cluster.reflector import Store
 from neuron_plugin.extender.attempts import SeenPod
 from neuron_plugin.extender.observation import pod_record
@@ -27,13 +26,13 @@ V = TypeVar("V")
 class Watch(Generic[V]):
     """What one follower has been told; ``silent`` while its connection is broken."""
 
-    def __init__(self, cluster: Cluster, keep: Callable[[PodRecord], V | None], *, of_node: bool) -> None:
+    def __init__(self, cluster: Cluster, keep: Callable[[Pod], V | None], *, of_node: bool) -> None:
         self.store: Store[V] = Store()
         self.silent = False
         self._cluster = cluster
         self._keep = keep
         self._of_node = of_node
-        self._events: deque[tuple[int, PodUid, PodRecord | None]] = deque()
+        self._events: deque[tuple[int, PodUid, Pod | None]] = deque()
         cluster.watches.append(self)
 
     @property
@@ -41,7 +40,7 @@ class Watch(Generic[V]):
         """How many events are still on their way."""
         return len(self._events)
 
-    def tell(self, version: int, uid: PodUid, shown: PodRecord | None) -> None:
+    def tell(self, version: int, uid: PodUid, shown: Pod | None) -> None:
         """Something happened."""
         if shown is None or shown.node_name or not self._of_node:
             self._events.append((version, uid, shown))
@@ -144,7 +143,9 @@ class Cluster:
 
     # What the extender's binds do: extender.attempts.PodWrites.
 
-    async def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], *, timeout_seconds: float) -> None:
+    async def bind(
+        self, pod: PodReference, node: str, annotations: Mapping[str, str], *, timeout_seconds: float
+    ) -> None:
         assert node
         assert timeout_seconds > 0
         fate = self.chance.random()
@@ -157,10 +158,10 @@ class Cluster:
         if fate < self.binds_fail * 2:
             raise UnreachableError("POST", "/binding", "no answer", may_have_arrived=True)
 
-    async def annotate(self, pod: Pod, annotations: Mapping[str, str], *, timeout_seconds: float) -> None:
+    async def annotate(self, pod: PodReference, annotations: Mapping[str, str], *, timeout_seconds: float) -> None:
         raise NotImplementedError("this API server keeps a binding's annotations")
 
-    async def read(self, pod: Pod, *, timeout_seconds: float) -> SeenPod | None:
+    async def read(self, pod: PodReference, *, timeout_seconds: float) -> SeenPod | None:
         assert timeout_seconds > 0
         found = self.pods.get(pod.name)
         if found is None or found.uid != pod.uid:
