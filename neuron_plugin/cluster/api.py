@@ -51,11 +51,6 @@ class Response:
     body: bytes
     retry_after_seconds: float | None = None
 
-    @property
-    def refused(self) -> bool:
-        """Whether the server refused the request."""
-        return self.status >= HTTPStatus.BAD_REQUEST
-
 
 class ClusterError(Exception):
     """The API server did not do what was asked, or its answer cannot be understood."""
@@ -197,6 +192,6 @@ async def send(api: ApiServer, request: ApiRequest, *, timeout_seconds: float) -
         UnreachableError: no complete answer within ``timeout_seconds``.
     """
     response = await api.request(request, timeout_seconds=timeout_seconds)
-    if response.refused:
+    if response.status >= HTTPStatus.BAD_REQUEST:
         raise refusal(response, request)
     return response.body

@@ -6,7 +6,7 @@ libraries' many errors become ours.
 
 Tokens expire and CAs are rotated. A client reads both once (a service account's token every minute). When the server
 refuses the credentials, or the handshake fails, a new client is made from what the files say now, without a restart.
-Open watches keep the old client until they end.
+Open watches keep the old client.
 
 This is the only module that imports the library, and only in ``connect``, in a thread: the plugin serves the sockets
 that the kubelet waits for first.
@@ -64,6 +64,7 @@ class KubernetesApi:
 
     def __init__(self, client: _Client, kubeconfig: Path | None, clock: Callable[[], float]) -> None:
         self._client = client
+        self._replaced: _Client | None = None
         self._kubeconfig = kubeconfig
         self._clock = clock
         self._renewed_at = float("-inf")
@@ -76,8 +77,10 @@ class KubernetesApi:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections as soon as the calls under way are over."""
-        await self._client.retire()
+        """Close the connections; calls under way fail."""
+        for client in (self._client, self._replaced):
+            if client is not None:
+                await client.close()
 
     async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
         """See ``ApiServer.request``; the deadline covers everything from loading credentials to the last byte."""
@@ -101,22 +104,26 @@ class KubernetesApi:
 
     @contextlib.asynccontextmanager
     async def _exchange(self, request: ApiRequest, silence_seconds: float | None = None) -> AsyncGenerator[Any, None]:
-        """Send, again with new credentials if they were refused, and keep the client open while the answer is read."""
+        """Send, again with new credentials if they were refused, and close the answer after the block."""
         client = self._client
-        async with contextlib.AsyncExitStack() as stack:
-            try:
-                answer = await _send(stack, client, request, silence_seconds)
-            except _TlsError:
-                if not await self._renew(client):
-                    raise
-                answer = await _send(stack, self._client, request, silence_seconds)
-            else:
-                if answer.status == HTTPStatus.UNAUTHORIZED and await self._renew(client):
-                    answer = await _send(stack, self._client, request, silence_seconds)
+        try:
+            answer = await _send(client, request, silence_seconds)
+        except _TlsError:
+            if not await self._renew(client):
+                raise
+            answer = await _send(self._client, request, silence_seconds)
+        with contextlib.ExitStack() as stack:
+            stack.callback(answer.close)
+            if answer.status == HTTPStatus.UNAUTHORIZED and await self._renew(client):
+                answer = await _send(self._client, request, silence_seconds)
+                stack.callback(answer.close)
             yield answer
 
     async def _renew(self, refused: _Client) -> bool:
-        """Load credentials again, at most every ten seconds; whether there is a newer client than ``refused``."""
+        """Load credentials again, at most every ten seconds; whether there is a newer client than ``refused``.
+
+        Calls under way and open watches keep the refused client until the next renewal.
+        """
         async with self._renewing:
             if self._client is not refused:
                 return True
@@ -124,11 +131,13 @@ class KubernetesApi:
                 return False
             self._renewed_at = self._clock()
             try:
-                self._client = await _open_client(self._kubeconfig)
+                client = await _open_client(self._kubeconfig)
             except ConnectionSettingsError as error:
                 log.warning("credentials for the API server cannot be loaded again", extra={"error": str(error)})
                 return False
-        await refused.retire()
+            oldest, self._replaced, self._client = self._replaced, refused, client
+        if oldest is not None:
+            await oldest.close()
         log.info("credentials for the API server loaded again")
         return True
 
@@ -138,7 +147,7 @@ class _TlsError(UnreachableError):
 
 
 class _Client:
-    """The library's client with connections of its own. Once retired, it is closed by the last call that uses it."""
+    """The library's client with connections of its own."""
 
     def __init__(self, settings: Any) -> None:
         import aiohttp
@@ -151,28 +160,11 @@ class _Client:
         # Read at the first request. With a trusted environment aiohttp would look, at each request and in a thread,
         # for a proxy and for a ``.netrc``, whose credentials are not for an API server and cannot stand beside a token.
         settings.client_session_kwargs = {"connector": self._connector, "trust_env": False}
-        self._users = 0
-        self._retired = False
 
-    @contextlib.asynccontextmanager
-    async def in_use(self) -> AsyncIterator[None]:
-        """Keep the client open for the length of the block."""
-        self._users += 1
-        try:
-            yield
-        finally:
-            self._users -= 1
-            await self._close_if_unused()
-
-    async def retire(self) -> None:
-        """Close the connections as soon as the calls under way are over."""
-        self._retired = True
-        await self._close_if_unused()
-
-    async def _close_if_unused(self) -> None:
-        if self._retired and not self._users:
-            await self.library_client.close()
-            await self._connector.close()
+    async def close(self) -> None:
+        """Close the connections; calls under way fail."""
+        await self.library_client.close()
+        await self._connector.close()
 
 
 def _open_socket(address: Any) -> socket.socket:
@@ -189,14 +181,11 @@ def _open_socket(address: Any) -> socket.socket:
 # One call.
 
 
-async def _send(
-    stack: contextlib.AsyncExitStack, client: _Client, request: ApiRequest, silence_seconds: float | None
-) -> Any:
-    """Send one request; ``stack`` holds what its answer needs."""
+async def _send(client: _Client, request: ApiRequest, silence_seconds: float | None) -> Any:
+    """Send one request; the caller closes the answer."""
     import aiohttp
     from kubernetes.aio.config import ConfigException
 
-    await stack.enter_async_context(client.in_use())
     try:
         message = await client.library_client.param_serialize(
             request.method,
@@ -211,9 +200,7 @@ async def _send(
         raise ConnectionSettingsError(cause) from error
     limits = aiohttp.ClientTimeout(total=None, connect=_CONNECT_SECONDS, sock_read=silence_seconds)
     with _library_errors(request):
-        answer = (await client.library_client.call_api(*message, _request_timeout=limits)).response
-    stack.callback(answer.close)
-    return answer
+        return (await client.library_client.call_api(*message, _request_timeout=limits)).response
 
 
 async def _read(request: ApiRequest, answer: Any) -> Response:
@@ -242,7 +229,8 @@ def _library_errors(request: ApiRequest) -> Iterator[None]:
         raise _TlsError(request.method, request.path, f"{error}", may_have_arrived=False) from error
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise UnreachableError(request.method, request.path, f"{error}", may_have_arrived=False) from error
-    except (aiohttp.ClientError, OSError, ValueError) as error:  # an OSError may be a TimeoutError
+    except (aiohttp.ClientError, OSError, ValueError, RuntimeError) as error:
+        # An OSError may be a TimeoutError; a RuntimeError is a connection that we have closed.
         raise UnreachableError(request.method, request.path, f"{error!r}", may_have_arrived=True) from error
 
 

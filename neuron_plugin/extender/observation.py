@@ -21,8 +21,7 @@ from neuron_plugin.allocation import (
     Resource,
     pod_request,
 )
-from neuron_plugin.cluster import Container, Node
-from neuron_plugin.cluster import Pod as ApiPod
+from neuron_plugin.cluster import Container, Node, Pod
 from neuron_plugin.extender.claims import PodRecord, Unreadable, decision_of
 from neuron_plugin.extender.hardware import NodeFacts, instance_type_of
 
@@ -33,7 +32,7 @@ _Quantities: TypeAlias = tuple[tuple[str, str], ...]
 _Key: TypeAlias = tuple[str, ContainerKind, _Quantities, _Quantities]
 
 
-def pod_record(pod: ApiPod) -> PodRecord:
+def pod_record(pod: Pod) -> PodRecord:
     """What matters of a pod; its request is empty when it asks for no Neuron."""
     request = request_of(pod)
     key = PodReference(PodUid(pod.uid), pod.namespace, pod.name)
@@ -47,14 +46,14 @@ def pod_record(pod: ApiPod) -> PodRecord:
     )
 
 
-def asks_for_neuron(pod: ApiPod) -> bool:
+def asks_for_neuron(pod: Pod) -> bool:
     """Whether the extender has to remember this pod while it lives."""
     return any(
         name in container.limits or name in container.requests for container, _ in pod.containers for name in _NAMES
     )
 
 
-def request_of(pod: ApiPod) -> PodRequest | Unreadable:
+def request_of(pod: Pod) -> PodRequest | Unreadable:
     """What a pod asks for; equal requests are one object."""
     return _request(tuple(_key(container, kind) for container, kind in pod.containers))
 

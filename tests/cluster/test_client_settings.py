@@ -99,6 +99,21 @@ async def test_an_open_watch_survives_that_its_client_is_replaced(tmp_path: Path
             assert json.loads(await anext(lines))["type"] == "ADDED"
 
 
+async def test_a_watch_on_credentials_that_were_replaced_twice_ends(tmp_path: Path) -> None:
+    """The reflector opens it again; so that old connections do not pile up."""
+    time = FakeTime()
+    async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        async with await connect(kubeconfig, clock=time) as api, api.stream(WATCH, silence_seconds=5) as lines:
+            for token in ("second", "third"):
+                server.rotate(token=token)
+                server.write_kubeconfig(kubeconfig)
+                time.now += 10
+                assert (await api.request(PODS, timeout_seconds=5)).status == 200
+            with pytest.raises(UnreachableError):
+                await anext(lines)
+
+
 async def test_a_kubeconfig_that_vanished_leaves_the_refusal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
         kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import ContainerKind
+from neuron_plugin.allocation import ContainerKind, neuron_pod
 from neuron_plugin.cluster.api import ApiError, DecodeError, UnreachableError
 from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.objects import (
@@ -44,7 +44,7 @@ def lease(value: dict[str, Any]) -> Lease:
     return LEASES.decode(msgspec.json.encode(value))
 
 
-FULL = {
+FULL: dict[str, Any] = {
     "apiVersion": "v1",
     "kind": "Pod",
     "metadata": {
@@ -140,6 +140,12 @@ def test_what_is_left_out_or_null_reads_as_empty(bare: dict[str, Any]) -> None:
     assert (found.annotations, found.labels, found.priority) == ({}, {}, 0)
     assert all((container.limits, container.requests) == ({}, {}) for container, _ in found.containers)
     assert (found.node_name, found.phase, found.terminating) == ("", "", False)
+
+
+def test_a_pod_is_what_the_allocation_library_reads() -> None:
+    found = neuron_pod(pod({**FULL, "spec": {**FULL["spec"], "initContainers": None}}))
+    assert [part.count for part in found.requests] == [2]
+    assert (found.node, found.priority) == ("trn1-a", 1000)
 
 
 # Who made a pod, when, and whether it has begun.

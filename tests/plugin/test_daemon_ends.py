@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from http import HTTPStatus
 
 import msgspec
 import pytest
-from neuron_plugin.plugin.probes import liveness, readiness
 
-from neuron_plugin.kubelet import PodDevices, PodResourcesClient
+from neuron_plugin.kubelet import CHECKPOINT, PodDevices, PodResourcesClient
 from neuron_plugin.kubelet.pod_resources import PodResourcesThrottledError
 from neuron_plugin.plugin import daemon as daemon_module
 from neuron_plugin.simulation import LEASES, AdmittedPod
@@ -112,6 +110,7 @@ async def test_a_plugin_that_waits_for_the_kubelets_account_is_alive_watches_and
 
     monkeypatch.setattr(PodResourcesClient, "list", refuse)
     async with a_site() as site, asyncio.timeout(50):
+        (site.settings.kubelet_dir / CHECKPOINT).write_text("{}")
         api = site.api
         assert api is not None
         async with site.daemon(registered=False) as daemon:
@@ -121,11 +120,10 @@ async def test_a_plugin_that_waits_for_the_kubelets_account_is_alive_watches_and
             await eventually(lambda: daemon.node.pods.listed_at is not None)
             assert not site.kubelet.capacity(NEURON.value).capacity
             assert not api.objects(LEASES)
-            assert (await liveness(daemon.servers)).status == HTTPStatus.OK
-            ready = readiness(daemon.servers, found=True, silent_sources={})
-            assert ready.status == HTTPStatus.SERVICE_UNAVAILABLE
+            assert not any((await daemon.status.liveness()).checks.values())
+            assert all((await daemon.status.readiness()).checks.values())
         assert [path.name for path in site.settings.kubelet_dir.glob("*.sock")] == ["kubelet.sock"]
-        assert caplog.text.count("nothing is offered until the kubelet says who holds what") == 1
+        assert caplog.text.count("nothing is offered until the kubelet says who has what") == 1
 
 
 async def test_stopping_removes_the_sockets_and_every_task() -> None:
@@ -133,4 +131,4 @@ async def test_stopping_removes_the_sockets_and_every_task() -> None:
         async with site.daemon():
             assert len(list(site.settings.kubelet_dir.glob("*.sock"))) == 4
         assert [path.name for path in site.settings.kubelet_dir.glob("*.sock")] == ["kubelet.sock"]
-        assert {task.get_name() for task in asyncio.all_tasks()} & {"hardware", "offer", "confirm", "cdi"} == set()
+        assert {task.get_name() for task in asyncio.all_tasks()} & {"hardware", "kubelet", "publish", "turns", "cdi"} == set()

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation import INVENTORY_KEY
+from neuron_plugin.plugin import daemon as daemon_module
 from neuron_plugin.simulation import EVENTS, Fault, KubeletOptions, Match
 from tests.plugin.site import NAMESPACE, NODE, Site, a_site, decision_of, eventually, holders, ids, ledger
 from tests.plugin.world import CORE, NEURON, TRN1, app, init, uid_of
@@ -96,7 +97,7 @@ async def test_p60_what_a_pod_that_vanished_before_the_start_has_open_is_not_off
     lives: bool,  # noqa: FBT001 - a table's column
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("neuron_plugin.plugin.device_users.SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr("neuron_plugin.plugin.node.UNKNOWN_SECONDS", 5.0 if lives else 0.0)
     async with a_site() as site:
         assert site.api is not None
         uid, proc = "99999999-4a5b-6c7d-8e9f-001122334455", site.settings.dev.parent / "proc"
@@ -104,6 +105,9 @@ async def test_p60_what_a_pod_that_vanished_before_the_start_has_open_is_not_off
         (process / "fd").mkdir(parents=True)
         (process / "fd/3").symlink_to(site.settings.dev / "neuron5")
         (process / "cgroup").write_text(f"0::/kubepods/pod{uid}/aa\n")
+        cgroup = site.settings.cgroup / "kubepods" / f"pod{uid}"
+        cgroup.mkdir(parents=True)
+        (cgroup / "cgroup.events").write_text("populated 1\n")
         (proc / "2").mkdir()
         (proc / "2/comm").write_text("kthreadd\n")
         if lives:  # a monitor, which asks for no Neuron
@@ -116,10 +120,11 @@ async def test_p60_what_a_pod_that_vanished_before_the_start_has_open_is_not_off
                 await site.kubelet.wait_for_capacity(NEURON.value, 16)
                 return
             assert site.kubelet.capacity(NEURON.value).allocatable == 15
-            await eventually(lambda: bool(daemon.state.quarantine and daemon.state.quarantine.devices(TRN1)))
+            assert daemon.node.snapshot
+            assert daemon.node.snapshot.published_inventory.unhealthy.keys() == {5}
             assert site.kubelet.capacity(CORE.value).allocatable == 30
             assert ids(await site.run("a", app(4)), NEURON) == (0, 1, 2, 3)
-            (process / "fd/3").unlink()
+            (cgroup / "cgroup.events").write_text("populated 0\n")
             await site.kubelet.wait_for_capacity(NEURON.value, 16)
 
 
@@ -132,13 +137,6 @@ async def test_p72_a_kubelet_restart_changes_nothing_for_who_holds_what() -> Non
         assert holders(daemon) == {uid_of("a")}
         assert not site.kubelet.rejections
         assert ids(await site.run("b", app(4)), NEURON) == (4, 5, 6, 7)
-
-
-async def test_p62_a_kubelet_without_get_is_asked_for_all_pods_in_quiet_moments() -> None:
-    async with a_site(options=KubeletOptions(pod_resources_get=False)) as site, site.daemon() as daemon:
-        await site.run("a", app(4))
-        await site.annotated("a")
-        assert holders(daemon) == {uid_of("a")}
 
 
 async def test_p62_without_pod_resources_pods_are_served_all_the_same() -> None:
@@ -156,7 +154,7 @@ async def test_p62_without_pod_resources_pods_are_served_all_the_same() -> None:
 async def test_without_a_cluster_what_an_ended_pod_held_comes_back() -> None:
     async with a_site("trn1.2xlarge", cluster=False) as site, site.daemon() as daemon:
         await site.run("a", app(1))
-        await eventually(lambda: any(uid.endswith("default/a") for uid in holders(daemon)))
+        await eventually(lambda: uid_of("a") in holders(daemon))
         await site.kubelet.wait_for_capacity(CORE.value, 0)
         site.end("a")
         await site.kubelet.wait_for_capacity(CORE.value, 2)
@@ -166,10 +164,10 @@ async def test_without_a_cluster_what_an_ended_pod_held_comes_back() -> None:
 async def test_without_a_cluster_the_next_pod_gets_a_full_node_the_moment_the_last_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("neuron_plugin.plugin.confirm.PERIOD_SECONDS", 600.0)
+    monkeypatch.setattr(daemon_module, "EMPTY_SECONDS", 600.0)
     async with a_site("trn1.2xlarge", cluster=False) as site, site.daemon() as daemon:
         await site.run("a", app(1))
-        await eventually(lambda: any(uid.endswith("default/a") for uid in holders(daemon)))
+        await eventually(lambda: uid_of("a") in holders(daemon))
         site.end("a")
         assert ids(await site.run("b", app(1)), NEURON) == (0,)
 
