@@ -342,17 +342,24 @@ class Allocator:
         return replace(allocation, annotations={ALLOCATION_KEY: reply.annotation()})
 
     async def _reconsider(self, is_resolved: Callable[[], bool]) -> None:
-        """Ask everybody who can settle a conflict: the kubelet's whole memory, the API server, then time."""
+        """Ask everybody who can settle a conflict: the kubelet's whole memory, the API server, then time.
+
+        Time ends hold-downs, and answers that the kubelet has never recorded.
+        """
         await self._node.rewrite()
         if self._pods and not is_resolved():
             await self._pods.list_pods()
         loop = asyncio.get_running_loop()
         until = loop.time() + RECONSIDER_SECONDS
-        while (
-            not is_resolved() and self._node.snapshot and self._node.snapshot.inputs.hold_downs and loop.time() < until
-        ):
-            await asyncio.sleep(POLL_SECONDS)
-            self._node.look_again()
+        while not is_resolved() and loop.time() < until:
+            inputs = self._snapshot().inputs
+            if not (inputs.hold_downs or inputs.pending):
+                break
+            if self._node.rewrite_is_due:
+                await self._node.rewrite()
+            else:
+                await asyncio.sleep(POLL_SECONDS)
+                self._node.look_again()
 
     def _snapshot(self) -> Snapshot:
         snapshot = self._node.snapshot

@@ -80,6 +80,8 @@ LEAVE_SECONDS = 1.6
 within two seconds."""
 CONNECT_RETRY_SECONDS = 10.0
 """Between two looks for usable API server settings: a service account's files may come late."""
+CDI_SECONDS = 5.0
+"""Between two looks at the CDI specification."""
 LONGEST_PAUSE_SECONDS = 60.0
 """Between two starts of a job that fails."""
 REPEAT_SECONDS = 600.0
@@ -323,6 +325,7 @@ class NodeDaemon:
     async def _serve(self) -> None:
         """Once there is a device: learn who has what, advertise, and keep every resource registered."""
         await self._found.wait()
+        reported = ""
         while self.node.recorded.unreadable:
             try:
                 await self._list_pod_resources()
@@ -330,7 +333,11 @@ class NodeDaemon:
             except PodResourcesAbsentError:
                 break  # without a kubelet nothing can be offered either
             except PodResourcesError as error:
-                logger.warning("nothing is offered until the kubelet says who has what", extra={"error": str(error)})
+                if str(error) != reported:
+                    logger.warning(
+                        "nothing is offered until the kubelet says who has what", extra={"error": str(error)}
+                    )
+                reported = str(error)
                 await asyncio.sleep(QUIET_SECONDS)
         await self._look_for_unknown_pods()
         self.node.advertise()
@@ -416,7 +423,7 @@ class NodeDaemon:
                 if str(error) != reported:
                     logger.warning("cannot write the CDI specification", extra={"error": str(error)})
                 reported = str(error)
-            await asyncio.sleep(5.0)
+            await asyncio.sleep(CDI_SECONDS)
 
     async def _close_the_node(self) -> None:
         """Give the Lease up; then serve the pods bound here before, which the kubelet would reject without us."""

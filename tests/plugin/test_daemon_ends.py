@@ -131,4 +131,10 @@ async def test_stopping_removes_the_sockets_and_every_task() -> None:
         async with site.daemon():
             assert len(list(site.settings.kubelet_dir.glob("*.sock"))) == 4
         assert [path.name for path in site.settings.kubelet_dir.glob("*.sock")] == ["kubelet.sock"]
-        assert {task.get_name() for task in asyncio.all_tasks()} & {"hardware", "kubelet", "publish", "turns", "cdi"} == set()
+        assert {task.get_name() for task in asyncio.all_tasks()} & {
+            "hardware",
+            "kubelet",
+            "publish",
+            "turns",
+            "cdi",
+        } == set()

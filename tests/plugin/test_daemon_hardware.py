@@ -10,11 +10,10 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation import INVENTORY_KEY
-from neuron_plugin.hardware import ResetState
 from neuron_plugin.plugin import daemon as daemon_module
 from neuron_plugin.plugin.daemon import NodeDaemon
-from tests.plugin.site import NODE, a_site, eventually, holders, ids
-from tests.plugin.world import CORE, NEURON, app
+from tests.plugin.site import NODE, a_site, eventually, holders, ids, ledger
+from tests.plugin.world import CORE, NEURON, app, uid_of
 
 pytestmark = pytest.mark.usefixtures("hasty")
 
@@ -33,13 +32,13 @@ async def test_p22_without_a_driver_it_waits_and_the_devices_appear_when_it_is_l
 async def test_p25_a_reloaded_driver_makes_devices_unhealthy_and_healthy_again_and_holders_stay() -> None:
     async with a_site(cluster=False) as site, site.daemon() as daemon:
         await site.run("a", app(4))
-        await eventually(lambda: any(uid.endswith("default/a") for uid in holders(daemon)))
+        await eventually(lambda: uid_of("a") in holders(daemon))
         site.node.unload_driver()
         await site.kubelet.wait_for_capacity(NEURON.value, 0)
         assert site.kubelet.capacity(NEURON.value).capacity == 16
         site.node.load_driver()
         await site.kubelet.wait_for_capacity(NEURON.value, 16)
-        assert any(uid.endswith("default/a") for uid in holders(daemon))
+        assert uid_of("a") in holders(daemon)
 
 
 def said(caplog: pytest.LogCaptureFixture, beginning: str) -> int:
@@ -47,7 +46,7 @@ def said(caplog: pytest.LogCaptureFixture, beginning: str) -> int:
 
 
 def has_reason(daemon: NodeDaemon, beginning: str) -> bool:
-    return daemon.health.devices[3].reason.startswith(beginning)
+    return daemon.health.state.devices[3].verdict.reason.startswith(beginning)
 
 
 async def test_p84_a_counter_that_rises_is_no_news_of_what_is_offered(caplog: pytest.LogCaptureFixture) -> None:
@@ -59,18 +58,18 @@ async def test_p84_a_counter_that_rises_is_no_news_of_what_is_offered(caplog: py
     assert said(caplog, "hardware") == 1
 
 
-async def test_p28_another_lnc_is_told_once_while_it_waits_for_pods_to_end(caplog: pytest.LogCaptureFixture) -> None:
+async def test_p28_another_lnc_changes_ids_at_once_and_pods_keep_their_whole_devices() -> None:
     async with a_site("trn2.48xlarge", cluster=False) as site, site.daemon() as daemon:
         await site.run("a", app(1, CORE))
-        site.node.set_logical_core_size(1)
-        await eventually(lambda: bool(said(caplog, "the logical core size has changed")))
-        site.node.set_reset(3, ResetState.FAILED)
-        await site.kubelet.wait_for_capacity(NEURON.value, 14)
         assert site.kubelet.capacity(CORE.value).capacity == 64
-        assert said(caplog, "the logical core size has changed") == 1
-        assert daemon.state.machine is not None
+        site.node.set_logical_core_size(1)
+        await eventually(lambda: site.kubelet.capacity(CORE.value).capacity == 128)
+        assert ledger(daemon).used_mask == 0xFF
+        admitted = await site.run("b", app(4, CORE))
+        assert ids(admitted, CORE) == (8, 9, 10, 11)
         site.end("a")
-        await site.kubelet.wait_for_capacity(CORE.value, 120)
+        await site.kubelet.wait_for_capacity(CORE.value, 128)
+        await eventually(lambda: holders(daemon) == {uid_of("b")})
 
 
 async def test_p24_a_missing_device_leaves_the_others_their_numbers_and_is_listed_as_unhealthy() -> None:
@@ -85,7 +84,7 @@ async def test_p24_a_missing_device_leaves_the_others_their_numbers_and_is_liste
 async def test_p53_the_cdi_specification_is_written_and_written_again_when_it_was_wiped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("neuron_plugin.plugin.cdi.PERIOD_SECONDS", 0.02)
+    monkeypatch.setattr("neuron_plugin.plugin.daemon.CDI_SECONDS", 0.02)
     async with a_site("trn1.2xlarge", cluster=False) as site:
         site.settings = msgspec.structs.replace(site.settings, cdi=True)
         async with site.daemon():
