@@ -12,15 +12,16 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
+steady_seconds: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic
+)
+"""Seconds that only go forward, also while the machine sleeps.
 
-def steady_seconds() -> float:
-    """Seconds that only go forward, also while the machine sleeps.
-
-    Linux's monotonic clock stands still in a suspended machine: a leader that was put to sleep would wake up with its
-    term unspent, long after another has taken over.
-    """
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
+Linux's monotonic clock stands still in a suspended machine: a leader that was put to sleep would wake up with its term
+unspent, long after another has taken over.
+"""
 
 
 @dataclass(frozen=True, slots=True)

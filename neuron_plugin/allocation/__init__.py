@@ -70,7 +70,15 @@ from neuron_plugin.allocation.requests import (
     parse_count,
     pod_request,
 )
-from neuron_plugin.allocation.resources import IdListError, Resource, format_ids, ids_of, mask_of, parse_ids
+from neuron_plugin.allocation.resources import (
+    IdListError,
+    Resource,
+    format_ids,
+    ids_of,
+    mask_of,
+    masks_by_id,
+    parse_ids,
+)
 
 __all__ = [
     "ALLOCATED_KEY",
@@ -123,6 +131,7 @@ __all__ = [
     "ids_of",
     "mask_of",
     "mask_union",
+    "masks_by_id",
     "neuron_pod",
     "parse_count",
     "parse_ids",

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from functools import lru_cache
+from typing import Self
 
-from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in
+from neuron_plugin.topology import MOST_SHAPES, CoreMask, Geometry, Unit, cores_in
 
 HIGHEST_ID = 4095
 """More than 64 devices of 8 cores have (the driver's limits), and small enough that no text can exhaust memory."""
@@ -20,14 +22,19 @@ _LONGEST_TEXT = 65_536
 class Resource(enum.StrEnum):
     """Extended resource names, as pods request them."""
 
+    unit: Unit
+    """What one of this resource is."""
+
     NEURON = "aws.amazon.com/neuron"
     NEURONDEVICE = "aws.amazon.com/neurondevice"
     NEURONCORE = "aws.amazon.com/neuroncore"
 
-    @property
-    def unit(self) -> Unit:
-        """What one of this resource is."""
-        return Unit.CORE if self is Resource.NEURONCORE else Unit.DEVICE
+    def __new__(cls, name: str) -> Self:
+        """Give each name its unit."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.unit = Unit.CORE if name.endswith("core") else Unit.DEVICE
+        return member
 
     @property
     def short_name(self) -> str:
@@ -43,6 +50,13 @@ def ids_of(geometry: Geometry, unit: Unit, mask: int) -> tuple[int, ...]:
 def mask_of(geometry: Geometry, unit: Unit, ids: tuple[int, ...]) -> CoreMask:
     """The cores behind ids of a unit; ids outside the geometry add nothing."""
     return geometry.devices_mask(ids) if unit is Unit.DEVICE else geometry.cores_mask(ids)
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def masks_by_id(geometry: Geometry, unit: Unit) -> tuple[CoreMask, ...]:
+    """The cores behind every id of a unit, by id."""
+    count = geometry.device_count if unit is Unit.DEVICE else geometry.core_count
+    return tuple(mask_of(geometry, unit, (number,)) for number in range(count))
 
 
 class IdListError(ValueError):

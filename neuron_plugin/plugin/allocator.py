@@ -33,6 +33,7 @@ from neuron_plugin.allocation import (
     format_ids,
     ids_of,
     mask_of,
+    masks_by_id,
     place,
 )
 from neuron_plugin.kubelet import AllocationRefusedError, ContainerAllocation
@@ -95,12 +96,15 @@ def preference_for(snapshot: Snapshot, request: PreferenceRequest) -> Preference
     cuts or fills anything else at random (pkg/kubelet/cm/devicemanager/manager.go).
     """
     geometry, unit = snapshot.inventory.geometry, request.resource.unit
-    available, must = (mask_of(geometry, unit, ids) for ids in (request.available, request.must_include))
+    available, must = (
+        _mask(snapshot, request.resource, request.available),
+        _mask(snapshot, request.resource, request.must_include),
+    )
+    usable = (available & snapshot.offered_mask) | must
     for one in snapshot.waiting:
-        fits = one.resource is request.resource and len(ids_of(geometry, unit, one.mask)) == request.size
-        usable = (available & snapshot.offered_mask) | must
+        fits = one.resource is request.resource and len(one.ids) == request.size
         if fits and one.mask & usable == one.mask and one.mask & must == must and bool(one.reused_mask) == bool(must):
-            return Preference(ids_of(geometry, unit, one.mask), one, enough=True)
+            return Preference(one.ids, one, enough=True)
     free = snapshot.free_mask
     if not request.must_include and (planned := _first_of_all(snapshot, request, available)):
         return Preference(planned, None, enough=True)
@@ -127,7 +131,7 @@ def answer_for(
     have them. ``latest`` is the pod of our latest answer that the kubelet has recorded.
     """
     geometry, unit, count = snapshot.inventory.geometry, resource.unit, len(ids)
-    drawn = mask_of(geometry, unit, tuple(ids))
+    drawn = _mask(snapshot, resource, ids)
     for one in snapshot.waiting:
         if one.resource is resource and one.mask == drawn and not drawn & ~snapshot.offered_mask & ~one.reused_mask:
             return Answer(drawn, "assigned to the pod by the scheduler", one.pod, one.container, assigned=True)
@@ -216,6 +220,14 @@ def _first_of_all(snapshot: Snapshot, request: PreferenceRequest, available: int
     return None
 
 
+def _mask(snapshot: Snapshot, resource: Resource, ids: Sequence[int]) -> CoreMask:
+    """The cores behind ids; ids that the node does not have add nothing."""
+    masks, mask = masks_by_id(snapshot.inventory.geometry, resource.unit), 0
+    for number in ids:
+        mask |= masks[number] if number < len(masks) else 0
+    return CoreMask(mask)
+
+
 def _tightest(available: Collection[int], must_include: Collection[int], size: int) -> tuple[int, ...]:
     """``size`` ids around ``must_include`` with the least distance between first and last; the lowest on a tie."""
     others = sorted(set(available) - set(must_include))
@@ -268,7 +280,7 @@ class Allocator:
                 await self._reconsider(lambda: preference_for(self._snapshot(), request).enough)
                 preference = preference_for(self._snapshot(), request)
             self._last_request = request
-        self._log_preference(request, preference)
+        self._afterwards(self._log_preference, request, preference)
         return [str(number) for number in preference.ids]
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
@@ -333,12 +345,13 @@ class Allocator:
         if unlinked and self._settings.topology_policy is TopologyPolicy.REQUIRED:
             raise self._refused(resource, ids, unlinked)
         reply = reply_for(snapshot.inventory, secrets.token_hex(8), answer.mask)
-        style = container_style(self._settings, snapshot.inventory)
-        allocation = container_allocation(snapshot.inventory.geometry, resource, answer.mask, style)
+        has = snapshot.inventory
+        style = container_style(self._settings, has.driver_version, has.device_name, has.logical_core_size)
+        allocation = container_allocation(has.geometry, resource, answer.mask, style)
         self._node.answered(PendingAnswer(reply, resource, ids, self._node.clock(), answer.pod, answer.container))
         self._latest_reply = reply.id
         self._counters.allocations[resource.value] += 1
-        asyncio.get_running_loop().call_soon(self._log_allocation, snapshot, resource, ids, answer, allocation)
+        self._afterwards(self._log_allocation, snapshot, resource, ids, answer, allocation)
         return replace(allocation, annotations={ALLOCATION_KEY: reply.annotation()})
 
     async def _reconsider(self, is_resolved: Callable[[], bool]) -> None:
@@ -408,7 +421,11 @@ class Allocator:
         finally:
             self.calls_under_way -= 1
             self.last_call = self._node.clock()
-            latencies.setdefault(resource, Latencies()).observe(time.perf_counter() - started)
+            self._afterwards(_observe, latencies, resource, time.perf_counter() - started)
+
+    def _afterwards(self, work: Callable[..., None], *arguments: object) -> None:
+        """Do what nobody waits for once the kubelet has its answer."""
+        asyncio.get_running_loop().call_soon(work, *arguments)
 
     # What can be explained later.
 
@@ -489,6 +506,10 @@ class Allocator:
                 must_include,
             )
         )
+
+
+def _observe(latencies: dict[str, Latencies], resource: str, seconds: float) -> None:
+    latencies.setdefault(resource, Latencies()).observe(seconds)
 
 
 def _parsed(ids: Sequence[str]) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from neuron_plugin.allocation import NodeInventory, Resource, format_ids
+from neuron_plugin.allocation import Resource, format_ids
 from neuron_plugin.hardware import GENERATIONS, DriverVersion, parse_driver_version
 from neuron_plugin.kubelet import ContainerAllocation, DeviceNode
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
@@ -55,7 +55,8 @@ def resolve_numbering(setting: Numbering, driver: DriverVersion | None) -> Numbe
 
 
 @lru_cache(maxsize=64)
-def _style(settings: PluginSettings, driver: str, device_name: str, logical_core_size: int) -> ContainerStyle:
+def container_style(settings: PluginSettings, driver: str, device_name: str, logical_core_size: int) -> ContainerStyle:
+    """How sets are presented on a node with this driver version (empty: unknown), product and LNC."""
     generation = GENERATIONS.get(device_name)
     has_lnc = generation is not None and generation.largest_logical_core_size > 1
     return ContainerStyle(
@@ -65,11 +66,6 @@ def _style(settings: PluginSettings, driver: str, device_name: str, logical_core
         visible_devices_env=settings.visible_devices_env,
         cdi=settings.cdi,
     )
-
-
-def container_style(settings: PluginSettings, inventory: NodeInventory) -> ContainerStyle:
-    """How sets of this node are presented in containers."""
-    return _style(settings, inventory.driver_version, inventory.device_name, inventory.logical_core_size)
 
 
 @lru_cache(maxsize=1024)

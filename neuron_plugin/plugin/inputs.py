@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from neuron_plugin.allocation import (
     Allocation,
@@ -25,7 +25,7 @@ from neuron_plugin.allocation import (
     parse_ids,
 )
 from neuron_plugin.kubelet import CheckpointEntry
-from neuron_plugin.topology import NO_CORES, CoreMask, cores_in
+from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, cores_in
 
 ALLOCATION_KEY = "neuron-plugin.io/allocation"
 """Annotation in each reply to Allocate. The kubelet keeps replies in its checkpoint, so what a container was given can
@@ -57,15 +57,22 @@ class Reply:
 
     def annotation(self) -> str:
         """The value of ``ALLOCATION_KEY``."""
-        return json.dumps(
-            {"id": self.id, "devices": format_ids(self.devices), "cores": format_ids(self.cores), "lnc": self.lnc}
-        )
+        return f'{{"id":"{self.id}",{_given_text(self.devices, self.cores, self.lnc)}}}'
+
+
+@lru_cache(maxsize=1024)
+def _given_text(devices: tuple[int, ...], cores: tuple[int, ...], lnc: int) -> str:
+    return f'"devices":"{format_ids(devices)}","cores":"{format_ids(cores)}","lnc":{lnc}'
 
 
 def reply_for(inventory: NodeInventory, reply_id: str, mask: CoreMask) -> Reply:
     """The reply that gives the cores of ``mask``."""
-    devices = tuple(map(int, inventory.geometry.devices_touched(mask)))
-    return Reply(reply_id, devices, tuple(map(int, cores_in(mask))), inventory.logical_core_size)
+    return Reply(reply_id, *_ids(inventory.geometry, mask), inventory.logical_core_size)
+
+
+@lru_cache(maxsize=1024)
+def _ids(geometry: Geometry, mask: CoreMask) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(map(int, geometry.devices_touched(mask))), tuple(map(int, cores_in(mask)))
 
 
 def read_reply(text: str) -> Reply | None:

@@ -120,6 +120,7 @@ class WaitingAssignment:
     pod: PodReference
     container: str
     resource: Resource
+    ids: tuple[int, ...]
     mask: CoreMask
     reused_mask: CoreMask
 
@@ -147,15 +148,11 @@ class PodEvent:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that follows from ``inputs``. What one call needs is derived at once, the rest when it is first read."""
+    """All that follows from ``inputs``. What every call needs is derived at once, the rest when it is first read."""
 
     inputs: Inputs
+    inventory: NodeInventory
     ledger: Ledger
-
-    @property
-    def inventory(self) -> NodeInventory:
-        """The hardware."""
-        return self.inputs.inventory
 
     @cached_property
     def offered_mask(self) -> CoreMask:
@@ -186,8 +183,9 @@ class Snapshot:
             assigned = self._usable_assignment(pod)
             if assigned:
                 one = assigned[place]
+                ids = ids_of(self.inventory.geometry, one.resource.unit, one.mask)
                 reused = CoreMask(one.mask & self._init_mask(pod, one.resource))
-                found.append(WaitingAssignment(pod.reference, one.container, one.resource, one.mask, reused))
+                found.append(WaitingAssignment(pod.reference, one.container, one.resource, ids, one.mask, reused))
         return tuple(found)
 
     @cached_property
@@ -403,7 +401,9 @@ def derive(inputs: Inputs) -> Snapshot:
         if pod.started and pod.uid not in counted:  # the kubelet has lost its record of this pod
             assigned = assigned_allocations(pod, inputs.inventory.geometry)
             allocations += () if isinstance(assigned, Rejection) else assigned
-    return Snapshot(inputs, Ledger(tuple(allocations)))
+    snapshot = Snapshot(inputs, inputs.inventory, Ledger(tuple(allocations)))
+    _ = snapshot.free_mask, snapshot.unassigned  # so that no call of the kubelet has to wait for them
+    return snapshot
 
 
 def _reference(inputs: Inputs, uid: PodUid) -> PodReference:

@@ -1,0 +1,131 @@
+"""How far one request travels through the code: files, functions, and returns to a file that was left already.
+
+A reader who wants to know why an Allocate did what it did has to open these files. Only calls into ``neuron_plugin``
+count: transport (gRPC, aiohttp) and framework are left out, and so is what runs after the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import neuron_plugin
+from neuron_plugin.kubelet import CHECKPOINT, CheckpointFile
+from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
+from neuron_plugin.kubelet.device_plugin import DevicePluginService, KubeletCounters, ServiceOptions
+from neuron_plugin.plugin.allocator import Allocator
+from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.inputs import NodePods
+from neuron_plugin.plugin.node import Node
+from neuron_plugin.plugin.settings import PluginSettings
+from tests.plugin.world import NEURON, app, assigned, inventory
+
+_ROOT = str(Path(neuron_plugin.__file__).parent)
+
+
+class Trace:
+    """The files and functions that ran, in the order of their calls."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+        self.functions: set[tuple[str, str]] = set()
+
+    def called(self, frame: FrameType, event: str, _argument: object) -> None:
+        """See ``sys.setprofile``."""
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(_ROOT) or code.co_name.startswith("<"):
+            return
+        file = code.co_filename[len(_ROOT) + 1 :]
+        self.functions.add((file, code.co_qualname))
+        if not self.files or self.files[-1] != file:
+            self.files.append(file)
+
+    def __str__(self) -> str:
+        returns = len(self.files) - len(set(self.files))
+        return (
+            f"{len(set(self.files))} files, {len(self.functions)} functions, {returns} returns to a file already left"
+        )
+
+
+@contextmanager
+def traced() -> Iterator[Trace]:
+    """Trace what runs in the block."""
+    path = Trace()
+    sys.setprofile(path.called)
+    try:
+        yield path
+    finally:
+        sys.setprofile(None)
+
+
+class _Context:
+    """A gRPC context that does nothing."""
+
+    def add_done_callback(self, _callback: Callable[[object], None]) -> None:
+        """Nothing is ever done."""
+
+
+def show(name: str, path: Trace, *, verbose: bool) -> None:
+    """Print one line, and the functions if asked for."""
+    print(f"{name}: {path}")
+    if verbose:
+        for file, function in sorted(path.functions):
+            print(f"    {file}: {function}")
+
+
+async def plugin_paths(*, verbose: bool) -> None:
+    """An Allocate and a GetPreferredAllocation of an assigned pod, and that pod's end."""
+    pod = assigned("a", app(4), sets=[[4, 5, 6, 7]])
+    with tempfile.TemporaryDirectory() as directory:
+        node = Node(CheckpointFile(Path(directory) / CHECKPOINT, [NEURON.value]), _NoCgroups())
+        node.see_inventory(inventory())
+        node.see_pods(NodePods({pod.uid: pod}))
+        node.advertise()
+        settings = PluginSettings(node_name="node")
+        service = DevicePluginService(
+            NEURON.value,
+            Allocator(node, settings, None, Counters()),
+            node.advertisements[NEURON],
+            counters=KubeletCounters(),
+            options=ServiceOptions(),
+        )
+        every = [str(one) for one in range(16)]
+        preferred = pb.PreferredAllocationRequest(
+            container_requests=[pb.ContainerPreferredAllocationRequest(available_deviceIDs=every, allocation_size=4)]
+        )
+        allocate = pb.AllocateRequest(
+            container_requests=[pb.ContainerAllocateRequest(devices_ids=["4", "5", "6", "7"])]
+        )
+        calls: Sequence[tuple[str, Callable[[], Awaitable[Any]]]] = (
+            ("preferred", lambda: service.GetPreferredAllocation(preferred, _Context())),  # type: ignore[arg-type]
+            ("Allocate", lambda: service.Allocate(allocate, _Context())),  # type: ignore[arg-type]
+        )
+        assert node.snapshot
+        for name, call in calls:
+            await call()  # what is remembered of a set is remembered now
+            await asyncio.sleep(0)
+            node.see_pods(NodePods({pod.uid: pod}))
+            node.kubelet_restarted()
+            assert node.snapshot
+            with traced() as path:
+                await call()
+            show(name, path, verbose=verbose)
+        with traced() as path:
+            node.see_pods(node.pods.without(pod.uid, stopped=True))
+            node.advertise()
+        show("a pod's end", path, verbose=verbose)
+
+
+class _NoCgroups:
+    def is_populated(self, _uid: str) -> bool | None:
+        return None
+
+
+if __name__ == "__main__":
+    asyncio.run(plugin_paths(verbose="-v" in sys.argv))
