@@ -68,11 +68,7 @@ def write_inventory(inventory: NodeInventory) -> str:
         "coresPerDevice": geometry.cores_per_device,
         "blockSizes": list(geometry.block_sizes),
         "present": sorted(inventory.present),
-        "unhealthy": {
-            str(device): inventory.unhealthy[device]
-            for device in sorted(inventory.unhealthy)
-            if device in inventory.present
-        },
+        "unhealthy": {str(device): inventory.unhealthy[device] for device in sorted(inventory.unhealthy)},
         "deviceName": inventory.device_name,
         "driverVersion": inventory.driver_version,
         "logicalCoreSize": inventory.logical_core_size,
