@@ -373,7 +373,7 @@ async def _worded(call: Awaitable[_Answer], prefix: str = "") -> _Answer:
 
 
 def _raise_own_cancellation() -> None:
-    """Tell our task's cancellation from a call that was cancelled by closing its channel: both look the same."""
+    """Raise if our own task is cancelled: a call that ends because its channel was closed looks the same."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

@@ -199,7 +199,7 @@ async def kubelet(directory: Path) -> AsyncIterator[StandInKubelet]:
         yield kubelet
 
 
-async def test_a_socket_is_asked_connected_and_told(kubelet: StandInKubelet, directory: Path) -> None:
+async def test_a_socket_is_asked_connected_and_notified(kubelet: StandInKubelet, directory: Path) -> None:
     plugin = dummy()
     async with serving_dummy(plugin, directory / "registry/dummy.sock"):
         await kubelet.wait_for_capacity(RESOURCE, 1)
@@ -237,7 +237,7 @@ async def test_a_removed_socket_deregisters_by_name(kubelet: StandInKubelet, dir
         assert (await kubelet.wait_for_capacity(RESOURCE, 0)).capacity == 1
 
 
-async def test_a_lost_stream_is_not_noticed_until_the_socket_is_made_anew(
+async def test_a_lost_stream_is_not_noticed_until_the_socket_is_made_again(
     kubelet: StandInKubelet, directory: Path
 ) -> None:
     plugin = dummy()
@@ -261,7 +261,7 @@ async def test_a_lost_stream_is_not_noticed_until_the_socket_is_made_anew(
     ],
     ids=["type", "name", "version"],
 )
-async def test_an_unfit_plugin_is_told_why(
+async def test_an_unfit_plugin_learns_why(
     kubelet: StandInKubelet, directory: Path, info: pb.PluginInfo, error: str
 ) -> None:
     plugin = dummy(info)
