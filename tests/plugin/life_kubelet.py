@@ -1,6 +1,6 @@
 """The kubelet of a simulated node's life: the device manager's book-keeping, its order and its faults.
 
-The same rules as the stand-in's (``simulation/kubelet_devices.py``), without sockets, tasks and messages, so that an
+The same rules as in ``simulation/kubelet_device_manager.py``, without sockets, tasks and messages, so that an
 admission costs microseconds; and with its doors open, so that other things can happen in the middle of one.
 """
 
