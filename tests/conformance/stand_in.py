@@ -26,7 +26,6 @@ from neuron_plugin.simulation import (
     KubeletOptions,
     PodRejectedError,
     StandInApiServer,
-    StandInKubelet,
     kubelet_pods,
     write_node,
 )
@@ -42,6 +41,7 @@ from tests.conformance.node import (
     PodView,
     Received,
 )
+from tests.support.plugin_watcher import WatchingKubelet
 
 NODE = "stand-in"
 HOLD = "import os, sys; os.open(sys.argv[1], os.O_RDONLY); print('open', flush=True); sys.stdin.read()"
@@ -85,16 +85,15 @@ class StandInNode:
         self._root = root
         for name in ("dp", "pr", "reg"):
             (root / name).mkdir()
-        options = KubeletOptions(
-            grace_seconds=self.grace_seconds, reconcile_seconds=0.05, termination_seconds=LINGER_SECONDS
-        )
-        self._kubelet = StandInKubelet(
+        options = KubeletOptions(grace_seconds=self.grace_seconds, termination_seconds=LINGER_SECONDS)
+        self._kubelet = WatchingKubelet(
             self.kubelet_dir,
             root / "pr",
             random=Random(1),  # noqa: S311 - the order of Go's maps
             options=options,
             plugins_registry=root / "reg",
             cgroup_root=root / "cgroup",
+            reconcile_seconds=0.05,
         )
         self._api = StandInApiServer()
         self.pod_resources_socket = root / "pr/kubelet.sock"

@@ -18,6 +18,7 @@ from neuron_plugin.kubelet.plugin_watcher import WatchedPluginServer
 from neuron_plugin.kubelet.sockets import endpoint_path, identity_of, standing_path
 from neuron_plugin.simulation import KubeletOptions, StandInKubelet
 from tests.kubelet.fakes import CORE, DEVICE, QUICK, RunningPlugin, devices, eventually, running_plugin
+from tests.support.plugin_watcher import WatchingKubelet
 
 State = RegistrationState
 
@@ -38,8 +39,8 @@ def watched(registry: Path, resource: str = CORE) -> AbstractAsyncContextManager
 async def kubelet_on(registry: Path) -> AsyncIterator[StandInKubelet]:
     sockets = registry.parent / "sockets"
     sockets.mkdir(exist_ok=True)
-    options = KubeletOptions(reconcile_seconds=0.05, sync_delay=0.0)
-    async with StandInKubelet(sockets, options=options, plugins_registry=registry) as kubelet:
+    options = KubeletOptions(sync_delay=0.0)
+    async with WatchingKubelet(sockets, plugins_registry=registry, options=options, reconcile_seconds=0.05) as kubelet:
         yield kubelet
 
 

@@ -1,6 +1,6 @@
 """What upstream's node tests expect of a device plugin (``test/e2e_node/device_plugin*_test.go``), of ours.
 
-The stand-in kubelet and our own server, together, over their sockets.
+The simulated kubelet and our own server, together, over their sockets.
 """
 
 from __future__ import annotations

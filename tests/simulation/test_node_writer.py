@@ -1,4 +1,4 @@
-"""Changing files so that no reader ever meets half of one."""
+"""Files of a simulated machine appear whole and disappear at once."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_only_what_differs_is_written(tmp_path: Path) -> None:
     assert (directory / "same").stat().st_ino == identity
 
 
-def test_what_a_killed_writer_left_aside_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_what_a_killed_writer_left_aside_disturbs_no_writer(tmp_path: Path) -> None:
     (tmp_path / ".aside/next/neuron0").mkdir(parents=True)
     write_directory(tmp_path, tmp_path / "tree/neuron0", {"a": File("1")}, {})
     assert [path.name for path in (tmp_path / "tree/neuron0").iterdir()] == ["a"]

@@ -1,3 +1,5 @@
+"""What the simulated API server makes of objects: creation, patches, bindings, deletions."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -123,7 +125,7 @@ def test_a_strategic_merge_knows_conditions_by_their_type() -> None:
     assert old["status"] == "True", "the old value stays what it was"
 
 
-def test_a_strategic_merge_takes_out_the_conditions_it_is_told_to() -> None:
+def test_a_strategic_merge_removes_the_conditions_marked_for_deletion() -> None:
     ready = {"type": "Ready", "status": "True"}
     node = {"status": {"conditions": [ready, {"type": "X", "status": "True"}]}}
     patch = {"status": {"conditions": [{"$patch": "delete", "type": kind} for kind in ("X", "never-was")]}}
