@@ -191,8 +191,9 @@ async def measure(root: Path, calls: int, idle_seconds: float, *, cluster: bool)
             if cluster:
                 await asyncio.sleep(2)
                 await compare_allocate(World(root, api, kubelet, daemon, itertools.count(1)), calls)
+            await asyncio.sleep(3)  # the HTTP server comes last
             await asyncio.to_thread(daemon.scrape)
-            await asyncio.sleep(3)
+            await asyncio.sleep(1)
             before = daemon.cpu_seconds()
             await asyncio.sleep(idle_seconds)
             idle = (daemon.cpu_seconds() - before) / idle_seconds
