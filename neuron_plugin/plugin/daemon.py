@@ -26,7 +26,6 @@ from neuron_plugin.kubelet import (
     KUBELET_SOCKET,
     KubeletCounters,
     PodResourcesClient,
-    ServiceOptions,
     read_checkpoint,
 )
 from neuron_plugin.plugin.allocator import Allocator
@@ -121,13 +120,9 @@ class NodeDaemon:
             Timed(handler, self.witness),
             [name.resource for name in settings.resources],
             route(settings),
-            ServiceOptions(
-                preference_deadline_seconds=CONNECT_SECONDS
-                + settings.decision_deadline_seconds
-                + PREFERENCE_SLACK_SECONDS,
-            ),
             KubeletCounters(counts.registrations, counts.preferences_replaced, counts.refusals),
             on_advertised=self._serving_began,
+            preference_deadline_seconds=CONNECT_SECONDS + settings.decision_deadline_seconds + PREFERENCE_SLACK_SECONDS,
             numa_hints=settings.numa_hints,
         )
         self.responder = Responder(pages(self.offering, self._moment, self.witness.journal))

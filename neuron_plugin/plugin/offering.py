@@ -14,7 +14,6 @@ from neuron_plugin.kubelet import (
     DevicePluginServer,
     DirectoryWatch,
     KubeletCounters,
-    ServiceOptions,
     WatchedPluginServer,
 )
 from neuron_plugin.plugin.machine import advertised, with_numa_nodes
@@ -50,9 +49,9 @@ class Offering:
         handler: DeviceHandler,
         resources: Iterable[Resource],
         route: Route,
-        options: ServiceOptions,
         counters: KubeletCounters,
         *,
+        preference_deadline_seconds: float = 4.0,
         on_advertised: Callable[[], None] = lambda: None,
         numa_hints: bool = False,
     ) -> None:
@@ -68,7 +67,7 @@ class Offering:
                 handler,
                 advertisement,
                 self._watch,
-                options=options,
+                preference_deadline_seconds=preference_deadline_seconds,
                 counters=counters,
                 on_change=self._registration_changed,
                 other_route=route.other_directory,
