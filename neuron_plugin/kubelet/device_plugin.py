@@ -248,7 +248,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
 
     async def PreStartContainer(  # noqa: N802 - the API's name
         self,
-        request: pb.PreStartContainerRequest,
+        request: pb.PreStartContainerRequest,  # noqa: ARG002 - the API's signature
         context: Context,  # noqa: ARG002 - the API's signature
     ) -> pb.PreStartContainerResponse:
         """Let every container start; the options do not ask for this call."""

@@ -193,7 +193,7 @@ class DirectoryWatch:
                     self._logged_errno = error.errno
                     remedy = "raise the node's fs.inotify.max_user_instances or max_user_watches"
                     fields = {"directory": str(self.directory), "error": str(error), "remedy": remedy}
-                    _log.warning("no inotify: a restarted kubelet is noticed some seconds late", extra=fields)
+                    _log.warning("a restarted kubelet is noticed late: no inotify", extra=fields)
                 await asyncio.sleep(self._period_seconds)
             self._hint()
 

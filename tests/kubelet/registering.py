@@ -13,7 +13,7 @@ import grpc
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.kubelet.sockets import endpoint_prefix
+from neuron_plugin.kubelet.socket_watch import endpoint_prefix
 from neuron_plugin.simulation import SOCKET_NAME, StandInKubelet
 from tests.kubelet.fakes import CORE, RunningPlugin, eventually
 

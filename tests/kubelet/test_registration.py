@@ -10,10 +10,8 @@ import pytest
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.kubelet.channels import channel_to
-from neuron_plugin.kubelet.observer import RegistrationState
-from neuron_plugin.kubelet.service import ServiceOptions
-from neuron_plugin.kubelet.sockets import endpoint_path
+from neuron_plugin.kubelet.registration import RegistrationState
+from neuron_plugin.kubelet.socket_watch import channel_to, endpoint_path
 from neuron_plugin.simulation import SOCKET_NAME, StandInKubelet
 from tests.kubelet.fakes import CORE, DEVICE, eventually, running_plugin, seeded
 from tests.kubelet.registering import ScriptedRegistration, modes_of, scripted_kubelet, sockets_of
@@ -44,10 +42,8 @@ async def test_p2_options_are_answered_while_register_waits(directory: Path) -> 
             answered.append(await pb_grpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty(), timeout=5))
 
     registration = ScriptedRegistration(during=dial_back)
-    options = ServiceOptions(pre_start_required=True)
-    async with scripted_kubelet(directory, registration), running_plugin(directory, options=options) as plugin:
+    async with scripted_kubelet(directory, registration), running_plugin(directory) as plugin:
         await plugin.observer.until(lambda: State.REGISTERED in plugin.observer.states)
-        assert answered[0].pre_start_required
         assert answered[0] == registration.requests[0].options
 
 

@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
-from neuron_plugin.kubelet.observer import RegistrationState
-from neuron_plugin.kubelet.registration import RegistrationTimes
-from neuron_plugin.kubelet.server import ServerInstance
-from neuron_plugin.kubelet.service import DevicePluginService
-from neuron_plugin.kubelet.sockets import identity_of
+from neuron_plugin.kubelet.device_plugin import DevicePluginService
+from neuron_plugin.kubelet.registration import RegistrationState, RegistrationTimes, ServerInstance
+from neuron_plugin.kubelet.socket_watch import identity_of
 from neuron_plugin.simulation import SOCKET_NAME, Container, KubeletOptions, Pod, StandInKubelet
 from tests.kubelet.fakes import CORE, DEVICE, QUICK, eventually, running_plugin
 from tests.kubelet.registering import ScriptedRegistration, advertised_again, scripted_kubelet, sockets_of
@@ -169,7 +167,7 @@ async def test_p11_a_hung_kubelet_replaced_by_another_is_not_waited_for(director
         await kubelet.start()
         await advertised_again(kubelet, plugin, 1)
         await kubelet.stop()
-    assert "made anew or removed" in (plugin.observer.registrations[0] or "")
+    assert "recreated or removed" in (plugin.observer.registrations[0] or "")
 
 
 async def test_p11_a_kubelet_away_for_long_is_met_when_it_returns(directory: Path) -> None:
@@ -298,7 +296,7 @@ async def test_p12_no_register_call_begins_before_the_last_one_has_ended(
             await asyncio.sleep(0.3)  # far longer than the back-off
             under_way.remove(call)
 
-    monkeypatch.setattr("neuron_plugin.kubelet.registration.announce", slow_to_end)
+    monkeypatch.setattr("neuron_plugin.kubelet.registration.register", slow_to_end)
     async with StandInKubelet(directory), running_plugin(directory):
         for calls in (1, 2):
             await eventually(lambda wanted=calls: len(at_most) == wanted)  # type: ignore[misc]  # a default binds the loop's value

@@ -12,10 +12,8 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as plugin_
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as plugin_grpc
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.kubelet.channels import channel_to
-from neuron_plugin.kubelet.observer import RegistrationState
-from neuron_plugin.kubelet.plugin_watcher import WatchedPluginServer
-from neuron_plugin.kubelet.sockets import endpoint_path, identity_of, standing_path
+from neuron_plugin.kubelet.registration import STANDING, RegistrationState, WatchedPluginServer
+from neuron_plugin.kubelet.socket_watch import channel_to, endpoint_path, identity_of
 from neuron_plugin.simulation import KubeletOptions, StandInKubelet
 from tests.kubelet.fakes import CORE, DEVICE, QUICK, RunningPlugin, devices, eventually, running_plugin
 
@@ -41,6 +39,10 @@ async def kubelet_on(registry: Path) -> AsyncIterator[StandInKubelet]:
     options = KubeletOptions(reconcile_seconds=0.05, sync_delay=0.0)
     async with StandInKubelet(sockets, options=options, plugins_registry=registry) as kubelet:
         yield kubelet
+
+
+def standing_path(registry: Path, resource: str) -> Path:
+    return endpoint_path(registry, resource, STANDING)
 
 
 def names_in(directory: Path) -> set[str]:
@@ -155,7 +157,7 @@ async def test_a_refusal_is_told_and_the_kubelet_left_to_try_again(registry: Pat
         async with channel_to(path) as channel:
             stub = pb_grpc.RegistrationStub(channel)
             await stub.NotifyRegistrationStatus(refused, timeout=5)
-            assert plugin.observer.registrations == ["the ResourceName is invalid"]
+            assert plugin.observer.registrations == [f"the kubelet refused {CORE}: the ResourceName is invalid"]
             assert not plugin.server.registered.is_set()
         async with kubelet_on(registry) as kubelet:
             await kubelet.wait_for_capacity(CORE, 4)
