@@ -24,7 +24,7 @@ from neuron_plugin.inspection.gathering.host import gather_host
 from neuron_plugin.inspection.machine import Machine, look
 from neuron_plugin.inspection.node import node_of
 from neuron_plugin.inspection.unknown import Unknown
-from neuron_plugin.kubelet.sockets import endpoint_path
+from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.plugin.health.memory import Memory
 from neuron_plugin.plugin.pods import node_pod
 from neuron_plugin.simulation import SimulatedNode

@@ -156,7 +156,7 @@ async def test_p19_a_thousand_cancelled_streams_leave_nothing_behind(directory: 
         await eventually(lambda: footprint() <= before)
         assert footprint() == before
         assert plugin.service.streams_begun == 1001
-        assert not plugin.advertisement._changed._waiters  # type: ignore[attr-defined]  # an asyncio.Event has them
+        assert not plugin.advertisement._changed._waiters
 
 
 async def test_ending_the_streams_ends_them_without_an_error(directory: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from neuron_plugin.allocation import ContainerKind, ContainerRequest, Resource, ids_of, mask_of
 from neuron_plugin.kubelet import ContainerAllocation
-from neuron_plugin.kubelet.devices import RefusalError
+from neuron_plugin.kubelet.device_plugin import RefusalError
 from tests.plugin.life_faults import Faults
 from tests.plugin.life_kubelet import CutOffError, RejectedError
 from tests.plugin.life_plugin import machine_of

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from neuron_plugin.allocation import ContainerKind, ContainerRequest, Resource
 from neuron_plugin.kubelet import ContainerAllocation, PodDevices, PodResourcesAbsentError, RecordedDevices
-from neuron_plugin.kubelet.devices import RefusalError
+from neuron_plugin.kubelet.device_plugin import RefusalError
 from neuron_plugin.kubelet.pod_resources import ContainerDevices, PodResourcesThrottledError
 from tests.plugin.life_pods import LivePod
 from tests.plugin.world import shuffled, texts

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from neuron_plugin.allocation import Holding, Resource
 from neuron_plugin.hardware import Process
 from neuron_plugin.kubelet import Advertisement, ContainerAllocation
-from neuron_plugin.kubelet.requests import PreferenceRequest, checked_ids
+from neuron_plugin.kubelet.device_plugin import checked_ids, preference_fault
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.confirm import Confirmation
@@ -164,9 +164,8 @@ class LifePlugin:
         return {int(device.id) for device in self.advertisements[resource].latest.devices if device.healthy}
 
     async def preferred(self, resource: Resource, available: list[str], must: list[str], size: int) -> set[int]:
-        request = PreferenceRequest(tuple(available), tuple(must), size)
-        answer = await self._allocator.preferred(resource.value, request.available, request.must_include, size)
-        assert request.fault_of(answer) is None, request.fault_of(answer)
+        answer = await self._allocator.preferred(resource.value, available, must, size)
+        assert preference_fault(answer, available, must, size) is None
         self.refresh()
         return {int(each) for each in answer}
 
