@@ -177,9 +177,9 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         """Say what the kubelet may ask for; it asks while our Register call is still waiting."""
         return OPTIONS
 
-    # A coroutine that writes, not a generator as the stubs have it: a generator cancelled in a write is closed by the
-    # garbage collector only, and would be counted as an open stream until then.
-    async def ListAndWatch(self, request: pb.Empty, context: Context) -> None:  # type: ignore[override]  # noqa: ARG002, N802 - the API's signature; grpc.aio takes a coroutine, the stubs say generator
+    # A coroutine that writes, which grpc.aio accepts, and not the generator of the stubs: a generator cancelled in a
+    # write is closed by the garbage collector only, and would be counted as an open stream until then.
+    async def ListAndWatch(self, request: pb.Empty, context: Context) -> None:  # type: ignore[override]  # noqa: ARG002, N802 - as above
         """Send the whole list, and again with each newer edition, until the kubelet or `end_streams` ends it."""
         self.streams_open += 1
         self.streams_begun += 1

@@ -43,7 +43,7 @@ class EndpointError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SocketIdentity:
-    """What tells one socket file from the next one under the same name."""
+    """What distinguishes one socket file from the next one under the same name."""
 
     device: int
     inode: int

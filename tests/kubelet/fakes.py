@@ -27,7 +27,7 @@ def seeded(seed: int) -> Random:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for what no event tells a test."""
+    """Poll until the condition holds, for what has no event."""
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.002)

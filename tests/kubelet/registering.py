@@ -1,4 +1,4 @@
-"""What the tests of registration share: a kubelet that answers Register as it is told to, and looks at sockets."""
+"""What the tests of registration share: a kubelet with scripted answers to Register, and the sockets in a directory."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ async def test_p6_a_resource_name_the_kubelet_does_not_take_never_ends_the_proce
     assert plugin.observer.registrations[0] == 'the kubelet refused dummy: the ResourceName "dummy" is invalid'
 
 
-async def test_p6_nobody_behind_kubelet_sock_is_retried(directory: Path) -> None:
+async def test_p6_a_kubelet_sock_that_is_not_served_is_retried(directory: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(directory / SOCKET_NAME))
     async with running_plugin(directory) as plugin:
@@ -152,7 +152,7 @@ async def test_p6_nobody_behind_kubelet_sock_is_retried(directory: Path) -> None
     assert "Connection refused): is the kubelet running?" in (plugin.observer.registrations[0] or "")
 
 
-async def test_p6_the_same_trouble_is_told_again_after_it_was_over(
+async def test_p6_the_same_failure_is_logged_again_after_a_success(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refusals() -> int:
@@ -224,7 +224,7 @@ async def test_p14_an_accident_in_one_resource_is_logged_and_retried(
     assert caplog.messages.count(message) == times
 
 
-async def test_p14_a_directory_that_takes_no_socket_is_told_of_once(
+async def test_p14_a_directory_that_takes_no_socket_is_logged_once(
     directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each attempt has a socket name of its own, which is no news."""
@@ -234,8 +234,8 @@ async def test_p14_a_directory_that_takes_no_socket_is_told_of_once(
     )
     async with StandInKubelet(directory), running_plugin(directory) as plugin:
         await plugin.observer.until(lambda: plugin.observer.states.count(State.BACKING_OFF) >= 3)
-    (told,) = (record for record in caplog.records if record.message == "not registered")
-    assert told.__dict__["reason"].startswith(f"no socket can be made in {directory}/absent: is it writable")
+    (logged,) = (record for record in caplog.records if record.message == "not registered")
+    assert logged.__dict__["reason"].startswith(f"no socket can be made in {directory}/absent: is it writable")
 
 
 WITHOUT_DESCRIPTORS = """
@@ -279,5 +279,7 @@ asyncio.run(main())
 def test_a_process_without_file_descriptors_says_so_once_and_is_back_when_it_has_some(directory: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_DESCRIPTORS, str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)  # noqa: S603 - our own interpreter and text
-    told = done.stdout.splitlines()
-    assert told == [f"not registered: [Errno 24] Too many open files: '{directory}'", "back: ADVERTISED"], done.stderr
+    printed = done.stdout.splitlines()
+    assert printed == [f"not registered: [Errno 24] Too many open files: '{directory}'", "back: ADVERTISED"], (
+        done.stderr
+    )

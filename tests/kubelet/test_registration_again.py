@@ -1,4 +1,4 @@
-"""What the kubelet, and whoever may write to its directory, does to a registration; and what follows (P8 to P12)."""
+"""What ends a registration (the kubelet, or changes in its directory), and the next one that follows (P8 to P12)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kubelet.registering import ScriptedRegistration, advertised_again, sc
 State = RegistrationState
 
 
-async def test_p8_kubelet_sock_made_anew_is_answered_at_once_for_every_resource(directory: Path) -> None:
+async def test_p8_a_recreated_kubelet_sock_is_answered_at_once_for_every_resource(directory: Path) -> None:
     """The goal is 100 ms; typically it takes under 20. The bound here leaves room for a busy machine."""
     resources = (CORE, DEVICE, "aws.amazon.com/neuron")
     async with (
@@ -54,7 +54,7 @@ async def test_p8_a_new_kubelet_sock_is_not_kept_waiting_by_a_back_off(directory
 async def test_p8_a_new_kubelet_sock_that_does_not_listen_yet_is_tried_again_soon(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file is there from bind(2) on, so its identity tells nothing of the listen(2) that follows."""
+    """The file is there from bind(2) on, so its identity says nothing about the listen(2) that follows."""
 
     class LongUnlessReset:
         def __init__(self, *_: object, **_named: object) -> None:
@@ -115,9 +115,9 @@ async def test_p9_our_own_socket_replaced_means_a_new_registration_and_the_other
         path = plugin.server.socket_path
         assert path is not None
         path.unlink()
-        path.write_text("somebody else's")
+        path.write_text("of another program")
         await advertised_again(kubelet, plugin, 2)
-        assert path.read_text() == "somebody else's"
+        assert path.read_text() == "of another program"
 
 
 async def test_p10_a_stream_the_kubelet_ended_means_a_new_registration_from_a_fresh_server(directory: Path) -> None:

@@ -87,7 +87,7 @@ async def test_p11_a_kubelet_that_starts_later_finds_the_same_socket(registry: P
         assert not plugin.task.done()
 
 
-async def test_p10_a_lost_stream_makes_the_socket_anew_and_brings_the_devices_back(registry: Path) -> None:
+async def test_p10_a_lost_stream_recreates_the_socket_and_brings_the_devices_back(registry: Path) -> None:
     async with watched(registry), kubelet_on(registry) as kubelet:
         for registrations in (1, 2, 3):
             await eventually(lambda wanted=registrations: kubelet.registration_count(CORE) == wanted)  # type: ignore[misc]  # a default binds the loop's value
@@ -106,7 +106,7 @@ async def test_p11_a_kubelet_restart_brings_the_devices_back(registry: Path) -> 
         assert not plugin.task.done()
 
 
-async def test_p9_a_socket_that_was_deleted_is_made_anew(registry: Path) -> None:
+async def test_p9_a_socket_that_was_deleted_is_recreated(registry: Path) -> None:
     async with watched(registry), kubelet_on(registry) as kubelet:
         await kubelet.wait_for_capacity(CORE, 4)
         standing_path(registry, CORE).unlink()
@@ -148,7 +148,7 @@ async def test_a_dead_socket_left_by_the_other_way_is_removed(registry: Path) ->
         assert not left.exists()
 
 
-async def test_a_refusal_is_told_and_the_kubelet_left_to_try_again(registry: Path) -> None:
+async def test_a_refusal_is_logged_and_the_kubelet_tries_again(registry: Path) -> None:
     refused = pb.RegistrationStatus(plugin_registered=False, error="the ResourceName is invalid")
     async with watched(registry) as plugin:
         path = standing_path(registry, CORE)

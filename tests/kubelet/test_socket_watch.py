@@ -126,14 +126,14 @@ def test_p3_a_socket_that_we_may_not_connect_to_counts_as_served(directory: Path
     with listening(endpoint_path(directory, CORE, "other")) as server:
         path = Path(server.getsockname())
         path.chmod(0)
-        with nobodys_rights():
+        with no_capabilities():
             assert is_served(path)
             with pytest.raises(EndpointError, match="served by another process"):
                 clear_strays(directory, CORE)
 
 
 @contextmanager
-def nobodys_rights() -> Iterator[None]:
+def no_capabilities() -> Iterator[None]:
     before = os.geteuid()
     os.seteuid(65534 if before == 0 else before)
     try:
@@ -158,7 +158,7 @@ def test_p1_the_endpoint_is_a_bare_file_name_whatever_the_resource(resource: str
     assert endpoint_path(KUBELET, resource, "t").parent == KUBELET
 
 
-def test_equal_names_in_two_domains_are_told_apart() -> None:
+def test_equal_names_in_two_domains_have_different_prefixes() -> None:
     assert endpoint_prefix("aws.amazon.com/neuron") != endpoint_prefix("example.com/neuron")
 
 

@@ -222,12 +222,12 @@ async def test_the_look_follows_the_loss_by_itself(node: Node) -> None:
 
     node.state.on_change = refresh
     looking = asyncio.create_task(node.users.run(), name="quarantine")
-    with offered.subscribe() as editions:
-        await anext(editions)
-        node.state.lose_pod(node.gone.pod.uid)
-        async with asyncio.timeout(5):
-            assert [device.healthy for device in (await anext(editions)).devices].count(False) == 2
-            assert all(device.healthy for device in (await anext(editions)).devices)
+    await asyncio.sleep(0)
+    node.state.lose_pod(node.gone.pod.uid)
+    async with asyncio.timeout(5):
+        assert [device.healthy for device in offered.latest.devices].count(False) == 2
+        await offered.changed()
+        assert all(device.healthy for device in offered.latest.devices)
     looking.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await looking

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from neuron_plugin.allocation import Holding, Resource
-from neuron_plugin.kubelet import DevicePluginServer, ServiceOptions
+from neuron_plugin.kubelet import DevicePluginServer, KubeletCounters
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.offering import Offering, Route
-from tests.kubelet.fakes import FakeObserver
-from tests.plugin.world import CORE, DEVICE, NEURON, a_state, an_allocator, devices, machine, ref
+from tests.kubelet.fakes import FakeHandler
+from tests.plugin.world import CORE, DEVICE, NEURON, a_state, devices, machine, ref
 
 
 def an_offering(state: NodeState, *resources: Resource) -> Offering:
     route = Route(DevicePluginServer, Path("/nowhere"), Path("/nowhere-else"))
-    return Offering(state, an_allocator(state), resources, route, ServiceOptions(), FakeObserver())
+    return Offering(state, FakeHandler(), resources, route, KubeletCounters())
 
 
 def versions(offering: Offering) -> dict[Resource, int]:

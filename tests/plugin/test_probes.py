@@ -6,7 +6,7 @@ from pathlib import Path
 from neuron_plugin.kubelet import Advertisement, DevicePluginServer, DirectoryWatch
 from neuron_plugin.plugin.probes import Dial, liveness, readiness
 from neuron_plugin.plugin.responder import Page
-from tests.kubelet.fakes import FakeHandler, FakeObserver
+from tests.kubelet.fakes import FakeHandler
 
 
 class Server(DevicePluginServer):
@@ -14,7 +14,7 @@ class Server(DevicePluginServer):
 
     def __init__(self, resource: str, *, registered: bool = True, socket: Path | None = Path("/x.sock")) -> None:
         watch = DirectoryWatch(Path("/nowhere"))
-        super().__init__(resource, FakeHandler(), Advertisement(), watch, observer=FakeObserver())
+        super().__init__(resource, FakeHandler(), Advertisement(), watch)
         self.path = socket
         if registered:
             self.registered.set()
