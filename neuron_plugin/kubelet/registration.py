@@ -201,10 +201,12 @@ class DevicePluginServer:
         )
         self._instance = instance = await self._bind(service)
         try:
-            await self._register(instance)
-            self._counters.registrations[self.resource, "accepted"] += 1
-            self._enter(RegistrationState.REGISTERED)
-            return await self._until_cue(instance)
+            cue = await self._register(instance)
+            if cue is None:
+                self._counters.registrations[self.resource, "accepted"] += 1
+                self._enter(RegistrationState.REGISTERED)
+                cue = await self._until_cue(instance)
+            return cue
         finally:
             self._enter(RegistrationState.ENDING)
             self._instance = None
@@ -214,15 +216,16 @@ class DevicePluginServer:
         token = f"{self._random.getrandbits(32):08x}"  # not the process id: it repeats between containers
         return await ServerInstance.start(service, endpoint_path(self._watch.directory, self.resource, token))
 
-    async def _register(self, instance: ServerInstance) -> None:
-        """Call Register, unless a cue comes first. The kubelet calls back on this loop while Register waits."""
+    async def _register(self, instance: ServerInstance) -> str | None:
+        """Call Register and return None, or a cue that came first. The kubelet calls back on this loop meanwhile."""
         call = asyncio.create_task(register(instance.path, self.resource), name=f"register {self.resource}")
         call.add_done_callback(lambda _: self._look.set())
         try:
             while not call.done():
-                self._require_no_cue(instance)
+                if cue := self._cue(instance):
+                    return cue
                 await self._wait_to_look()
-            call.result()
+            return call.result()
         finally:
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)  # ignores the call's end, not a cancellation of ours
@@ -256,10 +259,6 @@ class DevicePluginServer:
         if not instance.is_reachable():
             return f"our socket {instance.path.name} was removed or replaced"
         return None
-
-    def _require_no_cue(self, instance: ServerInstance) -> None:
-        if cue := self._cue(instance):
-            raise RegistrationError(f"gave up registering {self.resource}: {cue}")
 
     async def _back_off(self) -> None:
         """Let the back-off pass, unless kubelet.sock is a new one: that deserves an attempt at once."""
@@ -331,11 +330,13 @@ class WatchedPluginServer(DevicePluginServer, watcher_grpc.RegistrationServicer)
             service, endpoint_path(self._watch.directory, self.resource, STANDING), watcher=self
         )
 
-    async def _register(self, instance: ServerInstance) -> None:
+    async def _register(self, instance: ServerInstance) -> str | None:
         """Wait for the kubelet to find the socket and to accept it. An open stream means that it has."""
         while not (self._accepted or instance.service.streams_begun):
-            self._require_no_cue(instance)
+            if cue := self._cue(instance):
+                return cue
             await self._wait_to_look()
+        return None
 
     async def GetInfo(self, request: watcher_pb.InfoRequest, context: Context) -> watcher_pb.PluginInfo:  # noqa: ARG002, N802 - the API's signature
         """Say what this socket is. No endpoint: the device plugin service is on this very socket."""

@@ -114,7 +114,7 @@ async def test_a_pod_the_kubelet_does_not_know_is_none(directory: Path) -> None:
         (grpc.StatusCode.UNIMPLEMENTED, "unknown method Get for service v1.PodResourcesLister"),
     ],
 )
-async def test_p62_a_kubelet_without_get_has_its_own_error(
+async def test_p62_a_kubelet_without_get_has_an_error_of_its_own(
     directory: Path, failure: tuple[grpc.StatusCode, str]
 ) -> None:
     async with client_of(Lister(failure), directory) as client:
