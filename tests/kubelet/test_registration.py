@@ -135,6 +135,29 @@ async def test_p6_a_refused_registration_is_retried_with_the_kubelets_words_logg
     assert len({request.endpoint for request in registration.requests}) == len(registration.requests)
 
 
+async def test_the_reason_of_a_failure_is_readable_until_the_resource_is_advertised(directory: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(directory / SOCKET_NAME))
+    async with running_plugin(directory) as plugin:
+        await plugin.observer.until(lambda: plugin.server.failure is not None)
+        assert "is the kubelet running?" in (plugin.server.failure or "")
+        assert plugin.observer.counters.registrations[CORE, "failed"] >= 1
+        async with StandInKubelet(directory):
+            await plugin.observer.until(plugin.server.registered.is_set)
+            assert plugin.server.failure is None
+            assert plugin.observer.counters.registrations[CORE, "accepted"] == 1
+
+
+async def test_a_rewrite_reaches_the_kubelet_as_a_message_with_the_same_devices(directory: Path) -> None:
+    async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
+        await kubelet.wait_for_capacity(CORE, 4)
+        checkpoint = directory / "kubelet_internal_checkpoint"
+        before = checkpoint.stat().st_ino
+        plugin.advertisement.rewrite()
+        await eventually(lambda: checkpoint.stat().st_ino != before)
+        assert kubelet.capacity(CORE).allocatable == 4
+
+
 async def test_p6_a_resource_name_the_kubelet_does_not_take_never_ends_the_process(directory: Path) -> None:
     async with StandInKubelet(directory), running_plugin(directory, "dummy") as plugin:
         await plugin.observer.until(lambda: len(plugin.observer.registrations) >= 2)

@@ -23,6 +23,7 @@ def write_checkpoint(site: Site) -> None:
             "ContainerName": one.container,
             "ResourceName": one.resource,
             "DeviceIDs": {"-1": list(one.ids)},
+            "AllocResp": "",
         }
         for one in site.kubelet._memory.allocations.values()
     ]
