@@ -15,7 +15,6 @@ from neuron_plugin.kubelet.device_plugin import (
     DeviceHandler,
     DeviceNode,
     KubeletCounters,
-    ServiceOptions,
 )
 from neuron_plugin.kubelet.pod_resources import (
     GetUnsupportedError,
@@ -67,7 +66,6 @@ __all__ = [
     "PodResourcesError",
     "RecordedDevices",
     "RegistrationState",
-    "ServiceOptions",
     "SocketIdentity",
     "WatchedPluginServer",
     "channel_to",

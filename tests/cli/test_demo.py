@@ -14,7 +14,7 @@ from neuron_plugin.allocation import Resource
 from neuron_plugin.cli.command import Exit
 from neuron_plugin.cli.demo import LONGEST_ROOT_BYTES
 from neuron_plugin.cli.main import main
-from neuron_plugin.kubelet.sockets import endpoint_path
+from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.simulation import SimulatedCluster
 from tests.cli.doubles import Cli
 

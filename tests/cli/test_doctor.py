@@ -15,7 +15,7 @@ import pytest
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.inspection.checks.table import CHECKS
-from neuron_plugin.kubelet.sockets import endpoint_path
+from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import as_yaml

@@ -26,8 +26,7 @@ from neuron_plugin.hardware import Process
 from neuron_plugin.inspection.checks.table import CHECKS
 from neuron_plugin.kubelet import AdvertisedDevice
 from neuron_plugin.kubelet.advertisement import Edition
-from neuron_plugin.kubelet.devices import RefusalError
-from neuron_plugin.kubelet.requests import checked_ids
+from neuron_plugin.kubelet.device_plugin import RefusalError, checked_ids
 from neuron_plugin.plugin.pods import node_pod
 from neuron_plugin.plugin.quarantine import Suspect, described
 from neuron_plugin.plugin.wording import NO_MACHINE, conflict_text

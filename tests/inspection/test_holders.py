@@ -117,7 +117,7 @@ def test_a_socket_that_nobody_serves_is_unknown_holders(short_directory: Path) -
         dead.bind(str(path))
     told = ask_kubelet(path)
     assert isinstance(told, Unknown)
-    assert "nobody answers" in told.why
+    assert "no kubelet answers" in told.why
 
 
 class Lister(pb_grpc.PodResourcesListerServicer):

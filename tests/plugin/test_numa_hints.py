@@ -8,9 +8,8 @@ from neuron_plugin.allocation import HolderLedger, Resource
 from neuron_plugin.hardware import read_inventory
 from neuron_plugin.kubelet import (
     AdvertisedDevice,
-    ContainerAllocation,
     DevicePluginServer,
-    ServiceOptions,
+    KubeletCounters,
     WatchedPluginServer,
 )
 from neuron_plugin.plugin.machine import Machine, advertised, seen_machine, with_numa_nodes
@@ -19,7 +18,7 @@ from neuron_plugin.plugin.offering import Offering, route
 from neuron_plugin.plugin.settings import PluginSettings, Registration
 from neuron_plugin.simulation import write_node
 from neuron_plugin.topology import catalogue
-from tests.kubelet.fakes import FakeObserver
+from tests.kubelet.fakes import FakeHandler
 from tests.plugin.world import INF2, machine
 
 
@@ -35,27 +34,15 @@ def nodes(found: Machine, resource: Resource) -> dict[str, tuple[int, ...]]:
     return {device.id: device.numa_nodes for device in devices}
 
 
-class NobodyAsks:
-    async def preferred(self, resource: str, available: object, must_include: object, size: int) -> list[str]:
-        raise AssertionError(resource, available, must_include, size)
-
-    def allocate(self, resource: str, ids: object) -> ContainerAllocation:
-        raise AssertionError(resource, ids)
-
-    async def pre_start(self, resource: str, ids: object) -> None:
-        raise AssertionError(resource, ids)
-
-
 def published(machine: Machine, *, numa_hints: bool) -> tuple[AdvertisedDevice, ...]:
     state = NodeState()
     state.see_machine(machine)
     offering = Offering(
         state,
-        NobodyAsks(),
+        FakeHandler(),
         [Resource.NEURON],
         route(PluginSettings()),
-        ServiceOptions(),
-        FakeObserver(),
+        KubeletCounters(),
         numa_hints=numa_hints,
     )
     offering.refresh()

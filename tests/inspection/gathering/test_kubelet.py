@@ -14,7 +14,7 @@ from neuron_plugin.inspection import holders
 from neuron_plugin.inspection.gathering import kubelet as gathering
 from neuron_plugin.inspection.gathering.kubelet import gather_kubelet
 from neuron_plugin.inspection.unknown import Unknown
-from neuron_plugin.kubelet.sockets import endpoint_path
+from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.simulation import StandInKubelet
 
 

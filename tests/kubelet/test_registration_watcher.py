@@ -12,10 +12,8 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as plugin_
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as plugin_grpc
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.kubelet.channels import channel_to
-from neuron_plugin.kubelet.observer import RegistrationState
-from neuron_plugin.kubelet.plugin_watcher import WatchedPluginServer
-from neuron_plugin.kubelet.sockets import endpoint_path, identity_of, standing_path
+from neuron_plugin.kubelet.registration import STANDING, RegistrationState, WatchedPluginServer
+from neuron_plugin.kubelet.socket_watch import channel_to, endpoint_path, identity_of
 from neuron_plugin.simulation import KubeletOptions, StandInKubelet
 from tests.kubelet.fakes import CORE, DEVICE, QUICK, RunningPlugin, devices, eventually, running_plugin
 from tests.support.plugin_watcher import WatchingKubelet
@@ -42,6 +40,10 @@ async def kubelet_on(registry: Path) -> AsyncIterator[StandInKubelet]:
     options = KubeletOptions(sync_delay=0.0)
     async with WatchingKubelet(sockets, plugins_registry=registry, options=options, reconcile_seconds=0.05) as kubelet:
         yield kubelet
+
+
+def standing_path(registry: Path, resource: str) -> Path:
+    return endpoint_path(registry, resource, STANDING)
 
 
 def names_in(directory: Path) -> set[str]:
@@ -86,7 +88,7 @@ async def test_p11_a_kubelet_that_starts_later_finds_the_same_socket(registry: P
         assert not plugin.task.done()
 
 
-async def test_p10_a_lost_stream_makes_the_socket_anew_and_brings_the_devices_back(registry: Path) -> None:
+async def test_p10_a_lost_stream_recreates_the_socket_and_brings_the_devices_back(registry: Path) -> None:
     async with watched(registry), kubelet_on(registry) as kubelet:
         for registrations in (1, 2, 3):
             await eventually(lambda wanted=registrations: kubelet.registration_count(CORE) == wanted)  # type: ignore[misc]  # a default binds the loop's value
@@ -105,7 +107,7 @@ async def test_p11_a_kubelet_restart_brings_the_devices_back(registry: Path) -> 
         assert not plugin.task.done()
 
 
-async def test_p9_a_socket_that_was_deleted_is_made_anew(registry: Path) -> None:
+async def test_p9_a_socket_that_was_deleted_is_recreated(registry: Path) -> None:
     async with watched(registry), kubelet_on(registry) as kubelet:
         await kubelet.wait_for_capacity(CORE, 4)
         standing_path(registry, CORE).unlink()
@@ -147,7 +149,7 @@ async def test_a_dead_socket_left_by_the_other_way_is_removed(registry: Path) ->
         assert not left.exists()
 
 
-async def test_a_refusal_is_told_and_the_kubelet_left_to_try_again(registry: Path) -> None:
+async def test_a_refusal_is_logged_and_the_kubelet_tries_again(registry: Path) -> None:
     refused = pb.RegistrationStatus(plugin_registered=False, error="the ResourceName is invalid")
     async with watched(registry) as plugin:
         path = standing_path(registry, CORE)
@@ -156,7 +158,7 @@ async def test_a_refusal_is_told_and_the_kubelet_left_to_try_again(registry: Pat
         async with channel_to(path) as channel:
             stub = pb_grpc.RegistrationStub(channel)
             await stub.NotifyRegistrationStatus(refused, timeout=5)
-            assert plugin.observer.registrations == ["the ResourceName is invalid"]
+            assert plugin.observer.registrations == [f"the kubelet refused {CORE}: the ResourceName is invalid"]
             assert not plugin.server.registered.is_set()
         async with kubelet_on(registry) as kubelet:
             await kubelet.wait_for_capacity(CORE, 4)
