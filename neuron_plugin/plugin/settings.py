@@ -127,7 +127,7 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kmsg: Annotated[
         Path | None,
         Meta(
-            description="kernel log for hardware errors: a simulated one, else read by syslog(2); kmsg in DEV if not given"
+            description="kernel log for hardware errors (default: kmsg beside the device nodes); /dev/kmsg by syslog(2)"
         ),
     ] = None
     node_condition: Annotated[

@@ -80,7 +80,7 @@ def cgroups(request: pytest.FixtureRequest, tmp_path: Path) -> Cgroups:
 def test_a_pod_with_a_process_is_populated(cgroups: Cgroups, quality: str) -> None:
     cgroups.add(UID, quality)
     cgroups.add(OTHER, quality, populated=False)
-    assert populated_pods(cgroups.root) == {UID}
+    assert populated_pods(cgroups.root) == frozenset({UID})
     assert is_populated(cgroups.root, UID) is True
     assert is_populated(cgroups.root, OTHER) is False
 
@@ -88,7 +88,7 @@ def test_a_pod_with_a_process_is_populated(cgroups: Cgroups, quality: str) -> No
 @pytest.mark.parametrize("quality", QUALITIES)
 def test_a_static_pods_uid_has_no_dashes(cgroups: Cgroups, quality: str) -> None:
     cgroups.add(STATIC, quality)
-    assert populated_pods(cgroups.root) == {STATIC}
+    assert populated_pods(cgroups.root) == frozenset({STATIC})
     assert is_populated(cgroups.root, STATIC) is True
 
 
@@ -96,7 +96,7 @@ def test_pods_of_every_class_of_service_are_found(cgroups: Cgroups) -> None:
     uids = {f"{number}1111111-2222-3333-4444-555555555555": quality for number, quality in enumerate(QUALITIES)}
     for uid, quality in uids.items():
         cgroups.add(uid, quality)
-    assert populated_pods(cgroups.root) == set(uids)
+    assert populated_pods(cgroups.root) == frozenset(uids)
 
 
 def test_a_pod_whose_cgroup_is_gone_has_no_process(cgroups: Cgroups) -> None:
@@ -141,7 +141,7 @@ def test_a_kubelet_in_a_container_has_a_tree_of_its_own(tmp_path: Path) -> None:
     """As kind on a Kubernetes node: both trees are in sight."""
     Cgroups(tmp_path / "cgroup").add(UID)
     Cgroups(tmp_path / "cgroup", systemd=False, prefix="kubelet").add(OTHER)
-    assert populated_pods(tmp_path / "cgroup") == {UID, OTHER}
+    assert populated_pods(tmp_path / "cgroup") == frozenset({UID, OTHER})
     assert is_populated(tmp_path / "cgroup", UID) is True
     assert is_populated(tmp_path / "cgroup", OTHER) is True
 
@@ -153,7 +153,7 @@ def test_a_controller_that_has_no_pods_is_passed_over(tmp_path: Path) -> None:
         path.rmdir() if path.is_dir() else path.unlink()
     (tmp_path / "cgroup/memory/kubepods.slice/cgroup.procs").unlink(missing_ok=True)
     (tmp_path / "cgroup/memory/kubepods.slice").rmdir()
-    assert populated_pods(tmp_path / "cgroup") == {UID}
+    assert populated_pods(tmp_path / "cgroup") == frozenset({UID})
 
 
 def test_a_look_at_one_pod_reads_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,12 @@ def test_a_look_at_one_pod_reads_no_other(tmp_path: Path, monkeypatch: pytest.Mo
         cgroups.add(f"{number:08x}-2222-3333-4444-555555555555", "burstable")
     read: list[Path] = []
     text = module._text
-    monkeypatch.setattr(module, "_text", lambda path, *rest: read.append(path) or text(path, *rest))
+
+    def reading(path: Path, *rest: int) -> str:
+        read.append(path)
+        return text(path, *rest)
+
+    monkeypatch.setattr(module, "_text", reading)
     begun = time.perf_counter()
     assert is_populated(cgroups.root, "000001f3-2222-3333-4444-555555555555") is True
     assert time.perf_counter() - begun < 0.1

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from neuron_plugin.plugin.health.report import HealthReport
-from neuron_plugin.plugin.health.status import DeviceHealth
 
 from neuron_plugin.allocation import INVENTORY_KEY, Holding
 from neuron_plugin.cluster import ApiRequest, KubernetesApi, connect, create_lease, send, utc_now
 from neuron_plugin.plugin import cluster_link
 from neuron_plugin.plugin.cluster_link import ClusterLink
 from neuron_plugin.plugin.counts import Counts
+from neuron_plugin.plugin.health_watch import HealthWatch
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.node_lease import delete_lease, node_lease
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.witness import Witness
 from neuron_plugin.simulation import LEASES, NODES, StandInApiServer
 from neuron_plugin.simulation.api_server_faults import Fault, Match
+from tests.plugin import health_world
 from tests.plugin.site import eventually
 from tests.plugin.world import NEURON, TRN1, a_state, app, decided, devices, machine, pod, ref
 
@@ -210,7 +210,8 @@ async def test_t33_a_node_that_is_made_anew_is_told_again_what_it_is(
             await send(outside, create_lease(of_node, duration_seconds=8, now=utc_now()), timeout_seconds=5)
         link = link_of(a_state(), kubeconfig, node_lease=lease != "none")
         link.publish(machine())
-        HealthReport("worker-1", "NeuronDevicesHealthy", link).judged({0: DeviceHealth()}, [])
+        condition = PluginSettings(node_name="worker-1", node_condition="NeuronDevicesHealthy")
+        HealthWatch(condition, lambda: None, link).look(health_world.machine(health_world.device(0)))
         running = asyncio.create_task(link.run(), name="link")
 
         def is_described() -> bool:

@@ -47,7 +47,7 @@ def said(caplog: pytest.LogCaptureFixture, beginning: str) -> int:
 
 
 def has_reason(daemon: NodeDaemon, beginning: str) -> bool:
-    return daemon.health.devices[3].reason.startswith(beginning)
+    return daemon.health.state.devices[3].verdict.reason.startswith(beginning)
 
 
 async def test_p84_a_counter_that_rises_is_no_news_of_what_is_offered(caplog: pytest.LogCaptureFixture) -> None:
