@@ -16,7 +16,7 @@ from random import Random
 from statistics import mean
 
 from neuron_plugin.allocation import costs, mask_of
-from neuron_plugin.allocation.choice import fitting
+from neuron_plugin.allocation.placement import fitting
 from neuron_plugin.simulation import shipped_geometry
 from neuron_plugin.topology import CoreMask, Geometry, Unit
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from extender_parts.clusters import running, serve_cluster
 from extender_parts.measuring import filter_body, latencies, served
-from neuron_plugin.allocation import Pod, PodUid
+from neuron_plugin.allocation import PodReference, PodUid
 from neuron_plugin.cluster import PODS, KubernetesApi, connect, pages
 from neuron_plugin.extender.daemon import ExtenderDaemon
 from neuron_plugin.extender.pod_writes import ApiPodWrites
@@ -123,12 +123,12 @@ def _our_bind(daemon: ExtenderDaemon) -> Callable[[int], Awaitable[None]]:
     return bind
 
 
-_uids: dict[str, Pod] = {}
+_uids: dict[str, PodReference] = {}
 
 
-async def _uid_of(api: KubernetesApi, number: int) -> Pod:
+async def _uid_of(api: KubernetesApi, number: int) -> PodReference:
     if not _uids:
         async for page in pages(api, PODS, page_timeout_seconds=30):
             for pod in page.records:
-                _uids[pod.name] = Pod(PodUid(pod.uid), pod.namespace, pod.name)
+                _uids[pod.name] = PodReference(PodUid(pod.uid), pod.namespace, pod.name)
     return _uids[f"pod-{number}"]

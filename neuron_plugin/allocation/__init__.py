@@ -14,23 +14,22 @@ What holds on any node in any state, whatever is asked:
 - Ids outside the geometry count for nothing, and no number or text from outside is computed with before it is bounded.
 """
 
-from neuron_plugin.allocation.annotations import (
+from neuron_plugin.allocation.assignment import (
     ALLOC_TIME_KEY,
     ALLOCATED_KEY,
     ASSIGNMENT_KEYS,
     CORES_KEY,
     DEVICES_KEY,
     VENDOR_IDS_KEY,
-    AnnotationError,
-    ContainerIds,
-    Decision,
+    Assignment,
+    AssignmentError,
+    ContainerAssignment,
     Dialect,
-    read,
-    write,
+    read_assignment,
+    write_assignment,
 )
-from neuron_plugin.allocation.choice import choose, why_not
 from neuron_plugin.allocation.cost import cost, costs
-from neuron_plugin.allocation.idlists import IdListError, format_ids, parse_ids
+from neuron_plugin.allocation.decision_log import DecisionLog, LoggedDecision, Step, explain_decision
 from neuron_plugin.allocation.inventory import (
     INVENTORY_KEY,
     LONGEST_WORD,
@@ -39,20 +38,39 @@ from neuron_plugin.allocation.inventory import (
     read_inventory,
     write_inventory,
 )
-from neuron_plugin.allocation.journal import Entry, Journal, Step, explain
-from neuron_plugin.allocation.ledger import Holder, Holding, Ledger, Pod, PodUid, union_of
-from neuron_plugin.allocation.placement import ContainerSet, Placement, place, place_healthy, placement_mask
-from neuron_plugin.allocation.refusals import Refusal
+from neuron_plugin.allocation.ledger import (
+    Allocation,
+    Holder,
+    HolderLedger,
+    Holding,
+    Ledger,
+    PodReference,
+    PodUid,
+    mask_union,
+    union_of,
+)
+from neuron_plugin.allocation.placement import (
+    ContainerSet,
+    Placement,
+    choose,
+    cores_asked,
+    place,
+    place_healthy,
+    placement_mask,
+    why_not,
+)
+from neuron_plugin.allocation.pod import NeuronPod, PodObject, asks_for_neuron, assigned_allocations, neuron_pod
+from neuron_plugin.allocation.rejection import INVALID_REQUEST, NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT, Rejection
 from neuron_plugin.allocation.requests import (
+    ContainerKind,
     ContainerRequest,
     ContainerSpec,
-    Kind,
     PodRequest,
     RequestError,
     parse_count,
     pod_request,
 )
-from neuron_plugin.allocation.resources import Resource, ids_of, mask_of
+from neuron_plugin.allocation.resources import IdListError, Resource, format_ids, ids_of, mask_of, parse_ids
 
 __all__ = [
     "ALLOCATED_KEY",
@@ -60,50 +78,62 @@ __all__ = [
     "ASSIGNMENT_KEYS",
     "CORES_KEY",
     "DEVICES_KEY",
+    "INVALID_REQUEST",
     "INVENTORY_KEY",
     "LONGEST_WORD",
+    "NO_ASSIGNMENT",
+    "UNREADABLE_ASSIGNMENT",
     "VENDOR_IDS_KEY",
-    "AnnotationError",
-    "ContainerIds",
+    "Allocation",
+    "Assignment",
+    "AssignmentError",
+    "ContainerAssignment",
+    "ContainerKind",
     "ContainerRequest",
     "ContainerSet",
     "ContainerSpec",
-    "Decision",
+    "DecisionLog",
     "Dialect",
-    "Entry",
     "Holder",
+    "HolderLedger",
     "Holding",
     "IdListError",
     "InventoryError",
-    "Journal",
-    "Kind",
     "Ledger",
+    "LoggedDecision",
+    "NeuronPod",
     "NodeInventory",
     "Placement",
-    "Pod",
+    "PodObject",
+    "PodReference",
     "PodRequest",
     "PodUid",
-    "Refusal",
+    "Rejection",
     "RequestError",
     "Resource",
     "Step",
+    "asks_for_neuron",
+    "assigned_allocations",
     "choose",
+    "cores_asked",
     "cost",
     "costs",
-    "explain",
+    "explain_decision",
     "format_ids",
     "ids_of",
     "mask_of",
+    "mask_union",
+    "neuron_pod",
     "parse_count",
     "parse_ids",
     "place",
     "place_healthy",
     "placement_mask",
     "pod_request",
-    "read",
+    "read_assignment",
     "read_inventory",
     "union_of",
     "why_not",
-    "write",
+    "write_assignment",
     "write_inventory",
 ]

@@ -1,5 +1,8 @@
 """A set for every requesting container of a pod, or why the pod does not fit.
 
+Pure functions of (geometry, free cores, request), so the plugin and the extender, given the same node, choose the same
+sets. Among the sets that fit, the one that costs later pods least; ties go to the lowest ids.
+
 The kubelet walks a pod's containers in order and gives later containers what plain init containers had, per resource
 name: a container that needs no more than that gets a part of it unasked, one that needs more must include all of it
 (pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate). A placement follows the same walk, so what it promises
@@ -10,13 +13,67 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
-from neuron_plugin.allocation.choice import candidates, choose
-from neuron_plugin.allocation.packing import cores_asked, pack
-from neuron_plugin.allocation.refusals import Refusal, crowded, fragmented, not_free, unhealthy
-from neuron_plugin.allocation.requests import ContainerRequest, Kind, PodRequest
+from neuron_plugin.allocation.cost import costs
+from neuron_plugin.allocation.rejection import (
+    Rejection,
+    fragmented,
+    not_free,
+    too_many,
+    too_many_together,
+    unhealthy,
+    unsupported_count,
+)
+from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Unit
+from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Unit, valid_sets
+
+_MEMO_SIZE = 16_384
+"""Distinct (geometry, free mask, request) states kept, some 20 MB at most; a cluster shows fewer at a time."""
+
+
+def fitting(geometry: Geometry, free: int, unit: Unit, count: int, must_include: int = NO_CORES) -> list[CoreMask]:
+    """The valid sets of ``count`` inside ``free`` and around ``must_include``, lowest ids first."""
+    return [
+        mask
+        for mask in valid_sets(geometry, unit, count)
+        if mask & free == mask and mask & must_include == must_include
+    ]
+
+
+@lru_cache(maxsize=_MEMO_SIZE)
+def candidates(
+    geometry: Geometry, free: int, unit: Unit, count: int, must_include: int = NO_CORES
+) -> tuple[CoreMask, ...]:
+    """The same sets, best first: by what they cost later pods, then by lowest ids."""
+    sets = fitting(geometry, free, unit, count, must_include)
+    if len(sets) <= 1:
+        return tuple(sets)
+    return tuple(mask for _, mask in sorted(zip(costs(geometry, free, sets), sets, strict=True)))
+
+
+def choose(geometry: Geometry, free: int, unit: Unit, count: int, must_include: int = NO_CORES) -> CoreMask | Rejection:
+    """The best set of ``count`` devices or cores, or the reason there is none.
+
+    ``free`` are the cores nobody holds, of devices that are present and healthy; ``must_include`` is part of it. Bits
+    of ``free`` outside the geometry count for nothing.
+    """
+    within = free & geometry.all_mask
+    sets = candidates(geometry, within, unit, count, must_include)
+    return sets[0] if sets else why_not(geometry, within, unit, count)
+
+
+def why_not(geometry: Geometry, free: int, unit: Unit, count: int) -> Rejection:
+    """The reason why no set of ``count`` lies in ``free``; asked only when there is none."""
+    whole = geometry.device_count if unit is Unit.DEVICE else geometry.core_count
+    if count > whole:
+        return too_many(geometry, unit, count)
+    if not valid_sets(geometry, unit, count):
+        return unsupported_count(geometry, unit, count)
+    available = len(fitting(geometry, free, unit, 1))
+    return not_free(unit, count) if available < count else fragmented(unit, count)
+
 
 _DETOURS = 200
 """Steps the search may take beyond one per container: some 20 ms on the largest node."""
@@ -48,14 +105,14 @@ def placement_mask(placement: Placement) -> CoreMask:
     return CoreMask(mask)
 
 
-def place(geometry: Geometry, free: int, request: PodRequest) -> Placement | Refusal:
+def place(geometry: Geometry, free: int, request: PodRequest) -> Placement | Rejection:
     """Sets for all requesting containers out of ``free``, or why not.
 
     The cheapest sets first, container by container; where that leads into a dead end, any sets that fit. The search is
     bounded: for a pod of many unlike containers on a torn node it may refuse what would just have fitted.
     """
     if len(request) > MOST_CONTAINERS:
-        return crowded(geometry)
+        return too_many_together(geometry)
     within = free & geometry.all_mask
     if len(request) == 1:  # nearly every pod: half the time, and preemption asks thousands of times
         return _place_one(geometry, within, request[0])
@@ -65,22 +122,22 @@ def place(geometry: Geometry, free: int, request: PodRequest) -> Placement | Ref
     return tuple(ContainerSet(part, mask) for part, mask in zip(request, masks, strict=True))
 
 
-def place_healthy(geometry: Geometry, healthy: int, free: int, request: PodRequest) -> Placement | Refusal:
+def place_healthy(geometry: Geometry, healthy: int, free: int, request: PodRequest) -> Placement | Rejection:
     """Like ``place``, and told apart when no pod's end could help because hardware is missing or unhealthy."""
     found = place(geometry, free & healthy, request)
-    if not isinstance(found, Refusal) or not found.can_pass:
+    if not isinstance(found, Rejection) or not found.may_pass:
         return found
-    if not isinstance(place(geometry, healthy, request), Refusal):
+    if not isinstance(place(geometry, healthy, request), Rejection):
         return found
     on_all = place(geometry, geometry.all_mask, request)
-    if isinstance(on_all, Refusal):
+    if isinstance(on_all, Rejection):
         return on_all
     largest = max(request, key=lambda part: cores_asked(geometry, part))
     return unhealthy(largest.resource.unit, largest.count)
 
 
 def _search(geometry: Geometry, free: int, request: PodRequest) -> tuple[CoreMask, ...] | None:
-    lasting = [part for part in request if part.kind is not Kind.INIT]
+    lasting = [part for part in request if part.kind is not ContainerKind.INIT]
     if sum(cores_asked(geometry, part) for part in lasting) > free.bit_count():
         return None  # seen without a search: a full node is the commonest of all
     masks = _Walk(geometry, request).solve(0, free, {})
@@ -122,23 +179,23 @@ class _Walk:
 def _left(part: ContainerRequest, mask: CoreMask, reusable: _Reusable) -> _Reusable:
     """Plain init containers leave what they had to later ones; sidecars and apps keep theirs."""
     held = reusable.get(part.resource, NO_CORES)
-    left = held | mask if part.kind is Kind.INIT else held & ~mask
+    left = held | mask if part.kind is ContainerKind.INIT else held & ~mask
     return {**reusable, part.resource: CoreMask(left)}
 
 
-def _place_one(geometry: Geometry, free: int, part: ContainerRequest) -> Placement | Refusal:
+def _place_one(geometry: Geometry, free: int, part: ContainerRequest) -> Placement | Rejection:
     chosen = choose(geometry, free, part.resource.unit, part.count)
-    return chosen if isinstance(chosen, Refusal) else (ContainerSet(part, chosen),)
+    return chosen if isinstance(chosen, Rejection) else (ContainerSet(part, chosen),)
 
 
-def _why_not(geometry: Geometry, free: int, request: PodRequest) -> Refusal:
+def _why_not(geometry: Geometry, free: int, request: PodRequest) -> Rejection:
     """The refusal of the first container that has no set of its own, else of all of them together."""
     for part in request:
         alone = choose(geometry, free, part.resource.unit, part.count)
-        if isinstance(alone, Refusal):
+        if isinstance(alone, Rejection):
             return alone
     if free == geometry.all_mask:
-        return crowded(geometry)
+        return too_many_together(geometry)
     unit, needed, available = _together(geometry, free, request)
     if available < needed:
         return not_free(unit, needed)
@@ -148,7 +205,83 @@ def _why_not(geometry: Geometry, free: int, request: PodRequest) -> Refusal:
 
 def _together(geometry: Geometry, free: int, request: PodRequest) -> tuple[Unit, int, int]:
     """What sidecars and apps need together, and what is free of it; in devices where all ask for these."""
-    lasting = [part for part in request if part.kind is not Kind.INIT]
+    lasting = [part for part in request if part.kind is not ContainerKind.INIT]
     if all(part.resource.unit is Unit.DEVICE for part in request):
         return Unit.DEVICE, sum(part.count for part in lasting), len(geometry.whole_devices(free))
     return Unit.CORE, sum(cores_asked(geometry, part) for part in lasting), free.bit_count()
+
+
+# Disjoint sets for many containers at once.
+
+_LOOKS = 100_000
+"""Sets the search may look at: some ten milliseconds."""
+
+
+def pack(geometry: Geometry, free: int, request: PodRequest) -> tuple[CoreMask, ...] | None:
+    """Disjoint valid sets inside ``free`` for containers none of which is a plain init container, in their order.
+
+    None when there are none, or none was found within the bound.
+    """
+    order = sorted(range(len(request)), key=lambda index: _rank(geometry, request[index]))
+    found = _Packing(geometry, [request[index] for index in order]).solve(0, free, 0)
+    if found is None:
+        return None
+    by_index = dict(zip(order, found, strict=True))
+    return tuple(by_index[index] for index in range(len(request)))
+
+
+def cores_asked(geometry: Geometry, part: ContainerRequest) -> int:
+    """How many cores a container asks for, in whatever unit it counts."""
+    return part.count * (geometry.cores_per_device if part.resource.unit is Unit.DEVICE else 1)
+
+
+def _rank(geometry: Geometry, part: ContainerRequest) -> tuple[int, Unit]:
+    """Largest first, and like ones side by side."""
+    return (-cores_asked(geometry, part), part.resource.unit)
+
+
+class _Packing:
+    """Depth-first over containers that are ordered by ``_rank``; remembers dead ends."""
+
+    def __init__(self, geometry: Geometry, parts: list[ContainerRequest]) -> None:
+        self._geometry = geometry
+        self._demands = [(part.resource.unit, part.count) for part in parts]
+        self._looks = _LOOKS
+        self._dead: set[tuple[int, int, int]] = set()
+
+    def solve(self, index: int, free: int, above: int) -> tuple[CoreMask, ...] | None:
+        """Sets for the parts from ``index`` on; the first is a mask above ``above``, as its like before was."""
+        if index == len(self._demands):
+            return ()
+        if (index, free, above) in self._dead:
+            return None
+        is_like_next = self._like_ahead(index) > 1
+        for mask in self._options(index, free, above):
+            rest = self.solve(index + 1, free & ~mask, mask if is_like_next else 0)
+            if rest is not None:
+                return (mask, *rest)
+        self._dead.add((index, free, above))
+        return None
+
+    def _options(self, index: int, free: int, above: int) -> list[CoreMask]:
+        """The sets left for a part; none when they are too few for it and its like, or the bound is reached."""
+        unit, count = self._demands[index]
+        self._looks -= len(valid_sets(self._geometry, unit, count))
+        if self._looks < 0:
+            return []
+        options = [mask for mask in fitting(self._geometry, free, unit, count) if mask > above]
+        return options if _most_disjoint(options) >= self._like_ahead(index) else []
+
+    def _like_ahead(self, index: int) -> int:
+        """How many parts from ``index`` on ask for the same; they stand side by side."""
+        return self._demands[index:].count(self._demands[index])
+
+
+def _most_disjoint(masks: list[CoreMask]) -> int:
+    """How many of these equally long windows, ascending, can be had together: the first that fits is always right."""
+    taken, most = 0, 0
+    for mask in masks:
+        if not mask & taken:
+            taken |= mask
+            most += 1
+    return most

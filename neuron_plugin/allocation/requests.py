@@ -30,7 +30,7 @@ class RequestError(ValueError):
     """A pod asks for Neuron in a way that cannot be served; the text says what to change."""
 
 
-class Kind(enum.Enum):
+class ContainerKind(enum.Enum):
     """When a container runs, which decides whose silicon it may re-use."""
 
     INIT = "init"
@@ -43,7 +43,7 @@ class ContainerSpec:
     """The part of a container's spec that matters here; quantities as they stand in the API."""
 
     name: str
-    kind: Kind = Kind.APP
+    kind: ContainerKind = ContainerKind.APP
     limits: Mapping[str, str] = field(default_factory=dict)
     requests: Mapping[str, str] = field(default_factory=dict)
 
@@ -53,7 +53,7 @@ class ContainerRequest:
     """One container's demand: ``count`` of one resource."""
 
     container: str
-    kind: Kind
+    kind: ContainerKind
     resource: Resource
     count: int
 

@@ -1,4 +1,4 @@
-"""The resource names Kubernetes counts Neuron hardware under, and their ids.
+"""The resource names Kubernetes counts Neuron hardware under, and their ids, as masks and as text.
 
 ``neuron`` and ``neurondevice`` are two names of one unit, the device; ``neuroncore`` counts logical cores. An id is
 the physical one in decimal, so whoever reads the kubelet's records reads the truth about the silicon.
@@ -7,8 +7,14 @@ the physical one in decimal, so whoever reads the kubelet's records reads the tr
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in
+
+HIGHEST_ID = 4095
+"""More than 64 devices of 8 cores have (the driver's limits), and small enough that no text can exhaust memory."""
+
+_LONGEST_TEXT = 65_536
 
 
 class Resource(enum.StrEnum):
@@ -37,3 +43,47 @@ def ids_of(geometry: Geometry, unit: Unit, mask: int) -> tuple[int, ...]:
 def mask_of(geometry: Geometry, unit: Unit, ids: tuple[int, ...]) -> CoreMask:
     """The cores behind ids of a unit; ids outside the geometry add nothing."""
     return geometry.devices_mask(ids) if unit is Unit.DEVICE else geometry.cores_mask(ids)
+
+
+class IdListError(ValueError):
+    """A text that is no list of ids; the message says which part and what was expected."""
+
+
+def format_ids(ids: Iterable[int]) -> str:
+    """Ids ascending, as ``2,3``; an empty list is the empty text."""
+    return ",".join(str(number) for number in sorted(ids))
+
+
+def parse_ids(text: str) -> tuple[int, ...]:
+    """Read one list of ids or inclusive ranges, in any order, into ascending ids.
+
+    Raises:
+        IdListError: the list is empty, a part is no id or range, an id is twice in it or above ``HIGHEST_ID``.
+    """
+    if len(text) > _LONGEST_TEXT:
+        raise IdListError(f"a list of {len(text)} characters, expected at most {_LONGEST_TEXT}")
+    ids: set[int] = set()
+    for part in text.split(","):
+        more = _parse_part(part.strip())
+        if twice := ids.intersection(more):
+            raise IdListError(f"the id {min(twice)} is twice in the list")
+        ids.update(more)
+    return tuple(sorted(ids))
+
+
+def _parse_part(part: str) -> range:
+    first, dash, last = part.partition("-")
+    low = _parse_id(first, part)
+    high = _parse_id(last, part) if dash else low
+    if high < low:
+        raise IdListError(f"the range {part!r} runs backwards")
+    return range(low, high + 1)
+
+
+def _parse_id(text: str, part: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(HIGHEST_ID))):
+        raise IdListError(f"{part[:40]!r} is no id: expected decimal ids from 0 to {HIGHEST_ID} such as 2,3 or 0-3")
+    number = int(text)
+    if number > HIGHEST_ID:
+        raise IdListError(f"the id {number} is above {HIGHEST_ID}")
+    return number

@@ -38,7 +38,7 @@ HEADERS = ("TIME", "STEP", "POD", "CONTAINER", "RESOURCE", "IDS", "CANDIDATES", 
 SERVER = "127.0.0.1:12347"
 
 Decision = Mapping[str, Any]
-"""One decision as ``allocation.journal.explain`` gives it."""
+"""One decision as ``allocation.decision_log.explain`` gives it."""
 
 
 def register(subparsers: Subparsers) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from neuron_plugin.allocation import Kind
+from neuron_plugin.allocation import ContainerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -155,12 +155,12 @@ class Pod(_Object, frozen=True):
         return self.spec.priority or 0
 
     @property
-    def containers(self) -> Iterator[tuple[Container, Kind]]:
+    def containers(self) -> Iterator[tuple[Container, ContainerKind]]:
         """Every container and when it runs, in the order in which the kubelet admits them."""
         for container in self.spec.init_containers or ():
-            yield container, Kind.SIDECAR if container.restart_policy == "Always" else Kind.INIT
+            yield container, ContainerKind.SIDECAR if container.restart_policy == "Always" else ContainerKind.INIT
         for container in self.spec.containers or ():
-            yield container, Kind.APP
+            yield container, ContainerKind.APP
 
 
 class _Condition(_Wire, frozen=True):

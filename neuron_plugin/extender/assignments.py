@@ -11,15 +11,15 @@ from functools import partial
 
 from neuron_plugin.allocation import (
     ASSIGNMENT_KEYS,
+    DecisionLog,
     Dialect,
-    Entry,
     Holder,
-    Journal,
-    Pod,
+    LoggedDecision,
+    PodReference,
     PodRequest,
-    Refusal,
+    Rejection,
     Step,
-    write,
+    write_assignment,
 )
 from neuron_plugin.extender.attempts import Ending, Outcome
 from neuron_plugin.extender.claims import PodRecord, Unreadable, holder_for
@@ -42,7 +42,7 @@ class Assignments:
         self._dialects = dialects
         self._clock = clock
         self._unix_ns = unix_ns
-        self.journal = Journal()
+        self.journal = DecisionLog()
 
     def choose(self, record: PodRecord, node: str) -> Reservation | Outcome:
         """What to reserve for a pod, or why it cannot be bound there; a pod that needs nothing gets no annotations."""
@@ -58,7 +58,7 @@ class Assignments:
         if shape is None:
             return
         for holding in bound.holder.holdings:
-            entry = Entry(
+            entry = LoggedDecision(
                 at_ns=self._unix_ns(),
                 step=Step.BOUND,
                 node=bound.node,
@@ -72,14 +72,14 @@ class Assignments:
             )
             self.journal.record(entry)
 
-    def _choose_set(self, pod: Pod, request: PodRequest, node: str) -> Reservation | Outcome:
+    def _choose_set(self, pod: PodReference, request: PodRequest, node: str) -> Reservation | Outcome:
         shape = self._state.shapes[node]
         if isinstance(shape, ClosedShape):
             return Outcome(Ending.NO_SET, shape.refusal.text)
         placement = placement_on(shape, request)
-        if isinstance(placement, Refusal):
+        if isinstance(placement, Rejection):
             return Outcome(Ending.NO_SET, placement.text)
-        annotations = write(shape.geometry, placement, self._unix_ns(), self._dialects)
+        annotations = write_assignment(shape.geometry, placement, self._unix_ns(), self._dialects)
         if not annotations.keys() & set(ASSIGNMENT_KEYS):
             return Outcome(Ending.NO_SET, f"pod {pod} asks for two resources, which the vendor's dialect cannot say")
         return Reservation(pod, node, holder_for(pod, placement), annotations, self._clock(), chosen_from=shape)

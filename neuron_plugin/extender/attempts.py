@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from neuron_plugin.allocation import Pod
+from neuron_plugin.allocation import PodReference
 from neuron_plugin.cluster import ApiError, ClusterError, UnreachableError
 from neuron_plugin.extender.claims import PodRecord
 
@@ -66,13 +66,15 @@ class SeenPod:
 class PodWrites(Protocol):
     """What binding needs of the API server. Every call ends by its deadline, with a ClusterError at the latest."""
 
-    async def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], *, timeout_seconds: float) -> None:
+    async def bind(
+        self, pod: PodReference, node: str, annotations: Mapping[str, str], *, timeout_seconds: float
+    ) -> None:
         """POST the pod's binding with its UID as precondition and annotations to merge into the pod's."""
 
-    async def annotate(self, pod: Pod, annotations: Mapping[str, str], *, timeout_seconds: float) -> None:
+    async def annotate(self, pod: PodReference, annotations: Mapping[str, str], *, timeout_seconds: float) -> None:
         """PATCH annotations onto the pod of this UID and no other."""
 
-    async def read(self, pod: Pod, *, timeout_seconds: float) -> SeenPod | None:
+    async def read(self, pod: PodReference, *, timeout_seconds: float) -> SeenPod | None:
         """Read the pod of this name consistently; None when there is none or it has another UID."""
 
 

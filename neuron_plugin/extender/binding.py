@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from neuron_plugin.allocation import Dialect, Holder, Journal, Pod, PodUid
+from neuron_plugin.allocation import DecisionLog, Dialect, Holder, PodReference, PodUid
 from neuron_plugin.cluster import ApiError, ClusterError
 from neuron_plugin.extender.annotation_check import AnnotationCheck
 from neuron_plugin.extender.assignments import Assignments
@@ -67,7 +67,7 @@ class Binder:
         self._annotation_check = AnnotationCheck(writes, timeout_seconds=times.read)
 
     @property
-    def journal(self) -> Journal:
+    def journal(self) -> DecisionLog:
         """What was bound lately."""
         return self._assignments.journal
 
@@ -81,7 +81,7 @@ class Binder:
         held = list(self._state.reservations.values())
         return sum(each.confirmed and self._in_doubt(each) for each in held)
 
-    async def bind(self, pod: Pod, node: str) -> Outcome:
+    async def bind(self, pod: PodReference, node: str) -> Outcome:
         """Bind a pod to a node, or say why not, by the deadline.
 
         An attempt is not given up with its caller: its write may land, so it runs on and its end is recorded.
@@ -105,20 +105,20 @@ class Binder:
             if self._in_doubt(held):
                 await self._settle_one(held)
 
-    def _start(self, pod: Pod, node: str) -> tuple[str, asyncio.Task[Outcome]]:
+    def _start(self, pod: PodReference, node: str) -> tuple[str, asyncio.Task[Outcome]]:
         attempt = asyncio.create_task(self._attempt_safely(pod, node), name=f"bind {pod}")
         self._attempts[pod.uid] = (node, attempt)
         attempt.add_done_callback(lambda _: self._attempts.pop(pod.uid, None))
         return node, attempt
 
-    async def _attempt_safely(self, pod: Pod, node: str) -> Outcome:
+    async def _attempt_safely(self, pod: PodReference, node: str) -> Outcome:
         try:
             return await self._attempt(pod, node)
         except Exception:  # noqa: BLE001 - whatever it is, one pod's bind must not end the daemon
             _log.exception("bind failed", extra={"pod": str(pod), "uid": pod.uid, "node": node})
             return Outcome(Ending.FAILED, f"binding pod {pod} failed inside the extender; its log has the cause")
 
-    async def _attempt(self, pod: Pod, node: str) -> Outcome:
+    async def _attempt(self, pod: PodReference, node: str) -> Outcome:
         record = self._state.pods.get(pod.uid)
         if record is None or record.pod != pod:
             try:
@@ -239,9 +239,9 @@ def _repeated(record: PodRecord) -> Outcome:
     return Outcome(Ending.REPEATED)
 
 
-def _undecided(pod: Pod, node: str) -> Outcome:
+def _undecided(pod: PodReference, node: str) -> Outcome:
     return Outcome(Ending.BOUND_ELSEWHERE, f"pod {pod} is bound to {node}, or a bind to it is not decided yet")
 
 
-def _not_the_pod(pod: Pod) -> Outcome:
+def _not_the_pod(pod: PodReference) -> Outcome:
     return Outcome(Ending.NOT_THE_POD, f"no live pod {pod} with UID {pod.uid}: it is gone, has ended or was made anew")

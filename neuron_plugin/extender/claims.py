@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from neuron_plugin.allocation import (
-    AnnotationError,
-    ContainerIds,
-    Decision,
+    Assignment,
+    AssignmentError,
+    ContainerAssignment,
     Holder,
     Holding,
     Placement,
-    Pod,
+    PodReference,
     PodRequest,
     PodUid,
     mask_of,
-    read,
+    read_assignment,
 )
 from neuron_plugin.extender.reasons import UNREADABLE_CLAIM, UNTOLD_CLAIM, NodeRefusal
 from neuron_plugin.topology import CoreMask, Geometry, Unit
@@ -37,10 +37,10 @@ class Unreadable:
 class PodRecord:
     """A live pod that asks for Neuron: what it asks, where it is bound (empty: nowhere), what it was given."""
 
-    pod: Pod
+    pod: PodReference
     request: PodRequest | Unreadable
     node: str = ""
-    decision: Decision | Unreadable | None = None
+    decision: Assignment | Unreadable | None = None
     priority: int = 0
     terminating: bool = False
 
@@ -54,20 +54,20 @@ class PodRecord:
 class UnclearClaim:
     """A pod that uses Neuron on a node without saying clearly what: the node takes no new Neuron pod meanwhile."""
 
-    pod: Pod
+    pod: PodReference
     refusal: NodeRefusal
     detail: str
 
 
 def decision_of(
-    pod: Pod, annotations: Mapping[str, str], request: PodRequest | Unreadable
-) -> Decision | Unreadable | None:
+    pod: PodReference, annotations: Mapping[str, str], request: PodRequest | Unreadable
+) -> Assignment | Unreadable | None:
     """The assignment that a pod's annotations carry, in any dialect; None when they carry none."""
     if isinstance(request, Unreadable):
         return None
     try:
-        return read(str(pod), annotations, request)
-    except AnnotationError as error:
+        return read_assignment(str(pod), annotations, request)
+    except AssignmentError as error:
         return Unreadable(str(error))
 
 
@@ -80,16 +80,16 @@ def claim_of(record: PodRecord, geometry: Geometry) -> Holder | UnclearClaim:
             return UnclearClaim(record.pod, UNTOLD_CLAIM, f"pod {record.pod} is bound and has no assignment yet")
         case Unreadable(text):
             return UnclearClaim(record.pod, UNREADABLE_CLAIM, text)
-        case Decision() as decision:
+        case Assignment() as decision:
             return _held(record.pod, decision, geometry)
 
 
-def holder_for(pod: Pod, placement: Placement) -> Holder:
+def holder_for(pod: PodReference, placement: Placement) -> Holder:
     """The holder that a pod will be once a placement is bound."""
     return Holder(pod, tuple(Holding(part.request.container, part.request.resource, part.mask) for part in placement))
 
 
-def _held(pod: Pod, decision: Decision, geometry: Geometry) -> Holder | UnclearClaim:
+def _held(pod: PodReference, decision: Assignment, geometry: Geometry) -> Holder | UnclearClaim:
     holdings = []
     for part in decision.containers:
         mask = mask_of(geometry, part.request.resource.unit, part.ids)
@@ -101,5 +101,5 @@ def _held(pod: Pod, decision: Decision, geometry: Geometry) -> Holder | UnclearC
     return Holder(pod, tuple(holdings))
 
 
-def _cores(part: ContainerIds, geometry: Geometry) -> int:
+def _cores(part: ContainerAssignment, geometry: Geometry) -> int:
     return len(part.ids) * (geometry.cores_per_device if part.request.resource.unit is Unit.DEVICE else 1)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from neuron_plugin.allocation import Pod, PodUid
+from neuron_plugin.allocation import PodReference, PodUid
 from neuron_plugin.extender.claims import UnclearClaim
 from neuron_plugin.extender.nodes import NodeRecord
 
@@ -39,7 +39,7 @@ class ClosingsObserver(Protocol):
 class Report:
     """One thing to say about one pod."""
 
-    pod: Pod
+    pod: PodReference
     node: str
     reason: str
     note: str

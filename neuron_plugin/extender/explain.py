@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from neuron_plugin.allocation import ContainerRequest, Holder, Placement, PodRequest, Refusal, format_ids, ids_of
+from neuron_plugin.allocation import ContainerRequest, Holder, Placement, PodRequest, Rejection, format_ids, ids_of
 from neuron_plugin.extender.claims import PodRecord, Unreadable
 from neuron_plugin.extender.hardware import Hardware
 from neuron_plugin.extender.nodes import NodeRecord
@@ -87,7 +87,7 @@ def explain_node(node: NodeRecord, request: PodRequest) -> NodeExplanation:
             details.append(node.hardware.detail)
         return NodeExplanation(node.name, fits=False, reason=node.shape.refusal.text, details=tuple(details))
     placed = placement_on(node.shape, request)
-    if not isinstance(placed, Refusal):
+    if not isinstance(placed, Rejection):
         return NodeExplanation(node.name, fits=True, reason="", sets=_sets(node.shape.geometry, placed))
     blocked = [each for part in request for each in _blocked(node, node.shape.geometry, part)]
     return NodeExplanation(node.name, fits=False, reason=placed.text, blocked=tuple(blocked))

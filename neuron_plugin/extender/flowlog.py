@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from neuron_plugin.allocation import Pod, PodRequest, format_ids
+from neuron_plugin.allocation import PodReference, PodRequest, format_ids
 from neuron_plugin.extender.attempts import SUCCESSES, Outcome
 from neuron_plugin.extender.hardware import Hardware
 from neuron_plugin.extender.nodes import NodeRecord
@@ -25,7 +25,7 @@ def request_text(request: PodRequest) -> str:
     return "|".join(f"{part.resource.short_name}:{part.count}" for part in request)
 
 
-def log_filter(pod: Pod, request: PodRequest, filtered: Filtered, microseconds: int) -> None:
+def log_filter(pod: PodReference, request: PodRequest, filtered: Filtered, microseconds: int) -> None:
     """A filter's result: counts, and how many nodes each text turned away."""
     texts = filtered.texts
     fields = {
@@ -38,7 +38,7 @@ def log_filter(pod: Pod, request: PodRequest, filtered: Filtered, microseconds: 
     _log.info("filter", extra=fields)
 
 
-def log_prioritize(pod: Pod, request: PodRequest, scores: list[int], microseconds: int) -> None:
+def log_prioritize(pod: PodReference, request: PodRequest, scores: list[int], microseconds: int) -> None:
     """How many nodes were scored and how many share the best score."""
     best = max(scores, default=0)
     fields = {
@@ -50,7 +50,9 @@ def log_prioritize(pod: Pod, request: PodRequest, scores: list[int], microsecond
     _log.info("prioritize", extra=fields)
 
 
-def log_preempt(pod: Pod, request: PodRequest, offered: int, victims: Mapping[str, int], microseconds: int) -> None:
+def log_preempt(
+    pod: PodReference, request: PodRequest, offered: int, victims: Mapping[str, int], microseconds: int
+) -> None:
     """How many nodes were offered and kept, and how many victims they cost."""
     fields = {
         **_asked(pod, request),
@@ -62,7 +64,7 @@ def log_preempt(pod: Pod, request: PodRequest, offered: int, victims: Mapping[st
     _log.info("preempt", extra=fields)
 
 
-def log_bind(pod: Pod, node: str, outcome: Outcome, record: NodeRecord | None, microseconds: int) -> None:
+def log_bind(pod: PodReference, node: str, outcome: Outcome, record: NodeRecord | None, microseconds: int) -> None:
     """What a bind chose, and what is used on the node afterwards."""
     fields = {"pod": str(pod), "uid": pod.uid, "node": node, "result": outcome.ending.value, **outcome.annotations}
     if record and isinstance(record.hardware, Hardware):
@@ -80,5 +82,5 @@ def log_error(verb: str, error: str, microseconds: int) -> None:
     _log.warning(verb, extra={"error": error, "us": microseconds})
 
 
-def _asked(pod: Pod, request: PodRequest) -> dict[str, object]:
+def _asked(pod: PodReference, request: PodRequest) -> dict[str, object]:
     return {"pod": str(pod), "uid": pod.uid, "request": request_text(request)}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from itertools import filterfalse
 from typing import Generic, TypeAlias, TypeVar
 
-from neuron_plugin.allocation import Kind, PodRequest, Resource
+from neuron_plugin.allocation import ContainerKind, PodRequest, Resource
 from neuron_plugin.extender.claims import PodRecord
 from neuron_plugin.extender.nodes import NodeRecord
 from neuron_plugin.extender.shapes import AnyShape
@@ -26,7 +26,7 @@ MOST_SHAPES = 32_768
 """Distinct node states remembered per request before its table starts anew."""
 
 V = TypeVar("V")
-_Demand: TypeAlias = tuple[tuple[Kind, Resource, int], ...]
+_Demand: TypeAlias = tuple[tuple[ContainerKind, Resource, int], ...]
 
 
 class ByShape(dict[AnyShape, V], Generic[V]):

@@ -5,7 +5,7 @@ Read-only views for people, dashboards and controllers. Ids are ascending and co
 
 from __future__ import annotations
 
-from neuron_plugin.allocation import Decision, format_ids
+from neuron_plugin.allocation import Assignment, format_ids
 from neuron_plugin.extender.claims import PodRecord, Unreadable
 from neuron_plugin.extender.hardware import Hardware
 from neuron_plugin.extender.nodes import NodeRecord
@@ -106,7 +106,7 @@ def _asked(record: PodRecord) -> list[Json]:
 
 def _given(record: PodRecord) -> Json:
     match record.decision:
-        case Decision() as decision:
+        case Assignment() as decision:
             lists = [{"name": part.request.container, "ids": format_ids(part.ids)} for part in decision.containers]
             return {"allocated": decision.allocated, "containers": lists}
         case Unreadable(text):

@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 from neuron_plugin.allocation import (
     INVENTORY_KEY,
+    ContainerKind,
     ContainerSpec,
-    Kind,
-    Pod,
+    PodReference,
     PodRequest,
     PodUid,
     RequestError,
@@ -29,13 +29,13 @@ _NAMES = tuple(resource.value for resource in Resource)
 _MOST_REQUESTS = 4_096
 
 _Quantities: TypeAlias = tuple[tuple[str, str], ...]
-_Key: TypeAlias = tuple[str, Kind, _Quantities, _Quantities]
+_Key: TypeAlias = tuple[str, ContainerKind, _Quantities, _Quantities]
 
 
 def pod_record(pod: records.Pod) -> PodRecord:
     """What matters of a pod; its request is empty when it asks for no Neuron."""
     request = request_of(pod)
-    key = Pod(PodUid(pod.uid), pod.namespace, pod.name)
+    key = PodReference(PodUid(pod.uid), pod.namespace, pod.name)
     return PodRecord(
         pod=key,
         request=request,
@@ -81,7 +81,7 @@ def node_facts(node: records.Node) -> NodeFacts:
     )
 
 
-def _key(container: records.Container, kind: Kind) -> _Key:
+def _key(container: records.Container, kind: ContainerKind) -> _Key:
     return container.name, kind, _neuron(container.limits), _neuron(container.requests)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from heapq import merge
 from itertools import combinations
 
-from neuron_plugin.allocation import ContainerRequest, Holder, PodRequest, PodUid, Refusal, place
+from neuron_plugin.allocation import ContainerRequest, Holder, PodRequest, PodUid, Rejection, place
 from neuron_plugin.extender.claims import PodRecord
 from neuron_plugin.extender.hardware import Hardware
 from neuron_plugin.extender.nodes import NodeRecord
@@ -143,7 +143,7 @@ class _Board:
     def fits(self, request: PodRequest, spared: Iterable[_Candidate] = ()) -> bool:
         """Whether the request fits if these stay all the same."""
         open_mask = _without(self.open_mask, (each.holder for each in spared))
-        return not isinstance(place(self.geometry, open_mask, request), Refusal)
+        return not isinstance(place(self.geometry, open_mask, request), Rejection)
 
     def fewest_for(self, part: ContainerRequest) -> Sequence[_Candidate]:
         """Exact: every valid set names who is in its way, and the best of these lists wins."""

@@ -14,13 +14,13 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from neuron_plugin.allocation import Journal, explain
+from neuron_plugin.allocation import DecisionLog, explain_decision
 from neuron_plugin.extender.readiness import Readiness
 
 _UNAVAILABLE = 503
 
 
-def probe_routes(readiness: Readiness, registry: CollectorRegistry, journal: Journal) -> list[web.RouteDef]:
+def probe_routes(readiness: Readiness, registry: CollectorRegistry, journal: DecisionLog) -> list[web.RouteDef]:
     """The routes."""
 
     async def decisions(_: web.Request) -> web.Response:
@@ -49,5 +49,5 @@ def _listed(checks: Mapping[str, str]) -> str:
     return "\n".join(f"[-]{name} failed: {why}" if why else f"[+]{name} ok" for name, why in checks.items())
 
 
-def _explained(journal: Journal) -> bytes:
-    return msgspec.json.encode({"decisions": [explain(entry) for entry in journal.entries()]})
+def _explained(journal: DecisionLog) -> bytes:
+    return msgspec.json.encode({"decisions": [explain_decision(entry) for entry in journal.entries()]})

@@ -1,6 +1,6 @@
 """Why a node takes no Neuron pod at all, as the fixed texts that kube-scheduler counts nodes by.
 
-What a *request* lacks on a healthy, well-described node is said by `allocation.refusals`; here stands what is wrong
+What a *request* lacks on a healthy, well-described node is said by `allocation.rejection`; here stands what is wrong
 with the node itself. A text never names the node or a pod: the scheduler prints one count per distinct text, so a
 name in it would print every node (kube-scheduler 1.36, events of an unschedulable pod). It joins them by commas and
 sets the full stop itself, so they have neither. Which pod and which text stood in the way is said by the log, the event
@@ -18,7 +18,7 @@ class NodeRefusal:
 
     code: str
     text: str
-    can_pass: bool = False
+    may_pass: bool = False
 
 
 UNKNOWN_NODE = NodeRefusal("unknown-node", "The node is not known to the Neuron extender yet")
@@ -33,16 +33,16 @@ UNKNOWN_HEALTH = NodeRefusal(
 STALE = NodeRefusal("stale-plugin", "The node's Neuron plugin does not renew its lease")
 
 UNREADABLE_CLAIM = NodeRefusal(
-    "unreadable-claim", "A pod on the node has a Neuron assignment that cannot be read", can_pass=True
+    "unreadable-claim", "A pod on the node has a Neuron assignment that cannot be read", may_pass=True
 )
 UNTOLD_CLAIM = NodeRefusal(
-    "untold-claim", "A pod on the node uses Neuron and its assignment is not known yet", can_pass=True
+    "untold-claim", "A pod on the node uses Neuron and its assignment is not known yet", may_pass=True
 )
 OVERLAPPING_CLAIMS = NodeRefusal(
-    "overlapping-claims", "Two pods on the node claim the same Neuron devices", can_pass=True
+    "overlapping-claims", "Two pods on the node claim the same Neuron devices", may_pass=True
 )
 BOUND_ELSEWHERE = NodeRefusal(
-    "bound-elsewhere", "The pod is bound to another node or a bind to one is not decided yet", can_pass=True
+    "bound-elsewhere", "The pod is bound to another node or a bind to one is not decided yet", may_pass=True
 )
 
 NODE_REFUSALS = (

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from neuron_plugin.allocation import Pod, PodRequest, PodUid
+from neuron_plugin.allocation import PodReference, PodRequest, PodUid
 from neuron_plugin.cluster import PODS, DecodeError
 from neuron_plugin.extender import flowlog, wire
 from neuron_plugin.extender.attempts import SUCCESSES, Ending, Outcome
@@ -73,7 +73,7 @@ class ExtenderService:
             args = wire.decode_bind(body)
         except WireError as error:
             return self._failed("bind", str(error), started)
-        pod = Pod(PodUid(args.uid), args.namespace, args.name)
+        pod = PodReference(PodUid(args.uid), args.namespace, args.name)
         why_not = self._readiness.why_not
         outcome = Outcome(Ending.NOT_SERVING, why_not) if why_not else await self._binder.bind(pod, args.node)
         seconds = self._clock() - started

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol
 
-from neuron_plugin.allocation import Holder, Pod, PodUid
+from neuron_plugin.allocation import Holder, PodReference, PodUid
 from neuron_plugin.extender.claims import PodRecord
 from neuron_plugin.extender.hardware import NodeFacts, hardware_of
 from neuron_plugin.extender.nodes import NodeRecord, node_record
@@ -30,7 +30,7 @@ class Reservation:
     binding. ``chosen_from`` is the node as it was at the choice; None where nothing had to be chosen.
     """
 
-    pod: Pod
+    pod: PodReference
     node: str
     holder: Holder
     annotations: Mapping[str, str]

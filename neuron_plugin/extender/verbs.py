@@ -27,12 +27,12 @@ class Filtered:
     @property
     def failed(self) -> dict[str, str]:
         """Those that may fit later, with a text each."""
-        return self._texts(can_pass=True)
+        return self._texts(may_pass=True)
 
     @property
     def unresolvable(self) -> dict[str, str]:
         """Those that never will, with a text each."""
-        return self._texts(can_pass=False)
+        return self._texts(may_pass=False)
 
     @property
     def texts(self) -> Counter[str]:
@@ -44,10 +44,10 @@ class Filtered:
         """How many nodes were turned away, by code."""
         return self._counted(lambda misfit: misfit.code)
 
-    def _texts(self, *, can_pass: bool) -> dict[str, str]:
+    def _texts(self, *, may_pass: bool) -> dict[str, str]:
         texts: dict[str, str] = {}
         for misfit, names in self.misfits.items():
-            if misfit.can_pass is can_pass:
+            if misfit.may_pass is may_pass:
                 texts.update(dict.fromkeys(names, misfit.text))
         return texts
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from neuron_plugin.allocation import Placement, PodRequest, Refusal, cost, costs, place_healthy, placement_mask
+from neuron_plugin.allocation import Placement, PodRequest, Rejection, cost, costs, place_healthy, placement_mask
 from neuron_plugin.extender.reasons import NodeRefusal
 from neuron_plugin.extender.shapes import AnyShape, ClosedShape, Shape
 from neuron_plugin.topology import CoreMask, valid_sets
@@ -28,7 +28,7 @@ class Misfit:
 
     code: str
     text: str
-    can_pass: bool
+    may_pass: bool
 
 
 Verdict = Misfit | None
@@ -44,10 +44,10 @@ def judge(shape: AnyShape, request: PodRequest) -> Verdict:
     if len(request) == 1 and _one_fits(shape, request):
         return None
     placed = placement_on(shape, request)
-    return misfit_of(placed) if isinstance(placed, Refusal) else None
+    return misfit_of(placed) if isinstance(placed, Rejection) else None
 
 
-def placement_on(shape: Shape, request: PodRequest) -> Placement | Refusal:
+def placement_on(shape: Shape, request: PodRequest) -> Placement | Rejection:
     """The best sets for a request on an open node, or why there are none."""
     return place_healthy(shape.geometry, shape.healthy_mask, shape.free_mask, request)
 
@@ -61,7 +61,7 @@ def cost_on(shape: AnyShape, request: PodRequest) -> int | None:
     if len(request) == 1:
         return min(costs(shape.geometry, shape.free_mask, _fitting(shape, request)), default=None)
     placed = placement_on(shape, request)
-    if isinstance(placed, Refusal):
+    if isinstance(placed, Rejection):
         return None
     return cost(shape.geometry, shape.free_mask, placement_mask(placed))
 
@@ -91,7 +91,7 @@ def _fitting(shape: Shape, request: PodRequest) -> Iterator[CoreMask]:
 
 
 @lru_cache(maxsize=_MISFITS)
-def misfit_of(refusal: Refusal | NodeRefusal) -> Misfit:
+def misfit_of(refusal: Rejection | NodeRefusal) -> Misfit:
     """The one misfit of equal refusals: thousands of shapes are refused in the same few words."""
-    code = refusal.code if isinstance(refusal, NodeRefusal) else refusal.reason.value
-    return Misfit(code, refusal.text, refusal.can_pass)
+    code = refusal.code
+    return Misfit(code, refusal.text, refusal.may_pass)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from neuron_plugin.allocation import Holding, Pod, Resource, ids_of, mask_of, why_not
+from neuron_plugin.allocation import Holding, PodReference, Resource, ids_of, mask_of, why_not
 from neuron_plugin.kubelet import AllocationRefusedError, ContainerAllocation
 from neuron_plugin.plugin.callers import Callers
 from neuron_plugin.plugin.claims import Call, Claim, Conflict
@@ -136,7 +136,9 @@ class Allocator:
         return self._state.machine
 
 
-def _log(resource: Resource, ids: tuple[int, ...], claim: Claim, pod: Pod, allocation: ContainerAllocation) -> None:
+def _log(
+    resource: Resource, ids: tuple[int, ...], claim: Claim, pod: PodReference, allocation: ContainerAllocation
+) -> None:
     logger.info("allocated", extra=allocation_fields(resource, ids, claim, pod, allocation))
 
 

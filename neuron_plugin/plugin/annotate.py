@@ -6,14 +6,14 @@ from neuron_plugin.allocation import (
     ALLOC_TIME_KEY,
     ALLOCATED_KEY,
     VENDOR_IDS_KEY,
+    Assignment,
     ContainerSet,
-    Decision,
     Dialect,
     Holding,
     Placement,
     ids_of,
     mask_of,
-    write,
+    write_assignment,
 )
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.topology import Geometry
@@ -48,7 +48,7 @@ def inherited_annotations(geometry: Geometry, heir: NodePod, giver: NodePod) -> 
     return _assignment(geometry, heir, placement, heir.decision.alloc_time_ns)
 
 
-def _came_true(geometry: Geometry, decision: Decision, holdings: tuple[Holding, ...]) -> bool:
+def _came_true(geometry: Geometry, decision: Assignment, holdings: tuple[Holding, ...]) -> bool:
     """Whether a pod holds what was decided for it, as far as that is known."""
     held = {one.container: ids_of(geometry, one.resource.unit, one.mask) for one in holdings}
     return all(part.ids == held.get(part.request.container, part.ids) for part in decision.containers)
@@ -58,4 +58,6 @@ def _assignment(geometry: Geometry, pod: NodePod, placement: Placement, alloc_ti
     """The placement in the dialects the pod has, in place of every assignment it had."""
     dialects = {Dialect.NEURON_PLUGIN} | ({Dialect.VENDOR} if VENDOR_IDS_KEY in pod.assignment_keys else set())
     before: Annotations = dict.fromkeys(pod.assignment_keys)
-    return before | write(geometry, placement, alloc_time_ns, dialects) | {ALLOC_TIME_KEY: str(alloc_time_ns)}
+    return (
+        before | write_assignment(geometry, placement, alloc_time_ns, dialects) | {ALLOC_TIME_KEY: str(alloc_time_ns)}
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from neuron_plugin.allocation import Holder, Holding, Kind, Pod, PodUid, union_of
+from neuron_plugin.allocation import ContainerKind, Holder, Holding, PodReference, PodUid, union_of
 from neuron_plugin.kubelet import PodDevices
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pods import NodePod
@@ -151,7 +151,7 @@ class Answers:
         if pod is None or holder.pod.uid in self._state.confirmed:
             return True
         kinds = {part.container: part.kind for part in pod.request}
-        return all(kinds.get(holding.container) is Kind.INIT for holding in holder.holdings)
+        return all(kinds.get(holding.container) is ContainerKind.INIT for holding in holder.holdings)
 
     def _release_stand_ins(self, by_name: Mapping[_Name, list[Holding]], began: float) -> None:
         """Those that are not listed, but none that was made since the list began, which cannot have it.
@@ -185,14 +185,14 @@ class Answers:
             return True
         if unseen or not self._state.pods_known:
             return True
-        asking = (part for pod in self.unconfirmed() for part in pod.request if part.kind is Kind.INIT)
+        asking = (part for pod in self.unconfirmed() for part in pod.request if part.kind is ContainerKind.INIT)
         return any(part.resource is holding.resource for part in asking for holding in holder.holdings)
 
     def _since(self, holder: Holder) -> float:
         return self._state.tenancy.since.get(holder.pod.uid, float("-inf"))
 
 
-def _name(pod: Pod) -> _Name:
+def _name(pod: PodReference) -> _Name:
     return pod.namespace, pod.name
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from neuron_plugin.allocation import Kind, Ledger, Pod, PodUid, Resource
+from neuron_plugin.allocation import ContainerKind, HolderLedger, PodReference, PodUid, Resource
 from neuron_plugin.plugin.pods import NodePod, NodePods
 from neuron_plugin.plugin.standins import is_nameless, named_stand_in
 from neuron_plugin.topology import Geometry, Unit
@@ -20,7 +20,7 @@ class Callers:
 
     geometry: Geometry
     pods: NodePods
-    ledger: Ledger
+    ledger: HolderLedger
     resource: Resource
     count: int
 
@@ -56,7 +56,7 @@ class Callers:
         names = sorted(str(pod.pod) for pod in self.asking())
         return f"pod {' or '.join(names)}" if names else "a pod without a decision"
 
-    def _holds(self, pod: Pod) -> bool:
+    def _holds(self, pod: PodReference) -> bool:
         return pod.uid in self.ledger.holders or named_stand_in(pod.namespace, pod.name).uid in self.ledger.holders
 
     def _asks(self, pod: NodePod) -> bool:
@@ -65,7 +65,7 @@ class Callers:
     def _calls(self, pod: NodePod) -> int:
         """How many sets of this size the pod is given in all: its init containers' are re-used."""
         asking = [part for part in pod.request if part.resource is self.resource and part.count == self.count]
-        return max(1, sum(part.kind is not Kind.INIT for part in asking))
+        return max(1, sum(part.kind is not ContainerKind.INIT for part in asking))
 
     def _stood_for(self) -> int:
         """Sets of this size that nameless holders have."""

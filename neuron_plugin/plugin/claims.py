@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from neuron_plugin.allocation import Holder, Holding, Kind, Ledger, Pod, PodUid, Resource
+from neuron_plugin.allocation import ContainerKind, Holder, HolderLedger, Holding, PodReference, PodUid, Resource
 from neuron_plugin.plugin.decisions import WaitingDecision, decision_of
 from neuron_plugin.plugin.kin import kin_of
 from neuron_plugin.plugin.pods import NodePod, NodePods, unserved
@@ -46,7 +46,7 @@ class Claim:
     ``kin`` are holders that are all this pod.
     """
 
-    pod: Pod | None
+    pod: PodReference | None
     container: str
     mask: CoreMask
     decided: bool = False
@@ -66,7 +66,7 @@ class Claims:
 
     geometry: Geometry
     pods: NodePods
-    ledger: Ledger
+    ledger: HolderLedger
     waiting: tuple[WaitingDecision, ...]
     confirmed: Collection[PodUid] = ()
     swaps: bool = False
@@ -183,7 +183,7 @@ def _drawn_again(holder: Holder, call: Call) -> Holding | None:
 
 def _lasts(pod: NodePod, holding: Holding) -> bool:
     """Whether a holding is of a container that shares with none, so that its ids come twice only for itself."""
-    return any(part.container == holding.container and part.kind is not Kind.INIT for part in pod.request)
+    return any(part.container == holding.container and part.kind is not ContainerKind.INIT for part in pod.request)
 
 
 def _same_size(one: int, other: int) -> bool:

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
-from neuron_plugin.allocation import ASSIGNMENT_KEYS, Holding, Pod
+from neuron_plugin.allocation import ASSIGNMENT_KEYS, Holding, PodReference
 from neuron_plugin.cluster import (
     ApiRequest,
     ApiServer,
@@ -201,7 +201,7 @@ class ClusterLink:
             self._witness.corrected(where, holdings, text)
             self.report.report("AssignmentCorrected", text, where)
 
-    def send_event(self, pod: Pod, reason: str, text: str) -> None:
+    def send_event(self, pod: PodReference, reason: str, text: str) -> None:
         """Have an event recorded about a pod."""
         event = create_event(
             ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace),

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
-from neuron_plugin.allocation import Holder, Kind
+from neuron_plugin.allocation import ContainerKind, Holder
 from neuron_plugin.kubelet import GetUnsupportedError, PodDevices, PodResourcesAbsentError, PodResourcesError
 from neuron_plugin.plugin.answers import QUIET_SECONDS, Answers, OnConfirmed
 from neuron_plugin.plugin.node import NodeState
@@ -178,7 +178,7 @@ class Confirmation:
     async def _ask_for_pods(self) -> None:
         """Get every live pod that has not been confirmed yet."""
         unconfirmed = self._answers.unconfirmed()
-        if any(part.kind is Kind.INIT for pod in unconfirmed for part in pod.request):
+        if any(part.kind is ContainerKind.INIT for pod in unconfirmed for part in pod.request):
             await self._read()
         for pod in unconfirmed:
             found = await self._pod_resources.get(pod.pod.namespace, pod.pod.name)

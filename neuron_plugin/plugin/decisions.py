@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from neuron_plugin.allocation import ContainerIds, ContainerRequest, Kind, Ledger, Pod, PodUid, Resource, mask_of
+from neuron_plugin.allocation import (
+    ContainerAssignment,
+    ContainerKind,
+    ContainerRequest,
+    HolderLedger,
+    PodReference,
+    PodUid,
+    Resource,
+    mask_of,
+)
 from neuron_plugin.plugin.pods import NodePod, demanded_cores
 from neuron_plugin.plugin.standins import is_outdated
 from neuron_plugin.topology import CoreMask, Geometry
@@ -24,7 +33,7 @@ class WaitingDecision:
     ``reuses``: some of it its pod's init containers have before, so the kubelet never asks for it as for new ids.
     """
 
-    pod: Pod
+    pod: PodReference
     request: ContainerRequest
     ids: tuple[int, ...]
     mask: CoreMask
@@ -32,7 +41,7 @@ class WaitingDecision:
 
 
 def waiting_decisions(
-    geometry: Geometry, pods: Iterable[NodePod], ledger: Ledger, confirmed: Collection[PodUid] = ()
+    geometry: Geometry, pods: Iterable[NodePod], ledger: HolderLedger, confirmed: Collection[PodUid] = ()
 ) -> tuple[WaitingDecision, ...]:
     """Every decided set that nobody has been given yet, in the order of the bindings.
 
@@ -70,7 +79,7 @@ def decision_of(waiting: Iterable[WaitingDecision], resource: Resource, mask: in
     return next((one for one in waiting if one.request.resource is resource and one.mask == mask), None)
 
 
-def heir_of(geometry: Geometry, pod: NodePod, pods: Iterable[NodePod], ledger: Ledger) -> NodePod | None:
+def heir_of(geometry: Geometry, pod: NodePod, pods: Iterable[NodePod], ledger: HolderLedger) -> NodePod | None:
     """The pod whose decided sets ``pod`` was given in place of its own, while it holds nothing itself."""
     holder = ledger.holders.get(pod.pod.uid)
     if holder is None or pod.decision is None:
@@ -88,7 +97,7 @@ def _same_demand(one: NodePod, other: NodePod) -> bool:
     return _demand(one) == _demand(other)
 
 
-def _demand(pod: NodePod) -> list[tuple[Kind, Resource, int]]:
+def _demand(pod: NodePod) -> list[tuple[ContainerKind, Resource, int]]:
     return [(part.kind, part.resource, part.count) for part in pod.request]
 
 
@@ -97,7 +106,7 @@ def _decided_masks(geometry: Geometry, pod: NodePod) -> list[CoreMask]:
 
 
 def _sets_of(
-    geometry: Geometry, pod: NodePod, decided: Sequence[NodePod], ledger: Ledger, confirmed: Collection[PodUid]
+    geometry: Geometry, pod: NodePod, decided: Sequence[NodePod], ledger: HolderLedger, confirmed: Collection[PodUid]
 ) -> Iterator[WaitingDecision]:
     """The decided sets of a pod that this node has, for the pod or for its heir."""
     waits = heir_of(geometry, pod, decided, ledger) if pod.pod.uid in confirmed else pod
@@ -108,11 +117,11 @@ def _sets_of(
         mask, left = _mask(geometry, part), before.get(request.resource, 0)
         if mask.bit_count() == demanded_cores(geometry, request):
             yield WaitingDecision(waits.pod, request, part.ids, mask, reuses=bool(mask & left))
-        if request.kind is Kind.INIT:
+        if request.kind is ContainerKind.INIT:
             before[request.resource] = left | mask
 
 
-def _can_be_given(waiting: WaitingDecision, ledger: Ledger) -> bool:
+def _can_be_given(waiting: WaitingDecision, ledger: HolderLedger) -> bool:
     own = ledger.holders.get(waiting.pod.uid)
     if own and any(holding.container == waiting.request.container for holding in own.holdings):
         return False
@@ -120,5 +129,5 @@ def _can_be_given(waiting: WaitingDecision, ledger: Ledger) -> bool:
     return all(is_outdated(holder, waiting.request.resource, waiting.mask) for holder in others)
 
 
-def _mask(geometry: Geometry, part: ContainerIds) -> CoreMask:
+def _mask(geometry: Geometry, part: ContainerAssignment) -> CoreMask:
     return mask_of(geometry, part.request.resource.unit, part.ids)

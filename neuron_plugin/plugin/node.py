@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from neuron_plugin.allocation import Holder, Holding, Ledger, Pod, PodUid
+from neuron_plugin.allocation import Holder, HolderLedger, Holding, PodReference, PodUid
 from neuron_plugin.plugin.claims import Claims
 from neuron_plugin.plugin.decisions import WaitingDecision, heir_of, waiting_decisions
 from neuron_plugin.plugin.machine import Machine, health_after, machine_after, same_ids
@@ -49,7 +49,7 @@ class NodeState:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> HolderLedger:
         """Who holds what."""
         return self.tenancy.ledger
 
@@ -135,11 +135,11 @@ class NodeState:
 
     # Holders.
 
-    def hold(self, pod: Pod, holding: Holding, kin: Collection[PodUid] = ()) -> None:
+    def hold(self, pod: PodReference, holding: Holding, kin: Collection[PodUid] = ()) -> None:
         """Note that a container of a pod was given cores; ``kin`` are holders that turn out to be this pod."""
         self._set_tenancy(self.tenancy.supposing(pod, holding, self.clock(), kin))
 
-    def confirm(self, pod: Pod, holdings: Iterable[Holding]) -> None:
+    def confirm(self, pod: PodReference, holdings: Iterable[Holding]) -> None:
         """Write down what a pod really holds."""
         truth = Holder(pod, tuple(holdings))
         if truth.holdings:
@@ -190,7 +190,7 @@ class NodeState:
         if self.quarantine:
             self._set_quarantine(self.quarantine.after_roll_call(uids, self.pods.keys() - self.confirmed))
 
-    def new_stand_in(self) -> Pod:
+    def new_stand_in(self) -> PodReference:
         """A holder for an Allocate of a pod that nobody has told us of, until the kubelet names it."""
         return nameless_stand_in(next(self._numbers))
 
@@ -218,7 +218,7 @@ class NodeState:
         """Healthy cores that nobody holds, whoever waits for them."""
         return CoreMask(self.offered_mask(machine) & ~self.ledger.used_mask)
 
-    def has_lost_name(self, pod: Pod) -> bool:
+    def has_lost_name(self, pod: PodReference) -> bool:
         """Whether a pod of this name has vanished lately."""
         return self._vanished.has_name(pod, self.clock())
 
@@ -261,7 +261,7 @@ class NodeState:
         """A holder is gone; a stand-in keeps what is ``left``."""
         self._set_tenancy(self.tenancy.without(uid, left, self.new_stand_in(), self.clock()))
 
-    def _suspect(self, holder: Holder, *, whose: Pod | None = None, seconds: float | None = None) -> None:
+    def _suspect(self, holder: Holder, *, whose: PodReference | None = None, seconds: float | None = None) -> None:
         """Keep what nobody else holds; before the holder is struck off, so that it is never offered in between."""
         if self.quarantine:
             left = CoreMask(holder.mask & ~self.ledger.without(holder.pod.uid).used_mask)

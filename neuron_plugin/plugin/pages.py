@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 
-from neuron_plugin.allocation import Journal, explain
+from neuron_plugin.allocation import DecisionLog, explain_decision
 from neuron_plugin.plugin.metrics import metrics_page
 from neuron_plugin.plugin.moment import Moment
 from neuron_plugin.plugin.offering import Offering
@@ -14,7 +14,7 @@ from neuron_plugin.plugin.probes import liveness, readiness
 from neuron_plugin.plugin.responder import JSON, Page, Pages
 
 
-def pages(offering: Offering, moment: Callable[[], Moment], journal: Journal) -> Pages:
+def pages(offering: Offering, moment: Callable[[], Moment], journal: DecisionLog) -> Pages:
     """Every page by its path."""
 
     async def healthz() -> Page:
@@ -33,7 +33,9 @@ def pages(offering: Offering, moment: Callable[[], Moment], journal: Journal) ->
     return {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics, "/decisions": decisions}
 
 
-def decisions_json(journal: Journal) -> bytes:
+def decisions_json(journal: DecisionLog) -> bytes:
     """All that is remembered, oldest first, each with its candidates. May take some 10 ms: not on the event loop."""
-    explained = (json.dumps(explain(entry)).encode() for entry in journal.entries())  # one at a time: memory stays flat
+    explained = (
+        json.dumps(explain_decision(entry)).encode() for entry in journal.entries()
+    )  # one at a time: memory stays flat
     return b'{"decisions": [' + b", ".join(explained) + b"]}\n"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from neuron_plugin.allocation import ContainerSpec, Pod, PodUid
+from neuron_plugin.allocation import ContainerSpec, PodReference, PodUid
 from neuron_plugin.cluster import PODS, UNOBSERVED, ApiServer, Observer, Reflector, Scope, pages, records
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pods import NodePod, node_pod
@@ -54,7 +54,7 @@ async def pod_uids(api: ApiServer, node_name: str, timeout_seconds: float) -> fr
 def neuron_pod(record: records.Pod) -> NodePod | None:
     """A pod that asks for Neuron. One being deleted may still hold some, one that has ended does not."""
     specs = (ContainerSpec(one.name, kind, one.limits, one.requests) for one, kind in record.containers)
-    pod = node_pod(Pod(PodUid(record.uid), record.namespace, record.name), specs, record.annotations)
+    pod = node_pod(PodReference(PodUid(record.uid), record.namespace, record.name), specs, record.annotations)
     return replace(pod, ended=True) if pod and record.terminal else pod
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from neuron_plugin.allocation import (
     ASSIGNMENT_KEYS,
-    AnnotationError,
+    Assignment,
+    AssignmentError,
     ContainerRequest,
     ContainerSpec,
-    Decision,
+    HolderLedger,
     Holding,
-    Ledger,
-    Pod,
+    PodReference,
     PodRequest,
     PodUid,
     RequestError,
@@ -21,7 +21,7 @@ from neuron_plugin.allocation import (
     ids_of,
     mask_of,
     pod_request,
-    read,
+    read_assignment,
 )
 from neuron_plugin.topology import Geometry, Unit
 
@@ -36,9 +36,9 @@ class NodePod:
     containers have stopped; the kubelet says so of every pod that it ends in order.
     """
 
-    pod: Pod
+    pod: PodReference
     request: PodRequest
-    decision: Decision | None = None
+    decision: Assignment | None = None
     problem: str = ""
     refused: frozenset[tuple[Resource, str]] = frozenset()
     assignment_keys: frozenset[str] = frozenset()
@@ -48,7 +48,7 @@ class NodePod:
 NodePods = Mapping[PodUid, NodePod]
 
 
-def node_pod(pod: Pod, containers: Iterable[ContainerSpec], annotations: Mapping[str, str]) -> NodePod | None:
+def node_pod(pod: PodReference, containers: Iterable[ContainerSpec], annotations: Mapping[str, str]) -> NodePod | None:
     """What serving this pod needs, or None when it asks for no Neuron."""
     specs = tuple(containers)
     try:
@@ -59,13 +59,13 @@ def node_pod(pod: Pod, containers: Iterable[ContainerSpec], annotations: Mapping
         return None
     keys = frozenset(key for key in ASSIGNMENT_KEYS if key in annotations)
     try:
-        return NodePod(pod, request, read(str(pod), annotations, request), assignment_keys=keys)
-    except AnnotationError as error:
+        return NodePod(pod, request, read_assignment(str(pod), annotations, request), assignment_keys=keys)
+    except AssignmentError as error:
         return NodePod(pod, request, problem=str(error), assignment_keys=keys)
 
 
 def unserved(
-    geometry: Geometry, pod: NodePod, ledger: Ledger, resource: Resource, mask: int
+    geometry: Geometry, pod: NodePod, ledger: HolderLedger, resource: Resource, mask: int
 ) -> ContainerRequest | None:
     """The first container of a pod that asks for as much as ``mask`` and holds nothing yet, in the kubelet's order."""
     holder, cores = ledger.holders.get(pod.pod.uid), mask.bit_count()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from neuron_plugin.allocation import Refusal, choose, ids_of, mask_of
+from neuron_plugin.allocation import Rejection, choose, ids_of, mask_of
 from neuron_plugin.topology import Geometry, Unit
 
 
@@ -31,7 +31,7 @@ def preferred_ids(
     offered = mask_of(geometry, unit, tuple(available))
     must = mask_of(geometry, unit, tuple(must_include))
     found = choose(geometry, (offered & free) | must, unit, size, must)
-    if not isinstance(found, Refusal):
+    if not isinstance(found, Rejection):
         return ids_of(geometry, unit, found)
     usable = set(ids_of(geometry, unit, offered & free)) | set(must_include)
     if len(usable) >= size:

@@ -18,7 +18,7 @@ from functools import reduce
 from itertools import takewhile
 from operator import or_
 
-from neuron_plugin.allocation import Pod, PodUid
+from neuron_plugin.allocation import PodReference, PodUid
 from neuron_plugin.hardware import Process
 from neuron_plugin.plugin.standins import is_known
 from neuron_plugin.topology import CoreMask, Geometry
@@ -56,7 +56,7 @@ class Suspect:
     processes are no evidence.
     """
 
-    pod: Pod
+    pod: PodReference
     mask: CoreMask
     since: float
     until: float
@@ -124,7 +124,7 @@ class Quarantine:
         return CoreMask(_union(suspect.mask for suspect in self.suspects))
 
     def with_suspect(
-        self, pod: Pod, mask: CoreMask, now: float, *, seconds: float | None = None, stranger: bool = False
+        self, pod: PodReference, mask: CoreMask, now: float, *, seconds: float | None = None, stranger: bool = False
     ) -> Quarantine:
         """Do not offer what a vanished pod held; ``seconds`` in place of the usual time without evidence.
 
@@ -146,7 +146,9 @@ class Quarantine:
         for uid, mask in _opened_by_pods(geometry, users).items():
             if uid not in known:
                 left = CoreMask(mask & ~used)
-                quarantine = quarantine.with_suspect(Pod(PodUid(uid), "", ""), left, users.moment, stranger=True)
+                quarantine = quarantine.with_suspect(
+                    PodReference(PodUid(uid), "", ""), left, users.moment, stranger=True
+                )
         return quarantine.after_look(geometry, users)
 
     def after_roll_call(self, live: Collection[str], unsettled: Collection[str]) -> Quarantine:
@@ -178,12 +180,12 @@ class Quarantine:
         return {device: suspect.reason for suspect in seen for device in geometry.devices_touched(suspect.mask)}
 
 
-def is_of(process: Process, pod: Pod) -> bool:
+def is_of(process: Process, pod: PodReference) -> bool:
     """Whether a process is certainly the pod's."""
     return bool(process.pod_uid) and process.pod_uid == pod.uid
 
 
-def may_be_of(process: Process, pod: Pod) -> bool:
+def may_be_of(process: Process, pod: PodReference) -> bool:
     """Whether a process may be the pod's: it names no pod, or nobody knows the UID of this one."""
     return not process.pod_uid or not is_known(pod) or is_of(process, pod)
 

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-from neuron_plugin.allocation import Pod, PodUid
+from neuron_plugin.allocation import PodReference, PodUid
 from neuron_plugin.plugin.standins import is_known
 
 logger = logging.getLogger(__name__)
@@ -25,11 +25,11 @@ _REMEMBERED = 4096
 class Report(Protocol):
     """Where troubles are reported."""
 
-    def report(self, reason: str, text: str, pod: Pod | None) -> None:
+    def report(self, reason: str, text: str, pod: PodReference | None) -> None:
         """Tell that ``reason`` holds; ``pod`` is the pod it concerns, if known."""
 
 
-Send = Callable[[Pod, str, str], None]
+Send = Callable[[PodReference, str, str], None]
 """Send an event of a reason and a text about a pod; must not block."""
 
 
@@ -41,7 +41,7 @@ class Reporter:
         self._send = send
         self._told: OrderedDict[tuple[PodUid | None, str, str], None] = OrderedDict()
 
-    def report(self, reason: str, text: str, pod: Pod | None) -> None:
+    def report(self, reason: str, text: str, pod: PodReference | None) -> None:
         """Tell it, unless it was told before."""
         key = (pod.uid if pod else None, reason, text)
         if key in self._told:

@@ -16,7 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from neuron_plugin.allocation import ContainerRequest, Holder, Holding, Kind, Resource, ids_of, mask_of, union_of
+from neuron_plugin.allocation import (
+    ContainerKind,
+    ContainerRequest,
+    Holder,
+    Holding,
+    Resource,
+    ids_of,
+    mask_of,
+    union_of,
+)
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.plugin.preference import preferred_ids
 from neuron_plugin.topology import CoreMask, Geometry, cores_in, valid_sets
@@ -25,7 +34,9 @@ from neuron_plugin.topology import CoreMask, Geometry, cores_in, valid_sets
 def reusable_mask(pod: NodePod, holder: Holder, resource: Resource) -> CoreMask:
     """What plain init containers hold and no later container of the pod has been given."""
     kinds = {part.container: part.kind for part in pod.request}
-    left = [one for one in holder.holdings if one.resource is resource and kinds.get(one.container) is Kind.INIT]
+    left = [
+        one for one in holder.holdings if one.resource is resource and kinds.get(one.container) is ContainerKind.INIT
+    ]
     return CoreMask(union_of(left) & ~union_of(one for one in holder.holdings if one not in left))
 
 

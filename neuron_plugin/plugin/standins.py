@@ -6,23 +6,23 @@ its ids. A named one is a pod that the kubelet lists and the API server has not 
 
 from __future__ import annotations
 
-from neuron_plugin.allocation import Holder, Pod, PodUid, Resource
+from neuron_plugin.allocation import Holder, PodReference, PodUid, Resource
 
 _PREFIX = "stand-in/"
 """Of the key in the UID's place; no Kubernetes UID has a slash."""
 
 
-def nameless_stand_in(number: int) -> Pod:
+def nameless_stand_in(number: int) -> PodReference:
     """A holder for an Allocate of a pod that nobody has told us of; ``number`` tells it from others."""
-    return Pod(PodUid(f"{_PREFIX}#{number}"), "", "")
+    return PodReference(PodUid(f"{_PREFIX}#{number}"), "", "")
 
 
-def named_stand_in(namespace: str, name: str) -> Pod:
+def named_stand_in(namespace: str, name: str) -> PodReference:
     """A holder for a pod that the kubelet lists and no watch has shown."""
-    return Pod(PodUid(f"{_PREFIX}{namespace}/{name}"), namespace, name)
+    return PodReference(PodUid(f"{_PREFIX}{namespace}/{name}"), namespace, name)
 
 
-def is_known(pod: Pod) -> bool:
+def is_known(pod: PodReference) -> bool:
     """Whether this is a pod with its UID and no stand-in."""
     return not pod.uid.startswith(_PREFIX)
 

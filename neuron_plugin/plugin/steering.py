@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
-from neuron_plugin.allocation import Holder, Refusal, Resource, ids_of, mask_of, place
+from neuron_plugin.allocation import Holder, Rejection, Resource, ids_of, mask_of, place
 from neuron_plugin.plugin.callers import Callers
 from neuron_plugin.plugin.decisions import WaitingDecision, decision_for
 from neuron_plugin.plugin.machine import Machine
@@ -107,7 +107,7 @@ class Steering:
         """Where the pod's first container goes if all of its containers are to get linked sets."""
         pods = [pod for pod in self._callers(machine, offer).undecided() if len(pod.request) > 1]
         placement = place(machine.geometry, free, pods[0].request) if pods else None
-        if placement is None or isinstance(placement, Refusal):
+        if placement is None or isinstance(placement, Rejection):
             return None
         first = placement[0]
         ids = ids_of(machine.geometry, offer.resource.unit, first.mask)

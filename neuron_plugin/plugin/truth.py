@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
-from neuron_plugin.allocation import ContainerRequest, Holding, Kind, Ledger, Pod, PodUid, Resource, union_of
+from neuron_plugin.allocation import (
+    ContainerKind,
+    ContainerRequest,
+    HolderLedger,
+    Holding,
+    PodReference,
+    PodUid,
+    Resource,
+    union_of,
+)
 from neuron_plugin.kubelet import PodDevices
 from neuron_plugin.plugin.kin import kin_of
 from neuron_plugin.plugin.pods import NodePod, demanded_cores
@@ -40,7 +49,7 @@ def true_holdings(
     geometry: Geometry,
     pod: NodePod,
     listed: tuple[Holding, ...],
-    ledger: Ledger,
+    ledger: HolderLedger,
     confirmed: Collection[PodUid] = (),
     records: Records = (),
 ) -> tuple[Holding, ...] | None:
@@ -51,7 +60,7 @@ def true_holdings(
     admitted. What ``confirmed`` pods hold is theirs. ``records`` are the kubelet's own, see there.
     """
     by_container = {holding.container: holding for holding in listed}
-    if any(part.kind is not Kind.INIT and part.container not in by_container for part in pod.request):
+    if any(part.kind is not ContainerKind.INIT and part.container not in by_container for part in pod.request):
         return None
     # A pod of which nothing is listed may not be admitted yet, and what was noted for it another's: only records tell.
     given = list(_given(ledger, pod.pod, listed, confirmed))
@@ -69,19 +78,21 @@ def true_holdings(
     return (*_rest(given, listed, union_of(truth)), *truth)
 
 
-def with_unlisted(pod: Pod, listed: tuple[Holding, ...], ledger: Ledger) -> tuple[Holding, ...]:
+def with_unlisted(pod: PodReference, listed: tuple[Holding, ...], ledger: HolderLedger) -> tuple[Holding, ...]:
     """What a pod holds that only the kubelet knows by name: what is listed, and what its init containers were given.
 
     The latter stands in the ledger under nameless stand-ins, or already under the pod.
     """
     names = {holding.container for holding in listed}
     sets = {(holding.resource, holding.mask) for holding in listed}
-    unnamed = Ledger({one.pod.uid: one for one in ledger if is_nameless(one) or one.pod.uid == pod.uid})
+    unnamed = HolderLedger({one.pod.uid: one for one in ledger if is_nameless(one) or one.pod.uid == pod.uid})
     given = (one for one in _given(unnamed, pod, listed, ()) if one.container not in names)
     return (*listed, *(one for one in given if (one.resource, one.mask) not in sets))
 
 
-def _given(ledger: Ledger, pod: Pod, listed: Iterable[Holding], confirmed: Collection[PodUid]) -> Iterator[Holding]:
+def _given(
+    ledger: HolderLedger, pod: PodReference, listed: Iterable[Holding], confirmed: Collection[PodUid]
+) -> Iterator[Holding]:
     """What we gave in the calls that were this pod's: its own first, then what was noted under others meanwhile.
 
     The pod's own holder counts only if it has what the kubelet lists: else those were another pod's calls.
@@ -137,7 +148,7 @@ def _of_init_container(
     if recorded and not recorded.mask & theirs:
         return _as_given(recorded, given)
     later = pod.request[pod.request.index(part) :]
-    alone = all(other.kind is Kind.INIT for other in later if other.resource is part.resource)
+    alone = all(other.kind is ContainerKind.INIT for other in later if other.resource is part.resource)
     unclaimed = (one for one in nameless if alone and not is_recorded_for_another(geometry, records, uid, one))
     same = [one for one in (*given, *unclaimed) if one.resource is part.resource and one.mask.bit_count() == size]
     found = next((one for one in same if one.container == part.container), next(iter(same), None))
@@ -148,6 +159,6 @@ def _is_part(part: int, whole: int) -> bool:
     return part & whole == part and part != whole
 
 
-def _holdings_of(ledger: Ledger, uid: PodUid) -> tuple[Holding, ...]:
+def _holdings_of(ledger: HolderLedger, uid: PodUid) -> tuple[Holding, ...]:
     holder = ledger.holders.get(uid)
     return holder.holdings if holder else ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from neuron_plugin.allocation import Holder, Ledger, Pod, PodUid
+from neuron_plugin.allocation import Holder, HolderLedger, PodReference, PodUid
 from neuron_plugin.plugin.pods import NodePod, demanded_cores
 from neuron_plugin.plugin.standins import is_nameless
 from neuron_plugin.topology import Geometry
@@ -23,14 +23,14 @@ class Vanished:
     """``names`` are those of vanished pods, and when; ``left_by`` are pods that a stand-in may have stood for."""
 
     names: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    left_by: Mapping[PodUid, tuple[Pod, ...]] = field(default_factory=dict)
+    left_by: Mapping[PodUid, tuple[PodReference, ...]] = field(default_factory=dict)
 
-    def with_name(self, pod: Pod, now: float) -> Vanished:
+    def with_name(self, pod: PodReference, now: float) -> Vanished:
         """A pod has vanished."""
         lately = {name: since for name, since in self.names.items() if since >= now - LOST_NAME_SECONDS}
         return Vanished({**lately, (pod.namespace, pod.name): now}, self.left_by)
 
-    def with_left(self, geometry: Geometry, pod: NodePod, ledger: Ledger) -> Vanished:
+    def with_left(self, geometry: Geometry, pod: NodePod, ledger: HolderLedger) -> Vanished:
         """A pod of which nobody knew what it held has vanished: a stand-in for as much as it asks for may be its."""
         left_by = {uid: pods for uid, pods in self.left_by.items() if uid in ledger.holders}
         for holder in ledger:
@@ -38,7 +38,7 @@ class Vanished:
                 left_by[holder.pod.uid] = (*left_by.get(holder.pod.uid, ()), pod.pod)
         return Vanished(self.names, left_by)
 
-    def has_name(self, pod: Pod, now: float) -> bool:
+    def has_name(self, pod: PodReference, now: float) -> bool:
         """Whether a pod of this name has vanished lately."""
         return now - self.names.get((pod.namespace, pod.name), float("-inf")) <= LOST_NAME_SECONDS
 

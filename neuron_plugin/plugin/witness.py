@@ -11,7 +11,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from neuron_plugin.allocation import Entry, Holding, Journal, Ledger, Pod, Resource, Step, mask_of
+from neuron_plugin.allocation import (
+    DecisionLog,
+    HolderLedger,
+    Holding,
+    LoggedDecision,
+    PodReference,
+    Resource,
+    Step,
+    mask_of,
+)
 from neuron_plugin.kubelet import AllocationRefusedError, RegistrationState
 from neuron_plugin.plugin.claims import Claim
 from neuron_plugin.plugin.counts import Counts
@@ -41,7 +50,7 @@ class Witness:
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """``on_advertised`` is called when the kubelet has begun to follow a resource."""
-        self.journal = Journal()
+        self.journal = DecisionLog()
         self.counts = counts
         self._node = node
         self._state = state
@@ -67,7 +76,7 @@ class Witness:
         decision = decision_of(waiting, resource, chosen)
         within, must = mask_of(geometry, unit, tuple(offered)), mask_of(geometry, unit, tuple(must_include))
         self.journal.record(
-            Entry(
+            LoggedDecision(
                 at_ns=self._now_ns(),
                 step=Step.PREFERRED,
                 node=self._node,
@@ -83,7 +92,9 @@ class Witness:
             )
         )
 
-    def allocated(self, machine: Machine, before: Ledger, resource: Resource, ids: Sequence[int], claim: Claim) -> None:
+    def allocated(
+        self, machine: Machine, before: HolderLedger, resource: Resource, ids: Sequence[int], claim: Claim
+    ) -> None:
         """A container was given the cores of ``claim`` when the kubelet asked for ``ids``.
 
         ``before`` is the ledger as it was before that.
@@ -92,7 +103,7 @@ class Witness:
         reason = DECIDED if claim.decided else OWN if claim.pod else UNDECIDED
         usable = partial(_free, machine, before)
         self.journal.record(
-            Entry(
+            LoggedDecision(
                 self._now_ns(),
                 Step.ALLOCATED,
                 self._node,
@@ -115,7 +126,7 @@ class Witness:
         asked = mask_of(machine.geometry, name.unit, tuple(map(int, ids)))
         usable = partial(_free, machine, self._state.ledger)
         self.journal.record(
-            Entry(
+            LoggedDecision(
                 at_ns=self._now_ns(),
                 step=Step.REFUSED,
                 node=self._node,
@@ -128,7 +139,7 @@ class Witness:
             )
         )
 
-    def corrected(self, pod: Pod, holdings: Sequence[Holding], text: str) -> None:
+    def corrected(self, pod: PodReference, holdings: Sequence[Holding], text: str) -> None:
         """A pod was found to hold other ids than were decided for it, and its annotation is written anew."""
         self.counts.corrections += 1
         machine = self._state.machine
@@ -136,7 +147,7 @@ class Witness:
             return
         for holding in holdings:
             self.journal.record(
-                Entry(
+                LoggedDecision(
                     at_ns=self._now_ns(),
                     step=Step.CORRECTED,
                     node=self._node,
@@ -183,12 +194,12 @@ class Witness:
         self.counts.request_refused(resource, method, error)
 
 
-def _free(machine: Machine, ledger: Ledger) -> int:
+def _free(machine: Machine, ledger: HolderLedger) -> int:
     return machine.healthy_mask & ~ledger.used_mask
 
 
 def _open_to(
-    machine: Machine, ledger: Ledger, waiting: Sequence[WaitingDecision], offered: int, must_include: int
+    machine: Machine, ledger: HolderLedger, waiting: Sequence[WaitingDecision], offered: int, must_include: int
 ) -> int:
     free = _free(machine, ledger)
     for decision in waiting:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from neuron_plugin.allocation import Holder, Pod, Refusal, Resource, format_ids, ids_of, mask_of
+from neuron_plugin.allocation import Holder, PodReference, Rejection, Resource, format_ids, ids_of, mask_of
 from neuron_plugin.kubelet import ContainerAllocation
 from neuron_plugin.plugin.claims import Claim
 from neuron_plugin.topology import Geometry
@@ -12,7 +12,7 @@ from neuron_plugin.topology import Geometry
 NO_MACHINE = "no Neuron device has been found on this node yet: is the driver loaded?"
 
 
-def unlinked_text(resource: Resource, ids: tuple[int, ...], refusal: Refusal) -> str:
+def unlinked_text(resource: Resource, ids: tuple[int, ...], refusal: Rejection) -> str:
     """What is told of ids that are not linked, and why there were no better ones."""
     return f"{resource.value} {format_ids(ids)} are not linked. {refusal.text}"
 
@@ -33,7 +33,7 @@ def conflict_text(
 
 
 def allocation_fields(
-    resource: Resource, ids: tuple[int, ...], claim: Claim, pod: Pod, allocation: ContainerAllocation
+    resource: Resource, ids: tuple[int, ...], claim: Claim, pod: PodReference, allocation: ContainerAllocation
 ) -> dict[str, object]:
     """The fields of the one log line that each Allocate gets."""
     return {
@@ -48,6 +48,6 @@ def allocation_fields(
     }
 
 
-def named(pod: Pod) -> str:
+def named(pod: PodReference) -> str:
     """A pod, for people."""
     return f"pod {pod}" if pod.name else "a pod not yet confirmed"

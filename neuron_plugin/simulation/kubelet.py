@@ -26,7 +26,7 @@ from typing import Self
 
 import grpc
 
-from neuron_plugin.allocation import Kind
+from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet import CHECKPOINT
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2_grpc import add_RegistrationServicer_to_server
 from neuron_plugin.kubelet._proto.podresources.v1.api_pb2_grpc import add_PodResourcesListerServicer_to_server
@@ -205,7 +205,7 @@ class StandInKubelet:
                 await self._pre_start(each.resource, sorted(each.ids))
         except PluginCallError as error:
             waiting = str(error)
-        if waiting is None and container.kind is not Kind.INIT:
+        if waiting is None and container.kind is not ContainerKind.INIT:
             live.running.add(name)
         return received(container, allocations, waiting)
 

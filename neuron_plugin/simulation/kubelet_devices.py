@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
-from neuron_plugin.allocation import Kind
+from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.simulation.kubelet_memory import Allocation, Memory
 from neuron_plugin.simulation.kubelet_plugins import PluginCallError, PluginConnection
@@ -125,7 +125,7 @@ class DeviceManager:
         await self._allocate_resources(pod, container, reusable, running=running)
         self._keep()
         for each in self._memory.of_container(pod.uid, container.name):
-            if container.kind is Kind.INIT:
+            if container.kind is ContainerKind.INIT:
                 reusable.setdefault(each.resource, set()).update(each.ids)
             else:
                 reusable.setdefault(each.resource, set()).difference_update(each.ids)

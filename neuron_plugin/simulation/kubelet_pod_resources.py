@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import grpc
 
-from neuron_plugin.allocation import Kind
+from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.simulation.kubelet_devices import DeviceManager
@@ -108,7 +108,7 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
     def _pod(self, pod: Pod) -> pb.PodResources:
-        shown = [each for each in pod.containers if each.kind is not Kind.INIT]
+        shown = [each for each in pod.containers if each.kind is not ContainerKind.INIT]
         return pb.PodResources(
             name=pod.name, namespace=pod.namespace, containers=[self._container(pod, each) for each in shown]
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from neuron_plugin.allocation import Kind
+from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet import DeviceNode
 
 
@@ -27,7 +27,7 @@ class Container:
 
     name: str
     limits: Mapping[str, int] = field(default_factory=dict)
-    kind: Kind = Kind.APP
+    kind: ContainerKind = ContainerKind.APP
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class AdmittedContainer:
     """
 
     name: str
-    kind: Kind
+    kind: ContainerKind
     ids: Mapping[str, tuple[str, ...]]
     envs: Mapping[str, str]
     devices: tuple[DeviceNode, ...]

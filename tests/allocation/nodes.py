@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation.requests import ContainerRequest, Kind, PodRequest
+from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.topology import Geometry, Unit, valid_counts
 from tests.topology.oracle import INF1, INF2_LINE, TRN1, UNLINKED, distinct_geometries
@@ -32,15 +32,15 @@ def counts(draw: st.DrawFn, geometry: Geometry, unit: Unit) -> int:
     return draw(st.one_of(valid, valid, valid, st.integers(1, geometry.core_count + 2)))
 
 
-def device(count: int, name: str = "main", kind: Kind = Kind.APP) -> ContainerRequest:
+def device(count: int, name: str = "main", kind: ContainerKind = ContainerKind.APP) -> ContainerRequest:
     return ContainerRequest(name, kind, Resource.NEURONDEVICE, count)
 
 
-def neuron(count: int, name: str = "main", kind: Kind = Kind.APP) -> ContainerRequest:
+def neuron(count: int, name: str = "main", kind: ContainerKind = ContainerKind.APP) -> ContainerRequest:
     return ContainerRequest(name, kind, Resource.NEURON, count)
 
 
-def core(count: int, name: str = "main", kind: Kind = Kind.APP) -> ContainerRequest:
+def core(count: int, name: str = "main", kind: ContainerKind = ContainerKind.APP) -> ContainerRequest:
     return ContainerRequest(name, kind, Resource.NEURONCORE, count)
 
 
@@ -49,12 +49,12 @@ def pods(
     draw: st.DrawFn,
     geometry: Geometry,
     most: int = 4,
-    kinds: tuple[Kind, ...] = tuple(Kind),
+    kinds: tuple[ContainerKind, ...] = tuple(ContainerKind),
     resources: tuple[Resource, ...] = tuple(Resource),
 ) -> PodRequest:
     """Init and sidecar containers mixed, then apps."""
     drawn = draw(st.lists(st.tuples(st.sampled_from(kinds), st.sampled_from(resources)), min_size=1, max_size=most))
-    ordered = sorted(drawn, key=lambda pair: pair[0] is Kind.APP)
+    ordered = sorted(drawn, key=lambda pair: pair[0] is ContainerKind.APP)
     return tuple(
         ContainerRequest(f"c{index}", kind, resource, draw(counts(geometry, resource.unit)))
         for index, (kind, resource) in enumerate(ordered)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
-from neuron_plugin.allocation.choice import choose
 from neuron_plugin.allocation.cost import cost, costs
-from neuron_plugin.allocation.refusals import Refusal
+from neuron_plugin.allocation.placement import choose
+from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.topology import (
     MOST_CORES_PER_DEVICE,
     MOST_DEVICES,
@@ -119,7 +119,7 @@ class SinglesOnATorus(RuleBasedStateMachine):
     def arrive(self, count: int) -> frozenset[int]:
         before = self.free
         chosen = choose(TRN1, TRN1.devices_mask(before), Unit.DEVICE, count)
-        assert not isinstance(chosen, Refusal)
+        assert not isinstance(chosen, Rejection)
         devices = frozenset(int(device) for device in TRN1.devices_touched(chosen))
         assert devices <= before
         self.free = before - devices
@@ -155,7 +155,7 @@ class SinglesOnATorus(RuleBasedStateMachine):
 
     @invariant()
     def as_many_rows_fit_as_are_whole(self) -> None:
-        fits = not isinstance(choose(TRN1, TRN1.devices_mask(self.free), Unit.DEVICE, 4), Refusal)
+        fits = not isinstance(choose(TRN1, TRN1.devices_mask(self.free), Unit.DEVICE, 4), Rejection)
         assert fits == bool(whole(ROWS, self.free))
 
 
@@ -173,7 +173,7 @@ def fill(geometry: Geometry, singles: int, pick: Callable[[int], int]) -> int:
 
 def cheapest(free: int) -> int:
     chosen = choose(TRN1, free, Unit.DEVICE, 1)
-    assert not isinstance(chosen, Refusal)
+    assert not isinstance(chosen, Rejection)
     return chosen
 
 
@@ -192,6 +192,6 @@ def test_e3_small_core_requests_break_a_fresh_device_only_when_no_broken_one_has
         broken = free & ~TRN2_LNC1.devices_mask(TRN2_LNC1.whole_devices(free))
         room = any(mask & broken == mask for mask in valid_sets(TRN2_LNC1, Unit.CORE, size))
         chosen = choose(TRN2_LNC1, free, Unit.CORE, size)
-        assert not isinstance(chosen, Refusal)
+        assert not isinstance(chosen, Rejection)
         assert bool(chosen & broken) == room
         free &= ~chosen

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from neuron_plugin.allocation import placement as module
 from neuron_plugin.allocation.placement import MOST_CONTAINERS, Placement, place, place_healthy, placement_mask
-from neuron_plugin.allocation.refusals import Reason, Refusal
-from neuron_plugin.allocation.requests import ContainerRequest, Kind, PodRequest
+from neuron_plugin.allocation.rejection import Rejection
+from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.topology import Geometry, Unit
 from tests.allocation.nodes import SMALL, any_geometry, core, device, free_masks, neuron, pods
@@ -43,7 +43,7 @@ def next_sets(geometry: Geometry, part: ContainerRequest, free: Cores, held: Cor
 
 def after(part: ContainerRequest, cores: Cores, held: Held) -> Held:
     own = held.get(part.resource, frozenset())
-    return {**held, part.resource: own | cores if part.kind is Kind.INIT else own - cores}
+    return {**held, part.resource: own | cores if part.kind is ContainerKind.INIT else own - cores}
 
 
 def fits(geometry: Geometry, free: Cores, request: PodRequest, held: Held | None = None) -> bool:
@@ -73,7 +73,7 @@ def assert_the_kubelet_admits(geometry: Geometry, free: int, request: PodRequest
 def placed(geometry: Geometry, free: int, *request: ContainerRequest) -> list[list[int]]:
     """The ids each container gets, in its own unit."""
     placement = place(geometry, free, request)
-    assert not isinstance(placement, Refusal), placement.text
+    assert not isinstance(placement, Rejection), placement.text
     assert_the_kubelet_admits(geometry, free, request, placement)
     return [
         sorted(as_cores(part.mask))
@@ -83,9 +83,9 @@ def placed(geometry: Geometry, free: int, *request: ContainerRequest) -> list[li
     ]
 
 
-def refused(geometry: Geometry, free: int, *request: ContainerRequest) -> Refusal:
+def refused(geometry: Geometry, free: int, *request: ContainerRequest) -> Rejection:
     placement = place(geometry, free, request)
-    assert isinstance(placement, Refusal)
+    assert isinstance(placement, Rejection)
     return placement
 
 
@@ -97,7 +97,7 @@ def test_t20_every_container_gets_its_own_valid_set_out_of_what_is_free(
     free = data.draw(free_masks(geometry))
     request = data.draw(pods(geometry, most=6))
     placement = place(geometry, free, request)
-    if not isinstance(placement, Refusal):
+    if not isinstance(placement, Rejection):
         assert_the_kubelet_admits(geometry, free, request, placement)
 
 
@@ -106,7 +106,7 @@ def test_t20_every_container_gets_its_own_valid_set_out_of_what_is_free(
 def test_a_pod_is_refused_only_when_no_choice_of_sets_serves_it(data: st.DataObject, geometry: Geometry) -> None:
     free = data.draw(free_masks(geometry))
     request = data.draw(pods(geometry, most=3))
-    assert isinstance(place(geometry, free, request), Refusal) == (not fits(geometry, as_cores(free), request))
+    assert isinstance(place(geometry, free, request), Rejection) == (not fits(geometry, as_cores(free), request))
 
 
 @settings(max_examples=120, deadline=None)
@@ -116,19 +116,19 @@ def test_t8_a_refusal_that_can_pass_does_pass_on_the_free_node(data: st.DataObje
     healthy = free | data.draw(free_masks(geometry))
     request = data.draw(pods(geometry, most=4))
     found = place_healthy(geometry, healthy, free, request)
-    if not isinstance(found, Refusal):
+    if not isinstance(found, Rejection):
         assert found == place(geometry, free, request)
-    elif found.can_pass:
-        assert not isinstance(place(geometry, healthy, request), Refusal)
+    elif found.may_pass:
+        assert not isinstance(place(geometry, healthy, request), Rejection)
     else:
         on_all = place(geometry, geometry.all_mask, request)
-        assert isinstance(place(geometry, healthy, request), Refusal)
+        assert isinstance(place(geometry, healthy, request), Rejection)
         whoever_ends = free | data.draw(free_masks(geometry))
-        assert isinstance(place_healthy(geometry, healthy, whoever_ends, request), Refusal)
-        assert (found.reason is Reason.UNHEALTHY) == (not isinstance(on_all, Refusal))
+        assert isinstance(place_healthy(geometry, healthy, whoever_ends, request), Rejection)
+        assert (found.code == "unhealthy") == (not isinstance(on_all, Rejection))
 
 
-def the_only_answer(geometry: Geometry, healthy: int, free: int, part: ContainerRequest) -> Cores | Reason:
+def the_only_answer(geometry: Geometry, healthy: int, free: int, part: ContainerRequest) -> Cores | str:
     """What one container must get, or why it must get nothing."""
     unit, count = part.resource.unit, part.count
     usable = as_cores(healthy & free)
@@ -136,14 +136,14 @@ def the_only_answer(geometry: Geometry, healthy: int, free: int, part: Container
     if best is not None:
         return best
     if count > (geometry.device_count if unit is Unit.DEVICE else geometry.core_count):
-        return Reason.TOO_MANY
+        return "too-many"
     sets = oracle_sets(geometry, unit, count)
     if not sets:
-        return Reason.UNSUPPORTED_COUNT
+        return "unsupported-count"
     if not any(cores <= as_cores(healthy) for cores in sets):
-        return Reason.UNHEALTHY
+        return "unhealthy"
     available = [cores for cores in oracle_sets(geometry, unit, 1) if cores <= usable]
-    return Reason.NOT_FREE if len(available) < count else Reason.FRAGMENTED
+    return "not-free" if len(available) < count else "fragmented"
 
 
 def torn(geometry: Geometry, random: Random) -> int:
@@ -161,7 +161,7 @@ def test_every_count_on_every_shape_gets_the_only_answer(geometry: Geometry, see
     counts = [*map(device, range(1, geometry.device_count + 2)), *map(core, range(1, geometry.core_count + 2))]
     for part in counts:
         found = place_healthy(geometry, healthy, free, (part,))
-        answer = found.reason if isinstance(found, Refusal) else as_cores(placement_mask(found))
+        answer = found.code if isinstance(found, Rejection) else as_cores(placement_mask(found))
         assert answer == the_only_answer(geometry, healthy, free, part), part
 
 
@@ -175,7 +175,7 @@ def test_the_same_node_and_pod_get_the_same_placement(data: st.DataObject, geome
 @given(any_geometry(), st.integers(), st.integers(), st.integers())
 def test_any_numbers_at_all_are_placed_or_refused(geometry: Geometry, healthy: int, free: int, count: int) -> None:
     found = place_healthy(geometry, healthy, free, (core(count), device(count)))
-    if not isinstance(found, Refusal):
+    if not isinstance(found, Rejection):
         assert placement_mask(found) & ~(geometry.all_mask & healthy & free) == 0
 
 
@@ -191,51 +191,56 @@ def test_t20_two_containers_get_disjoint_rows_in_spec_order() -> None:
 
 def test_t21_devices_and_cores_of_one_pod_are_disjoint_silicon() -> None:
     assert placed(TRN1, TRN1.devices_mask((0, 1)), core(2, "a"), device(1, "b")) == [[0, 1], [1]]
-    assert refused(TRN1, TRN1.device_mask(0), core(1, "a"), device(1, "b")).can_pass
+    assert refused(TRN1, TRN1.device_mask(0), core(1, "a"), device(1, "b")).may_pass
 
 
 def test_t19_an_app_gets_what_its_init_container_had() -> None:
-    init = device(4, "i", Kind.INIT)
+    init = device(4, "i", ContainerKind.INIT)
     assert placed(TRN1, TRN1.devices_mask(range(4, 8)), init, device(4, "a")) == [[4, 5, 6, 7], [4, 5, 6, 7]]
 
 
 def test_t19_a_larger_app_includes_what_its_init_container_had() -> None:
     free = TRN1.devices_mask((1, *range(8, 12)))
-    assert placed(TRN1, free, device(1, "i", Kind.INIT), device(4, "a")) == [[8], [8, 9, 10, 11]]
+    assert placed(TRN1, free, device(1, "i", ContainerKind.INIT), device(4, "a")) == [[8], [8, 9, 10, 11]]
 
 
 def test_p46_smaller_apps_share_out_what_their_init_container_had() -> None:
-    init = device(3, "i", Kind.INIT)
+    init = device(3, "i", ContainerKind.INIT)
     whole, first, second = placed(INF2_LINE, INF2_LINE.devices_mask((1, 2, 3)), init, device(1, "a"), device(2, "b"))
     assert whole == [1, 2, 3]
     assert sorted(first + second) == whole
 
 
 def test_a_sidecar_keeps_what_it_took_from_an_init_container() -> None:
-    request = (device(1, "i", Kind.INIT), device(1, "s", Kind.SIDECAR), device(1, "a"))
+    request = (device(1, "i", ContainerKind.INIT), device(1, "s", ContainerKind.SIDECAR), device(1, "a"))
     init, sidecar, app = placed(INF2_LINE, INF2_LINE.all_mask, *request)
     assert init == sidecar != app
-    assert refused(INF2_LINE, INF2_LINE.device_mask(2), *request).can_pass
+    assert refused(INF2_LINE, INF2_LINE.device_mask(2), *request).may_pass
 
 
 def test_t19_sidecars_add_up() -> None:
-    request = (device(2, "s", Kind.SIDECAR), device(2, "a"))
+    request = (device(2, "s", ContainerKind.SIDECAR), device(2, "a"))
     assert placed(INF1, INF1.all_mask, *request) == [[0, 1], [2, 3]]
-    assert refused(INF1, INF1.devices_mask((0, 1, 2)), *request).reason is Reason.NOT_FREE
+    assert refused(INF1, INF1.devices_mask((0, 1, 2)), *request).code == "not-free"
 
 
 def test_init_containers_nest_in_each_other() -> None:
-    request = (device(1, "i", Kind.INIT), device(3, "j", Kind.INIT), device(2, "k", Kind.INIT), device(3, "a"))
+    request = (
+        device(1, "i", ContainerKind.INIT),
+        device(3, "j", ContainerKind.INIT),
+        device(2, "k", ContainerKind.INIT),
+        device(3, "a"),
+    )
     first, second, third, app = placed(INF2_LINE, INF2_LINE.devices_mask((2, 3, 4)), *request)
     assert set(first) < set(second) == set(app)
     assert set(third) < set(second)
 
 
 def test_nothing_is_re_used_under_another_resource_name() -> None:
-    init, app = placed(TRN1, TRN1.all_mask, neuron(1, "i", Kind.INIT), device(1, "a"))
+    init, app = placed(TRN1, TRN1.all_mask, neuron(1, "i", ContainerKind.INIT), device(1, "a"))
     assert init != app
-    assert refused(TRN1, TRN1.device_mask(0), neuron(1, "i", Kind.INIT), device(1, "a")).can_pass
-    assert refused(INF1, INF1.device_mask(0), core(4, "i", Kind.INIT), device(1, "a")).can_pass
+    assert refused(TRN1, TRN1.device_mask(0), neuron(1, "i", ContainerKind.INIT), device(1, "a")).may_pass
+    assert refused(INF1, INF1.device_mask(0), core(4, "i", ContainerKind.INIT), device(1, "a")).may_pass
 
 
 def test_a_single_does_not_stand_in_the_way_of_a_row_beside_it() -> None:
@@ -251,15 +256,15 @@ def test_p32_containers_that_share_no_silicon_take_leftovers_too() -> None:
 def test_what_an_init_container_leaves_cannot_be_left_aside() -> None:
     """The kubelet gives the last container the third of the init container's devices first: 2 and 4 are no set."""
     free = INF2_RING.devices_mask((0, 1, 2, 4, 5, 7, 8))
-    init = device(3, "i", Kind.INIT)
-    assert refused(INF2_RING, free, init, device(2, "a"), device(2, "b")).can_pass
+    init = device(3, "i", ContainerKind.INIT)
+    assert refused(INF2_RING, free, init, device(2, "a"), device(2, "b")).may_pass
     assert placed(INF2_RING, free, init, device(3, "a"), device(2, "b"), device(2, "c"))[2:] == [[4, 5], [7, 8]]
 
 
 def test_a_search_that_would_never_end_is_given_up() -> None:
     """One window of four fits in each of sixteen devices; to find that out by trying all would take for ever."""
     torn_everywhere = TRN2_LNC1.cores_mask(number for number in range(128) if number % 8 != 7)
-    assert refused(TRN2_LNC1, torn_everywhere, *(core(4, f"c{index}") for index in range(17))).can_pass
+    assert refused(TRN2_LNC1, torn_everywhere, *(core(4, f"c{index}") for index in range(17))).may_pass
 
 
 def test_a_dead_end_of_the_cheapest_sets_is_left_again() -> None:
@@ -287,9 +292,9 @@ def test_as_many_cores_as_a_node_has_are_placed_one_by_one() -> None:
 def test_a_pod_that_needs_more_than_is_free_is_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen unlike containers on a torn node took a search of some 25 ms, and most nodes of a cluster are full."""
     monkeypatch.setattr(module, "_Walk", None)
-    request = (device(8, "i", Kind.INIT), device(1, "s", Kind.SIDECAR), core(2, "a"), device(4, "b"))
+    request = (device(8, "i", ContainerKind.INIT), device(1, "s", ContainerKind.SIDECAR), core(2, "a"), device(4, "b"))
     free = TRN1.all_mask & ~TRN1.devices_mask(range(11))
-    assert refused(TRN1, free, *request).can_pass
+    assert refused(TRN1, free, *request).may_pass
     with pytest.raises(TypeError):
         place(TRN1, free | 1 | 2, request)
 
@@ -297,20 +302,20 @@ def test_a_pod_that_needs_more_than_is_free_is_refused_without_a_search(monkeypa
 def test_t18_each_alone_but_never_all_together_is_final() -> None:
     for request in ((device(16, "a"), device(1, "b")), (device(8, "a"), device(8, "b"), core(1, "c"))):
         refusal = place_healthy(TRN1, TRN1.all_mask, TRN1.all_mask & ~1, request)
-        assert isinstance(refusal, Refusal)
-        assert refusal.reason is Reason.TOO_MANY
-        assert not refusal.can_pass
+        assert isinstance(refusal, Rejection)
+        assert refusal.code == "too-many"
+        assert not refusal.may_pass
         assert refusal.text == "Instance type trn1.32xlarge has no room for all containers of the pod at once"
 
 
 def test_t18_five_windows_of_three_cores_never_fit_four_devices_of_four() -> None:
     refusal = place_healthy(INF1, INF1.all_mask, INF1.all_mask & ~1, tuple(core(3, f"c{index}") for index in range(5)))
-    assert isinstance(refusal, Refusal)
-    assert not refusal.can_pass
+    assert isinstance(refusal, Rejection)
+    assert not refusal.may_pass
 
 
 def test_the_container_that_can_never_fit_is_the_reason() -> None:
-    assert refused(TRN1, TRN1.all_mask, device(4, "a"), device(7, "b")).reason is Reason.UNSUPPORTED_COUNT
+    assert refused(TRN1, TRN1.all_mask, device(4, "a"), device(7, "b")).code == "unsupported-count"
 
 
 def test_all_together_are_said_to_be_too_many_in_the_unit_they_ask_for() -> None:
@@ -327,23 +332,23 @@ def test_enough_free_but_no_two_rows_is_fragmented() -> None:
 def test_t25_an_unhealthy_device_is_in_no_new_set_whatever_is_free() -> None:
     healthy = TRN1.all_mask & ~TRN1.device_mask(2)
     found = place_healthy(TRN1, healthy, TRN1.all_mask, (device(4),))
-    assert not isinstance(found, Refusal)
+    assert not isinstance(found, Rejection)
     assert not placement_mask(found) & TRN1.device_mask(2)
 
 
 def test_t17_all_devices_never_fit_beside_an_unhealthy_one() -> None:
     healthy = TRN1.all_mask & ~TRN1.device_mask(2)
     refusal = place_healthy(TRN1, healthy, healthy, (device(16),))
-    assert isinstance(refusal, Refusal)
-    assert refusal.reason is Reason.UNHEALTHY
+    assert isinstance(refusal, Rejection)
+    assert refusal.code == "unhealthy"
     assert refusal.text == "No set of 16 healthy linked Neuron devices on the node"
-    assert not refusal.can_pass
+    assert not refusal.may_pass
 
 
 def test_t8_a_full_node_may_come_free() -> None:
     refusal = place_healthy(TRN1, TRN1.all_mask, 0, (device(4),))
-    assert isinstance(refusal, Refusal)
-    assert refusal.reason is Reason.NOT_FREE
+    assert isinstance(refusal, Rejection)
+    assert refusal.code == "not-free"
 
 
 @pytest.mark.parametrize("geometry", distinct_geometries(), ids=str)
@@ -353,9 +358,9 @@ def test_t17_a_whole_node_is_placed_in_one_container_and_in_singles(geometry: Ge
     assert sorted(singles) == [[number] for number in range(geometry.device_count)]
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_more_containers_than_any_pod_has_are_refused_without_a_search(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", list(ContainerKind))
+def test_more_containers_than_any_pod_has_are_refused_without_a_search(kind: ContainerKind) -> None:
     crowd = tuple(core(1, f"c{index}", kind) for index in range(MOST_CONTAINERS + 1))
-    assert refused(TRN1, TRN1.all_mask, *crowd).reason is Reason.TOO_MANY
+    assert refused(TRN1, TRN1.all_mask, *crowd).code == "too-many"
     most = place(INF1_RING, INF1_RING.all_mask, crowd[:MOST_CONTAINERS])
-    assert isinstance(most, Refusal) == (kind is not Kind.INIT), "init containers all use the same core"
+    assert isinstance(most, Rejection) == (kind is not ContainerKind.INIT), "init containers all use the same core"

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from neuron_plugin.allocation.requests import (
     MOST,
+    ContainerKind,
     ContainerRequest,
     ContainerSpec,
-    Kind,
     RequestError,
     parse_count,
     pod_request,
@@ -142,16 +142,16 @@ def test_t23_zero_asks_for_nothing() -> None:
 
 def test_t20_only_requesting_containers_count_and_keep_their_order() -> None:
     containers = [
-        ContainerSpec("setup", Kind.INIT, limits={CORE: "2"}),
-        ContainerSpec("proxy", Kind.SIDECAR, limits={"cpu": "1"}),
-        ContainerSpec("log", Kind.SIDECAR, limits={NEURON: "1"}),
+        ContainerSpec("setup", ContainerKind.INIT, limits={CORE: "2"}),
+        ContainerSpec("proxy", ContainerKind.SIDECAR, limits={"cpu": "1"}),
+        ContainerSpec("log", ContainerKind.SIDECAR, limits={NEURON: "1"}),
         ContainerSpec("web", limits={"nvidia.com/gpu": "1"}),
         ContainerSpec("main", requests={DEVICE: "4"}),
     ]
     assert pod_request(containers) == (
-        ContainerRequest("setup", Kind.INIT, Resource.NEURONCORE, 2),
-        ContainerRequest("log", Kind.SIDECAR, Resource.NEURON, 1),
-        ContainerRequest("main", Kind.APP, Resource.NEURONDEVICE, 4),
+        ContainerRequest("setup", ContainerKind.INIT, Resource.NEURONCORE, 2),
+        ContainerRequest("log", ContainerKind.SIDECAR, Resource.NEURON, 1),
+        ContainerRequest("main", ContainerKind.APP, Resource.NEURONDEVICE, 4),
     )
 
 
@@ -184,7 +184,9 @@ quantities = st.dictionaries(
 )
 
 
-@given(st.lists(st.builds(ContainerSpec, st.text(), st.sampled_from(Kind), quantities, quantities), max_size=4))
+@given(
+    st.lists(st.builds(ContainerSpec, st.text(), st.sampled_from(ContainerKind), quantities, quantities), max_size=4)
+)
 def test_any_pod_has_a_demand_or_a_typed_error(containers: list[ContainerSpec]) -> None:
     try:
         request = pod_request(containers)

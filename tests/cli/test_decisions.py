@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 import yaml
 
-from neuron_plugin.allocation import Entry, Journal, Pod, PodUid, Resource, Step
+from neuron_plugin.allocation import DecisionLog, LoggedDecision, PodReference, PodUid, Resource, Step
 from neuron_plugin.cli import decisions
 from neuron_plugin.plugin.pages import decisions_json
 from neuron_plugin.plugin.settings import PluginSettings
@@ -16,14 +16,14 @@ from tests.cli.doubles import Cli
 from tests.topology.oracle import TRN1
 
 
-def journal() -> Journal:
+def journal() -> DecisionLog:
     """As a plugin keeps it: two pods, one of them refused."""
-    kept = Journal()
+    kept = DecisionLog()
     for number, (name, step) in enumerate(
         [("train", Step.PREFERRED), ("train", Step.ALLOCATED), ("serve", Step.REFUSED)]
     ):
         kept.record(
-            Entry(
+            LoggedDecision(
                 at_ns=1_789_352_350_678_000_000 + number,
                 step=step,
                 node="n1",
@@ -31,7 +31,7 @@ def journal() -> Journal:
                 resource=Resource.NEURONDEVICE,
                 chosen=TRN1.devices_mask([4, 5, 6, 7]),
                 reason="why so",
-                pod=Pod(PodUid(f"uid-{name}"), "default", name),
+                pod=PodReference(PodUid(f"uid-{name}"), "default", name),
                 container="main",
                 usable=lambda: TRN1.all_mask,
             )

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import Kind
+from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.cluster.kinds import LEASES, NODES, PODS
 from neuron_plugin.cluster.records import Lease, Node, Pod
 
@@ -82,12 +82,12 @@ def test_containers_keep_their_order_and_their_quantities_as_written() -> None:
 
 def test_containers_come_as_they_are_admitted_and_a_sidecar_is_an_init_container_that_always_restarts() -> None:
     found = [(container.name, kind) for container, kind in pod(FULL).containers]
-    assert found == [("warm-up", Kind.INIT), ("proxy", Kind.SIDECAR), ("main", Kind.APP)]
+    assert found == [("warm-up", ContainerKind.INIT), ("proxy", ContainerKind.SIDECAR), ("main", ContainerKind.APP)]
 
 
 def test_an_app_container_that_always_restarts_is_no_sidecar() -> None:
     spec = {"containers": [{"name": "main", "restartPolicy": "Always"}]}
-    assert [kind for _, kind in pod({"metadata": {}, "spec": spec}).containers] == [Kind.APP]
+    assert [kind for _, kind in pod({"metadata": {}, "spec": spec}).containers] == [ContainerKind.APP]
 
 
 @pytest.mark.parametrize(

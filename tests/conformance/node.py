@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from neuron_plugin.allocation import Kind, Resource
+from neuron_plugin.allocation import ContainerKind, Resource
 from neuron_plugin.kubelet import PodResourcesClient
 from neuron_plugin.simulation import SimulatedNode
 
@@ -52,7 +52,7 @@ class ContainerSpec:
 
     name: str = "app"
     limits: Mapping[str, int] = field(default_factory=dict)
-    kind: Kind = Kind.APP
+    kind: ContainerKind = ContainerKind.APP
     exits: int | None = None
     compute: Mapping[str, str] = field(default_factory=dict)
     guaranteed: bool = False
@@ -79,7 +79,7 @@ class PodSpec:
 
     @property
     def ends(self) -> bool:
-        return any(each.exits is not None for each in self.containers if each.kind is Kind.APP)
+        return any(each.exits is not None for each in self.containers if each.kind is ContainerKind.APP)
 
 
 @dataclass(frozen=True, slots=True)

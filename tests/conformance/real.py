@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import Kind
+from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.cluster import JSON, STRATEGIC_MERGE_PATCH, ApiError, ApiRequest, ApiServer, connect, send
 from neuron_plugin.hardware import device_processes
 from neuron_plugin.kubelet import PodResourcesClient, PodResourcesError
@@ -252,7 +252,7 @@ class RealNode:
         done = (state.get("terminated") or {}).get("exitCode") == 0
         starts = int(status.get("restartCount", 0)) + ("waiting" not in state and bool(state))
         return ContainerView(
-            running="running" in state or (spec.kind is Kind.INIT and done),
+            running="running" in state or (spec.kind is ContainerKind.INIT and done),
             starts=starts,
             waiting=f"{waiting.get('reason', '')}: {waiting.get('message', '')}" if waiting else "",
             received=await self._received(pod, spec.name) if starts else None,
@@ -272,7 +272,9 @@ class RealNode:
         return Received(env, tuple(sorted(line.removeprefix("NODE ") for line in lines if line.startswith("NODE "))))
 
     def _manifest(self, pod: PodSpec) -> dict[str, Any]:
-        containers = {kind: [self._container(each) for each in pod.containers if each.kind is kind] for kind in Kind}
+        containers = {
+            kind: [self._container(each) for each in pod.containers if each.kind is kind] for kind in ContainerKind
+        }
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -283,8 +285,10 @@ class RealNode:
                 "terminationGracePeriodSeconds": 1,
                 "tolerations": [{"operator": "Exists"}],
                 "automountServiceAccountToken": False,
-                "initContainers": [self._container(each) for each in pod.containers if each.kind is not Kind.APP],
-                "containers": containers[Kind.APP],
+                "initContainers": [
+                    self._container(each) for each in pod.containers if each.kind is not ContainerKind.APP
+                ],
+                "containers": containers[ContainerKind.APP],
             },
         }
 
@@ -292,9 +296,9 @@ class RealNode:
         script = OPEN + SCRIPT + STAY if spec.opens else SCRIPT
         if spec.exits is not None:
             script += f"sleep {SECONDS_TO_BE_KNOWN}; exit {spec.exits}"
-        elif spec.kind is not Kind.INIT:
+        elif spec.kind is not ContainerKind.INIT:
             script += RUN_ON
-        sidecar = {"restartPolicy": "Always"} if spec.kind is Kind.SIDECAR else {}
+        sidecar = {"restartPolicy": "Always"} if spec.kind is ContainerKind.SIDECAR else {}
         return {
             "name": spec.name,
             "image": self._options.pod_image,

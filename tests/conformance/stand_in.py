@@ -15,7 +15,7 @@ from random import Random
 
 import msgspec
 
-from neuron_plugin.allocation import Kind, Resource
+from neuron_plugin.allocation import ContainerKind, Resource
 from neuron_plugin.kubelet import PodResourcesClient
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
@@ -161,8 +161,8 @@ class StandInNode:
         manifest: JsonObject = {
             "metadata": {"name": pod.name, "namespace": NAMESPACE, "annotations": dict(pod.annotations)},
             "spec": {
-                "initContainers": [_container(each) for each in pod.containers if each.kind is not Kind.APP],
-                "containers": [_container(each) for each in pod.containers if each.kind is Kind.APP],
+                "initContainers": [_container(each) for each in pod.containers if each.kind is not ContainerKind.APP],
+                "containers": [_container(each) for each in pod.containers if each.kind is ContainerKind.APP],
             },
         }
         created = self._api.create_pod(manifest)
@@ -177,7 +177,7 @@ class StandInNode:
             live.start(container)
         if any(each.opens for each in pod.containers):
             self._processes[pod.name] = await self._open()
-        exits = [each.exits for each in pod.containers if each.kind is Kind.APP and each.exits is not None]
+        exits = [each.exits for each in pod.containers if each.kind is ContainerKind.APP and each.exits is not None]
         if exits:
             self._end(live, "Failed" if any(exits) else "Succeeded")
         else:
@@ -212,7 +212,7 @@ class StandInNode:
     async def end_containers(self, name: str) -> None:
         live = self._pods[name]
         for container in live.spec.containers:
-            if container.kind is not Kind.INIT:
+            if container.kind is not ContainerKind.INIT:
                 self._kubelet.stop_container(live.pod.uid, container.name)
                 del live.started[container.name]
 
@@ -302,7 +302,7 @@ def _settings(values: Mapping[str, object]) -> PluginSettings:
 
 def _container(spec: ContainerSpec) -> JsonObject:
     """A container as the API server has it."""
-    sidecar = {"restartPolicy": "Always"} if spec.kind is Kind.SIDECAR else {}
+    sidecar = {"restartPolicy": "Always"} if spec.kind is ContainerKind.SIDECAR else {}
     return {"name": spec.name, "resources": spec.resources, **sidecar}
 
 

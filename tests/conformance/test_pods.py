@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.allocation import Kind
+from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.hardware import ResetState
 from tests.conformance.node import CORE, DEVICES, NEURON, ContainerSpec, Node, PodSpec, PodView, until
 from tests.conformance.steps import (
@@ -71,8 +71,8 @@ async def test_p74_init_and_sidecar_share_a_device_and_the_app_has_another(node:
     pod = PodSpec(
         "three",
         (
-            ContainerSpec("init", {NEURON: 1}, Kind.INIT),
-            ContainerSpec("sidecar", {NEURON: 1}, Kind.SIDECAR),
+            ContainerSpec("init", {NEURON: 1}, ContainerKind.INIT),
+            ContainerSpec("sidecar", {NEURON: 1}, ContainerKind.SIDECAR),
             ContainerSpec("app", {NEURON: 1}),
         ),
     )
@@ -132,7 +132,7 @@ async def test_p46_an_app_container_smaller_than_its_init_container_gets_the_dec
 ) -> None:
     """The kubelet draws it a random part, and asks nobody."""
     await start_offering(node)
-    containers = (ContainerSpec("init", {NEURON: 4}, Kind.INIT), ContainerSpec("app", {NEURON: 2}))
+    containers = (ContainerSpec("init", {NEURON: 4}, ContainerKind.INIT), ContainerSpec("app", {NEURON: 2}))
     decision = {"NEURON_DEVS": "1,2,3,4|3,4", "NEURON_ALLOC_TIME": "1", "NEURON_ALLOCATED": "false"}
     view = await runs(node, PodSpec("two", containers, decision))
     assert received(view, "init").nodes == ("neuron0", "neuron1", "neuron2", "neuron3")
@@ -144,7 +144,7 @@ async def test_p46_an_app_container_smaller_than_its_init_container_gets_the_dec
 async def test_p46_without_a_decision_it_gets_a_linked_part_of_what_that_had(node: Node) -> None:
     """Of the kubelet's random pairs of four every second one is linked by chance, so three pods are asked."""
     await start_offering(node, numbering="host")
-    containers = (ContainerSpec("init", {NEURON: 4}, Kind.INIT), ContainerSpec("app", {NEURON: 2}))
+    containers = (ContainerSpec("init", {NEURON: 4}, ContainerKind.INIT), ContainerSpec("app", {NEURON: 2}))
     for name in ("one", "two", "three"):
         view = await runs(node, PodSpec(name, containers))
         whole, (first, second) = _host_ids(view, "init"), _host_ids(view, "app")

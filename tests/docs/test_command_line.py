@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import Entry, Resource, Step, explain
+from neuron_plugin.allocation import LoggedDecision, Resource, Step, explain_decision
 from neuron_plugin.cli.command import Exit
 from neuron_plugin.cli.main import build_parser
 from neuron_plugin.cli.simulate import NodeReport
@@ -30,7 +30,7 @@ def keys(document: type[msgspec.Struct]) -> list[str]:
     return [field.encode_name for field in msgspec.structs.fields(document)]
 
 
-DECISION = explain(Entry(0, Step.BOUND, "n", TRN1, Resource.NEURON, TRN1.device_mask(0), "why"))
+DECISION = explain_decision(LoggedDecision(0, Step.BOUND, "n", TRN1, Resource.NEURON, TRN1.device_mask(0), "why"))
 
 PROMISED: list[tuple[str, Iterable[str]]] = [
     ("devices", keys(MachineReport)),

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from neuron_plugin.allocation import ContainerSpec, Holder, Holding, Pod, PodUid, Refusal, Resource, refusals
+from neuron_plugin.allocation import ContainerSpec, Holder, Holding, PodReference, PodUid, Rejection, Resource
+from neuron_plugin.allocation import rejection as rejections
 from neuron_plugin.cli.main import main
 from neuron_plugin.extender.closings import EVENT_REASONS
 from neuron_plugin.extender.reasons import NODE_REFUSALS
@@ -48,13 +49,13 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 TRN1 = shipped_geometry("trn1.32xlarge")
 NEURON, CORE = Resource.NEURON, Resource.NEURONCORE
-TRAIN = Pod(PodUid("1"), "default", "train")
-SERVE = Pod(PodUid("2"), "default", "serve")
+TRAIN = PodReference(PodUid("1"), "default", "train")
+SERVE = PodReference(PodUid("2"), "default", "serve")
 
 QUOTED_REFUSALS = {
     "unsupported_count": (Unit.DEVICE, 7),
     "too_many": (Unit.DEVICE, 17),
-    "crowded": (Unit.DEVICE, 1),
+    "too_many_together": (Unit.DEVICE, 1),
     "unhealthy": (Unit.DEVICE, 4),
     "not_free": (Unit.CORE, 32),
     "fragmented": (Unit.DEVICE, 4),
@@ -158,10 +159,10 @@ def quoted(heading: str) -> set[str]:
 
 def refusal_texts() -> set[str]:
     """One text of each kind of refusal; a new kind has to be told here, and on the page."""
-    made: dict[str, Callable[..., Refusal]] = {
+    made: dict[str, Callable[..., Rejection]] = {
         name: function
-        for name, function in inspect.getmembers(refusals, inspect.isfunction)
-        if inspect.signature(function).return_annotation == "Refusal"
+        for name, function in inspect.getmembers(rejections, inspect.isfunction)
+        if inspect.signature(function).return_annotation == "Rejection"
     }
     assert made.keys() == QUOTED_REFUSALS.keys()
     texts = set()
@@ -196,7 +197,9 @@ def admission_texts() -> set[str]:
     held = Holder(SERVE, (Holding("app", CORE, TRN1.cores_mask((8, 9))),))
     both = node_pod(TRAIN, [ContainerSpec("main", limits={NEURON.value: "1", CORE.value: "1"})], {})
     assert both
-    vanished = Suspect(Pod(PodUid("3"), "default", "old"), TRN1.cores_mask((6, 7)), 0.0, 30.0, seen=still_open())
+    vanished = Suspect(
+        PodReference(PodUid("3"), "default", "old"), TRN1.cores_mask((6, 7)), 0.0, 30.0, seen=still_open()
+    )
     sick = ("held by pod default/serve as aws.amazon.com/neuroncore", "1 uncorrected SRAM error", vanished.reason)
     return {
         conflict_text(TRN1, NEURON, (4, 5, 6, 7), f"pod {TRAIN}", [held]),

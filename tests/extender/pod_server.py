@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from neuron_plugin.allocation import Pod
+from neuron_plugin.allocation import PodReference
 from neuron_plugin.cluster import PODS, ApiError, UnreachableError
 from neuron_plugin.extender.attempts import SeenPod
 from neuron_plugin.extender.observation import pod_record
@@ -44,7 +44,9 @@ class PodServer:
         self.pods[manifest["metadata"]["name"]] = manifest
         return manifest
 
-    async def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], *, timeout_seconds: float) -> None:
+    async def bind(
+        self, pod: PodReference, node: str, annotations: Mapping[str, str], *, timeout_seconds: float
+    ) -> None:
         self.calls.append("bind")
         assert timeout_seconds > 0
         if self.gate:
@@ -55,7 +57,7 @@ class PodServer:
         if self.after:
             raise self.after.pop(0)
 
-    def apply(self, pod: Pod, node: str, annotations: Mapping[str, str]) -> None:
+    def apply(self, pod: PodReference, node: str, annotations: Mapping[str, str]) -> None:
         """What the binding subresource does."""
         found = self.pods.get(pod.name)
         if found is None:
@@ -68,7 +70,7 @@ class PodServer:
         if self.keeps_annotations:
             found["metadata"]["annotations"] = {**found["metadata"]["annotations"], **annotations}
 
-    async def annotate(self, pod: Pod, annotations: Mapping[str, str], *, timeout_seconds: float) -> None:
+    async def annotate(self, pod: PodReference, annotations: Mapping[str, str], *, timeout_seconds: float) -> None:
         self.calls.append("annotate")
         assert timeout_seconds > 0
         found = self.pods[pod.name]
@@ -76,7 +78,7 @@ class PodServer:
             raise refused(422, "metadata.uid")
         found["metadata"]["annotations"] = {**found["metadata"]["annotations"], **annotations}
 
-    async def read(self, pod: Pod, *, timeout_seconds: float) -> SeenPod | None:
+    async def read(self, pod: PodReference, *, timeout_seconds: float) -> SeenPod | None:
         self.calls.append("read")
         assert timeout_seconds > 0
         if self.reading:

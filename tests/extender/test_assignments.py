@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from neuron_plugin.allocation import Dialect, explain
+from neuron_plugin.allocation import Dialect, explain_decision
 from neuron_plugin.extender.attempts import Ending
 from neuron_plugin.simulation import container
 from tests.extender.bench import Bench
@@ -65,7 +65,7 @@ async def test_the_vendors_dialect_alone_cannot_say_two_resources(world: World) 
 async def test_a_bind_is_remembered_with_what_else_there_was(bench: Bench) -> None:
     await bench.bind(bench.waiting("first", 4))
     await bench.bind(bench.waiting("second", 4))
-    first, second = (explain(entry) for entry in bench.binder.journal.entries())
+    first, second = (explain_decision(entry) for entry in bench.binder.journal.entries())
     assert (first["step"], first["node"], first["ids"]) == ("bound", "node", "0,1,2,3")
     assert first["candidateCount"] == 4
     assert (second["ids"], second["candidateCount"]) == ("4,5,6,7", 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.allocation import Pod
+from neuron_plugin.allocation import PodReference
 from neuron_plugin.extender.attempts import Ending, SeenPod
 from neuron_plugin.simulation import pod_manifest
 from tests.extender.bench import TRN1, Bench
@@ -234,7 +234,7 @@ async def test_t40_what_a_retry_has_bound_while_it_was_looked_up_is_not_released
     await bench.bind(pod)
     read = bench.server.read
 
-    async def read_slowly(asked: Pod, *, timeout_seconds: float) -> SeenPod | None:
+    async def read_slowly(asked: PodReference, *, timeout_seconds: float) -> SeenPod | None:
         unbound = await read(asked, timeout_seconds=timeout_seconds)
         assert (await bench.bind(pod)).ending is Ending.BOUND
         return unbound

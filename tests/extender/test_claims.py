@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.allocation import Holder, Refusal, place
+from neuron_plugin.allocation import Holder, Rejection, place
 from neuron_plugin.extender.claims import PodRecord, UnclearClaim, Unreadable, claim_of, holder_for
 from neuron_plugin.extender.hardware import Hardware, NodeFacts, NoHardware
 from neuron_plugin.extender.nodes import node_record
@@ -79,7 +79,7 @@ def test_an_unreadable_request_carries_no_decision() -> None:
 def test_a_placement_becomes_the_same_holder_that_its_annotations_will_be() -> None:
     record = record_of(pod_manifest("pod", DEVICE, 4))
     placed = place(TRN1, TRN1.all_mask, request_of(record))
-    assert not isinstance(placed, Refusal)
+    assert not isinstance(placed, Rejection)
 
     read_back = claim_of(bound("pod", "0,1,2,3", 4), TRN1)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import Pod, PodUid
+from neuron_plugin.allocation import PodReference, PodUid
 from neuron_plugin.extender.attempts import SUCCESSES, Ending, Outcome
 from neuron_plugin.extender.flowlog import log_bind, log_error, log_filter, log_preempt, log_prioritize, request_text
 from neuron_plugin.extender.verbs import Filtered
@@ -13,7 +13,7 @@ from neuron_plugin.extender.verdicts import Misfit
 from neuron_plugin.simulation import container, pod_manifest
 from tests.extender.world import CORE, DEVICE, World, record_of, request_of
 
-POD = Pod(PodUid("u"), "default", "pod")
+POD = PodReference(PodUid("u"), "default", "pod")
 REQUEST = request_of(record_of(pod_manifest("pod", CORE, 9)))
 
 
@@ -36,7 +36,7 @@ def test_a_request_is_told_container_by_container() -> None:
 
 
 def test_a_filters_line_counts_nodes_and_reasons(lines: pytest.LogCaptureFixture) -> None:
-    full, none = Misfit("not-free", "full", can_pass=True), Misfit("no-neuron", "none", can_pass=False)
+    full, none = Misfit("not-free", "full", may_pass=True), Misfit("no-neuron", "none", may_pass=False)
 
     log_filter(POD, REQUEST, Filtered(["a"], {full: ["b", "c"], none: ["d"]}), 42)
 
@@ -45,7 +45,7 @@ def test_a_filters_line_counts_nodes_and_reasons(lines: pytest.LogCaptureFixture
 
 
 def test_a_filters_line_stays_short_however_many_reasons_there_are(lines: pytest.LogCaptureFixture) -> None:
-    misfits = {Misfit("x", f"reason {number}", can_pass=True): ["node"] * number for number in range(1, 50)}
+    misfits = {Misfit("x", f"reason {number}", may_pass=True): ["node"] * number for number in range(1, 50)}
 
     log_filter(POD, REQUEST, Filtered([], misfits), 1)
 

@@ -15,7 +15,7 @@ from functools import cache
 
 import pytest
 
-from neuron_plugin.allocation import Dialect, Pod
+from neuron_plugin.allocation import Dialect, PodReference
 from neuron_plugin.cluster import ApiError
 from neuron_plugin.extender.attempts import SUCCESSES, Ending, Outcome, SeenPod
 from neuron_plugin.extender.binding import Binder
@@ -44,9 +44,11 @@ class Unreliable(PodServer):
         super().__init__()
         self.chance = chance
         self.events: deque[tuple[Manifest, bool]] = deque()
-        self.late: list[tuple[Pod, str, Mapping[str, str]]] = []
+        self.late: list[tuple[PodReference, str, Mapping[str, str]]] = []
 
-    async def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], *, timeout_seconds: float) -> None:
+    async def bind(
+        self, pod: PodReference, node: str, annotations: Mapping[str, str], *, timeout_seconds: float
+    ) -> None:
         assert timeout_seconds > 0
         await self._dawdle()
         fate = self.chance.random()
@@ -60,7 +62,7 @@ class Unreliable(PodServer):
         if fate < 0.20:
             raise lost()
 
-    def apply(self, pod: Pod, node: str, annotations: Mapping[str, str]) -> None:
+    def apply(self, pod: PodReference, node: str, annotations: Mapping[str, str]) -> None:
         super().apply(pod, node, annotations)
         self.tell(self.pods[pod.name])
 
@@ -77,7 +79,7 @@ class Unreliable(PodServer):
         metadata = {**manifest["metadata"], "annotations": dict(manifest["metadata"]["annotations"])}
         self.events.append(({**manifest, "metadata": metadata, "spec": dict(manifest["spec"])}, gone))
 
-    async def read(self, pod: Pod, *, timeout_seconds: float) -> SeenPod | None:
+    async def read(self, pod: PodReference, *, timeout_seconds: float) -> SeenPod | None:
         await self._dawdle()
         if self.chance.random() < 0.1:
             raise lost()

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import Kind
+from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.cluster import NODES, PODS
 from neuron_plugin.extender.claims import Unreadable
 from neuron_plugin.extender.feeds import keep_pod
@@ -15,7 +15,7 @@ from neuron_plugin.simulation import container, node_manifest, pod_manifest
 from tests.extender.world import CORE, DEVICE, record_of, request_of
 
 
-def counts(*containers: dict[str, Any], init: Sequence[dict[str, Any]] = ()) -> list[tuple[str, Kind, int]]:
+def counts(*containers: dict[str, Any], init: Sequence[dict[str, Any]] = ()) -> list[tuple[str, ContainerKind, int]]:
     manifest = pod_manifest("pod", containers=containers, init_containers=init)
     return [(part.container, part.kind, part.count) for part in request_of(record_of(manifest))]
 
@@ -24,9 +24,9 @@ def test_t19_t20_requesting_containers_come_init_first_and_others_count_for_noth
     init = [container("setup", CORE, 4), container("proxy", CORE, 1, sidecar=True), container("plain", CORE, 0)]
 
     assert counts(container("main", CORE, 2), container("log", CORE, 0), init=init) == [
-        ("setup", Kind.INIT, 4),
-        ("proxy", Kind.SIDECAR, 1),
-        ("main", Kind.APP, 2),
+        ("setup", ContainerKind.INIT, 4),
+        ("proxy", ContainerKind.SIDECAR, 1),
+        ("main", ContainerKind.APP, 2),
     ]
 
 
@@ -40,7 +40,7 @@ def test_t22_t23_limits_decide_and_requests_stand_in(
 ) -> None:
     given = {"name": "main", "resources": {"limits": limits, "requests": requests}}
 
-    assert counts(given) == [("main", Kind.APP, expected)]
+    assert counts(given) == [("main", ContainerKind.APP, expected)]
 
 
 @pytest.mark.parametrize("amount", ["-1", "1.5", "1m", "x", "9223372036854775808", "1e99"])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.allocation import Decision, Pod, PodUid
+from neuron_plugin.allocation import Assignment, PodReference, PodUid
 from neuron_plugin.cluster import ApiError, ApiRequest, KubernetesApi, UnreachableError
 from neuron_plugin.cluster.api import Response
 from neuron_plugin.extender.attempts import may_have_happened
@@ -20,13 +20,13 @@ def writes(api: KubernetesApi) -> ApiPodWrites:
 
 
 @pytest.fixture
-def pod(server: StandInApiServer) -> Pod:
+def pod(server: StandInApiServer) -> PodReference:
     server.create_node(node_manifest("node", "trn1.32xlarge"))
     return pod_of(server.create_pod(pod_manifest("pod", DEVICE, 1)))
 
 
 async def test_a_binding_carries_node_and_annotations_in_one_request(
-    server: StandInApiServer, writes: ApiPodWrites, pod: Pod
+    server: StandInApiServer, writes: ApiPodWrites, pod: PodReference
 ) -> None:
     before = len(server.requests)
     await writes.bind(pod, "node", KEYS, timeout_seconds=5)
@@ -38,9 +38,9 @@ async def test_a_binding_carries_node_and_annotations_in_one_request(
 
 
 async def test_a_pod_made_anew_under_the_name_is_neither_bound_nor_annotated(
-    server: StandInApiServer, writes: ApiPodWrites, pod: Pod
+    server: StandInApiServer, writes: ApiPodWrites, pod: PodReference
 ) -> None:
-    old = Pod(PodUid("gone"), pod.namespace, pod.name)
+    old = PodReference(PodUid("gone"), pod.namespace, pod.name)
 
     with pytest.raises(ApiError):
         await writes.bind(old, "node", KEYS, timeout_seconds=5)
@@ -52,7 +52,7 @@ async def test_a_pod_made_anew_under_the_name_is_neither_bound_nor_annotated(
 
 
 async def test_a_read_shows_where_the_pod_is_and_what_it_was_given(
-    server: StandInApiServer, writes: ApiPodWrites, pod: Pod
+    server: StandInApiServer, writes: ApiPodWrites, pod: PodReference
 ) -> None:
     waiting = await writes.read(pod, timeout_seconds=5)
     await writes.bind(pod, "node", {}, timeout_seconds=5)
@@ -65,14 +65,14 @@ async def test_a_read_shows_where_the_pod_is_and_what_it_was_given(
     assert waiting.record.node == ""
     assert bound is not None
     assert bound.record.node == "node"
-    assert isinstance(bound.record.decision, Decision)
+    assert isinstance(bound.record.decision, Assignment)
     assert not bound.terminal
     assert ended is not None
     assert ended.terminal
 
 
 async def test_a_pod_that_is_gone_reads_as_none_and_trouble_is_raised(
-    server: StandInApiServer, writes: ApiPodWrites, pod: Pod
+    server: StandInApiServer, writes: ApiPodWrites, pod: PodReference
 ) -> None:
     server.fail(Fault(match=Match(method="GET", path="/pods/pod$"), status=500))
     with pytest.raises(ApiError):
@@ -103,7 +103,7 @@ def test_t40_a_write_may_be_in_place_after_any_end_but_a_refusal(
     assert may_have_happened(error) is expected
 
 
-async def test_every_call_hands_its_deadline_on(pod: Pod) -> None:
+async def test_every_call_hands_its_deadline_on(pod: PodReference) -> None:
     class Api:
         seconds: list[float] = []  # noqa: RUF012 - one use, one test
 

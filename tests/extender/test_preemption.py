@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import Holder, Holding, Refusal, Resource, place
+from neuron_plugin.allocation import Holder, Holding, Rejection, Resource, place
 from neuron_plugin.extender import preemption as module
 from neuron_plugin.extender.hardware import Hardware
 from neuron_plugin.extender.preemption import preempt
@@ -143,7 +143,7 @@ def test_e01_no_smaller_set_of_victims_would_do(held: set[int], amount: int, cha
 
     def fits(evicted: tuple[str, ...]) -> bool:
         free = record.free_mask | geometry.devices_mask(by_uid[each][0] for each in evicted)
-        return not isinstance(place(geometry, free, request), Refusal)
+        return not isinstance(place(geometry, free, request), Rejection)
 
     def least(among: list[str]) -> int | None:
         sizes = range(len(among) + 1)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import Holder, Holding, Pod, PodUid
+from neuron_plugin.allocation import Holder, Holding, PodReference, PodUid
 from neuron_plugin.extender.claims import PodRecord
 from neuron_plugin.extender.nodes import NodeRecord
 from neuron_plugin.extender.state import Reservation
@@ -16,7 +16,7 @@ from tests.extender.world import CORE, DEVICE, World, pod_of
 TRN1 = "trn1.32xlarge"
 
 
-def reservation(pod: Pod, node: str, mask: int, *, confirmed: bool = False) -> Reservation:
+def reservation(pod: PodReference, node: str, mask: int, *, confirmed: bool = False) -> Reservation:
     holder = Holder(pod, (Holding("main", DEVICE, CoreMask(mask)),))
     return Reservation(pod, node, holder, {"NEURON_DEVS": "0"}, since=0.0, confirmed=confirmed)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from neuron_plugin.allocation import Refusal, placement_mask
+from neuron_plugin.allocation import Rejection, placement_mask
 from neuron_plugin.extender.reasons import NODE_REFUSALS
 from neuron_plugin.extender.shapes import Shape
 from neuron_plugin.extender.verdicts import placement_on
@@ -274,7 +274,7 @@ def _best(world: World, node: str) -> int:
     shape = world.state.shapes[node]
     assert isinstance(shape, Shape)
     placed = placement_on(shape, request_of(record_of(pod_manifest("probe", DEVICE, 1))))
-    assert not isinstance(placed, Refusal)
+    assert not isinstance(placed, Rejection)
     return placement_mask(placed)
 
 

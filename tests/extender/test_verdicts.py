@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import PodRequest, Refusal, Resource, cost, placement_mask
+from neuron_plugin.allocation import PodRequest, Rejection, Resource, cost, placement_mask
 from neuron_plugin.extender import shapes
 from neuron_plugin.extender.reasons import STALE
 from neuron_plugin.extender.shapes import Shape, closed_shape, open_shape
@@ -49,7 +49,7 @@ def registered() -> int:
 def test_a_verdict_says_fits_exactly_when_a_placement_exists(free: int, asked: tuple[Resource, int]) -> None:
     request = asking(*asked)
 
-    assert (judge(shape(free), request) is None) is not isinstance(placement_on(shape(free), request), Refusal)
+    assert (judge(shape(free), request) is None) is not isinstance(placement_on(shape(free), request), Rejection)
 
 
 @settings(deadline=None)
@@ -58,7 +58,7 @@ def test_a_cost_is_that_of_the_set_which_a_bind_would_choose(free: int, asked: t
     node, request = shape(free), asking(*asked)
     placed = placement_on(node, request)
 
-    expected = None if isinstance(placed, Refusal) else cost(TRN1, free, placement_mask(placed))
+    expected = None if isinstance(placed, Rejection) else cost(TRN1, free, placement_mask(placed))
     assert cost_on(node, request) == expected
 
 
@@ -74,7 +74,7 @@ def test_a_cost_is_that_of_the_best_placement_of_all_containers() -> None:
     )
     free = shape(TRN1.all_mask)
     placed = placement_on(free, request)
-    assert not isinstance(placed, Refusal)
+    assert not isinstance(placed, Rejection)
 
     assert cost_on(free, request) == cost(TRN1, free.free_mask, placement_mask(placed))
     assert cost_on(closed_shape(STALE), request) is None

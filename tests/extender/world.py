@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from neuron_plugin.allocation import Pod, PodRequest, PodUid, Resource
+from neuron_plugin.allocation import PodReference, PodRequest, PodUid, Resource
 from neuron_plugin.cluster import NODES, PODS
 from neuron_plugin.extender.claims import PodRecord, Unreadable
 from neuron_plugin.extender.feeds import keep_pod
@@ -87,6 +87,6 @@ def request_of(record: PodRecord) -> PodRequest:
     return record.request
 
 
-def pod_of(manifest: Mapping[str, Any]) -> Pod:
+def pod_of(manifest: Mapping[str, Any]) -> PodReference:
     metadata = manifest["metadata"]
-    return Pod(PodUid(metadata["uid"]), metadata["namespace"], metadata["name"])
+    return PodReference(PodUid(metadata["uid"]), metadata["namespace"], metadata["name"])

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from neuron_plugin.allocation import (
     INVENTORY_KEY,
+    ContainerKind,
     ContainerSpec,
-    Kind,
     NodeInventory,
     PodUid,
     Resource,
     ids_of,
     write_inventory,
 )
-from neuron_plugin.allocation import Pod as PodName
+from neuron_plugin.allocation import PodReference as PodName
 from neuron_plugin.inspection.checks.table import CHECKS
 from neuron_plugin.inspection.facts import ApiPod, Cluster, Daemon, DeviceUser, DeviceUsers, Facts, Kubelet, SocketSeen
 from neuron_plugin.inspection.findings import Finding, Level
@@ -121,7 +121,7 @@ def api_pod(
     specs = [
         ContainerSpec(
             each,
-            Kind.INIT if init and not place else Kind.APP,
+            ContainerKind.INIT if init and not place else ContainerKind.APP,
             {f"aws.amazon.com/{resource}": str(count) for resource, count in limits.items()},
         )
         for place, (each, limits) in enumerate(containers.items())

@@ -5,7 +5,7 @@ What a container receives is the only moment at which silicon gets a new owner; 
 
 from __future__ import annotations
 
-from neuron_plugin.allocation import ContainerRequest, Kind, Resource, ids_of, mask_of
+from neuron_plugin.allocation import ContainerKind, ContainerRequest, Resource, ids_of, mask_of
 from neuron_plugin.kubelet import ContainerAllocation
 from neuron_plugin.kubelet.devices import RefusalError
 from tests.plugin.life_faults import Faults
@@ -146,7 +146,7 @@ class Admission(Faults):
         self.seen["got its set"] += 1
         decision = pod.decision
         for part in decision.containers if decision else ():
-            if pod.shape.has_many_init and part.request.kind is Kind.APP:
+            if pod.shape.has_many_init and part.request.kind is ContainerKind.APP:
                 continue
             given = ids_of(self.mode.geometry, part.request.resource.unit, pod.given[part.request.container])
             assert given == part.ids, f"{pod} {part.request.container} received {given}, decided was {part.ids}"

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from random import Random
 from typing import Any, Generic, TypeVar
 
-from neuron_plugin.allocation import INVENTORY_KEY, Pod, PodUid
+from neuron_plugin.allocation import INVENTORY_KEY, PodReference, PodUid
 from neuron_plugin.cluster import ApiError, ApiRequest, UnreachableError, records
 from neuron_plugin.cluster.api import Response
 from neuron_plugin.cluster.store import Store
@@ -144,7 +144,9 @@ class Cluster:
 
     # What the extender's binds do: extender.attempts.PodWrites.
 
-    async def bind(self, pod: Pod, node: str, annotations: Mapping[str, str], *, timeout_seconds: float) -> None:
+    async def bind(
+        self, pod: PodReference, node: str, annotations: Mapping[str, str], *, timeout_seconds: float
+    ) -> None:
         assert node
         assert timeout_seconds > 0
         fate = self.chance.random()
@@ -157,10 +159,10 @@ class Cluster:
         if fate < self.binds_fail * 2:
             raise UnreachableError("POST", "/binding", "no answer", may_have_arrived=True)
 
-    async def annotate(self, pod: Pod, annotations: Mapping[str, str], *, timeout_seconds: float) -> None:
+    async def annotate(self, pod: PodReference, annotations: Mapping[str, str], *, timeout_seconds: float) -> None:
         raise NotImplementedError("this API server keeps a binding's annotations")
 
-    async def read(self, pod: Pod, *, timeout_seconds: float) -> SeenPod | None:
+    async def read(self, pod: PodReference, *, timeout_seconds: float) -> SeenPod | None:
         assert timeout_seconds > 0
         found = self.pods.get(pod.name)
         if found is None or found.uid != pod.uid:

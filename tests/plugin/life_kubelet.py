@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Protocol
 
-from neuron_plugin.allocation import ContainerRequest, Kind, Resource
+from neuron_plugin.allocation import ContainerKind, ContainerRequest, Resource
 from neuron_plugin.kubelet import ContainerAllocation, PodDevices, PodResourcesAbsentError, RecordedDevices
 from neuron_plugin.kubelet.devices import RefusalError
 from neuron_plugin.kubelet.pod_resources import ContainerDevices, PodResourcesThrottledError
@@ -145,7 +145,7 @@ class LifeKubelet:
             elif not pod.recorded[part.container][1] <= self._healthy(part.resource):
                 raise RejectedError("previously allocated devices are no longer healthy")
             ids = pod.recorded[part.container][1]
-            reusable[part.resource] = left | ids if part.kind is Kind.INIT else left - ids
+            reusable[part.resource] = left | ids if part.kind is ContainerKind.INIT else left - ids
 
     async def _choose(self, part: ContainerRequest, reusable: set[int], preferred: Preferred) -> set[int]:
         healthy = self._healthy(part.resource)
@@ -178,7 +178,7 @@ class LifeKubelet:
         listed = tuple(
             ContainerDevices(container, resource.value, tuple(texts(sorted(ids))))
             for container, (resource, ids) in pod.recorded.items()
-            if pod.shape.kinds[container] is not Kind.INIT
+            if pod.shape.kinds[container] is not ContainerKind.INIT
         )
         return PodDevices("default", pod.name, listed)
 

@@ -12,7 +12,17 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from neuron_plugin.allocation import ContainerSpec, Decision, Kind, Pod, PodRequest, PodUid, Resource, pod_request, read
+from neuron_plugin.allocation import (
+    Assignment,
+    ContainerKind,
+    ContainerSpec,
+    PodReference,
+    PodRequest,
+    PodUid,
+    Resource,
+    pod_request,
+    read_assignment,
+)
 from neuron_plugin.cluster import PODS, records
 from neuron_plugin.simulation import container
 from tests.plugin.world import CORE, DEVICE, app, init, sidecar
@@ -26,15 +36,15 @@ class Shape:
     def __init__(self, *specs: ContainerSpec) -> None:
         self.request: PodRequest = pod_request(specs)
         self.kinds = {part.container: part.kind for part in self.request}
-        self.has_init = Kind.INIT in self.kinds.values()
-        self.has_many_init = [*self.kinds.values()].count(Kind.INIT) > 1
-        self.lasting = frozenset(name for name, kind in self.kinds.items() if kind is not Kind.INIT)
+        self.has_init = ContainerKind.INIT in self.kinds.values()
+        self.has_many_init = [*self.kinds.values()].count(ContainerKind.INIT) > 1
+        self.lasting = frozenset(name for name, kind in self.kinds.items() if kind is not ContainerKind.INIT)
         self.needs = _needs(self.request)
         manifests = [
-            container(part.container, part.resource, part.count, sidecar=part.kind is Kind.SIDECAR)
+            container(part.container, part.resource, part.count, sidecar=part.kind is ContainerKind.SIDECAR)
             for part in self.request
         ]
-        first = sum(kind is not Kind.APP for kind in self.kinds.values())
+        first = sum(kind is not ContainerKind.APP for kind in self.kinds.values())
         self.manifest = {"initContainers": manifests[:first], "containers": manifests[first:]}
 
     def __str__(self) -> str:
@@ -46,7 +56,7 @@ def _needs(request: PodRequest) -> dict[Resource, int]:
     lasting: Counter[Resource] = Counter()
     largest: Counter[Resource] = Counter()
     for part in request:
-        if part.kind is Kind.INIT:
+        if part.kind is ContainerKind.INIT:
             largest[part.resource] = max(largest[part.resource], part.count)
         else:
             lasting[part.resource] += part.count
@@ -107,8 +117,8 @@ class LivePod:
         return f"{self.name}/{self.uid}"
 
     @property
-    def pod(self) -> Pod:
-        return Pod(self.uid, "default", self.name)
+    def pod(self) -> PodReference:
+        return PodReference(self.uid, "default", self.name)
 
     @property
     def waits(self) -> bool:
@@ -128,8 +138,8 @@ class LivePod:
         return mask
 
     @property
-    def decision(self) -> Decision | None:
-        return read(str(self), self.annotations, self.shape.request)
+    def decision(self) -> Assignment | None:
+        return read_assignment(str(self), self.annotations, self.shape.request)
 
     def record(self) -> records.Pod:
         """As the API server's watch shows it now."""

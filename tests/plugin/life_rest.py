@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neuron_plugin.allocation import Kind, Resource, ids_of, mask_of
+from neuron_plugin.allocation import ContainerKind, Resource, ids_of, mask_of
 from tests.plugin.life_admission import Admission
 from tests.plugin.life_base import Life
 from tests.plugin.life_departures import Departures
@@ -99,7 +99,7 @@ def _annotations_tell_the_truth(life: Life, pod: LivePod) -> None:
     for part in decision.containers:
         told = mask_of(life.mode.geometry, part.request.resource.unit, part.ids)
         given = pod.given[part.request.container]
-        of_the_past = part.request.kind is Kind.INIT and not told & ~pod.mask
+        of_the_past = part.request.kind is ContainerKind.INIT and not told & ~pod.mask
         if pod not in life.forgotten and not of_the_past:  # of the forgotten only the pod's whole set is known
             assert told == given, f"{pod} {part.request.container}: {life.cores(told)} told, {life.cores(given)} given"
 

@@ -12,7 +12,15 @@ from random import Random
 
 import msgspec
 
-from neuron_plugin.allocation import ContainerSpec, Decision, Kind, PodUid, Resource, pod_request, read
+from neuron_plugin.allocation import (
+    Assignment,
+    ContainerKind,
+    ContainerSpec,
+    PodUid,
+    Resource,
+    pod_request,
+    read_assignment,
+)
 from neuron_plugin.kubelet import DevicePluginServer
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
@@ -113,8 +121,8 @@ class Site:
         found: dict[str, str] = self.api.get(PODS, name, NAMESPACE)["metadata"].get("annotations") or {}
         return found
 
-    def decision(self, name: str) -> Decision | None:
-        return read(name, self.annotations(name), pod_request(self.specs[name]))
+    def decision(self, name: str) -> Assignment | None:
+        return read_assignment(name, self.annotations(name), pod_request(self.specs[name]))
 
     def decided_ids(self, name: str) -> list[tuple[int, ...]]:
         decision = self.decision(name)
@@ -210,14 +218,14 @@ def manifest(name: str, uid: str, containers: tuple[ContainerSpec, ...]) -> Json
     return {
         "metadata": {"name": name, "uid": uid, "namespace": NAMESPACE},
         "spec": {
-            "initContainers": [_container(each) for each in containers if each.kind is not Kind.APP],
-            "containers": [_container(each) for each in containers if each.kind is Kind.APP],
+            "initContainers": [_container(each) for each in containers if each.kind is not ContainerKind.APP],
+            "containers": [_container(each) for each in containers if each.kind is ContainerKind.APP],
         },
     }
 
 
 def _container(spec: ContainerSpec) -> JsonObject:
-    sidecar = {"restartPolicy": "Always"} if spec.kind is Kind.SIDECAR else {}
+    sidecar = {"restartPolicy": "Always"} if spec.kind is ContainerKind.SIDECAR else {}
     return {"name": spec.name, "resources": {"limits": dict(spec.limits)}, **sidecar}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neuron_plugin.allocation import Holding, read
+from neuron_plugin.allocation import Holding, read_assignment
 from neuron_plugin.plugin.annotate import confirmed_annotations, inherited_annotations
 from neuron_plugin.plugin.pods import NodePod
 from tests.plugin.world import CORE, NEURON, TRN1, app, decided, devices, init, pod
@@ -17,7 +17,7 @@ def neuron(*ids: int, container: str = "app") -> Holding:
 def after(pod_: NodePod, before: dict[str, str], changes: dict[str, str | None]) -> list[tuple[int, ...]]:
     """The ids that the pod says once a merge patch is applied."""
     merged = {key: value for key, value in {**before, **changes}.items() if value is not None}
-    decision = read("default/a", merged, pod_.request)
+    decision = read_assignment("default/a", merged, pod_.request)
     assert decision is not None
     return [part.ids for part in decision.containers]
 

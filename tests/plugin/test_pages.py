@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from neuron_plugin.allocation import INVENTORY_KEY, Journal, Kind, Resource
+from neuron_plugin.allocation import INVENTORY_KEY, ContainerKind, DecisionLog, Resource
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.pages import decisions_json
 from neuron_plugin.plugin.settings import PluginSettings
@@ -124,7 +124,7 @@ def root() -> Any:
 
 
 def a_pod(name: str, resource: str, count: int) -> Pod:
-    return Pod(f"uid-{name}", "default", name, (Container("main", {resource: count}, Kind.APP),))
+    return Pod(f"uid-{name}", "default", name, (Container("main", {resource: count}, ContainerKind.APP),))
 
 
 async def test_p78_a_registered_daemon_is_alive_and_ready(site: Site) -> None:
@@ -187,7 +187,7 @@ async def test_the_decisions_page_tells_what_was_chosen_and_from_what(site: Site
 
 
 def test_an_empty_journal_is_an_empty_list() -> None:
-    assert json.loads(decisions_json(Journal())) == {"decisions": []}
+    assert json.loads(decisions_json(DecisionLog())) == {"decisions": []}
 
 
 async def test_port_0_serves_no_pages(root: Path, caplog: pytest.LogCaptureFixture) -> None:

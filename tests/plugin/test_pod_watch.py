@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import Kind
+from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.cluster import Pod as PodRecord
 from neuron_plugin.cluster import connect
 from neuron_plugin.plugin.pod_watch import _take_in, neuron_pod, pod_uids, take_stock
@@ -33,16 +33,16 @@ def record(*containers: object, **metadata: object) -> PodRecord:
 
 
 def test_a_pod_that_asks_for_no_neuron_is_not_kept() -> None:
-    assert neuron_pod(record(type(app(1))("app", Kind.APP, {"cpu": "1"}))) is None
+    assert neuron_pod(record(type(app(1))("app", ContainerKind.APP, {"cpu": "1"}))) is None
 
 
 def test_a_record_gives_kinds_in_the_order_of_admission() -> None:
     found = neuron_pod(record(init(1), sidecar(1), app(2)))
     assert found is not None
     assert [(part.container, part.kind, part.count) for part in found.request] == [
-        ("init", Kind.INIT, 1),
-        ("sidecar", Kind.SIDECAR, 1),
-        ("app", Kind.APP, 2),
+        ("init", ContainerKind.INIT, 1),
+        ("sidecar", ContainerKind.SIDECAR, 1),
+        ("app", ContainerKind.APP, 2),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.allocation import Holding, Kind, Ledger
+from neuron_plugin.allocation import ContainerKind, HolderLedger, Holding
 from neuron_plugin.plugin.pods import annotated_holdings, demanded_cores, node_pod, unserved
 from tests.plugin.world import (
     CORE,
@@ -20,7 +20,7 @@ from tests.plugin.world import (
 
 
 def test_a_pod_that_asks_for_no_neuron_is_none_of_ours() -> None:
-    spec = type(app(1))("app", Kind.APP, {"cpu": "1", NEURON.value: "0"})
+    spec = type(app(1))("app", ContainerKind.APP, {"cpu": "1", NEURON.value: "0"})
     assert node_pod(ref("a"), [spec], {"NEURON_DEVS": "0"}) is None
 
 
@@ -41,7 +41,7 @@ def test_contradicting_dialects_are_no_decision() -> None:
 
 @pytest.mark.parametrize("quantity", ["-1", "1.5", "x", "9223372036854775808"])
 def test_a_request_that_cannot_be_served_is_kept_with_its_demand(quantity: str) -> None:
-    spec = type(app(1))("app", Kind.APP, {NEURON.value: quantity})
+    spec = type(app(1))("app", ContainerKind.APP, {NEURON.value: quantity})
     found = node_pod(ref("a"), [spec], {})
     assert found is not None
     assert found.request == ()
@@ -50,19 +50,19 @@ def test_a_request_that_cannot_be_served_is_kept_with_its_demand(quantity: str) 
 
 
 def test_limits_decide_and_requests_stand_in_for_a_refused_demand() -> None:
-    spec = type(app(1))("app", Kind.APP, {NEURON.value: "1"}, {NEURON.value: "9", CORE.value: "2"})
+    spec = type(app(1))("app", ContainerKind.APP, {NEURON.value: "1"}, {NEURON.value: "9", CORE.value: "2"})
     found = node_pod(ref("a"), [spec], {})
     assert found is not None
     assert found.refused == {(NEURON, "1"), (CORE, "2")}
 
 
 def test_containers_are_served_in_the_kubelets_order() -> None:
-    second = type(app(1))("second", Kind.APP, app(1).limits)
+    second = type(app(1))("second", ContainerKind.APP, app(1).limits)
     both = pod("a", app(1), second)
-    first = unserved(TRN1, both, Ledger(), NEURON, devices(0))
+    first = unserved(TRN1, both, HolderLedger(), NEURON, devices(0))
     assert first is not None
     assert first.container == "app"
-    ledger = Ledger().with_holding(ref("a"), Holding("app", NEURON, devices(0)))
+    ledger = HolderLedger().with_holding(ref("a"), Holding("app", NEURON, devices(0)))
     later = unserved(TRN1, both, ledger, NEURON, devices(0))
     assert later is not None
     assert later.container == "second"

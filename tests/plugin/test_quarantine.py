@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from neuron_plugin.allocation import Pod, PodUid
+from neuron_plugin.allocation import PodReference, PodUid
 from neuron_plugin.hardware import Process
 from neuron_plugin.plugin.quarantine import Quarantine, Users, described
 from neuron_plugin.plugin.standins import named_stand_in
 from neuron_plugin.topology import CoreMask, Geometry, Topology
 
 TRN1 = Geometry("trn1.32xlarge", Topology.TORUS, 16, 2, (1, 4, 8, 16))
-GONE = Pod(PodUid("uid-gone"), "default", "gone")
+GONE = PodReference(PodUid("uid-gone"), "default", "gone")
 SECONDS = 30.0
 
 
@@ -98,7 +98,7 @@ def test_a_pod_that_held_nothing_is_not_suspect() -> None:
 
 
 def test_two_vanished_pods_are_let_go_of_one_by_one(quarantine: Quarantine) -> None:
-    other = Pod(PodUid("uid-other"), "default", "other")
+    other = PodReference(PodUid("uid-other"), "default", "other")
     both = quarantine.with_suspect(other, TRN1.devices_mask((5,)), now=101.0)
     left = both.after_look(TRN1, users(102.0, neuron5=of("uid-other")))
     assert left.mask == TRN1.devices_mask((5,))

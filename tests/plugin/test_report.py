@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from neuron_plugin.allocation import Pod
+from neuron_plugin.allocation import PodReference
 from neuron_plugin.plugin import report as module
 from neuron_plugin.plugin.report import Reporter
 from neuron_plugin.plugin.standins import nameless_stand_in
@@ -21,7 +21,7 @@ def sent(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, str]]:
 
 @pytest.fixture
 def reporter(sent: list[tuple[str, str, str]]) -> Reporter:
-    def send(pod: Pod, reason: str, text: str) -> None:
+    def send(pod: PodReference, reason: str, text: str) -> None:
         sent.append((str(pod), reason, text))
 
     return Reporter(send)
@@ -48,7 +48,7 @@ def test_another_text_or_reason_or_a_new_pod_of_that_name_is_news(
 
 @pytest.mark.parametrize("pod", [None, nameless_stand_in(3)])
 def test_what_concerns_no_known_pod_is_only_logged(
-    reporter: Reporter, sent: list[tuple[str, str, str]], caplog: pytest.LogCaptureFixture, pod: Pod | None
+    reporter: Reporter, sent: list[tuple[str, str, str]], caplog: pytest.LogCaptureFixture, pod: PodReference | None
 ) -> None:
     reporter.report("Reason", "text", pod)
     assert sent == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neuron_plugin.allocation import Holder, Holding, Pod
+from neuron_plugin.allocation import Holder, Holding, PodReference
 from neuron_plugin.plugin.standins import named_stand_in, nameless_stand_in
 from neuron_plugin.plugin.tenancy import Tenancy
 from tests.plugin.world import CORE, NEURON, TRN1, devices, ref
@@ -14,7 +14,7 @@ def neuron(*ids: int, container: str = "app") -> Holding:
     return Holding(container, NEURON, devices(*ids))
 
 
-def supposed(pod: Pod, *ids: int) -> Tenancy:
+def supposed(pod: PodReference, *ids: int) -> Tenancy:
     return Tenancy().supposing(pod, neuron(*ids), 1.0)
 
 

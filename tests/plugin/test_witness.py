@@ -5,7 +5,7 @@ import timeit
 
 import pytest
 
-from neuron_plugin.allocation import Entry, Holding, Step, explain
+from neuron_plugin.allocation import Holding, LoggedDecision, Step, explain_decision
 from neuron_plugin.kubelet import AllocationRefusedError, ContainerAllocation, RegistrationState
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.claims import Claim
@@ -58,7 +58,7 @@ def served(state: NodeState, policy: TopologyPolicy = TopologyPolicy.PREFERRED) 
 
 
 def told(witness: Witness) -> list[dict[str, object]]:
-    return [explain(entry) for entry in witness.journal.entries()]
+    return [explain_decision(entry) for entry in witness.journal.entries()]
 
 
 async def test_a_decided_pod_leaves_a_preference_and_an_allocation_with_its_name() -> None:
@@ -231,6 +231,6 @@ def test_an_entry_holds_no_more_than_references() -> None:
     handler, witness = served(state)
     handler.allocate(NEURON.value, ["0"])
     (entry,) = witness.journal.entries()
-    assert isinstance(entry, Entry)
+    assert isinstance(entry, LoggedDecision)
     assert entry.step is Step.ALLOCATED
     assert entry.geometry is state.machine.geometry if state.machine else False

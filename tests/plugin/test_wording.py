@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from neuron_plugin.allocation import Holder, Holding
-from neuron_plugin.allocation.refusals import unsupported_count
+from neuron_plugin.allocation.rejection import unsupported_count
 from neuron_plugin.plugin.standins import named_stand_in, nameless_stand_in
 from neuron_plugin.plugin.wording import conflict_text, named, unlinked_text
 from neuron_plugin.topology import Unit

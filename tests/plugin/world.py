@@ -9,17 +9,17 @@ from random import Random
 from typing import Any, TypeVar
 
 from neuron_plugin.allocation import (
+    ContainerKind,
     ContainerSet,
     ContainerSpec,
     Holder,
-    Kind,
-    Pod,
+    PodReference,
     PodUid,
     Resource,
     mask_of,
     parse_ids,
     pod_request,
-    write,
+    write_assignment,
 )
 from neuron_plugin.kubelet import ContainerAllocation, PodDevices, PodResourcesError, RecordedDevices
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
@@ -45,19 +45,19 @@ T = TypeVar("T")
 
 
 def app(count: int, resource: Resource = NEURON, name: str = "app") -> ContainerSpec:
-    return ContainerSpec(name, Kind.APP, {resource.value: str(count)})
+    return ContainerSpec(name, ContainerKind.APP, {resource.value: str(count)})
 
 
 def init(count: int, resource: Resource = NEURON, name: str = "init") -> ContainerSpec:
-    return ContainerSpec(name, Kind.INIT, {resource.value: str(count)})
+    return ContainerSpec(name, ContainerKind.INIT, {resource.value: str(count)})
 
 
 def sidecar(count: int, resource: Resource = NEURON, name: str = "sidecar") -> ContainerSpec:
-    return ContainerSpec(name, Kind.SIDECAR, {resource.value: str(count)})
+    return ContainerSpec(name, ContainerKind.SIDECAR, {resource.value: str(count)})
 
 
-def ref(name: str, uid: str = "") -> Pod:
-    return Pod(PodUid(uid or f"uid-{name}"), "default", name)
+def ref(name: str, uid: str = "") -> PodReference:
+    return PodReference(PodUid(uid or f"uid-{name}"), "default", name)
 
 
 def pod(name: str, *containers: ContainerSpec, uid: str = "", annotations: Mapping[str, str] | None = None) -> NodePod:
@@ -84,7 +84,9 @@ def assignment(
 ) -> dict[str, str]:
     request = pod_request(containers)
     masks = [mask_of(geometry, part.resource.unit, tuple(ids)) for part, ids in zip(request, sets, strict=True)]
-    return write(geometry, tuple(ContainerSet(part, mask) for part, mask in zip(request, masks, strict=True)), time)
+    return write_assignment(
+        geometry, tuple(ContainerSet(part, mask) for part, mask in zip(request, masks, strict=True)), time
+    )
 
 
 def devices(*ids: int, geometry: Geometry = TRN1) -> CoreMask:
@@ -107,7 +109,7 @@ class FakeClock:
 class FakeReport:
     told: list[tuple[str, str, str]] = field(default_factory=list)
 
-    def report(self, reason: str, text: str, pod: Pod | None) -> None:
+    def report(self, reason: str, text: str, pod: PodReference | None) -> None:
         self.told.append((reason, text, str(pod) if pod and pod.name else ""))
 
     @property

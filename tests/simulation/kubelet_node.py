@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from neuron_plugin.allocation import Kind
+from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet import channel_to
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
@@ -18,7 +18,7 @@ from neuron_plugin.simulation.kubelet import SOCKET_NAME, KubeletOptions, StandI
 from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, Container, Pod, PodRejectedError
 from tests.kubelet.fakes import CORE, seeded
 
-INIT, SIDECAR, APP = Kind.INIT, Kind.SIDECAR, Kind.APP
+INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
 
 
 class RawPlugin(pb_grpc.DevicePluginServicer):
@@ -158,7 +158,7 @@ def pod(name: str, *containers: Container, uid: str | None = None) -> Pod:
     return Pod(uid or f"uid-{name}", "ns", name, containers)
 
 
-def wants(count: int, name: str = "c", kind: Kind = APP, resource: str = CORE) -> Container:
+def wants(count: int, name: str = "c", kind: ContainerKind = APP, resource: str = CORE) -> Container:
     return Container(name, {resource: count}, kind)
 
 

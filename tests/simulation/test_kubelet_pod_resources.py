@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from neuron_plugin.allocation import Kind
+from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet import AdvertisedDevice, GetUnsupportedError, PodDevices, PodResourcesClient, channel_to
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
@@ -41,11 +41,11 @@ async def node(directory: Path, options: KubeletOptions = UNLIMITED) -> AsyncIte
         yield Node(kubelet, plugin, PodResourcesClient(socket), socket)
 
 
-def pod(name: str, *containers: tuple[str, int, Kind]) -> Pod:
+def pod(name: str, *containers: tuple[str, int, ContainerKind]) -> Pod:
     return Pod(f"uid-{name}", "ns", name, tuple(Container(n, {CORE: count}, kind) for n, count, kind in containers))
 
 
-APP = Kind.APP
+APP = ContainerKind.APP
 
 
 async def test_a_pod_is_listed_with_its_ids(directory: Path) -> None:
@@ -66,7 +66,7 @@ async def test_there_is_one_entry_for_each_id(directory: Path) -> None:
 
 
 async def test_p74_sidecar_and_app_are_listed_and_the_plain_init_container_is_not(directory: Path) -> None:
-    containers = (("i", 1, Kind.INIT), ("s", 1, Kind.SIDECAR), ("c", 1, APP))
+    containers = (("i", 1, ContainerKind.INIT), ("s", 1, ContainerKind.SIDECAR), ("c", 1, APP))
     async with node(directory) as n:
         await n.kubelet.admit(pod("a", *containers))
         (listed,) = await n.client.list()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation import Kind
+from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet import ContainerAllocation, PodResourcesClient, ServiceOptions
 from neuron_plugin.simulation.kubelet import KubeletOptions, KubeletStoppedError, StandInKubelet
 from neuron_plugin.simulation.kubelet_devices import Capacity
@@ -139,8 +139,8 @@ async def test_p74_init_and_sidecar_share_one_device_and_the_app_has_another(dir
         "ns",
         "a",
         (
-            Container("init", {CORE: 1}, Kind.INIT),
-            Container("side", {CORE: 1}, Kind.SIDECAR),
+            Container("init", {CORE: 1}, ContainerKind.INIT),
+            Container("side", {CORE: 1}, ContainerKind.SIDECAR),
             Container("app", {CORE: 1}),
         ),
     )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 
-from neuron_plugin.allocation import INVENTORY_KEY, Kind, Resource, read_inventory
+from neuron_plugin.allocation import INVENTORY_KEY, ContainerKind, Resource, read_inventory
 from neuron_plugin.cluster import NODES, PODS
 from neuron_plugin.simulation.manifests import container, node_manifest, pod_manifest, shipped_geometry
 
@@ -41,8 +41,8 @@ def test_a_pod_manifest_reads_back_with_its_containers_in_order() -> None:
 
     found = [(each.name, kind, dict(each.limits)) for each, kind in pod.containers]
     assert found == [
-        ("i", Kind.SIDECAR, {Resource.NEURON: "2"}),
-        ("a", Kind.APP, {Resource.NEURON: "1"}),
-        ("b", Kind.APP, {}),
+        ("i", ContainerKind.SIDECAR, {Resource.NEURON: "2"}),
+        ("a", ContainerKind.APP, {Resource.NEURON: "1"}),
+        ("b", ContainerKind.APP, {}),
     ]
     assert (pod.node_name, pod.priority) == ("n", 7)

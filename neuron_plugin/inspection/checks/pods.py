@@ -10,7 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import TypeAlias
 
-from neuron_plugin.allocation import ContainerIds, Holding, Kind, Ledger, Pod, Resource, ids_of, mask_of
+from neuron_plugin.allocation import (
+    ContainerAssignment,
+    ContainerKind,
+    HolderLedger,
+    Holding,
+    PodReference,
+    Resource,
+    ids_of,
+    mask_of,
+)
 from neuron_plugin.inspection.facts import ApiPod, Cluster, Facts
 from neuron_plugin.inspection.findings import Finding, or_ok, problem, unchecked, warning
 from neuron_plugin.inspection.text import named, plural, ranges
@@ -18,7 +27,7 @@ from neuron_plugin.inspection.unknown import NO_DEVICE, Unknown
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.topology import Geometry, Unit, cores_in, valid_sets
 
-_Held: TypeAlias = tuple[Pod, Holding]
+_Held: TypeAlias = tuple[PodReference, Holding]
 
 
 def check_holders(facts: Facts) -> Iterator[Finding]:
@@ -33,7 +42,7 @@ def check_holders(facts: Facts) -> Iterator[Finding]:
     yield from or_ok((*findings, *_unusable(facts, geometry, held)), f"{pods} with {_total(ledger)}, none twice")
 
 
-def _total(ledger: Ledger) -> str:
+def _total(ledger: HolderLedger) -> str:
     return plural(len(cores_in(ledger.used_mask)), "logical core")
 
 
@@ -88,7 +97,7 @@ def _pods_with_init_containers(facts: Facts) -> set[tuple[str, str]]:
     return {
         (pod.pod.namespace, pod.pod.name)
         for pod in pods
-        if pod.neuron and any(part.kind is Kind.INIT for part in pod.neuron.request)
+        if pod.neuron and any(part.kind is ContainerKind.INIT for part in pod.neuron.request)
     }
 
 
@@ -111,7 +120,7 @@ def _said(geometry: Geometry, mask: int) -> str:
     return named("core", cores_in(mask))
 
 
-def _name(pod: Pod, holding: Holding) -> str:
+def _name(pod: PodReference, holding: Holding) -> str:
     return f"{pod}/{holding.container} ({holding.resource})"
 
 
@@ -176,18 +185,18 @@ def _confirmed(facts: Facts, pod: ApiPod, allocated: bool, alloc_time_ns: int) -
         )
 
 
-def _compared(pod: ApiPod, decided: Iterable[ContainerIds], given: Given) -> Iterator[Finding]:
+def _compared(pod: ApiPod, decided: Iterable[ContainerAssignment], given: Given) -> Iterator[Finding]:
     """App containers and sidecars: the kubelet tells nothing of plain init containers.
 
     A container that re-uses its init container's ids is listed with what the kubelet drew from them, and may have been
     given another part; one that is not listed may be in admission until the pod runs.
     """
     parts = list(decided)
-    reuses = any(part.request.kind is Kind.INIT for part in parts)
+    reuses = any(part.request.kind is ContainerKind.INIT for part in parts)
     for part in parts:
         request = part.request
         held = given.get((request.container, request.resource))
-        if request.kind is Kind.INIT or held == part.ids or (held and reuses and len(held) == len(part.ids)):
+        if request.kind is ContainerKind.INIT or held == part.ids or (held and reuses and len(held) == len(part.ids)):
             continue
         if held is None and pod.phase != "Running":
             continue

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuron_plugin.allocation import Pod, PodUid
+from neuron_plugin.allocation import PodReference, PodUid
 from neuron_plugin.inspection.facts import ApiPod, Cluster
 from neuron_plugin.inspection.unknown import Unknown
 
@@ -63,7 +63,7 @@ def _pod(record: PodRecord) -> ApiPod:
 
     static = record.annotations.get(MIRROR_ANNOTATION)
     return ApiPod(
-        Pod(PodUid(record.uid), record.namespace, record.name),
+        PodReference(PodUid(record.uid), record.namespace, record.name),
         record.phase,
         None if record.terminal else neuron_pod(record),
         frozenset({static} if static else ()) if not record.terminal else frozenset(),

@@ -4,23 +4,23 @@ import json
 
 import pytest
 
-from neuron_plugin.allocation.choice import choose
-from neuron_plugin.allocation.journal import MOST_CANDIDATES, Entry, Journal, Step, explain
-from neuron_plugin.allocation.ledger import Pod, PodUid
-from neuron_plugin.allocation.refusals import Refusal
+from neuron_plugin.allocation.decision_log import MOST_CANDIDATES, DecisionLog, LoggedDecision, Step, explain_decision
+from neuron_plugin.allocation.ledger import PodReference, PodUid
+from neuron_plugin.allocation.placement import choose
+from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.topology import Unit
 from tests.topology.oracle import INF1, TRN1
 
-POD = Pod(PodUid("u1"), "default", "train")
+POD = PodReference(PodUid("u1"), "default", "train")
 
 
 def row(first: int) -> int:
     return TRN1.devices_mask(range(first, first + 4))
 
 
-def entry(**changes: object) -> Entry:
-    usual = Entry(
+def entry(**changes: object) -> LoggedDecision:
+    usual = LoggedDecision(
         at_ns=17,
         step=Step.PREFERRED,
         node="n1",
@@ -37,14 +37,14 @@ def entry(**changes: object) -> Entry:
 
 
 def test_the_latest_entries_are_kept_in_order() -> None:
-    journal = Journal(remembered=3)
+    journal = DecisionLog(remembered=3)
     for at in range(5):
         journal.record(entry(at_ns=at))
     assert [each.at_ns for each in journal.entries()] == [2, 3, 4]
 
 
 def test_what_was_handed_out_does_not_change_with_the_journal() -> None:
-    journal = Journal()
+    journal = DecisionLog()
     journal.record(entry())
     seen = journal.entries()
     journal.record(entry())
@@ -58,14 +58,14 @@ def test_an_entry_is_not_explained_before_somebody_asks() -> None:
         asked.append(1)
         return TRN1.all_mask
 
-    Journal().record(made := entry(usable=usable))
+    DecisionLog().record(made := entry(usable=usable))
     assert not asked
-    explain(made)
+    explain_decision(made)
     assert asked
 
 
 def test_an_explanation_names_pod_inputs_choice_and_reason() -> None:
-    told = explain(entry(must_include=TRN1.devices_mask([5])))
+    told = explain_decision(entry(must_include=TRN1.devices_mask([5])))
     assert told["pod"] == "default/train"
     assert told["uid"] == "u1"
     assert (told["step"], told["container"], told["node"]) == ("preferred", "main", "n1")
@@ -77,39 +77,41 @@ def test_an_explanation_names_pod_inputs_choice_and_reason() -> None:
 
 
 def test_the_candidates_are_the_choosers_own_best_first_with_their_cost() -> None:
-    told = explain(entry())
+    told = explain_decision(entry())
     candidates = told["candidates"]
     assert isinstance(candidates, list)
     best = choose(TRN1, TRN1.all_mask & ~row(0), Unit.DEVICE, 4)
-    assert not isinstance(best, Refusal)
+    assert not isinstance(best, Rejection)
     assert candidates[0]["ids"] == ",".join(str(device) for device in TRN1.whole_devices(best))
     assert [each["cost"] for each in candidates] == sorted(each["cost"] for each in candidates)
     assert told["candidateCount"] == 3
 
 
 def test_only_the_best_candidates_are_shown_and_all_are_counted() -> None:
-    told = explain(entry(resource=Resource.NEURONCORE, chosen=1, usable=lambda: TRN1.all_mask))
+    told = explain_decision(entry(resource=Resource.NEURONCORE, chosen=1, usable=lambda: TRN1.all_mask))
     assert isinstance(told["candidates"], list)
     assert len(told["candidates"]) == MOST_CANDIDATES
     assert told["candidateCount"] == 32
 
 
 def test_demanded_ids_leave_only_candidates_with_them() -> None:
-    told = explain(entry(must_include=TRN1.devices_mask([9])))
+    told = explain_decision(entry(must_include=TRN1.devices_mask([9])))
     assert [each["ids"] for each in told["candidates"]] == ["8,9,10,11"]  # type: ignore[attr-defined]  # a list, as above
 
 
-@pytest.mark.parametrize("pod", [None, Pod(PodUid("stand-in/#0"), "", "")])
-def test_a_pod_nobody_has_named_yet_is_not_made_up(pod: Pod | None) -> None:
-    told = explain(entry(pod=pod))
+@pytest.mark.parametrize("pod", [None, PodReference(PodUid("stand-in/#0"), "", "")])
+def test_a_pod_nobody_has_named_yet_is_not_made_up(pod: PodReference | None) -> None:
+    told = explain_decision(entry(pod=pod))
     assert (told["pod"], told["uid"]) == ("", "")
 
 
 def test_an_entry_without_a_set_has_no_candidates() -> None:
-    told = explain(entry(step=Step.REFUSED, chosen=0, usable=int))
+    told = explain_decision(entry(step=Step.REFUSED, chosen=0, usable=int))
     assert (told["ids"], told["count"], told["candidates"], told["candidateCount"]) == ("", 0, [], 0)
 
 
 def test_an_explanation_is_json() -> None:
-    told = explain(entry(geometry=INF1, chosen=INF1.cores_mask([0, 1]), resource=Resource.NEURONCORE, usable=int))
+    told = explain_decision(
+        entry(geometry=INF1, chosen=INF1.cores_mask([0, 1]), resource=Resource.NEURONCORE, usable=int)
+    )
     assert json.loads(json.dumps(told)) == told

@@ -12,11 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from neuron_plugin.allocation.choice import candidates
 from neuron_plugin.allocation.cost import costs
-from neuron_plugin.allocation.idlists import format_ids
-from neuron_plugin.allocation.ledger import Pod
-from neuron_plugin.allocation.resources import Resource, ids_of
+from neuron_plugin.allocation.ledger import PodReference
+from neuron_plugin.allocation.placement import candidates
+from neuron_plugin.allocation.resources import Resource, format_ids, ids_of
 from neuron_plugin.topology import NO_CORES, Geometry
 
 REMEMBERED = 300
@@ -38,7 +37,7 @@ class Step(enum.StrEnum):
     """The extender has written a node and a set on the pod."""
 
 
-class Entry(NamedTuple):  # not a frozen dataclass: those take four times as long to make, in every Allocate
+class LoggedDecision(NamedTuple):  # not a frozen dataclass: those take four times as long to make, in every Allocate
     """One decision.
 
     ``chosen`` are the cores of the set, or of the ids that were refused; ``reason`` says why them. ``offered`` and
@@ -53,26 +52,26 @@ class Entry(NamedTuple):  # not a frozen dataclass: those take four times as lon
     resource: Resource
     chosen: int
     reason: str
-    pod: Pod | None = None
+    pod: PodReference | None = None
     container: str = ""
     usable: Callable[[], int] = int
     offered: int = NO_CORES
     must_include: int = NO_CORES
 
 
-class Journal:
+class DecisionLog:
     """The latest entries; older ones make room."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
-        self._entries: deque[Entry] = deque(maxlen=remembered)
+        self._entries: deque[LoggedDecision] = deque(maxlen=remembered)
         self.record = self._entries.append
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[LoggedDecision, ...]:
         """Everything remembered, oldest first."""
         return tuple(self._entries)
 
 
-def explain(entry: Entry) -> dict[str, object]:
+def explain_decision(entry: LoggedDecision) -> dict[str, object]:
     """An entry in plain values, as JSON has them, with the sets that could have been chosen instead.
 
     The keys and their order are an interface: the command line and scripts read them.

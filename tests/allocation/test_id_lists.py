@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation.idlists import HIGHEST_ID, IdListError, format_ids, parse_ids
+from neuron_plugin.allocation.resources import HIGHEST_ID, IdListError, format_ids, parse_ids
 
 id_sets = st.sets(st.integers(0, HIGHEST_ID), min_size=1, max_size=200)
 

@@ -12,10 +12,9 @@ import enum
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from neuron_plugin.allocation.idlists import IdListError, format_ids, parse_ids
 from neuron_plugin.allocation.placement import Placement
-from neuron_plugin.allocation.requests import ContainerRequest, Kind, PodRequest
-from neuron_plugin.allocation.resources import Resource, ids_of
+from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
+from neuron_plugin.allocation.resources import IdListError, Resource, format_ids, ids_of, parse_ids
 from neuron_plugin.topology import Geometry, Unit
 
 DEVICES_KEY = "NEURON_DEVS"
@@ -40,7 +39,7 @@ class Dialect(enum.StrEnum):
     VENDOR = "vendor"
 
 
-class AnnotationError(ValueError):
+class AssignmentError(ValueError):
     """An annotation that cannot be followed: which pod, which key, what it says and what was expected."""
 
     def __init__(self, pod: str, key: str, value: str, expected: str) -> None:
@@ -53,7 +52,7 @@ class AnnotationError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerIds:
+class ContainerAssignment:
     """The ids one container is to get, ascending, in the unit of the resource it asked for."""
 
     request: ContainerRequest
@@ -61,15 +60,15 @@ class ContainerIds:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Assignment:
     """An assignment read from a pod: one list per requesting container, in the order of the request."""
 
-    containers: tuple[ContainerIds, ...]
+    containers: tuple[ContainerAssignment, ...]
     alloc_time_ns: int = 0
     allocated: bool = False
 
 
-def write(
+def write_assignment(
     geometry: Geometry,
     placement: Placement,
     alloc_time_ns: int,
@@ -77,7 +76,7 @@ def write(
 ) -> dict[str, str]:
     """The annotations that carry a placement. ``alloc_time_ns`` is unix time; ``NEURON_ALLOCATED`` starts false."""
     containers = tuple(
-        ContainerIds(part.request, ids_of(geometry, part.request.resource.unit, part.mask)) for part in placement
+        ContainerAssignment(part.request, ids_of(geometry, part.request.resource.unit, part.mask)) for part in placement
     )
     if not containers:
         return {}
@@ -89,7 +88,7 @@ def write(
     return keys
 
 
-def read(pod: str, annotations: Mapping[str, str], request: PodRequest) -> Decision | None:
+def read_assignment(pod: str, annotations: Mapping[str, str], request: PodRequest) -> Assignment | None:
     """The decision on a pod, or None when no assignment key is there or the pod requests nothing.
 
     ``pod`` is its name for errors. Ids are not held against a geometry here: whether they exist and are linked is
@@ -105,15 +104,15 @@ def read(pod: str, annotations: Mapping[str, str], request: PodRequest) -> Decis
     vendors = _read_vendors(pod, annotations, request)
     if ours and vendors and not _agree(ours, vendors, listed=_LIST_SEPARATOR in annotations[VENDOR_IDS_KEY]):
         theirs = annotations[VENDOR_IDS_KEY]
-        raise AnnotationError(pod, VENDOR_IDS_KEY, theirs, f"expected the ids that {DEVICES_KEY} and {CORES_KEY} give")
+        raise AssignmentError(pod, VENDOR_IDS_KEY, theirs, f"expected the ids that {DEVICES_KEY} and {CORES_KEY} give")
     chosen = ours or vendors
     if not chosen:
         return None
     _refuse_sharing(pod, annotations, chosen)
-    return Decision(chosen, _read_time(pod, annotations), annotations.get(ALLOCATED_KEY, "").lower() == "true")
+    return Assignment(chosen, _read_time(pod, annotations), annotations.get(ALLOCATED_KEY, "").lower() == "true")
 
 
-def _write_ours(containers: tuple[ContainerIds, ...]) -> dict[str, str]:
+def _write_ours(containers: tuple[ContainerAssignment, ...]) -> dict[str, str]:
     keys = {}
     for unit, key in _UNIT_KEYS.items():
         of_unit = [part for part in containers if part.request.resource.unit is unit]
@@ -122,7 +121,7 @@ def _write_ours(containers: tuple[ContainerIds, ...]) -> dict[str, str]:
     return keys
 
 
-def _write_vendors(containers: tuple[ContainerIds, ...], *, alone: bool) -> dict[str, str]:
+def _write_vendors(containers: tuple[ContainerAssignment, ...], *, alone: bool) -> dict[str, str]:
     """One list for the whole pod; a pod that asks for two resources cannot be said in this dialect.
 
     ``alone``, with nothing beside it to say whose is what, it has a list each where one list would be misread.
@@ -136,36 +135,36 @@ def _write_vendors(containers: tuple[ContainerIds, ...], *, alone: bool) -> dict
     return {VENDOR_IDS_KEY: text, VENDOR_RESOURCE_KEY: resources.pop().value}
 
 
-def _list_each(containers: Iterable[ContainerIds]) -> str:
+def _list_each(containers: Iterable[ContainerAssignment]) -> str:
     return _LIST_SEPARATOR.join(format_ids(part.ids) for part in containers)
 
 
-def _is_dealt_as(containers: tuple[ContainerIds, ...], text: str) -> bool:
+def _is_dealt_as(containers: tuple[ContainerAssignment, ...], text: str) -> bool:
     return _deal("", text, tuple(part.request for part in containers)) == containers
 
 
-def _read_ours(pod: str, annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerIds, ...]:
+def _read_ours(pod: str, annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerAssignment, ...]:
     if DEVICES_KEY not in annotations and CORES_KEY not in annotations:
         return ()
     lists = {unit: iter(_read_unit(pod, annotations, request, unit)) for unit in Unit}
     return tuple(next(lists[part.resource.unit]) for part in request)
 
 
-def _read_unit(pod: str, annotations: Mapping[str, str], request: PodRequest, unit: Unit) -> list[ContainerIds]:
+def _read_unit(pod: str, annotations: Mapping[str, str], request: PodRequest, unit: Unit) -> list[ContainerAssignment]:
     """The lists of one key, each held against the container it belongs to."""
     key, parts = _UNIT_KEYS[unit], [part for part in request if part.resource.unit is unit]
     value = annotations.get(key)
     if value is None:
         if parts:
-            raise AnnotationError(pod, key, "", f"expected {_expectation(parts)}: the key is missing")
+            raise AssignmentError(pod, key, "", f"expected {_expectation(parts)}: the key is missing")
         return []
     texts = value.split(_LIST_SEPARATOR)
     if len(texts) != len(parts):
-        raise AnnotationError(pod, key, value, f"expected {_expectation(parts)}")
+        raise AssignmentError(pod, key, value, f"expected {_expectation(parts)}")
     return [_held_against(pod, key, value, part, text) for part, text in zip(parts, texts, strict=True)]
 
 
-def _read_vendors(pod: str, annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerIds, ...]:
+def _read_vendors(pod: str, annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerAssignment, ...]:
     """One flat list, dealt out to the containers in order; with ``|`` a list each."""
     value = annotations.get(VENDOR_IDS_KEY)
     if value is None:
@@ -174,7 +173,7 @@ def _read_vendors(pod: str, annotations: Mapping[str, str], request: PodRequest)
     if len(request) == 1 or _LIST_SEPARATOR in value:
         texts = value.split(_LIST_SEPARATOR)
         if len(texts) != len(request):
-            raise AnnotationError(pod, VENDOR_IDS_KEY, value, f"expected {_expectation(list(request))}")
+            raise AssignmentError(pod, VENDOR_IDS_KEY, value, f"expected {_expectation(list(request))}")
         return tuple(
             _held_against(pod, VENDOR_IDS_KEY, value, part, text) for part, text in zip(request, texts, strict=True)
         )
@@ -186,40 +185,40 @@ def _check_vendors_resource(pod: str, annotations: Mapping[str, str], request: P
     units = {part.resource.unit for part in request}
     if len(units) > 1:
         expected = "expected a pod that requests devices or cores, this one requests both"
-        raise AnnotationError(pod, VENDOR_IDS_KEY, annotations[VENDOR_IDS_KEY], expected)
+        raise AssignmentError(pod, VENDOR_IDS_KEY, annotations[VENDOR_IDS_KEY], expected)
     named = annotations.get(VENDOR_RESOURCE_KEY)
     fitting = [resource.value for resource in Resource if resource.unit in units]
     if named is not None and named not in fitting:
-        raise AnnotationError(pod, VENDOR_RESOURCE_KEY, named, f"expected {' or '.join(fitting)}, as the pod requests")
+        raise AssignmentError(pod, VENDOR_RESOURCE_KEY, named, f"expected {' or '.join(fitting)}, as the pod requests")
 
 
-def _deal(pod: str, value: str, request: PodRequest) -> tuple[ContainerIds, ...]:
+def _deal(pod: str, value: str, request: PodRequest) -> tuple[ContainerAssignment, ...]:
     """Share one list out as the kubelet would: what plain init containers had goes to later ones first."""
     fresh = list(_parsed(pod, VENDOR_IDS_KEY, value, value))
-    dealt: list[ContainerIds] = []
+    dealt: list[ContainerAssignment] = []
     reusable: dict[Resource, list[int]] = {resource: [] for resource in Resource}
     for part in request:
         held = reusable[part.resource]
         again, unused = held[: part.count], held[part.count :]
         missing = part.count - len(again)
         ids, fresh = [*again, *fresh[:missing]], fresh[missing:]
-        dealt.append(ContainerIds(part, tuple(sorted(ids))))
-        reusable[part.resource] = [*ids, *unused] if part.kind is Kind.INIT else unused
+        dealt.append(ContainerAssignment(part, tuple(sorted(ids))))
+        reusable[part.resource] = [*ids, *unused] if part.kind is ContainerKind.INIT else unused
     if fresh or any(len(part.ids) != part.request.count for part in dealt):
-        raise AnnotationError(pod, VENDOR_IDS_KEY, value, f"expected {_expectation(list(request))}")
+        raise AssignmentError(pod, VENDOR_IDS_KEY, value, f"expected {_expectation(list(request))}")
     return tuple(dealt)
 
 
-def _agree(ours: tuple[ContainerIds, ...], vendors: tuple[ContainerIds, ...], *, listed: bool) -> bool:
+def _agree(ours: tuple[ContainerAssignment, ...], vendors: tuple[ContainerAssignment, ...], *, listed: bool) -> bool:
     """Container by container where the vendor's dialect lists them, else on all ids together."""
     return ours == vendors if listed else _all_ids(ours) == _all_ids(vendors)
 
 
-def _all_ids(containers: tuple[ContainerIds, ...]) -> set[tuple[Unit, int]]:
+def _all_ids(containers: tuple[ContainerAssignment, ...]) -> set[tuple[Unit, int]]:
     return {(part.request.resource.unit, number) for part in containers for number in part.ids}
 
 
-def _refuse_sharing(pod: str, annotations: Mapping[str, str], containers: tuple[ContainerIds, ...]) -> None:
+def _refuse_sharing(pod: str, annotations: Mapping[str, str], containers: tuple[ContainerAssignment, ...]) -> None:
     """Containers share an id only where a later one re-uses a plain init container's, under the same resource name."""
     taken: dict[Unit, set[int]] = {unit: set() for unit in Unit}
     reusable: dict[Resource, set[int]] = {resource: set() for resource in Resource}
@@ -229,25 +228,25 @@ def _refuse_sharing(pod: str, annotations: Mapping[str, str], containers: tuple[
             unit_key = _UNIT_KEYS[request.resource.unit]
             key = unit_key if unit_key in annotations else VENDOR_IDS_KEY
             expected = f"the id {min(shared)} of container {request.container} is another container's, expected its own"
-            raise AnnotationError(pod, key, annotations[key], expected)
+            raise AssignmentError(pod, key, annotations[key], expected)
         taken[request.resource.unit] |= ids
         reusable[request.resource] -= ids
-        if request.kind is Kind.INIT:
+        if request.kind is ContainerKind.INIT:
             reusable[request.resource] |= ids
 
 
-def _held_against(pod: str, key: str, value: str, part: ContainerRequest, text: str) -> ContainerIds:
+def _held_against(pod: str, key: str, value: str, part: ContainerRequest, text: str) -> ContainerAssignment:
     ids = _parsed(pod, key, value, text)
     if len(ids) != part.count:
-        raise AnnotationError(pod, key, value, f"expected {part.count} ids for container {part.container}")
-    return ContainerIds(part, ids)
+        raise AssignmentError(pod, key, value, f"expected {part.count} ids for container {part.container}")
+    return ContainerAssignment(part, ids)
 
 
 def _parsed(pod: str, key: str, value: str, text: str) -> tuple[int, ...]:
     try:
         return parse_ids(text)
     except IdListError as error:
-        raise AnnotationError(pod, key, value, str(error)) from None
+        raise AssignmentError(pod, key, value, str(error)) from None
 
 
 def _expectation(parts: list[ContainerRequest]) -> str:
@@ -261,4 +260,4 @@ def _read_time(pod: str, annotations: Mapping[str, str]) -> int:
     value = annotations.get(ALLOC_TIME_KEY, "0")
     if value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS:
         return int(value)
-    raise AnnotationError(pod, ALLOC_TIME_KEY, value, "expected unix nanoseconds in decimal")
+    raise AssignmentError(pod, ALLOC_TIME_KEY, value, "expected unix nanoseconds in decimal")

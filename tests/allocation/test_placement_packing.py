@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation.packing import pack
-from neuron_plugin.allocation.requests import ContainerRequest, Kind, PodRequest
+from neuron_plugin.allocation.placement import pack
+from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
 from neuron_plugin.topology import Geometry
 from tests.allocation.nodes import SMALL, any_geometry, core, device, free_masks, pods
 from tests.topology.oracle import INF1, INF2_RING, TRN2_LNC1, Cores, as_cores, oracle_sets
 
-LASTING = (Kind.APP, Kind.SIDECAR)
+LASTING = (ContainerKind.APP, ContainerKind.SIDECAR)
 
 
 def packs(geometry: Geometry, free: Cores, request: PodRequest) -> bool:

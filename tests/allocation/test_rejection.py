@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.allocation.refusals import (
-    Reason,
-    Refusal,
-    crowded,
+from neuron_plugin.allocation.rejection import (
+    Rejection,
     fragmented,
     not_free,
     too_many,
+    too_many_together,
     unhealthy,
     unsupported_count,
 )
@@ -34,22 +33,20 @@ TEXTS = [
     ),
     (too_many(INF1, Unit.DEVICE, 5), "Instance type inf1.6xlarge has 4 Neuron devices and 5 were requested"),
     (too_many(INF1, Unit.CORE, 17), "Instance type inf1.6xlarge has 16 Neuron cores and 17 were requested"),
-    (crowded(INF1), "Instance type inf1.6xlarge has no room for all containers of the pod at once"),
+    (too_many_together(INF1), "Instance type inf1.6xlarge has no room for all containers of the pod at once"),
     (unhealthy(Unit.DEVICE, 4), "No set of 4 healthy linked Neuron devices on the node"),
     (not_free(Unit.CORE, 3), "Fewer than 3 free Neuron cores"),
     (fragmented(Unit.DEVICE, 4), "No free linked set of 4 Neuron devices"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("refusal", "text"), TEXTS, ids=lambda part: part.reason.name if isinstance(part, Refusal) else ""
-)
-def test_t7_a_text_is_exactly_this(refusal: Refusal, text: str) -> None:
+@pytest.mark.parametrize(("refusal", "text"), TEXTS, ids=lambda part: part.code if isinstance(part, Rejection) else "")
+def test_t7_a_text_is_exactly_this(refusal: Rejection, text: str) -> None:
     assert refusal.text == text
 
 
 def test_t8_only_what_pods_hold_can_pass() -> None:
-    assert {reason for reason in Reason if Refusal(reason, "").can_pass} == {Reason.NOT_FREE, Reason.FRAGMENTED}
+    assert {refusal.code for refusal, _ in TEXTS if refusal.may_pass} == {"not-free", "fragmented"}
 
 
 def test_equal_refusals_are_one_text_for_the_scheduler_to_count() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation.annotations import (
+from neuron_plugin.allocation.assignment import (
     ALLOC_TIME_KEY,
     ALLOCATED_KEY,
     ASSIGNMENT_KEYS,
@@ -14,18 +14,17 @@ from neuron_plugin.allocation.annotations import (
     DEVICES_KEY,
     VENDOR_IDS_KEY,
     VENDOR_RESOURCE_KEY,
-    AnnotationError,
-    ContainerIds,
-    Decision,
+    Assignment,
+    AssignmentError,
+    ContainerAssignment,
     Dialect,
-    read,
-    write,
+    read_assignment,
+    write_assignment,
 )
-from neuron_plugin.allocation.idlists import parse_ids
 from neuron_plugin.allocation.placement import ContainerSet, place
-from neuron_plugin.allocation.refusals import Refusal
-from neuron_plugin.allocation.requests import ContainerRequest, Kind, PodRequest
-from neuron_plugin.allocation.resources import Resource, ids_of
+from neuron_plugin.allocation.rejection import Rejection
+from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
+from neuron_plugin.allocation.resources import Resource, ids_of, parse_ids
 from neuron_plugin.topology import Geometry, Unit, valid_counts, valid_sets
 from tests.allocation.nodes import any_geometry, core, device, free_masks, neuron, pods
 from tests.topology.oracle import INF2_LINE, INF2_RING, TRN1, distinct_geometries
@@ -35,15 +34,15 @@ KEYS = (DEVICES_KEY, CORES_KEY, VENDOR_IDS_KEY, VENDOR_RESOURCE_KEY, ALLOC_TIME_
 
 
 def ids_read(annotations: dict[str, str], *request: ContainerRequest) -> list[tuple[int, ...]]:
-    decision = read(POD, annotations, request)
+    decision = read_assignment(POD, annotations, request)
     assert decision is not None
     assert tuple(part.request for part in decision.containers) == request
     return [part.ids for part in decision.containers]
 
 
-def refused(annotations: dict[str, str], *request: ContainerRequest) -> AnnotationError:
-    with pytest.raises(AnnotationError) as caught:
-        read(POD, annotations, request)
+def refused(annotations: dict[str, str], *request: ContainerRequest) -> AssignmentError:
+    with pytest.raises(AssignmentError) as caught:
+        read_assignment(POD, annotations, request)
     error = caught.value
     assert error.pod == POD
     assert error.key in KEYS
@@ -56,35 +55,43 @@ def test_the_seeds_cores_are_read_and_written_as_2_3() -> None:
     request = core(2)
     assert ids_read({CORES_KEY: "2,3"}, request) == [(2, 3)]
     placement = (ContainerSet(request, INF2_LINE.cores_mask((2, 3))),)
-    assert write(INF2_LINE, placement, 17) == {CORES_KEY: "2,3", ALLOC_TIME_KEY: "17", ALLOCATED_KEY: "false"}
+    assert write_assignment(INF2_LINE, placement, 17) == {
+        CORES_KEY: "2,3",
+        ALLOC_TIME_KEY: "17",
+        ALLOCATED_KEY: "false",
+    }
 
 
 def test_the_seeds_devices_are_read_and_written_as_2_3() -> None:
     request = device(2)
     assert ids_read({DEVICES_KEY: "2,3"}, request) == [(2, 3)]
     placement = (ContainerSet(request, INF2_LINE.devices_mask((2, 3))),)
-    assert write(INF2_LINE, placement, 17) == {DEVICES_KEY: "2,3", ALLOC_TIME_KEY: "17", ALLOCATED_KEY: "false"}
+    assert write_assignment(INF2_LINE, placement, 17) == {
+        DEVICES_KEY: "2,3",
+        ALLOC_TIME_KEY: "17",
+        ALLOCATED_KEY: "false",
+    }
 
 
 def test_t20_containers_are_joined_in_spec_order_with_init_first() -> None:
-    request = (device(2, "setup", Kind.INIT), device(2, "main"), neuron(1, "side"))
+    request = (device(2, "setup", ContainerKind.INIT), device(2, "main"), neuron(1, "side"))
     assert ids_read({DEVICES_KEY: "0,1|0,1|2"}, *request) == [(0, 1), (0, 1), (2,)]
 
 
 def test_t21_both_keys_when_containers_ask_for_both_units() -> None:
     request = (device(1, "a"), core(2, "b"), device(1, "c"))
     placement = place(TRN1, TRN1.all_mask, request)
-    assert not isinstance(placement, Refusal)
-    written = write(TRN1, placement, 1)
+    assert not isinstance(placement, Rejection)
+    written = write_assignment(TRN1, placement, 1)
     assert written[DEVICES_KEY].count("|") == 1
     assert "|" not in written[CORES_KEY]
-    decision = read(POD, written, request)
+    decision = read_assignment(POD, written, request)
     assert decision is not None
     assert [part.request.container for part in decision.containers] == ["a", "b", "c"]
 
 
 def test_nothing_placed_writes_nothing() -> None:
-    assert write(TRN1, (), 5) == {}
+    assert write_assignment(TRN1, (), 5) == {}
 
 
 @pytest.mark.parametrize("geometry", distinct_geometries(), ids=str)
@@ -92,11 +99,11 @@ def test_nothing_placed_writes_nothing() -> None:
 def test_p52_every_set_of_every_geometry_reads_back_as_it_was_written(geometry: Geometry, dialect: Dialect) -> None:
     for resource in (Resource.NEURONDEVICE, Resource.NEURONCORE):
         for count in valid_counts(geometry, resource.unit):
-            request = (ContainerRequest("main", Kind.APP, resource, count),)
+            request = (ContainerRequest("main", ContainerKind.APP, resource, count),)
             for mask in valid_sets(geometry, resource.unit, count):
-                written = write(geometry, (ContainerSet(request[0], mask),), 99, [dialect])
+                written = write_assignment(geometry, (ContainerSet(request[0], mask),), 99, [dialect])
                 ids = ids_of(geometry, resource.unit, mask)
-                assert read(POD, written, request) == Decision((ContainerIds(request[0], ids),), 99)
+                assert read_assignment(POD, written, request) == Assignment((ContainerAssignment(request[0], ids),), 99)
 
 
 @settings(max_examples=120, deadline=None)
@@ -106,19 +113,21 @@ def test_p52_what_the_extender_places_the_plugin_reads(
 ) -> None:
     request = data.draw(pods(geometry))
     placement = place(geometry, data.draw(free_masks(geometry)), request)
-    assume(not isinstance(placement, Refusal))
-    assert not isinstance(placement, Refusal)
-    decision = read(POD, write(geometry, placement, 7, {*dialects, Dialect.NEURON_PLUGIN}), request)
-    expected = tuple(
-        ContainerIds(part.request, ids_of(geometry, part.request.resource.unit, part.mask)) for part in placement
+    assume(not isinstance(placement, Rejection))
+    assert not isinstance(placement, Rejection)
+    decision = read_assignment(
+        POD, write_assignment(geometry, placement, 7, {*dialects, Dialect.NEURON_PLUGIN}), request
     )
-    assert decision == Decision(expected, 7)
+    expected = tuple(
+        ContainerAssignment(part.request, ids_of(geometry, part.request.resource.unit, part.mask)) for part in placement
+    )
+    assert decision == Assignment(expected, 7)
 
 
 def test_p52_written_ids_ascend_and_are_stable() -> None:
     placement = (ContainerSet(device(3), INF2_RING.devices_mask((9, 11, 10))),)
     for dialect, key in ((Dialect.NEURON_PLUGIN, DEVICES_KEY), (Dialect.VENDOR, VENDOR_IDS_KEY)):
-        assert write(INF2_RING, placement, 1, [dialect])[key] == "9,10,11"
+        assert write_assignment(INF2_RING, placement, 1, [dialect])[key] == "9,10,11"
 
 
 def test_e10_the_vendors_ids_are_of_the_unit_that_the_pod_requests() -> None:
@@ -134,22 +143,22 @@ def test_p65_the_vendors_one_list_is_dealt_out_in_order() -> None:
 
 
 def test_p65_what_init_containers_had_is_dealt_out_again() -> None:
-    nested = (device(2, "i", Kind.INIT), device(3, "a"))
+    nested = (device(2, "i", ContainerKind.INIT), device(3, "a"))
     assert ids_read({VENDOR_IDS_KEY: "0,1,2"}, *nested) == [(0, 1), (0, 1, 2)]
-    shared = (device(3, "i", Kind.INIT), device(1, "s", Kind.SIDECAR), device(2, "a"))
+    shared = (device(3, "i", ContainerKind.INIT), device(1, "s", ContainerKind.SIDECAR), device(2, "a"))
     assert ids_read({VENDOR_IDS_KEY: "0,1,2"}, *shared) == [(0, 1, 2), (0,), (1, 2)]
 
 
 def test_p65_nothing_is_dealt_out_again_under_another_resource_name() -> None:
-    request = (neuron(1, "i", Kind.INIT), device(1, "a"))
+    request = (neuron(1, "i", ContainerKind.INIT), device(1, "a"))
     assert ids_read({VENDOR_IDS_KEY: "0,1"}, *request) == [(0,), (1,)]
     assert refused({VENDOR_IDS_KEY: "0"}, *request).key == VENDOR_IDS_KEY
 
 
 def test_the_vendors_dialect_cannot_say_two_resources() -> None:
     placement = place(TRN1, TRN1.all_mask, (device(1, "a"), core(1, "b")))
-    assert not isinstance(placement, Refusal)
-    assert set(write(TRN1, placement, 1, [Dialect.VENDOR])) == {ALLOC_TIME_KEY, ALLOCATED_KEY}
+    assert not isinstance(placement, Rejection)
+    assert set(write_assignment(TRN1, placement, 1, [Dialect.VENDOR])) == {ALLOC_TIME_KEY, ALLOCATED_KEY}
 
 
 @settings(max_examples=120, deadline=None)
@@ -159,10 +168,10 @@ def test_p52_what_the_vendors_dialect_alone_says_is_read_as_placed(
 ) -> None:
     request = data.draw(pods(geometry, resources=(resource,)))
     placement = place(geometry, data.draw(free_masks(geometry)), request)
-    assume(not isinstance(placement, Refusal))
-    assert not isinstance(placement, Refusal)
+    assume(not isinstance(placement, Rejection))
+    assert not isinstance(placement, Rejection)
     expected = [ids_of(geometry, resource.unit, part.mask) for part in placement]
-    assert ids_read(write(geometry, placement, 7, [Dialect.VENDOR]), *request) == expected
+    assert ids_read(write_assignment(geometry, placement, 7, [Dialect.VENDOR]), *request) == expected
 
 
 def test_the_vendors_dialect_alone_keeps_to_one_list_where_that_is_dealt_out_as_placed() -> None:
@@ -170,9 +179,9 @@ def test_the_vendors_dialect_alone_keeps_to_one_list_where_that_is_dealt_out_as_
     row, before, behind = TRN1.devices_mask(range(4, 8)), TRN1.devices_mask((3,)), TRN1.devices_mask((8,))
     in_order = (ContainerSet(one, before), ContainerSet(four, row))
     crossed = (ContainerSet(one, behind), ContainerSet(four, row))
-    assert write(TRN1, in_order, 1, [Dialect.VENDOR])[VENDOR_IDS_KEY] == "3,4,5,6,7"
-    assert write(TRN1, crossed, 1, [Dialect.VENDOR])[VENDOR_IDS_KEY] == "8|4,5,6,7"
-    assert write(TRN1, crossed, 1, list(Dialect))[VENDOR_IDS_KEY] == "4,5,6,7,8"
+    assert write_assignment(TRN1, in_order, 1, [Dialect.VENDOR])[VENDOR_IDS_KEY] == "3,4,5,6,7"
+    assert write_assignment(TRN1, crossed, 1, [Dialect.VENDOR])[VENDOR_IDS_KEY] == "8|4,5,6,7"
+    assert write_assignment(TRN1, crossed, 1, list(Dialect))[VENDOR_IDS_KEY] == "4,5,6,7,8"
 
 
 def test_e10_dialects_that_agree_are_read_once() -> None:
@@ -244,8 +253,8 @@ def test_t34_a_vendors_list_on_a_pod_of_two_units_is_refused() -> None:
     "request_",
     [
         (device(2, "a"), device(2, "b")),
-        (device(2, "a", Kind.SIDECAR), device(2, "b")),
-        (neuron(2, "a", Kind.INIT), device(2, "b")),
+        (device(2, "a", ContainerKind.SIDECAR), device(2, "b")),
+        (neuron(2, "a", ContainerKind.INIT), device(2, "b")),
     ],
     ids=["apps", "sidecar", "another name"],
 )
@@ -256,7 +265,7 @@ def test_t20_an_id_of_two_containers_that_the_kubelet_keeps_apart_is_refused(req
 
 
 def test_t20_what_a_sidecar_took_from_an_init_container_is_its_own() -> None:
-    request = (device(1, "i", Kind.INIT), device(1, "s", Kind.SIDECAR), device(1, "a"))
+    request = (device(1, "i", ContainerKind.INIT), device(1, "s", ContainerKind.SIDECAR), device(1, "a"))
     assert ids_read({DEVICES_KEY: "0|0|1"}, *request) == [(0,), (0,), (1,)]
     assert refused({DEVICES_KEY: "0|0|0"}, *request).key == DEVICES_KEY
     assert refused({VENDOR_IDS_KEY: "0|0|0"}, *request).key == VENDOR_IDS_KEY
@@ -267,20 +276,25 @@ def test_the_same_number_as_device_and_as_core_is_no_sharing() -> None:
 
 
 def test_a_pod_without_assignment_has_no_decision() -> None:
-    assert read(POD, {}, (device(2),)) is None
-    assert read(POD, {ALLOC_TIME_KEY: "never", ALLOCATED_KEY: "true", VENDOR_RESOURCE_KEY: "x"}, (device(2),)) is None
+    assert read_assignment(POD, {}, (device(2),)) is None
+    assert (
+        read_assignment(POD, {ALLOC_TIME_KEY: "never", ALLOCATED_KEY: "true", VENDOR_RESOURCE_KEY: "x"}, (device(2),))
+        is None
+    )
 
 
 @pytest.mark.parametrize("key", ASSIGNMENT_KEYS)
 def test_an_assignment_on_a_pod_that_requests_nothing_says_nothing(key: str) -> None:
-    assert read(POD, {key: "garbage"}, ()) is None
+    assert read_assignment(POD, {key: "garbage"}, ()) is None
 
 
 @pytest.mark.parametrize(
     ("text", "allocated"), [("true", True), ("True", True), ("false", False), ("", False), ("1", False)]
 )
 def test_allocated_is_true_only_when_it_says_so(text: str, allocated: bool) -> None:  # noqa: FBT001  # a parameter
-    decision = read(POD, {DEVICES_KEY: "0", ALLOC_TIME_KEY: "1789352350678418384", ALLOCATED_KEY: text}, (device(1),))
+    decision = read_assignment(
+        POD, {DEVICES_KEY: "0", ALLOC_TIME_KEY: "1789352350678418384", ALLOCATED_KEY: text}, (device(1),)
+    )
     assert decision is not None
     assert (decision.allocated, decision.alloc_time_ns) == (allocated, 1789352350678418384)
 
@@ -296,8 +310,8 @@ def test_t34_any_texts_are_a_decision_that_fits_the_pod_or_the_one_typed_error(
 ) -> None:
     request = data.draw(pods(geometry, most=3))
     try:
-        decision = read(POD, annotations, request)
-    except AnnotationError as error:
+        decision = read_assignment(POD, annotations, request)
+    except AssignmentError as error:
         named = (error.pod, error.key in KEYS, error.value)
         assert named == (POD, True, annotations.get(error.key, ""))  # noqa: PT017  # no error is fine as well
         return
@@ -321,21 +335,21 @@ def test_t34_an_assignment_that_was_tampered_with_is_refused_or_keeps_containers
 ) -> None:
     request = data.draw(pods(geometry, most=3))
     placement = place(geometry, geometry.all_mask, request)
-    assume(not isinstance(placement, Refusal))
-    assert not isinstance(placement, Refusal)
-    annotations = write(geometry, placement, 7, dialects)
+    assume(not isinstance(placement, Rejection))
+    assert not isinstance(placement, Rejection)
+    annotations = write_assignment(geometry, placement, 7, dialects)
     key = data.draw(st.sampled_from(sorted(annotations)))
     annotations[key] = spoiled(annotations[key], data)
     try:
-        decision = read(POD, annotations, request)
-    except AnnotationError:
+        decision = read_assignment(POD, annotations, request)
+    except AssignmentError:
         return
     if decision is None:
         assert not any(key in annotations for key in ASSIGNMENT_KEYS)
         return
     assert [part.request for part in decision.containers] == list(request)
     assert all(len(set(part.ids)) == part.request.count for part in decision.containers)
-    apps = [part for part in decision.containers if part.request.kind is Kind.APP]
+    apps = [part for part in decision.containers if part.request.kind is ContainerKind.APP]
     for unit in Unit:
         ids = [number for part in apps if part.request.resource.unit is unit for number in part.ids]
         assert len(ids) == len(set(ids))

@@ -1,0 +1,207 @@
+"""A pod that asks for Neuron, as plugin, extender and command line see it.
+
+One decoder makes it from the API server's object, so that the scheduler and the node can never disagree about what a
+pod asks for, what it was assigned and what that means on a node's geometry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Protocol, TypeAlias
+
+from neuron_plugin.allocation.assignment import Assignment, AssignmentError, read_assignment
+from neuron_plugin.allocation.ledger import Allocation, PodReference, PodUid
+from neuron_plugin.allocation.rejection import INVALID_REQUEST, NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT, Rejection
+from neuron_plugin.allocation.requests import ContainerKind, ContainerSpec, PodRequest, RequestError, pod_request
+from neuron_plugin.allocation.resources import Resource, mask_of
+from neuron_plugin.topology import CoreMask, Geometry, Unit
+
+TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
+STATIC_POD_UID_KEY = "kubernetes.io/config.hash"
+"""On a mirror pod: the UID under which the kubelet knows the static pod (pkg/kubelet/types/constants.go)."""
+
+_RESOURCE_NAMES = tuple(resource.value for resource in Resource)
+_REQUESTS_REMEMBERED = 4_096
+
+_Quantities: TypeAlias = tuple[tuple[str, str], ...]
+_ContainerKey: TypeAlias = tuple[str, ContainerKind, _Quantities, _Quantities]
+
+
+class ContainerObject(Protocol):
+    """A container as the API server describes it."""
+
+    @property
+    def name(self) -> str:
+        """Unique in its pod."""
+
+    @property
+    def limits(self) -> Mapping[str, str]:
+        """Resource name to quantity."""
+
+    @property
+    def requests(self) -> Mapping[str, str]:
+        """Resource name to quantity."""
+
+
+class PodObject(Protocol):
+    """A pod as the API server describes it: the fields that ``neuron_pod`` reads."""
+
+    @property
+    def uid(self) -> str:
+        """Never used again, unlike the name."""
+
+    @property
+    def namespace(self) -> str:
+        """The pod's namespace."""
+
+    @property
+    def name(self) -> str:
+        """Unique in its namespace at one time."""
+
+    @property
+    def node_name(self) -> str:
+        """The node that the pod is bound to; empty while it waits."""
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """The pod's annotations."""
+
+    @property
+    def priority(self) -> int:
+        """0 without a priority class."""
+
+    @property
+    def phase(self) -> str:
+        """Pending, Running, Succeeded, Failed or Unknown."""
+
+    @property
+    def terminating(self) -> bool:
+        """Whether ``deletionTimestamp`` is set."""
+
+    @property
+    def started(self) -> bool:
+        """Whether any of the pod's containers has started."""
+
+    @property
+    def containers(self) -> Iterable[tuple[ContainerObject, ContainerKind]]:
+        """All containers in the order in which the kubelet admits them."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronPod:
+    """What decides about a pod: what it asks for, where it is bound, which ids the scheduler assigned to it.
+
+    ``request`` is empty for a pod that asks for no Neuron, and a ``Rejection`` where nobody can serve it.
+    ``assignment`` is None without one, and a ``Rejection`` where its annotations cannot be followed.
+    ``static_uid`` is the UID under which the kubelet knows a static pod; this object is then its mirror.
+    """
+
+    reference: PodReference
+    request: PodRequest | Rejection
+    node: str = ""
+    assignment: Assignment | Rejection | None = None
+    priority: int = 0
+    phase: str = ""
+    terminating: bool = False
+    started: bool = False
+    static_uid: str = ""
+
+    @property
+    def uid(self) -> PodUid:
+        """The pod's key in every table."""
+        return self.reference.uid
+
+    @property
+    def kubelet_uid(self) -> PodUid:
+        """The UID in the kubelet's checkpoint."""
+        return PodUid(self.static_uid) if self.static_uid else self.reference.uid
+
+    @property
+    def ended(self) -> bool:
+        """The phase is terminal: all containers have stopped for good."""
+        return self.phase in TERMINAL_PHASES
+
+    @property
+    def requests(self) -> PodRequest:
+        """The request, or nothing where it cannot be served."""
+        return () if isinstance(self.request, Rejection) else self.request
+
+
+def asks_for_neuron(pod: PodObject) -> bool:
+    """Whether a container of the pod names one of the resources, be it with the quantity 0."""
+    return any(
+        name in container.limits or name in container.requests
+        for container, _ in pod.containers
+        for name in _RESOURCE_NAMES
+    )
+
+
+def neuron_pod(pod: PodObject) -> NeuronPod:
+    """Decode a pod. Nothing in it can fail this: what cannot be followed becomes a ``Rejection``."""
+    request = _request(
+        tuple(
+            (container.name, kind, _neuron_quantities(container.limits), _neuron_quantities(container.requests))
+            for container, kind in pod.containers
+        )
+    )
+    reference = PodReference(PodUid(pod.uid), pod.namespace, pod.name)
+    assignment: Assignment | Rejection | None = None
+    if request and not isinstance(request, Rejection):
+        try:
+            assignment = read_assignment(str(reference), pod.annotations, request)
+        except AssignmentError as error:
+            assignment = replace(UNREADABLE_ASSIGNMENT, detail=str(error))
+    return NeuronPod(
+        reference=reference,
+        request=request,
+        node=pod.node_name,
+        assignment=assignment,
+        priority=pod.priority,
+        phase=pod.phase,
+        terminating=pod.terminating,
+        started=pod.started,
+        static_uid=pod.annotations.get(STATIC_POD_UID_KEY, ""),
+    )
+
+
+def assigned_allocations(pod: NeuronPod, geometry: Geometry) -> tuple[Allocation, ...] | Rejection:
+    """What a pod's assignment means on a node of this geometry: the one place where this is decided.
+
+    A pod without an assignment, with one that cannot be read, or with ids that the node does not have is rejected:
+    the extender then closes the node to new pods, the plugin serves the pod like one without an assignment.
+    """
+    if isinstance(pod.request, Rejection):
+        return replace(UNREADABLE_ASSIGNMENT, detail=pod.request.detail)
+    if isinstance(pod.assignment, Rejection):
+        return pod.assignment
+    if not pod.request:
+        return ()
+    if pod.assignment is None:
+        return replace(NO_ASSIGNMENT, detail=f"pod {pod.reference} is bound and has no assignment yet")
+    allocations = []
+    for part in pod.assignment.containers:
+        unit = part.request.resource.unit
+        mask = mask_of(geometry, unit, part.ids)
+        if mask.bit_count() != len(part.ids) * (geometry.cores_per_device if unit is Unit.DEVICE else 1):
+            return replace(
+                UNREADABLE_ASSIGNMENT,
+                detail=f"pod {pod.reference} has {unit} ids {part.ids}, and its node is a {geometry.instance_type} "
+                f"of {geometry.device_count} devices with {geometry.cores_per_device} cores each",
+            )
+        allocations.append(Allocation(pod.reference, part.request.container, part.request.resource, CoreMask(mask)))
+    return tuple(allocations)
+
+
+@lru_cache(maxsize=_REQUESTS_REMEMBERED)
+def _request(containers: tuple[_ContainerKey, ...]) -> PodRequest | Rejection:
+    """Equal requests are one object. Exact quantities cost tens of microseconds, and pods ask for few things."""
+    try:
+        return pod_request(ContainerSpec(name, kind, dict(lim), dict(req)) for name, kind, lim, req in containers)
+    except RequestError as error:
+        return replace(INVALID_REQUEST, detail=str(error))
+
+
+def _neuron_quantities(quantities: Mapping[str, str]) -> _Quantities:
+    return tuple((name, quantities[name]) for name in _RESOURCE_NAMES if name in quantities)

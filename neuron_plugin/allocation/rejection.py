@@ -1,0 +1,79 @@
+"""Why a request gets nothing, as a value with one of a few fixed texts.
+
+kube-scheduler counts nodes per distinct text, so a text names neither node, pod nor ids; ``detail`` does. It joins the
+texts by commas and sets the full stop (pkg/scheduler/framework/types.go, FitError), so ours have neither; the vendor's
+sentence stays as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from neuron_plugin.topology import Geometry, Unit
+
+_PLURALS = {Unit.DEVICE: "devices", Unit.CORE: "cores"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A "no": a code for metrics, the text for kube-scheduler, and whether the end of other pods can change it.
+
+    ``detail`` is for people who read a log or an event: the pod, the annotation, the value.
+    """
+
+    code: str
+    text: str
+    may_pass: bool = False
+    detail: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        return self.detail or self.text
+
+
+UNREADABLE_ASSIGNMENT = Rejection(
+    "unreadable-assignment", "A pod on the node has a Neuron assignment that cannot be read", may_pass=True
+)
+NO_ASSIGNMENT = Rejection(
+    "no-assignment", "A pod on the node uses Neuron and its assignment is not known yet", may_pass=True
+)
+INVALID_REQUEST = Rejection("invalid-request", "The pod's request for Neuron cannot be served")
+
+
+def unsupported_count(geometry: Geometry, unit: Unit, count: int) -> Rejection:
+    """The vendor's own sentence for a count that can never be met on this type."""
+    return Rejection(
+        "unsupported-count",
+        f"Instance type {geometry.instance_type} does not support requests for {unit}: {count}. "
+        f"Please request a different number of {_PLURALS[unit]}.",
+    )
+
+
+def too_many(geometry: Geometry, unit: Unit, count: int) -> Rejection:
+    """More than every node of this type has."""
+    has = geometry.device_count if unit is Unit.DEVICE else geometry.core_count
+    return Rejection(
+        "too-many",
+        f"Instance type {geometry.instance_type} has {has} Neuron {_PLURALS[unit]} and {count} were requested",
+    )
+
+
+def too_many_together(geometry: Geometry) -> Rejection:
+    """Each container could be served alone, but never all of them together."""
+    return Rejection(
+        "too-many", f"Instance type {geometry.instance_type} has no room for all containers of the pod at once"
+    )
+
+
+def unhealthy(unit: Unit, count: int) -> Rejection:
+    """Enough hardware, but part of it is missing or unhealthy."""
+    return Rejection("unhealthy", f"No set of {count} healthy linked Neuron {_PLURALS[unit]} on the node")
+
+
+def not_free(unit: Unit, count: int) -> Rejection:
+    """Fewer are free than requested."""
+    return Rejection("not-free", f"Fewer than {count} free Neuron {_PLURALS[unit]}", may_pass=True)
+
+
+def fragmented(unit: Unit, count: int) -> Rejection:
+    """Enough are free, but not linked."""
+    return Rejection("fragmented", f"No free linked set of {count} Neuron {_PLURALS[unit]}", may_pass=True)

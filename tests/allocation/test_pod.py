@@ -1,0 +1,107 @@
+"""Decoding a pod, and what its assignment means on a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from neuron_plugin.allocation import (
+    ContainerKind,
+    NeuronPod,
+    Rejection,
+    Resource,
+    asks_for_neuron,
+    assigned_allocations,
+    neuron_pod,
+)
+from neuron_plugin.topology import Geometry, Topology
+
+INF2 = Geometry("inf2.48xlarge", Topology.RING, 12, 2)
+DEVICE, CORE = Resource.NEURONDEVICE.value, Resource.NEURONCORE.value
+
+
+@dataclass
+class Container:
+    name: str
+    limits: Mapping[str, str] = field(default_factory=dict)
+    requests: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Pod:
+    containers: Iterable[tuple[Container, ContainerKind]]
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    uid: str = "uid-1"
+    namespace: str = "ml"
+    name: str = "train"
+    node_name: str = "node-1"
+    priority: int = 7
+    phase: str = "Running"
+    terminating: bool = False
+    started: bool = True
+
+
+def pod(limits: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> NeuronPod:
+    return neuron_pod(Pod([(Container("main", limits), ContainerKind.APP)], annotations or {}))
+
+
+def test_a_pod_is_decoded_with_what_decides_about_it() -> None:
+    decoded = pod({DEVICE: "2"}, {"NEURON_DEVS": "2,3", "NEURON_ALLOC_TIME": "17", "kubernetes.io/config.hash": "abc"})
+    assert str(decoded.reference) == "ml/train"
+    assert (decoded.node, decoded.priority, decoded.started, decoded.ended) == ("node-1", 7, True, False)
+    assert [(part.container, part.count) for part in decoded.requests] == [("main", 2)]
+    assert (decoded.uid, decoded.kubelet_uid) == ("uid-1", "abc")
+    allocations = assigned_allocations(decoded, INF2)
+    assert not isinstance(allocations, Rejection)
+    assert [(one.container, one.mask, one.kubelet_mask) for one in allocations] == [("main", 0xF0, 0xF0)]
+
+
+@pytest.mark.parametrize("limits", [{DEVICE: "1.5"}, {DEVICE: "1", CORE: "1"}])
+def test_a_request_that_cannot_be_served_is_a_rejection(limits: Mapping[str, str]) -> None:
+    decoded = pod(limits, {"NEURON_DEVS": "1"})
+    assert isinstance(decoded.request, Rejection)
+    assert "container main asks for" in str(decoded.request)
+    assert decoded.requests == ()
+    assert decoded.assignment is None
+    assert isinstance(assigned_allocations(decoded, INF2), Rejection)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "code"),
+    [
+        ({}, "no-assignment"),
+        ({"NEURON_DEVS": "x"}, "unreadable-assignment"),
+        ({"NEURON_DEVS": "1"}, "unreadable-assignment"),
+        ({"NEURON_DEVS": "11,12"}, "unreadable-assignment"),
+    ],
+)
+def test_t34_t35_an_assignment_that_a_node_cannot_honour_is_a_rejection(
+    annotations: Mapping[str, str], code: str
+) -> None:
+    found = assigned_allocations(pod({DEVICE: "2"}, annotations), INF2)
+    assert isinstance(found, Rejection)
+    assert (found.code, found.may_pass) == (code, True)
+    assert "ml/train" in str(found)
+
+
+def test_a_pod_that_asks_for_0_has_nothing_assigned() -> None:
+    decoded = pod({DEVICE: "0"})
+    assert decoded.request == ()
+    assert assigned_allocations(decoded, INF2) == ()
+
+
+def test_a_pod_asks_for_neuron_when_a_container_names_a_resource() -> None:
+    assert asks_for_neuron(Pod([(Container("init", requests={CORE: "1"}), ContainerKind.INIT)]))
+    assert asks_for_neuron(Pod([(Container("main", {DEVICE: "0"}), ContainerKind.APP)]))
+    assert not asks_for_neuron(Pod([(Container("main", {"cpu": "1"}), ContainerKind.APP)]))
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_t28_a_pod_in_a_terminal_phase_has_ended(phase: str) -> None:
+    assert neuron_pod(Pod([], phase=phase)).ended
+
+
+def test_equal_requests_are_one_object() -> None:
+    assert pod({CORE: "3"}).request is pod({CORE: "3"}, {"NEURON_CORES": "1,2,3"}).request
