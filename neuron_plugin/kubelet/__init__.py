@@ -30,7 +30,6 @@ from neuron_plugin.kubelet.registration import (
     WatchedPluginServer,
     dial,
 )
-from neuron_plugin.kubelet.retired import NotYetError, RecordedDevices, read_checkpoint
 from neuron_plugin.kubelet.socket_watch import (
     DirectoryWatch,
     SocketIdentity,
@@ -59,12 +58,10 @@ __all__ = [
     "Edition",
     "GetUnsupportedError",
     "KubeletCounters",
-    "NotYetError",
     "PodDevices",
     "PodResourcesAbsentError",
     "PodResourcesClient",
     "PodResourcesError",
-    "RecordedDevices",
     "RegistrationState",
     "SocketIdentity",
     "WatchedPluginServer",
@@ -75,6 +72,5 @@ __all__ = [
     "in_numeric_order",
     "is_served",
     "parse_checkpoint",
-    "read_checkpoint",
     "server_pid",
 ]

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from neuron_plugin.allocation import HolderLedger, Holding, Resource
-from neuron_plugin.hardware import Device, Inventory, SkippedDevice, parse_driver_version
+from neuron_plugin.hardware import MISSING, Device, Inventory, SkippedDevice, parse_driver_version
 from neuron_plugin.hardware.device import NodeState
 from neuron_plugin.hardware.inventory import LogicalCoreSize
 from neuron_plugin.plugin.machine import (
-    MISSING,
     Machine,
     advertised,
     describe,
