@@ -99,7 +99,7 @@ class DevicePluginServer:
     failed, None after a success.
     """
 
-    def __init__(  # noqa: PLR0913 - what it is joined from; all but four have a usual value
+    def __init__(
         self,
         resource: str,
         handler: DeviceHandler,
