@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from neuron_plugin.plugin.health.policy import Action, HealthSettings, SignalPolicy
 
 from neuron_plugin.cli import extender, run
 from neuron_plugin.cli.command import Parser
 from neuron_plugin.extender.settings import ExtenderSettings, check
 from neuron_plugin.inspection.node import USUAL_FILE
 from neuron_plugin.instance_file import load_catalogue
+from neuron_plugin.plugin.health_rules import Action, HealthRules, SignalRule
 from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
 from neuron_plugin.plugin.settings import check as check_plugin
 from neuron_plugin.settings import _kind_of, load
@@ -43,8 +43,8 @@ SET_BY_THE_CHART = {
 STRUCTS: dict[str, type[msgspec.Struct]] = {
     "pluginSettings": PluginSettings,
     "extenderSettings": ExtenderSettings,
-    "healthSettings": HealthSettings,
-    "signalPolicy": SignalPolicy,
+    "healthSettings": HealthRules,
+    "signalPolicy": SignalRule,
 }
 
 
@@ -84,7 +84,7 @@ def test_health_policies_reach_the_daemon_over_its_defaults(tmp_path: Path) -> N
     file.write_text(of_kind("health", "ConfigMap")["neuron-plugin"]["data"]["config.yaml"], encoding="utf-8")
     loaded = load(PluginSettings, {}, {}, file)
     assert (loaded.health.sram_ecc.threshold, loaded.health.hw_error.action) == (5, Action.UNHEALTHY)
-    assert loaded.health.kernel_message == HealthSettings().kernel_message
+    assert loaded.health.kernel_message == HealthRules().kernel_message
     assert (loaded.health.longest_hold_seconds, loaded.node_condition) == (1800.0, "NeuronDevicesHealthy")
 
 

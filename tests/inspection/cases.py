@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from neuron_plugin.plugin.health.memory import Memory
-
 from neuron_plugin.allocation import (
     INVENTORY_KEY,
     ContainerKind,
@@ -27,6 +25,7 @@ from neuron_plugin.inspection.machine import Machine, look
 from neuron_plugin.inspection.node import node_of
 from neuron_plugin.inspection.unknown import Unknown
 from neuron_plugin.kubelet.sockets import endpoint_path
+from neuron_plugin.plugin.health import Memory
 from neuron_plugin.plugin.pods import node_pod
 from neuron_plugin.simulation import SimulatedNode
 from tests.inspection.doubles import Container, Pod

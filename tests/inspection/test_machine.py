@@ -4,13 +4,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from neuron_plugin.plugin.health.memory import FILE_NAME, DeviceMemory, Memory, boot_id, save
-from neuron_plugin.plugin.health.policy import HealthSettings, SignalPolicy
 
 from neuron_plugin.hardware import device_key
 from neuron_plugin.inspection.machine import look
 from neuron_plugin.inspection.node import node_of
 from neuron_plugin.inspection.unknown import Unknown
+from neuron_plugin.plugin.health import FILE_NAME, DeviceMemory, Memory, boot_id, save
+from neuron_plugin.plugin.health_rules import HealthRules, SignalRule
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.topology import Topology
@@ -103,7 +103,7 @@ def test_health_is_judged_by_the_node_s_own_policies_and_what_its_daemon_remembe
     node.set_error_events(4, 5)
     key = device_key(looked(node).inventory.devices[4])
     save(tmp_path / FILE_NAME, Memory({key: DeviceMemory({"health-status/hw_error_events": 5})}), boot_id())
-    health = HealthSettings(sram_ecc=SignalPolicy(threshold=2))
+    health = HealthRules(sram_ecc=SignalRule(threshold=2))
     settings = node_of({"root": str(node.root)}, {}, None).settings
     seen = look(msgspec.structs.replace(settings, health=health, state_dir=tmp_path), {})
     assert [verdict.findings for verdict in seen.verdicts.values()] == [()] * 6

@@ -10,7 +10,6 @@ from neuron_plugin.hardware import Device, Inventory, SkippedDevice, parse_drive
 from neuron_plugin.hardware.device import NodeState
 from neuron_plugin.hardware.inventory import LogicalCoreSize
 from neuron_plugin.plugin.machine import (
-    MISSING,
     Machine,
     advertised,
     describe,

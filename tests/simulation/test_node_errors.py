@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.hardware import parse_error
-from neuron_plugin.hardware.kernel_log import parse_record
+from neuron_plugin.hardware.kernel_log import parse_line
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.simulation.node_tree import SimulationError
 from neuron_plugin.simulation.node_writer import append_record
@@ -50,7 +50,7 @@ def test_the_kernel_log_grows_by_records_in_the_kernels_form(tmp_path: Path) -> 
     assert log.read_text() == ""
     node.log_kernel_message("nd0: NEURON_HW_ERR=DMA_ERROR\nqueue 1")
     node.log_kernel_message("NEURON_HW_ERR=DMA_ERROR", by_kernel=False, age_seconds=60)
-    first, second = (parse_record(line) for line in log.read_text().splitlines())
+    first, second = (parse_line(line, None) for line in log.read_bytes().splitlines())
     assert first
     assert second
     assert (first.text, first.by_kernel) == ("nd0: NEURON_HW_ERR=DMA_ERROR queue 1", True)

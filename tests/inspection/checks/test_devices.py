@@ -4,13 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from neuron_plugin.plugin.health.look import judge_once
-from neuron_plugin.plugin.health.memory import DeviceMemory, Memory
-from neuron_plugin.plugin.health.policy import Action, HealthSettings, SignalPolicy
 
 from neuron_plugin.hardware import ResetState, device_key
 from neuron_plugin.inspection.facts import Daemon, Facts, PciFunction
 from neuron_plugin.inspection.findings import Level
+from neuron_plugin.plugin.health import DeviceMemory, Memory, judge_once
+from neuron_plugin.plugin.health_rules import Action, HealthRules, SignalRule
 from neuron_plugin.simulation import SimulatedNode
 from tests.inspection.cases import ask, facts_of, is_fine, the_finding, with_host
 from tests.inspection.doubles import MakeNode
@@ -124,7 +123,7 @@ def test_a_missing_node_is_left_to_its_own_check(make_node: MakeNode) -> None:
     assert is_fine("health", facts_of(node))
 
 
-def judged(node: SimulatedNode, settings: HealthSettings, accepted: dict[str, int] | None = None) -> Facts:
+def judged(node: SimulatedNode, settings: HealthRules, accepted: dict[str, int] | None = None) -> Facts:
     """Facts as a daemon with these policies, and with device 4's errors of old, would have them."""
     facts = facts_of(node)
     key = device_key(facts.machine.inventory.devices[4])
@@ -136,24 +135,24 @@ def judged(node: SimulatedNode, settings: HealthSettings, accepted: dict[str, in
 def test_the_daemons_policies_decide_what_a_signal_means(make_node: MakeNode) -> None:
     node = make_node("inf2.24xlarge")
     node.set_ecc(4, sram=2)
-    assert the_finding("health", judged(node, HealthSettings())).level is Level.PROBLEM
-    assert is_fine("health", judged(node, HealthSettings(sram_ecc=SignalPolicy(threshold=3))))
-    assert is_fine("health", judged(node, HealthSettings(sram_ecc=SignalPolicy(action=Action.IGNORE))))
-    warned = the_finding("health", judged(node, HealthSettings(sram_ecc=SignalPolicy(action=Action.WARN))))
+    assert the_finding("health", judged(node, HealthRules())).level is Level.PROBLEM
+    assert is_fine("health", judged(node, HealthRules(sram_ecc=SignalRule(threshold=3))))
+    assert is_fine("health", judged(node, HealthRules(sram_ecc=SignalRule(action=Action.IGNORE))))
+    warned = the_finding("health", judged(node, HealthRules(sram_ecc=SignalRule(action=Action.WARN))))
     assert warned.level is Level.WARNING
-    patient = the_finding("health", judged(node, HealthSettings(sram_ecc=SignalPolicy(after_seconds=60))))
+    patient = the_finding("health", judged(node, HealthRules(sram_ecc=SignalRule(for_seconds=60))))
     assert (patient.level, "once this has lasted" in patient.why) == (Level.NOTE, True)
 
 
 def test_errors_that_the_daemon_has_accepted_are_none(make_node: MakeNode) -> None:
     node = make_node("inf2.24xlarge")
     node.set_error_events(4, 5)
-    unknown = the_finding("health", judged(node, HealthSettings()))
+    unknown = the_finding("health", judged(node, HealthRules()))
     assert unknown.level is Level.WARNING
     assert unknown.seen.endswith("5 errors in health_status/hw_error_events, which may be old")
     old = {"health-status/hw_error_events": 5}
-    assert is_fine("health", judged(node, HealthSettings(), old))
-    newer = the_finding("health", judged(node, HealthSettings(), {"health-status/hw_error_events": 4}))
+    assert is_fine("health", judged(node, HealthRules(), old))
+    newer = the_finding("health", judged(node, HealthRules(), {"health-status/hw_error_events": 4}))
     assert newer.level is Level.WARNING
     assert newer.seen.endswith("4 of them old")
 

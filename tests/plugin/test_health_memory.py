@@ -6,7 +6,17 @@ import logging
 from pathlib import Path
 
 import pytest
-from neuron_plugin.plugin.health.memory import MOST_DEVICES, DeviceMemory, Memory, boot_id, load, save
+
+from neuron_plugin.plugin.health import (
+    MOST_DEVICES,
+    DeviceHealth,
+    DeviceMemory,
+    HealthState,
+    Memory,
+    boot_id,
+    load,
+    save,
+)
 
 KNOWN = Memory({"aa": DeviceMemory(accepted={"sram-ecc": 2}, latched={"node/absent": "why"}), "bb": DeviceMemory()})
 
@@ -35,7 +45,7 @@ def test_without_a_file_nothing_is_known(file: Path, caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"\xff\xfe", b'{"version": 1}', b'{"version": 1, "boot": "b", "devices": {"a": 3}}']
 )
-def test_a_file_that_cannot_be_used_is_told_and_costs_nothing(
+def test_a_file_that_cannot_be_used_is_logged_and_costs_nothing(
     file: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     file.parent.mkdir()
@@ -51,11 +61,12 @@ def test_a_file_of_another_version_is_passed_over(file: Path) -> None:
 
 
 def test_it_does_not_grow_with_every_chip_that_was_ever_here() -> None:
-    kept = Memory()
-    for number in range(2 * MOST_DEVICES):
-        kept = kept.with_devices({"here": DeviceMemory({"hw-error": number}), f"{number:x}": DeviceMemory()})
+    before = Memory({f"{number:x}": DeviceMemory() for number in range(2 * MOST_DEVICES)})
+    here = DeviceHealth("here", memory=DeviceMemory({"hw-error": 7}))
+    kept = HealthState(0.0, before, {0: here}).memory
     assert len(kept.devices) == MOST_DEVICES
-    assert kept.of("here").accepted == {"hw-error": 2 * MOST_DEVICES - 1}
+    assert kept.of("here").accepted == {"hw-error": 7}
+    assert f"{2 * MOST_DEVICES - 1:x}" in kept.devices  # the oldest are forgotten
 
 
 def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Health from a fault of the machine to whoever is told: kubelet, pod, annotation, events, condition."""
+"""Health from a fault of the machine to everyone who sees it: kubelet, pod, annotation, events, condition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation import INVENTORY_KEY
-from neuron_plugin.hardware import ResetState, kmsg_reader
+from neuron_plugin.hardware import ResetState, Severity, kernel_log
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import ResourceName
 from neuron_plugin.simulation import EVENTS, NODES, SimulatedNode
@@ -25,7 +25,7 @@ from tests.plugin.world import NEURON, app
 
 @dataclass
 class Running:
-    """A node of six devices and its daemon; what others are told of them."""
+    """A node of six devices and its daemon; what others see of them."""
 
     site: sites.Site
     daemon: NodeDaemon
@@ -43,8 +43,8 @@ class Running:
         return status
 
     def inventory(self) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(self.site.node_annotations().get(INVENTORY_KEY, "{}"))
-        return told
+        found: dict[str, Any] = json.loads(self.site.node_annotations().get(INVENTORY_KEY, "{}"))
+        return found
 
     def events(self) -> list[tuple[str, str]]:
         assert self.site.api is not None
@@ -73,7 +73,7 @@ async def a_site(*, usage_counters: bool = False, kmsg: Path | None = None) -> A
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kmsg_reader, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(kernel_log, "FILE_SECONDS", 0.02)
 
 
 async def test_p67_p68_p71_a_fault_reaches_everybody_and_so_does_its_end() -> None:
@@ -120,7 +120,7 @@ async def test_p67_a_forged_line_and_one_without_a_device_take_nothing_away() ->
         node.machine.log_kernel_message("kernel: NEURON_HW_ERR=SRAM_UNCORRECTABLE_ERROR affecting neuron devices")
         await eventually(lambda: any(reason == "NeuronDeviceWarning" for reason, _ in node.events()))
         assert node.site.kubelet.capacity(NEURON.value).allocatable == 6
-        assert all(health.status == "warning" for health in node.daemon.health.devices.values())
+        assert all(one.verdict.severity is Severity.WARNING for one in node.daemon.health.state.devices.values())
         assert "no device of this node" in node.events()[0][1]
 
 
@@ -151,6 +151,6 @@ async def test_p69_a_flapping_node_makes_a_bounded_number_of_messages_and_events
 async def test_p70_a_kernel_log_that_is_not_there_is_named_and_the_rest_goes_on() -> None:
     async with a_site(kmsg=Path("/nowhere/kmsg")) as node:
         await eventually(lambda: "kernel-log" in node.daemon.health.silent_sources)
-        assert node.daemon._moment().silent_sources["kernel-log"].startswith("/nowhere/kmsg cannot be opened")
+        assert node.daemon._moment().silent_sources["kernel-log"].startswith("/nowhere/kmsg cannot be read")
         node.machine.remove_node(0)
         await node.allocatable(5)

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from neuron_plugin.plugin.health.keeper import Transition
-from neuron_plugin.plugin.health.policy import HealthSettings
-from neuron_plugin.plugin.health.status import Status
 
-from neuron_plugin.hardware import MISSING, EccCounts, ResetState
+from neuron_plugin.hardware import MISSING, EccCounts, ResetState, Severity
 from neuron_plugin.hardware.device import CoreErrors, NodeState
-from tests.plugin.health.world import HOUR, World, changed, device, error
+from neuron_plugin.plugin.health import Transition
+from neuron_plugin.plugin.health_rules import HealthRules
+from tests.plugin.health_world import HOUR, World, changed, device, error
 
 
 def test_p69_resets_that_come_and_go_are_no_news() -> None:
@@ -33,12 +32,12 @@ def test_p69_a_device_that_comes_and_goes_is_held_back_as_missing() -> None:
     world.see(device(1))
     world.now += 1
     assert world.see_first() == ()
-    assert world.keeper.unhealthy == {0: MISSING}
+    assert world.state.unhealthy == {0: MISSING}
     assert changed(world.wait(10)) == [((0,), "healthy")]
 
 
 @pytest.mark.parametrize(("period", "hours"), [(1.0, 0.5), (5.0, 2.0), (30.0, 24.0)])
-def test_p69_a_node_that_flaps_for_long_is_told_a_bounded_number_of_times(period: float, hours: float) -> None:
+def test_p69_a_node_that_flaps_for_long_is_reported_a_bounded_number_of_times(period: float, hours: float) -> None:
     world = World()
     world.see_first()
     news = 0
@@ -52,7 +51,7 @@ def test_p69_a_node_that_flaps_for_long_is_told_a_bounded_number_of_times(period
 
 
 def test_p69_damping_can_be_turned_off() -> None:
-    world = World(HealthSettings(flapping_window_seconds=0))
+    world = World(HealthRules(flapping_window_seconds=0))
     world.see_first()
     for _ in range(5):
         assert changed(world.see_first(node=NodeState.ABSENT)) == [((0,), "unhealthy")]
@@ -78,13 +77,13 @@ class AnyHistory(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
-        self.told: dict[int, Status] = {}
+        self.reported: dict[int, Severity] = {}
 
     def note(self, transitions: tuple[Transition, ...]) -> None:
         for transition in transitions:
             for number in transition.devices:
-                assert self.told.get(number, Status.HEALTHY) is transition.before
-                self.told[number] = transition.after
+                assert self.reported.get(number, Severity.HEALTHY) is transition.before
+                self.reported[number] = transition.after
 
     @rule(first=faults, both=st.booleans())
     def look(self, first: dict[str, Any], both: bool) -> None:  # noqa: FBT001 - drawn
@@ -100,33 +99,34 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(numbers=st.sets(st.integers(0, 2)), kind=st.sampled_from(["DMA_ERROR", "HANG_ON_COLLECTIVES"]))
     def message(self, numbers: set[int], kind: str) -> None:
-        self.world.keeper.kernel_error(error(*numbers, at=self.world.now, kind=kind))
-        self.note(self.world.keeper.judge())
+        self.world.hear(error(*numbers, at=self.world.now, kind=kind))
+        self.note(self.world.wait(0))
 
     @rule()
     def restart(self) -> None:
         now = self.world.now
-        self.world = World(memory=self.world.keeper.memory)
+        self.world = World(memory=self.world.state.memory)
         self.world.now = now
-        self.told = {}
+        self.reported = {}
 
     @invariant()
-    def what_was_told_is_what_is(self) -> None:
-        for number, health in self.world.keeper.devices.items():
-            if health.status is not Status.WAITING:
-                assert self.told.get(number, Status.HEALTHY) is health.status
+    def what_was_reported_is_what_is(self) -> None:
+        for number, health in self.world.state.devices.items():
+            if health.verdict.severity is not Severity.PASSING:
+                assert self.reported.get(number, Severity.HEALTHY) is health.verdict.severity
 
     @invariant()
     def the_next_judgement_is_not_due_already(self) -> None:
-        assert self.world.keeper.next_change > self.world.now
+        due = self.world.state.next_change
+        assert due is None or due > self.world.now
 
     def teardown(self) -> None:
         self.world.see(device(0), device(1))
         for _ in range(4):
             self.world.wait(HOUR)
         self.world.see(device(0), device(1))
-        for number, health in self.world.keeper.devices.items():
-            assert health.status is Status.HEALTHY, (number, health)
+        for number, health in self.world.state.devices.items():
+            assert health.verdict.severity is Severity.HEALTHY, (number, health)
 
 
 TestAnyHistory = AnyHistory.TestCase

@@ -1,16 +1,14 @@
-"""A machine of the tests' own making, and time in their hand."""
+"""A machine that a test describes, a clock that it sets, and the health state that follows."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from neuron_plugin.plugin.health.keeper import HealthKeeper, Transition
-from neuron_plugin.plugin.health.memory import Memory
-from neuron_plugin.plugin.health.policy import HealthSettings
-
 from neuron_plugin.hardware import Device, EccCounts, Inventory, KernelError, ResetState
 from neuron_plugin.hardware.device import CoreErrors, HealthReadings, NodeState
+from neuron_plugin.plugin.health import HealthState, Memory, Transition, health_after, transitions
+from neuron_plugin.plugin.health_rules import HealthRules
 from neuron_plugin.topology import DeviceId
 
 HOUR = 3600.0
@@ -44,27 +42,39 @@ def error(*devices: int, at: float = 0.0, kind: str = "DMA_ERROR", by_kernel: bo
     return KernelError(at, kind, frozenset(DeviceId(number) for number in devices), by_kernel)
 
 
-def changed(transitions: tuple[Transition, ...]) -> list[tuple[tuple[int, ...], str]]:
-    return [(transition.devices, transition.after.value) for transition in transitions]
+def changed(found: tuple[Transition, ...]) -> list[tuple[tuple[int, ...], str]]:
+    return [(transition.devices, transition.after.name.lower()) for transition in found]
 
 
 class World:
-    """A keeper of two devices, and the clock."""
+    """The health of a node, and the clock."""
 
-    def __init__(self, settings: HealthSettings | None = None, memory: Memory | None = None) -> None:
+    def __init__(self, rules: HealthRules | None = None, memory: Memory | None = None) -> None:
         self.now = 1000.0
-        self.keeper = HealthKeeper(settings or HealthSettings(), memory or Memory(), lambda: self.now)
+        self.rules = rules or HealthRules()
+        self.state = HealthState(self.now, memory or Memory())
+        self.inventory = Inventory()
+        self._reported = self.state
 
     def see(self, *devices: Device) -> tuple[Transition, ...]:
-        """Look and judge; without devices there is no driver."""
-        self.keeper.look(machine(*devices))
-        return self.keeper.judge()
+        """Read the hardware; without devices there is no driver."""
+        return self.read(machine(*devices))
+
+    def read(self, inventory: Inventory) -> tuple[Transition, ...]:
+        self.inventory = inventory
+        return self.wait(0)
 
     def see_first(self, **health: Any) -> tuple[Transition, ...]:
-        """Look at a machine whose first device is as given."""
+        """Read a machine whose first device is as given."""
         return self.see(device(0, **health), device(1))
 
     def wait(self, seconds: float) -> tuple[Transition, ...]:
-        """Let time pass and judge."""
+        """Let time pass; what has changed since the last time."""
         self.now += seconds
-        return self.keeper.judge()
+        self.hear()
+        before, self._reported = self._reported, self.state
+        return transitions(before, self.state)
+
+    def hear(self, *errors: KernelError) -> None:
+        """Take in errors of the kernel log."""
+        self.state = health_after(self.state, self.inventory, self.now, self.rules, errors)
