@@ -90,6 +90,11 @@ class Advertisement:
         """The newest edition."""
         return self._latest
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether a stream is open."""
+        return bool(self._subscriptions)
+
     def publish(self, devices: Iterable[AdvertisedDevice]) -> bool:
         """Make ``devices`` the list, in any order, and send it if it differs from the last one; whether it did.
 

@@ -36,6 +36,7 @@ from neuron_plugin.allocation import (
 )
 from neuron_plugin.kubelet import AdvertisedDevice
 from neuron_plugin.plugin.inputs import (
+    PENDING,
     UNSEEN_SECONDS,
     AllocationKey,
     HoldDown,
@@ -71,6 +72,7 @@ def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], now: float, 
         mask = mask_union(inputs.recorded.entries[key].on(inputs.inventory, pod) for key in over if key.uid == uid)
         hold_downs.append(
             HoldDown(
+                uid=uid,
                 pod=pod,
                 mask=mask,
                 since=now,
@@ -88,7 +90,7 @@ def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], now: float, 
 
 def pods_to_look_at(inputs: Inputs) -> frozenset[PodUid]:
     """The pods whose cgroups decide something now."""
-    return frozenset({key.uid for key in _over(inputs)} | {one.pod.uid for one in inputs.hold_downs})
+    return frozenset({key.uid for key in _over(inputs)} | {one.uid for one in inputs.hold_downs})
 
 
 def pods_of_kubelet_alone(inputs: Inputs) -> frozenset[PodUid]:
@@ -107,6 +109,8 @@ def rewrite_is_due(inputs: Inputs, now: float) -> bool:
 
 def named(pod: PodReference) -> str:
     """A pod in a message; the kubelet's record has UIDs only."""
+    if pod.uid.startswith(PENDING):
+        return "a pod that the kubelet has not recorded yet"
     return f"pod {pod}" if pod.name else f"the pod with UID {pod.uid}"
 
 
@@ -434,14 +438,15 @@ def _over(inputs: Inputs) -> dict[AllocationKey, bool]:
 
 
 def _holds(one: HoldDown, inputs: Inputs, populated: Mapping[PodUid, bool | None], now: float) -> bool:
-    if one.unknown and (
-        one.pod.uid in inputs.pods.by_kubelet_uid or any(key.uid == one.pod.uid for key in inputs.recorded.entries)
-    ):
+    is_recorded = any(key.uid == one.uid for key in inputs.recorded.entries)
+    if one.unknown and (is_recorded or one.uid in inputs.pods.by_kubelet_uid):
         return False
     if now < one.not_before:
         return True
-    alive = populated.get(one.pod.uid)
-    return now < one.until if alive is None else alive
+    alive = populated.get(one.uid)
+    if alive is None or is_recorded:  # a static pod came back under its UID: its processes may be new ones
+        return now < one.until and alive is not False
+    return alive
 
 
 def _is_settled(one: PendingAnswer, inputs: Inputs) -> bool:
