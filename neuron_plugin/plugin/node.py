@@ -98,10 +98,9 @@ class Node:
     def snapshot(self) -> Snapshot | None:
         """What follows from the inputs as they are now; None before the first device is found."""
         if self._snapshot is None and self._inputs is not None:
-            now = self.clock()
-            inputs = replace(self._inputs, now=now)
+            inputs = replace(self._inputs, now=self.clock())
             populated = {uid: self._cgroups.is_populated(uid) for uid in pods_to_look_at(inputs)}
-            settled = settle(inputs, populated, now, self.options.hold_down_seconds)
+            settled = settle(inputs, populated, self.options.hold_down_seconds)
             self._report_hold_downs(inputs.hold_downs, settled.hold_downs)
             self._inputs = settled
             self._snapshot = derive(settled)
