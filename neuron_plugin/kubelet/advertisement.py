@@ -50,6 +50,11 @@ class Advertisement:
         self.latest = Edition(1, _in_order(devices))
         self._changed = asyncio.Event()
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether a stream is open."""
+        return bool(self._subscriptions)
+
     def publish(self, devices: Iterable[AdvertisedDevice]) -> bool:
         """Make ``devices`` the list, in any order, and send it if it differs from the last one; whether it did.
 

@@ -394,6 +394,7 @@ class NodeDaemon:
             snapshot = self.node.snapshot
             if snapshot is None:
                 continue
+            self.allocator.name_decisions()
             if self._settings.cluster:
                 self.publisher.publish(snapshot)
                 self._log_corrections()
