@@ -1,0 +1,172 @@
+"""What both daemons serve over HTTP: probes, metrics, decisions; and how any of their pages is served.
+
+A daemon describes itself as a ``Status``; the pages, the limits and the time-outs are the same for both. The extender
+adds the scheduler's verbs and its monitor API to the same kind of application.
+
+aiohttp and prometheus-client are imported when serving starts, not before: the plugin registers with the kubelet
+first, and loading them takes some tenths of a second of CPU. ``serve_status`` therefore loads them in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+if TYPE_CHECKING:
+    import ssl
+
+    from aiohttp import web
+    from prometheus_client import Metric
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_SECONDS = 0.3
+"""For requests in flight when the daemon stops. aiohttp's default is 60 s, longer than a pod has to end."""
+IDLE_SECONDS = 10.0
+"""How long a connection may stay open without a complete request; probes and scrapers open new ones."""
+RETRY_SECONDS = 10.0
+"""Between two attempts to listen on an address that is in use."""
+
+_MAX_BODY_BYTES = 64 << 10
+_SERVICE_UNAVAILABLE = 503
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The answer to a probe.
+
+    ``checks`` has the reason why each named check fails, and the empty text for a check that passes. ``notes`` are
+    lines for people that fail nothing.
+    """
+
+    checks: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class Status(Protocol):
+    """What a daemon says about itself. Every method is called once per request, so answers are never stale."""
+
+    async def liveness(self) -> Health:
+        """``/healthz``: what a restart of the daemon would mend."""
+
+    async def readiness(self) -> Health:
+        """``/readyz``: what a rollout, or a Service, waits for."""
+
+    def collect(self) -> Iterable[Metric]:
+        """``/metrics``: every metric family, as a prometheus-client collector gives them.
+
+        Called in a worker thread, so read immutable values, or copies.
+        """
+
+    def decisions(self) -> bytes:
+        """``/decisions``: the latest decisions and their candidates, as JSON. Called in a worker thread."""
+
+
+def status_application(status: Status, *, max_body_bytes: int = _MAX_BODY_BYTES) -> web.Application:
+    """An application that serves the four pages of ``status``; more routes may be added to it.
+
+    ``/healthz`` and ``/readyz`` take the queries that Kubernetes' own components take: ``?verbose`` lists all checks,
+    ``?exclude=NAME`` leaves one out. ``max_body_bytes`` is the limit for the bodies of added routes.
+    """
+    from aiohttp import web
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+    async def healthz(request: web.Request) -> web.Response:
+        return answer(request, await status.liveness())
+
+    async def readyz(request: web.Request) -> web.Response:
+        return answer(request, await status.readiness())
+
+    def answer(request: web.Request, health: Health) -> web.Response:
+        query = request.query
+        text, passed = probe_text(health, verbose="verbose" in query, excluded=query.getall("exclude", []))
+        return web.Response(text=text, status=200 if passed else _SERVICE_UNAVAILABLE)
+
+    async def metrics(_: web.Request) -> web.Response:
+        text = await asyncio.to_thread(generate_latest, status)
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def decisions(_: web.Request) -> web.Response:
+        text = await asyncio.to_thread(status.decisions)
+        return web.Response(body=text, content_type="application/json")
+
+    app = web.Application(client_max_size=max_body_bytes)
+    pages = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics, "/decisions": decisions}
+    app.add_routes([web.get(path, page) for path, page in pages.items()])
+    return app
+
+
+def probe_text(health: Health, *, verbose: bool = False, excluded: Iterable[str] = ()) -> tuple[str, bool]:
+    """The body of a probe's answer, and whether the probe passes."""
+    left_out = set(excluded)
+    checks = {name: failure for name, failure in health.checks.items() if name not in left_out}
+    failures = [failure for failure in checks.values() if failure]
+    if verbose:
+        lines = [f"[-]{name} failed: {failure}" if failure else f"[+]{name} ok" for name, failure in checks.items()]
+    else:
+        lines = failures or ["ok"]
+    return "".join(f"{line}\n" for line in (*lines, *health.notes)), not failures
+
+
+@asynccontextmanager
+async def serving(
+    app: web.Application,
+    address: str,
+    port: int,
+    *,
+    tls: ssl.SSLContext | None = None,
+    idle_seconds: float = IDLE_SECONDS,
+) -> AsyncIterator[int]:
+    """Serve an application for the length of the block; gives the port, which the system chooses for 0.
+
+    A connection without a complete request for ``idle_seconds`` is closed. Compressed bodies are not expanded: a
+    small one may hide a huge one.
+
+    Raises:
+        OSError: the address is not available.
+    """
+    from aiohttp import web
+
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=SHUTDOWN_SECONDS,
+        keepalive_timeout=idle_seconds,
+        auto_decompress=False,
+    )
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, address, port, ssl_context=tls, reuse_address=True).start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+async def serve_status(status: Status, address: str, port: int) -> NoReturn:
+    """Serve the four pages until cancelled. While the address is in use, log that once and try again."""
+    await asyncio.to_thread(_import_libraries)
+    logged = False
+    while True:
+        try:
+            async with serving(status_application(status), address, port) as served_port:
+                logger.info("serving probes and metrics", extra={"address": address, "port": served_port})
+                await asyncio.Event().wait()  # no deadline: until cancelled
+        except OSError as error:
+            if not logged:
+                logged = True
+                logger.error(  # noqa: TRY400 - a traceback would add nothing
+                    "cannot serve probes and metrics: choose another --health-port, or 0 for none",
+                    extra={"address": address, "port": port, "error": error.strerror or str(error)},
+                )
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+def _import_libraries() -> None:
+    for name in ("aiohttp.web", "prometheus_client"):
+        importlib.import_module(name)
