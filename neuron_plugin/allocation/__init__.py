@@ -38,7 +38,17 @@ from neuron_plugin.allocation.inventory import (
     read_inventory,
     write_inventory,
 )
-from neuron_plugin.allocation.ledger import Allocation, Holder, Holding, Ledger, PodReference, PodUid, union_of
+from neuron_plugin.allocation.ledger import (
+    Allocation,
+    Holder,
+    HolderLedger,
+    Holding,
+    Ledger,
+    PodReference,
+    PodUid,
+    mask_union,
+    union_of,
+)
 from neuron_plugin.allocation.placement import (
     ContainerSet,
     Placement,
@@ -85,6 +95,7 @@ __all__ = [
     "DecisionLog",
     "Dialect",
     "Holder",
+    "HolderLedger",
     "Holding",
     "IdListError",
     "InventoryError",
@@ -111,6 +122,7 @@ __all__ = [
     "format_ids",
     "ids_of",
     "mask_of",
+    "mask_union",
     "neuron_pod",
     "parse_count",
     "parse_ids",

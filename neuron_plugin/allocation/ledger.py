@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NewType
 
 from neuron_plugin.allocation.resources import Resource
@@ -87,6 +88,53 @@ class Holder:
 
 @dataclass(frozen=True)
 class Ledger:
+    """All allocations of one node. It is derived, never edited: what is not in it is free.
+
+    Allocations of one pod may overlap, because later containers re-use what plain init containers had.
+    """
+
+    allocations: tuple[Allocation, ...] = ()
+
+    @cached_property
+    def used_mask(self) -> CoreMask:
+        """Every core that some pod has."""
+        return mask_union(self.allocations)
+
+    @cached_property
+    def by_pod(self) -> Mapping[PodUid, tuple[Allocation, ...]]:
+        """The allocations of each pod, in the order in which they were given here."""
+        found: dict[PodUid, tuple[Allocation, ...]] = {}
+        for one in self.allocations:
+            found[one.pod.uid] = (*found.get(one.pod.uid, ()), one)
+        return found
+
+    def of(self, uid: PodUid) -> tuple[Allocation, ...]:
+        """What one pod has."""
+        return self.by_pod.get(uid, ())
+
+    def mask_of(self, uid: PodUid) -> CoreMask:
+        """Every core that one pod has: a union, since its containers may share cores."""
+        return mask_union(self.of(uid))
+
+    def used_as(self, resource: Resource) -> CoreMask:
+        """Every core that is in use under one resource name."""
+        return mask_union(one for one in self.allocations if one.resource is resource)
+
+    def overlapping(self, mask: int) -> tuple[Allocation, ...]:
+        """The allocations that share a core with ``mask``."""
+        return tuple(one for one in self.allocations if one.mask & mask)
+
+
+def mask_union(allocations: Iterable[Allocation]) -> CoreMask:
+    """Every core of some allocations."""
+    mask = 0
+    for one in allocations:
+        mask |= one.mask
+    return CoreMask(mask)
+
+
+@dataclass(frozen=True)
+class HolderLedger:
     """An immutable account of a node's holders; a change is a new ledger."""
 
     holders: Mapping[PodUid, Holder] = field(default_factory=dict)
@@ -113,19 +161,19 @@ class Ledger:
         held = (holding for holder in self for holding in holder.holdings if holding.resource is resource)
         return union_of(holding for holding in held if holding.on_account == drawn)
 
-    def with_holder(self, holder: Holder) -> Ledger:
+    def with_holder(self, holder: Holder) -> HolderLedger:
         """The ledger in which this pod holds exactly this."""
-        return Ledger({**self.holders, holder.pod.uid: holder})
+        return HolderLedger({**self.holders, holder.pod.uid: holder})
 
-    def with_holding(self, pod: PodReference, holding: Holding) -> Ledger:
+    def with_holding(self, pod: PodReference, holding: Holding) -> HolderLedger:
         """The ledger in which one more container of a pod holds something; the same again changes nothing."""
         held = self.holders.get(pod.uid)
         others = tuple(other for other in (held.holdings if held else ()) if not _same_place(other, holding))
         return self.with_holder(Holder(pod, (*others, holding)))
 
-    def without(self, uid: PodUid) -> Ledger:
+    def without(self, uid: PodUid) -> HolderLedger:
         """The ledger after a pod's end."""
-        return Ledger({other: holder for other, holder in self.holders.items() if other != uid})
+        return HolderLedger({other: holder for other, holder in self.holders.items() if other != uid})
 
 
 def union_of(holdings: Iterable[Holding]) -> CoreMask:

@@ -6,7 +6,7 @@ import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from neuron_plugin.allocation import Holder, Ledger
+from neuron_plugin.allocation import Holder, HolderLedger
 from neuron_plugin.cli.drawing import Mark
 from neuron_plugin.inspection.machine import Machine
 from neuron_plugin.inspection.text import ranges
@@ -32,11 +32,11 @@ class LegendLine:
 class Occupancy:
     """Marks for the cores of one machine."""
 
-    def __init__(self, machine: Machine, geometry: Geometry, ledger: Ledger | None) -> None:
+    def __init__(self, machine: Machine, geometry: Geometry, ledger: HolderLedger | None) -> None:
         """``ledger`` is None where holders are not known."""
         self._machine = machine
         self._geometry = geometry
-        self._ledger = Ledger() if ledger is None else ledger
+        self._ledger = HolderLedger() if ledger is None else ledger
         self._holders: Mapping[Mark, Holder] = dict(zip(_letters(), self._ledger, strict=False))
         self._meanings = (
             _MEANINGS

@@ -7,7 +7,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 
-from neuron_plugin.allocation import Ledger
+from neuron_plugin.allocation import HolderLedger
 from neuron_plugin.cli.command import CommandError, Exit, Subparsers, add_command, complain
 from neuron_plugin.cli.device_columns import title_of
 from neuron_plugin.cli.drawing import ASCII, UNICODE, Drawing, Mark, grids_of, undrawn
@@ -76,7 +76,9 @@ def run(arguments: Namespace) -> int:
     return Exit.FINE
 
 
-def drawn_lines(seen: Machine, geometry: Geometry, ledger: Ledger | None, *, ascii_only: bool) -> list[Sequence[Mark]]:
+def drawn_lines(
+    seen: Machine, geometry: Geometry, ledger: HolderLedger | None, *, ascii_only: bool
+) -> list[Sequence[Mark]]:
     """The drawing and its legend."""
     strokes = ASCII if ascii_only or not _shows_unicode() else UNICODE
     occupancy = Occupancy(seen, geometry, ledger)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from neuron_plugin.allocation import Holder, Ledger
+from neuron_plugin.allocation import Holder, HolderLedger
 from neuron_plugin.extender.claims import PodRecord, UnclearClaim, claim_of
 from neuron_plugin.extender.hardware import Hardware, NodeFacts, NoHardware
 from neuron_plugin.extender.reasons import OVERLAPPING_CLAIMS, STALE, NodeRefusal
@@ -23,7 +23,7 @@ class NodeRecord:
 
     facts: NodeFacts
     hardware: Hardware | NoHardware
-    ledger: Ledger
+    ledger: HolderLedger
     unclear: tuple[UnclearClaim, ...]
     stale: bool
     shape: AnyShape
@@ -60,17 +60,17 @@ def node_record(
     for 0 has nothing to say.
     """
     if isinstance(hardware, NoHardware):
-        return NodeRecord(facts, hardware, Ledger(), (), stale, closed_shape(hardware.refusal))
+        return NodeRecord(facts, hardware, HolderLedger(), (), stale, closed_shape(hardware.refusal))
     claims = [claim_of(pod, hardware.geometry) for pod in pods if pod.request]
     holders = [claim for claim in claims if isinstance(claim, Holder)] + list(reserved)
     unclear = [claim for claim in claims if isinstance(claim, UnclearClaim)]
     unclear += _overlaps(holders)
-    ledger = Ledger({holder.pod.uid: holder for holder in holders})
+    ledger = HolderLedger({holder.pod.uid: holder for holder in holders})
     shape = _shape(hardware, ledger, [claim.refusal for claim in unclear] + [STALE] * stale)
     return NodeRecord(facts, hardware, ledger, tuple(unclear), stale, shape)
 
 
-def _shape(hardware: Hardware, ledger: Ledger, refusals: list[NodeRefusal]) -> AnyShape:
+def _shape(hardware: Hardware, ledger: HolderLedger, refusals: list[NodeRefusal]) -> AnyShape:
     if refusals:
         return closed_shape(min(refusals, key=lambda refusal: refusal.may_pass))
     return open_shape(hardware.geometry, hardware.healthy_mask, CoreMask(hardware.healthy_mask & ~ledger.used_mask))

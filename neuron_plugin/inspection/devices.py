@@ -10,7 +10,7 @@ import enum
 
 import msgspec
 
-from neuron_plugin.allocation import Ledger
+from neuron_plugin.allocation import HolderLedger
 from neuron_plugin.hardware import Device, EccCounts, Severity, SkippedDevice, Verdict
 from neuron_plugin.inspection.holders import Holders
 from neuron_plugin.inspection.machine import Machine
@@ -119,14 +119,14 @@ def _notes(machine: Machine, holders: Holders) -> tuple[str, ...]:
     )
 
 
-def _devices(machine: Machine, ledger: Ledger | None) -> tuple[DeviceReport, ...]:
+def _devices(machine: Machine, ledger: HolderLedger | None) -> tuple[DeviceReport, ...]:
     known = [_known(machine, device, ledger) for device in machine.inventory.devices]
     skipped = [_skipped(machine, device) for device in machine.inventory.skipped]
     missing = [_missing(machine, device) for device in machine.missing]
     return tuple(sorted(known + skipped + missing, key=lambda report: report.id))
 
 
-def _known(machine: Machine, device: Device, ledger: Ledger | None) -> DeviceReport:
+def _known(machine: Machine, device: Device, ledger: HolderLedger | None) -> DeviceReport:
     geometry, verdict = machine.geometry, machine.verdicts[device.id]
     mask = geometry.device_mask(device.id) if geometry else CoreMask(0)
     memory = machine.instance.memory_gib if machine.instance else 0
@@ -184,7 +184,7 @@ _BY_SEVERITY = {
 }
 
 
-def _holders(mask: CoreMask, ledger: Ledger) -> tuple[HolderReport, ...]:
+def _holders(mask: CoreMask, ledger: HolderLedger) -> tuple[HolderReport, ...]:
     return tuple(
         HolderReport(
             holder.pod.namespace,

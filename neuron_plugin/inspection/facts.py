@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuron_plugin.allocation import Ledger, PodReference, Resource
+from neuron_plugin.allocation import HolderLedger, PodReference, Resource
 from neuron_plugin.inspection.holders import holders_of
 from neuron_plugin.inspection.machine import Machine
 from neuron_plugin.inspection.unknown import NO_DEVICE, Unknown
@@ -184,14 +184,14 @@ class Facts:
         return tuple(pod for pod in self.kubelet.pods if (pod.namespace, pod.name) not in ended)
 
     @property
-    def ledger(self) -> Ledger | Unknown:
+    def ledger(self) -> HolderLedger | Unknown:
         """Who holds what by the kubelet."""
         holders = self.holders
         if isinstance(holders, Unknown):
             return holders
         if self.machine.geometry is None:
             return NO_DEVICE
-        return holders_of(self.machine.geometry, holders).ledger or Ledger()
+        return holders_of(self.machine.geometry, holders).ledger or HolderLedger()
 
     def sockets_of(self, resource: Resource) -> tuple[SocketSeen, ...]:
         """Sockets of this project's plugin for one resource."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from neuron_plugin.allocation import Holding, Ledger, PodReference, PodUid, Resource, mask_of
+from neuron_plugin.allocation import HolderLedger, Holding, PodReference, PodUid, Resource, mask_of
 from neuron_plugin.inspection.unknown import Unknown
 from neuron_plugin.topology import Geometry
 
@@ -34,7 +34,7 @@ AskKubelet: TypeAlias = "Callable[[Path], tuple[PodDevices, ...] | Unknown]"
 class Holders:
     """Who holds what. ``ledger`` is None where that is not known; ``note`` says why, or what could not be told."""
 
-    ledger: Ledger | None
+    ledger: HolderLedger | None
     note: str = ""
 
 
@@ -70,7 +70,7 @@ class HolderReading:
 
 def holders_of(geometry: Geometry, pods: Iterable[PodDevices]) -> Holders:
     """The kubelet's answer as a ledger; the kubelet tells no UIDs, so namespace and name stand for them."""
-    ledger, strange = Ledger(), list[str]()
+    ledger, strange = HolderLedger(), list[str]()
     for pod in pods:
         holder = PodReference(PodUid(f"{pod.namespace}/{pod.name}"), pod.namespace, pod.name)
         for container in pod.containers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from neuron_plugin.allocation import ContainerKind, Ledger, PodReference, PodUid, Resource
+from neuron_plugin.allocation import ContainerKind, HolderLedger, PodReference, PodUid, Resource
 from neuron_plugin.plugin.pods import NodePod, NodePods
 from neuron_plugin.plugin.standins import is_nameless, named_stand_in
 from neuron_plugin.topology import Geometry, Unit
@@ -20,7 +20,7 @@ class Callers:
 
     geometry: Geometry
     pods: NodePods
-    ledger: Ledger
+    ledger: HolderLedger
     resource: Resource
     count: int
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from neuron_plugin.allocation import ContainerKind, Holder, Holding, Ledger, PodReference, PodUid, Resource
+from neuron_plugin.allocation import ContainerKind, Holder, HolderLedger, Holding, PodReference, PodUid, Resource
 from neuron_plugin.plugin.decisions import WaitingDecision, decision_of
 from neuron_plugin.plugin.kin import kin_of
 from neuron_plugin.plugin.pods import NodePod, NodePods, unserved
@@ -66,7 +66,7 @@ class Claims:
 
     geometry: Geometry
     pods: NodePods
-    ledger: Ledger
+    ledger: HolderLedger
     waiting: tuple[WaitingDecision, ...]
     confirmed: Collection[PodUid] = ()
     swaps: bool = False

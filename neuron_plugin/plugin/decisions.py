@@ -15,7 +15,7 @@ from neuron_plugin.allocation import (
     ContainerAssignment,
     ContainerKind,
     ContainerRequest,
-    Ledger,
+    HolderLedger,
     PodReference,
     PodUid,
     Resource,
@@ -41,7 +41,7 @@ class WaitingDecision:
 
 
 def waiting_decisions(
-    geometry: Geometry, pods: Iterable[NodePod], ledger: Ledger, confirmed: Collection[PodUid] = ()
+    geometry: Geometry, pods: Iterable[NodePod], ledger: HolderLedger, confirmed: Collection[PodUid] = ()
 ) -> tuple[WaitingDecision, ...]:
     """Every decided set that nobody has been given yet, in the order of the bindings.
 
@@ -79,7 +79,7 @@ def decision_of(waiting: Iterable[WaitingDecision], resource: Resource, mask: in
     return next((one for one in waiting if one.request.resource is resource and one.mask == mask), None)
 
 
-def heir_of(geometry: Geometry, pod: NodePod, pods: Iterable[NodePod], ledger: Ledger) -> NodePod | None:
+def heir_of(geometry: Geometry, pod: NodePod, pods: Iterable[NodePod], ledger: HolderLedger) -> NodePod | None:
     """The pod whose decided sets ``pod`` was given in place of its own, while it holds nothing itself."""
     holder = ledger.holders.get(pod.pod.uid)
     if holder is None or pod.decision is None:
@@ -106,7 +106,7 @@ def _decided_masks(geometry: Geometry, pod: NodePod) -> list[CoreMask]:
 
 
 def _sets_of(
-    geometry: Geometry, pod: NodePod, decided: Sequence[NodePod], ledger: Ledger, confirmed: Collection[PodUid]
+    geometry: Geometry, pod: NodePod, decided: Sequence[NodePod], ledger: HolderLedger, confirmed: Collection[PodUid]
 ) -> Iterator[WaitingDecision]:
     """The decided sets of a pod that this node has, for the pod or for its heir."""
     waits = heir_of(geometry, pod, decided, ledger) if pod.pod.uid in confirmed else pod
@@ -121,7 +121,7 @@ def _sets_of(
             before[request.resource] = left | mask
 
 
-def _can_be_given(waiting: WaitingDecision, ledger: Ledger) -> bool:
+def _can_be_given(waiting: WaitingDecision, ledger: HolderLedger) -> bool:
     own = ledger.holders.get(waiting.pod.uid)
     if own and any(holding.container == waiting.request.container for holding in own.holdings):
         return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from neuron_plugin.allocation import Ledger, NodeInventory, Resource, ids_of, mask_of
+from neuron_plugin.allocation import HolderLedger, NodeInventory, Resource, ids_of, mask_of
 from neuron_plugin.hardware import DriverVersion, Inventory, UltraServer
 from neuron_plugin.kubelet import AdvertisedDevice
 from neuron_plugin.plugin.quarantine import Quarantine
@@ -124,7 +124,7 @@ def health_after(previous: Machine, seen: Machine) -> Machine:
 
 
 def advertised(
-    machine: Machine, ledger: Ledger, resource: Resource, quarantine: Quarantine | None = None
+    machine: Machine, ledger: HolderLedger, resource: Resource, quarantine: Quarantine | None = None
 ) -> tuple[AdvertisedDevice, ...]:
     """The ids of one resource: healthy when the hardware is and nothing of it is held under another name, or suspect.
 
@@ -145,7 +145,7 @@ def advertised(
     return tuple(devices)
 
 
-def _why_unusable(machine: Machine, ledger: Ledger, mask: int, elsewhere: int) -> str:
+def _why_unusable(machine: Machine, ledger: HolderLedger, mask: int, elsewhere: int) -> str:
     sick = [
         machine.unhealthy[device] for device in machine.geometry.devices_touched(mask) if device in machine.unhealthy
     ]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from neuron_plugin.allocation import Holder, Holding, Ledger, PodReference, PodUid
+from neuron_plugin.allocation import Holder, HolderLedger, Holding, PodReference, PodUid
 from neuron_plugin.plugin.claims import Claims
 from neuron_plugin.plugin.decisions import WaitingDecision, heir_of, waiting_decisions
 from neuron_plugin.plugin.machine import Machine, health_after, machine_after, same_ids
@@ -49,7 +49,7 @@ class NodeState:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> HolderLedger:
         """Who holds what."""
         return self.tenancy.ledger
 

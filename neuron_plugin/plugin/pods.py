@@ -11,8 +11,8 @@ from neuron_plugin.allocation import (
     AssignmentError,
     ContainerRequest,
     ContainerSpec,
+    HolderLedger,
     Holding,
-    Ledger,
     PodReference,
     PodRequest,
     PodUid,
@@ -65,7 +65,7 @@ def node_pod(pod: PodReference, containers: Iterable[ContainerSpec], annotations
 
 
 def unserved(
-    geometry: Geometry, pod: NodePod, ledger: Ledger, resource: Resource, mask: int
+    geometry: Geometry, pod: NodePod, ledger: HolderLedger, resource: Resource, mask: int
 ) -> ContainerRequest | None:
     """The first container of a pod that asks for as much as ``mask`` and holds nothing yet, in the kubelet's order."""
     holder, cores = ledger.holders.get(pod.pod.uid), mask.bit_count()

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from neuron_plugin.allocation import Holder, Holding, Ledger, PodReference, PodUid
+from neuron_plugin.allocation import Holder, HolderLedger, Holding, PodReference, PodUid
 from neuron_plugin.plugin.standins import is_known, is_nameless, stands_in
 
 
@@ -24,7 +24,7 @@ class Tenancy:
     something last, as far as that was seen. Nothing is known of whoever does not hold anything.
     """
 
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: HolderLedger = field(default_factory=HolderLedger)
     confirmed: frozenset[PodUid] = frozenset()
     since: Mapping[PodUid, float] = field(default_factory=dict)
 
@@ -73,7 +73,10 @@ class Tenancy:
         return self._with(_kept(self.ledger.without(uid), stand_in, left), {stand_in.uid: now})
 
     def _with(
-        self, ledger: Ledger, since: Mapping[PodUid, float] | None = None, confirmed: frozenset[PodUid] | None = None
+        self,
+        ledger: HolderLedger,
+        since: Mapping[PodUid, float] | None = None,
+        confirmed: frozenset[PodUid] | None = None,
     ) -> Tenancy:
         """Of those who hold nothing now nothing is remembered."""
         moments = {**self.since, **(since or {})}
@@ -82,7 +85,7 @@ class Tenancy:
         return Tenancy(ledger, certain & holders, {uid: moments[uid] for uid in moments.keys() & holders})
 
 
-def _joined(ledger: Ledger, pod: PodReference, kin: Collection[PodUid]) -> Ledger:
+def _joined(ledger: HolderLedger, pod: PodReference, kin: Collection[PodUid]) -> HolderLedger:
     """All that some holders have, held by one pod."""
     others = [holder for holder in ledger if holder.pod.uid in kin and holder.pod.uid != pod.uid]
     for holder in others:
@@ -92,7 +95,7 @@ def _joined(ledger: Ledger, pod: PodReference, kin: Collection[PodUid]) -> Ledge
     return ledger
 
 
-def _numbered(ledger: Ledger, pod: PodReference, holding: Holding) -> Holding:
+def _numbered(ledger: HolderLedger, pod: PodReference, holding: Holding) -> Holding:
     """A holding of a container of its own, though nobody knows its name."""
     holder = ledger.holders.get(pod.uid)
     taken = {one.container for one in holder.holdings} if holder else set()
@@ -100,7 +103,7 @@ def _numbered(ledger: Ledger, pod: PodReference, holding: Holding) -> Holding:
     return holding if holding.container else replace(holding, container=next(free))
 
 
-def _kept(ledger: Ledger, stand_in: PodReference, holdings: Iterable[Holding]) -> Ledger:
+def _kept(ledger: HolderLedger, stand_in: PodReference, holdings: Iterable[Holding]) -> HolderLedger:
     """What is left of a supposition, held by a stand-in."""
     held = Holder(stand_in, tuple(holdings))
     return ledger.with_holder(held) if held.holdings else ledger
@@ -110,7 +113,7 @@ def _same_name(one: PodReference, other: PodReference) -> bool:
     return (one.namespace, one.name) == (other.namespace, other.name)
 
 
-def _without(ledger: Ledger, holders: Iterable[Holder], given: Collection[Holding]) -> Ledger:
+def _without(ledger: HolderLedger, holders: Iterable[Holder], given: Collection[Holding]) -> HolderLedger:
     """Holders with nothing any more of what others were given; who then has nothing is gone.
 
     Nor with what the kubelet has on its account for them: it gives no id of a resource twice.

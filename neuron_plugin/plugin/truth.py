@@ -14,8 +14,8 @@ from dataclasses import replace
 from neuron_plugin.allocation import (
     ContainerKind,
     ContainerRequest,
+    HolderLedger,
     Holding,
-    Ledger,
     PodReference,
     PodUid,
     Resource,
@@ -49,7 +49,7 @@ def true_holdings(
     geometry: Geometry,
     pod: NodePod,
     listed: tuple[Holding, ...],
-    ledger: Ledger,
+    ledger: HolderLedger,
     confirmed: Collection[PodUid] = (),
     records: Records = (),
 ) -> tuple[Holding, ...] | None:
@@ -78,20 +78,20 @@ def true_holdings(
     return (*_rest(given, listed, union_of(truth)), *truth)
 
 
-def with_unlisted(pod: PodReference, listed: tuple[Holding, ...], ledger: Ledger) -> tuple[Holding, ...]:
+def with_unlisted(pod: PodReference, listed: tuple[Holding, ...], ledger: HolderLedger) -> tuple[Holding, ...]:
     """What a pod holds that only the kubelet knows by name: what is listed, and what its init containers were given.
 
     The latter stands in the ledger under nameless stand-ins, or already under the pod.
     """
     names = {holding.container for holding in listed}
     sets = {(holding.resource, holding.mask) for holding in listed}
-    unnamed = Ledger({one.pod.uid: one for one in ledger if is_nameless(one) or one.pod.uid == pod.uid})
+    unnamed = HolderLedger({one.pod.uid: one for one in ledger if is_nameless(one) or one.pod.uid == pod.uid})
     given = (one for one in _given(unnamed, pod, listed, ()) if one.container not in names)
     return (*listed, *(one for one in given if (one.resource, one.mask) not in sets))
 
 
 def _given(
-    ledger: Ledger, pod: PodReference, listed: Iterable[Holding], confirmed: Collection[PodUid]
+    ledger: HolderLedger, pod: PodReference, listed: Iterable[Holding], confirmed: Collection[PodUid]
 ) -> Iterator[Holding]:
     """What we gave in the calls that were this pod's: its own first, then what was noted under others meanwhile.
 
@@ -159,6 +159,6 @@ def _is_part(part: int, whole: int) -> bool:
     return part & whole == part and part != whole
 
 
-def _holdings_of(ledger: Ledger, uid: PodUid) -> tuple[Holding, ...]:
+def _holdings_of(ledger: HolderLedger, uid: PodUid) -> tuple[Holding, ...]:
     holder = ledger.holders.get(uid)
     return holder.holdings if holder else ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from neuron_plugin.allocation import Holder, Ledger, PodReference, PodUid
+from neuron_plugin.allocation import Holder, HolderLedger, PodReference, PodUid
 from neuron_plugin.plugin.pods import NodePod, demanded_cores
 from neuron_plugin.plugin.standins import is_nameless
 from neuron_plugin.topology import Geometry
@@ -30,7 +30,7 @@ class Vanished:
         lately = {name: since for name, since in self.names.items() if since >= now - LOST_NAME_SECONDS}
         return Vanished({**lately, (pod.namespace, pod.name): now}, self.left_by)
 
-    def with_left(self, geometry: Geometry, pod: NodePod, ledger: Ledger) -> Vanished:
+    def with_left(self, geometry: Geometry, pod: NodePod, ledger: HolderLedger) -> Vanished:
         """A pod of which nobody knew what it held has vanished: a stand-in for as much as it asks for may be its."""
         left_by = {uid: pods for uid, pods in self.left_by.items() if uid in ledger.holders}
         for holder in ledger:

@@ -11,7 +11,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from neuron_plugin.allocation import DecisionLog, Holding, Ledger, LoggedDecision, PodReference, Resource, Step, mask_of
+from neuron_plugin.allocation import (
+    DecisionLog,
+    HolderLedger,
+    Holding,
+    LoggedDecision,
+    PodReference,
+    Resource,
+    Step,
+    mask_of,
+)
 from neuron_plugin.kubelet import AllocationRefusedError, RegistrationState
 from neuron_plugin.plugin.claims import Claim
 from neuron_plugin.plugin.counts import Counts
@@ -83,7 +92,9 @@ class Witness:
             )
         )
 
-    def allocated(self, machine: Machine, before: Ledger, resource: Resource, ids: Sequence[int], claim: Claim) -> None:
+    def allocated(
+        self, machine: Machine, before: HolderLedger, resource: Resource, ids: Sequence[int], claim: Claim
+    ) -> None:
         """A container was given the cores of ``claim`` when the kubelet asked for ``ids``.
 
         ``before`` is the ledger as it was before that.
@@ -183,12 +194,12 @@ class Witness:
         self.counts.request_refused(resource, method, error)
 
 
-def _free(machine: Machine, ledger: Ledger) -> int:
+def _free(machine: Machine, ledger: HolderLedger) -> int:
     return machine.healthy_mask & ~ledger.used_mask
 
 
 def _open_to(
-    machine: Machine, ledger: Ledger, waiting: Sequence[WaitingDecision], offered: int, must_include: int
+    machine: Machine, ledger: HolderLedger, waiting: Sequence[WaitingDecision], offered: int, must_include: int
 ) -> int:
     free = _free(machine, ledger)
     for decision in waiting:

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from neuron_plugin.allocation.ledger import Holder, Holding, Ledger, PodReference, PodUid
+from neuron_plugin.allocation.ledger import Holder, HolderLedger, Holding, PodReference, PodUid
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.topology import NO_CORES, CoreMask
 from tests.topology.oracle import INF1, TRN1, as_cores, as_mask
@@ -28,9 +28,9 @@ class LedgerAgainstDictionaries(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger()
+        self.ledger = HolderLedger()
         self.account: dict[str, dict[tuple[str, Resource], frozenset[int]]] = {}
-        self.earlier: list[tuple[Ledger, Mapping[PodUid, Holder]]] = []
+        self.earlier: list[tuple[HolderLedger, Mapping[PodUid, Holder]]] = []
 
     @initialize()
     def nobody_holds_anything(self) -> None:
@@ -94,7 +94,7 @@ TestLedgerAgainstDictionaries.settings = settings(max_examples=40, stateful_step
 
 def test_t31_the_end_of_a_pods_namesake_frees_nothing_of_it() -> None:
     old, new = (Holder(pod(uid), (Holding("main", Resource.NEURON, mask),)) for uid, mask in _OLD_AND_NEW)
-    ledger = Ledger().with_holder(old).with_holder(new).without(old.pod.uid)
+    ledger = HolderLedger().with_holder(old).with_holder(new).without(old.pod.uid)
     assert list(ledger) == [new]
     assert ledger.without(old.pod.uid) == ledger
 
@@ -105,7 +105,7 @@ _OLD_AND_NEW = (("old", TRN1.device_mask(0)), ("new", TRN1.device_mask(1)))
 def test_an_init_and_an_app_container_may_share_silicon() -> None:
     row = TRN1.devices_mask(range(4))
     ledger = (
-        Ledger()
+        HolderLedger()
         .with_holding(pod("a"), Holding("init", Resource.NEURONDEVICE, row))
         .with_holding(pod("a"), Holding("main", Resource.NEURONDEVICE, TRN1.device_mask(2)))
     )
@@ -114,7 +114,7 @@ def test_an_init_and_an_app_container_may_share_silicon() -> None:
 
 
 def test_a_container_under_two_names_has_two_holdings() -> None:
-    ledger = Ledger()
+    ledger = HolderLedger()
     for resource in (Resource.NEURONCORE, Resource.NEURON):
         ledger = ledger.with_holding(pod("a"), Holding("main", resource, TRN1.device_mask(2)))
     assert ledger.held_as(Resource.NEURON) == ledger.held_as(Resource.NEURONCORE) == TRN1.device_mask(2)
@@ -124,7 +124,7 @@ def test_a_container_under_two_names_has_two_holdings() -> None:
 def test_what_was_given_is_found_by_what_the_kubelet_drew_for_it() -> None:
     row, drawn, part = TRN1.devices_mask(range(4)), TRN1.devices_mask((0, 3)), TRN1.devices_mask((1, 2))
     ledger = (
-        Ledger()
+        HolderLedger()
         .with_holding(pod("a"), Holding("init", Resource.NEURON, row))
         .with_holding(pod("a"), Holding("main", Resource.NEURON, part, drawn))
     )
@@ -135,13 +135,13 @@ def test_what_was_given_is_found_by_what_the_kubelet_drew_for_it() -> None:
 
 def test_t25_a_holder_keeps_cores_that_the_node_has_lost() -> None:
     lost = CoreMask(as_mask(frozenset({500})))
-    ledger = Ledger().with_holding(pod("a"), Holding("main", Resource.NEURONCORE, lost))
+    ledger = HolderLedger().with_holding(pod("a"), Holding("main", Resource.NEURONCORE, lost))
     assert ledger.used_mask == lost
     assert not TRN1.all_mask & ~ledger.used_mask & lost
 
 
 def test_nobody_holds_no_cores() -> None:
-    ledger = Ledger().with_holding(pod("a"), Holding("main", Resource.NEURONCORE, CoreMask(1)))
+    ledger = HolderLedger().with_holding(pod("a"), Holding("main", Resource.NEURONCORE, CoreMask(1)))
     assert ledger.holders_of(NO_CORES) == ()
 
 

@@ -142,7 +142,7 @@ def test_t12_three_cores_on_trn1_get_the_vendors_sentence_for_cores() -> None:
 )
 def test_t16_what_is_linked_but_no_row_is_refused_as_fragmented_or_not_free(free: list[int]) -> None:
     expected = "fragmented" if len(free) >= 4 else "not-free"
-    assert reason(TRN1, TRN1.devices_mask(free), Unit.DEVICE, 4) is expected
+    assert reason(TRN1, TRN1.devices_mask(free), Unit.DEVICE, 4) == expected
 
 
 def test_t16_eight_free_devices_across_the_halves_are_no_half() -> None:

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from neuron_plugin.allocation import Holding, Ledger, PodReference, PodUid, Resource
+from neuron_plugin.allocation import HolderLedger, Holding, PodReference, PodUid, Resource
 from neuron_plugin.cli.occupancy import Occupancy
 from neuron_plugin.simulation import SimulatedNode
 from neuron_plugin.topology import CoreMask
@@ -12,14 +12,14 @@ from tests.inspection.cases import looked
 from tests.inspection.doubles import MakeNode
 
 
-def occupancy(node: SimulatedNode, ledger: Ledger | None) -> Occupancy:
+def occupancy(node: SimulatedNode, ledger: HolderLedger | None) -> Occupancy:
     seen = looked(node)
     assert seen.geometry is not None
     return Occupancy(seen, seen.geometry, ledger)
 
 
-def held(*holdings: tuple[str, str, Resource, int]) -> Ledger:
-    ledger = Ledger()
+def held(*holdings: tuple[str, str, Resource, int]) -> HolderLedger:
+    ledger = HolderLedger()
     for pod, container, resource, mask in holdings:
         ledger = ledger.with_holding(PodReference(PodUid(pod), "ml", pod), Holding(container, resource, CoreMask(mask)))
     return ledger
@@ -52,7 +52,7 @@ def test_trouble_has_marks_of_its_own(make_node: MakeNode) -> None:
     node = make_node("inf2.24xlarge", missing=[5])
     node.set_ecc(1, sram=1)
     node.set_attribute(2, "core_count", "x")
-    of = occupancy(node, Ledger())
+    of = occupancy(node, HolderLedger())
     assert characters(of) == ["..", "!!", "xx", "..", "..", "xx"]
     assert set(legend(of)) == {".", "!", "x"}
 

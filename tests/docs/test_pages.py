@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from neuron_plugin.allocation import ContainerSpec, Holder, Holding, PodReference, PodUid, Rejection, Resource
+from neuron_plugin.allocation import rejection as rejections
 from neuron_plugin.cli.main import main
 from neuron_plugin.extender.closings import EVENT_REASONS
 from neuron_plugin.extender.reasons import NODE_REFUSALS
@@ -54,7 +55,7 @@ SERVE = PodReference(PodUid("2"), "default", "serve")
 QUOTED_REFUSALS = {
     "unsupported_count": (Unit.DEVICE, 7),
     "too_many": (Unit.DEVICE, 17),
-    "crowded": (Unit.DEVICE, 1),
+    "too_many_together": (Unit.DEVICE, 1),
     "unhealthy": (Unit.DEVICE, 4),
     "not_free": (Unit.CORE, 32),
     "fragmented": (Unit.DEVICE, 4),
@@ -160,8 +161,8 @@ def refusal_texts() -> set[str]:
     """One text of each kind of refusal; a new kind has to be told here, and on the page."""
     made: dict[str, Callable[..., Rejection]] = {
         name: function
-        for name, function in inspect.getmembers(refusals, inspect.isfunction)
-        if inspect.signature(function).return_annotation == "Refusal"
+        for name, function in inspect.getmembers(rejections, inspect.isfunction)
+        if inspect.signature(function).return_annotation == "Rejection"
     }
     assert made.keys() == QUOTED_REFUSALS.keys()
     texts = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.allocation import Holder, Holding, Ledger
+from neuron_plugin.allocation import Holder, HolderLedger, Holding
 from neuron_plugin.plugin.decisions import decision_for, decision_of, heir_of, waiting_decisions
 from neuron_plugin.plugin.pods import NodePod
 from neuron_plugin.plugin.standins import nameless_stand_in
@@ -13,12 +13,14 @@ from tests.plugin.world import CORE, DEVICE, NEURON, TRN1, app, decided, devices
 ROW0, ROW1, ROW2 = [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]
 
 
-def held(name: str, *ids: int, container: str = "app") -> Ledger:
-    return Ledger().with_holding(ref(name), Holding(container, NEURON, devices(*ids)))
+def held(name: str, *ids: int, container: str = "app") -> HolderLedger:
+    return HolderLedger().with_holding(ref(name), Holding(container, NEURON, devices(*ids)))
 
 
-def names(pods: list[NodePod], ledger: Ledger | None = None, *confirmed: str) -> list[tuple[str, tuple[int, ...]]]:
-    waiting = waiting_decisions(TRN1, pods, ledger or Ledger(), {ref(name).uid for name in confirmed})
+def names(
+    pods: list[NodePod], ledger: HolderLedger | None = None, *confirmed: str
+) -> list[tuple[str, tuple[int, ...]]]:
+    waiting = waiting_decisions(TRN1, pods, ledger or HolderLedger(), {ref(name).uid for name in confirmed})
     return [(one.pod.name, one.ids) for one in waiting]
 
 
@@ -40,9 +42,9 @@ def test_a_set_that_another_pod_holds_a_part_of_does_not_wait() -> None:
 
 
 def test_a_set_that_a_stand_in_had_under_the_same_name_still_waits() -> None:
-    ledger = Ledger().with_holding(nameless_stand_in(0), Holding("", NEURON, devices(3)))
+    ledger = HolderLedger().with_holding(nameless_stand_in(0), Holding("", NEURON, devices(3)))
     assert names([decided("a", app(4), sets=[ROW0])], ledger) == [("a", tuple(ROW0))]
-    other = Ledger().with_holding(nameless_stand_in(0), Holding("", DEVICE, devices(3)))
+    other = HolderLedger().with_holding(nameless_stand_in(0), Holding("", DEVICE, devices(3)))
     assert names([decided("a", app(4), sets=[ROW0])], other) == []
 
 
@@ -71,12 +73,12 @@ def test_p37_the_oldest_decision_that_the_offer_allows_is_chosen(
     available: range, must: tuple[int, ...], size: int, expected: tuple[int, ...] | None
 ) -> None:
     pods = [decided("a", app(4), sets=[ROW0], time=1), decided("b", app(4), sets=[ROW1], time=2)]
-    found = decision_for(waiting_decisions(TRN1, pods, Ledger()), NEURON, available, must, size)
+    found = decision_for(waiting_decisions(TRN1, pods, HolderLedger()), NEURON, available, must, size)
     assert (found.ids if found else None) == expected
 
 
 def test_a_decision_for_one_resource_name_is_none_for_another() -> None:
-    waiting = waiting_decisions(TRN1, [decided("a", app(4), sets=[ROW0])], Ledger())
+    waiting = waiting_decisions(TRN1, [decided("a", app(4), sets=[ROW0])], HolderLedger())
     assert decision_for(waiting, DEVICE, range(16), (), 4) is None
     assert decision_of(waiting, DEVICE, devices(*ROW0)) is None
     assert decision_of(waiting, NEURON, devices(*ROW1)) is None
@@ -113,5 +115,5 @@ def test_an_heir_asks_for_the_same_and_holds_nothing() -> None:
 def test_who_got_its_own_set_or_nothing_leaves_nothing() -> None:
     twins = [decided("a", app(4), sets=[ROW0]), decided("b", app(4), sets=[ROW0])]
     assert heir_of(TRN1, twins[1], twins, held("b", *ROW0)) is None
-    assert heir_of(TRN1, twins[1], twins, Ledger()) is None
+    assert heir_of(TRN1, twins[1], twins, HolderLedger()) is None
     assert heir_of(TRN1, pod("p", app(4)), twins, held("p", *ROW0)) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from neuron_plugin.allocation import Holding, Ledger, Resource
+from neuron_plugin.allocation import HolderLedger, Holding, Resource
 from neuron_plugin.hardware import Device, Inventory, SkippedDevice, parse_driver_version
 from neuron_plugin.hardware.logical_cores import LogicalCoreSize
 from neuron_plugin.hardware.records import NodeState
@@ -48,8 +48,8 @@ def seen(found: Inventory, unhealthy: Mapping[int, str] | None = None) -> Machin
     return made
 
 
-def healthy(made: Machine, resource: Resource, ledger: Ledger | None = None) -> list[str]:
-    return [each.id for each in advertised(made, ledger or Ledger(), resource) if each.healthy]
+def healthy(made: Machine, resource: Resource, ledger: HolderLedger | None = None) -> list[str]:
+    return [each.id for each in advertised(made, ledger or HolderLedger(), resource) if each.healthy]
 
 
 def test_p22_no_device_is_no_machine() -> None:
@@ -138,17 +138,17 @@ def test_another_number_of_cores_is_another_machine_as_a_whole() -> None:
 
 
 def test_p57_what_is_held_as_cores_is_unhealthy_as_a_device_and_the_reverse() -> None:
-    cores = Ledger().with_holding(ref("a"), Holding("app", CORE, TRN1.cores_mask((3,))))
+    cores = HolderLedger().with_holding(ref("a"), Holding("app", CORE, TRN1.cores_mask((3,))))
     assert healthy(machine(), NEURON, cores) == healthy(machine(), DEVICE, cores)
     assert "1" not in healthy(machine(), NEURON, cores)
     assert len(healthy(machine(), CORE, cores)) == 32
-    device_ = Ledger().with_holding(ref("a"), Holding("app", DEVICE, devices(1)))
+    device_ = HolderLedger().with_holding(ref("a"), Holding("app", DEVICE, devices(1)))
     assert set(healthy(machine(), CORE)) - set(healthy(machine(), CORE, device_)) == {"2", "3"}
     assert len(healthy(machine(), DEVICE, device_)) == 16
 
 
 def test_a_device_says_who_holds_it_under_which_name_and_sickness_comes_first() -> None:
-    ledger = Ledger().with_holding(ref("a"), Holding("app", CORE, TRN1.cores_mask((3,))))
+    ledger = HolderLedger().with_holding(ref("a"), Holding("app", CORE, TRN1.cores_mask((3,))))
     reasons = {each.id: each.reason for each in advertised(machine(), ledger, NEURON)}
     assert reasons["1"] == "held by pod default/a as aws.amazon.com/neuroncore"
     sick = {each.id: each.reason for each in advertised(machine(unhealthy={1: "sick"}), ledger, NEURON)}
@@ -157,7 +157,7 @@ def test_a_device_says_who_holds_it_under_which_name_and_sickness_comes_first() 
 
 def test_p60_what_is_suspect_is_unhealthy_but_under_the_name_it_is_held_by_again() -> None:
     doubted = Quarantine(30.0).with_suspect(ref("gone"), devices(1, 2), now=0.0)
-    ledger = Ledger().with_holding(ref("a"), Holding("app", NEURON, devices(1)))
+    ledger = HolderLedger().with_holding(ref("a"), Holding("app", NEURON, devices(1)))
     reasons = {each.id: each.reason for each in advertised(machine(), ledger, NEURON, doubted)}
     assert (reasons["1"], reasons["2"][:25]) == ("", "left by pod default/gone,")
     assert not {"1", "2"} & {each.id for each in advertised(machine(), ledger, DEVICE, doubted) if each.healthy}
@@ -173,13 +173,13 @@ def test_of_a_sick_device_that_is_suspect_the_cluster_is_told_the_sickness() -> 
 
 
 def test_a_device_says_that_its_holder_is_not_known_yet() -> None:
-    ledger = Ledger().with_holding(nameless_stand_in(1), Holding("", CORE, TRN1.cores_mask((3,))))
+    ledger = HolderLedger().with_holding(nameless_stand_in(1), Holding("", CORE, TRN1.cores_mask((3,))))
     reasons = {each.id: each.reason for each in advertised(machine(), ledger, NEURON)}
     assert reasons["1"] == "held by a pod not yet confirmed as aws.amazon.com/neuroncore"
 
 
 def test_p71_a_held_device_that_is_sick_is_told_so_under_its_own_name_too() -> None:
-    ledger = Ledger().with_holding(ref("a"), Holding("app", NEURON, devices(1)))
+    ledger = HolderLedger().with_holding(ref("a"), Holding("app", NEURON, devices(1)))
     assert "1" not in healthy(machine(unhealthy={1: "sick"}), NEURON, ledger)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation import Ledger, Resource
+from neuron_plugin.allocation import HolderLedger, Resource
 from neuron_plugin.hardware import read_inventory
 from neuron_plugin.kubelet import (
     AdvertisedDevice,
@@ -31,7 +31,7 @@ def seen(root: Path, instance_type: str) -> Machine:
 
 
 def nodes(found: Machine, resource: Resource) -> dict[str, tuple[int, ...]]:
-    devices = with_numa_nodes(found, resource, advertised(found, Ledger(), resource))
+    devices = with_numa_nodes(found, resource, advertised(found, HolderLedger(), resource))
     return {device.id: device.numa_nodes for device in devices}
 
 

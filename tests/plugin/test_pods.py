@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.allocation import ContainerKind, Holding, Ledger
+from neuron_plugin.allocation import ContainerKind, HolderLedger, Holding
 from neuron_plugin.plugin.pods import annotated_holdings, demanded_cores, node_pod, unserved
 from tests.plugin.world import (
     CORE,
@@ -59,10 +59,10 @@ def test_limits_decide_and_requests_stand_in_for_a_refused_demand() -> None:
 def test_containers_are_served_in_the_kubelets_order() -> None:
     second = type(app(1))("second", ContainerKind.APP, app(1).limits)
     both = pod("a", app(1), second)
-    first = unserved(TRN1, both, Ledger(), NEURON, devices(0))
+    first = unserved(TRN1, both, HolderLedger(), NEURON, devices(0))
     assert first is not None
     assert first.container == "app"
-    ledger = Ledger().with_holding(ref("a"), Holding("app", NEURON, devices(0)))
+    ledger = HolderLedger().with_holding(ref("a"), Holding("app", NEURON, devices(0)))
     later = unserved(TRN1, both, ledger, NEURON, devices(0))
     assert later is not None
     assert later.container == "second"

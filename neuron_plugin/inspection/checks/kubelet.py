@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from neuron_plugin.allocation import Ledger, Resource, ids_of, mask_of
+from neuron_plugin.allocation import HolderLedger, Resource, ids_of, mask_of
 from neuron_plugin.inspection.facts import Cluster, Facts
 from neuron_plugin.inspection.findings import Finding, note, ok, problem, unchecked, warning
 from neuron_plugin.inspection.text import plural, ranges
@@ -105,7 +105,7 @@ def _usable(facts: Facts, geometry: Geometry, resource: Resource) -> set[int]:
 def _expected(facts: Facts, geometry: Geometry, resource: Resource) -> set[int]:
     """Usable ids of which nothing is held under another name; without knowing holders, none that is sure."""
     ledger = facts.ledger
-    if not isinstance(ledger, Ledger):
+    if not isinstance(ledger, HolderLedger):
         return set()
     elsewhere = ledger.used_mask & ~ledger.held_as(resource)
     return {

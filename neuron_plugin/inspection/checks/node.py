@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from neuron_plugin.allocation import INVENTORY_KEY, InventoryError, Ledger, mask_of, read_inventory
+from neuron_plugin.allocation import INVENTORY_KEY, HolderLedger, InventoryError, mask_of, read_inventory
 from neuron_plugin.inspection.facts import Cluster, Facts
 from neuron_plugin.inspection.findings import Finding, note, or_ok, problem, unchecked, warning
 from neuron_plugin.inspection.text import named, plural, ranges
@@ -109,7 +109,7 @@ def _maps(facts: Facts, cluster: Cluster) -> Iterator[Finding]:
 def _leaked(facts: Facts, unit: Unit, value: str) -> list[int]:
     """Entries that say "used" though nothing of them is held; none where holders are not known."""
     ledger, geometry = facts.ledger, facts.machine.geometry
-    if not isinstance(ledger, Ledger) or geometry is None:
+    if not isinstance(ledger, HolderLedger) or geometry is None:
         return []
     used = [number for number, word in enumerate(value.split(",")) if word.strip().lower() == "true"]
     return [number for number in used if not mask_of(geometry, unit, (number,)) & ledger.used_mask]

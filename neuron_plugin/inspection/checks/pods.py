@@ -13,8 +13,8 @@ from typing import TypeAlias
 from neuron_plugin.allocation import (
     ContainerAssignment,
     ContainerKind,
+    HolderLedger,
     Holding,
-    Ledger,
     PodReference,
     Resource,
     ids_of,
@@ -42,7 +42,7 @@ def check_holders(facts: Facts) -> Iterator[Finding]:
     yield from or_ok((*findings, *_unusable(facts, geometry, held)), f"{pods} with {_total(ledger)}, none twice")
 
 
-def _total(ledger: Ledger) -> str:
+def _total(ledger: HolderLedger) -> str:
     return plural(len(cores_in(ledger.used_mask)), "logical core")
 
 
