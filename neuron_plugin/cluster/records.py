@@ -150,6 +150,11 @@ class Pod(_Object, frozen=True):
         return self.metadata.deletion_timestamp is not None
 
     @property
+    def started(self) -> bool:
+        """Whether any of its containers has started; not read yet."""
+        return False
+
+    @property
     def priority(self) -> int:
         """0 where no priority class says otherwise."""
         return self.spec.priority or 0
