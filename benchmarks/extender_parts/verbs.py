@@ -9,7 +9,7 @@ import msgspec
 
 from extender_parts.clusters import bound_pod, filled_service, record_of
 from extender_parts.measuring import ROUNDS, echo, filter_body, log_to_nowhere, percentile, seeded, timed
-from neuron_plugin.extender.service import ExtenderService
+from neuron_plugin.extender.server import ExtenderService
 from neuron_plugin.extender.state import ClusterState
 
 

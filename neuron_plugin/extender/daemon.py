@@ -82,7 +82,7 @@ class ExtenderDaemon:
             dialects=settings.dialects,
             times=times,
         )
-        self._service = ExtenderService(
+        self.service = ExtenderService(
             self.state, self.binder, self.ready, self._metrics, preempt_unoffered=settings.preempt_unoffered
         )
         self._events = PodEvents(api, self.state, self.ready, self._metrics, instance=self._identity)
@@ -171,7 +171,7 @@ class ExtenderDaemon:
         if settings.tls_cert and settings.tls_key:
             certificate = ServerCertificate(settings.tls_cert, settings.tls_key, settings.client_ca)
         app = status_application(self, max_body_bytes=settings.max_body_mib << 20)
-        app.add_routes([*verb_routes(self._service), *self._monitor.routes(), *inspection_routes(self.state)])
+        app.add_routes([*verb_routes(self.service), *self._monitor.routes(), *inspection_routes(self.state)])
         if self._election:
             app.middlewares.append(redirect_to_leader(self._election))
         health_app = status_application(self)

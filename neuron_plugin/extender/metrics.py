@@ -83,7 +83,6 @@ def state_metrics(
             cores[info.name, "used"] = info.used_mask.bit_count()
             cores[info.name, "unhealthy"] = (geometry.all_mask & ~inventory.healthy_mask).bit_count()
             scattered[info.name,] = fragmentation(geometry, free_mask)
-    closed: _Values = {}
     heard: _Values = {(kind,): age for kind, age in ages.items()}
     yield _gauge("leader", "1 on the replica that may bind, 0 on the others.", {(): leading})
     yield _gauge("node_cores", "Logical cores of a node by state.", cores, "node", "state")

@@ -24,7 +24,7 @@ from neuron_plugin.allocation import Resource
 from neuron_plugin.cluster import PODS
 from neuron_plugin.cluster import Container as ContainerRecord
 from neuron_plugin.cluster import Pod as PodRecord
-from neuron_plugin.extender.reasons import NODE_REFUSALS
+from neuron_plugin.extender.state import NODE_REFUSALS
 from neuron_plugin.simulation import api_server, kubelet_pods
 from neuron_plugin.simulation.api_server import JsonObject, StandInApiServer
 from neuron_plugin.simulation.kubelet import StandInKubelet

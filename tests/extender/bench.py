@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from neuron_plugin.allocation import Dialect
-from neuron_plugin.extender.attempts import Outcome
-from neuron_plugin.extender.binding import Binder, BindTimes
+from neuron_plugin.cluster import Clock
+from neuron_plugin.extender.binding import Binder, BindTimes, Outcome
 from tests.extender.pod_server import Manifest, PodServer
 from tests.extender.world import DEVICE, World, pod_of
 
@@ -34,7 +34,7 @@ class Bench:
             fence=lambda: self.barred,
             dialects=self.dialects,
             times=BindTimes(answer=answer),
-            clock=lambda: self.now,
+            clock=Clock(now=lambda: self.now),
             unix_ns=lambda: NOW_NS,
         )
 

@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from neuron_plugin.cluster import Change, Clock, UnreachableError
-from neuron_plugin.extender.leadership import CONDITION, ELECTION, NOT_LEADER, NOT_READ, Leadership, fence
-from neuron_plugin.extender.readiness import Readiness
+from neuron_plugin.extender.leadership import CONDITION, ELECTION, NOT_LEADER, NOT_READ, Leadership, Readiness, fence
 
 LANDING = 5.0
 PATIENCE = 10.0

@@ -29,7 +29,7 @@ def text_of(registry: CollectorRegistry) -> list[str]:
 def test_p79_node_series_follow_the_state_and_go_with_the_node(world: World, registry: CollectorRegistry) -> None:
     world.node("node", "trn1.32xlarge", unhealthy={15: "ECC"})
     world.held("pod", "node", DEVICE, "0,1,2,3")
-    world.tell_node({"metadata": {"name": "plain", "uid": "p"}})
+    world.show_node({"metadata": {"name": "plain", "uid": "p"}})
 
     lines = text_of(registry)
 
@@ -43,7 +43,7 @@ def test_p79_node_series_follow_the_state_and_go_with_the_node(world: World, reg
     assert "neuron_extender_pods 1.0" in lines
     assert not any('node="plain"' in line for line in lines)
 
-    world.state.remove_node("node", world.state.nodes["node"].facts.uid)
+    world.state.remove_node("node", world.state.nodes["node"].node.uid)
     assert not any('node="node"' in line for line in text_of(registry))
 
 
@@ -72,7 +72,7 @@ def test_counters_carry_the_documented_labels() -> None:
     metrics.answered("bind", 0.001, ok=False)
     metrics.refused({"not-free": 3})
     metrics.bound("bound")
-    metrics.unclear("untold-claim")
+    metrics.unclear("no-assignment")
     metrics.listed("pods", 10, 0.1)
     metrics.interrupted("nodes", "expired", 1.0)
 
@@ -83,7 +83,7 @@ def test_counters_carry_the_documented_labels() -> None:
         'neuron_extender_verb_seconds_count{verb="filter"} 1.0',
         'neuron_extender_refused_nodes_total{reason="not-free"} 3.0',
         'neuron_extender_binds_total{ending="bound"} 1.0',
-        'neuron_extender_unclear_claims_total{reason="untold-claim"} 1.0',
+        'neuron_extender_unclear_assignments_total{reason="no-assignment"} 1.0',
         'neuron_extender_lists_total{kind="pods"} 1.0',
         'neuron_extender_watch_restarts_total{cause="expired",kind="nodes"} 1.0',
     ):

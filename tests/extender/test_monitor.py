@@ -11,14 +11,12 @@ import pytest
 from aiohttp import web
 
 from neuron_plugin.extender import change_log, framing, monitor
-from neuron_plugin.extender.change_log import ChangeLog
-from neuron_plugin.extender.inspection import inspection_routes
-from neuron_plugin.extender.monitor import Monitor
-from neuron_plugin.extender.nodes import NodeRecord
-from neuron_plugin.extender.objects import Json, neuron_node
+from neuron_plugin.extender.explain import inspection_routes
+from neuron_plugin.extender.monitor import Json, Monitor, node_object, pod_object
 from neuron_plugin.extender.server import application, runner
-from neuron_plugin.simulation import container
-from tests.extender.world import CORE, DEVICE, World
+from neuron_plugin.extender.state import ChangeLog, NodeInfo
+from neuron_plugin.simulation import container, node_manifest, pod_manifest
+from tests.extender.world import CORE, DEVICE, World, record_of
 
 TRN1 = "trn1.32xlarge"
 BASE = "/apis/neuron-plugin.io/v1"
@@ -136,7 +134,7 @@ async def test_e06_a_watch_from_a_lists_version_tells_what_came_after_it(stage: 
     async with Watcher(stage, path) as watcher:
         kind, added = await watcher.event()
         assert (kind, added["metadata"]["name"]) == ("ADDED", "first")
-        stage.world.tell({**pod, "metadata": {**pod["metadata"], "annotations": {"NEURON_DEVS": "1"}}})
+        stage.world.show({**pod, "metadata": {**pod["metadata"], "annotations": {"NEURON_DEVS": "1"}}})
         kind, changed = await watcher.event()
         assert (kind, changed["status"]["containers"][0]["ids"]) == ("MODIFIED", "1")
         assert int(changed["metadata"]["resourceVersion"]) > int(added["metadata"]["resourceVersion"])
@@ -182,7 +180,7 @@ async def test_e06_a_pod_that_comes_to_be_selected_is_added_and_one_that_leaves_
 
     async with Watcher(stage, path) as watcher:
         bound = {**pod, "spec": {**pod["spec"], "nodeName": "node"}}
-        stage.world.tell(bound)
+        stage.world.show(bound)
         assert (await watcher.event())[0] == "ADDED"
         stage.world.gone(bound)
         assert (await watcher.event())[0] == "DELETED"
@@ -263,12 +261,12 @@ async def test_t45_what_takes_long_to_tell_keeps_nobody_else_waiting(
     """Five thousand nodes take 0.4 s, and the scheduler's verbs are answered by the same loop."""
     begun, others_served = threading.Event(), threading.Event()
 
-    def slow(record: NodeRecord, version: int) -> Json:
+    def slow(record: NodeInfo, version: int) -> Json:
         begun.set()
         assert others_served.wait(5)
-        return neuron_node(record, version)
+        return node_object(record, version)
 
-    monkeypatch.setattr(framing, "neuron_node", slow)
+    monkeypatch.setattr(framing, "node_object", slow)
     stage.world.node("node", TRN1)
     asking = asyncio.create_task(stage.get(f"{BASE}/neuronnodes{query}"))
     await asyncio.to_thread(begun.wait, 5)
@@ -292,7 +290,7 @@ async def test_inspect_shows_all_nodes_or_one_with_its_holders(stage: Stage) -> 
     stage.world.held("holder", "open", DEVICE, "0,1")
     stage.world.node("closed", TRN1)
     stage.world.pod("stock", DEVICE, 1, node="closed")
-    stage.world.tell_node({"metadata": {"name": "plain", "uid": "p"}})
+    stage.world.show_node({"metadata": {"name": "plain", "uid": "p"}})
 
     _, overview = await stage.get("/inspect")
     _, one = await stage.get("/inspect/open")
@@ -356,3 +354,77 @@ async def test_explain_of_a_bound_or_unreadable_pod_says_so(stage: Stage) -> Non
 
     assert "is bound, or being bound, to node" in (await stage.get("/explain/default/bound"))[1]
     assert "1.5" in (await stage.get("/explain/default/odd"))[1]
+
+
+def shown(world: World, name: str) -> dict[str, Any]:
+    record: NodeInfo = world.state.nodes[name]
+    return node_object(record, 7)
+
+
+def test_e06_an_object_carries_version_uid_and_labels(world: World) -> None:
+    world.node("node", "inf2.48xlarge")
+
+    metadata = shown(world, "node")["metadata"]
+
+    assert metadata["resourceVersion"] == "7"
+    assert metadata["uid"] == world.state.nodes["node"].node.uid
+    assert metadata["labels"] == {"neuron-plugin.io/node": "node"}
+
+
+def test_e06_a_closed_node_says_why_and_in_detail_which_pod(world: World) -> None:
+    world.node("node", "inf2.48xlarge", missing=[2])
+    world.pod("stock", DEVICE, 1, node="node")
+
+    status = shown(world, "node")["status"]
+
+    assert status["open"] is False
+    assert status["reason"] == "A pod on the node uses Neuron and its assignment is not known yet"
+    assert status["details"] == ["pod default/stock is bound and has no assignment yet"]
+    assert status["missingDevices"] == "2"
+
+
+def test_e06_a_node_without_known_hardware_has_an_empty_spec_and_the_cause(world: World) -> None:
+    manifest = node_manifest("node", "inf2.48xlarge")
+    manifest["metadata"]["annotations"] = {"neuron-plugin.io/inventory": '{"version":2}'}
+    world.show_node(manifest)
+
+    found = shown(world, "node")
+
+    assert found["spec"] == {}
+    assert found["status"]["open"] is False
+    assert "version is 2, expected 1" in found["status"]["details"][0]
+
+
+def test_e06_phases_follow_binding_and_deletion() -> None:
+    waiting = pod_manifest("pod", DEVICE, 1)
+    bound = {**waiting, "spec": {**waiting["spec"], "nodeName": "node"}}
+    ending = {**bound, "metadata": {**bound["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+
+    phases = [pod_object(record_of(each), 1)["status"]["phase"] for each in (waiting, bound, ending)]  # type: ignore[index]  # JSON
+
+    assert phases == ["Waiting", "Bound", "Terminating"]
+
+
+def test_e06_a_pods_containers_are_told_with_kind_resource_and_ids() -> None:
+    manifest = pod_manifest(
+        "pod",
+        containers=[container("main", CORE, 2)],
+        init_containers=[container("setup", CORE, 2)],
+        node="node",
+        annotations={"NEURON_CORES": "0,1|0,1", "NEURON_ALLOCATED": "true"},
+    )
+
+    found: dict[str, Any] = pod_object(record_of(manifest), 1)
+
+    assert [(each["name"], each["kind"], each["count"]) for each in found["spec"]["containers"]] == [
+        ("setup", "init", 2),
+        ("main", "app", 2),
+    ]
+    assert found["status"]["allocated"] is True
+    assert [each["ids"] for each in found["status"]["containers"]] == ["0,1", "0,1"]
+
+
+def test_e06_an_assignment_that_cannot_be_read_is_told_as_a_problem() -> None:
+    found: dict[str, Any] = pod_object(record_of(pod_manifest("pod", CORE, 1, annotations={"NEURON_CORES": "x"})), 1)
+
+    assert "NEURON_CORES='x'" in found["status"]["problem"]

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from neuron_plugin.allocation import Holder, Holding, Rejection, Resource, place
 from neuron_plugin.extender import preemption as module
-from neuron_plugin.extender.hardware import Hardware
 from neuron_plugin.extender.preemption import preempt
-from neuron_plugin.extender.state import Reservation
+from neuron_plugin.extender.state import AssumedPod, Hardware
 from neuron_plugin.extender.wire import Victims
 from neuron_plugin.simulation import container, pod_manifest, shipped_geometry
 from tests.extender.world import CORE, DEVICE, World, pod_of, record_of, request_of
@@ -85,7 +84,7 @@ def test_e01_of_two_pods_that_claim_the_same_the_one_that_closes_the_node_goes(w
 
 
 def test_a_node_without_known_hardware_or_with_a_stale_plugin_is_left_out(world: World) -> None:
-    world.tell_node({"metadata": {"name": "plain", "uid": "p"}})
+    world.show_node({"metadata": {"name": "plain", "uid": "p"}})
     world.node("stale", TRN1)
     held = uid(world.held("holder", "stale", DEVICE, ",".join(map(str, range(16)))))
     world.state.set_stale(frozenset({"stale"}))
@@ -260,10 +259,10 @@ def test_e01_what_the_scheduler_does_not_know_to_be_on_the_node_is_not_evicted_u
         world.gone({"metadata": {"uid": held[device]}})
         manifest = pod_manifest(f"binding-{device}", DEVICE, 1, priority=1)
         if watched:
-            world.tell(manifest)
+            world.show(manifest)
         pod = pod_of(manifest)
         holder = Holder(pod, (Holding("main", DEVICE, shipped_geometry(TRN1).device_mask(device)),))
-        world.state.reserve(Reservation(pod, "node", holder, {"NEURON_DEVS": str(device)}, since=0.0))
+        world.state.assume(AssumedPod(pod, "node", holder, {"NEURON_DEVS": str(device)}, since=0.0))
 
     assert asking(world, 10, [held[device] for device in (5, 2, 14, 9)]) is None
 

@@ -13,12 +13,12 @@ from contextlib import AbstractAsyncContextManager
 from random import Random
 from typing import Any, Generic, TypeVar
 
-from neuron_plugin.allocation import INVENTORY_KEY, PodReference, PodUid
+import msgspec
+
+from neuron_plugin.allocation import INVENTORY_KEY, PodUid
 from neuron_plugin.cluster import ApiError, ApiRequest, UnreachableError, records
 from neuron_plugin.cluster.api import Response
 from neuron_plugin.cluster.store import Store
-from neuron_plugin.extender.attempts import SeenPod
-from neuron_plugin.extender.observation import pod_record
 from tests.plugin.life_pods import LivePod, Shape
 
 V = TypeVar("V")
@@ -142,32 +142,24 @@ class Cluster:
         self.tell(pod)
         return Response(200, b"{}")
 
-    # What the extender's binds do: extender.attempts.PodWrites.
+    # What the extender's binds ask for.
 
-    async def bind(
-        self, pod: PodReference, node: str, annotations: Mapping[str, str], *, timeout_seconds: float
-    ) -> None:
-        assert node
-        assert timeout_seconds > 0
+    def bind(self, name: str, uid: str, annotations: Mapping[str, str]) -> None:
         fate = self.chance.random()
         if fate < self.binds_fail:
             raise _refused(500, "etcdserver: request timed out")
-        found = self.pods.get(pod.name)
-        if found is None or found.uid != pod.uid or found.bound:
+        found = self.pods.get(name)
+        if found is None or found.uid != uid or found.bound:
             raise _refused(409, "precondition failed")
         self.assign(found, annotations)
         if fate < self.binds_fail * 2:
             raise UnreachableError("POST", "/binding", "no answer", may_have_arrived=True)
 
-    async def annotate(self, pod: PodReference, annotations: Mapping[str, str], *, timeout_seconds: float) -> None:
-        raise NotImplementedError("this API server keeps a binding's annotations")
-
-    async def read(self, pod: PodReference, *, timeout_seconds: float) -> SeenPod | None:
-        assert timeout_seconds > 0
-        found = self.pods.get(pod.name)
-        if found is None or found.uid != pod.uid:
-            return None
-        return SeenPod(pod_record(found.record()), found.terminal)
+    def read(self, name: str) -> Response:
+        found = self.pods.get(name)
+        if found is None:
+            return Response(404, b'{"reason": "NotFound"}')
+        return Response(200, msgspec.json.encode(found.record()))
 
 
 def _refused(status: int, message: str) -> ApiError:

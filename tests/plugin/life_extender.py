@@ -3,32 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NoReturn
 
-from neuron_plugin.allocation import Dialect, PodUid
-from neuron_plugin.extender.attempts import Ending
-from neuron_plugin.extender.binding import Binder
-from neuron_plugin.extender.claims import PodRecord
-from neuron_plugin.extender.feeds import keep_pod
-from neuron_plugin.extender.hardware import NodeFacts
-from neuron_plugin.extender.memo import VerdictMemo
-from neuron_plugin.extender.state import ClusterState
-from neuron_plugin.extender.verbs import filter_nodes
+import msgspec
+
+from neuron_plugin.allocation import INVENTORY_KEY, Dialect, NeuronPod, PodUid
+from neuron_plugin.cluster import NODES, ApiRequest, Clock
+from neuron_plugin.cluster.api import Response
+from neuron_plugin.extender.binding import Binder, Ending
+from neuron_plugin.extender.filter import VerdictMemo, filter_nodes
+from neuron_plugin.extender.informers import keep_pod
+from neuron_plugin.extender.state import ClusterState, neuron_node
 from neuron_plugin.topology import catalogue
 from tests.plugin.life_cluster import Cluster, Watch
 from tests.plugin.life_pods import NODE, LivePod
+
+
+class BindsApi:
+    """What the extender's binds are sent to."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
+        assert timeout_seconds > 0
+        if request.method == "GET":
+            return self.cluster.read(request.path.rpartition("/")[2])
+        metadata: Any = (request.body or {})["metadata"]
+        self.cluster.bind(metadata["name"], metadata["uid"], metadata["annotations"])
+        return Response(201, b"{}")
+
+    def stream(self, request: ApiRequest, *, silence_seconds: float) -> NoReturn:
+        raise NotImplementedError(request, silence_seconds)
 
 
 class LifeExtender:
     """From a start to its kill."""
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float], unix_ns: Callable[[], int]) -> None:
-        self.state = ClusterState(catalogue())
+        self.state = ClusterState()
         self.memo = VerdictMemo(self.state)
         self.cluster = cluster
-        self.watch: Watch[PodRecord] = Watch(cluster, keep_pod, of_node=False)
+        self.watch: Watch[NeuronPod] = Watch(cluster, keep_pod, of_node=False)
         self.watch.store.subscribe(self._pod_changed)
         dialects = (Dialect.NEURON_PLUGIN,)
-        self.binder = Binder(self.state, cluster, fence=lambda: "", dialects=dialects, clock=clock, unix_ns=unix_ns)
+        api, time = BindsApi(cluster), Clock(now=clock)
+        self.binder = Binder(self.state, api, fence=lambda: "", dialects=dialects, clock=time, unix_ns=unix_ns)
         self.see_node()
         self.watch.relist()
 
@@ -38,7 +58,10 @@ class LifeExtender:
 
     def see_node(self) -> None:
         """The node as the API server has it now."""
-        self.state.put_node(NodeFacts(NODE, "uid-node", self.cluster.inventory or None))
+        annotations = {INVENTORY_KEY: self.cluster.inventory} if self.cluster.inventory else {}
+        metadata = {"name": NODE, "uid": "uid-node", "annotations": annotations}
+        node = NODES.decode(msgspec.json.encode({"metadata": metadata}))
+        self.state.put_node(neuron_node(node, catalogue()))
 
     async def schedule(self, pod: LivePod) -> Ending | None:
         """One attempt of kube-scheduler: filter, and bind where that passes."""
@@ -52,9 +75,9 @@ class LifeExtender:
         """Who holds what in its eyes."""
         record = self.state.nodes[NODE]
         assert not record.unclear, record.unclear
-        return {uid: holder.mask for uid, holder in record.ledger.holders.items()}
+        return {uid: record.ledger.mask_of(uid) for uid in record.ledger.by_pod}
 
-    def _pod_changed(self, uid: str, _: PodRecord | None, record: PodRecord | None) -> None:
+    def _pod_changed(self, uid: str, _: NeuronPod | None, record: NeuronPod | None) -> None:
         if record is None:
             self.state.remove_pod(PodUid(uid))
         else:

@@ -79,7 +79,7 @@ def check_at_rest(life: Life) -> None:
     if life.extender:
         theirs = life.extender.held()
         assert theirs == held, f"the extender thinks {theirs}, the ledger says {held}"
-        assert not life.extender.state.reservations
+        assert not life.extender.state.assumed
         healthy = machine_of(life.plugin).healthy_mask
         assert life.extender.state.nodes["node"].free_mask == healthy & ~state.ledger.used_mask
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from neuron_plugin.extender.tls import ServerCertificate
+from neuron_plugin.extender.server import ServerCertificate
 from neuron_plugin.simulation import StandInScheduler, container, pod_manifest
 from tests.extender.served import TRN1, closed, serving
 from tests.extender.world import DEVICE, World

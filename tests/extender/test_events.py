@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from neuron_plugin.extender.closings import PATIENCE_SECONDS, Closings
+from neuron_plugin.extender.reporting import MOST_AT_ONCE, Reporting
 
 from neuron_plugin.cluster import ApiRequest, UnreachableError
 from neuron_plugin.cluster.api import Response
-from neuron_plugin.extender.closings import PATIENCE_SECONDS, Closings
-from neuron_plugin.extender.readiness import Readiness
-from neuron_plugin.extender.reporting import MOST_AT_ONCE, Reporting
+from neuron_plugin.extender.leadership import Readiness
 from tests.extender.world import DEVICE, World
 
 TRN1 = "trn1.32xlarge"
@@ -42,7 +42,7 @@ def test_t34_an_unreadable_assignment_is_reported_once_and_at_once(
     assert (str(report.pod), report.node, report.reason) == ("default/odd", "node", "NeuronAssignmentUnreadable")
     assert "NEURON_DEVS='x'" in report.note
     assert again == []
-    assert counts.codes == {"unreadable-claim": 1}
+    assert counts.codes == {"unreadable-assignment": 1}
     assert len(caplog.records) == 1
 
 
@@ -64,7 +64,7 @@ def test_what_ended_and_comes_again_is_reported_again(world: World) -> None:
 
     world.gone(pod)
     assert closings.due(world.state.nodes, 1.0) == []
-    world.tell(pod)
+    world.show(pod)
     assert len(closings.due(world.state.nodes, 2.0)) == 1
 
 
