@@ -21,8 +21,8 @@ import msgspec
 
 from neuron_plugin.build import build
 from neuron_plugin.cli.main import build_parser
-from neuron_plugin.extender.metrics import ExtenderMetrics, state_metrics
 from neuron_plugin.extender import ExtenderSettings
+from neuron_plugin.extender.metrics import ExtenderMetrics, state_metrics
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.plugin.metrics import METRICS
 from neuron_plugin.plugin.settings import PluginSettings

@@ -7,13 +7,14 @@ import contextlib
 import io
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 import aiohttp
 from aiohttp import web
 
 from neuron_plugin import http_server
+from neuron_plugin.allocation import Dialect
 from neuron_plugin.extender.binding import Binder
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
@@ -25,8 +26,8 @@ from tests.extender.world import DEVICE, World
 TRN1 = "trn1.32xlarge"
 
 
-def service_on(world: World) -> ExtenderService:
-    binder = Binder(world.state, PodServer(), fence=lambda: "", dialects=())
+def service_on(world: World, dialects: Collection[Dialect] = ()) -> ExtenderService:
+    binder = Binder(world.state, PodServer(), fence=lambda: "", dialects=dialects)
     return ExtenderService(world.state, binder, Readiness({}), ExtenderMetrics())
 
 

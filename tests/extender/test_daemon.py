@@ -107,10 +107,10 @@ async def test_e01_a_row_of_a_node_full_of_single_devices_is_preempted_unoffered
     assert set(chosen["node"]) in rows if asked_for else chosen == {}
 
 
-async def test_t36_the_first_filter_after_the_watch_tells_a_pods_end_sees_its_silicon_free(
+async def test_t36_the_first_filter_after_the_watch_shows_a_pods_end_sees_its_silicon_free(
     server: StandInApiServer, extender: Extender, scheduler: StandInScheduler
 ) -> None:
-    """How long the watch takes is the network's; that nothing waits behind it is timed in test_feeds."""
+    """How long the watch takes is the network's; that nothing waits behind it is timed in test_informers."""
     await add_node(server, extender, "node")
     pod = await add_pod(server, extender, pod_manifest("first", DEVICE, 16))
     await scheduler.schedule(pod, ["node"])
@@ -170,19 +170,6 @@ async def test_t40_a_binding_whose_answer_is_lost_is_still_a_success(
     await scheduler.bind(pod, "node")
 
     assert server.get(PODS, "pod", "default")["spec"]["nodeName"] == "node"
-
-
-async def test_a_server_that_drops_binding_annotations_is_served_by_patches(
-    server: StandInApiServer, extender: Extender, scheduler: StandInScheduler
-) -> None:
-    server.drop_binding_annotations()
-    await add_node(server, extender, "node")
-
-    for name in ("first", "second"):
-        await scheduler.bind(await add_pod(server, extender, pod_manifest(name, DEVICE, 4)), "node")
-
-    assert written(server, "first")["NEURON_DEVS"] == "0,1,2,3"
-    assert written(server, "second")["NEURON_DEVS"] == "4,5,6,7"
 
 
 async def test_t50_a_start_takes_one_list_per_resource(server: StandInApiServer, api: KubernetesApi) -> None:
@@ -280,7 +267,7 @@ async def test_t10_sigterm_lets_a_bind_finish_and_refuses_new_work(
     assert server.get(PODS, "pod", "default")["spec"]["nodeName"] == "node"
 
 
-async def test_t33_a_node_made_anew_is_judged_anew(
+async def test_t33_a_node_created_again_is_judged_by_its_new_type(
     server: StandInApiServer, extender: Extender, scheduler: StandInScheduler
 ) -> None:
     await add_node(server, extender, "node")

@@ -41,7 +41,7 @@ async def test_e04_e05_only_the_leader_is_ready_and_its_successor_gives_nothing_
             server.fail(Fault(match=BINDING, gate=gate))
             async with StandInScheduler(one.url) as scheduler:
                 lost = asyncio.create_task(scheduler.bind(pod, "node"))
-                await _wait_for_a_reservation(one)
+                await _wait_for_an_assumed_pod(one)
                 _kill(one)
                 gate.set()
                 await asyncio.gather(lost, return_exceptions=True)
@@ -62,7 +62,7 @@ def _kill(extender: Extender) -> None:
     extender.task.cancel()
 
 
-async def _wait_for_a_reservation(extender: Extender) -> None:
+async def _wait_for_an_assumed_pod(extender: Extender) -> None:
     await until(lambda: extender.daemon.state.assumed)
 
 
@@ -84,7 +84,7 @@ async def test_e04_a_leader_that_cannot_renew_stops_binding_before_another_may_s
         await extender.ready()
 
 
-async def test_killed_between_reserve_and_confirmation_and_started_again_the_state_is_the_lists(
+async def test_killed_between_assume_and_confirmation_and_started_again_the_state_is_the_lists(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
     server.create_node(node_manifest("node", TRN1))
@@ -97,7 +97,7 @@ async def test_killed_between_reserve_and_confirmation_and_started_again_the_sta
             server.fail(Fault(match=BINDING, gate=gate, drop=before_write, lose_answer=not before_write))
             async with StandInScheduler(extender.url) as scheduler:
                 call = asyncio.create_task(scheduler.bind(pod, "node"))
-                await _wait_for_a_reservation(extender)
+                await _wait_for_an_assumed_pod(extender)
                 _kill(extender)
                 gate.set()
                 await asyncio.gather(call, return_exceptions=True)

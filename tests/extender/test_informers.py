@@ -8,13 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from neuron_plugin.extender.claims import Unreadable
-from neuron_plugin.extender.observation import asks_for_neuron, node_facts
 
-from neuron_plugin.allocation import ContainerKind
+from neuron_plugin.allocation import ContainerKind, Rejection, asks_for_neuron
 from neuron_plugin.cluster import (
     LEASES,
-    NODES,
     PODS,
     UNOBSERVED,
     ApiError,
@@ -30,38 +27,35 @@ from neuron_plugin.cluster import (
     utc_now,
 )
 from neuron_plugin.cluster.api import Response
-from neuron_plugin.extender import feeds as module
+from neuron_plugin.extender import informers as module
 from neuron_plugin.extender.informers import (
     LOOK_SECONDS,
     PATIENCE_SECONDS,
-    Feeds,
+    Informers,
     PluginLeases,
-    keep_plugin_lease,
     keep_pod,
     survey,
 )
-from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.simulation import Fault, Match, StandInApiServer, container, node_manifest, pod_manifest
-from neuron_plugin.topology import catalogue
 from tests.extender.running import Extender, until
-from tests.extender.world import CORE, DEVICE, World, record_of, request_of
+from tests.extender.world import CORE, DEVICE, TYPES, World, record_of, request_of
 
 LEASE = LeaseName("kube-system", "neuron-plugin-node", "node")
 
 
-async def test_e07_a_lease_that_nobody_watches_has_not_run_out(
+async def test_e07_a_lease_that_is_not_watched_has_not_run_out(
     server: StandInApiServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An API server that refuses one watch for half a minute must not close every node."""
     monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
     now = 0.0
-    state = ClusterState(catalogue())
-    feeds = Feeds(api, state, UNOBSERVED, lease_namespace="kube-system", clock=lambda: now)
-    leases = feeds._following["leases"]
+    state = ClusterState()
+    informers = Informers(api, state, TYPES, UNOBSERVED, lease_namespace="kube-system", clock=Clock(now=lambda: now))
+    leases = informers._followed["leases"]
     server.create_node(node_manifest("node", "trn1.32xlarge"))
     await send(api, create_lease(LEASE, duration_seconds=8, now=utc_now()), timeout_seconds=5)
-    running = asyncio.create_task(feeds.run(Readiness({})), name="feeds")
+    running = asyncio.create_task(informers.run(), name="informers")
     await until(lambda: "node" in state.nodes and leases.followed_seconds() > 0)
 
     now += 8
@@ -86,14 +80,14 @@ async def test_e07_a_plugin_that_stops_closes_its_node_with_its_word_and_not_wit
     server: StandInApiServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
-    state = ClusterState(catalogue())
-    feeds = Feeds(api, state, UNOBSERVED, lease_namespace="kube-system")
-    leases = feeds._following["leases"]
+    state = ClusterState()
+    informers = Informers(api, state, TYPES, UNOBSERVED, lease_namespace="kube-system")
+    leases = informers._followed["leases"]
     server.create_node(node_manifest("node", "trn1.32xlarge"))
     await send(api, create_lease(LEASE, duration_seconds=600, now=utc_now()), timeout_seconds=5)
     async with asyncio.TaskGroup() as group:
-        # Nobody looks from time to time here.
-        tasks = [group.create_task(each.run(), name="feed") for each in feeds._following.values()]
+        # There is no periodic look here.
+        tasks = [group.create_task(each.run(), name="informer") for each in informers._followed.values()]
         await until(lambda: "node" in state.nodes and leases.followed_seconds() > 0.02)
         await send(api, renew_lease(replace(LEASE, holder=""), duration_seconds=600, now=utc_now()), timeout_seconds=5)
         await until(lambda: state.nodes["node"].stale)
@@ -106,25 +100,25 @@ async def test_e07_a_plugin_that_stops_closes_its_node_with_its_word_and_not_wit
 async def test_e04_a_pod_is_unbound_while_it_lives_and_has_no_node(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
-    feeds = Feeds(api, ClusterState(catalogue()), UNOBSERVED)
+    informers = Informers(api, ClusterState(), TYPES, UNOBSERVED)
     for name, amount, node in (("bound", 1, "node"), ("asks-for-nothing", 0, "")):
         server.create_pod(pod_manifest(name, DEVICE, amount, node=node) if amount else {"metadata": {"name": name}})
-    await feeds.list_consistently(5)
-    assert not feeds.any_unbound()
+    await informers.list_consistently(5)
+    assert not informers.any_unbound()
 
     server.create_pod(pod_manifest("waiting", DEVICE, 1))
-    await feeds.list_consistently(5)
-    assert feeds.any_unbound()
+    await informers.list_consistently(5)
+    assert informers.any_unbound()
 
     server.set_pod_status("default", "waiting", {"phase": "Failed"})
-    await feeds.list_consistently(5)
-    assert not feeds.any_unbound()
+    await informers.list_consistently(5)
+    assert not informers.any_unbound()
 
 
 INITIAL_END = {"resourceVersion": "1", "annotations": {"k8s.io/initial-events-end": "true"}}
 
 
-class ToldServer:
+class ScriptedServer:
     """An API server whose watches say what the test says, when it says it."""
 
     def __init__(self) -> None:
@@ -139,14 +133,14 @@ class ToldServer:
         assert silence_seconds > 0
         yield self._spoken(self._queue(request.path))
 
-    def tell(self, kind: str, change: str, manifest: Mapping[str, Any]) -> None:
+    def show(self, kind: str, change: str, manifest: Mapping[str, Any]) -> None:
         """Put one event on the watch of a kind: ``pods`` or ``nodes``."""
         self._version += 1
         metadata = {**manifest["metadata"], "resourceVersion": str(self._version)}
         self._say(f"/api/v1/{kind}", change, {**manifest, "metadata": metadata})
 
     def end_of_list(self, kind: str) -> None:
-        """What was told so far is the first list."""
+        """What was shown so far is the first list."""
         self._say(f"/api/v1/{kind}", "BOOKMARK", {"metadata": INITIAL_END})
 
     def _say(self, path: str, change: str, content: Mapping[str, Any]) -> None:
@@ -161,13 +155,13 @@ class ToldServer:
 
 
 @asynccontextmanager
-async def following(server: ToldServer, world: World) -> AsyncIterator[None]:
-    """The feeds of a state, synced, for the length of the block."""
-    readiness = Readiness({"synced": "not yet"})
+async def following(server: ScriptedServer, world: World) -> AsyncIterator[None]:
+    """The informers of a state, synced, for the length of the block."""
+    informers = Informers(server, world.state, TYPES, UNOBSERVED)
     for kind in ("nodes", "pods"):
         server.end_of_list(kind)
-    task = asyncio.create_task(Feeds(server, world.state, UNOBSERVED).run(readiness))
-    await until(lambda: not readiness.why_not)
+    task = asyncio.create_task(informers.run())
+    await informers.synced()
     try:
         yield
     finally:
@@ -188,21 +182,21 @@ async def test_t36_a_filter_within_100_ms_of_a_pods_end_sees_its_silicon_free(
 
     So it holds on any machine, which the time on a clock would not.
     """
-    server, loop = ToldServer(), asyncio.get_running_loop()
+    server, loop = ScriptedServer(), asyncio.get_running_loop()
     held = pod_manifest("first", DEVICE, 16, node="node", annotations={"NEURON_DEVS": ",".join(map(str, range(16)))})
-    server.tell("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
-    server.tell("pods", "ADDED", held)
+    server.show("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
+    server.show("pods", "ADDED", held)
     async with following(server, world):
         assert not world.fits(DEVICE, 16, "node")
 
-        server.tell("pods", change, {**held, "status": status})
+        server.show("pods", change, {**held, "status": status})
         started = loop.time()
         await until(lambda: world.fits(DEVICE, 16, "node"))
 
         assert loop.time() - started <= 0.1
 
 
-def lease(name: str, version: int, *, holder: str = "node", seconds: int = 40) -> Lease:
+def plugin_lease(name: str, version: int, *, holder: str = "node", seconds: int = 40) -> Lease:
     spec = {"holderIdentity": holder, "leaseDurationSeconds": seconds}
     return LEASES.decode(
         msgspec.json.encode({"metadata": {"name": name, "uid": name, "resourceVersion": str(version)}, "spec": spec})
@@ -211,26 +205,26 @@ def lease(name: str, version: int, *, holder: str = "node", seconds: int = 40) -
 
 def test_e07_a_lease_that_is_not_renewed_for_its_duration_makes_its_node_stale() -> None:
     leases = PluginLeases()
-    leases.changed("u", lease("neuron-plugin-a", 1), 0.0)
+    leases.changed("u", plugin_lease("neuron-plugin-a", 1), 0.0)
 
     assert leases.stale(39.9) == frozenset()
     assert leases.stale(40.0) == {"a"}
 
-    leases.changed("u", lease("neuron-plugin-a", 2), 50.0)
+    leases.changed("u", plugin_lease("neuron-plugin-a", 2), 50.0)
     assert leases.stale(60.0) == frozenset()
 
 
 def test_e07_seeing_the_same_version_again_is_no_renewal() -> None:
     leases = PluginLeases()
-    leases.changed("u", lease("neuron-plugin-a", 1), 0.0)
-    leases.changed("u", lease("neuron-plugin-a", 1), 30.0)
+    leases.changed("u", plugin_lease("neuron-plugin-a", 1), 0.0)
+    leases.changed("u", plugin_lease("neuron-plugin-a", 1), 30.0)
 
     assert leases.stale(41.0) == {"a"}
 
 
 def test_a_lease_that_was_given_up_is_stale_and_one_that_is_gone_is_not_judged() -> None:
     leases = PluginLeases()
-    leases.changed("u", lease("neuron-plugin-a", 1, holder=""), 0.0)
+    leases.changed("u", plugin_lease("neuron-plugin-a", 1, holder=""), 0.0)
     assert leases.stale(0.0) == {"a"}
 
     leases.changed("u", None, 1.0)
@@ -238,8 +232,8 @@ def test_a_lease_that_was_given_up_is_stale_and_one_that_is_gone_is_not_judged()
 
 
 def test_leases_of_others_are_not_kept() -> None:
-    assert keep_plugin_lease(lease("kube-scheduler", 1)) is None
-    assert keep_plugin_lease(lease("neuron-plugin-a", 1)) is not None
+    assert module._keep_plugin_lease(plugin_lease("kube-scheduler", 1)) is None
+    assert module._keep_plugin_lease(plugin_lease("neuron-plugin-a", 1)) is not None
 
 
 async def test_a_survey_sees_what_a_running_extender_sees(
@@ -251,21 +245,21 @@ async def test_a_survey_sees_what_a_running_extender_sees(
     server.create_pod(pod_manifest("plain", DEVICE, 0))
     await until(lambda: extender.daemon.state.nodes and len(extender.daemon.state.pods) == 2)
 
-    found = await survey(api, catalogue())
+    found = await survey(api, TYPES)
 
     assert dict(found.pods) == dict(extender.daemon.state.pods)
     assert found.nodes["node"] == extender.daemon.state.nodes["node"]
 
 
-async def test_an_absent_api_server_is_told(server: StandInApiServer, api: KubernetesApi) -> None:
+async def test_an_absent_api_server_is_an_error(server: StandInApiServer, api: KubernetesApi) -> None:
     await server.stop()
 
     with pytest.raises(UnreachableError):
-        await survey(api, catalogue())
+        await survey(api, TYPES)
 
 
 class LeasesServer:
-    """An API server of one node, whose plugin's lease is told as the test has it, look by look."""
+    """An API server of one node, whose plugin's Lease is as the test has it, look by look."""
 
     def __init__(self, *answers: Sequence[dict[str, Any]] | ApiError) -> None:
         self._answers = list(answers)
@@ -299,9 +293,7 @@ async def surveyed(server: LeasesServer, namespace: str = "kube-system") -> tupl
     """Whether the plugin was found silent, and how long it took in faked time."""
     loop = asyncio.get_running_loop()
     started = loop.time()
-    found = await survey(
-        server, catalogue(), lease_namespace=namespace, clock=Clock(now=loop.time, sleep=asyncio.sleep)
-    )
+    found = await survey(server, TYPES, lease_namespace=namespace, clock=Clock(now=loop.time, sleep=asyncio.sleep))
     return found.nodes["node"].stale, loop.time() - started
 
 
@@ -374,8 +366,8 @@ def test_t22_t23_limits_decide_and_requests_stand_in(
 def test_t23_an_impossible_quantity_is_refused_with_a_reason(amount: str) -> None:
     request = record_of(pod_manifest("pod", containers=[container("main", CORE, amount)])).request
 
-    assert isinstance(request, Unreadable)
-    assert "container main asks for aws.amazon.com/neuroncore" in request.text
+    assert isinstance(request, Rejection)
+    assert "container main asks for aws.amazon.com/neuroncore" in request.detail
 
 
 def test_t21_two_neuron_resources_in_one_container_are_refused_with_a_reason() -> None:
@@ -383,8 +375,8 @@ def test_t21_two_neuron_resources_in_one_container_are_refused_with_a_reason() -
 
     request = record_of(pod_manifest("pod", containers=[both])).request
 
-    assert isinstance(request, Unreadable)
-    assert "ask for one Neuron resource per container" in request.text
+    assert isinstance(request, Rejection)
+    assert "ask for one Neuron resource per container" in request.detail
 
 
 def test_equal_requests_of_many_pods_are_one_object() -> None:
@@ -408,14 +400,3 @@ def test_a_quantity_of_zero_still_makes_the_scheduler_ask_about_the_pod() -> Non
     pod = PODS.decode(msgspec.json.encode(pod_manifest("pod", containers=[zero])))
 
     assert asks_for_neuron(pod)
-
-
-def test_of_a_node_only_neuron_resources_are_kept() -> None:
-    manifest = node_manifest("node", "inf1.6xlarge")
-    manifest["status"]["capacity"] = {**manifest["status"]["capacity"], "cpu": "96"}
-
-    facts = node_facts(NODES.decode(msgspec.json.encode(manifest)))
-
-    assert facts.instance_type == "inf1.6xlarge"
-    assert "cpu" not in facts.capacity
-    assert facts.capacity["aws.amazon.com/neuroncore"] == "16"
