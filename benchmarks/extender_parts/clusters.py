@@ -43,7 +43,7 @@ def filled_service(nodes: int) -> tuple[ExtenderService, ClusterState, list[str]
 
 def service_on(state: ClusterState) -> ExtenderService:
     """A service that does not bind."""
-    binder = Binder(state, _NoApi(), fence=lambda: "", dialects=())
+    binder = Binder(state, _NoApi(), Readiness({}), dialects=())
     return ExtenderService(state, binder, Readiness({}), ExtenderMetrics())
 
 

@@ -2,7 +2,7 @@
 
 Binds of different pods run side by side, and a slow API server delays none of them, nor any filter: nothing is locked,
 and assuming a pod is one synchronous call on the state. Repeated calls for a pod share its attempt. Success is answered
-only for a binding that the API server has confirmed.
+only for a binding that the API server has confirmed. No bind starts that could outlive this replica's term as leader.
 
 The one question after a failed write is whether it may have happened all the same. A refusal with a 4xx says no; a 5xx,
 a time-out or a broken connection says nothing. Then the pod stays assumed, and ``settle`` looks it up later.
@@ -40,14 +40,17 @@ from neuron_plugin.cluster import (
     ApiServer,
     Clock,
     ClusterError,
+    Election,
     UnreachableError,
     bind_pod,
     read_pod,
     send,
 )
+from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.state import AssumedPod, ClusterState
 
 _SERVER_ERRORS = 500
+_OUT_OF_TERM = "no bind now: the leader's lease was not renewed lately and may run out before the bind ends"
 _REASON = "takes least from later pods"
 _log = logging.getLogger(__name__)
 
@@ -108,17 +111,18 @@ TIMES = BindTimes()
 
 
 class Binder:
-    """Every bind of this process. ``fence`` gives the reason why no bind may start now, or the empty text.
+    """Every bind of this process.
 
-    ``unix_ns`` is the time that is written on pods.
+    Without an ``election`` the term of this replica has no end. ``unix_ns`` is the time that is written on pods.
     """
 
     def __init__(
         self,
         state: ClusterState,
         api: ApiServer,
+        readiness: Readiness,
         *,
-        fence: Callable[[], str],
+        election: Election | None = None,
         dialects: Collection[Dialect],
         times: BindTimes = TIMES,
         clock: Clock = CLOCK,
@@ -127,7 +131,8 @@ class Binder:
         self.decisions = DecisionLog()
         self._state = state
         self._api = api
-        self._fence = fence
+        self._readiness = readiness
+        self._election = election
         self._dialects = dialects
         self._times = times
         self._clock = clock
@@ -148,6 +153,8 @@ class Binder:
 
         An attempt is not given up with its caller: its write may land, so it runs on and its end is recorded.
         """
+        if why_not := self._readiness.why_not:
+            return Outcome(Ending.NOT_SERVING, why_not)
         if pod.uid not in self._attempts:
             started = asyncio.create_task(self._attempt(pod, node), name=f"bind {pod}")
             self._attempts[pod.uid] = (node, started)
@@ -220,8 +227,8 @@ class Binder:
                     Ending.BOUND_ELSEWHERE, f"pod {pod.reference} was bound by others, without an assignment"
                 )
             return Outcome(Ending.REPEATED)
-        if reason := self._fence():
-            return Outcome(Ending.NOT_SERVING, reason)
+        if self._readiness.why_not or (self._election and self._election.seconds_left() <= self._times.write):
+            return Outcome(Ending.NOT_SERVING, self._readiness.why_not or _OUT_OF_TERM)
         assumed = replace(earlier, since=self._clock.now()) if earlier else self._choose(pod, node)
         if isinstance(assumed, Outcome):
             return assumed

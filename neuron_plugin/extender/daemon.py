@@ -24,7 +24,7 @@ from neuron_plugin.extender.binding import TIMES, Binder, BindTimes
 from neuron_plugin.extender.events import PodEvents
 from neuron_plugin.extender.explain import inspection_routes
 from neuron_plugin.extender.informers import Informers
-from neuron_plugin.extender.leadership import CONDITION, ELECTION, NOT_LEADER, NOT_READ, Leadership, Readiness, fence
+from neuron_plugin.extender.leadership import CONDITION, ELECTION, NOT_LEADER, NOT_READ, Leadership, Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics, state_metrics
 from neuron_plugin.extender.monitor import Monitor
 from neuron_plugin.extender.server import ExtenderService, ServerCertificate, redirect_to_leader, verb_routes
@@ -78,7 +78,8 @@ class ExtenderDaemon:
         self.binder = Binder(
             self.state,
             api,
-            fence=fence(self.ready, self._election, times.write),
+            self.ready,
+            election=self._election,
             dialects=settings.dialects,
             times=times,
         )

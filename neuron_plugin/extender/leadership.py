@@ -4,18 +4,18 @@ Until the lists are in, an answer would be a guess; while another replica leads,
 given away. A write that the last leader sent at its last moment may land after this replica has taken over. It can only
 be the binding of a pod that is not bound yet. So a new leader lists the pods consistently, and if one that asks for
 Neuron is unbound it waits until such a write's time is over and lists again; only then is it ready. It need not wait
-where the last leader gave the Lease up with everything settled. The other side is the fence: no bind starts that could
-outlive this replica's own term.
+where the last leader gave the Lease up with everything settled. The other side is in ``binding``: no bind starts that
+could outlive this replica's own term.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
-from neuron_plugin.cluster import CLOCK, Change, Clock, ClusterError, Election
+from neuron_plugin.cluster import CLOCK, Change, Clock, ClusterError
 from neuron_plugin.extender.informers import Informers
 
 _log = logging.getLogger(__name__)
@@ -24,7 +24,6 @@ CONDITION = "leader"
 NOT_LEADER = "this replica of the extender is not the leader"
 ELECTION = "election"
 NOT_READ = "the leader's Lease was not read yet"
-_OUT_OF_TERM = "no bind now: the leader's lease was not renewed lately and may run out before the bind ends"
 _TAKING_OVER = "taking over from the last leader"
 _LIST_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
@@ -35,11 +34,8 @@ class Readiness:
 
     def __init__(self, conditions: Mapping[str, str]) -> None:
         self._reasons = dict(conditions)
-
-    @property
-    def conditions(self) -> Mapping[str, str]:
+        self.conditions: Mapping[str, str] = MappingProxyType(self._reasons)
         """Why each condition does not hold, or the empty text where it does."""
-        return MappingProxyType(self._reasons)
 
     @property
     def why_not(self) -> str:
@@ -53,17 +49,6 @@ class Readiness:
     def unmet(self, condition: str, reason: str) -> None:
         """The condition does not hold from now on."""
         self._reasons[condition] = reason
-
-
-def fence(readiness: Readiness, election: Election | None, write_seconds: float) -> Callable[[], str]:
-    """Why no bind may start now: not ready, or the leader's term (None: without end) may end before the write does."""
-
-    def why_not() -> str:
-        if reason := readiness.why_not:
-            return reason
-        return "" if election is None or election.seconds_left() > write_seconds else _OUT_OF_TERM
-
-    return why_not
 
 
 class Leadership:

@@ -17,8 +17,6 @@ import logging
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,7 +26,7 @@ from aiohttp.typedefs import Handler, Middleware
 from neuron_plugin.allocation import NeuronPod, PodReference, PodRequest, PodUid, Rejection, format_ids, neuron_pod
 from neuron_plugin.cluster import PODS, DecodeError, Election
 from neuron_plugin.extender import wire
-from neuron_plugin.extender.binding import SUCCESSES, Binder, Ending, Outcome
+from neuron_plugin.extender.binding import SUCCESSES, Binder
 from neuron_plugin.extender.filter import VerdictMemo, filter_nodes, score_nodes
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
@@ -37,6 +35,7 @@ from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.wire import WireError
 from neuron_plugin.topology import cores_in
 
+VERBS = ("filter", "prioritize", "preempt", "bind")
 PREFIXES = ("", "/scheduler", "/apis/neuron-plugin.io/v1/schedule")
 BODY_SECONDS = 5.0
 """A caller that takes longer to send its body has given up by the scheduler's own httpTimeout."""
@@ -56,27 +55,12 @@ class _UndecidedError(Exception):
     """A verb that cannot be decided; the text goes to the scheduler."""
 
 
-def _verb(
-    decide: Callable[[ExtenderService, bytes], tuple[bytes, _Fields]],
-) -> Callable[[ExtenderService, bytes], bytes]:
-    """Make a verb of a method from a body to an answer and the fields of its log line: measured, and never failing."""
-    name = decide.__name__
-
-    @wraps(decide)
-    def answer(service: ExtenderService, body: bytes) -> bytes:
-        started = time.perf_counter()
-        try:
-            found, fields = decide(service, body)
-        except Exception as error:  # noqa: BLE001 - a fault of ours, too, is read only in the body of a 200
-            return service.failed(name, error, started)
-        _flow.info(name, extra={**fields, "us": service.measure(name, started, ok=True)})
-        return found
-
-    return answer
-
-
 class ExtenderService:
-    """The four verbs on one state, from body to body."""
+    """The four verbs on one state.
+
+    ``filter``, ``prioritize`` and ``preempt`` give the answer's body and the fields of the log line, or raise;
+    ``answer`` makes the scheduler's answer of either.
+    """
 
     def __init__(
         self,
@@ -95,7 +79,17 @@ class ExtenderService:
         self._preempt_unoffered = preempt_unoffered
         self._memo = VerdictMemo(state)
 
-    @_verb
+    def answer(self, verb: str, body: bytes) -> bytes:
+        """The answer to filter, prioritize or preempt: measured, logged, and never an exception."""
+        started = time.perf_counter()
+        verbs = {"filter": self.filter, "prioritize": self.prioritize, "preempt": self.preempt}
+        try:
+            found, fields = verbs[verb](body)
+        except Exception as error:  # noqa: BLE001 - a fault of ours, too, is read only in the body of a 200
+            return self.failed(verb, error, started)
+        _flow.info(verb, extra={**fields, "us": self._measure(verb, started, ok=True)})
+        return found
+
     def filter(self, body: bytes) -> tuple[bytes, _Fields]:
         """``ExtenderArgs`` to ``ExtenderFilterResult``."""
         args = wire.decode_filter(body)
@@ -110,7 +104,6 @@ class ExtenderService:
         fields |= {"nodes": len(filtered.passed) + texts.total(), "passed": len(filtered.passed)}
         return answer, fields | {"refused": dict(texts.most_common(_MOST_REASONS))}
 
-    @_verb
     def prioritize(self, body: bytes) -> tuple[bytes, _Fields]:
         """``ExtenderArgs`` to ``HostPriorityList``."""
         args = wire.decode_filter(body)
@@ -119,7 +112,6 @@ class ExtenderService:
         best = scores.count(max(scores, default=0))
         return wire.encode_scores(args.names, scores), _asked(pod, request) | {"nodes": len(scores), "best": best}
 
-    @_verb
     def preempt(self, body: bytes) -> tuple[bytes, _Fields]:
         """``ExtenderPreemptionArgs`` to ``ExtenderPreemptionResult``."""
         args = wire.decode_preempt(body)
@@ -138,8 +130,7 @@ class ExtenderService:
         except WireError as error:
             return self.failed("bind", error, started)
         pod = PodReference(PodUid(args.uid), args.namespace, args.name)
-        why_not = self._readiness.why_not
-        outcome = Outcome(Ending.NOT_SERVING, why_not) if why_not else await self._binder.bind(pod, args.node)
+        outcome = await self._binder.bind(pod, args.node)
         self._metrics.binds.labels(outcome.ending.value).inc()
         fields: _Fields = {"pod": str(pod), "uid": pod.uid, "node": args.node, "result": outcome.ending.value}
         fields |= {**outcome.annotations, **({"error": outcome.error} if outcome.error else {})}
@@ -148,7 +139,7 @@ class ExtenderService:
             fields["used_cores"] = format_ids(cores_in(info.used_mask))
             fields["used_devices"] = format_ids(info.inventory.geometry.devices_touched(info.used_mask))
         succeeded = outcome.ending in SUCCESSES
-        fields["us"] = self.measure("bind", started, ok=succeeded)
+        fields["us"] = self._measure("bind", started, ok=succeeded)
         _flow.log(logging.INFO if succeeded else logging.WARNING, "bind", extra=fields)
         return wire.encode_error(outcome.error)
 
@@ -158,10 +149,10 @@ class ExtenderService:
         if not isinstance(error, WireError | DecodeError | _UndecidedError):
             _log.error("verb failed", extra={"verb": verb}, exc_info=error)
             text = f"{verb} failed inside the extender; its log has the cause"
-        _flow.warning(verb, extra={"error": text, "us": self.measure(verb, started, ok=False)})
+        _flow.warning(verb, extra={"error": text, "us": self._measure(verb, started, ok=False)})
         return wire.encode_error(text)
 
-    def measure(self, verb: str, started: float, *, ok: bool) -> int:
+    def _measure(self, verb: str, started: float, *, ok: bool) -> int:
         """Count an answered verb; gives its duration in microseconds."""
         seconds = time.perf_counter() - started
         self._metrics.verb_seconds.labels(verb).observe(seconds)
@@ -186,7 +177,6 @@ def _asked(pod: NeuronPod, request: PodRequest) -> _Fields:
 
 def verb_routes(service: ExtenderService) -> list[web.RouteDef]:
     """The routes of the four verbs."""
-    verbs = {"filter": service.filter, "prioritize": service.prioritize, "preempt": service.preempt}
 
     async def handle(request: web.Request) -> web.Response:
         verb, started = request.path.rpartition("/")[2], time.perf_counter()
@@ -195,10 +185,10 @@ def verb_routes(service: ExtenderService) -> list[web.RouteDef]:
         except WireError as error:
             answer = service.failed(verb, error, started)
         else:
-            answer = await service.bind(body) if verb == "bind" else verbs[verb](body)
+            answer = await service.bind(body) if verb == "bind" else service.answer(verb, body)
         return web.Response(body=answer, content_type="application/json")
 
-    return [web.post(f"{prefix}/{verb}", handle) for prefix in PREFIXES for verb in (*verbs, "bind")]
+    return [web.post(f"{prefix}/{verb}", handle) for prefix in PREFIXES for verb in VERBS]
 
 
 async def _body(request: web.Request) -> bytes:

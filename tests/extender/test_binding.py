@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import pytest
 
 from neuron_plugin.allocation import Dialect, explain_decision
-from neuron_plugin.extender.binding import Ending, Outcome
+from neuron_plugin.cluster import Election
+from neuron_plugin.extender.binding import TIMES, Binder, Ending, Outcome
 from neuron_plugin.simulation import container, pod_manifest
 from tests.extender.bench import NOW_NS, Bench
 from tests.extender.pod_server import lost
-from tests.extender.world import CORE, DEVICE, World
+from tests.extender.world import CORE, DEVICE, World, pod_of
 
 
 async def test_a_bind_is_one_post_that_carries_the_assignment_in_both_dialects(bench: Bench) -> None:
@@ -153,8 +155,8 @@ async def test_t42_a_pod_without_neuron_is_bound_without_a_decision_and_leaves_n
     assert not bench.world.state.assumed
 
 
-async def test_e04_behind_the_fence_nothing_is_reserved_or_written(bench: Bench) -> None:
-    bench.barred = "another replica leads"
+async def test_e04_while_not_ready_nothing_is_reserved_or_written(bench: Bench) -> None:
+    bench.ready.unmet("leader", "another replica leads")
 
     outcome = await bench.bind(bench.waiting("pod"))
 
@@ -255,6 +257,28 @@ async def test_a_bind_is_remembered_with_what_else_there_was(bench: Bench) -> No
 
 async def test_a_bind_that_failed_is_not_remembered_as_one(bench: Bench) -> None:
     manifest = bench.waiting("pod", 4)
-    bench.barred = "not the leader"
+    bench.ready.unmet("leader", "not the leader")
     await bench.bind(manifest)
     assert bench.binder.decisions.entries() == ()
+
+
+class Term:
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def seconds_left(self) -> float:
+        return self.seconds
+
+
+@pytest.mark.parametrize(("seconds_left", "ending"), [(10.0, Ending.BOUND), (TIMES.write, Ending.NOT_SERVING)])
+async def test_e04_no_bind_starts_that_the_lease_could_run_out_under(
+    bench: Bench, seconds_left: float, ending: Ending
+) -> None:
+    term = cast("Election", Term(seconds_left))
+    binder = Binder(bench.world.state, bench.server, bench.ready, election=term, dialects=bench.dialects)
+
+    outcome = await binder.bind(pod_of(bench.waiting("pod")), "node")
+
+    assert outcome.ending is ending
+    assert ("lease" in outcome.error) is bool(outcome.error)
+    assert bench.used() == (ending is Ending.BOUND)

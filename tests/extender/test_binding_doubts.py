@@ -8,6 +8,7 @@ from neuron_plugin.allocation import Dialect
 from neuron_plugin.cluster import ApiError, ApiRequest, Clock, KubernetesApi, UnreachableError
 from neuron_plugin.cluster.api import Response
 from neuron_plugin.extender.binding import TIMES, Binder, Ending, may_have_happened
+from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.simulation import PODS, StandInApiServer, node_manifest, pod_manifest
 from tests.extender.bench import TRN1, Bench
 from tests.extender.pod_server import lost, never_sent, refused
@@ -285,7 +286,7 @@ async def test_on_an_api_server_a_binding_carries_node_and_annotations_in_one_re
     world.show(created)
     before = len(server.requests)
 
-    outcome = await Binder(world.state, api, fence=str, dialects=tuple(Dialect)).bind(pod_of(created), "node")
+    outcome = await Binder(world.state, api, Readiness({}), dialects=tuple(Dialect)).bind(pod_of(created), "node")
 
     found = server.get(PODS, "pod", "default")
     assert found["spec"]["nodeName"] == "node"
@@ -301,7 +302,7 @@ async def test_on_an_api_server_another_pod_under_the_name_is_not_bound(
     server.create_pod(pod_manifest("pod", DEVICE, 1))
     old = world.pod("pod", DEVICE, 1)
 
-    outcome = await Binder(world.state, api, fence=str, dialects=tuple(Dialect)).bind(pod_of(old), "node")
+    outcome = await Binder(world.state, api, Readiness({}), dialects=tuple(Dialect)).bind(pod_of(old), "node")
 
     assert outcome.ending is Ending.NOT_THE_POD
     assert not server.get(PODS, "pod", "default")["spec"].get("nodeName")

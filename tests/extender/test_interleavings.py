@@ -20,6 +20,7 @@ from neuron_plugin.cluster import ApiError, Clock
 from neuron_plugin.cluster.api import Response
 from neuron_plugin.extender.binding import SUCCESSES, Binder, Ending, Outcome
 from neuron_plugin.extender.filter import filter_nodes
+from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.simulation import node_manifest, pod_manifest
 from tests.extender.pod_server import Manifest, PodServer, lost, refused
 from tests.extender.world import CORE, DEVICE, World, pod_of, record_of, request_of
@@ -109,7 +110,7 @@ class Run:
         self.binder = Binder(
             self.world.state,
             self.server,
-            fence=lambda: "",
+            Readiness({}),
             dialects=(Dialect.NEURON_PLUGIN,),
             clock=Clock(now=lambda: self.now),
             unix_ns=lambda: 1,

@@ -7,20 +7,12 @@ from typing import cast
 
 import pytest
 
-from neuron_plugin.cluster import Change, Clock, Election, UnreachableError
+from neuron_plugin.cluster import Change, Clock, UnreachableError
 from neuron_plugin.extender.informers import Informers
-from neuron_plugin.extender.leadership import CONDITION, ELECTION, NOT_LEADER, NOT_READ, Leadership, Readiness, fence
+from neuron_plugin.extender.leadership import CONDITION, ELECTION, NOT_LEADER, NOT_READ, Leadership, Readiness
 
 LANDING = 5.0
 PATIENCE = 10.0
-
-
-class Term:
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def seconds_left(self) -> float:
-        return self.seconds
 
 
 class Pods:
@@ -193,18 +185,6 @@ async def test_t46_a_lease_out_of_reach_is_borne_for_a_while_and_then_reported()
     assert "no answer" in reasons[ELECTION]
     found.leadership.heard("")
     assert not reasons[ELECTION]
-
-
-def test_e04_the_fence_closes_before_the_lease_can_run_out_under_a_write() -> None:
-    readiness, term = unready(), Term(10.0)
-    why_not = fence(readiness, cast("Election", term), write_seconds=2.5)
-    assert why_not() == NOT_LEADER
-
-    readiness.met(CONDITION)
-    assert why_not() == ""
-    term.seconds = 2.5
-    assert "lease" in why_not()
-    assert fence(readiness, None, write_seconds=2.5)() == ""
 
 
 def test_readiness_names_every_reason() -> None:

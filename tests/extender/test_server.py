@@ -150,10 +150,10 @@ async def test_t49_a_filter_writes_one_line_whatever_the_number_of_nodes(
     names = [f"node-{number}" for number in range(300)] + [f"ghost-{number}" for number in range(300)]
     service = service_on(world)
 
-    service.filter(args(names))
-    service.prioritize(args(names[:300]))
+    service.answer("filter", args(names))
+    service.answer("prioritize", args(names[:300]))
     await service.bind(b'{"PodName":"p","PodNamespace":"n","PodUID":"u","Node":"node-1"}')
-    service.preempt(json.dumps({"Pod": pod_manifest("pod", DEVICE, 4), "NodeNameToMetaVictims": {}}).encode())
+    service.answer("preempt", json.dumps({"Pod": pod_manifest("pod", DEVICE, 4), "NodeNameToMetaVictims": {}}).encode())
 
     lines = [record for record in caplog.records if record.name == "neuron_plugin.extender.flow"]
     assert [record.message for record in lines] == ["filter", "prioritize", "bind", "preempt"]
@@ -206,7 +206,7 @@ class Counter:
         self.server = PodServer()
         self.metrics = ExtenderMetrics()
         self.readiness = Readiness({})
-        binder = Binder(world.state, self.server, fence=lambda: self.readiness.why_not, dialects=())
+        binder = Binder(world.state, self.server, self.readiness, dialects=())
         self.service = ExtenderService(world.state, binder, self.readiness, self.metrics)
 
     def count(self, name: str, **labels: str) -> float | None:
@@ -229,8 +229,8 @@ def bind_args(manifest: dict[str, Any], node: str) -> bytes:
 
 
 def test_a_filter_counts_nodes_by_reason_and_itself_by_result(counter: Counter) -> None:
-    counter.service.filter(asking(7, "node", "ghost"))
-    counter.service.filter(b"garbage")
+    counter.service.answer("filter", asking(7, "node", "ghost"))
+    counter.service.answer("filter", b"garbage")
 
     assert counter.count("neuron_extender_refused_nodes_total", reason="unsupported-count") == 1
     assert counter.count("neuron_extender_refused_nodes_total", reason="unknown-node") == 1
@@ -253,9 +253,9 @@ async def test_t02_while_not_ready_every_verb_says_why_and_touches_nothing(count
     preempt = json.dumps({"Pod": manifest, "NodeNameToMetaVictims": {"node": {"Pods": [{"UID": "u"}]}}}).encode()
 
     answers = [
-        counter.service.filter(asking(1, "node")),
-        counter.service.prioritize(asking(1, "node")),
-        counter.service.preempt(preempt),
+        counter.service.answer("filter", asking(1, "node")),
+        counter.service.answer("prioritize", asking(1, "node")),
+        counter.service.answer("preempt", preempt),
         await counter.service.bind(bind_args(manifest, "node")),
     ]
 
@@ -268,7 +268,7 @@ def test_t02_a_fault_of_ours_is_an_error_in_the_body_and_its_cause_in_the_log(
 ) -> None:
     monkeypatch.setattr(module, "filter_nodes", lambda *_: 1 / 0)
 
-    answer = json.loads(counter.service.filter(asking(1, "node")))
+    answer = json.loads(counter.service.answer("filter", asking(1, "node")))
 
     assert answer == {"Error": "filter failed inside the extender; its log has the cause"}
     assert "ZeroDivisionError" in caplog.text
@@ -285,7 +285,7 @@ def test_e01_preempt_answers_by_uid_and_leaves_out_what_does_not_help(counter: C
         "NodeNameToMetaVictims": {"node": offered, "other": offered},
     }
 
-    answer = json.loads(counter.service.preempt(json.dumps(body).encode()))["NodeNameToMetaVictims"]
+    answer = json.loads(counter.service.answer("preempt", json.dumps(body).encode()))["NodeNameToMetaVictims"]
 
     assert list(answer) == ["node"]
     assert answer["node"]["NumPDBViolations"] == 2
@@ -293,14 +293,14 @@ def test_e01_preempt_answers_by_uid_and_leaves_out_what_does_not_help(counter: C
 
 
 def test_prioritize_scores_every_name_it_was_sent_known_or_not(counter: Counter) -> None:
-    answer = json.loads(counter.service.prioritize(asking(1, "node", "ghost")))
+    answer = json.loads(counter.service.answer("prioritize", asking(1, "node", "ghost")))
 
     assert [entry["Host"] for entry in answer] == ["node", "ghost"]
 
 
 def test_a_pod_that_is_no_pod_is_an_error_in_the_body(counter: Counter) -> None:
     for pod in ("[]", '"text"', "{}", '{"metadata":3}'):
-        answer = json.loads(counter.service.filter(f'{{"Pod":{pod},"NodeNames":["node"]}}'.encode()))
+        answer = json.loads(counter.service.answer("filter", f'{{"Pod":{pod},"NodeNames":["node"]}}'.encode()))
         assert answer["Error"]
 
 
@@ -318,7 +318,7 @@ def only(lines: pytest.LogCaptureFixture) -> dict[str, Any]:
 def test_a_verbs_line_has_the_request_container_by_container(counter: Counter, lines: pytest.LogCaptureFixture) -> None:
     for containers in ([container("a", CORE, 9)], [container("a", DEVICE, 1), container("b", CORE, 4)]):
         pod = pod_manifest("pod", containers=containers)
-        counter.service.filter(json.dumps({"Pod": pod, "NodeNames": ["node"]}).encode())
+        counter.service.answer("filter", json.dumps({"Pod": pod, "NodeNames": ["node"]}).encode())
 
     assert [vars(record)["request"] for record in lines.records] == ["neuroncore:9", "neuron:1|neuroncore:4"]
 
@@ -328,7 +328,9 @@ def test_a_filters_line_counts_nodes_and_reasons(counter: Counter, lines: pytest
     counter.world.held("holder", "full", DEVICE, ",".join(map(str, range(16))))
     pod = pod_manifest("pod", DEVICE, 4)
 
-    counter.service.filter(json.dumps({"Pod": pod, "NodeNames": ["node", "full", "ghost", "spirit"]}).encode())
+    counter.service.answer(
+        "filter", json.dumps({"Pod": pod, "NodeNames": ["node", "full", "ghost", "spirit"]}).encode()
+    )
 
     refused = {"Fewer than 4 free Neuron devices": 1, "The node is not known to the Neuron extender yet": 2}
     expected = {"pod": "default/pod", "uid": pod["metadata"]["uid"], "nodes": 4, "passed": 1, "refused": refused}
@@ -350,7 +352,7 @@ def test_a_filters_line_stays_short_however_many_reasons_there_are(
             counter.world.show_node({"metadata": {"name": name, "uid": name, "annotations": annotations}})
             names.append(name)
 
-    counter.service.filter(asking(8, *names))
+    counter.service.answer("filter", asking(8, *names))
 
     assert len(only(lines)["refused"]) == 8
     assert only(lines)["refused"]["Instance type type-12 has 1 Neuron devices and 8 were requested"] == 12
@@ -365,9 +367,9 @@ def test_the_lines_of_prioritize_and_preempt_say_how_much_was_left(
     victims = {"Pods": [{"UID": each["metadata"]["uid"]} for each in held]}
     offered = dict.fromkeys(("torn", "ghost"), victims)
 
-    counter.service.prioritize(asking(1, "node", "other", "torn"))
-    counter.service.preempt(
-        json.dumps({"Pod": pod_manifest("new", DEVICE, 4), "NodeNameToMetaVictims": offered}).encode()
+    counter.service.answer("prioritize", asking(1, "node", "other", "torn"))
+    counter.service.answer(
+        "preempt", json.dumps({"Pod": pod_manifest("new", DEVICE, 4), "NodeNameToMetaVictims": offered}).encode()
     )
 
     first, second = (vars(record) for record in lines.records)
@@ -405,7 +407,7 @@ async def test_a_bind_that_failed_is_a_warning_with_its_reason(
 
 
 def test_a_verb_that_was_not_decided_is_a_warning(counter: Counter, lines: pytest.LogCaptureFixture) -> None:
-    counter.service.filter(b"garbage")
+    counter.service.answer("filter", b"garbage")
 
     line = only(lines)
     assert (line["levelname"], line["message"]) == ("WARNING", "filter")

@@ -33,7 +33,7 @@ COMPLETE = NeuronNode("node", "uid", NodeInventory(TRN1, present=tuple(range(16)
 TYPE_LABEL = "node.kubernetes.io/instance-type"
 
 
-def bare(instance_type: str, allocatable: dict[str, str] | None = None, **capacity: str) -> dict[str, Any]:
+def bare(instance_type: str, allocatable: dict[str, str] | None = None, /, **capacity: str) -> dict[str, Any]:
     """A node without an inventory, as the vendor's plugin leaves it."""
     quantities = {f"aws.amazon.com/{name}": count for name, count in capacity.items()}
     return {

@@ -13,6 +13,7 @@ from neuron_plugin.cluster.api import Response
 from neuron_plugin.extender.binding import Binder, Ending
 from neuron_plugin.extender.filter import VerdictMemo, filter_nodes
 from neuron_plugin.extender.informers import keep_pod
+from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.state import ClusterState, neuron_node
 from neuron_plugin.topology import catalogue
 from tests.plugin.life_cluster import Cluster, Watch
@@ -48,7 +49,7 @@ class LifeExtender:
         self.watch.store.subscribe(self._pod_changed)
         dialects = (Dialect.NEURON_PLUGIN,)
         api, time = BindsApi(cluster), Clock(now=clock)
-        self.binder = Binder(self.state, api, fence=lambda: "", dialects=dialects, clock=time, unix_ns=unix_ns)
+        self.binder = Binder(self.state, api, Readiness({}), dialects=dialects, clock=time, unix_ns=unix_ns)
         self.see_node()
         self.watch.relist()
 
