@@ -4,7 +4,7 @@ Both run inside the scheduler's one scheduling loop, so every millisecond here d
 allocates per node beyond the answer itself. Verdicts are remembered in two layers: by capacity, which nodes in the same
 state share, and by node name on top, where a node's entry is dropped as soon as the node has changed. Of verdicts there
 are few, so the names stand in one set for each: Python cuts all names of a call with a set in one step, and that costs
-the hashes of the names. Costs are many, and are looked up by capacity alone.
+the hashes of the names. Costs are many, and are looked up name by name.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ def filter_nodes(
 
 def score_nodes(memo: VerdictMemo, request: PodRequest, names: list[str]) -> list[int]:
     """Scores 0-10 in the order of ``names``: the node where the pod costs later pods least gets 10."""
+    if not request:
+        return [HIGHEST_SCORE] * len(names)
     return scores(memo.answers(request).costs(names))
 
 
@@ -108,8 +110,6 @@ def judge(capacity: Capacity | Rejection, request: PodRequest) -> Rejection | No
 
 def cost_on(capacity: Capacity | Rejection, request: PodRequest) -> int | None:
     """What the best placement takes from later pods; None where there is none."""
-    if not request:
-        return 0
     if isinstance(capacity, Rejection):
         return None
     if len(request) == 1:
@@ -154,8 +154,9 @@ class Answers:
 
     def __init__(self, capacities: Mapping[str, Capacity | Rejection], request: PodRequest) -> None:
         self._capacities = capacities
-        self._verdicts = ByCapacity(lambda capacity: judge(capacity, request))
-        self._costs = ByCapacity(lambda capacity: cost_on(capacity, request))
+        self._verdict_by_capacity = ByCapacity(lambda capacity: judge(capacity, request))
+        self._cost_by_capacity = ByCapacity(lambda capacity: cost_on(capacity, request))
+        self._costs: dict[str, int | None] = {}
         self._fitting: set[str] = set()
         self._rejected: dict[Rejection, set[str]] = {}
 
@@ -166,7 +167,7 @@ class Answers:
         if len(passed) + sum(map(len, rejected.values())) == len(names):
             return passed, rejected
         for name in set(names).difference(passed, *rejected.values()):
-            reason = self._verdicts[self._capacities[name]]
+            reason = self._verdict_by_capacity[self._capacities[name]]
             if name in self._capacities:
                 (self._fitting if reason is None else self._rejected.setdefault(reason, set())).add(name)
             if reason:
@@ -176,10 +177,18 @@ class Answers:
 
     def costs(self, names: list[str]) -> list[int | None]:
         """What the best placement costs later pods on each node; None where there is none."""
-        return list(map(self._costs.__getitem__, map(self._capacities.__getitem__, names)))
+        try:
+            return list(map(self._costs.__getitem__, names))
+        except KeyError:
+            for name in names:  # in this order: the next call then walks through memory in order, too
+                if name not in self._costs and name in self._capacities:
+                    self._costs[name] = self._cost_by_capacity[self._capacities[name]]
+            return list(map(self._costs.get, names))
 
     def forget(self, names: Collection[str]) -> None:
         """The nodes of these names have changed."""
+        for name in names:
+            self._costs.pop(name, None)
         self._fitting.difference_update(names)
         for reason, known in list(self._rejected.items()):
             known.difference_update(names)

@@ -140,7 +140,8 @@ class ExtenderService:
             fields["used_devices"] = format_ids(info.inventory.geometry.devices_touched(info.used_mask))
         succeeded = outcome.ending in SUCCESSES
         fields["us"] = self._measure("bind", started, ok=succeeded)
-        _flow.log(logging.INFO if succeeded else logging.WARNING, "bind", extra=fields)
+        level = logging.INFO if succeeded else logging.WARNING
+        _flow.log(level, "bind", extra=fields)
         return wire.encode_error(outcome.error)
 
     def failed(self, verb: str, error: Exception, started: float) -> bytes:

@@ -501,6 +501,7 @@ def test_names_of_no_node_are_not_remembered(world: World) -> None:
     assert [(rejection.text, len(names)) for rejection, names in rejected.items()] == [(UNKNOWN_NODE.text, 100)]
     assert answers._rejected == {}
     assert answers.costs(["ghost"]) == [None]
+    assert answers._costs == {}
 
 
 def test_nothing_is_left_of_a_verdict_that_no_node_has_any_more(world: World) -> None:
