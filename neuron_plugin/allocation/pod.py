@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol, TypeAlias
 
-from neuron_plugin.allocation.assignment import Assignment, AssignmentError, read_assignment
+from neuron_plugin.allocation.assignment import ASSIGNMENT_KEYS, Assignment, AssignmentError, read_assignment
 from neuron_plugin.allocation.ledger import Allocation, PodReference, PodUid
 from neuron_plugin.allocation.rejection import INVALID_REQUEST, NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT, Rejection
 from neuron_plugin.allocation.requests import ContainerKind, ContainerSpec, PodRequest, RequestError, pod_request
@@ -148,7 +148,7 @@ def neuron_pod(pod: PodObject) -> NeuronPod:
     )
     reference = PodReference(PodUid(pod.uid), pod.namespace, pod.name)
     assignment: Assignment | Rejection | None = None
-    if request and not isinstance(request, Rejection):
+    if request and not isinstance(request, Rejection) and not pod.annotations.keys().isdisjoint(ASSIGNMENT_KEYS):
         try:
             assignment = read_assignment(str(reference), pod.annotations, request)
         except AssignmentError as error:

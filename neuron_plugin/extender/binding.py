@@ -20,7 +20,7 @@ from functools import partial
 
 from neuron_plugin.allocation import (
     ASSIGNMENT_KEYS,
-    Allocation,
+    Assignment,
     DecisionLog,
     Dialect,
     LoggedDecision,
@@ -31,6 +31,7 @@ from neuron_plugin.allocation import (
     Step,
     assigned_allocations,
     neuron_pod,
+    read_assignment,
     write_assignment,
 )
 from neuron_plugin.cluster import (
@@ -177,23 +178,23 @@ class Binder:
         for assumed in list(self._state.assumed.values()):
             if not self._is_due(assumed):
                 continue
-            pod = assumed.pod
+            pod = assumed.pod.reference
             try:
                 seen = await self._read(pod)
             except ClusterError:
                 continue  # still unknown: it stays assumed
             if self._state.assumed.get(pod.uid) is not assumed or pod.uid in self._attempts:
                 continue  # the watch or a new attempt was faster
-            if seen is None or seen.ended or seen.node != assumed.node:
+            if seen is None or seen.ended or seen.node != assumed.pod.node:
                 self._state.forget(pod.uid)
-                _log.info("assumed pod forgotten", extra={"pod": str(pod), "uid": pod.uid, "node": assumed.node})
+                _log.info("assumed pod forgotten", extra={"pod": str(pod), "uid": pod.uid, "node": assumed.pod.node})
             else:
                 self._adopt(replace(assumed, since=self._clock.now()), seen)
 
     def _is_due(self, assumed: AssumedPod) -> bool:
         """Whether so much time has passed that the watch should have shown this pod, and has not."""
         pod = self._state.pods.get(assumed.pod.uid)
-        if pod is not None and pod.node == assumed.node:
+        if pod is not None and pod.node == assumed.pod.node:
             return False
         patience = self._times.doubt if assumed.confirmed else self._times.landing
         return self._clock.now() - assumed.since > patience
@@ -241,7 +242,7 @@ class Binder:
         if isinstance(pod.request, Rejection):
             return Outcome(Ending.NO_SET, pod.request.detail)
         if not pod.request:
-            return AssumedPod(pod.reference, node, (), {}, self._clock.now())
+            return AssumedPod(replace(pod, node=node), {}, self._clock.now())
         capacity = self._state.capacities[node]
         if isinstance(capacity, Rejection):
             return Outcome(Ending.NO_SET, capacity.text)
@@ -252,32 +253,30 @@ class Binder:
         if annotations.keys().isdisjoint(ASSIGNMENT_KEYS):
             text = f"pod {pod.reference} asks for two resources, which the vendor's dialect cannot say"
             return Outcome(Ending.NO_SET, text)
-        allocations = tuple(
-            Allocation(pod.reference, part.request.container, part.request.resource, part.mask) for part in placement
-        )
-        return AssumedPod(pod.reference, node, allocations, annotations, self._clock.now(), chosen_from=capacity)
+        assignment = read_assignment(str(pod.reference), annotations, pod.request)
+        bound = replace(pod, node=node, assignment=assignment)
+        return AssumedPod(bound, annotations, self._clock.now(), chosen_from=capacity)
 
     async def _write(self, assumed: AssumedPod, *, may_have_landed: bool) -> Outcome:
         """One POST; ``may_have_landed`` says that an earlier one may have taken effect."""
-        pod, annotations = assumed.pod, assumed.annotations
-        request = bind_pod(
-            namespace=pod.namespace, name=pod.name, uid=pod.uid, node=assumed.node, annotations=annotations
-        )
+        pod, node, annotations = assumed.pod.reference, assumed.pod.node, assumed.annotations
+        request = bind_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, node=node, annotations=annotations)
         try:
             await send(self._api, request, timeout_seconds=self._times.write)
         except ClusterError as error:
             return await self._look(assumed, error, may_have_landed=may_have_landed or may_have_happened(error))
         self._state.confirm(pod.uid)
         if (capacity := assumed.chosen_from) is not None:
-            for each in assumed.allocations:
-                made = (self._unix_ns(), Step.BOUND, assumed.node, capacity.geometry, each.resource, each.mask)
+            allocations = assigned_allocations(assumed.pod, capacity.geometry)
+            for each in () if isinstance(allocations, Rejection) else allocations:
+                made = (self._unix_ns(), Step.BOUND, node, capacity.geometry, each.resource, each.mask)
                 usable = partial(int, capacity.free_mask)
                 self.decisions.record(LoggedDecision(*made, _REASON, pod, each.container, usable))
         return Outcome(Ending.BOUND, annotations=annotations)
 
     async def _look(self, assumed: AssumedPod, error: ClusterError, *, may_have_landed: bool) -> Outcome:
         """What became of the pod after a write that failed."""
-        pod = assumed.pod
+        pod = assumed.pod.reference
         try:
             seen = await self._read(pod)
         except ClusterError:
@@ -289,7 +288,7 @@ class Binder:
             self._state.forget(pod.uid)
             return _not_the_pod(pod)
         ours = may_have_landed or seen.assignment is not None or not assumed.annotations
-        if seen.node == assumed.node and ours:
+        if seen.node == assumed.pod.node and ours:
             self._adopt(assumed, seen)
             return Outcome(Ending.ADOPTED, annotations=assumed.annotations)
         if not seen.node and may_have_landed:
@@ -299,14 +298,10 @@ class Binder:
         return _bound_elsewhere(pod, seen.node) if seen.node else Outcome(Ending.REFUSED, str(error))
 
     def _adopt(self, assumed: AssumedPod, seen: NeuronPod) -> None:
-        """The pod is bound where we wanted it: count what it says it was assigned."""
-        info = self._state.nodes.get(assumed.node)
-        adopted = replace(assumed, confirmed=True)
-        if info and info.inventory:
-            allocations = assigned_allocations(seen, info.inventory.geometry)
-            adopted = adopted if isinstance(allocations, Rejection) else replace(adopted, allocations=allocations)
-        if assumed.pod.uid in self._state.assumed:
-            self._state.assume(adopted)
+        """The pod is bound where we wanted it: count what it says it was assigned, if it says so clearly."""
+        if seen.uid in self._state.assumed:
+            pod = seen if isinstance(seen.assignment, Assignment) else assumed.pod
+            self._state.assume(replace(assumed, pod=pod, confirmed=True))
 
     async def _read(self, pod: PodReference) -> NeuronPod | None:
         """The pod of this name by a consistent read; None when there is none or it has another UID."""

@@ -82,14 +82,14 @@ class PodEvents:
         due = [key for key in unclear if key not in self._reported and now - self._since[key] >= patience[key[1]]]
         self._reported.update(due)
         for number, key in enumerate(due):
-            await self._report(*unclear[key], with_event=number < MOST_AT_ONCE)
+            pod, reason, node = unclear[key]
+            self._metrics.unclear_assignments.labels(reason.code).inc()
+            fields = {"pod": str(pod), "uid": pod.uid, "node": node, "reason": reason.code, "detail": reason.detail}
+            _log.warning("node closed for new Neuron pods", extra=fields)
+            if number < MOST_AT_ONCE:
+                await self._write(pod, reason, node)
 
-    async def _report(self, pod: PodReference, reason: Rejection, node: str, *, with_event: bool) -> None:
-        self._metrics.unclear_assignments.labels(reason.code).inc()
-        fields = {"pod": str(pod), "uid": pod.uid, "node": node, "reason": reason.code, "detail": reason.detail}
-        _log.warning("node closed for new Neuron pods", extra=fields)
-        if not with_event:
-            return
+    async def _write(self, pod: PodReference, reason: Rejection, node: str) -> None:
         request = create_event(
             ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace),
             reason=EVENT_REASONS[reason.code],

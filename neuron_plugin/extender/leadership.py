@@ -83,13 +83,13 @@ class Leadership:
             self._readiness.unmet(CONDITION, NOT_LEADER)
         self._news.set()
 
-    def heard(self, trouble: str) -> None:
+    def heard(self, failure: str) -> None:
         """The Lease was read, and taken or renewed where that was due; or why not."""
-        if not trouble:
+        if not failure:
             self._heard_at = self._clock.now()
             self._readiness.met(ELECTION)
         elif self._clock.now() - self._heard_at >= self._patience_seconds:
-            self._readiness.unmet(ELECTION, f"the leader's Lease cannot be read or written: {trouble}")
+            self._readiness.unmet(ELECTION, f"the leader's Lease cannot be read or written: {failure}")
 
     async def run(self) -> None:
         """Take over each time the election is won, until cancelled."""

@@ -74,7 +74,9 @@ class Monitor:
 
     async def _answer(self, request: web.Request, kind: str) -> web.StreamResponse:
         try:
-            _refuse_selectors(request)
+            if request.query.get("fieldSelector") or request.query.get("labelSelector"):
+                text = "selectors are not supported, expected a request for the whole collection"
+                raise _QueryError(text)  # noqa: TRY301 - answered below like other queries that are not understood
             if request.query.get("watch") in ("true", "1"):
                 return await self._watch(request, kind)
         except _QueryError as error:
@@ -120,11 +122,6 @@ class Monitor:
         if kind == "NeuronNode":
             return [Change(version_of(name), None, info) for name, info in self._state.nodes.items()]
         return [Change(version_of(uid), None, pod) for uid, pod in self._state.pods.items()]
-
-
-def _refuse_selectors(request: web.Request) -> None:
-    if request.query.get("fieldSelector") or request.query.get("labelSelector"):
-        raise _QueryError("selectors are not supported, expected a request for the whole collection")
 
 
 def _number(request: web.Request, key: str) -> int:

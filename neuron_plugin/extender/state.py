@@ -5,8 +5,8 @@ API server delays no verb. Pods are the only store: a node's ``NodeInfo`` follow
 assumed pods that the watch has not shown yet. Nothing is added to or subtracted from it, so nothing can leak, go
 negative or go stale; a pod's cores are free when its UID is forgotten.
 
-Every change has a version. Whoever keeps something derived from the state (remembered verdicts, watchers of the
-monitor API) asks for the changes since the version it knows.
+Every change has a version. What is derived from the state elsewhere (remembered verdicts, watches of the monitor API)
+is brought up to date by asking for the changes since the version it knows.
 """
 
 from __future__ import annotations
@@ -134,13 +134,12 @@ def _by_instance_type(node: Node, types: Catalogue) -> NodeInventory | Rejection
     cores_per_device = _cores_per_device(known, capacity)
     if not cores_per_device or allocatable != capacity:
         expected = f"{known.name} has {known.devices} devices of {known.cores_per_device} cores"
-        detail = f"{expected}, capacity is {_text(capacity)}, allocatable {_text(allocatable)}"
-        return replace(UNKNOWN_HEALTH, detail=detail)
+        return replace(UNKNOWN_HEALTH, detail=f"{expected}, capacity is {capacity}, allocatable {allocatable}")
     geometry = _shared(Geometry(known.name, known.topology, known.devices, cores_per_device, known.block_sizes))
     return NodeInventory(geometry, present=tuple(range(geometry.device_count)))
 
 
-def _counts(quantities: Mapping[str, str]) -> dict[Resource, int]:
+def _counts(quantities: Mapping[str, str]) -> dict[str, int]:
     """The Neuron resources that are there; a quantity the kubelet could not have written counts as none."""
     counts = {}
     for resource in Resource:
@@ -149,11 +148,11 @@ def _counts(quantities: Mapping[str, str]) -> dict[Resource, int]:
         except ValueError:
             count = 0
         if count:
-            counts[resource] = count
+            counts[resource.value] = count
     return counts
 
 
-def _cores_per_device(known: InstanceType, capacity: Mapping[Resource, int]) -> int:
+def _cores_per_device(known: InstanceType, capacity: Mapping[str, int]) -> int:
     """Logical cores per device, or 0 when the capacity is not that of a complete node of this type."""
     devices = {capacity[name] for name in (Resource.NEURON, Resource.NEURONDEVICE) if name in capacity}
     if devices - {known.devices}:
@@ -164,10 +163,6 @@ def _cores_per_device(known: InstanceType, capacity: Mapping[Resource, int]) -> 
     per_device, rest = divmod(cores, known.devices)
     whole = not rest and 0 < per_device <= known.cores_per_device and known.cores_per_device % per_device == 0
     return per_device if whole else 0
-
-
-def _text(counts: Mapping[Resource, int]) -> str:
-    return ", ".join(f"{resource.value}: {count}" for resource, count in counts.items()) or "empty"
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -201,15 +196,14 @@ def capacity_of(geometry: Geometry, healthy_mask: CoreMask, free_mask: CoreMask)
 
 @dataclass(frozen=True, slots=True)
 class AssumedPod:
-    """A pod that a bind puts on a node, until the watch shows it there or the bind is known to have failed.
+    """A pod as a bind makes it, until the watch shows it or the bind is known to have failed.
 
-    ``since`` is the monotonic time of the last write that may still take effect; ``confirmed`` says that the API server
-    has the binding. ``chosen_from`` is the node's capacity at the choice; None where nothing had to be chosen.
+    ``pod`` has the node and the assignment of the bind, which ``annotations`` carry. ``since`` is the monotonic time of
+    the last write that may still take effect; ``confirmed`` says that the API server has the binding. ``chosen_from``
+    is the node's capacity at the choice; None where nothing had to be chosen.
     """
 
-    pod: PodReference
-    node: str
-    allocations: tuple[Allocation, ...]
+    pod: NeuronPod
     annotations: Mapping[str, str]
     since: float
     confirmed: bool = False
@@ -251,9 +245,7 @@ class NodeInfo:
         return CoreMask(self.inventory.healthy_mask & ~self.used_mask) if self.inventory else NO_CORES
 
 
-def node_info(
-    node: NeuronNode, pods: Iterable[NeuronPod], assumed: Iterable[AssumedPod], *, stale: bool = False
-) -> NodeInfo:
+def node_info(node: NeuronNode, pods: Iterable[NeuronPod], *, stale: bool = False) -> NodeInfo:
     """The state of a node that has these pods; ``stale`` says that its plugin has stopped renewing its Lease."""
     inventory = node.inventory
     if isinstance(inventory, Rejection):
@@ -266,8 +258,6 @@ def node_info(
             unclear.append((pod.reference, assigned))
         else:
             allocations += assigned
-    for each in assumed:
-        allocations += each.allocations
     ledger, healthy_mask = Ledger(tuple(allocations)), inventory.healthy_mask
     unclear += _overlaps(ledger)
     reasons = [reason for _, reason in unclear] + [STALE_PLUGIN] * stale
@@ -311,7 +301,7 @@ class Change:
 class Changes:
     """The latest changes of a state, numbered. ``start`` is the version before the first of them.
 
-    Readers go through them at their own speed, and nothing is sent to them: a slow reader delays nobody, and it finds
+    Readers go through them at their own speed, and nothing is sent to them: a slow reader delays no other, and it finds
     out when the change that it needs next is no longer here.
     """
 
@@ -414,7 +404,7 @@ class ClusterState:
         touched = self._nodes_of(pod.uid)
         self._pods[pod.uid] = pod
         assumed = self._assumed.get(pod.uid)
-        if assumed and pod.node and (pod.assignment is not None or pod.node != assumed.node):
+        if assumed and pod.node and (pod.assignment is not None or pod.node != assumed.pod.node):
             del self._assumed[pod.uid]
         self._moved(pod.uid, touched)
         self.changes.add(pod.uid, before, pod)
@@ -455,11 +445,11 @@ class ClusterState:
     def bound_to(self, uid: PodUid) -> str:
         """The node that a pod is bound to or being bound to; empty when it is free to go anywhere."""
         pod, assumed = self._pods.get(uid), self._assumed.get(uid)
-        return (pod.node if pod else "") or (assumed.node if assumed else "")
+        return (pod.node if pod else "") or (assumed.pod.node if assumed else "")
 
     def _nodes_of(self, uid: PodUid) -> set[str]:
         pod, assumed = self._pods.get(uid), self._assumed.get(uid)
-        return {name for name in (pod.node if pod else "", assumed.node if assumed else "") if name}
+        return {name for name in (pod.node if pod else "", assumed.pod.node if assumed else "") if name}
 
     def _moved(self, uid: PodUid, before: set[str]) -> None:
         """A pod was on the nodes ``before`` and may be on others now."""
@@ -475,11 +465,12 @@ class ClusterState:
 
     def _rebuild(self, node: NeuronNode) -> None:
         """Derive a node's state again. An assumed pod counts by what was assumed, not by what the watch shows of it."""
-        name, uids = node.name, self._by_node.get(node.name, {})
-        assumed = {uid: self._assumed[uid] for uid in uids if uid in self._assumed and self._assumed[uid].node == name}
-        bound = [self._pods[uid] for uid in uids if uid not in assumed and uid in self._pods]
-        before = self._nodes.get(name)
-        after = node_info(node, bound, assumed.values(), stale=name in self._stale)
+        name, before = node.name, self._nodes.get(node.name)
+        pods = []
+        for uid in self._by_node.get(name, ()):
+            assumed = self._assumed.get(uid)
+            pods.append(assumed.pod if assumed and assumed.pod.node == name else self._pods[uid])
+        after = node_info(node, pods, stale=name in self._stale)
         self._nodes[name], self._capacities[name] = after, after.capacity
         if after != before:
             self.changes.add(name, before, after)

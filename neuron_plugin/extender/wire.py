@@ -102,10 +102,6 @@ class PreemptArgs:
     victims: Mapping[str, Victims]
 
 
-_args_decoder = msgspec.json.Decoder(_Args)
-_bind_decoder = msgspec.json.Decoder(BindArgs)
-_preempt_decoder = msgspec.json.Decoder(_PreemptArgs)
-_named_decoder = msgspec.json.Decoder(_Named)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -115,7 +111,7 @@ def decode_filter(body: bytes) -> FilterArgs:
     Raises:
         WireError: no ExtenderArgs, no Pod, or neither NodeNames nor Nodes.
     """
-    args = _decoded(_args_decoder, body, "ExtenderArgs")
+    args = _decoded(_Args, body, "ExtenderArgs")
     pod = bytes(args.pod)
     if pod == _NULL:
         raise WireError("ExtenderArgs without Pod: send the pod that is to be scheduled")
@@ -125,7 +121,7 @@ def decode_filter(body: bytes) -> FilterArgs:
         raise WireError("ExtenderArgs with neither NodeNames nor Nodes: send the candidate nodes")
     nodes = {}
     for node in args.nodes.items or ():
-        name = _decoded(_named_decoder, node, "a Node").metadata.name
+        name = _decoded(_Named, node, "a Node").metadata.name
         if not name:
             raise WireError("Nodes holds a node without metadata.name")
         nodes[name] = node
@@ -138,7 +134,7 @@ def decode_bind(body: bytes) -> BindArgs:
     Raises:
         WireError: not that, or one of its four texts is missing or empty.
     """
-    args = _decoded(_bind_decoder, body, "ExtenderBindingArgs")
+    args = _decoded(BindArgs, body, "ExtenderBindingArgs")
     if not all(msgspec.structs.astuple(args)):
         raise WireError("ExtenderBindingArgs needs PodName, PodNamespace, PodUID, Node, none of them empty")
     return args
@@ -150,7 +146,7 @@ def decode_preempt(body: bytes) -> PreemptArgs:
     Raises:
         WireError: not that, or no Pod.
     """
-    args = _decoded(_preempt_decoder, body, "ExtenderPreemptionArgs")
+    args = _decoded(_PreemptArgs, body, "ExtenderPreemptionArgs")
     pod = bytes(args.pod)
     if pod == _NULL:
         raise WireError("ExtenderPreemptionArgs without Pod: send the pod that is to be scheduled")
@@ -194,9 +190,9 @@ def encode_error(text: str) -> bytes:
     return _encode({"Error": text})
 
 
-def _decoded(decoder: msgspec.json.Decoder[_Message], body: bytes | Raw, expected: str) -> _Message:
+def _decoded(message: type[_Message], body: bytes | Raw, expected: str) -> _Message:
     try:
-        return decoder.decode(body)
+        return msgspec.json.decode(body, type=message)
     except RecursionError:
         raise WireError(f"the body is nested too deeply, expected {expected} as JSON") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

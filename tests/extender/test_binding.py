@@ -61,7 +61,7 @@ async def test_t38_the_same_bind_again_gives_the_same_devices_and_is_counted_onc
 
 
 async def test_t38_a_bind_of_ours_is_repeated_though_the_watch_shows_it_without_its_annotations(bench: Bench) -> None:
-    """Somebody may have taken them off the pod."""
+    """A person may have removed them."""
     pod = bench.waiting("pod", 4)
     first = await bench.bind(pod)
     bench.world.show({**pod, "metadata": {**pod["metadata"], "annotations": {}}})
@@ -198,8 +198,8 @@ async def test_t20_t21_containers_get_disjoint_lists_under_both_keys(bench: Benc
 
     written = pod["metadata"]["annotations"]
     devices, cores = written["NEURON_DEVS"], written["NEURON_CORES"].split("|")
-    silicon = {2 * int(devices), 2 * int(devices) + 1, *map(int, cores)}
-    assert len(silicon) == 4
+    taken = {2 * int(devices), 2 * int(devices) + 1, *map(int, cores)}
+    assert len(taken) == 4
     assert "AWS_NEURON_IDS" not in written
 
 

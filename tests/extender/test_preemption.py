@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import Allocation, Rejection, Resource, place
+from neuron_plugin.allocation import Rejection, Resource, place
 from neuron_plugin.extender import preemption as module
 from neuron_plugin.extender.preemption import preempt
 from neuron_plugin.extender.state import AssumedPod
 from neuron_plugin.extender.wire import Victims
-from neuron_plugin.simulation import container, pod_manifest, shipped_geometry
-from tests.extender.world import CORE, DEVICE, World, pod_of, record_of, request_of
+from neuron_plugin.simulation import container, pod_manifest
+from tests.extender.world import CORE, DEVICE, World, record_of, request_of
 
 TRN1 = "trn1.32xlarge"
 
@@ -153,7 +153,7 @@ def test_e01_no_smaller_set_of_victims_would_do(held: set[int], amount: int, cha
     if fewest is None or not offered:
         assert chosen is None
     elif fewest == 0:
-        assert chosen == Victims(tuple(offered)), "whatever they were offered for, it was not silicon"
+        assert chosen == Victims(tuple(offered)), "whatever they were offered for, it was not Neuron cores"
     else:
         assert chosen is not None
         assert len(chosen.uids) == fewest
@@ -260,9 +260,10 @@ def test_e01_what_the_scheduler_does_not_know_to_be_on_the_node_is_not_evicted_u
         manifest = pod_manifest(f"binding-{device}", DEVICE, 1, priority=1)
         if watched:
             world.show(manifest)
-        pod = pod_of(manifest)
-        allocations = (Allocation(pod, "main", DEVICE, shipped_geometry(TRN1).device_mask(device)),)
-        world.state.assume(AssumedPod(pod, "node", allocations, {"NEURON_DEVS": str(device)}, since=0.0))
+        keys = {"NEURON_DEVS": str(device)}
+        metadata = {**manifest["metadata"], "annotations": keys}
+        bound = record_of({**manifest, "metadata": metadata, "spec": {**manifest["spec"], "nodeName": "node"}})
+        world.state.assume(AssumedPod(bound, keys, since=0.0))
 
     assert asking(world, 10, [held[device] for device in (5, 2, 14, 9)]) is None
 

@@ -6,19 +6,21 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import Allocation, NeuronPod, PodReference, PodUid
+from neuron_plugin.allocation import NeuronPod, PodUid
 from neuron_plugin.extender import state as module
 from neuron_plugin.extender.state import AssumedPod, NodeInfo
 from neuron_plugin.simulation import pod_manifest
-from neuron_plugin.topology import CoreMask
-from tests.extender.world import CORE, DEVICE, World, pod_of
+from tests.extender.world import CORE, DEVICE, World, pod_of, record_of
 
 TRN1 = "trn1.32xlarge"
 
 
-def assumed(pod: PodReference, node: str, mask: int, *, confirmed: bool = False) -> AssumedPod:
-    allocations = (Allocation(pod, "main", DEVICE, CoreMask(mask)),)
-    return AssumedPod(pod, node, allocations, {"NEURON_DEVS": "0"}, since=0.0, confirmed=confirmed)
+def assumed(manifest: dict[str, Any], node: str) -> AssumedPod:
+    """A bind puts the pod on device 0."""
+    keys = {"NEURON_DEVS": "0"}
+    metadata = {**manifest["metadata"], "annotations": keys}
+    pod = record_of({**manifest, "metadata": metadata, "spec": {**manifest["spec"], "nodeName": node}})
+    return AssumedPod(pod, keys, since=0.0)
 
 
 def test_t26_a_lone_delete_frees_exactly_that_pods_silicon(world: World) -> None:
@@ -187,7 +189,7 @@ def test_e10_the_vendors_dialect_counts_like_our_own(world: World) -> None:
 def test_a_reservation_holds_until_the_watch_shows_the_assignment(world: World) -> None:
     world.node("node", TRN1)
     pod = world.pod("pod", DEVICE, 1)
-    world.state.assume(assumed(pod_of(pod), "node", 0b11))
+    world.state.assume(assumed(pod, "node"))
     assert world.state.nodes["node"].used_mask == 0b11
 
     pod["spec"]["nodeName"] = "node"
@@ -208,7 +210,7 @@ def test_a_pod_that_shows_up_on_another_node_gives_its_reservation_back(
     world.node("here", TRN1)
     world.node("there", TRN1)
     pod = world.pod("pod", DEVICE, 1)
-    world.state.assume(assumed(pod_of(pod), "here", 0b11))
+    world.state.assume(assumed(pod, "here"))
 
     pod["spec"]["nodeName"] = "there"
     pod["metadata"]["annotations"] = annotations
@@ -223,7 +225,7 @@ def test_an_assignment_on_a_pod_that_is_not_bound_yet_ends_no_reservation(world:
     """The vendor's scheduler extension annotates before it binds."""
     world.node("node", TRN1)
     pod = world.pod("pod", DEVICE, 1)
-    world.state.assume(assumed(pod_of(pod), "node", 0b11))
+    world.state.assume(assumed(pod, "node"))
 
     pod["metadata"]["annotations"] = {"NEURON_DEVS": "0"}
     world.show(pod)
@@ -235,7 +237,7 @@ def test_what_is_reserved_and_what_is_bound_on_two_nodes_counts_on_each_by_itsel
     world.node("here", TRN1)
     world.node("there", TRN1)
     pod = world.held("pod", "there", DEVICE, "3")
-    world.state.assume(assumed(pod_of(pod), "here", 0b11))
+    world.state.assume(assumed(pod, "here"))
 
     assert world.state.nodes["here"].used_mask == 0b11
     assert world.state.nodes["there"].used_mask == 0b11 << 6
@@ -244,7 +246,7 @@ def test_what_is_reserved_and_what_is_bound_on_two_nodes_counts_on_each_by_itsel
 def test_a_deleted_pods_reservation_is_gone_with_it_and_releasing_again_changes_nothing(world: World) -> None:
     world.node("node", TRN1)
     pod = world.pod("pod", DEVICE, 1)
-    world.state.assume(assumed(pod_of(pod), "node", 0b11))
+    world.state.assume(assumed(pod, "node"))
 
     world.gone(pod)
     world.state.forget(pod_of(pod).uid)
@@ -257,7 +259,7 @@ def test_a_deleted_pods_reservation_is_gone_with_it_and_releasing_again_changes_
 def test_reservations_of_a_node_that_comes_back_are_remembered(world: World) -> None:
     world.node("node", TRN1)
     uid = world.state.nodes["node"].node.uid
-    world.state.assume(assumed(pod_of(pod_manifest("pod")), "node", 0b11))
+    world.state.assume(assumed(pod_manifest("pod", DEVICE, 1), "node"))
 
     world.state.remove_node("node", uid)
     world.node("node", TRN1)
@@ -338,7 +340,7 @@ def test_a_thousand_comings_and_goings_leave_no_trace(world: World) -> None:
     for number in range(1000):
         manifest = pod_manifest(f"pod-{number}", DEVICE, 1)
         world.show(manifest)
-        world.state.assume(assumed(pod_of(manifest), "node", 0b11))
+        world.state.assume(assumed(manifest, "node"))
         world.gone(manifest)
 
     assert world.state.nodes["node"] == empty

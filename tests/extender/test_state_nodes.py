@@ -161,7 +161,7 @@ def test_an_assignment_is_the_cores_behind_the_ids_by_the_nodes_own_geometry() -
 def test_a_pod_whose_allocation_is_not_clear_closes_the_node_with_its_reason(
     pod: NeuronPod, rejection: Rejection, detail: str
 ) -> None:
-    info = node_info(COMPLETE, [pod], [])
+    info = node_info(COMPLETE, [pod])
 
     ((named, reason),) = info.unclear
     assert named == pod.reference
@@ -177,20 +177,20 @@ def test_an_unreadable_request_carries_no_assignment() -> None:
 
 
 def test_a_node_without_hardware_is_closed_and_holds_nothing() -> None:
-    info = node_info(NeuronNode("node", "uid", NO_NEURON), [bound("pod", "0")], [])
+    info = node_info(NeuronNode("node", "uid", NO_NEURON), [bound("pod", "0")])
 
     assert info.capacity is NO_NEURON
     assert (info.used_mask, info.free_mask) == (0, 0)
 
 
 def test_of_several_reasons_the_one_that_no_pods_end_mends_is_given() -> None:
-    info = node_info(COMPLETE, [bound("odd", "x")], [], stale=True)
+    info = node_info(COMPLETE, [bound("odd", "x")], stale=True)
 
     assert info.capacity is STALE_PLUGIN
 
 
 def test_overlapping_pods_close_the_node_and_both_stay_on_its_ledger() -> None:
-    info = node_info(COMPLETE, [bound("a", "0,1", 2), bound("b", "1,2", 2), bound("c", "5")], [])
+    info = node_info(COMPLETE, [bound("a", "0,1", 2), bound("b", "1,2", 2), bound("c", "5")])
 
     assert info.capacity == OVERLAPPING_ASSIGNMENTS
     assert len(info.ledger.by_pod) == 3
@@ -205,7 +205,7 @@ def test_containers_of_one_pod_that_share_cores_are_no_overlap() -> None:
     keys = {"NEURON_CORES": "0,1|0,1"}
     pod = record_of(pod_manifest("pod", containers=[main], init_containers=[init], node="node", annotations=keys))
 
-    info = node_info(COMPLETE, [pod], [])
+    info = node_info(COMPLETE, [pod])
 
     assert isinstance(info.capacity, Capacity)
     assert info.used_mask == 0b11
@@ -214,7 +214,7 @@ def test_containers_of_one_pod_that_share_cores_are_no_overlap() -> None:
 def test_an_open_node_has_the_capacity_of_what_is_healthy_and_free() -> None:
     node = NeuronNode("node", "uid", NodeInventory(TRN1, present=tuple(range(8))))
 
-    info = node_info(node, [bound("pod", "0")], [])
+    info = node_info(node, [bound("pod", "0")])
 
     assert isinstance(info.capacity, Capacity)
     assert info.capacity.free_mask == info.free_mask == TRN1.devices_mask(range(1, 8))
