@@ -1,12 +1,39 @@
-"""How long to wait before trying again: exponential, jittered, bounded.
+"""Waiting: the clock, chance, and how long to wait before trying again.
 
-One rule for everything that is tried again. The jitter is there so that a thousand nodes that lost their API server
-at the same moment do not all come back at the same moment.
+Waits are exponential, jittered and bounded, by one rule for everything that is tried again. The jitter is there so
+that a thousand nodes that lost their API server at the same moment do not all come back at the same moment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+
+def steady_seconds() -> float:
+    """Seconds that only go forward, also while the machine sleeps.
+
+    Linux's monotonic clock stands still in a suspended machine: a leader that was put to sleep would wake up with its
+    term unspent, long after another has taken over.
+    """
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """``now`` in seconds that only go forward, ``sleep``, and ``chance`` from 0 to 1; tests replace each."""
+
+    now: Callable[[], float] = steady_seconds
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    chance: Callable[[], float] = random.random
+
+
+CLOCK = Clock()
+"""The real one."""
 
 
 class Backoff:
@@ -28,5 +55,5 @@ class Backoff:
         return delay * (1 + self._chance()) / 2
 
     def reset(self) -> None:
-        """It went well: begin anew with the shortest delay."""
+        """Start again with the shortest delay, after a success."""
         self._delay_seconds = self._first_seconds

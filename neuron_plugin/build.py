@@ -1,4 +1,4 @@
-"""Which build this is: what an issue report, a log and a fleet's metrics have to name.
+"""Which build this is, for issue reports, logs and a fleet's metrics.
 
 gRPC's version is read off the name of its installed metadata: importing it takes a tenth of a second, and the library
 that reads metadata two megabytes on every node.
@@ -21,7 +21,7 @@ UNKNOWN = "unknown"
 
 
 class Build(NamedTuple):
-    """One build; ``revision`` is the git commit that the image was made from, ``unknown`` where none was told."""
+    """One build; ``revision`` is the git commit that the image was made from, ``unknown`` where it is not recorded."""
 
     version: str
     revision: str
@@ -32,7 +32,7 @@ class Build(NamedTuple):
 @cache
 def build() -> Build:
     """This build."""
-    return Build(__version__, _revision(REVISION_FILE), platform.python_version(), _version_of("grpcio"))
+    return Build(__version__, _revision(REVISION_FILE), platform.python_version(), _installed_version("grpcio"))
 
 
 def _revision(file: Path) -> str:
@@ -42,7 +42,7 @@ def _revision(file: Path) -> str:
         return UNKNOWN
 
 
-def _version_of(distribution: str) -> str:
-    """By the form of the name that wheels are installed under: ``grpcio-1.85.1.dist-info``."""
+def _installed_version(distribution: str) -> str:
+    """Read by the form of the name that wheels are installed under: ``grpcio-1.85.1.dist-info``."""
     installed = (path.stem for place in sys.path for path in Path(place).glob(f"{distribution}-*.dist-info"))
     return next(installed, UNKNOWN).rpartition("-")[2]

@@ -52,7 +52,7 @@ class Status(Protocol):
     """What a daemon says about itself. Every method is called once per request, so answers are never stale."""
 
     async def liveness(self) -> Health:
-        """``/healthz``: what a restart of the daemon would mend."""
+        """``/healthz``: whether the daemon works; a restart is the remedy if not."""
 
     async def readiness(self) -> Health:
         """``/readyz``: what a rollout, or a Service, waits for."""

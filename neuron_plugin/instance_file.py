@@ -56,7 +56,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="keb
 
 
 def load_catalogue(file: Path | None) -> dict[str, InstanceType]:
-    """The shipped instance types with those of ``file`` added or replacing them.
+    """The shipped instance types, with those of ``file`` added or in their place.
 
     Raises:
         SettingsError: the file cannot be read, or an entry has an unknown key or a value out of range.
@@ -71,9 +71,8 @@ def load_catalogue(file: Path | None) -> dict[str, InstanceType]:
 
 
 def _instance_type(file: Path, entry: _Entry) -> InstanceType:
-    fault = next(_faults(entry), None)
-    if fault:
-        raise SettingsError(f"instance type {entry.name} of {file}: {fault}")
+    if problem := next(_contradictions(entry), None):
+        raise SettingsError(f"instance type {entry.name} of {file}: {problem}")
     return InstanceType(
         name=entry.name,
         device_name=entry.device_name,
@@ -87,7 +86,7 @@ def _instance_type(file: Path, entry: _Entry) -> InstanceType:
     )
 
 
-def _faults(entry: _Entry) -> Iterator[str]:
+def _contradictions(entry: _Entry) -> Iterator[str]:
     """What no machine can be: single values are checked already, these contradict each other."""
     if entry.numa_nodes and len(entry.numa_nodes) != entry.devices:
         yield f"{len(entry.numa_nodes)} numa-nodes, expected one for each of its {entry.devices} devices, or none"

@@ -30,7 +30,7 @@ class SettingsError(ValueError):
 
 
 def add_flags(parser: argparse.ArgumentParser, settings: type[msgspec.Struct]) -> None:
-    """Give ``parser`` a flag for every field; a flag that is not used stays None."""
+    """Add a flag for every field to ``parser``; a flag that is not given stays None."""
     for field in _flat_fields(settings):
         flag, kind = f"--{field.encode_name}", _kind_of(field)
         text = f"{description_of(field)} (default: {as_text(field.default) or 'none'})".replace("%", "%%")
@@ -48,8 +48,8 @@ def load(
 ) -> _Settings:
     """The effective settings.
 
-    ``flags`` maps field names to what the command line gave, None where it gave nothing; other names are passed over.
-    An empty environment variable is as good as none: manifests are full of them.
+    ``flags`` maps field names to what the command line gave, None where it gave nothing; other names are ignored.
+    An empty environment variable counts as unset: manifests are full of them.
 
     Raises:
         SettingsError: an unknown key, a value of the wrong type or out of range, or an unreadable file.
@@ -70,7 +70,7 @@ def as_yaml(settings: msgspec.Struct) -> str:
 
 
 def as_text(value: object) -> str:
-    """A setting as one would give it to its flag; of a section only what is not as by default."""
+    """A setting as it is given to its flag; of a section only what differs from the default."""
     if value is None:
         return ""
     if isinstance(value, msgspec.Struct):
@@ -115,21 +115,14 @@ def _is_section(field: msgspec.structs.FieldInfo) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def _completed(field: msgspec.structs.FieldInfo, value: object) -> object:
-    """What the file says of a section, over the section's default."""
-    if not _is_section(field):
-        return value
-    return _over(msgspec.to_builtins(field.default, enc_hook=str), {} if value is None else value)
-
-
-def _over(default: object, value: object) -> object:
+def _merged(default: object, value: object) -> object:
     if not (isinstance(default, dict) and isinstance(value, dict)):
         return value
-    return default | {key: _over(default.get(key), item) for key, item in value.items()}
+    return default | {key: _merged(default.get(key), item) for key, item in value.items()}
 
 
 def _difference(value: object, default: object) -> object:
-    """What has to be said over ``default`` to get ``value``."""
+    """What has to be given over ``default`` to get ``value``."""
     if not (isinstance(value, dict) and isinstance(default, dict)):
         return value
     return {key: _difference(item, default.get(key)) for key, item in value.items() if item != default.get(key)}
@@ -143,16 +136,19 @@ def _convert(field: msgspec.structs.FieldInfo, value: object, source: str) -> ob
 
 
 def _checked(field: msgspec.structs.FieldInfo, value: object, source: str, *, strict: bool) -> object:
-    """The value in plain types, if it can be the field's; ``strict`` takes no text for a number."""
+    """The value in plain types, if the field can have it; ``strict`` takes no text for a number."""
+    complete = value
+    if _is_section(field):  # what the file does not name keeps its default
+        complete = _merged(msgspec.to_builtins(field.default, enc_hook=str), {} if value is None else value)
     try:
-        converted = msgspec.convert(_completed(field, value), field.type, strict=strict, dec_hook=_decode)
+        converted = msgspec.convert(complete, field.type, strict=strict, dec_hook=_decode)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{source} is {value!r}: {error}{_choices_of(field)}") from None
     return msgspec.to_builtins(converted, enc_hook=str)
 
 
 def _decode(kind: type, value: object) -> object:
-    if kind is Path and isinstance(value, str) and value:  # of an empty one pathlib makes the working directory
+    if kind is Path and isinstance(value, str) and value:  # pathlib reads an empty path as the working directory
         return Path(value)
     raise TypeError(f"expected a {kind.__name__}")
 
@@ -171,7 +167,7 @@ def description_of(field: msgspec.structs.FieldInfo) -> str:
 
 
 def _choices_of(field: msgspec.structs.FieldInfo) -> str:
-    """What the library leaves out of its error for an unknown choice."""
+    """The choices, which msgspec leaves out of its error for an unknown one."""
     kind = _kind_of(field)
     item = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
     if not isinstance(item, enum.EnumType):

@@ -1,4 +1,4 @@
-"""What both daemons say of themselves: log lines, a fixed message with variables as fields, and on demand their stacks.
+"""Logging of both daemons: a fixed message with variables as fields, and on request the stacks of threads and tasks.
 
 Fields are passed the standard way, ``logger.info("registered", extra={"resource": name})``, so libraries that log
 through the standard library come out in the same form.
@@ -30,7 +30,7 @@ class LogFormat(enum.StrEnum):
 
 
 class LogLevel(enum.StrEnum):
-    """From which severity lines are written."""
+    """The lowest severity that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -42,7 +42,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line: time (RFC 3339, UTC), level, logger, message, then the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write a record; what JSON does not know is written as text."""
+        """Write a record; a value that JSON cannot express is written as text."""
         line: dict[str, object] = {
             "time": _time_of(record),
             "level": record.levelname.lower(),
@@ -70,7 +70,7 @@ class TextFormatter(logging.Formatter):
 def start_logging(log_format: LogFormat, level: LogLevel, stream: TextIO | None = None) -> None:
     """Send log lines to ``stream`` (standard error by default) in one format.
 
-    ``level`` is for this package; of the libraries only warnings are wanted: at debug level gRPC alone writes several
+    ``level`` is for this package. Libraries log warnings and errors only: at debug level gRPC alone writes several
     lines a call.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
@@ -82,9 +82,9 @@ def start_logging(log_format: LogFormat, level: LogLevel, stream: TextIO | None 
 
 
 def log_stacks() -> None:
-    """Log where every thread and every task of the running loop stands, for whoever wonders why nothing happens.
+    """Log where every thread and every task of the running loop is, to find out why a daemon makes no progress.
 
-    Whatever the level: somebody has asked. One line per thread and task, its stack below it.
+    Logged at any log level, because it was asked for. One line per thread and task, its stack below it.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the documented way to other threads' stacks

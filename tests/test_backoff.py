@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+import time
 from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.backoff import Backoff
+from neuron_plugin.backoff import CLOCK, Backoff
 
 
 def whole() -> float:
@@ -47,3 +49,12 @@ def test_no_delay_is_ever_zero_or_over_the_longest(chances: list[float], first: 
     backoff = Backoff(lambda: next(drawn), first_seconds=first, longest_seconds=30.0)
     delays = [backoff.next_seconds() for _ in chances]
     assert all(first / 2 <= delay <= 30.0 for delay in delays)
+
+
+async def test_the_real_clock_goes_forward_and_sleeps() -> None:
+    before = CLOCK.now()
+    await CLOCK.sleep(0.001)
+    assert 0.001 <= CLOCK.now() - before < 5
+    assert abs(time.monotonic() - CLOCK.now()) < 1
+    assert 0 <= CLOCK.chance() < 1
+    assert CLOCK.sleep is asyncio.sleep

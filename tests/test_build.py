@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from neuron_plugin import __version__
-from neuron_plugin.build import REVISION_FILE, UNKNOWN, _revision, _version_of, build
+from neuron_plugin.build import REVISION_FILE, UNKNOWN, _installed_version, _revision, build
 
 
 def test_a_build_names_itself_python_and_grpc() -> None:
@@ -15,10 +15,10 @@ def test_a_build_names_itself_python_and_grpc() -> None:
     assert (found.version, found.python, found.grpc) == (__version__, platform.python_version(), grpc.__version__)
 
 
-@pytest.mark.parametrize(("written", "told"), [("0123abc\n", "0123abc"), ("", UNKNOWN), ("\n", UNKNOWN)])
-def test_the_revision_is_what_the_image_s_build_has_written(tmp_path: Path, written: str, told: str) -> None:
+@pytest.mark.parametrize(("written", "revision"), [("0123abc\n", "0123abc"), ("", UNKNOWN), ("\n", UNKNOWN)])
+def test_the_revision_is_what_the_image_s_build_has_written(tmp_path: Path, written: str, revision: str) -> None:
     (tmp_path / "REVISION").write_text(written)
-    assert _revision(tmp_path / "REVISION") == told
+    assert _revision(tmp_path / "REVISION") == revision
 
 
 def test_a_checkout_does_not_know_its_revision(tmp_path: Path) -> None:
@@ -27,4 +27,4 @@ def test_a_checkout_does_not_know_its_revision(tmp_path: Path) -> None:
 
 
 def test_a_library_that_was_installed_in_another_way_is_no_reason_not_to_start() -> None:
-    assert _version_of("no-such-distribution") == UNKNOWN
+    assert _installed_version("no-such-distribution") == UNKNOWN

@@ -1,5 +1,6 @@
 """The API server: list, watch, bind, patch, as small typed records."""
 
+from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster.api import (
     JSON,
     MERGE_PATCH,
@@ -10,27 +11,44 @@ from neuron_plugin.cluster.api import (
     ClusterError,
     ConnectionSettingsError,
     DecodeError,
+    Response,
     UnreachableError,
     send,
 )
-from neuron_plugin.cluster.election import TERMS, Change, Election, Terms
-from neuron_plugin.cluster.kinds import LEASES, NODES, PODS
-from neuron_plugin.cluster.leases import LeaseName, Sighting, claim_lease, create_lease, renew_lease, utc_now
-from neuron_plugin.cluster.lists import Scope, pages
-from neuron_plugin.cluster.observer import UNOBSERVED, Observer
-from neuron_plugin.cluster.records import MIRROR_ANNOTATION, Container, Lease, Node, ObjectReference, Pod
-from neuron_plugin.cluster.reflector import Reflector
-from neuron_plugin.cluster.timing import CLOCK, Clock
-from neuron_plugin.cluster.transport import KubernetesApi, connect
+from neuron_plugin.cluster.client import KubernetesApi, connect
+from neuron_plugin.cluster.leases import TERMS, Change, Election, ObservedLease, Terms
+from neuron_plugin.cluster.objects import (
+    LEASES,
+    MIRROR_ANNOTATION,
+    NODES,
+    PODS,
+    ApiResource,
+    Container,
+    Lease,
+    Node,
+    ObjectReference,
+    OwnerReference,
+    Pod,
+    Scope,
+    pages,
+)
+from neuron_plugin.cluster.reflector import Observer, Reflector
 from neuron_plugin.cluster.writes import (
+    LeaseName,
     annotate_pod,
     bind_pod,
+    claim_lease,
     create_event,
+    create_lease,
+    delete_lease,
     describe_node,
     read_node,
     read_pod,
+    release_lease,
     remove_node_condition,
+    renew_lease,
     report_node_condition,
+    utc_now,
 )
 
 __all__ = [
@@ -43,9 +61,9 @@ __all__ = [
     "PODS",
     "STRATEGIC_MERGE_PATCH",
     "TERMS",
-    "UNOBSERVED",
     "ApiError",
     "ApiRequest",
+    "ApiResource",
     "ApiServer",
     "Change",
     "Clock",
@@ -59,11 +77,13 @@ __all__ = [
     "LeaseName",
     "Node",
     "ObjectReference",
+    "ObservedLease",
     "Observer",
+    "OwnerReference",
     "Pod",
     "Reflector",
+    "Response",
     "Scope",
-    "Sighting",
     "Terms",
     "UnreachableError",
     "annotate_pod",
@@ -72,10 +92,12 @@ __all__ = [
     "connect",
     "create_event",
     "create_lease",
+    "delete_lease",
     "describe_node",
     "pages",
     "read_node",
     "read_pod",
+    "release_lease",
     "remove_node_condition",
     "renew_lease",
     "report_node_condition",

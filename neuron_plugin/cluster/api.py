@@ -1,13 +1,14 @@
-"""What is said to the API server, and what it may answer, as values.
+"""Requests to the API server and its answers, as values.
 
-A request is built without knowing how it travels, so that what this project writes to a cluster can be read and tested
-without one; only ``transport`` sends. Failures are told apart by the one thing that matters after a write: did the
-server say no (``ApiError``), or does nobody know whether it happened (``UnreachableError``)?
+A request is built without knowing how it travels, so that everything this project writes to a cluster can be read and
+tested without a cluster; only ``client`` sends. Errors are distinguished by the one thing that matters after a write:
+the server refused it (``ApiError``), or it is unknown whether the write happened (``UnreachableError``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -20,16 +21,12 @@ JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 
-_FAILURES_START = 400
-_NOT_FOUND = 404
-_CONFLICT = 409
-_GONE = 410
-_UNPROCESSABLE = 422
-
 JsonObject = dict[str, object]
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are not what was asked for: of another form, no UTF-8, nested too deep."""
+"""What msgspec raises for bytes it cannot decode: another form than expected, no UTF-8, nested too deep."""
+
+_MAX_QUOTED = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +42,9 @@ class ApiRequest:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A whole answer. ``status`` is HTTP's, and 4xx and 5xx come like any other.
+    """A complete answer; refusals (4xx and 5xx) are answers, too.
 
-    ``retry_after_seconds`` is its header ``Retry-After``, if there is one.
+    ``status`` is HTTP's, ``retry_after_seconds`` the header ``Retry-After``, if there is one.
     """
 
     status: int
@@ -56,7 +53,7 @@ class Response:
 
 
 class ClusterError(Exception):
-    """Anything that kept the API server from doing, or us from understanding, what was asked."""
+    """The API server did not do what was asked, or its answer cannot be understood."""
 
 
 class ConnectionSettingsError(ClusterError):
@@ -64,14 +61,14 @@ class ConnectionSettingsError(ClusterError):
 
 
 class UnreachableError(ClusterError):
-    """No whole answer came: refused, broken off, or too late.
+    """No complete answer came: the connection was refused, broke, or the deadline passed.
 
-    ``may_have_arrived`` is False only if the request cannot have reached the server; after a write that may have
-    arrived, read before acting on either assumption.
+    ``may_have_arrived`` is False only if the request cannot have reached the server. After a write that may have
+    arrived, read the object before acting on either assumption.
     """
 
-    def __init__(self, method: str, path: str, trouble: str, *, may_have_arrived: bool) -> None:
-        super().__init__(f"{method} {path}: {trouble}; is the API server up and reachable from here?")
+    def __init__(self, method: str, path: str, cause: str, *, may_have_arrived: bool) -> None:
+        super().__init__(f"{method} {path}: {cause}; is the API server up and reachable from here?")
         self.method = method
         self.path = path
         self.may_have_arrived = may_have_arrived
@@ -84,8 +81,8 @@ class DecodeError(ClusterError):
 class ApiError(ClusterError):
     """The API server refused: ``status`` is HTTP's, ``reason`` and ``message`` are those of its Status object.
 
-    ``retry_after_seconds`` is the server's own wish, or None: a header where there is no Status object (priority and
-    fairness, a server that shuts down), or among its details.
+    ``retry_after_seconds`` is what the server asks for, or None: among the Status object's details, or a header where
+    there is no Status object (priority and fairness, a server that shuts down).
     """
 
     def __init__(
@@ -108,18 +105,18 @@ class ApiError(ClusterError):
 
     @property
     def missing(self) -> bool:
-        """The object (or the whole kind) is not there."""
-        return self.status == _NOT_FOUND
+        """The object, or its whole kind, does not exist."""
+        return self.status == HTTPStatus.NOT_FOUND
 
     @property
     def conflict(self) -> bool:
-        """Somebody was faster, or a precondition does not hold."""
-        return self.status == _CONFLICT
+        """Another writer was faster, or a precondition does not hold."""
+        return self.status == HTTPStatus.CONFLICT
 
     @property
     def expired(self) -> bool:
-        """The resource version asked for is older than the server's memory: list again."""
-        return self.status == _GONE
+        """The server no longer has the requested resource version: list again."""
+        return self.status == HTTPStatus.GONE
 
     @property
     def other_object(self) -> bool:
@@ -128,23 +125,24 @@ class ApiError(ClusterError):
         The binding subresource answers a 409 for it, a patch a 422 that names ``metadata.uid``
         (``pkg/controller/controller_ref_manager.go`` relies on the latter).
         """
-        return self.conflict or (self.status == _UNPROCESSABLE and "metadata.uid" in self.message)
+        named = self.status == HTTPStatus.UNPROCESSABLE_ENTITY and "metadata.uid" in self.message
+        return self.conflict or named
 
 
 class ApiServer(Protocol):
     """The two ways to talk to an API server."""
 
     async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
-        """Send and read the whole answer; refusals are returned, not raised.
+        """Send and read the complete answer; refusals are returned, not raised.
 
         Raises:
-            UnreachableError: no whole answer within ``timeout_seconds``.
+            UnreachableError: no complete answer within ``timeout_seconds``.
         """
 
     def stream(
         self, request: ApiRequest, *, silence_seconds: float
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Open a watch and hand out its lines, without their newline, until the server ends it.
+        """Open a watch and yield its lines, without their newline, until the server ends it.
 
         Raises:
             ApiError: the server refused to open it.
@@ -164,7 +162,6 @@ class _Status(msgspec.Struct, frozen=True, rename="camel"):
 
 
 _status_decoder = msgspec.json.Decoder(_Status)
-_MAX_QUOTED = 200
 
 
 def refusal(response: Response, request: ApiRequest) -> ApiError:
@@ -173,14 +170,14 @@ def refusal(response: Response, request: ApiRequest) -> ApiError:
     ``status`` 0 takes the Status object's own code: an ERROR event of a watch has no HTTP status.
     """
     try:
-        told = _status_decoder.decode(response.body)
+        status = _status_decoder.decode(response.body)
     except UNREADABLE:
-        told = _Status(message=response.body[:_MAX_QUOTED].decode(errors="replace"))
-    detailed = told.details.retry_after_seconds if told.details else None
+        status = _Status(message=response.body[:_MAX_QUOTED].decode(errors="replace"))
+    detailed = status.details.retry_after_seconds if status.details else None
     return ApiError(
-        status=response.status or told.code,
-        reason=told.reason or "Unknown",
-        message=told.message,
+        status=response.status or status.code,
+        reason=status.reason or "Unknown",
+        message=status.message,
         method=request.method,
         path=request.path,
         retry_after_seconds=response.retry_after_seconds if detailed is None else detailed,
@@ -192,9 +189,9 @@ async def send(api: ApiServer, request: ApiRequest, *, timeout_seconds: float) -
 
     Raises:
         ApiError: the server refused.
-        UnreachableError: no whole answer within ``timeout_seconds``.
+        UnreachableError: no complete answer within ``timeout_seconds``.
     """
     response = await api.request(request, timeout_seconds=timeout_seconds)
-    if response.status >= _FAILURES_START:
+    if response.status >= HTTPStatus.BAD_REQUEST:
         raise refusal(response, request)
     return response.body

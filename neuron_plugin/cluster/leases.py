@@ -1,37 +1,40 @@
-"""Leases: what is written into one, and when one has run out.
+"""Leases: when one has expired, and electing one leader by a lease.
 
-Nobody compares clocks here. A lease has run out when *its observer* has seen no change of it for the lease's duration,
-on the observer's own clock; the times inside it are for people.
+No clocks are compared. A lease has expired when *its observer* has seen no change of it for the lease's duration, on
+the observer's own clock; the times inside it are for people.
+
+A leader knows by its own clock when it must stop: ``renew_deadline`` after it began its last successful renewal, which
+is before any other candidate can have seen the lease expire. So there is no moment with two leaders, even if the
+leader's process or machine was stopped in between.
 """
 
 from __future__ import annotations
 
+import asyncio
+import enum
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from datetime import datetime
+from http import HTTPStatus
+from typing import NoReturn, Protocol
 
-from neuron_plugin.cluster.api import MERGE_PATCH, ApiRequest, JsonObject
-from neuron_plugin.cluster.kinds import LEASES
-from neuron_plugin.cluster.records import HOLDER_URL_KEY
-from neuron_plugin.cluster.writes import micro_timestamp
+from neuron_plugin.backoff import CLOCK, Clock
+from neuron_plugin.cluster.api import ApiError, ApiRequest, ApiServer, ClusterError, send
+from neuron_plugin.cluster.objects import LEASES, Lease
+from neuron_plugin.cluster.writes import LeaseName, claim_lease, create_lease, release_lease, utc_now
 
-if TYPE_CHECKING:
-    from neuron_plugin.cluster.records import Lease, ObjectReference
-
-
-def utc_now() -> datetime:
-    """Return the wall clock's time, for people to read."""
-    return datetime.now(UTC)
+log = logging.getLogger(__name__)
 
 
-class Sighting:
-    """When one lease was last seen to change, by the observer's clock."""
+class ObservedLease:
+    """When one lease was last seen to change, by the observer's clock (client-go's ``observedTime``)."""
 
     def __init__(self) -> None:
         self._version = ""
         self._changed_at = 0.0
 
-    def see(self, lease: Lease, now: float) -> None:
+    def observe(self, lease: Lease, now: float) -> None:
         """Take what was read or watched at ``now``."""
         if lease.resource_version != self._version:
             self._version = lease.resource_version
@@ -42,86 +45,215 @@ class Sighting:
         return now - self._changed_at
 
     def expired(self, lease: Lease, now: float) -> bool:
-        """Whether it was left alone for its whole duration, or is held by nobody."""
+        """Whether it did not change for its whole duration, or has no holder."""
         return not lease.holder or self.age_seconds(now) >= lease.duration_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseName:
-    """Which lease, and who writes it.
+class Terms:
+    """The times of an election, in seconds; the defaults are kube-scheduler's.
 
-    ``owner`` (a node, say) takes the lease with it when it is deleted. ``url`` is where the holder is reached; it is
-    told in an annotation, and two of one name but with different URLs are two.
+    ``renew_deadline`` must be below ``duration``, and ``retry_period`` well below ``renew_deadline``.
     """
 
-    namespace: str
-    name: str
-    holder: str
-    owner: ObjectReference | None = None
-    url: str = ""
+    duration: float = 15.0
+    renew_deadline: float = 10.0
+    retry_period: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.retry_period < self.renew_deadline < self.duration:
+            raise ValueError(f"lease terms {self} are unsafe, expected retry_period < renew_deadline < duration")
+
+
+TERMS = Terms()
+
+
+class Change(enum.Enum):
+    """What happened to a candidate's leadership."""
+
+    LOST = "lost"
+    """It is no longer the leader."""
+    TAKEN = "taken"
+    """It leads; what the last leader began may still take effect."""
+    HANDED_OVER = "handed over"
+    """It leads; the last leader had settled everything before it gave the lease up."""
+
+
+class ElectionObserver(Protocol):
+    """Learns how an election goes."""
+
+    def changed(self, change: Change) -> None:
+        """Leadership was won or lost."""
+
+    def heard(self, failure: str) -> None:
+        """The lease was read, and taken or renewed where that was due; or why not: ``failure``."""
+
+
+class Election:
+    """One candidate for leadership. Start ``run`` as a task and ask ``leading`` before every act of a leader.
+
+    The observer may learn of a loss late (the process may have been stopped); ``seconds_left`` is always right: an act
+    that ends within it is over before any other candidate can begin. At the end, ``settled`` is asked whether
+    everything that was begun as the leader is over.
+    """
+
+    def __init__(
+        self,
+        api: ApiServer,
+        lease: LeaseName,
+        observer: ElectionObserver,
+        *,
+        settled: Callable[[], bool],
+        terms: Terms = TERMS,
+        clock: Clock = CLOCK,
+        wall: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._api = api
+        self._lease = lease
+        self._observer = observer
+        self._settled = settled
+        self._terms = terms
+        self._clock = clock
+        self._wall = wall
+        self._observed = ObservedLease()
+        self._held: Lease | None = None
+        self._other_leader: Lease | None = None
+        self._handed_over = False
+        self._until = float("-inf")
+        self._was_leading = False
+        self._failing = False
 
     @property
-    def path(self) -> str:
-        """The path of the lease."""
-        return LEASES.item(self.name, self.namespace)
+    def leading(self) -> bool:
+        """Whether this candidate is the leader at this moment."""
+        return self.seconds_left() > 0
 
-    def holds(self, seen: Lease) -> bool:
-        """Whether the lease as it was ``seen`` is held by this writer, or by one that it succeeds."""
-        return (seen.holder, seen.holder_url) == (self.holder, self.url)
+    @property
+    def leader_url(self) -> str:
+        """Where another candidate that leads can be reached; empty if none is known to lead.
 
+        A leader that has missed two renewals does not count: a caller who is sent there may wait in vain.
+        """
+        if self._other_leader is None or self.leading:
+            return ""
+        silent = self._observed.age_seconds(self._clock.now()) > self._terms.renew_deadline / 2
+        return "" if silent else self._other_leader.holder_url
 
-def create_lease(lease: LeaseName, *, duration_seconds: float, now: datetime) -> ApiRequest:
-    """Make a lease, held from the start if it names a holder."""
-    metadata: JsonObject = {"name": lease.name, "namespace": lease.namespace}
-    if lease.url:
-        metadata["annotations"] = {HOLDER_URL_KEY: lease.url}
-    if lease.owner is not None:
-        owner = lease.owner
-        metadata["ownerReferences"] = [
-            {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid}
-        ]
-    body: JsonObject = {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": metadata,
-        "spec": _held(lease.holder, duration_seconds, now) | {"acquireTime": micro_timestamp(now)},
-    }
-    return ApiRequest("POST", LEASES.collection(lease.namespace), body=body)
+    def seconds_left(self) -> float:
+        """For how long it will be the leader even if no renewal succeeds; 0 if it is not."""
+        return max(0.0, self._until - self._clock.now())
 
+    async def run(self) -> NoReturn:
+        """Stand for election until cancelled; then, as the leader, give the lease up."""
+        try:
+            while True:
+                await self._take_turn()
+                # Jitter for candidates that failed at the same time. A leader does not sleep through its own end.
+                pause = self._terms.retry_period * (1 + self._clock.chance() / 5)
+                await self._clock.sleep(min(pause, self.seconds_left()) if self.leading else pause)
+        finally:
+            self._until = float("-inf")
+            self._notice_change()
+            if self._held is not None:
+                await self._give_up(self._held)
 
-def renew_lease(lease: LeaseName, *, duration_seconds: float, now: datetime) -> ApiRequest:
-    """Say who holds it without reading first: right where there is one writer, as a plugin that gives its own up."""
-    spec = _held(lease.holder, duration_seconds, now)
-    return ApiRequest("PATCH", lease.path, body={"spec": spec}, content_type=MERGE_PATCH)
+    async def _take_turn(self) -> None:
+        """Try once, and never for so long that the end of our leadership would go unnoticed."""
+        self._notice_change()
+        begun = self._clock.now()
+        deadline = min(self.seconds_left() or self._terms.renew_deadline, self._terms.renew_deadline / 2)
+        failure = ""
+        try:
+            async with asyncio.timeout(deadline):
+                self._held = await self._try_to_hold(deadline)
+        except TimeoutError:
+            failure = f"no answer within {deadline:g} s"
+        except ApiError as error:
+            if not error.conflict:  # else another candidate was faster, which is no failure
+                forbidden = error.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
+                hint = "; is this account allowed to get, create and patch it?" if forbidden else ""
+                failure = f"{error}{hint}"
+        except ClusterError as error:
+            failure = str(error)
+        else:
+            self._until = begun + self._terms.renew_deadline if self._held else float("-inf")
+        self._report(failure)
+        self._notice_change()
 
+    async def _try_to_hold(self, timeout_seconds: float) -> Lease | None:
+        """Read the lease, and take or renew it if that is ours to do; None if another candidate holds it."""
+        observed = await self._observe(timeout_seconds)
+        if self._other_leader is not None:
+            return None
+        self._handed_over = observed is not None and not observed.holder
+        if observed is None:
+            request = create_lease(self._lease, duration_seconds=self._terms.duration, now=self._wall())
+        else:
+            request = claim_lease(self._lease, observed, duration_seconds=self._terms.duration, now=self._wall())
+        try:
+            return LEASES.decode(await send(self._api, request, timeout_seconds=timeout_seconds))
+        except ApiError as error:
+            if error.conflict and await self._observe(timeout_seconds) and self._other_leader is not None:
+                return None  # it was faster, and is known now
+            raise
 
-def claim_lease(lease: LeaseName, seen: Lease, *, duration_seconds: float, now: datetime) -> ApiRequest:
-    """Take or renew the lease as it was ``seen``: the version makes it a 409 if anybody else wrote since."""
-    spec = _held(lease.holder, duration_seconds, now)
-    if seen.holder != lease.holder:
-        spec |= {"acquireTime": micro_timestamp(now), "leaseTransitions": seen.transitions + 1}
-    return _guarded(lease, seen, spec, url=lease.url)
+    async def _observe(self, timeout_seconds: float) -> Lease | None:
+        """Read the lease and find out which other candidate leads, if any."""
+        lease = await self._read(timeout_seconds)
+        now = self._clock.now()
+        if lease is not None:
+            self._observed.observe(lease, now)
+        # A lease that was deleted under a living leader is that leader's to create again, at its next turn.
+        other = self._other_leader if lease is None else lease
+        theirs = other is not None and not self._lease.holds(other) and not self._observed.expired(other, now)
+        self._other_leader = other if theirs else None
+        return lease
 
+    async def _read(self, timeout_seconds: float) -> Lease | None:
+        """Return the lease as it is; None if there is none."""
+        request = ApiRequest("GET", self._lease.path)
+        try:
+            return LEASES.decode(await send(self._api, request, timeout_seconds=timeout_seconds))
+        except ApiError as error:
+            if error.missing:
+                return None
+            raise
 
-def release_lease(lease: LeaseName, seen: Lease, *, now: datetime, settled: bool = True) -> ApiRequest:
-    """Give the lease up, so that another need not wait it out.
+    async def _give_up(self, held: Lease) -> None:
+        try:
+            async with asyncio.timeout(self._terms.retry_period):
+                try:
+                    await self._release(held)
+                except ApiError as error:
+                    if not error.conflict:
+                        raise
+                    # Most likely our own renewal, which the end cut short.
+                    lease = await self._read(self._terms.retry_period)
+                    if lease is not None and self._lease.holds(lease):
+                        await self._release(lease)
+        except (ClusterError, TimeoutError) as error:
+            log.info("the lease was not given up", extra={"lease": self._lease.name, "error": repr(error)})
 
-    Nobody holds it then. If what the holder began may still take effect (not ``settled``), its name stays for a second
-    more, which tells the next one that it takes over and is not handed over to.
-    """
-    return _guarded(lease, seen, _held("" if settled else lease.holder, 1, now), url="")
+    async def _release(self, held: Lease) -> None:
+        request = release_lease(self._lease, held, now=self._wall(), settled=self._settled())
+        await send(self._api, request, timeout_seconds=self._terms.retry_period)
 
+    def _report(self, failure: str) -> None:
+        """Log the first failure in a row, and the end of the row."""
+        fields = {"lease": f"{self._lease.namespace}/{self._lease.name}"}
+        if failure and not self._failing:
+            log.warning("the leader's lease cannot be read or written", extra={**fields, "error": failure})
+        elif self._failing and not failure:
+            log.info("the leader's lease can be read and written again", extra=fields)
+        self._failing = bool(failure)
+        self._observer.heard(failure)
 
-def _held(holder: str, duration_seconds: float, now: datetime) -> JsonObject:
-    return {
-        "holderIdentity": holder,
-        "leaseDurationSeconds": round(duration_seconds),
-        "renewTime": micro_timestamp(now),
-    }
-
-
-def _guarded(lease: LeaseName, seen: Lease, spec: JsonObject, *, url: str) -> ApiRequest:
-    metadata: JsonObject = {"resourceVersion": seen.resource_version, "uid": seen.uid}
-    if url != seen.holder_url:
-        metadata["annotations"] = {HOLDER_URL_KEY: url or None}
-    return ApiRequest("PATCH", lease.path, body={"metadata": metadata, "spec": spec}, content_type=MERGE_PATCH)
+    def _notice_change(self) -> None:
+        """Report if leadership was won or lost since the last look."""
+        if self.leading == self._was_leading:
+            return
+        self._was_leading = self.leading
+        won = Change.HANDED_OVER if self._handed_over else Change.TAKEN
+        change = won if self._was_leading else Change.LOST
+        log.info("leadership changed", extra={"lease": self._lease.name, "leadership": change.value})
+        self._observer.changed(change)

@@ -1,24 +1,21 @@
-"""Everything this project writes to pods, nodes and events, as requests.
+"""Everything this project writes to pods, nodes, events and leases, as requests.
 
-Each function says what to tell the API server; ``api.send`` tells it. Nothing is read first and written back whole: a
-patch or a binding changes only what it names, and carries the UID, so that a pod deleted and made anew under the same
-name is never given the annotations of the old one.
+Each function says what to ask of the API server; ``api.send`` asks it. Nothing is read first and written back whole: a
+patch or a binding changes only what it names. Writes to pods carry the UID, so that a pod which was deleted and
+created again under the same name never gets the annotations of the old one; writes to a lease that others may take
+carry the version that was read.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import msgspec
 
 from neuron_plugin.cluster.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ApiRequest, JsonObject
-from neuron_plugin.cluster.kinds import NODES, PODS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime
-
-    from neuron_plugin.cluster.records import ObjectReference
+from neuron_plugin.cluster.objects import HOLDER_URL_KEY, LEASES, NODES, PODS, Lease, ObjectReference
 
 _EVENTS = "/apis/events.k8s.io/v1"
 _CLUSTER_EVENTS_NAMESPACE = "default"
@@ -32,6 +29,14 @@ MAX_NOTE_BYTES = 1024
 
 _MAX_INSTANCE_BYTES = 128
 """As above; a node's name may have 253."""
+
+
+def utc_now() -> datetime:
+    """The wall clock's time, for people to read."""
+    return datetime.now(UTC)
+
+
+# Pods.
 
 
 def bind_pod(*, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> ApiRequest:
@@ -53,7 +58,7 @@ def annotate_pod(*, namespace: str, name: str, uid: str, annotations: Mapping[st
     """Change annotations of a pod; None removes one.
 
     It goes through ``pods/status``, which keeps metadata and ignores the spec, so that the right to patch pods is not
-    needed. A pod with another UID under this name is left alone: see ``ApiError.other_object``.
+    needed. A pod with another UID under this name is not changed: see ``ApiError.other_object``.
     """
     body: JsonObject = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
     return ApiRequest("PATCH", f"{PODS.item(name, namespace)}/status", body=body, content_type=MERGE_PATCH)
@@ -62,6 +67,9 @@ def annotate_pod(*, namespace: str, name: str, uid: str, annotations: Mapping[st
 def read_pod(*, namespace: str, name: str) -> ApiRequest:
     """Read one pod from a quorum; decode with ``PODS.decode``."""
     return ApiRequest("GET", PODS.item(name, namespace))
+
+
+# Nodes.
 
 
 def read_node(name: str) -> ApiRequest:
@@ -84,30 +92,36 @@ def describe_node(
 def report_node_condition(
     name: str, *, condition: str, status: bool | None, reason: str, message: str, since: datetime, now: datetime
 ) -> ApiRequest:
-    """Set one condition of a node's status; ``status`` None is Unknown.
-
-    A strategic merge, which knows conditions by their type; a merge patch would replace those of the kubelet.
-    """
-    entry: JsonObject = {
-        "type": condition,
-        "status": {True: "True", False: "False", None: "Unknown"}[status],
-        "reason": reason,
-        "message": message,
-        "lastTransitionTime": timestamp(since),
-        "lastHeartbeatTime": timestamp(now),
-    }
-    body: JsonObject = {"status": {"conditions": [entry]}}
-    return ApiRequest("PATCH", f"{NODES.item(name)}/status", body=body, content_type=STRATEGIC_MERGE_PATCH)
+    """Set one condition of a node's status; ``status`` None is Unknown."""
+    return _patch_node_condition(
+        name,
+        {
+            "type": condition,
+            "status": {True: "True", False: "False", None: "Unknown"}[status],
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": since.strftime("%Y-%m-%dT%H:%M:%SZ"),  # a metav1.Time
+            "lastHeartbeatTime": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        },
+    )
 
 
 def remove_node_condition(name: str, condition: str) -> ApiRequest:
-    """Take one condition out of a node's status, those of others stay; one that is not there is no error.
+    """Remove one condition from a node's status, those of others stay; one that is not there is no error.
 
     The ``$patch`` directive of a strategic merge
     (``staging/src/k8s.io/apimachinery/pkg/util/strategicpatch/patch.go``).
     """
-    body: JsonObject = {"status": {"conditions": [{"$patch": "delete", "type": condition}]}}
+    return _patch_node_condition(name, {"$patch": "delete", "type": condition})
+
+
+def _patch_node_condition(name: str, entry: JsonObject) -> ApiRequest:
+    """A strategic merge knows conditions by their type; a merge patch would replace those of the kubelet."""
+    body: JsonObject = {"status": {"conditions": [entry]}}
     return ApiRequest("PATCH", f"{NODES.item(name)}/status", body=body, content_type=STRATEGIC_MERGE_PATCH)
+
+
+# Events.
 
 
 def create_event(
@@ -121,7 +135,7 @@ def create_event(
     now: datetime,
     warning: bool = False,
 ) -> ApiRequest:
-    """Record an event about an object. When to say something again is the caller's to decide.
+    """Record an event about an object. The caller decides when to repeat it.
 
     ``reason`` and ``action`` are CamelCase words of at most 128 characters, ``reporter`` a qualified name such as
     ``neuron-plugin.io/plugin``, ``instance`` the pod or node that reports. A note over 1024 bytes is cut, and
@@ -132,7 +146,7 @@ def create_event(
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
         "metadata": {"generateName": f"{regarding.name[:_EVENT_NAME_SEED]}-", "namespace": namespace},
-        "eventTime": micro_timestamp(now),
+        "eventTime": _micro_time(now),
         "reportingController": reporter,
         "reportingInstance": _cut(instance, _MAX_INSTANCE_BYTES),
         "action": action,
@@ -144,12 +158,7 @@ def create_event(
     return ApiRequest("POST", f"{_EVENTS}/namespaces/{namespace}/events", body=body)
 
 
-def timestamp(at: datetime) -> str:
-    """Write a ``metav1.Time``: seconds, UTC."""
-    return at.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def micro_timestamp(at: datetime) -> str:
+def _micro_time(at: datetime) -> str:
     """Write a ``metav1.MicroTime``: microseconds, UTC."""
     return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
@@ -160,3 +169,92 @@ def _cut(text: str, limit_bytes: int) -> str:
         return text
     ellipsis = "…"
     return encoded[: limit_bytes - len(ellipsis.encode())].decode(errors="ignore") + ellipsis
+
+
+# Leases.
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseName:
+    """Which lease, and who writes it.
+
+    ``owner`` (a node, say) takes the lease with it when it is deleted. ``url`` is where the holder can be reached; it
+    is written as an annotation, and two holders of one name with different URLs are two.
+    """
+
+    namespace: str
+    name: str
+    holder: str
+    owner: ObjectReference | None = None
+    url: str = ""
+
+    @property
+    def path(self) -> str:
+        """The path of the lease."""
+        return LEASES.item(self.name, self.namespace)
+
+    def holds(self, observed: Lease) -> bool:
+        """Whether the lease as it was ``observed`` is held by this writer, or by one that it succeeds."""
+        return (observed.holder, observed.holder_url) == (self.holder, self.url)
+
+
+def create_lease(lease: LeaseName, *, duration_seconds: float, now: datetime) -> ApiRequest:
+    """Create a lease, held from the start if it names a holder."""
+    metadata: JsonObject = {"name": lease.name, "namespace": lease.namespace}
+    if lease.url:
+        metadata["annotations"] = {HOLDER_URL_KEY: lease.url}
+    if lease.owner is not None:
+        owner = lease.owner
+        metadata["ownerReferences"] = [
+            {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid}
+        ]
+    body: JsonObject = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": metadata,
+        "spec": _held(lease.holder, duration_seconds, now) | {"acquireTime": _micro_time(now)},
+    }
+    return ApiRequest("POST", LEASES.collection(lease.namespace), body=body)
+
+
+def renew_lease(lease: LeaseName, *, duration_seconds: float, now: datetime) -> ApiRequest:
+    """Write the holder without reading first: right where there is one writer, as a plugin that gives up its own."""
+    spec = _held(lease.holder, duration_seconds, now)
+    return ApiRequest("PATCH", lease.path, body={"spec": spec}, content_type=MERGE_PATCH)
+
+
+def claim_lease(lease: LeaseName, observed: Lease, *, duration_seconds: float, now: datetime) -> ApiRequest:
+    """Take or renew the lease as it was ``observed``: its version makes it a 409 if another writer was faster."""
+    spec = _held(lease.holder, duration_seconds, now)
+    if observed.holder != lease.holder:
+        spec |= {"acquireTime": _micro_time(now), "leaseTransitions": observed.transitions + 1}
+    return _patch_version(lease, observed, spec, url=lease.url)
+
+
+def release_lease(lease: LeaseName, observed: Lease, *, now: datetime, settled: bool = True) -> ApiRequest:
+    """Give the lease up, so that another need not wait until it expires.
+
+    It has no holder then. If what the holder began may still take effect (not ``settled``), its name stays for one
+    second more: the next one then takes the lease over instead of having it handed over.
+    """
+    return _patch_version(lease, observed, _held("" if settled else lease.holder, 1, now), url="")
+
+
+def delete_lease(lease: LeaseName) -> ApiRequest:
+    """Delete a lease: its holder is uninstalled."""
+    return ApiRequest("DELETE", lease.path)
+
+
+def _held(holder: str, duration_seconds: float, now: datetime) -> JsonObject:
+    return {
+        "holderIdentity": holder,
+        "leaseDurationSeconds": round(duration_seconds),
+        "renewTime": _micro_time(now),
+    }
+
+
+def _patch_version(lease: LeaseName, observed: Lease, spec: JsonObject, *, url: str) -> ApiRequest:
+    metadata: JsonObject = {"resourceVersion": observed.resource_version, "uid": observed.uid}
+    if url != observed.holder_url:
+        metadata["annotations"] = {HOLDER_URL_KEY: url or None}
+    return ApiRequest("PATCH", lease.path, body={"metadata": metadata, "spec": spec}, content_type=MERGE_PATCH)

@@ -25,11 +25,11 @@ from neuron_plugin.cluster import (
     Clock,
     Lease,
     Node,
+    ObservedLease,
     Observer,
     Pod,
     Reflector,
     Scope,
-    Sighting,
     pages,
 )
 from neuron_plugin.extender.state import ClusterState, NeuronNode, neuron_node
@@ -57,20 +57,20 @@ class PluginLeases:
     """The plugins' Leases, and when each was last seen to be renewed, by our own clock."""
 
     def __init__(self) -> None:
-        self._leases: dict[str, tuple[Lease, Sighting]] = {}
+        self._leases: dict[str, tuple[Lease, ObservedLease]] = {}
 
     def changed(self, uid: str, lease: Lease | None, now: float) -> None:
         """A Lease was seen at ``now``, or is gone."""
         if lease is None:
             self._leases.pop(uid, None)
             return
-        _, sighting = self._leases.get(uid) or (lease, Sighting())
-        sighting.see(lease, now)
-        self._leases[uid] = (lease, sighting)
+        _, observed = self._leases.get(uid) or (lease, ObservedLease())
+        observed.observe(lease, now)
+        self._leases[uid] = (lease, observed)
 
     def stale(self, now: float) -> frozenset[str]:
         """The nodes whose Lease has not been renewed for its whole duration, or was given up."""
-        return nodes_of(lease for lease, sighting in self._leases.values() if sighting.expired(lease, now))
+        return nodes_of(lease for lease, observed in self._leases.values() if observed.expired(lease, now))
 
 
 def nodes_of(leases: Iterable[Lease]) -> frozenset[str]:
@@ -89,7 +89,7 @@ class Informers:
         api: ApiServer,
         state: ClusterState,
         types: Catalogue,
-        observer: Observer,
+        observer: Observer | None = None,
         *,
         lease_namespace: str = "",
         clock: Clock = CLOCK,

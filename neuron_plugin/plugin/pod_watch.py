@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 
 from neuron_plugin.allocation import ContainerSpec, PodReference, PodUid
-from neuron_plugin.cluster import PODS, UNOBSERVED, ApiServer, Observer, Reflector, Scope, pages, records
+from neuron_plugin.cluster import MIRROR_ANNOTATION, PODS, ApiServer, Observer, Pod, Reflector, Scope, pages
 from neuron_plugin.plugin.node import NodeState
 from neuron_plugin.plugin.pods import NodePod, node_pod
 from neuron_plugin.plugin.report import Report
 
-PodReflector = Reflector[records.Pod, NodePod]
+PodReflector = Reflector[Pod, NodePod]
 
 
 def follow_pods(
@@ -21,7 +21,7 @@ def follow_pods(
     state: NodeState,
     report: Report,
     on_pod: Callable[[], None],
-    observer: Observer = UNOBSERVED,
+    observer: Observer | None = None,
 ) -> PodReflector:
     """A reflector of this node's pods that keeps ``state`` up to date; ``on_pod`` is called when one came."""
     scope = Scope(field_selector=f"spec.nodeName={node_name}")
@@ -47,11 +47,11 @@ async def pod_uids(api: ApiServer, node_name: str, timeout_seconds: float) -> fr
     scope, uids = Scope(field_selector=f"spec.nodeName={node_name}"), set()
     async for page in pages(api, PODS, scope, page_timeout_seconds=timeout_seconds):
         for pod in page.records:
-            uids |= {pod.uid, pod.annotations.get(records.MIRROR_ANNOTATION, pod.uid)}
+            uids |= {pod.uid, pod.annotations.get(MIRROR_ANNOTATION, pod.uid)}
     return frozenset(uids)
 
 
-def neuron_pod(record: records.Pod) -> NodePod | None:
+def neuron_pod(record: Pod) -> NodePod | None:
     """A pod that asks for Neuron. One being deleted may still hold some, one that has ended does not."""
     specs = (ContainerSpec(one.name, kind, one.limits, one.requests) for one, kind in record.containers)
     pod = node_pod(PodReference(PodUid(record.uid), record.namespace, record.name), specs, record.annotations)

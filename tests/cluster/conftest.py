@@ -1,4 +1,4 @@
-"""A stand-in API server, the real transport to it, and a reflector that can be waited for."""
+"""A simulated API server, the real client to it, and a reflector that can be waited for."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from neuron_plugin.cluster.kinds import PODS
+from neuron_plugin.cluster.api import ApiServer
+from neuron_plugin.cluster.client import KubernetesApi, connect
+from neuron_plugin.cluster.objects import PODS, Pod
 from neuron_plugin.cluster.reflector import Pace, Reflector
-from neuron_plugin.cluster.transport import KubernetesApi, connect
 from neuron_plugin.simulation import StandInApiServer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from neuron_plugin.cluster.api import ApiServer
-    from neuron_plugin.cluster.records import Pod
 
 QUICK = Pace(backoff_first=0.002, backoff_limit=0.02, initial_silence=2.0)
 PATIENCE_SECONDS = 10.0
@@ -54,7 +50,7 @@ class Recorder:
 
 
 class Followed:
-    """A running reflector of pods that keeps pods whole, and what it told."""
+    """A running reflector of pods that keeps pods whole, and its changes."""
 
     def __init__(self, reflector: Reflector[Pod, Pod], recorder: Recorder) -> None:
         self.reflector = reflector
@@ -100,7 +96,7 @@ async def api(server: StandInApiServer, tmp_path: Path) -> AsyncIterator[Kuberne
 
 @pytest.fixture
 def follow(api: KubernetesApi) -> Follow:
-    """Run a reflector of pods against the stand-in; options go to it."""
+    """Run a reflector of pods against the simulated server; options go to it."""
 
     @asynccontextmanager
     async def following(through: ApiServer = api, **options: Any) -> AsyncIterator[Followed]:

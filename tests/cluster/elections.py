@@ -1,4 +1,4 @@
-"""Elections in faked time, against the stand-in's objects without its sockets."""
+"""Elections in faked time, against the simulated API server's objects without its sockets."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster.api import ApiRequest, Response, UnreachableError
-from neuron_plugin.cluster.election import Change, Election
-from neuron_plugin.cluster.kinds import LEASES
-from neuron_plugin.cluster.leases import LeaseName
-from neuron_plugin.cluster.timing import Clock
+from neuron_plugin.cluster.leases import Change, Election
+from neuron_plugin.cluster.objects import LEASES, Lease
+from neuron_plugin.cluster.writes import LeaseName
 from neuron_plugin.simulation import ApiObjects, Target, parse_path
 from neuron_plugin.simulation.api_server_status import JsonObject, Refusal
-
-if TYPE_CHECKING:
-    from neuron_plugin.cluster.records import Lease
 
 PATH = LEASES.item("neuron-extender", "kube-system")
 
@@ -85,30 +82,30 @@ class Link:
 
 
 @dataclass
-class Told:
-    """What a candidate was told, and when."""
+class News:
+    """What a candidate's observer was called with, and when."""
 
     changes: list[tuple[float, Change]] = field(default_factory=list)
-    troubles: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
     def changed(self, change: Change) -> None:
         self.changes.append((asyncio.get_running_loop().time(), change))
 
-    def heard(self, trouble: str) -> None:
-        self.troubles.append(trouble)
+    def heard(self, failure: str) -> None:
+        self.failures.append(failure)
 
 
 @dataclass
 class Candidate:
     link: Link
     election: Election
-    told: Told
+    news: News
     task: asyncio.Task[Any]
     settled: bool = True
 
     @property
     def changes(self) -> list[Change]:
-        return [change for _, change in self.told.changes]
+        return [change for _, change in self.news.changes]
 
     async def stop(self) -> None:
         self.task.cancel()
@@ -124,16 +121,16 @@ async def election_of(cluster: Cluster) -> AsyncIterator[Stand]:
     candidates: list[Candidate] = []
 
     def stand(name: str, url: str = "") -> Candidate:
-        link, told = cluster.link(), Told()
+        link, news = cluster.link(), News()
         election = Election(
             link,
             LeaseName("kube-system", "neuron-extender", name, url=url or f"https://{name}:12345"),
-            told,
+            news,
             settled=lambda: candidate.settled,
             clock=Clock(loop.time, asyncio.sleep, lambda: 0.5),
         )
         task = asyncio.create_task(election.run(), name=f"election of {name}")
-        candidate = Candidate(link, election, told, task)
+        candidate = Candidate(link, election, news, task)
         candidates.append(candidate)
         return candidate
 

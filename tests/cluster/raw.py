@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from neuron_plugin.cluster.transport import KubernetesApi, connect
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from neuron_plugin.cluster.client import KubernetesApi, connect
 
 KUBECONFIG = """
 current-context: raw

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from neuron_plugin.cluster.api import ApiRequest, Response
-from neuron_plugin.simulation import Match
-
-if TYPE_CHECKING:
-    from neuron_plugin.simulation import StandInApiServer
+from neuron_plugin.simulation import Match, StandInApiServer
 
 # What conftest.py hands over.
 Manifest = Callable[..., dict[str, Any]]

@@ -68,13 +68,13 @@ def test_t31_a_patch_that_met_another_uid_is_known_by_its_refusal(code: int, mes
     assert refused(code, status(code, "R", message)).other_object is other
 
 
-def test_the_servers_wish_to_be_left_alone_is_read() -> None:
+def test_the_time_that_a_busy_server_asks_for_is_read() -> None:
     busy = status(429, "TooManyRequests", "slow down", '{"retryAfterSeconds":3}')
     assert refused(429, busy).retry_after_seconds == 3.0
     assert refused(429, status(429, "R", "m")).retry_after_seconds is None
 
 
-def test_the_wish_may_stand_in_a_header_only() -> None:
+def test_the_time_may_be_in_a_header_only() -> None:
     assert refused(429, b"Too many requests, please try again later.", 5.0).retry_after_seconds == 5.0
 
 

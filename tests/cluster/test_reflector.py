@@ -2,21 +2,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 import pytest
 
-from neuron_plugin.cluster.kinds import NODES, PODS
-from neuron_plugin.cluster.lists import Scope
+from neuron_plugin.backoff import Clock
+from neuron_plugin.cluster.api import ApiError, ClusterError, DecodeError, UnreachableError
+from neuron_plugin.cluster.client import KubernetesApi
+from neuron_plugin.cluster.objects import NODES, PODS, Node, Pod, Scope
 from neuron_plugin.cluster.reflector import Pace, Reflector
-from neuron_plugin.cluster.timing import Clock
-from neuron_plugin.simulation import Fault, StandInApiServer, WatchList
-from tests.cluster.reflecting import INITIAL_END, LISTS, Follow, Manifest, ScriptedServer, lists, watches
-
-if TYPE_CHECKING:
-    from neuron_plugin.cluster.records import Node, Pod
-    from neuron_plugin.cluster.transport import KubernetesApi
+from neuron_plugin.simulation import Fault, StandInApiServer, Target, WatchList
+from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
+from tests.cluster.conftest import Recorder
+from tests.cluster.reflecting import INITIAL_END, LISTS, WATCHES, Follow, Manifest, ScriptedServer, lists, watches
 
 # The first state.
 
@@ -117,7 +116,7 @@ async def test_a_stream_that_ends_among_its_initial_events_is_no_first_state() -
 
 @pytest.mark.looptime
 async def test_changes_among_the_initial_events_count() -> None:
-    """A server may begin to tell news before it has found the end mark's version."""
+    """A server may begin to send changes before it has found the end mark's version."""
 
     async def news() -> AsyncIterator[bytes]:
         for change, name, version in (("ADDED", "a", 2), ("ADDED", "b", 3), ("MODIFIED", "a", 4), ("DELETED", "b", 5)):
@@ -187,16 +186,16 @@ async def test_only_what_keep_returns_is_held(server: StandInApiServer, api: Kub
     def keep(node: Node) -> str | None:
         return node.name if node.labels.get("neuron") else None
 
-    told: list[tuple[str | None, str | None]] = []
+    changes: list[tuple[str | None, str | None]] = []
     reflector = Reflector(api, NODES, keep)
-    reflector.subscribe(lambda _uid, old, new: told.append((old, new)))
+    reflector.subscribe(lambda _uid, old, new: changes.append((old, new)))
     await reflector.list_consistently(5)
     assert list(reflector.values.values()) == ["n1"]
     server.patch_node("n1", {"metadata": {"labels": {"neuron": None}}})
     server.patch_node("n2", {"metadata": {"labels": {"neuron": "yes"}}})
     await reflector.list_consistently(5)
     assert list(reflector.values.values()) == ["n2"]
-    assert told == [(None, "n1"), ("n1", None), (None, "n2")]
+    assert changes == [(None, "n1"), ("n1", None), (None, "n2")]
 
 
 # Ends of objects (T26, T31).
@@ -236,7 +235,7 @@ async def test_t31_the_same_name_with_a_new_uid_is_another_record(
         ]
 
 
-async def test_t31_a_pod_made_anew_during_a_gap_frees_the_old_uid(
+async def test_t31_a_pod_created_again_during_a_gap_frees_the_old_uid(
     server: StandInApiServer, follow: Follow, pod: Manifest
 ) -> None:
     server.create_pod(pod("web-0", uid="first"))
@@ -280,3 +279,196 @@ async def test_a_watch_is_followed_from_its_opening_to_its_end(server: StandInAp
             await asyncio.sleep(0.005)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_p36_a_consistent_list_shows_what_the_watch_has_not_sent_yet(
+    server: StandInApiServer, follow: Follow, pod: Manifest
+) -> None:
+    async with follow() as followed:
+        await followed.until(followed.reflector.synced.is_set)
+        server.mute_watches()
+        server.create_pod(pod("decided"))
+        assert followed.names == []
+        await followed.reflector.list_consistently(5)
+        assert followed.names == ["decided"]
+
+
+async def test_a_consistent_list_is_a_quorum_read(server: StandInApiServer, api: KubernetesApi) -> None:
+    await Reflector(api, PODS, lambda pod: pod).list_consistently(5)
+    (query,) = lists(server)
+    assert "resourceVersion" not in query
+
+
+async def test_a_consistent_list_that_the_watch_overtook_changes_nothing(
+    server: StandInApiServer, follow: Follow, pod: Manifest
+) -> None:
+    server.create_pod(pod("a"))
+    async with follow() as followed:
+        await followed.until(followed.reflector.synced.is_set)
+        stale = server._http._list(Target(SERVED_PODS), {})
+        server.fail(Fault(LISTS, body=stale, gate=(gate := asyncio.Event())))
+        listing = asyncio.create_task(followed.reflector.list_consistently(5), name="list")
+        await followed.until(lambda: bool(lists(server)))
+        server.delete_pod("default", "a", grace_seconds=0)
+        server.create_pod(pod("b"))
+        await followed.until(lambda: followed.names == ["b"])
+        gate.set()
+        await listing
+        assert followed.names == ["b"], "a is not raised from the dead"
+
+
+async def test_events_older_than_a_consistent_list_change_nothing(
+    server: StandInApiServer, follow: Follow, pod: Manifest
+) -> None:
+    async with follow() as followed:
+        await followed.until(followed.reflector.synced.is_set)
+        gate = asyncio.Event()
+        server.fail(Fault(WATCHES, gate=gate))
+        server.end_watches()
+        await followed.until(lambda: followed.recorder.causes == ["end"])
+        server.create_pod(pod("a"))
+        server.delete_pod("default", "a", grace_seconds=0)
+        server.create_pod(pod("b"))
+        await followed.reflector.list_consistently(5)
+        before = len(followed.changes)
+        gate.set()
+        server.create_pod(pod("c"))
+        await followed.until(lambda: followed.names == ["b", "c"])
+        assert len(followed.changes) == before + 1, "a was created and deleted before the list"
+
+
+async def test_a_consistent_list_keeps_its_deadline_on_a_slow_server(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    server.fail(Fault(LISTS, gate=(gate := asyncio.Event())))
+    reflector = Reflector(api, PODS, lambda pod: pod)
+    with pytest.raises(UnreachableError, match=r"no consistent list within 0\.05 s"):
+        await reflector.list_consistently(0.05)
+    assert not reflector.synced.is_set()
+    gate.set()
+
+
+async def test_a_consistent_list_raises_its_failures(server: StandInApiServer, api: KubernetesApi) -> None:
+    reflector = Reflector(api, PODS, lambda pod: pod)
+    server.fail(Fault(LISTS, status=500))
+    with pytest.raises(ClusterError, match="500"):
+        await reflector.list_consistently(5)
+    server.fail(Fault(LISTS, body=b"<html>"))
+    with pytest.raises(ClusterError, match="cannot be read"):
+        await reflector.list_consistently(5)
+
+
+async def test_a_consistent_list_before_the_first_watch_is_a_first_state(
+    server: StandInApiServer, api: KubernetesApi, pod: Manifest
+) -> None:
+    server.create_pod(pod("a"))
+    reflector = Reflector(api, PODS, lambda pod: pod.name)
+    await reflector.list_consistently(5)
+    assert reflector.synced.is_set()
+    assert list(reflector.values.values()) == ["a"]
+
+
+async def test_the_time_of_the_last_consistent_list_is_that_of_its_request(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    now = 100.0
+    reflector = Reflector(api, PODS, lambda pod: pod, clock=Clock(now=lambda: now))
+    assert reflector.listed_at is None
+    server.fail(Fault(LISTS, gate=(gate := asyncio.Event())))
+    slow = asyncio.create_task(reflector.list_consistently(5), name="list")
+    while not lists(server):
+        await asyncio.sleep(0.001)
+    assert reflector.listed_at is None
+    now = 110.0
+    await reflector.list_consistently(5)
+    assert reflector.listed_at == 110.0
+    now = 120.0
+    gate.set()
+    await slow
+    assert reflector.listed_at == 110.0, "the slow list was asked for before"
+
+
+async def test_the_initial_events_of_a_watch_are_a_consistent_list(server: StandInApiServer, follow: Follow) -> None:
+    async with follow(clock=Clock(now=lambda: 42.0)) as followed:
+        await followed.until(followed.reflector.synced.is_set)
+        assert followed.reflector.listed_at == 42.0
+    assert lists(server) == []
+
+
+# Waits.
+
+UNREACHABLE = UnreachableError("GET", "/api/v1/pods", "refused", may_have_arrived=False)
+
+
+async def nothing() -> AsyncIterator[bytes]:
+    yield b""
+
+
+def refusal(status: int, retry_after_seconds: float | None = None) -> ApiError:
+    return ApiError(
+        status=status, reason="R", message="m", method="GET", path="/", retry_after_seconds=retry_after_seconds
+    )
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def reflector(recorder: Recorder) -> Reflector[Pod, Pod]:
+    """Its chance is always the longest wait."""
+    pace, clock = Pace(backoff_first=1, backoff_limit=30), Clock(chance=lambda: 1.0)
+    return Reflector(ScriptedServer(nothing), PODS, lambda pod: pod, observer=recorder, pace=pace, clock=clock)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (None, "end"),
+        (refusal(410), "expired"),
+        (refusal(403), "refused"),
+        (UNREACHABLE, "unreachable"),
+        (DecodeError("x"), "unreadable"),
+    ],
+)
+def test_each_end_is_counted_by_its_cause_with_the_wait(
+    reflector: Reflector[Pod, Pod], recorder: Recorder, error: ClusterError | None, cause: str
+) -> None:
+    assert reflector._wait_after(error) == 1.0
+    assert recorder.interruptions == [(cause, 1.0)]
+
+
+def test_waits_grow_until_a_watch_has_lasted(reflector: Reflector[Pod, Pod]) -> None:
+    assert [reflector._wait_after(None) for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
+    reflector._backoff.reset()
+    assert reflector._wait_after(UNREACHABLE) == 1
+
+
+def test_a_server_that_asks_for_time_gets_it_with_jitter_but_not_for_ever(reflector: Reflector[Pod, Pod]) -> None:
+    assert reflector._wait_after(refusal(429, 7)) == 8
+    assert reflector._wait_after(refusal(429, 86_400)) == 32
+
+
+def test_only_the_first_failure_in_a_row_is_logged_and_its_end(
+    reflector: Reflector[Pod, Pod], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    reflector._heard()
+    reflector._wait_after(None)
+    reflector._wait_after(refusal(410))
+    assert caplog.messages == [], "these belong to a watch's normal life"
+    reflector._wait_after(UNREACHABLE)
+    reflector._wait_after(refusal(500))
+    reflector._wait_after(None)
+    reflector._heard()
+    reflector._heard()
+    assert caplog.messages == ["API server watch failing", "API server watch working again"]
+    reflector._wait_after(UNREACHABLE)
+    assert len(caplog.messages) == 3
+
+
+async def test_a_reflector_without_an_observer_works(api: KubernetesApi) -> None:
+    reflector = Reflector(api, PODS, lambda pod: pod)
+    await reflector.list_consistently(5)
+    assert reflector._wait_after(UNREACHABLE) > 0

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 
 from neuron_plugin.cluster import writes
 from neuron_plugin.cluster.api import ApiError, ApiRequest, UnreachableError, send
-from neuron_plugin.cluster.kinds import NODES, PODS
-from neuron_plugin.cluster.records import ObjectReference
+from neuron_plugin.cluster.client import KubernetesApi
+from neuron_plugin.cluster.objects import HOLDER_URL_KEY, LEASES, NODES, PODS, Lease, ObjectReference
+from neuron_plugin.cluster.writes import LeaseName
 from neuron_plugin.simulation import Fault, Match, StandInApiServer
 from neuron_plugin.simulation import api_server as stand_in
-
-if TYPE_CHECKING:
-    from neuron_plugin.cluster.transport import KubernetesApi
 
 Manifest = Callable[..., dict[str, Any]]
 
@@ -89,7 +87,7 @@ async def test_t40_after_a_lost_answer_the_pod_read_back_tells(
     assert (found.uid, found.node_name) == ("uid-a", "n1")
 
 
-async def test_binding_a_pod_that_is_gone_is_told_as_missing(api: KubernetesApi) -> None:
+async def test_binding_a_pod_that_is_gone_is_refused_as_missing(api: KubernetesApi) -> None:
     assert (await refusal_of(api, binding())).missing
 
 
@@ -151,10 +149,10 @@ async def test_a_condition_leaves_those_of_the_kubelet_alone(
         "n1", condition="NeuronHealthy", status=status, reason="DeviceReset", message="m", since=NOW, now=NOW
     )
     await send(api, request, timeout_seconds=5)
-    told = {entry["type"]: entry for entry in server.get(stand_in.NODES, "n1")["status"]["conditions"]}
-    assert told["Ready"] == ready
-    assert (told["NeuronHealthy"]["status"], told["NeuronHealthy"]["reason"]) == (text, "DeviceReset")
-    assert told["NeuronHealthy"]["lastTransitionTime"] == "2026-01-02T03:04:05Z"
+    conditions = {entry["type"]: entry for entry in server.get(stand_in.NODES, "n1")["status"]["conditions"]}
+    assert conditions["Ready"] == ready
+    assert (conditions["NeuronHealthy"]["status"], conditions["NeuronHealthy"]["reason"]) == (text, "DeviceReset")
+    assert conditions["NeuronHealthy"]["lastTransitionTime"] == "2026-01-02T03:04:05Z"
 
 
 async def test_a_condition_is_taken_out_and_those_of_the_kubelet_stay(
@@ -243,3 +241,71 @@ def test_a_note_is_never_longer_than_the_server_takes(note: str) -> None:
     sent = str(body["note"])
     assert len(sent.encode()) <= 1024
     assert sent == note or (sent.endswith("…") and note.startswith(sent[:-1]))
+
+
+# Leases.
+
+NAME = LeaseName("kube-system", "neuron-extender", "me")
+
+
+def observed(version: str, holder: str = "other", transitions: int = 0) -> Lease:
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": 15, "leaseTransitions": transitions}
+    return LEASES.decode(msgspec.json.encode({"metadata": {"resourceVersion": version, "uid": "u"}, "spec": spec}))
+
+
+def test_a_claim_names_the_version_it_saw() -> None:
+    request = writes.claim_lease(NAME, observed("7", holder="other", transitions=4), duration_seconds=15, now=NOW)
+    assert request.body == {
+        "metadata": {"resourceVersion": "7", "uid": "u"},
+        "spec": {
+            "holderIdentity": "me",
+            "leaseDurationSeconds": 15,
+            "renewTime": "2026-01-02T03:04:05.678900Z",
+            "acquireTime": "2026-01-02T03:04:05.678900Z",
+            "leaseTransitions": 5,
+        },
+    }
+
+
+def test_renewing_ones_own_is_no_transition() -> None:
+    body = writes.claim_lease(NAME, observed("7", holder="me", transitions=4), duration_seconds=15, now=NOW).body
+    assert body is not None
+    spec = body["spec"]
+    assert isinstance(spec, dict)
+    assert "leaseTransitions" not in spec
+    assert "acquireTime" not in spec
+
+
+def test_a_claim_says_where_its_holder_can_be_reached_in_the_same_write() -> None:
+    url = "https://10.0.0.7:12345"
+    named = LeaseName("kube-system", "neuron-extender", "me", url=url)
+    claimed = writes.claim_lease(named, observed("7"), duration_seconds=15, now=NOW).body
+    made = writes.create_lease(named, duration_seconds=15, now=NOW).body
+    for body in (claimed, made):
+        assert body is not None
+        assert body["metadata"]["annotations"] == {HOLDER_URL_KEY: url}  # type: ignore[index]  # JSON
+
+
+def test_a_holder_without_a_url_takes_the_last_ones_away() -> None:
+    seen = LEASES.decode(
+        b'{"metadata":{"resourceVersion":"7","annotations":{"neuron-plugin.io/holder-url":"https://gone"}},"spec":{}}'
+    )
+    body = writes.claim_lease(NAME, seen, duration_seconds=15, now=NOW).body
+    assert body is not None
+    assert body["metadata"] == {"resourceVersion": "7", "uid": "", "annotations": {HOLDER_URL_KEY: None}}
+
+
+async def test_a_nodes_lease_goes_with_its_node(server: StandInApiServer, api: KubernetesApi) -> None:
+    name = LeaseName("kube-system", "n1", "n1", owner=ObjectReference("Node", "n1", "uid-n1", "v1"))
+    await send(api, writes.create_lease(name, duration_seconds=40, now=NOW), timeout_seconds=5)
+    made = server.get(stand_in.LEASES, "n1", "kube-system")
+    assert made["metadata"]["ownerReferences"] == [{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "uid-n1"}]
+    assert made["spec"]["leaseDurationSeconds"] == 40
+
+
+def test_a_lease_is_deleted_by_its_name() -> None:
+    request = writes.delete_lease(NAME)
+    assert (request.method, request.path) == (
+        "DELETE",
+        "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/neuron-extender",
+    )

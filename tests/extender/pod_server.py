@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from neuron_plugin.allocation import PodReference, PodUid
-from neuron_plugin.cluster import ApiError, ApiRequest, UnreachableError
-from neuron_plugin.cluster.api import Response
+from neuron_plugin.cluster import ApiError, ApiRequest, Response, UnreachableError
 
 Manifest = dict[str, Any]
 

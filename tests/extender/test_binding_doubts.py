@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from neuron_plugin.allocation import Dialect
-from neuron_plugin.cluster import ApiError, ApiRequest, Clock, KubernetesApi, UnreachableError
-from neuron_plugin.cluster.api import Response
+from neuron_plugin.cluster import ApiError, ApiRequest, Clock, KubernetesApi, Response, UnreachableError
 from neuron_plugin.extender.binding import TIMES, Binder, Ending, may_have_happened
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.simulation import PODS, StandInApiServer, node_manifest, pod_manifest

@@ -9,8 +9,16 @@ from collections import Counter
 import msgspec
 import pytest
 
-from neuron_plugin.cluster import KubernetesApi, LeaseName, create_lease, kinds, renew_lease, send, utc_now
-from neuron_plugin.cluster.leases import release_lease
+from neuron_plugin.cluster import (
+    LEASES,
+    KubernetesApi,
+    LeaseName,
+    create_lease,
+    release_lease,
+    renew_lease,
+    send,
+    utc_now,
+)
 from neuron_plugin.extender import daemon as daemon_module
 from neuron_plugin.extender.settings import ExtenderSettings
 from neuron_plugin.simulation import (
@@ -322,9 +330,7 @@ async def test_e07_a_plugin_that_gave_its_lease_up_closes_its_node_until_it_rene
 ) -> None:
     await add_node(server, extender, "node")
     lease = LeaseName("kube-system", "neuron-plugin-node", "node")
-    made = kinds.LEASES.decode(
-        await send(api, create_lease(lease, duration_seconds=40, now=utc_now()), timeout_seconds=5)
-    )
+    made = LEASES.decode(await send(api, create_lease(lease, duration_seconds=40, now=utc_now()), timeout_seconds=5))
     await send(api, release_lease(lease, made, now=utc_now()), timeout_seconds=5)
 
     await until(lambda: extender.daemon.state.nodes["node"].stale)

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.cluster import ApiRequest, Clock, UnreachableError
-from neuron_plugin.cluster.api import Response
+from neuron_plugin.cluster import ApiRequest, Clock, Response, UnreachableError
 from neuron_plugin.extender.events import MOST_AT_ONCE, PATIENCE_SECONDS, PodEvents
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics

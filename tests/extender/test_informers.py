@@ -13,20 +13,19 @@ from neuron_plugin.allocation import ContainerKind, Rejection, asks_for_neuron
 from neuron_plugin.cluster import (
     LEASES,
     PODS,
-    UNOBSERVED,
     ApiError,
     ApiRequest,
     Clock,
     KubernetesApi,
     Lease,
     LeaseName,
+    Response,
     UnreachableError,
     create_lease,
     renew_lease,
     send,
     utc_now,
 )
-from neuron_plugin.cluster.api import Response
 from neuron_plugin.extender import informers as module
 from neuron_plugin.extender.informers import (
     LOOK_SECONDS,
@@ -51,7 +50,7 @@ async def test_e07_a_lease_that_is_not_watched_has_not_run_out(
     monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
     now = 0.0
     state = ClusterState()
-    informers = Informers(api, state, TYPES, UNOBSERVED, lease_namespace="kube-system", clock=Clock(now=lambda: now))
+    informers = Informers(api, state, TYPES, lease_namespace="kube-system", clock=Clock(now=lambda: now))
     leases = informers._followed["leases"]
     server.create_node(node_manifest("node", "trn1.32xlarge"))
     await send(api, create_lease(LEASE, duration_seconds=8, now=utc_now()), timeout_seconds=5)
@@ -81,7 +80,7 @@ async def test_e07_a_plugin_that_stops_closes_its_node_with_its_word_and_not_wit
 ) -> None:
     monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
     state = ClusterState()
-    informers = Informers(api, state, TYPES, UNOBSERVED, lease_namespace="kube-system")
+    informers = Informers(api, state, TYPES, lease_namespace="kube-system")
     leases = informers._followed["leases"]
     server.create_node(node_manifest("node", "trn1.32xlarge"))
     await send(api, create_lease(LEASE, duration_seconds=600, now=utc_now()), timeout_seconds=5)
@@ -100,7 +99,7 @@ async def test_e07_a_plugin_that_stops_closes_its_node_with_its_word_and_not_wit
 async def test_e04_a_pod_is_unbound_while_it_lives_and_has_no_node(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
-    informers = Informers(api, ClusterState(), TYPES, UNOBSERVED)
+    informers = Informers(api, ClusterState(), TYPES)
     for name, amount, node in (("bound", 1, "node"), ("asks-for-nothing", 0, "")):
         server.create_pod(pod_manifest(name, DEVICE, amount, node=node) if amount else {"metadata": {"name": name}})
     await informers.list_consistently(5)
@@ -157,7 +156,7 @@ class ScriptedServer:
 @asynccontextmanager
 async def following(server: ScriptedServer, world: World) -> AsyncIterator[None]:
     """The informers of a state, synced, for the length of the block."""
-    informers = Informers(server, world.state, TYPES, UNOBSERVED)
+    informers = Informers(server, world.state, TYPES)
     for kind in ("nodes", "pods"):
         server.end_of_list(kind)
     task = asyncio.create_task(informers.run())

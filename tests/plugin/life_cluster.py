@@ -16,9 +16,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from neuron_plugin.allocation import INVENTORY_KEY, PodUid
-from neuron_plugin.cluster import ApiError, ApiRequest, UnreachableError, records
-from neuron_plugin.cluster.api import Response
-from neuron_plugin.cluster.store import Store
+from neuron_plugin.cluster import ApiError, ApiRequest, Pod, Response, UnreachableError
+from neuron_plugin.cluster.reflector import Store
 from tests.plugin.life_pods import LivePod, Shape
 
 V = TypeVar("V")
@@ -27,13 +26,13 @@ V = TypeVar("V")
 class Watch(Generic[V]):
     """What one follower has been told; ``silent`` while its connection is broken."""
 
-    def __init__(self, cluster: Cluster, keep: Callable[[records.Pod], V | None], *, of_node: bool) -> None:
+    def __init__(self, cluster: Cluster, keep: Callable[[Pod], V | None], *, of_node: bool) -> None:
         self.store: Store[V] = Store()
         self.silent = False
         self._cluster = cluster
         self._keep = keep
         self._of_node = of_node
-        self._events: deque[tuple[int, PodUid, records.Pod | None]] = deque()
+        self._events: deque[tuple[int, PodUid, Pod | None]] = deque()
         cluster.watches.append(self)
 
     @property
@@ -41,7 +40,7 @@ class Watch(Generic[V]):
         """How many events are still on their way."""
         return len(self._events)
 
-    def tell(self, version: int, uid: PodUid, shown: records.Pod | None) -> None:
+    def tell(self, version: int, uid: PodUid, shown: Pod | None) -> None:
         """Something happened."""
         if shown is None or shown.node_name or not self._of_node:
             self._events.append((version, uid, shown))

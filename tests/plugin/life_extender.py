@@ -8,8 +8,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from neuron_plugin.allocation import INVENTORY_KEY, Dialect, NeuronPod, PodUid
-from neuron_plugin.cluster import NODES, ApiRequest, Clock
-from neuron_plugin.cluster.api import Response
+from neuron_plugin.cluster import NODES, ApiRequest, Clock, Response
 from neuron_plugin.extender.binding import Binder, Ending
 from neuron_plugin.extender.filter import VerdictMemo, filter_nodes
 from neuron_plugin.extender.informers import keep_pod

@@ -23,7 +23,7 @@ from neuron_plugin.allocation import (
     pod_request,
     read_assignment,
 )
-from neuron_plugin.cluster import PODS, records
+from neuron_plugin.cluster import PODS, Pod
 from neuron_plugin.simulation import container
 from tests.plugin.world import CORE, DEVICE, app, init, sidecar
 
@@ -141,7 +141,7 @@ class LivePod:
     def decision(self) -> Assignment | None:
         return read_assignment(str(self), self.annotations, self.shape.request)
 
-    def record(self) -> records.Pod:
+    def record(self) -> Pod:
         """As the API server's watch shows it now."""
         manifest = {
             "metadata": {"name": self.name, "namespace": "default", "uid": self.uid, "annotations": self.annotations},

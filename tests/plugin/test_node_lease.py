@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from neuron_plugin.cluster import LEASES, KubernetesApi, Sighting, connect
+from neuron_plugin.cluster import LEASES, KubernetesApi, ObservedLease, connect
 from neuron_plugin.extender.informers import LEASE_PREFIX as EXTENDERS_PREFIX
 from neuron_plugin.plugin.node_lease import LEASE_PREFIX, LeaseTimes, NodeLease, delete_lease, node_lease
 from neuron_plugin.simulation import ApiHttp, StandInApiServer, api_server
@@ -158,7 +158,7 @@ async def test_e7_a_plugin_that_stops_gives_it_up_so_that_no_pod_comes_meanwhile
         lease.notify()
         await asyncio.sleep(0.1)
         assert lease_of(server)["metadata"]["resourceVersion"] == given_up.resource_version
-    assert Sighting().expired(given_up, now=0.0)
+    assert ObservedLease().expired(given_up, now=0.0)
 
 
 async def test_e7_the_next_plugin_takes_up_what_the_last_one_gave_up(
@@ -253,10 +253,10 @@ async def test_a_plugin_that_was_never_heard_of_gives_nothing_up(server: StandIn
 async def test_a_killed_plugin_leaves_it_to_run_out_by_itself(server: StandInApiServer, api: KubernetesApi) -> None:
     async with renewing(api, of_node()):
         await until(lambda: is_held(server))
-    sighting, lease = Sighting(), LEASES.decode(_encoded(lease_of(server)))
-    sighting.see(lease, now=100.0)
-    assert not sighting.expired(lease, now=107.0)
-    assert sighting.expired(lease, now=108.0)
+    observed, lease = ObservedLease(), LEASES.decode(_encoded(lease_of(server)))
+    observed.observe(lease, now=100.0)
+    assert not observed.expired(lease, now=107.0)
+    assert observed.expired(lease, now=108.0)
 
 
 async def test_a_node_made_anew_gets_a_lease_of_its_own_and_is_described_again(

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from neuron_plugin.cluster import ApiRequest, UnreachableError
-from neuron_plugin.cluster.api import Response
+from neuron_plugin.cluster import ApiRequest, Response, UnreachableError
 from neuron_plugin.plugin import outbox as module
 from neuron_plugin.plugin.outbox import Outbox
 

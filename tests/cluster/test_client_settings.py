@@ -1,3 +1,5 @@
+"""Credentials, certificates, proxies and kubeconfigs."""
+
 from __future__ import annotations
 
 import asyncio
@@ -5,17 +7,14 @@ import json
 import ssl
 import sys
 from datetime import datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import trustme
 
 from neuron_plugin.cluster.api import ApiRequest, ConnectionSettingsError, UnreachableError
-from neuron_plugin.cluster.transport import KubernetesApi, connect
+from neuron_plugin.cluster.client import KubernetesApi, connect, environment_proxy
 from neuron_plugin.simulation import StandInApiServer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PODS = ApiRequest("GET", "/api/v1/pods")
 WATCH = ApiRequest("GET", "/api/v1/pods", {"watch": "true", "resourceVersion": "1", "allowWatchBookmarks": "true"})
@@ -23,7 +22,7 @@ MANIFEST = {"metadata": {"name": "a"}, "spec": {"containers": []}}
 
 
 class FakeTime:
-    """A clock that stands until it is told to go on."""
+    """A clock that stands until it is moved."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -37,7 +36,7 @@ class FakeTime:
 
 async def test_the_token_goes_out(tmp_path: Path) -> None:
     async with (
-        StandInApiServer(token="secret") as server,  # noqa: S106 - a stand-in's
+        StandInApiServer(token="secret") as server,  # noqa: S106 - a simulated server's
         await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api,
     ):
         assert (await api.request(PODS, timeout_seconds=5)).status == 200
@@ -98,6 +97,21 @@ async def test_an_open_watch_survives_that_its_client_is_replaced(tmp_path: Path
             assert (await api.request(PODS, timeout_seconds=5)).status == 200
             server.create_pod(MANIFEST)
             assert json.loads(await anext(lines))["type"] == "ADDED"
+
+
+async def test_a_watch_on_credentials_that_were_replaced_twice_ends(tmp_path: Path) -> None:
+    """The reflector opens it again; so that old connections do not pile up."""
+    time = FakeTime()
+    async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        async with await connect(kubeconfig, clock=time) as api, api.stream(WATCH, silence_seconds=5) as lines:
+            for token in ("second", "third"):
+                server.rotate(token=token)
+                server.write_kubeconfig(kubeconfig)
+                time.now += 10
+                assert (await api.request(PODS, timeout_seconds=5)).status == 200
+            with pytest.raises(UnreachableError):
+                await anext(lines)
 
 
 async def test_a_kubeconfig_that_vanished_leaves_the_refusal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -220,7 +234,7 @@ def service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def expire_token(api: KubernetesApi) -> None:
     """Let the minute pass after which the library reads the file again."""
-    hook = api._credentials.client.library_client.configuration.refresh_api_key_hook
+    hook = api._client.library_client.configuration.refresh_api_key_hook
     hook.__closure__[0].cell_contents.token_expires_at = datetime.min  # noqa: DTZ901 - as the library keeps it
 
 
@@ -255,7 +269,7 @@ async def test_in_a_pod_the_service_account_is_used_and_its_new_token_read(
             assert (await api.request(PODS, timeout_seconds=5)).status == 200
 
 
-async def test_in_a_pod_a_token_that_became_empty_is_a_trouble_of_its_own(
+async def test_in_a_pod_a_token_that_became_empty_is_an_error_of_its_own(
     service_account: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = trustme.CA()
@@ -269,7 +283,7 @@ async def test_in_a_pod_a_token_that_became_empty_is_a_trouble_of_its_own(
             await api.request(PODS, timeout_seconds=5)
 
 
-async def test_in_a_pod_a_token_that_vanished_is_a_trouble_of_its_own_too(
+async def test_in_a_pod_a_token_that_vanished_is_an_error_of_its_own(
     service_account: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = trustme.CA()
@@ -294,8 +308,8 @@ async def test_outside_of_a_pod_and_without_a_kubeconfig_there_is_an_error_that_
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "some part of it is not of the form"),
-        ("[]", "some part of it is not of the form"),
+        ("", "a part of it does not have the expected form"),
+        ("[]", "a part of it does not have the expected form"),
         ("{", "expected the node content, but found '<stream end>'"),
         ("clusters: []", "Expected key current-context"),
         ("\x00", "special characters are not allowed"),
@@ -311,12 +325,12 @@ async def test_a_useless_kubeconfig_is_an_error_that_names_it_and_what_is_wrong_
         await connect(kubeconfig)
     assert str(raised.value).startswith(f"API server settings from {kubeconfig}: ")
     assert said in str(raised.value)
-    assert str(raised.value).endswith("; expected a kubeconfig that kubectl takes: mend it, or name another")
+    assert str(raised.value).endswith("; expected a kubeconfig that kubectl accepts: fix it, or give another")
     for spelled_for_python in ("Error(", "Exception(", " object at ", "\n"):
         assert spelled_for_python not in str(raised.value)
 
 
-async def test_a_kubeconfig_that_waits_for_somebody_is_an_error_that_names_it(
+async def test_a_kubeconfig_whose_exec_plugin_waits_for_input_is_an_error_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def waits(*_: object, **_named: object) -> None:
@@ -324,7 +338,7 @@ async def test_a_kubeconfig_that_waits_for_somebody_is_an_error_that_names_it(
 
     (tmp_path / "kubeconfig").touch()
     monkeypatch.setattr("kubernetes.aio.config.load_kube_config", waits)
-    monkeypatch.setattr("neuron_plugin.cluster.credentials._LOADING_SECONDS", 0.05)
+    monkeypatch.setattr("neuron_plugin.cluster.client._LOADING_SECONDS", 0.05)
     with pytest.raises(ConnectionSettingsError, match=r"kubeconfig: not loaded within 0\.05 s; does its exec plugin"):
         async with asyncio.timeout(5):
             await connect(tmp_path / "kubeconfig")
@@ -343,3 +357,119 @@ async def test_a_file_that_a_kubeconfig_names_is_named(tmp_path: Path, monkeypat
     monkeypatch.setattr("kubernetes.aio.config.load_kube_config", misses)
     with pytest.raises(ConnectionSettingsError, match="kubeconfig: No such file or directory: /etc/token; expected"):
         await connect(tmp_path / "kubeconfig")
+
+
+PODS = ApiRequest("GET", "/api/v1/pods")
+PROXY = "http://proxy.example:3128"
+IN_A_POD = "https://172.20.0.1:443"
+BY_NAME = "https://abc.gr7.eu-west-1.eks.amazonaws.com:443"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """One that names no proxy, whatever the machine's own does."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    return monkeypatch
+
+
+def test_without_a_proxy_in_the_environment_there_is_none() -> None:
+    assert environment_proxy(IN_A_POD) is None
+
+
+def test_each_scheme_has_its_own(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("HTTPS_PROXY", PROXY)
+    assert environment_proxy(BY_NAME) == PROXY
+    assert environment_proxy("http://api.example") is None
+
+
+def test_a_proxy_without_a_scheme_is_an_http_one(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("https_proxy", "proxy.example:3128")
+    assert environment_proxy(BY_NAME) == PROXY
+
+
+@pytest.mark.parametrize(
+    ("no_proxy", "url"),
+    [
+        ("*", IN_A_POD),
+        ("172.20.0.1", IN_A_POD),
+        ("localhost, 172.20.0.0/16 ,10.0.0.0/8", IN_A_POD),
+        ("172.20.0.1:443", IN_A_POD),
+        ("fd00::/8", "https://[fd00:10::1]:443"),
+        ("[fd00:10::1]", "https://[fd00:10::1]:443"),
+        ("fd00:10::1", "https://[fd00:10::1]"),
+        (".eks.amazonaws.com", BY_NAME),
+        ("*.eks.amazonaws.com", BY_NAME),
+        ("EKS.amazonaws.com", BY_NAME),
+        ("abc.gr7.eu-west-1.eks.amazonaws.com", BY_NAME),
+        ("", "https://127.0.0.1:6443"),
+        ("", "https://[::1]:6443"),
+        ("", "https://localhost:6443"),
+    ],
+)
+def test_what_no_proxy_means_is_called_directly(environment: pytest.MonkeyPatch, no_proxy: str, url: str) -> None:
+    environment.setenv("HTTPS_PROXY", PROXY)
+    environment.setenv("NO_PROXY", no_proxy)
+    assert environment_proxy(url) is None
+
+
+@pytest.mark.parametrize(
+    ("no_proxy", "url"),
+    [
+        ("", IN_A_POD),
+        ("172.21.0.0/16,10.0.0.0/8,.svc,,", IN_A_POD),
+        ("172.20.0.1:8443", IN_A_POD),
+        ("172.20.0.0/99", IN_A_POD),
+        ("fd00::/8", IN_A_POD),
+        ("amazonaws.org,s.amazonaws.com", BY_NAME),
+        (".abc.gr7.eu-west-1.eks.amazonaws.com", BY_NAME),
+    ],
+)
+def test_what_no_proxy_does_not_mean_is_not(environment: pytest.MonkeyPatch, no_proxy: str, url: str) -> None:
+    environment.setenv("HTTPS_PROXY", PROXY)
+    environment.setenv("NO_PROXY", no_proxy)
+    assert environment_proxy(url) == PROXY
+
+
+# Which connections the client opens. The simulated server plays the proxy: a request to a proxy has the same path.
+
+
+def kubeconfig_behind_a_proxy(path: Path, **more: str) -> Path:
+    content = json.loads(StandInApiServer().write_kubeconfig(path).read_text())
+    content["clusters"][0]["cluster"] |= {"server": "http://api.example"} | more
+    path.write_text(json.dumps(content))
+    return path
+
+
+async def test_a_proxy_that_the_environment_names_is_used(
+    server: StandInApiServer, tmp_path: Path, environment: pytest.MonkeyPatch
+) -> None:
+    environment.setenv("http_proxy", server.url)
+    async with await connect(kubeconfig_behind_a_proxy(tmp_path / "kubeconfig")) as api:
+        assert (await api.request(PODS, timeout_seconds=5)).status == 200
+
+
+async def test_the_kubeconfigs_own_proxy_comes_first(
+    server: StandInApiServer, tmp_path: Path, environment: pytest.MonkeyPatch
+) -> None:
+    environment.setenv("http_proxy", server.url)
+    no_server = {"proxy-url": "http://127.0.0.1:9"}
+    async with await connect(kubeconfig_behind_a_proxy(tmp_path / "kubeconfig", **no_server)) as api:
+        with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:9") as raised:
+            await api.request(PODS, timeout_seconds=5)
+    assert not raised.value.may_have_arrived
+
+
+@pytest.mark.parametrize("proxy", ["", "http://127.0.0.1:9"])
+async def test_a_netrc_of_the_machine_stands_in_no_tokens_way(
+    tmp_path: Path, environment: pytest.MonkeyPatch, proxy: str
+) -> None:
+    (tmp_path / "netrc").write_text("default login another password anything\n")
+    environment.setenv("NETRC", str(tmp_path / "netrc"))
+    environment.setenv("http_proxy", proxy)
+    async with (
+        StandInApiServer(token="secret") as server,  # noqa: S106 - a simulated server's
+        await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api,
+    ):
+        assert (await api.request(PODS, timeout_seconds=5)).status == 200

@@ -5,18 +5,18 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.cluster.store import Entries, Store
+from neuron_plugin.cluster.reflector import Entries, Store
 
-Told = list[tuple[str, str | None, str | None]]
+Changes = list[tuple[str, str | None, str | None]]
 
 
-def store_with(entries: Entries[str], version: int) -> tuple[Store[str], Told]:
+def store_with(entries: Entries[str], version: int) -> tuple[Store[str], Changes]:
     store: Store[str] = Store()
-    told: Told = []
-    store.subscribe(lambda uid, old, new: told.append((uid, old, new)))
+    changes: Changes = []
+    store.subscribe(lambda uid, old, new: changes.append((uid, old, new)))
     store.replace(entries, version, version_at_start=0)
-    told.clear()
-    return store, told
+    changes.clear()
+    return store, changes
 
 
 def test_a_new_store_knows_nothing() -> None:
@@ -32,18 +32,18 @@ def test_a_list_is_put_in_place_in_one_step() -> None:
     assert seen_by_listener == [{"u2": "b", "u3": "c"}] * 2
 
 
-def test_a_list_tells_what_is_different_only() -> None:
-    store, told = store_with({"gone": (1, "a"), "same": (2, "b"), "changed": (3, "c")}, 5)
+def test_a_list_reports_only_what_is_different() -> None:
+    store, changes = store_with({"gone": (1, "a"), "same": (2, "b"), "changed": (3, "c")}, 5)
     store.replace({"same": (2, "b"), "changed": (6, "C"), "new": (7, "d")}, 8, version_at_start=5)
-    assert told == [("gone", "a", None), ("changed", "c", "C"), ("new", None, "d")]
+    assert changes == [("gone", "a", None), ("changed", "c", "C"), ("new", None, "d")]
 
 
-def test_events_are_told_with_old_and_new() -> None:
-    store, told = store_with({}, 1)
+def test_events_are_reported_with_old_and_new_value() -> None:
+    store, changes = store_with({}, 1)
     store.put("u", 2, "a")
     store.put("u", 3, "b")
     store.remove("u", 4)
-    assert told == [("u", None, "a"), ("u", "a", "b"), ("u", "b", None)]
+    assert changes == [("u", None, "a"), ("u", "a", "b"), ("u", "b", None)]
     assert store.version == 4
 
 
@@ -55,26 +55,26 @@ def test_t31_one_uids_end_leaves_another_of_the_same_name() -> None:
 
 
 def test_the_end_of_what_was_never_known_is_no_news() -> None:
-    store, told = store_with({}, 1)
+    store, changes = store_with({}, 1)
     store.remove("unknown", 2)
-    assert told == []
+    assert changes == []
 
 
-def test_what_nobody_wants_kept_is_not_held() -> None:
-    store, told = store_with({"u": (1, "a")}, 1)
+def test_what_is_not_kept_is_not_held() -> None:
+    store, changes = store_with({"u": (1, "a")}, 1)
     store.put("u", 2, None)
     store.put("v", 3, None)
     assert dict(store.values) == {}
-    assert told == [("u", "a", None)]
+    assert changes == [("u", "a", None)]
 
 
-def test_an_event_that_a_list_has_told_already_is_old() -> None:
-    store, told = store_with({"u": (5, "new")}, 9)
+def test_an_event_that_a_list_has_shown_already_is_old() -> None:
+    store, changes = store_with({"u": (5, "new")}, 9)
     store.put("u", 4, "older")
     store.put("died-before-the-list", 8, "x")
     store.remove("u", 9)
     assert dict(store.values) == {"u": "new"}
-    assert told == []
+    assert changes == []
 
 
 def test_a_list_that_the_watch_overtook_is_dropped() -> None:
@@ -145,7 +145,7 @@ Step = st.one_of(
 
 
 class Mirror:
-    """Rebuilds the store from what it tells, and checks that nothing is told backwards."""
+    """Rebuilds the store from its changes, and checks that no change goes back."""
 
     def __init__(self, store: Store[str]) -> None:
         self.values: dict[str, str] = {}
@@ -169,12 +169,12 @@ class Follower:
     def __init__(self, server: Server, store: Store[str]) -> None:
         self._server = server
         self._store = store
-        self._told = 0
+        self._sent = 0
         self._asked: list[tuple[Entries[str], int, int]] = []
 
     @property
     def behind(self) -> bool:
-        return self._told < len(self._server.events)
+        return self._sent < len(self._server.events)
 
     def step(self, kind: str) -> None:
         if kind == "watch" and self.behind:
@@ -188,8 +188,8 @@ class Follower:
             self._store.replace(entries, version, version_at_start=at_start)
 
     def watch(self) -> None:
-        version, uid, value = self._server.events[self._told]
-        self._told += 1
+        version, uid, value = self._server.events[self._sent]
+        self._sent += 1
         if value is None:
             self._store.remove(uid, version)
         else:

@@ -3,20 +3,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.cluster.api import ApiError, ApiRequest, UnreachableError, send
-from neuron_plugin.cluster.transport import KubernetesApi, split_lines
+from neuron_plugin.cluster.client import KubernetesApi, split_lines
 from neuron_plugin.simulation import Fault, Match, StandInApiServer
 from tests.cluster.raw import CHUNKED, api_of, chunk
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 PODS = ApiRequest("GET", "/api/v1/pods")
 WATCH = ApiRequest("GET", "/api/v1/pods", {"watch": "true", "resourceVersion": "1", "allowWatchBookmarks": "true"})
@@ -155,7 +155,7 @@ async def test_a_header_that_is_no_number_of_seconds_says_nothing(tmp_path: Path
 async def test_t40_a_handshake_that_never_ends_is_given_up_and_cannot_have_arrived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neuron_plugin.cluster.transport._CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr("neuron_plugin.cluster.client._CONNECT_SECONDS", 0.05)
 
     async def never(_writer: asyncio.StreamWriter) -> None:
         pytest.fail("it was asked")
@@ -254,7 +254,7 @@ async def test_a_stream_cut_off_within_a_chunk_is_no_clean_end(tmp_path: Path) -
 async def test_an_open_watch_has_a_pulse_that_a_vanished_server_does_not_answer(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
-    """No test can pull a cable; but the kernel tells of the timer that notices one pulled."""
+    """No test can pull a cable; but the kernel shows the timer that notices a pulled one."""
     server.create_pod(MANIFEST)
     async with api.stream(WATCH, silence_seconds=5) as lines:
         await anext(lines)
@@ -299,3 +299,50 @@ async def test_an_endless_line_is_refused() -> None:
     with pytest.raises(ValueError, match="longer than 10 bytes"):
         await lines_of([b"1234\n56789abc", b"defg"], max_bytes=10)
     assert await lines_of([b"12345", b"67890", b"\n"], max_bytes=10) == [b"1234567890"]
+
+
+UNUSED = ("kubernetes.client", "kubernetes.aio.dynamic", "requests", "jsonschema")
+
+
+def printed_by(script: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=True)  # noqa: S603 - our own interpreter and text
+    return done.stdout
+
+
+def test_importing_the_room_does_not_import_the_library() -> None:
+    """It takes some of the start, and the kubelet is to be served first."""
+    script = (
+        "import sys, pkgutil, importlib, neuron_plugin.cluster as room\n"
+        "for module in pkgutil.iter_modules(room.__path__): importlib.import_module(f'{room.__name__}.{module.name}')\n"
+        "print([name for name in ('kubernetes', 'aiohttp') if name in sys.modules])"
+    )
+    assert printed_by(script) == "[]\n"
+
+
+def test_connecting_imports_nothing_of_the_library_that_is_not_used(tmp_path: Path) -> None:
+    """The other half of it costs seconds at start, and tens of megabytes for good."""
+    StandInApiServer().write_kubeconfig(tmp_path / "kubeconfig")
+    script = (
+        "import asyncio, pathlib, sys\n"
+        "from neuron_plugin.cluster.client import connect\n"
+        "async def main():\n"
+        "    async with await connect(pathlib.Path(sys.argv[1])): pass\n"
+        "asyncio.run(main())\n"
+        "models = [name for name in sys.modules if name.startswith('kubernetes.aio.client.models.')]\n"
+        f"print([name for name in {UNUSED} if name in sys.modules], models, 'kubernetes.aio.config' in sys.modules)"
+    )
+    assert printed_by(script, str(tmp_path / "kubeconfig")) == "[] [] True\n"
+
+
+def test_the_librarys_own_packages_still_bring_what_is_not_used_and_are_left_to_who_imported_them() -> None:
+    """Where the first half fails, entering them by another door is not needed any more."""
+    script = (
+        "import sys, kubernetes.aio\n"
+        "from neuron_plugin.cluster.client import _import_library\n"
+        f"print([name for name in {UNUSED[:2]} if name in sys.modules])\n"
+        "whole = kubernetes.aio.config\n"
+        "_import_library()\n"
+        "print(sys.modules['kubernetes.aio.config'] is whole, kubernetes.aio.dynamic.__name__)"
+    )
+    assert printed_by(script) == f"{list(UNUSED[:2])}\nTrue kubernetes.aio.dynamic\n"

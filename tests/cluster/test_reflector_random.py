@@ -6,16 +6,13 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from neuron_plugin.cluster.api import ClusterError
 from neuron_plugin.cluster.reflector import Pace
-from neuron_plugin.simulation import PODS, Fault, Match, Refusal, WatchList
-
-if TYPE_CHECKING:
-    from neuron_plugin.simulation import StandInApiServer
+from neuron_plugin.simulation import PODS, Fault, Match, Refusal, StandInApiServer, WatchList
 
 Manifest = Callable[..., dict[str, Any]]
 Follow = Callable[..., Any]
@@ -30,7 +27,7 @@ class Story:
     def __init__(self, server: StandInApiServer, seed: int, manifest: Manifest) -> None:
         self._server = server
         self._manifest = manifest
-        self._dice = random.Random(seed)  # noqa: S311 - a story that can be told again
+        self._dice = random.Random(seed)  # noqa: S311 - a story that can be repeated
         self._lives = 0
 
     async def step(self, followed: Any) -> None:
@@ -69,7 +66,7 @@ class Story:
         self._server.delete_pod("default", self._dice.choice(NAMES), grace_seconds=0)
 
     def _fail(self) -> None:
-        troubles = [
+        faults = [
             Fault(status=500),
             Fault(Match(watch=True), status=410),
             Fault(drop=True),
@@ -78,7 +75,7 @@ class Story:
             Fault(delay_seconds=0.005),
             Fault(body=b"<html>busy</html>"),
         ]
-        self._server.fail(self._dice.choice(troubles))
+        self._server.fail(self._dice.choice(faults))
 
 
 @pytest.mark.parametrize("watch_list", list(WatchList))

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from neuron_plugin.cluster.election import Change
+from neuron_plugin.cluster.leases import Change
 from neuron_plugin.simulation import parse_path
 from tests.cluster.elections import PATH, Cluster, election_of, leaders
 
@@ -27,7 +27,7 @@ async def test_e4_a_leader_that_cannot_renew_stops_before_another_starts() -> No
             seen.append((old.election.leading, new.election.leading))
         assert (True, True) not in seen
         assert seen[-1] == (False, True)
-        (stopped, lost), (started, won) = old.told.changes[-1], new.told.changes[0]
+        (stopped, lost), (started, won) = old.news.changes[-1], new.news.changes[0]
         assert (lost, won) == (Change.LOST, Change.TAKEN)
         assert started - stopped >= 15 - 10 - 2.5, "the lease's duration less the renew deadline"
 
@@ -72,7 +72,7 @@ async def test_t45_a_slow_api_server_does_not_change_the_leader() -> None:
 
 
 @pytest.mark.looptime
-async def test_t46_with_the_api_server_down_nobody_leads_and_then_one_does_again() -> None:
+async def test_t46_no_candidate_leads_while_the_api_server_is_down_and_then_one_does_again() -> None:
     async with election_of(Cluster()) as stand:
         first, second = stand("a"), stand("b")
         await asyncio.sleep(5)
@@ -150,7 +150,7 @@ async def test_e4_one_that_was_replaced_without_knowing_it_leaves_the_others_lea
 
 
 @pytest.mark.looptime
-async def test_one_whose_term_ran_out_gives_its_lease_up_if_nobody_took_it() -> None:
+async def test_a_leader_whose_term_ran_out_gives_its_lease_up_if_no_other_took_it() -> None:
     cluster = Cluster()
     async with election_of(cluster) as stand:
         leader = stand("a")
@@ -164,30 +164,30 @@ async def test_one_whose_term_ran_out_gives_its_lease_up_if_nobody_took_it() -> 
 
 
 @pytest.mark.looptime
-async def test_a_lease_that_somebody_annotates_between_read_and_write_is_no_trouble() -> None:
+async def test_a_lease_that_is_annotated_between_read_and_write_is_no_failure() -> None:
     cluster = Cluster()
     cluster.delay_seconds = 0.3
     async with election_of(cluster) as stand:
         leader = stand("a")
         await asyncio.sleep(2.8 + 0.45)  # the second turn has read and not written yet
-        cluster.objects.patch(parse_path(PATH), {"metadata": {"annotations": {"by": "somebody"}}})
+        cluster.objects.patch(parse_path(PATH), {"metadata": {"annotations": {"by": "another client"}}})
         await asyncio.sleep(10)
         assert [call.method for call in leader.link.calls[2:6]] == ["GET", "PATCH", "GET", "GET"]
-        assert not any(leader.told.troubles)
+        assert not any(leader.news.failures)
         assert leader.changes == [Change.TAKEN]
 
 
 @pytest.mark.looptime
-async def test_e4_the_end_of_a_term_is_told_when_it_comes_and_not_at_the_next_turn() -> None:
+async def test_e4_the_end_of_a_term_is_reported_when_it_comes_and_not_at_the_next_turn() -> None:
     async with election_of(Cluster()) as stand:
         leader = stand("a")
         await asyncio.sleep(5)
         end = asyncio.get_running_loop().time() + leader.election.seconds_left()
         leader.link.forbidden = "GET"
         await asyncio.sleep(15)
-        told_at, change = leader.told.changes[-1]
+        lost_at, change = leader.news.changes[-1]
         assert change is Change.LOST
-        assert told_at == pytest.approx(end, abs=0.01)
+        assert lost_at == pytest.approx(end, abs=0.01)
 
 
 @pytest.mark.looptime
@@ -207,7 +207,7 @@ async def test_e4_a_lease_deleted_under_its_leader_makes_no_second_one() -> None
 
 
 @pytest.mark.looptime
-async def test_e4_a_deleted_lease_of_a_dead_leader_is_made_anew_when_it_would_have_run_out() -> None:
+async def test_e4_a_deleted_lease_of_a_dead_leader_is_created_again_when_it_would_have_expired() -> None:
     cluster = Cluster()
     async with election_of(cluster) as stand:
         leader = stand("a")
@@ -224,7 +224,7 @@ async def test_e4_a_deleted_lease_of_a_dead_leader_is_made_anew_when_it_would_ha
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("verb", ["GET", "POST", "PATCH"])
-async def test_without_the_right_to_the_lease_nobody_leads_and_it_is_said_once(
+async def test_without_the_right_to_the_lease_no_candidate_leads_and_it_is_logged_once(
     verb: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -239,13 +239,13 @@ async def test_without_the_right_to_the_lease_nobody_leads_and_it_is_said_once(
         candidate.link.forbidden = verb
         await asyncio.sleep(60)
         assert not candidate.election.leading
-        assert "leases is forbidden" in candidate.told.troubles[-1]
-        assert "allowed to get, create and patch" in candidate.told.troubles[-1]
+        assert "leases is forbidden" in candidate.news.failures[-1]
+        assert "allowed to get, create and patch" in candidate.news.failures[-1]
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         candidate.link.forbidden = ""
         await asyncio.sleep(5)
         assert candidate.election.leading
-        assert candidate.told.troubles[-1] == ""
+        assert candidate.news.failures[-1] == ""
 
 
 @pytest.mark.looptime
@@ -261,10 +261,10 @@ async def test_e4_whatever_happens_to_whom_there_are_never_two_leaders(seed: int
                 assert leaders(*candidates) <= 1
             place = random.randrange(len(candidates))
             candidate = candidates[place]
-            match random.choice(["cut", "cut", "mend", "mend", "lose", "slow", "end", "restart"]):
+            match random.choice(["cut", "cut", "restore", "restore", "lose", "slow", "end", "restart"]):
                 case "cut":
                     candidate.link.cut = True
-                case "mend":
+                case "restore":
                     candidate.link.cut = candidate.link.lose_answers = False
                 case "lose":
                     candidate.link.lose_answers = True

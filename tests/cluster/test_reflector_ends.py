@@ -6,15 +6,14 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 import pytest
 
+from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster.api import UnreachableError
-from neuron_plugin.cluster.kinds import PODS
-from neuron_plugin.cluster.lists import Scope
+from neuron_plugin.cluster.client import KubernetesApi
+from neuron_plugin.cluster.objects import PODS, Pod, Scope
 from neuron_plugin.cluster.reflector import Pace, Reflector
-from neuron_plugin.cluster.timing import Clock
 from neuron_plugin.simulation import Fault, Match, StandInApiServer, WatchList
 from tests.cluster.reflecting import (
     BOOKMARK,
@@ -27,10 +26,6 @@ from tests.cluster.reflecting import (
     lists,
     watches,
 )
-
-if TYPE_CHECKING:
-    from neuron_plugin.cluster.records import Pod
-    from neuron_plugin.cluster.transport import KubernetesApi
 
 
 async def test_t32_410_inside_the_stream_lists_again(server: StandInApiServer, follow: Follow, pod: Manifest) -> None:
@@ -73,7 +68,7 @@ async def test_t32_a_watch_too_old_for_a_compacted_history_lists_again(
         assert followed.recorder.causes == ["end", "expired"]
 
 
-async def test_t32_a_list_whose_version_was_forgotten_between_two_pages_begins_anew(
+async def test_t32_a_list_whose_version_was_compacted_between_two_pages_begins_again(
     server: StandInApiServer, follow: Follow, pod: Manifest
 ) -> None:
     server._http.watch_list = WatchList.REFUSED
@@ -131,8 +126,8 @@ async def test_t46_an_api_server_gone_for_a_while_is_followed_again_without_a_re
         server.create_pod(pod("b"))
         await server.start()
         await followed.until(lambda: followed.names == ["a", "b"])
-    told = [record.message for record in caplog.records]
-    assert told == ["the API server cannot be followed", "the API server is heard again"]
+    messages = [record.message for record in caplog.records]
+    assert messages == ["API server watch failing", "API server watch working again"]
 
 
 async def test_an_api_server_that_is_down_at_the_start_is_waited_for(
@@ -263,13 +258,13 @@ async def silence() -> AsyncIterator[bytes]:
     yield b""
 
 
-def anew(server: ScriptedServer) -> list[bool]:
+def with_initial_events(server: ScriptedServer) -> list[bool]:
     """Of each watch, whether it began with the present state and not at a version."""
     return ["sendInitialEvents" in query for query in server.queries]
 
 
 @pytest.mark.looptime
-async def test_t32_a_watch_that_told_nothing_until_it_was_given_up_is_not_gone_on_from() -> None:
+async def test_t32_a_watch_that_sent_nothing_until_it_was_given_up_is_not_continued() -> None:
     """A server whose etcd was restored leaves out what is older than the version it was asked for."""
 
     async def forgetful() -> AsyncIterator[bytes]:
@@ -279,11 +274,11 @@ async def test_t32_a_watch_that_told_nothing_until_it_was_given_up_is_not_gone_o
 
     server = ScriptedServer(forgetful)
     await run_for(server, 400)
-    assert anew(server) == [True, True, True]
+    assert with_initial_events(server) == [True, True, True]
 
 
 @pytest.mark.looptime
-async def test_t32_a_watch_that_fell_silent_after_a_bookmark_is_gone_on_from() -> None:
+async def test_t32_a_watch_that_fell_silent_after_a_bookmark_is_continued() -> None:
     async def died() -> AsyncIterator[bytes]:
         yield INITIAL_END
         yield BOOKMARK
@@ -292,18 +287,18 @@ async def test_t32_a_watch_that_fell_silent_after_a_bookmark_is_gone_on_from() -
 
     server = ScriptedServer(died)
     await run_for(server, 200)
-    assert anew(server) == [True, False]
+    assert with_initial_events(server) == [True, False]
     assert server.queries[1]["resourceVersion"] == "9"
 
 
 @pytest.mark.looptime
-async def test_watches_that_end_at_once_are_gone_on_from_without_a_list() -> None:
+async def test_watches_that_end_at_once_are_continued_without_a_list() -> None:
     async def nothing() -> AsyncIterator[bytes]:
         yield INITIAL_END
 
     server = ScriptedServer(nothing)
     await run_for(server, 60)
-    assert anew(server) == [True] + [False] * (len(server.queries) - 1)
+    assert with_initial_events(server) == [True] + [False] * (len(server.queries) - 1)
     assert len(server.queries) > 5
 
 
@@ -316,7 +311,7 @@ async def test_t32_an_error_event_lists_again_whatever_it_says(code: int) -> Non
 
     server = ScriptedServer(broken)
     await run_for(server, 1)
-    assert anew(server) == [True] * len(server.queries)
+    assert with_initial_events(server) == [True] * len(server.queries)
     assert len(server.queries) > 1
 
 
