@@ -160,7 +160,7 @@ def neuron_pod(pod: PodObject) -> NeuronPod:
     )
     reference = PodReference(PodUid(pod.uid), pod.namespace, pod.name)
     assignment: Assignment | Rejection | None = None
-    if request and not isinstance(request, Rejection):
+    if request and not isinstance(request, Rejection) and not pod.annotations.keys().isdisjoint(ASSIGNMENT_KEYS):
         try:
             assignment = read_assignment(str(reference), pod.annotations, request)
         except AssignmentError as error:

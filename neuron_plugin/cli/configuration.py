@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from neuron_plugin.extender.settings import ExtenderSettings
+from neuron_plugin.extender import ExtenderSettings
 from neuron_plugin.inspection.node import configuration_file
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import ENVIRONMENT_PREFIX, SettingsError, add_flags, as_yaml, load

@@ -104,7 +104,7 @@ async def _work_out(arguments: Namespace, namespace: str, name: str) -> Explanat
         connect,
     )
     from neuron_plugin.extender.explain import explain, find_pod
-    from neuron_plugin.extender.survey import survey
+    from neuron_plugin.extender.informers import survey
 
     here = settings_here()
     types = load_catalogue(arguments.instance_types or here.instance_types)

@@ -8,7 +8,7 @@ from argparse import Namespace
 from neuron_plugin.cli.command import CommandError, Exit, Subparsers, add_command
 from neuron_plugin.cli.configuration import add_settings, load_settings, printed_settings
 from neuron_plugin.cli.daemons import run_daemon
-from neuron_plugin.extender.settings import ExtenderSettings, check
+from neuron_plugin.extender import ExtenderSettings, check
 from neuron_plugin.instance_file import load_catalogue
 
 EXAMPLES = """

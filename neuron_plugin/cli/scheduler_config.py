@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from neuron_plugin.cli.command import Exit, Subparsers, UsageError, add_command
 from neuron_plugin.cli.output import ObjectForm, add_output_flag, document
-from neuron_plugin.extender.scheduler_config import (
+from neuron_plugin.extender import (
     DEFAULT_SCHEDULER,
     SECOND_SCHEDULER,
     ExtenderEndpoint,

@@ -14,7 +14,7 @@ import yaml
 
 from neuron_plugin.cli import extender, run
 from neuron_plugin.cli.command import Parser
-from neuron_plugin.extender.settings import ExtenderSettings, check
+from neuron_plugin.extender import ExtenderSettings, check
 from neuron_plugin.inspection.node import USUAL_FILE
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.health_rules import Action, HealthRules, SignalRule

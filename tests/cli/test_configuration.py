@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from neuron_plugin.cli.command import Parser
 from neuron_plugin.cli.configuration import add_settings, load_settings, printed_settings, settings_here
-from neuron_plugin.extender.settings import ExtenderSettings
+from neuron_plugin.extender import ExtenderSettings
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError
 

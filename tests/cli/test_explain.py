@@ -13,7 +13,7 @@ import yaml
 from aiohttp import web
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.extender.inspection import inspection_routes
+from neuron_plugin.extender.explain import inspection_routes
 from neuron_plugin.simulation import StandInApiServer, node_manifest, pod_manifest
 from tests.cli.doubles import Cli
 from tests.extender.world import World

@@ -37,7 +37,7 @@ def holder(server: StandInApiServer) -> str:
 async def test_t10_sigterm_before_the_first_list(server: StandInApiServer, api: KubernetesApi) -> None:
     server.fail(Fault(match=PODS_LIST, gate=asyncio.Event(), times=100))
     async with extender_on(api, ELECTED) as extender:
-        await until(lambda: "taking over" in extender.daemon.readiness.why_not)
+        await until(lambda: "taking over" in extender.daemon.ready.why_not)
         await ended(extender)
     assert holder(server) == ""
 
@@ -46,7 +46,7 @@ async def test_t10_sigterm_while_it_outwaits_the_last_leader(server: StandInApiS
     server.create_node(node_manifest("node", "trn1.32xlarge"))
     server.create_pod(pod_manifest("waiting", DEVICE, 1))
     async with extender_on(api, ELECTED) as extender:
-        await until(lambda: extender.daemon.readiness.why_not == _TAKING_OVER)
+        await until(lambda: extender.daemon.ready.why_not == _TAKING_OVER)
         await ended(extender)
     assert holder(server) == ""
 
@@ -58,7 +58,7 @@ async def test_t10_sigterm_as_a_standby_leaves_the_lease_to_its_leader(
         await leader.ready()
         second = ExtenderSettings(port=0, health_port=0, health_address="127.0.0.1", identity="two")
         async with extender_on(api, second) as standby:
-            await until(lambda: not standby.daemon.readiness.conditions["election"])
+            await until(lambda: not standby.daemon.ready.conditions["election"])
             await ended(standby)
         assert holder(server) == "one"
 
@@ -92,7 +92,7 @@ async def test_t46_an_api_server_that_comes_up_late_is_waited_for(
     await server.stop()
     async with extender_on(api, msgspec.structs.replace(ELECTED, leader_election=election)) as extender:
         if election:
-            await until(lambda: "Cannot connect" in extender.daemon.readiness.conditions["election"])
+            await until(lambda: "Cannot connect" in extender.daemon.ready.conditions["election"])
         status, why = await extender.get("/readyz?exclude=leader", health=True)
         assert status == 503
         assert "the first lists are not in yet" in why
@@ -109,7 +109,7 @@ async def test_t46_what_was_bound_during_an_outage_is_known_before_a_new_leader_
     async with extender_on(api, ELECTED, terms=Terms(duration=1.0, renew_deadline=0.6, retry_period=0.1)) as extender:
         await extender.ready()
         server.fail(Fault(match=LEASE, status=500, times=10_000))
-        await until(lambda: extender.daemon.readiness.why_not)
+        await until(lambda: extender.daemon.ready.why_not)
         server.mute_watches()
         server.create_pod(pod_manifest("other", DEVICE, 16, node="node", annotations={"NEURON_DEVS": _ALL}))
         server.forgive()

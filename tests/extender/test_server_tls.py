@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from neuron_plugin.extender.tls import ServerCertificate
+from neuron_plugin.extender.server import ServerCertificate
 from neuron_plugin.simulation import StandInScheduler, container, pod_manifest
 from tests.extender.served import TRN1, closed, serving
 from tests.extender.world import DEVICE, World
@@ -60,8 +60,8 @@ async def test_t11_under_mutual_tls_a_caller_without_a_certificate_is_refused(
         known = client_context(authority, authority.issue_cert("kube-scheduler"))
         async with StandInScheduler(f"https://127.0.0.1:{port}", tls=known) as scheduler:
             assert (await scheduler.filter(pod_manifest("pod", DEVICE, 4), ["node"])).nodes == ["node"]
-        async with StandInScheduler(f"https://127.0.0.1:{port}", tls=client_context(authority)) as stranger:
-            placed = await stranger.schedule(pod_manifest("pod", containers=[container("a", DEVICE, 4)]), ["node"])
+        async with StandInScheduler(f"https://127.0.0.1:{port}", tls=client_context(authority)) as unknown:
+            placed = await unknown.schedule(pod_manifest("pod", containers=[container("a", DEVICE, 4)]), ["node"])
         assert not placed.node
 
 

@@ -1,4 +1,4 @@
-"""A standby sends verbs on to the leader (E4): alone, and as two whole replicas behind one Service."""
+"""A standby redirects verbs to the leader (E4): alone, and as two whole replicas behind one Service."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import aiohttp
 import pytest
@@ -17,11 +18,11 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from multidict import CIMultiDictProxy
 
-from neuron_plugin.cluster import KubernetesApi
-from neuron_plugin.extender import redirection
+from neuron_plugin.cluster import Election, KubernetesApi
+from neuron_plugin.extender import server as server_module
 from neuron_plugin.extender.binding import BindTimes
 from neuron_plugin.extender.leadership import NOT_LEADER
-from neuron_plugin.extender.redirection import to_the_leader
+from neuron_plugin.extender.server import redirect_to_leader
 from neuron_plugin.extender.settings import ExtenderSettings
 from neuron_plugin.simulation import (
     LEASES,
@@ -52,7 +53,9 @@ async def answering(candidate: Candidate, *outside: Middleware, mib: float = 1) 
     async def verb(request: web.Request) -> web.Response:
         return web.Response(text=f"{len(await request.read())} bytes")
 
-    app = web.Application(client_max_size=int(mib * (1 << 20)), middlewares=[*outside, to_the_leader(candidate)])
+    app = web.Application(
+        client_max_size=int(mib * (1 << 20)), middlewares=[*outside, redirect_to_leader(cast("Election", candidate))]
+    )
     app.add_routes([web.post("/scheduler/filter", verb), web.get("/inspect", verb)])
     runner = web.AppRunner(app)
     await runner.setup()
@@ -108,7 +111,7 @@ async def test_t04_a_body_over_the_limit_is_sent_on_and_refused_by_the_leader() 
 
 
 async def test_t09_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redirection, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(server_module, "BODY_SECONDS", 0.05)
     async with answering(Candidate(leader_url="https://other:12345")) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         writer.write(b"POST /scheduler/filter HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
@@ -169,10 +172,10 @@ async def pair(server: StandInApiServer, api: KubernetesApi, tmp_path: Path) -> 
         extender_on(api, named("one"), times=QUICK) as one,
         extender_on(other, named("two"), times=QUICK) as two,
     ):
-        await until(lambda: not (one.daemon.readiness.why_not and two.daemon.readiness.why_not))
-        leader, standby = (two, one) if one.daemon.readiness.why_not else (one, two)
-        await until(lambda: not standby.daemon.readiness.conditions["election"])
-        await until(lambda: not standby.daemon.readiness.conditions["synced"])
+        await until(lambda: not (one.daemon.ready.why_not and two.daemon.ready.why_not))
+        leader, standby = (two, one) if one.daemon.ready.why_not else (one, two)
+        await until(lambda: not standby.daemon.ready.conditions["election"])
+        await until(lambda: not standby.daemon.ready.conditions["synced"])
         yield Pair(leader, standby)
 
 
@@ -186,8 +189,8 @@ async def test_e04_a_pod_is_bound_by_the_leader_whichever_replica_the_scheduler_
 
     given = {pod["metadata"]["annotations"]["NEURON_DEVS"] for pod in server.objects(PODS)}
     assert given == {"0,1,2,3", "4,5,6,7", "8,9,10,11"}
-    assert len(pair.leader.daemon.binder.journal.entries()) == 3
-    assert not pair.standby.daemon.binder.journal.entries()
+    assert len(pair.leader.daemon.binder.decisions.entries()) == 3
+    assert not pair.standby.daemon.binder.decisions.entries()
 
 
 async def test_e04_p78_a_standby_is_ready_for_the_kubelet_and_not_for_verbs(pair: Pair) -> None:
@@ -206,7 +209,7 @@ async def test_e04_p78_a_standby_is_ready_for_the_kubelet_and_not_for_verbs(pair
     assert await pair.leader.get("/readyz", health=True) == (200, "ok\n")
 
 
-async def test_only_the_leader_tells_of_nodes_so_that_sums_over_replicas_are_right(pair: Pair) -> None:
+async def test_only_the_leader_reports_nodes_so_that_sums_over_replicas_are_right(pair: Pair) -> None:
     series = 'neuron_extender_node_cores{node="node",state="free"} 32.0'
     for extender, leads in ((pair.leader, True), (pair.standby, False)):
         metrics = (await extender.get("/metrics", health=True))[1]
@@ -258,7 +261,7 @@ async def test_without_the_right_to_the_lease_a_replica_says_so_and_is_no_standb
 ) -> None:
     server.fail(Fault(match=Match(path="/leases/neuron-extender"), status=403, times=10_000))
     async with extender_on(api, named("one"), times=QUICK) as extender:
-        await until(lambda: "403" in extender.daemon.readiness.conditions["election"])
+        await until(lambda: "403" in extender.daemon.ready.conditions["election"])
         status, why = await extender.get("/readyz?exclude=leader", health=True)
         assert status == 503
         assert "allowed to get, create and patch it?" in why
