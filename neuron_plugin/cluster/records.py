@@ -145,6 +145,11 @@ class Pod(_Object, frozen=True):
         return self.status.phase in TERMINAL_PHASES
 
     @property
+    def started(self) -> bool:
+        """Whether a container has started, as far as the phase says."""
+        return self.status.phase not in {"", "Pending"}
+
+    @property
     def terminating(self) -> bool:
         """It was told to end; it holds what it holds until it is gone."""
         return self.metadata.deletion_timestamp is not None
