@@ -23,7 +23,7 @@ from neuron_plugin.cli.main import main
 from neuron_plugin.extender.events import EVENT_REASONS
 from neuron_plugin.extender.state import NODE_REFUSALS
 from neuron_plugin.hardware import Process
-from neuron_plugin.inspection.checks.table import CHECKS
+from neuron_plugin.inspection.checks import CHECKS
 from neuron_plugin.kubelet import AdvertisedDevice
 from neuron_plugin.kubelet.advertisement import Edition
 from neuron_plugin.kubelet.device_plugin import RefusalError, checked_ids

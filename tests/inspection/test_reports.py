@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from neuron_plugin.hardware import ResetState
-from neuron_plugin.inspection.devices import Health, MachineReport, report_of
 from neuron_plugin.inspection.holders import Holders, holders_of
+from neuron_plugin.inspection.reports import Health, MachineReport, machine_report
 from neuron_plugin.simulation import SimulatedNode
 from tests.inspection.cases import looked
 from tests.inspection.doubles import Container, MakeNode, Pod
@@ -15,7 +15,7 @@ from tests.inspection.doubles import Container, MakeNode, Pod
 
 def reported(node: SimulatedNode, *pods: Pod) -> MachineReport:
     found = looked(node)
-    return report_of(found, holders_of(found.geometry, pods) if found.geometry else Holders(None))
+    return machine_report(found, holders_of(found.geometry, (), pods) if found.geometry else Holders(None))
 
 
 def test_a_machine_as_new(make_node: MakeNode) -> None:
@@ -55,7 +55,7 @@ def test_a_device_as_new(make_node: MakeNode) -> None:
         (lambda node: node.set_attribute(2, "core_count", "x"), Health.SKIPPED, "core_count reads 'x'"),
     ],
 )
-def test_every_kind_of_trouble_has_its_word_and_its_reason(
+def test_every_kind_of_fault_has_its_word_and_its_reason(
     make_node: MakeNode, change: object, health: Health, reason: str
 ) -> None:
     node = make_node("inf2.24xlarge")
@@ -68,7 +68,7 @@ def test_every_kind_of_trouble_has_its_word_and_its_reason(
     assert {device.health for device in devices if device.id != 2} == {Health.HEALTHY}
 
 
-def test_an_attribute_that_cannot_be_read_is_told_though_the_device_is_healthy(make_node: MakeNode) -> None:
+def test_an_attribute_that_cannot_be_read_is_reported_though_the_device_is_healthy(make_node: MakeNode) -> None:
     node = make_node("inf2.24xlarge")
     node.set_attribute(2, "info/serial_number", "not hex\n")
     device = reported(node).devices[2]
@@ -76,15 +76,15 @@ def test_an_attribute_that_cannot_be_read_is_told_though_the_device_is_healthy(m
     assert "not hex" in device.reasons[0]
 
 
-def test_holders_are_told_by_device_with_the_cores_they_have_there(make_node: MakeNode) -> None:
+def test_holders_are_reported_by_device_with_the_cores_they_have_there(make_node: MakeNode) -> None:
     cores = Pod("ml", "a", (Container("x", "aws.amazon.com/neuroncore", ("1", "2")),))
     devices = Pod("ml", "b", (Container("y", "aws.amazon.com/neuron", ("4",)),))
     report = reported(make_node("inf2.24xlarge"), cores, devices)
-    told = [
+    said = [
         [(each.pod, each.container, each.resource, each.cores) for each in device.holders or ()]
         for device in report.devices
     ]
-    assert told == [
+    assert said == [
         [("a", "x", "aws.amazon.com/neuroncore", (1,))],
         [("a", "x", "aws.amazon.com/neuroncore", (2,))],
         [],
@@ -94,8 +94,8 @@ def test_holders_are_told_by_device_with_the_cores_they_have_there(make_node: Ma
     ]
 
 
-def test_unknown_holders_are_null_and_not_nobody(make_node: MakeNode) -> None:
-    report = report_of(looked(make_node("inf2.xlarge")), Holders(None, "the kubelet is away"))
+def test_unknown_holders_are_null_and_not_empty(make_node: MakeNode) -> None:
+    report = machine_report(looked(make_node("inf2.xlarge")), Holders(None, "the kubelet is away"))
     assert (report.holders_known, report.notes) == (False, ("the kubelet is away",))
     assert report.devices[0].holders is None
 

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
 import pytest
 
-from neuron_plugin.inspection.checks.table import CHECKS, examine
+from neuron_plugin.inspection.checks import CHECKS, Check, examine
 from neuron_plugin.inspection.facts import Cluster, Facts
-from neuron_plugin.inspection.findings import Check, Finding, Level, ok, or_ok
-from neuron_plugin.inspection.unknown import Unknown
+from neuron_plugin.inspection.findings import Finding, Findings, Level, note, ok
+from neuron_plugin.inspection.text import Unknown
 from tests.inspection.cases import facts_of, with_host, with_kubelet
 from tests.inspection.doubles import MakeNode
 
@@ -25,8 +24,8 @@ def test_every_check_has_a_name_of_its_own_and_a_line_in_the_list() -> None:
     assert all(check.looks_at for check in CHECKS)
 
 
-def test_a_check_that_fails_itself_is_told_and_the_others_are_made(well: Facts) -> None:
-    def broken(_facts: Facts) -> Iterator[Finding]:
+def test_a_check_that_fails_itself_is_reported_and_the_others_are_made(well: Facts) -> None:
+    def broken(_facts: Facts) -> Findings:
         yield ok("so far")
         raise KeyError("nothing")
 
@@ -36,9 +35,13 @@ def test_a_check_that_fails_itself_is_told_and_the_others_are_made(well: Facts) 
     assert (second.check, second.level) == (CHECKS[0].name, Level.OK)
 
 
-def test_ok_is_said_only_where_nothing_else_is() -> None:
-    assert list(or_ok([], "fine")) == [ok("fine")]
-    assert list(or_ok([ok("one")], "fine")) == [ok("one")]
+@pytest.mark.parametrize(("found", "said"), [([], [ok("fine")]), ([note("one")], [note("one")])])
+def test_ok_is_said_only_where_nothing_else_is(well: Facts, found: list[Finding], said: list[Finding]) -> None:
+    def ask(_facts: Facts) -> Findings:
+        yield from found
+        return "fine"
+
+    assert Check("name", "", ask).findings(well) == said
 
 
 @pytest.mark.parametrize("hidden", list(product([False, True], repeat=4)))
@@ -48,7 +51,7 @@ def test_whatever_is_not_known_every_check_answers_and_none_fails(
     host, kubelet, cluster, users = hidden
     facts = with_host(well, nodes=UNKNOWN, major=UNKNOWN, runtime_files=UNKNOWN) if host else well
     if kubelet:
-        facts = with_kubelet(facts, trouble=UNKNOWN, plugins=(), allocatable=UNKNOWN, pods=UNKNOWN)
+        facts = with_kubelet(facts, unreadable=UNKNOWN, plugins=(), allocatable=UNKNOWN, pods=UNKNOWN)
     facts = replace(facts, cluster=UNKNOWN if cluster else facts.cluster, users=UNKNOWN if users else facts.users)
     found = list(examine(facts))
     assert {finding.check for finding in found} == {check.name for check in CHECKS}
