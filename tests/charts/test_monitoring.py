@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from neuron_plugin.plugin.exposition import MetricKind
+from neuron_plugin.plugin.metrics import METRICS
 
 from neuron_plugin.extender.metrics import ExtenderMetrics, state_metrics
 from neuron_plugin.extender.state import NODE_REFUSALS, ClusterState
-from neuron_plugin.plugin.exposition import MetricKind
-from neuron_plugin.plugin.metrics import METRICS
 from tests.charts.manifests import Manifest, of_kind, pod_templates
 from tests.charts.rendering import CHART
 

@@ -16,6 +16,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from neuron_plugin.plugin.pods import node_pod
+from neuron_plugin.plugin.quarantine import Suspect, described
+from neuron_plugin.plugin.wording import NO_MACHINE, conflict_text
 
 from neuron_plugin.allocation import ContainerSpec, Holder, Holding, PodReference, PodUid, Rejection, Resource
 from neuron_plugin.allocation import rejection as rejections
@@ -27,9 +30,6 @@ from neuron_plugin.inspection.checks import CHECKS
 from neuron_plugin.kubelet import AdvertisedDevice
 from neuron_plugin.kubelet.advertisement import Edition
 from neuron_plugin.kubelet.device_plugin import RefusalError, checked_ids
-from neuron_plugin.plugin.pods import node_pod
-from neuron_plugin.plugin.quarantine import Suspect, described
-from neuron_plugin.plugin.wording import NO_MACHINE, conflict_text
 from neuron_plugin.simulation import shipped_geometry
 from neuron_plugin.topology import Unit
 from tests.charts.rendering import CHART
