@@ -167,7 +167,7 @@ def test_a_socket_that_is_not_served_is_unknown_holders(short_directory: Path) -
         dead.bind(str(path))
     said = ask_kubelet(path)
     assert isinstance(said, Unknown)
-    assert "nobody answers" in said.why
+    assert "no kubelet answers" in said.why
 
 
 class Lister(pb_grpc.PodResourcesListerServicer):
