@@ -438,19 +438,21 @@ def _sightings(
     return found
 
 
+_ORDER = {signal: number for number, signal in enumerate(Signal)}
+_SEVERITIES = {
+    (Phase.FIRING, Action.UNHEALTHY): Severity.UNHEALTHY,
+    (Phase.FIRING, Action.WARN): Severity.WARNING,
+    (Phase.PENDING, Action.UNHEALTHY): Severity.PASSING,
+}
+
+
 def _verdict(conditions: Mapping[Name, Condition], rule: Mapping[Signal, SignalRule]) -> Verdict:
-    severities = {
-        (Phase.FIRING, Action.UNHEALTHY): Severity.UNHEALTHY,
-        (Phase.FIRING, Action.WARN): Severity.WARNING,
-        (Phase.PENDING, Action.UNHEALTHY): Severity.PASSING,
-    }
     findings = [
         Finding(name[0], severity, condition.text)
         for name, condition in conditions.items()
-        if (severity := severities.get((condition.phase, rule[name[0]].action)))
+        if (severity := _SEVERITIES.get((condition.phase, rule[name[0]].action)))
     ]
-    order = list(Signal)
-    findings.sort(key=lambda finding: (-finding.severity, order.index(finding.signal), finding.text))
+    findings.sort(key=lambda finding: (-finding.severity, _ORDER[finding.signal], finding.text))
     return Verdict(tuple(findings))
 
 

@@ -29,8 +29,8 @@ from neuron_plugin.allocation import (
     Resource,
     assigned_allocations,
     ids_of,
-    mask_of,
     mask_union,
+    masks_by_id,
     why_not,
     write_assignment,
 )
@@ -44,7 +44,7 @@ from neuron_plugin.plugin.inputs import (
     PendingAnswer,
     made_by_api_server,
 )
-from neuron_plugin.topology import NO_CORES, CoreMask, valid_sets
+from neuron_plugin.topology import CoreMask, Unit, valid_sets
 
 VANISHED_SECONDS = 2.0
 """How long cores of a pod that was not seen to stop are held down at least: a container of it may be starting."""
@@ -221,22 +221,24 @@ class Snapshot:
         devices shows in the pod's status. What is in use under another name, or held down, is unhealthy.
         """
         geometry, unit = self.inventory.geometry, resource.unit
-        counted = NO_CORES
+        counted = 0
         for one in self.ledger.allocations:
-            if one.resource is resource:
-                counted = CoreMask(counted | one.kubelet_mask)
-        used = self.ledger.used_mask & ~counted
-        devices = []
-        for number in ids_of(geometry, unit, geometry.devices_mask(self.inventory.listed)):
-            mask = mask_of(geometry, unit, (number,))
-            owner = int(geometry.devices_touched(mask)[0])
-            reason = self.inventory.unhealthy.get(owner, "") or self._why_kept_back(mask & ~counted, mask & used)
+            counted |= one.kubelet_mask if one.resource is resource else 0
+        used, held_down = self.ledger.used_mask & ~counted, 0
+        for hold_down in self.inputs.advertised_hold_downs:
+            held_down |= hold_down.mask & ~counted
+        per_device = geometry.cores_per_device if unit is Unit.CORE else 1
+        listed, devices = frozenset(self.inventory.listed), []
+        for number, mask in enumerate(masks_by_id(geometry, unit)):
+            owner = number // per_device
+            if owner not in listed:
+                continue
+            reason = self.inventory.unhealthy.get(owner, "")
+            if not reason and mask & (used | held_down):
+                reason = self._why_kept_back(mask & used, mask & held_down)
             node = numa_nodes[owner] if owner < len(numa_nodes) else -1
-            devices.append(
-                AdvertisedDevice(
-                    str(number), healthy=not reason, reason=reason, numa_nodes=(node,) if node >= 0 else ()
-                )
-            )
+            numa = (node,) if node >= 0 else ()
+            devices.append(AdvertisedDevice(str(number), healthy=not reason, reason=reason, numa_nodes=numa))
         return tuple(devices)
 
     @cached_property
@@ -324,11 +326,11 @@ class Snapshot:
         init = {part.container for part in pod.requests if part.kind is ContainerKind.INIT}
         return mask_union(one for one in self.ledger.of(pod.uid) if one.container in init and one.resource is resource)
 
-    def _why_kept_back(self, held: int, used: int) -> str:
+    def _why_kept_back(self, used: int, held_down: int) -> str:
         if used:
             one = self.ledger.overlapping(used)[0]
             return f"in use by {named(one.pod)} as {one.resource.value}"
-        return next((one.reason for one in self.inputs.advertised_hold_downs if one.mask & held), "")
+        return next((one.reason for one in self.inputs.advertised_hold_downs if one.mask & held_down), "")
 
     def _handed_over(self, pod: NeuronPod) -> PodWrite | None:
         """The annotations of an unserved pod that takes over the set which another pod left."""

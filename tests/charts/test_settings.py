@@ -12,10 +12,9 @@ import msgspec
 import pytest
 import yaml
 
-from neuron_plugin.cli import extender, run
-from neuron_plugin.cli.command import Parser
+from neuron_plugin.cli.main import build_parser
 from neuron_plugin.extender.settings import ExtenderSettings, check
-from neuron_plugin.inspection.node import USUAL_FILE
+from neuron_plugin.inspection import USUAL_FILE
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.health_rules import Action, HealthRules, SignalRule
 from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
@@ -157,10 +156,7 @@ def test_a_schema_s_instance_type_is_an_entry_of_the_file(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_daemons_parsers_accept_the_arguments_of_every_rendering(name: str) -> None:
-    parser = Parser(prog="neuron-plugin")
-    subparsers = parser.add_subparsers(dest="command", required=True)
-    run.register(subparsers)
-    extender.register(subparsers)
+    parser = build_parser()
     for template in pod_templates(name).values():
         for container in template["spec"]["containers"]:
             if container["name"] != "kube-scheduler":

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.extender.attempts import Ending
-from neuron_plugin.extender.reasons import NODE_REFUSALS
+from neuron_plugin.extender.binding import Ending
+from neuron_plugin.extender.state import NODE_REFUSALS
 from tests.charts.manifests import Manifest, default_values, of_kind
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/alerts.md"
@@ -61,7 +61,7 @@ def test_the_runbook_of_an_alert_is_its_section(alert: Manifest) -> None:
 
 
 def test_reasons_and_endings_in_the_sections_are_those_of_the_code() -> None:
-    named = set(re.findall(r"reason `([a-z-]+)`|\(`([a-z]+-claim)`\)|ending `(\w+)`", TEXT))
+    named = set(re.findall(r"reason `([a-z-]+)`|\(`([a-z]+-assignment)`\)|ending `(\w+)`", TEXT))
     codes = {refusal.code for refusal in NODE_REFUSALS} | {ending.value for ending in Ending}
     told = {each for found in named for each in found if each}
-    assert told == {"stale-plugin", "unreadable-claim", "untold-claim", "failed"} <= codes
+    assert told == {"stale-plugin", "unreadable-assignment", "no-assignment", "failed"} <= codes

@@ -26,7 +26,7 @@ LIBRARY = "libumockdev.so.0"
 
 @dataclass
 class Event:
-    """What pyudev's Device tells."""
+    """pyudev's Device, as far as it is read."""
 
     action: str = "add"
     sys_name: str = "neuron0"

@@ -57,7 +57,7 @@ def test_what_is_no_record_is_none(line: str) -> None:
 @pytest.mark.parametrize(
     ("priority", "by_kernel"), [(0, True), (3, True), (7, True), (8, False), (11, False), (30, False)]
 )
-def test_p67_the_facility_tells_a_process_from_the_kernel(priority: int, by_kernel: bool) -> None:  # noqa: FBT001 - data
+def test_p67_the_facility_distinguishes_a_process_from_the_kernel(priority: int, by_kernel: bool) -> None:  # noqa: FBT001 - data
     parsed = parse_record(f"{priority},1,2,-;NEURON_HW_ERR=DMA_ERROR")
     assert parsed
     assert parsed.by_kernel is by_kernel

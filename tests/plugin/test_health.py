@@ -246,7 +246,7 @@ def test_p69_many_messages_are_little_news() -> None:
         world.hear(error(1, at=world.now))
         news += len(world.wait(0))
         world.now += 1
-    assert news <= 12  # told when the count has doubled
+    assert news <= 12  # news when the count has doubled
 
 
 @pytest.mark.parametrize(("serial", "unhealthy"), [(f"{1:016x}", [1]), ("ff", [])])

@@ -334,7 +334,7 @@ async def test_p70_a_memory_that_cannot_be_written_is_named_and_nothing_else_sto
 
 
 async def eventually(is_written: Callable[[], bool]) -> None:
-    """A thread writes, so the loop's time does not tell when."""
+    """A thread writes, so the loop's time does not show when."""
     for _ in range(1000):
         if is_written():
             return
