@@ -18,12 +18,11 @@ os.environ["COLUMNS"] = "110"  # argparse wraps help to the terminal's width, wh
 
 import health_reference
 import msgspec
-from prometheus_client import CollectorRegistry
 
 from neuron_plugin.build import build
 from neuron_plugin.cli.main import build_parser
-from neuron_plugin.extender.metrics import ExtenderMetrics, StateCollector
-from neuron_plugin.extender.settings import ExtenderSettings
+from neuron_plugin.extender import ExtenderSettings
+from neuron_plugin.extender.metrics import ExtenderMetrics, state_metrics
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.plugin.metrics import METRICS
 from neuron_plugin.plugin.settings import PluginSettings
@@ -199,13 +198,10 @@ def _nested(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
 
 def _extender_metrics() -> Iterator[tuple[str, str, str, str]]:
     """Name, type, labels and meaning of every metric of the extender."""
-    registry = CollectorRegistry()
-    ExtenderMetrics(registry)
+    registry = ExtenderMetrics().registry
     own = [(next(iter(each.collect())), each) for each in registry._collector_to_names]  # noqa: SLF001 - the library tells labels of samples only
-    state = StateCollector(
-        ClusterState(catalogue()), ages={}, drift=lambda: 0, under_way=lambda: 0, leading=lambda: True
-    )
-    for family, labelled in (*own, *((family, family) for family in state.collect())):
+    gauges = state_metrics(ClusterState(), ages={}, unseen=0, under_way=0, leading=True)
+    for family, labelled in (*own, *((family, family) for family in gauges)):
         suffix, kind = _EXPOSED.get(family.type, ("", family.type))
         labels = build()._asdict() if family.type == "info" else labelled._labelnames  # noqa: SLF001 - as above
         yield f"`{family.name}{suffix}`", kind, ", ".join(labels) or "-", family.documentation

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.cli import uninstall_node
-from neuron_plugin.cli.command import Parser
+from neuron_plugin.cli.main import build_parser
 from tests.charts.manifests import NAMES, Manifest, containers, manifests, of_kind
 from tests.charts.rendering import PLAIN
 from tests.charts.test_rbac import leases, rules
@@ -49,10 +48,8 @@ def test_p81_it_may_clear_nodes_and_leases_and_nothing_else() -> None:
 
 
 def test_the_command_understands_its_arguments() -> None:
-    parser = Parser(prog="neuron-plugin")
-    uninstall_node.register(parser.add_subparsers(dest="command", required=True))
     (container,) = containers(job()["template"])
-    parsed = parser.parse_args(container["args"])
+    parsed = build_parser().parse_args(container["args"])
     assert (parsed.all, parsed.nodes, parsed.kubeconfig, parsed.lease_namespace) == (True, [], None, "kube-system")
     assert parsed.node_condition == "NeuronDevicesHealthy"
 

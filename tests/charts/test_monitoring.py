@@ -6,16 +6,12 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from neuron_plugin.extender.metrics import ExtenderMetrics, StateCollector
-from neuron_plugin.extender.reasons import NODE_REFUSALS
-from neuron_plugin.plugin.exposition import MetricKind
-from neuron_plugin.plugin.metrics import METRICS
+from neuron_plugin.extender.metrics import ExtenderMetrics, state_metrics
+from neuron_plugin.extender.state import NODE_REFUSALS, ClusterState
+from neuron_plugin.plugin.status import METRICS, PREFIX
 from tests.charts.manifests import Manifest, of_kind, pod_templates
 from tests.charts.rendering import CHART
 
@@ -29,17 +25,11 @@ _NAME = re.compile(r"\b((?:neuron|kube|kubelet)_[a-z_]+|up)\b(?=\{|\[|\)| |$)")
 
 def own_series() -> set[str]:
     """The names of every series that the daemons can have."""
-    registry = CollectorRegistry()
-    ExtenderMetrics(registry)
-    families = list(registry.collect())
-    nothing: Any = SimpleNamespace(nodes={}, pods={}, reservations={})
-    families += StateCollector(nothing, ages={}, drift=lambda: 0, under_way=lambda: 0, leading=lambda: True).collect()
+    families = list(ExtenderMetrics().registry.collect())
+    families += state_metrics(ClusterState(), ages={}, unseen=0, under_way=0, leading=True)
     own = set()
-    for metric in METRICS.values():
-        own |= {
-            metric.name + suffix
-            for suffix in (["_bucket", "_sum", "_count"] if metric.kind is MetricKind.HISTOGRAM else [""])
-        }
+    for name, (kind, _labels, _meaning) in METRICS.items():
+        own |= {PREFIX + name + suffix for suffix in (["_bucket", "_sum", "_count"] if kind == "histogram" else [""])}
     suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""], "info": ["_info"]}
     return own | {family.name + suffix for family in families for suffix in suffixes[family.type]}
 

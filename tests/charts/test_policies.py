@@ -20,8 +20,8 @@ from neuron_plugin.allocation import (
     VENDOR_IDS_KEY,
 )
 from neuron_plugin.allocation.assignment import VENDOR_RESOURCE_KEY
-from neuron_plugin.extender.staleness import LEASE_PREFIX
-from neuron_plugin.plugin.publish import LABEL_PREFIX, PUBLISHED_LABELS
+from neuron_plugin.extender.informers import LEASE_PREFIX
+from neuron_plugin.plugin.publisher import LABEL_PREFIX, PUBLISHED_LABELS
 from tests.charts.manifests import NAMES, Manifest, of_kind
 
 FENCED = [name for name in NAMES if name != "without-fences"]

@@ -13,13 +13,17 @@ import pytest
 from neuron_plugin.allocation import LoggedDecision, Resource, Step, explain_decision
 from neuron_plugin.cli.command import Exit
 from neuron_plugin.cli.main import build_parser
-from neuron_plugin.cli.simulate import NodeReport
-from neuron_plugin.cli.simulate_types import TypeReport, TypesReport
-from neuron_plugin.cli.version import Versions
+from neuron_plugin.cli.simulate import NodeReport, TypeReport, TypesReport
 from neuron_plugin.extender.explain import BlockedSet, Explanation, NodeExplanation
-from neuron_plugin.inspection.devices import DeviceReport, HolderReport, MachineReport
 from neuron_plugin.inspection.findings import Finding, Report
-from neuron_plugin.inspection.sets import DeviceSets, LinkedDevice, TopologyReport
+from neuron_plugin.inspection.reports import (
+    DeviceReport,
+    DeviceSets,
+    HolderReport,
+    LinkedDevice,
+    MachineReport,
+    TopologyReport,
+)
 from tests.topology.oracle import TRN1
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/command-line.md").read_text(encoding="utf-8")
@@ -50,7 +54,6 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("types", keys(TypeReport)),
     ("simulate node", keys(NodeReport)),
     ("uninstall-node", ["version", "cleared"]),
-    ("version", keys(Versions)),
 ]
 
 

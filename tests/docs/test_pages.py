@@ -20,14 +20,13 @@ import yaml
 from neuron_plugin.allocation import ContainerSpec, Holder, Holding, PodReference, PodUid, Rejection, Resource
 from neuron_plugin.allocation import rejection as rejections
 from neuron_plugin.cli.main import main
-from neuron_plugin.extender.closings import EVENT_REASONS
-from neuron_plugin.extender.reasons import NODE_REFUSALS
+from neuron_plugin.extender.events import EVENT_REASONS
+from neuron_plugin.extender.state import NODE_REFUSALS
 from neuron_plugin.hardware import Process
-from neuron_plugin.inspection.checks.table import CHECKS
+from neuron_plugin.inspection.checks import CHECKS
 from neuron_plugin.kubelet import AdvertisedDevice
 from neuron_plugin.kubelet.advertisement import Edition
-from neuron_plugin.kubelet.devices import RefusalError
-from neuron_plugin.kubelet.requests import checked_ids
+from neuron_plugin.kubelet.device_plugin import RefusalError, checked_ids
 from neuron_plugin.plugin.pods import node_pod
 from neuron_plugin.plugin.quarantine import Suspect, described
 from neuron_plugin.plugin.wording import NO_MACHINE, conflict_text
@@ -186,7 +185,7 @@ def test_troubleshooting_names_the_event_of_every_closed_node() -> None:
 
 
 def test_troubleshooting_quotes_what_a_failed_bind_says() -> None:
-    source = "".join((ROOT / f"neuron_plugin/extender/{name}.py").read_text() for name in ("binding", "assignments"))
+    source = (ROOT / "neuron_plugin/extender/binding.py").read_text()
     named = quoted("The bind")
     assert named
     assert [text for text in named if text not in source] == []
