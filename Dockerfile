@@ -13,7 +13,7 @@ RUN python -m venv --without-pip /opt/neuron-plugin \
 # The package is pure Python: copied, not built, so that no build backend has to be trusted.
 COPY neuron_plugin/ /opt/neuron-plugin/lib/python3.13/site-packages/neuron_plugin/
 COPY LICENSE /opt/neuron-plugin/
-# The commit, for logs, metrics and `neuron-plugin version`; the label of the image below is not visible from inside.
+# The commit, for logs and metrics; the label of the image below is not visible from inside.
 ARG REVISION=unknown
 RUN printf '%s\n' "${REVISION}" > /opt/neuron-plugin/lib/python3.13/site-packages/neuron_plugin/REVISION
 RUN printf '%s\n' '#!/opt/neuron-plugin/bin/python' 'import sys' 'from neuron_plugin.cli.main import main' 'sys.exit(main())' \

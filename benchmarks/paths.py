@@ -18,7 +18,7 @@ from typing import Any
 import neuron_plugin
 from neuron_plugin.kubelet import CHECKPOINT, CheckpointFile
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
-from neuron_plugin.kubelet.device_plugin import DevicePluginService, KubeletCounters, ServiceOptions
+from neuron_plugin.kubelet.device_plugin import DevicePluginService
 from neuron_plugin.plugin.allocator import Allocator
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import NodePods
@@ -92,8 +92,6 @@ async def plugin_paths(*, verbose: bool) -> None:
             NEURON.value,
             Allocator(node, settings, None, Counters()),
             node.advertisements[NEURON],
-            counters=KubeletCounters(),
-            options=ServiceOptions(),
         )
         every = [str(one) for one in range(16)]
         preferred = pb.PreferredAllocationRequest(

@@ -12,9 +12,8 @@ from pathlib import Path
 from extender_parts.clusters import running, serve_cluster
 from extender_parts.measuring import filter_body, latencies, served
 from neuron_plugin.allocation import PodReference, PodUid
-from neuron_plugin.cluster import PODS, KubernetesApi, connect, pages
+from neuron_plugin.cluster import PODS, KubernetesApi, bind_pod, connect, pages, send
 from neuron_plugin.extender.daemon import ExtenderDaemon
-from neuron_plugin.extender.pod_writes import ApiPodWrites
 
 BIND_CLIENTS = 8
 ROUNDS = 5
@@ -101,18 +100,20 @@ async def _rate(numbers: range, bind: Callable[[int], Awaitable[None]]) -> tuple
 
 
 def _raw_bind(api: KubernetesApi) -> Callable[[int], Awaitable[None]]:
-    writes = ApiPodWrites(api)
-
     async def bind(number: int) -> None:
         device, node = divmod(number, NODES // 2)
         annotations = {"NEURON_DEVS": f"{device % 16}", "NEURON_ALLOC_TIME": "1", "NEURON_ALLOCATED": "false"}
-        await writes.bind(await _uid_of(api, number), f"node-{node}", annotations, timeout_seconds=5)
+        pod = await _uid_of(api, number)
+        request = bind_pod(
+            namespace=pod.namespace, name=pod.name, uid=pod.uid, node=f"node-{node}", annotations=annotations
+        )
+        await send(api, request, timeout_seconds=5)
 
     return bind
 
 
 def _our_bind(daemon: ExtenderDaemon) -> Callable[[int], Awaitable[None]]:
-    uids = {record.pod.name: record.pod for record in daemon.state.pods.values()}
+    uids = {pod.reference.name: pod.reference for pod in daemon.state.pods.values()}
 
     async def bind(number: int) -> None:
         pod = uids[f"pod-{number}"]

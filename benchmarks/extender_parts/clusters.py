@@ -8,23 +8,21 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
-from prometheus_client import CollectorRegistry
 
 from extender_parts.measuring import seeded
 from neuron_plugin.allocation import Resource
-from neuron_plugin.cluster import NODES, PODS, KubernetesApi
+from neuron_plugin.cluster import NODES, PODS, ApiRequest, KubernetesApi
 from neuron_plugin.extender.binding import Binder
 from neuron_plugin.extender.daemon import ExtenderDaemon
-from neuron_plugin.extender.feeds import keep_pod
+from neuron_plugin.extender.informers import keep_pod
+from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
-from neuron_plugin.extender.observation import node_facts
-from neuron_plugin.extender.readiness import Readiness
-from neuron_plugin.extender.service import ExtenderService
+from neuron_plugin.extender.server import ExtenderService
 from neuron_plugin.extender.settings import ExtenderSettings
-from neuron_plugin.extender.state import ClusterState
+from neuron_plugin.extender.state import ClusterState, neuron_node
 from neuron_plugin.simulation import Fault, Match, StandInApiServer, container, node_manifest, pod_manifest
 from neuron_plugin.topology import catalogue
 
@@ -33,11 +31,11 @@ TYPE = "trn1.32xlarge"
 
 def filled_service(nodes: int) -> tuple[ExtenderService, ClusterState, list[str]]:
     """A service over nodes in random, distinct states, two pods a node."""
-    state = ClusterState(catalogue())
+    state, types = ClusterState(), catalogue()
     names = []
     for node, *pods in cluster(nodes):
         names.append(node["metadata"]["name"])
-        state.put_node(node_facts(NODES.decode(msgspec.json.encode(node))))
+        state.put_node(neuron_node(NODES.decode(msgspec.json.encode(node)), types))
         for pod in pods:
             state.put_pod(record_of(pod))
     return service_on(state), state, names
@@ -45,8 +43,8 @@ def filled_service(nodes: int) -> tuple[ExtenderService, ClusterState, list[str]
 
 def service_on(state: ClusterState) -> ExtenderService:
     """A service that does not bind."""
-    binder = Binder(state, _NoWrites(), fence=lambda: "", dialects=())
-    return ExtenderService(state, binder, Readiness({}), ExtenderMetrics(CollectorRegistry()))
+    binder = Binder(state, _NoApi(), Readiness({}), dialects=())
+    return ExtenderService(state, binder, Readiness({}), ExtenderMetrics())
 
 
 def cluster(nodes: int) -> Iterator[list[dict[str, Any]]]:
@@ -80,17 +78,16 @@ def record_of(manifest: dict[str, Any]) -> Any:
     return keep_pod(PODS.decode(msgspec.json.encode(manifest)))
 
 
-class _NoWrites:
+class _NoApi:
     """Binding is measured elsewhere."""
 
-    async def bind(self, *_: object, **__: object) -> None:
+    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> NoReturn:
         """Not called."""
+        raise NotImplementedError(request, timeout_seconds)
 
-    async def annotate(self, *_: object, **__: object) -> None:
+    def stream(self, request: ApiRequest, *, silence_seconds: float) -> NoReturn:
         """Not called."""
-
-    async def read(self, *_: object, **__: object) -> None:
-        """Not called."""
+        raise NotImplementedError(request, silence_seconds)
 
 
 async def serve_cluster(pipe: Connection, nodes: int, pods: int, bind_seconds: float = 0.0) -> None:
@@ -119,7 +116,7 @@ async def running(api: KubernetesApi) -> AsyncIterator[ExtenderDaemon]:
     settings = ExtenderSettings(port=0, health_port=0, health_address="127.0.0.1", leader_election=False)
     daemon, stop = ExtenderDaemon(settings, catalogue(), api), asyncio.Event()
     running = asyncio.create_task(daemon.run(stop))
-    while daemon.readiness.why_not:
+    while daemon.ready.why_not:
         await asyncio.sleep(0.01)
     try:
         yield daemon

@@ -10,7 +10,8 @@ from aiohttp import web
 
 from extender_parts.clusters import cluster, filled_service
 from extender_parts.measuring import echo, filter_body, latencies, log_to_nowhere, served
-from neuron_plugin.extender.server import application, runner, verb_routes
+from neuron_plugin.extender.server import verb_routes
+from neuron_plugin.http_server import serving
 
 
 async def http() -> None:
@@ -41,8 +42,8 @@ def _serve_floor(pipe: Connection, _: int) -> None:
 
 
 async def _serve(pipe: Connection, routes: list[web.RouteDef]) -> None:
-    serving = runner(application(routes, 128))
-    await serving.setup()
-    await web.TCPSite(serving, "127.0.0.1", 0).start()
-    pipe.send(serving.addresses[0][1])
-    await asyncio.Event().wait()
+    app = web.Application(client_max_size=128 << 20)
+    app.add_routes(routes)
+    async with serving(app, "127.0.0.1", 0) as port:
+        pipe.send(port)
+        await asyncio.Event().wait()

@@ -49,8 +49,8 @@ async def _follow(pipe: Connection, kubeconfig: Path) -> None:
         before = _resident_mb()
         async with running(api) as daemon:
             body = filter_body(list(daemon.state.nodes))
-            daemon.service.filter(body)
-            daemon.service.prioritize(body)
+            daemon.service.answer("filter", body)
+            daemon.service.answer("prioritize", body)
             pipe.send((before, _resident_mb(), len(daemon.state.nodes), len(daemon.state.pods)))
             await asyncio.Event().wait()
 

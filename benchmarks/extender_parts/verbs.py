@@ -9,7 +9,7 @@ import msgspec
 
 from extender_parts.clusters import bound_pod, filled_service, record_of
 from extender_parts.measuring import ROUNDS, echo, filter_body, log_to_nowhere, percentile, seeded, timed
-from neuron_plugin.extender.service import ExtenderService
+from neuron_plugin.extender.server import ExtenderService
 from neuron_plugin.extender.state import ClusterState
 
 
@@ -34,14 +34,18 @@ def measured(service: ExtenderService, body: bytes) -> str:
 
     Floor and verb take turns, so that other work on the machine falls on both alike.
     """
-    first = timed(lambda: service.filter(body))
-    first_scores = timed(lambda: service.prioritize(body))
-    floors, filters = beside_floor(lambda: service.filter(body), lambda: echo(body))
-    answer = msgspec.json.decode(service.filter(body))
-    alike, again = map(statistics.median, beside_floor(lambda: service.filter(body), lambda: echo(body, answer)))
+    first = timed(lambda: service.answer("filter", body))
+    first_scores = timed(lambda: service.answer("prioritize", body))
+    floors, filters = beside_floor(lambda: service.answer("filter", body), lambda: echo(body))
+    answer = msgspec.json.decode(service.answer("filter", body))
+    alike, again = map(
+        statistics.median, beside_floor(lambda: service.answer("filter", body), lambda: echo(body, answer))
+    )
     floor, p50 = statistics.median(floors), statistics.median(filters)
     best = percentile(filters, 0.1) / percentile(floors, 0.1)
-    scores_floor, scores = map(statistics.median, beside_floor(lambda: service.prioritize(body), lambda: echo(body)))
+    scores_floor, scores = map(
+        statistics.median, beside_floor(lambda: service.answer("prioritize", body), lambda: echo(body))
+    )
     refused = sum(len(answer[kind]) for kind in ("FailedNodes", "FailedAndUnresolvableNodes"))
     return (
         f"{refused:>8} {floor:>10.2f} {p50:>11.2f} {percentile(filters, 0.99):>6.2f} {p50 / floor:>6.1f} {best:>6.1f} "
@@ -61,5 +65,5 @@ def changing(service: ExtenderService, state: ClusterState, names: list[str]) ->
     for number in range(ROUNDS):
         node, device = chance.choice(names), chance.randrange(16)
         state.put_pod(record_of(bound_pod(f"late-{number}", node, device)))
-        found.append(timed(lambda: service.filter(body)))
+        found.append(timed(lambda: service.answer("filter", body)))
     return found

@@ -29,7 +29,7 @@ from neuron_plugin.allocation.assignment import (
     write_assignment,
 )
 from neuron_plugin.allocation.cost import cost, costs
-from neuron_plugin.allocation.decision_log import DecisionLog, LoggedDecision, Step, explain_decision
+from neuron_plugin.allocation.decision_log import REMEMBERED, DecisionLog, LoggedDecision, Step, explain_decision
 from neuron_plugin.allocation.inventory import (
     INVENTORY_KEY,
     LONGEST_WORD,
@@ -90,6 +90,7 @@ __all__ = [
     "INVENTORY_KEY",
     "LONGEST_WORD",
     "NO_ASSIGNMENT",
+    "REMEMBERED",
     "UNREADABLE_ASSIGNMENT",
     "VENDOR_IDS_KEY",
     "Allocation",

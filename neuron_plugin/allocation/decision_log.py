@@ -66,6 +66,13 @@ class DecisionLog:
         self._entries: deque[LoggedDecision] = deque(maxlen=remembered)
         self.record = self._entries.append
 
+    def replace(self, entry: LoggedDecision, by: LoggedDecision) -> None:
+        """Put ``by`` in the place of ``entry``, if that is still remembered."""
+        for place, other in enumerate(self._entries):
+            if other is entry:
+                self._entries[place] = by
+                return
+
     def entries(self) -> tuple[LoggedDecision, ...]:
         """Everything remembered, oldest first."""
         return tuple(self._entries)
@@ -85,7 +92,7 @@ def explain_decision(entry: LoggedDecision) -> dict[str, object]:
         "step": entry.step.value,
         "node": entry.node,
         "pod": str(entry.pod) if entry.pod and entry.pod.name else "",
-        "uid": entry.pod.uid if entry.pod and entry.pod.name else "",
+        "uid": entry.pod.uid if entry.pod else "",
         "container": entry.container,
         "resource": entry.resource.value,
         "count": len(chosen),

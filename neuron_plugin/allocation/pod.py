@@ -160,7 +160,7 @@ def neuron_pod(pod: PodObject) -> NeuronPod:
     )
     reference = PodReference(PodUid(pod.uid), pod.namespace, pod.name)
     assignment: Assignment | Rejection | None = None
-    if request and not isinstance(request, Rejection):
+    if request and not isinstance(request, Rejection) and not pod.annotations.keys().isdisjoint(ASSIGNMENT_KEYS):
         try:
             assignment = read_assignment(str(reference), pod.annotations, request)
         except AssignmentError as error:
@@ -173,7 +173,7 @@ def neuron_pod(pod: PodObject) -> NeuronPod:
         priority=pod.priority,
         phase=pod.phase,
         terminating=pod.terminating,
-        started=pod.started,
+        started=pod.started or pod.phase == "Running",
         static_uid=pod.annotations.get(STATIC_POD_UID_KEY, ""),
         assignment_keys=tuple(key for key in ASSIGNMENT_KEYS if key in pod.annotations),
         refused_demands=_refused_demands(pod) if isinstance(request, Rejection) else frozenset(),

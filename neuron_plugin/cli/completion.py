@@ -1,7 +1,7 @@
 """``neuron-plugin completion``: a script by which a shell completes commands, flags, choices and paths.
 
-shtab writes it from the parser, so a new flag is in it at once, and what a flag takes follows from its metavar. The
-script holds everything: no Python starts when Tab is pressed, and shtab is imported by this command only.
+shtab writes it from the parser, so a new flag is in it at once, and the metavar of a flag says what completes it. The
+script holds everything: no Python starts when Tab is pressed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import argparse
 from argparse import Namespace
 from collections.abc import Iterator
 
-from neuron_plugin.cli.command import Exit, Parser, Subparsers, add_command
+import shtab
+
+from neuron_plugin.cli.command import Exit, Parser
 from neuron_plugin.topology import catalogue
 
 SHELLS = ("bash", "zsh", "fish")
@@ -28,45 +30,26 @@ neuron-plugin completion fish > ~/.config/fish/completions/neuron-plugin.fish
 """
 
 
-def register(subparsers: Subparsers) -> None:
-    """Add the command."""
-    parser = add_command(
-        subparsers,
-        "completion",
-        run,
-        summary="print a script that completes this command in your shell",
-        description=DESCRIPTION,
-        examples=EXAMPLES,
-    )
+def add_flags(parser: Parser) -> None:
+    """The shell."""
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=f"{', '.join(SHELLS[:-1])} or {SHELLS[-1]}")
 
 
 def run(arguments: Namespace) -> int:
     """Print the script."""
     from neuron_plugin.cli.main import build_parser
+    from neuron_plugin.inspection import CHECKS
 
-    print(script(build_parser(), arguments.shell))
-    return Exit.FINE
-
-
-def script(parser: Parser, shell: str) -> str:
-    """The script for one shell; ``parser`` is not for parsing afterwards, it offers what it would not demand."""
-    import shtab
-
+    parser = build_parser()
     paths = {"DIR": shtab.DIRECTORY, "FILE": shtab.FILE, "PATH": shtab.FILE}
-    names = {"TYPE": sorted(catalogue()), "CHECK": _names_of_checks()}
+    names = {"TYPE": sorted(catalogue()), "CHECK": [check.name for check in CHECKS]}
     for action in _actions(parser):
         if action.metavar in paths:
-            action.complete = paths[action.metavar]  # type: ignore[attr-defined]  # shtab's way to be told
+            action.complete = paths[action.metavar]  # type: ignore[attr-defined]  # how shtab wants it
         elif action.metavar in names:
             action.choices = names[action.metavar]
-    return str(shtab.complete(parser, shell))
-
-
-def _names_of_checks() -> list[str]:
-    from neuron_plugin.inspection.checks.table import CHECKS
-
-    return [check.name for check in CHECKS]
+    print(shtab.complete(parser, arguments.shell))
+    return Exit.SUCCESS
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

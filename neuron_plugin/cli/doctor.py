@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
-from typing import TYPE_CHECKING
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+from collections.abc import Iterator
+from itertools import zip_longest
 
-from neuron_plugin.cli.command import Exit, Subparsers, UsageError, add_command
-from neuron_plugin.cli.node_flags import EVERYTHING, add_node_flags
-from neuron_plugin.cli.output import Form, add_output_flag
-
-if TYPE_CHECKING:
-    from neuron_plugin.inspection.findings import Check
+from neuron_plugin.cli.command import Exit, UsageError, printable
+from neuron_plugin.cli.output import Line, Segment, add_output_flag, print_lines, show, table
+from neuron_plugin.cli.target import EVERYTHING, add_node_flags
+from neuron_plugin.inspection import CHECKS, Finding, Level, Report, examine, gather, plural, report_of
 
 DESCRIPTION = """\
-Look at everything between the Neuron driver and the pods of this node, and say what is wrong, why it matters and what
-to do. Nothing is changed. See --list for the checks; give names to make only those.
+Look at everything between the Neuron driver and the pods of this node, and say what is wrong, why
+it matters and what to do. Nothing is changed. See --list for the checks; give names to make only
+those.
 
 findings:
   ok       looked at, and fine
@@ -25,8 +26,9 @@ findings:
 
 Exit status 0 says that there is no problem (warnings are none), 1 that there is one.
 
-Run it as root, on the node or in the plugin's pod. The API server is asked where --kubeconfig is given, and in a pod
-through its service account. The kubelet is asked once for its list of holders."""
+Run it as root, on the node or in the plugin's pod. The API server is asked where --kubeconfig is
+given, and in a pod through its service account. The kubelet's checkpoint is read, and PodResources
+asked once."""
 
 EXAMPLES = """
 neuron-plugin doctor
@@ -38,17 +40,13 @@ kubectl -n kube-system exec POD-OF-THE-PLUGIN -- neuron-plugin doctor
 neuron-plugin doctor --root ./trn1         # a simulated machine, see: neuron-plugin simulate --help
 """
 
+_STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "bold yellow", Level.PROBLEM: "bold red"}
+_LEVEL_WIDTH = max(len(level.value) for level in Level) + 2
+_NAME_WIDTH = max(len(check.name) for check in CHECKS) + 2
 
-def register(subparsers: Subparsers) -> None:
-    """Add the command."""
-    parser = add_command(
-        subparsers,
-        "doctor",
-        run,
-        summary="find out what is wrong with this node, and what to do about it",
-        description=DESCRIPTION,
-        examples=EXAMPLES,
-    )
+
+def add_flags(parser: ArgumentParser) -> None:
+    """Which checks, and of which node."""
     parser.add_argument("checks", nargs="*", metavar="CHECK", help="make only these checks (default: all)")
     add_output_flag(parser)
     parser.add_argument("--list", action="store_true", help="list the checks, and make none")
@@ -57,25 +55,49 @@ def register(subparsers: Subparsers) -> None:
 
 def run(arguments: Namespace) -> int:
     """Make the checks; the status says whether there is a problem."""
-    # Imported here: every process imports this module, the daemons too, and the checks are much code.
-    from neuron_plugin.cli.doctor_output import show, show_checks, status_of
-    from neuron_plugin.inspection.checks.table import examine
-    from neuron_plugin.inspection.findings import report_of
-    from neuron_plugin.inspection.gathering.everything import gather
-
     if arguments.list:
-        show_checks()
-        return Exit.FINE
-    checks = _chosen(arguments.checks)
+        rows = [[(check.name, ""), (check.looks_at, "")] for check in CHECKS]
+        print_lines(table(("CHECK", "IS FINE WHEN"), rows))
+        return Exit.SUCCESS
+    names = {check.name for check in CHECKS}
+    if unknown := [name for name in arguments.checks if name not in names]:
+        known = ", ".join(check.name for check in CHECKS)
+        raise UsageError(f"there is no check {unknown[0]}: choose among {known}")
+    checks = [check for check in CHECKS if not arguments.checks or check.name in arguments.checks]
     report = report_of(examine(gather(vars(arguments), os.environ), checks))
-    show(Form(arguments.output), report)
-    return status_of(report)
+    show(arguments.output, report, report_lines(report))
+    return Exit.FAILURE if report.worst is Level.PROBLEM else Exit.SUCCESS
 
 
-def _chosen(names: list[str]) -> list[Check]:
-    from neuron_plugin.inspection.checks.table import CHECKS
+def report_lines(report: Report) -> Iterator[Line]:
+    """A line to ``grep`` for each finding, reason and remedy below it, and a summary.
 
-    known = {check.name: check for check in CHECKS}
-    if unknown := [name for name in names if name not in known]:
-        raise UsageError(f"there is no check {unknown[0]}: choose among {', '.join(known)}")
-    return [check for check in CHECKS if check.name in names] if names else list(CHECKS)
+    What several findings in a row have in common is printed once, below the last of them; and so is a remedy for
+    several checks that could not look.
+    """
+    said: set[str] = set()
+    for finding, following in zip_longest(report.findings, report.findings[1:]):
+        yield _line((finding.level.value, _STYLES[finding.level]), (finding.check, ""), finding.seen)
+        same_action = following and (following.check, following.action) == (finding.check, finding.action)
+        if finding.why and not (same_action and following.why == finding.why):
+            yield _line(("", ""), (" why", "dim"), finding.why)
+        if finding.action and not same_action and (finding.checked or finding.action not in said):
+            yield _line(("", ""), ("  do", "dim"), finding.action)
+            said.add(finding.action)
+    yield []
+    yield [(_summary(report.findings), _STYLES[report.worst])]
+
+
+def _line(first: Segment, second: Segment, text: str) -> Line:
+    return [(first[0].ljust(_LEVEL_WIDTH), first[1]), (second[0].ljust(_NAME_WIDTH), second[1]), (printable(text), "")]
+
+
+def _summary(findings: tuple[Finding, ...]) -> str:
+    counts = Counter(finding.level for finding in findings)
+    unchecked = sum(not finding.checked for finding in findings)
+    parts = [
+        plural(counts[Level.PROBLEM], "problem") if counts[Level.PROBLEM] else "no problem",
+        *(plural(counts[level], level.value) for level in (Level.WARNING, Level.NOTE) if counts[level]),
+        f"{counts[Level.OK]} ok",
+    ]
+    return ", ".join(parts) + (f" ({unchecked} not checked)" if unchecked else "")

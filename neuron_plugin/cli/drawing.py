@@ -1,19 +1,20 @@
 """A machine's devices drawn as boxes with their links: a line, a ring folded into two rows, or tori of 4 x 4.
 
 Pure values in and out. Each box has the device's id and one mark a core. Links between boxes that stand beside each
-other are drawn, a torus' links around the edge are stubs at both ends, and any other link is left to the caller to
-tell (``undrawn``).
+other are drawn, a torus' links around the edge are stubs at both ends; ``undrawn`` names all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
+from neuron_plugin.cli.output import Line, Segment
 from neuron_plugin.topology import TORUS_SIDE, Topology
 
 Links: TypeAlias = Mapping[int, frozenset[int]]
+Pairs: TypeAlias = list[tuple[int, int]]
 
 LONGEST_ROW = 8
 """Eight boxes of four cores are 80 columns."""
@@ -24,25 +25,12 @@ _BOX_HEIGHT = 4
 _NARROWEST = 4
 
 
-class Mark(NamedTuple):
-    """One character of a drawing; ``style`` is for terminals with colours."""
-
-    character: str
-    style: str = ""
-
-
-class Place(NamedTuple):
-    """Where a device stands."""
-
-    row: int
-    column: int
-
-
 @dataclass(frozen=True, slots=True)
 class Strokes:
     """The characters of a drawing.
 
-    ``top`` and ``bottom`` are a box's corners, ``joints`` where a link leaves it: right, left, below, above.
+    ``top`` and ``bottom`` are a box's corners, ``joints`` where a link leaves it: right, left, below, above. ``across``
+    and ``down`` are links, and as ``stub_...`` those around the edge.
     """
 
     top: str
@@ -62,146 +50,95 @@ ASCII = Strokes("++", "++", "-", "|", "--", "|", "~~", ":", "||++")
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Where devices stand. ``side`` of a grid whose rows and columns close around the edge, else 0."""
+    """Where devices stand, as (row, column). ``side`` is 0 unless rows and columns close around the edge."""
 
-    places: Mapping[int, Place]
+    places: Mapping[int, tuple[int, int]]
     side: int = 0
 
-    def neighbours(self) -> Iterator[tuple[int, int]]:
-        """Pairs of devices that stand beside each other, left or upper one first."""
+    def neighbours(self) -> Pairs:
+        """Devices that stand beside each other, left or upper one first."""
         devices = {place: device for device, place in self.places.items()}
-        for device, (row, column) in self.places.items():
-            for beside in (Place(row, column + 1), Place(row + 1, column)):
-                if beside in devices:
-                    yield device, devices[beside]
+        beside = [
+            (device, place)
+            for device, (row, column) in self.places.items()
+            for place in ((row, column + 1), (row + 1, column))
+        ]
+        return [(device, devices[place]) for device, place in beside if place in devices]
 
-    def around(self) -> Iterator[tuple[int, int]]:
-        """Pairs of devices that are beside each other around the edge, right or lower one first."""
-        devices = {place: device for device, place in self.places.items()}
-        for number in range(self.side):
-            yield devices[Place(number, self.side - 1)], devices[Place(number, 0)]
-            yield devices[Place(self.side - 1, number)], devices[Place(0, number)]
+    def around(self) -> Pairs:
+        """Devices that are beside each other around the edge, right or lower one first."""
+        devices, last = {place: device for device, place in self.places.items()}, self.side - 1
+        rows = [(devices[number, last], devices[number, 0]) for number in range(self.side)]
+        return rows + [(devices[last, number], devices[0, number]) for number in range(self.side)]
 
 
 def grids_of(topology: Topology, device_count: int) -> tuple[Grid, ...]:
-    """The grids to draw, with linked ids beside each other."""
-    ids = range(device_count)
-    match topology:
-        case Topology.TORUS:
-            size = TORUS_SIDE * TORUS_SIDE
-            blocks = [ids[first : first + size] for first in range(0, device_count, size)]
-            return tuple(Grid(_in_rows(block, TORUS_SIDE), TORUS_SIDE if len(block) == size else 0) for block in blocks)
-        case Topology.LINE:
-            return (Grid(_as_snake(ids, LONGEST_ROW)),)
-        case Topology.RING:  # folded in two where that fits: the ends meet
-            return (Grid(_as_snake(ids, min(LONGEST_ROW, (device_count + 1) // 2))),)
-        case _:
-            return (Grid(_in_rows(ids, LONGEST_ROW)),)
+    """The grids to draw, with linked ids beside each other: rows of a line or ring turn at each end."""
+    if topology is Topology.TORUS:
+        size = TORUS_SIDE * TORUS_SIDE
+        blocks = [range(first, min(first + size, device_count)) for first in range(0, device_count, size)]
+        return tuple(
+            Grid(
+                {device: divmod(number, TORUS_SIDE) for number, device in enumerate(block)},
+                TORUS_SIDE if len(block) == size else 0,
+            )
+            for block in blocks
+        )
+    width = LONGEST_ROW
+    if topology is Topology.RING:  # folded in two where that fits: the ends meet
+        width = min(LONGEST_ROW, (device_count + 1) // 2)
+    places = {device: divmod(device, width) for device in range(device_count)}
+    if topology in {Topology.LINE, Topology.RING}:
+        places = {each: (row, width - 1 - at if row % 2 else at) for each, (row, at) in places.items()}
+    return (Grid(places),)
 
 
-def _in_rows(ids: Sequence[int], width: int) -> dict[int, Place]:
-    return {device: Place(*divmod(number, width)) for number, device in enumerate(ids)}
+def drawn(grid: Grid, links: Links, marks: Mapping[int, Sequence[Segment]], strokes: Strokes) -> list[Line]:
+    """The drawing, line by line, without blanks at the ends; ``marks`` has a mark for each core of every device."""
+    inner = max(_NARROWEST, *(len(marks[device]) for device in grid.places)) + 2
+    middle = inner // 2 + 1
+    canvas: dict[tuple[int, int], Segment] = {}
 
-
-def _as_snake(ids: Sequence[int], width: int) -> dict[int, Place]:
-    """Rows that turn at each end, so that consecutive ids stay beside each other."""
-    places = _in_rows(ids, width)
-    return {
-        device: Place(row, width - 1 - column) if row % 2 else Place(row, column)
-        for device, (row, column) in places.items()
-    }
-
-
-class Drawing:
-    """A canvas with one grid on it."""
-
-    def __init__(self, grid: Grid, links: Links, marks: Mapping[int, Sequence[Mark]], strokes: Strokes) -> None:
-        """``marks`` has an entry for every device of the grid, a mark for each core."""
-        self._grid = grid
-        self._links = links
-        self._strokes = strokes
-        self._inner = max(_NARROWEST, *(len(cores) for cores in marks.values())) + 2
-        self._cells: dict[tuple[int, int], Mark] = {}
-        for device in grid.places:
-            self._draw_box(device, marks[device])
-        for one, other in grid.neighbours():
-            self._draw_link(one, other)
-        for one, other in grid.around():
-            self._draw_stubs(one, other)
-
-    def lines(self) -> list[list[Mark]]:
-        """The drawing, line by line, without blanks at the ends."""
-        height = max(line for line, _ in self._cells) + 1
-        ends = [max((column for at, column in self._cells if at == line), default=-1) for line in range(height)]
-        first = 0 if self._grid.side else 1  # without stubs, no line and no margin for them
-        blank = Mark(" ")
-        return [
-            [self._cells.get((line, column), blank) for column in range(ends[line] + 1)]
-            for line in range(first, height)
-        ]
-
-    def _corner(self, device: int) -> tuple[int, int]:
-        row, column = self._grid.places[device]
-        return 1 + row * (_BOX_HEIGHT + 1), _MARGIN + column * (self._inner + 2 + _GAP)
-
-    def _draw_box(self, device: int, cores: Sequence[Mark]) -> None:
-        strokes, (line, column) = self._strokes, self._corner(device)
-        left, right = column, column + self._inner + 1
-        self._write(line, left, strokes.top[0] + strokes.edge * self._inner + strokes.top[1])
-        self._write(line + 3, left, strokes.bottom[0] + strokes.edge * self._inner + strokes.bottom[1])
-        for inner_line in (line + 1, line + 2):
-            self._write(inner_line, left, strokes.side)
-            self._write(inner_line, right, strokes.side)
-        self._write(line + 1, left + 2, str(device), style="bold")
-        for number, mark in enumerate(cores):
-            self._cells[line + 2, left + 2 + number] = mark
-
-    def _draw_link(self, one: int, other: int) -> None:
-        if self._joined(one, other):
-            if self._grid.places[one].row == self._grid.places[other].row:
-                self._to_the_right_of(one, self._strokes.across)
-            else:
-                self._below(one, self._strokes.down)
-
-    def _draw_stubs(self, one: int, other: int) -> None:
-        if self._joined(one, other):
-            (line, column), middle = self._corner(other), self._inner // 2 + 1
-            if self._grid.places[one].row == self._grid.places[other].row:
-                self._to_the_right_of(one, self._strokes.stub_across)
-                self._write(line + 1, column - _GAP, self._strokes.stub_across)
-            else:
-                self._below(one, self._strokes.stub_down)
-                self._write(line - 1, column + middle, self._strokes.stub_down)
-
-    def _joined(self, one: int, other: int) -> bool:
-        """Mark both boxes of a link where it leaves them; False where there is no link."""
-        if other not in self._links.get(one, frozenset()):
-            return False
-        right, left, below, above = tuple(self._strokes.joints)
-        (line, column), (far_line, far_column), middle = self._corner(one), self._corner(other), self._inner // 2 + 1
-        if self._grid.places[one].row == self._grid.places[other].row:
-            self._write(line + 1, column + self._inner + 1, right)
-            self._write(far_line + 1, far_column, left)
-        else:
-            self._write(line + _BOX_HEIGHT - 1, column + middle, below)
-            self._write(far_line, far_column + middle, above)
-        return True
-
-    def _to_the_right_of(self, device: int, text: str) -> None:
-        line, column = self._corner(device)
-        self._write(line + 1, column + self._inner + 2, text)
-
-    def _below(self, device: int, text: str) -> None:
-        line, column = self._corner(device)
-        self._write(line + _BOX_HEIGHT, column + self._inner // 2 + 1, text)
-
-    def _write(self, line: int, column: int, text: str, style: str = "") -> None:
+    def write(line: int, column: int, text: str, style: str = "") -> None:
         for number, character in enumerate(text):
-            self._cells[line, column + number] = Mark(character, style)
+            canvas[line, column + number] = character, style
+
+    corners = {}
+    for device, (row, at) in grid.places.items():
+        line, column = corners[device] = 1 + row * (_BOX_HEIGHT + 1), _MARGIN + at * (inner + 2 + _GAP)
+        write(line, column, strokes.top[0] + strokes.edge * inner + strokes.top[1])
+        for below in (1, 2):
+            write(line + below, column, strokes.side)
+            write(line + below, column + inner + 1, strokes.side)
+        write(line + 3, column, strokes.bottom[0] + strokes.edge * inner + strokes.bottom[1])
+        write(line + 1, column + 2, str(device), style="bold")
+        for number, mark in enumerate(marks[device]):
+            canvas[line + 2, column + 2 + number] = mark
+    right, left, lower, upper = tuple(strokes.joints)
+    joined = [(pair, strokes.across, strokes.down) for pair in grid.neighbours()]
+    joined += [(pair, strokes.stub_across, strokes.stub_down) for pair in grid.around()]
+    for (one, other), across, down in joined:
+        if other not in links.get(one, frozenset()):
+            continue
+        (line, column), (far_line, far_column) = corners[one], corners[other]
+        # A link is written after the one box and before the other: beside each other that is the same place.
+        if grid.places[one][0] == grid.places[other][0]:
+            write(line + 1, column + inner + 1, right + across)
+            write(far_line + 1, far_column - _GAP, across + left)
+        else:
+            write(line + _BOX_HEIGHT - 1, column + middle, lower)
+            write(line + _BOX_HEIGHT, column + middle, down)
+            write(far_line - 1, far_column + middle, down)
+            write(far_line, far_column + middle, upper)
+    lines: list[Line] = []
+    for line in range(0 if grid.side else 1, max(line for line, _ in canvas) + 1):  # without stubs, no line for them
+        end = max((column for at, column in canvas if at == line), default=-1)
+        lines.append([canvas.get((line, column), (" ", "")) for column in range(end + 1)])
+    return lines
 
 
-def undrawn(grids: Sequence[Grid], links: Links) -> list[tuple[int, int]]:
+def undrawn(grids: Sequence[Grid], links: Links) -> Pairs:
     """Links that no grid shows, lower id first."""
-    drawn = {frozenset(pair) for grid in grids for pair in (*grid.neighbours(), *grid.around())}
+    shown = {frozenset(pair) for grid in grids for pair in (*grid.neighbours(), *grid.around())}
     pairs = {(min(one, other), max(one, other)) for one, others in links.items() for other in others}
-    return sorted(pair for pair in pairs if frozenset(pair) not in drawn)
+    return sorted(pair for pair in pairs if frozenset(pair) not in shown)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 
-from neuron_plugin.cli.command import CommandError, Exit, Subparsers, add_command
-from neuron_plugin.cli.configuration import add_settings, load_settings, printed_settings
-from neuron_plugin.cli.daemons import run_daemon
-from neuron_plugin.extender.settings import ExtenderSettings, check
+from neuron_plugin.cli.command import CommandError, Exit
+from neuron_plugin.cli.daemons import add_settings, load_settings, printed_settings, run_daemon
+from neuron_plugin.extender import ExtenderSettings, check
 from neuron_plugin.instance_file import load_catalogue
+
+DESCRIPTION = """\
+Answer kube-scheduler's filter, prioritize, preempt and bind for pods that ask for Neuron: choose
+nodes by their free linked sets and write the set on the pod as it is bound. Runs until SIGTERM."""
 
 EXAMPLES = """
 neuron-plugin extender --kubeconfig ~/.kube/config
@@ -18,19 +21,8 @@ neuron-plugin extender --config /etc/neuron-extender.yaml --print-config
 """
 
 
-def register(subparsers: Subparsers) -> None:
-    """Add the command."""
-    parser = add_command(
-        subparsers,
-        "extender",
-        run,
-        summary="serve kube-scheduler as its extender (a daemon, once or twice a cluster)",
-        description=(
-            "Answer kube-scheduler's filter, prioritize, preempt and bind for pods that ask for Neuron: choose nodes "
-            "by their free linked sets and write the set on the pod as it is bound. Runs until SIGTERM."
-        ),
-        examples=EXAMPLES,
-    )
+def add_flags(parser: ArgumentParser) -> None:
+    """A flag for each setting of the extender."""
     add_settings(parser, ExtenderSettings)
 
 
@@ -38,15 +30,12 @@ def run(arguments: Namespace) -> int:
     """Run the extender until a signal ends it."""
     settings = load_settings(ExtenderSettings, arguments)
     if printed_settings(settings, arguments):
-        return Exit.FINE
+        return Exit.SUCCESS
     check(settings)
     types = load_catalogue(settings.instance_types)
 
     async def serve(stop: asyncio.Event) -> None:
-        from neuron_plugin.cluster import (
-            ClusterError,
-            connect,
-        )
+        from neuron_plugin.cluster import ClusterError, connect
         from neuron_plugin.extender.daemon import ExtenderDaemon
 
         try:
@@ -57,4 +46,4 @@ def run(arguments: Namespace) -> int:
             await ExtenderDaemon(settings, types, api).run(stop)
 
     run_daemon("neuron-plugin extender", settings, settings.log_format, settings.log_level, serve)
-    return Exit.FINE
+    return Exit.SUCCESS

@@ -1,10 +1,8 @@
-"""The ``neuron-plugin`` command: finds the command that was asked for, and turns its errors into one line.
-
-A new command is one more name in ``COMMANDS``.
-"""
+"""The ``neuron-plugin`` command: finds the command that was asked for, and turns its errors into one line."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
@@ -12,120 +10,94 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 
 from neuron_plugin import __version__
-from neuron_plugin.cli import (
-    completion,
-    decisions,
-    demo,
-    devices,
-    doctor,
-    explain,
-    extender,
-    manifests,
-    run,
-    scheduler_config,
-    simulate,
-    topology,
-    uninstall_node,
-    version,
-)
-from neuron_plugin.cli.command import EXIT_STATUSES, CommandError, Exit, Parser, complain, wrapped
-from neuron_plugin.settings import SettingsError
+from neuron_plugin.cli.command import EXIT_STATUSES, CommandError, Exit, Parser, add_command, complain
 
-COMMANDS = (
-    demo,
-    devices,
-    topology,
-    decisions,
-    doctor,
-    explain,
-    simulate,
-    run,
-    extender,
-    scheduler_config,
-    manifests,
-    uninstall_node,
-    completion,
-    version,
-)
-"""In the order of the help."""
+COMMANDS = {
+    "demo": "see pods get their linked devices, or a refusal, in a simulated cluster on this machine",
+    "devices": "show the Neuron devices of this machine, their health and who holds them",
+    "topology": "draw the devices with their links and holders, and say which sets are free",
+    "decisions": "show what the plugin of this node chose lately, what else there was, and why",
+    "doctor": "find out what is wrong with this node, and what to do about it",
+    "explain": "say for each node why a pod fits it or not",
+    "simulate": "write a simulated machine into a directory, and put faults into it",
+    "run": "serve this node's Neuron devices to its kubelet (the daemon)",
+    "extender": "serve kube-scheduler as its extender (a daemon, once or twice a cluster)",
+    "scheduler-config": "print a kube-scheduler configuration that uses the extender",
+    "manifests": "print Kubernetes manifests, as the Helm chart renders them",
+    "uninstall-node": "remove the plugin's annotation, labels, Lease and condition from nodes, after the plugin itself",
+    "completion": "print a script that completes this command in your shell",
+}
+"""Names and summaries, in the order of the help. Each is a module of this package."""
 
 DESCRIPTION = """\
-AWS Neuron devices for Kubernetes: the daemon of a node (run), the scheduler's extender (extender), and commands that
-look at the Neuron hardware of this machine or of a simulated one."""
+AWS Neuron devices for Kubernetes: the daemon of a node (run), the scheduler's extender (extender),
+and commands that look at the Neuron hardware of this machine or of a simulated one."""
 
 STACK = "NEURON_PLUGIN_STACK"
-"""Set by who reports a fault of ours."""
+"""Set to report a fault of this program, with its stack."""
 
-EPILOG = """\
+EPILOG = f"""\
 try it without hardware or cluster:
   neuron-plugin demo
   neuron-plugin simulate node ./trn1 --type trn1.32xlarge
   neuron-plugin devices --root ./trn1
   neuron-plugin topology --root ./trn1
-"""
+
+{EXIT_STATUSES}"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status. Wrong usage and --help raise SystemExit, as argparse does."""
-    _never_fail_to_encode()
-    parser = build_parser()
-    if not (sys.argv[1:] if argv is None else argv):
+    for stream in (sys.stdout, sys.stderr):  # a name that this terminal cannot show must not hide the rest
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    words = sys.argv[1:] if argv is None else list(argv)
+    parser = build_parser(next((word for word in words if not word.startswith("-")), ""))
+    if not words:
         parser.print_help(sys.stderr)
         return Exit.USAGE
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args(words)
     try:
         status = int(arguments.run(arguments))
-        sys.stdout.flush()  # here, where a reader that is gone can still be noticed
+        sys.stdout.flush()  # here, where a closed pipe can still be noticed
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BrokenPipeError:
-        _forget_stdout()
-        return Exit.READER_GONE
-    except Exception as error:  # noqa: BLE001 - nobody who types a command wants a stack, unless to report it
-        return _told(error, arguments.command)
+        # The interpreter's last flush goes nowhere, or it would complain about the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.BROKEN_PIPE
+    except CommandError as error:
+        complain(str(error))
+        return error.status
+    except OSError as error:
+        complain(f"{error.filename or arguments.command}: {error.strerror or error}")
+        return Exit.FAILURE
+    except Exception as error:  # noqa: BLE001 - a user wants no stack, unless to report it
+        from neuron_plugin.settings import SettingsError
+
+        if isinstance(error, SettingsError):
+            complain(str(error))
+            return Exit.USAGE
+        complain(f"{arguments.command} failed itself ({error!r}): please report it, with what {STACK}=1 adds")
+        if os.environ.get(STACK):
+            traceback.print_exception(error)
+        return Exit.FAILURE
     return status
 
 
-def _told(error: Exception, command: str) -> Exit:
-    """Say what went wrong in one line; returns the status."""
-    match error:
-        case CommandError():
-            complain(str(error))
-            return error.status
-        case SettingsError():
-            complain(str(error))
-            return Exit.USAGE
-        case OSError():
-            complain(f"{error.filename or command}: {error.strerror or error}")
-            return Exit.TROUBLE
-    complain(f"{command} failed itself ({error!r}): please report it, with what {STACK}=1 adds")
-    if os.environ.get(STACK):
-        traceback.print_exception(error)
-    return Exit.TROUBLE
-
-
-def build_parser() -> Parser:
-    """The parser of all commands."""
-    parser = Parser(
-        prog="neuron-plugin", description=wrapped(DESCRIPTION), epilog=f"{EPILOG}\n{wrapped(EXIT_STATUSES)}"
-    )
+def build_parser(only: str | None = None) -> Parser:
+    """The parser of all commands; the flags of ``only`` one of them are added, and no other module imported."""
+    parser = Parser(prog="neuron-plugin", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"neuron-plugin {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
-    for command in COMMANDS:
-        command.register(subparsers)
+    for name, summary in COMMANDS.items():
+        if only not in {None, name}:
+            subparsers.add_parser(name, help=summary)
+            continue
+        module = importlib.import_module(f"neuron_plugin.cli.{name.replace('-', '_')}")
+        texts = {"description": module.DESCRIPTION, "examples": module.EXAMPLES}
+        module.add_flags(add_command(subparsers, name, module.run, summary=summary, **texts))
     return parser
-
-
-def _never_fail_to_encode() -> None:
-    """A name in a script that this terminal cannot show is no reason to show nothing."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _forget_stdout() -> None:
-    """Let the interpreter's last flush go nowhere, or it would complain about the reader that is gone."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

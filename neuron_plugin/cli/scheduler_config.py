@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 
-from neuron_plugin.cli.command import Exit, Subparsers, UsageError, add_command
+from neuron_plugin.cli.command import Exit, UsageError
 from neuron_plugin.cli.output import ObjectForm, add_output_flag, document
-from neuron_plugin.extender.scheduler_config import (
+from neuron_plugin.extender import (
     DEFAULT_SCHEDULER,
     SECOND_SCHEDULER,
     ExtenderEndpoint,
     scheduler_configuration,
 )
+
+DESCRIPTION = """\
+Print a KubeSchedulerConfiguration (v1, for kube-scheduler --config): a second scheduler beside the
+default one, or the default scheduler itself."""
 
 EXAMPLES = """
 neuron-plugin scheduler-config > neuron-scheduler.yaml
@@ -19,54 +23,28 @@ neuron-plugin scheduler-config --default-scheduler --kubeconfig /etc/kubernetes/
 neuron-plugin scheduler-config --url https://neuron-extender.kube-system.svc:12345 --ca-file /etc/neuron/ca.crt
 """
 
+URL = "http://127.0.0.1:12345"
 
-def register(subparsers: Subparsers) -> None:
-    """Add the command."""
-    parser = add_command(
-        subparsers,
-        "scheduler-config",
-        run,
-        summary="print a kube-scheduler configuration that uses the extender",
-        description=(
-            "Print a KubeSchedulerConfiguration (v1, for kube-scheduler --config): a second scheduler beside the "
-            "default one, or the default scheduler itself."
-        ),
-        examples=EXAMPLES,
-    )
+
+def add_flags(parser: ArgumentParser) -> None:
+    """Which scheduler, and how it reaches the extender."""
     add_output_flag(parser, ObjectForm)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--scheduler-name",
-        metavar="NAME",
-        default=SECOND_SCHEDULER,
-        help=f"name that pods give as schedulerName (default: {SECOND_SCHEDULER})",
-    )
+    name = f"name that pods give as schedulerName (default: {SECOND_SCHEDULER})"
+    which.add_argument("--scheduler-name", metavar="NAME", default=SECOND_SCHEDULER, help=name)
     which.add_argument("--default-scheduler", action="store_true", help="configure the default scheduler instead")
-    parser.add_argument(
-        "--url",
-        default="http://127.0.0.1:12345",
-        help="where kube-scheduler finds the extender (default: http://127.0.0.1:12345)",
-    )
-    parser.add_argument("--ca-file", metavar="PATH", default="", help="CA of the extender's certificate")
-    parser.add_argument(
-        "--client-cert", metavar="PATH", default="", help="kube-scheduler's certificate, for mutual TLS"
-    )
-    parser.add_argument("--client-key", metavar="PATH", default="", help="private key of that certificate")
-    parser.add_argument(
-        "--kubeconfig", metavar="PATH", default="", help="kube-scheduler's kubeconfig; in-cluster when not given"
-    )
+    parser.add_argument("--url", default=URL, help=f"where kube-scheduler finds the extender (default: {URL})")
+    for flag, text in (
+        ("--ca-file", "CA of the extender's certificate"),
+        ("--client-cert", "kube-scheduler's certificate, for mutual TLS"),
+        ("--client-key", "private key of that certificate"),
+        ("--kubeconfig", "kube-scheduler's kubeconfig; in-cluster when not given"),
+    ):
+        parser.add_argument(flag, metavar="PATH", default="", help=text)
 
 
 def run(arguments: Namespace) -> int:
     """Print the configuration."""
-    endpoint = ExtenderEndpoint(_checked_url(arguments), arguments.ca_file, arguments.client_cert, arguments.client_key)
-    name = DEFAULT_SCHEDULER if arguments.default_scheduler else arguments.scheduler_name
-    found = scheduler_configuration(endpoint, scheduler_name=name, kubeconfig=arguments.kubeconfig)
-    print(document(ObjectForm(arguments.output), found), end="")
-    return Exit.FINE
-
-
-def _checked_url(arguments: Namespace) -> str:
     url = str(arguments.url)
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"--url is {url!r}, expected it to begin with http:// or https://")
@@ -74,4 +52,8 @@ def _checked_url(arguments: Namespace) -> str:
         raise UsageError(f"--url is {url}: kube-scheduler verifies nothing without --ca-file; give the extender's CA")
     if bool(arguments.client_cert) != bool(arguments.client_key):
         raise UsageError("--client-cert and --client-key go together: give both or neither")
-    return url
+    endpoint = ExtenderEndpoint(url, arguments.ca_file, arguments.client_cert, arguments.client_key)
+    name = DEFAULT_SCHEDULER if arguments.default_scheduler else arguments.scheduler_name
+    found = scheduler_configuration(endpoint, scheduler_name=name, kubeconfig=arguments.kubeconfig)
+    print(document(arguments.output, found), end="")
+    return Exit.SUCCESS

@@ -1,23 +1,24 @@
-"""``neuron-plugin uninstall-node``: take back what the plugin has said about nodes, once it is gone for good."""
+"""``neuron-plugin uninstall-node``: remove what the plugin wrote about nodes, once it is gone for good."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from neuron_plugin.cli.command import CommandError, Exit, Subparsers, UsageError, add_command
-from neuron_plugin.cli.kubeconfig import add_kubeconfig_flag, kubeconfig_of
-from neuron_plugin.cli.output import Form, add_output_flag, document
+from neuron_plugin.cli.command import CommandError, Exit, UsageError
+from neuron_plugin.cli.output import add_output_flag, plain, show
+from neuron_plugin.cli.target import add_kubeconfig_flag, kubeconfig_of
 from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
 
 DESCRIPTION = """\
 Remove the plugin's annotation, labels, Lease and node condition from nodes.
 
-For after the DaemonSet has been deleted. While a plugin runs on a node it says everything again, at the latest when it
-is restarted. Not for a preStop hook: that runs at every rollout too, and the extender would close the node each time.
-A node that is gone, or has nothing of the plugin's, is no error."""
+For after the DaemonSet has been deleted. While a plugin runs on a node it writes everything again,
+at the latest when it is restarted. Not for a preStop hook: that runs at every rollout too, and the
+extender would close the node each time. A node that is gone, or has nothing of the plugin's, is no
+error."""
 
 EXAMPLES = """
 neuron-plugin uninstall-node worker-1 worker-2 --kubeconfig ~/.kube/config
@@ -29,58 +30,37 @@ VERSION = 1
 _NAMESPACE = PluginSettings().lease_namespace
 
 
-def register(subparsers: Subparsers) -> None:
-    """Add the command."""
-    parser = add_command(
-        subparsers,
-        "uninstall-node",
-        run,
-        summary="remove the plugin's annotation, labels, Lease and condition from nodes, after the plugin itself",
-        description=DESCRIPTION,
-        examples=EXAMPLES,
-    )
+def add_flags(parser: ArgumentParser) -> None:
+    """Which nodes, and what to remove from them."""
     parser.add_argument("nodes", metavar="NODE", nargs="*", help="names of nodes (default: NODE_NAME)")
-    parser.add_argument("--all", action="store_true", help="every node that the plugin has said something about")
+    parser.add_argument("--all", action="store_true", help="every node that the plugin has written something about")
     add_output_flag(parser)
     add_kubeconfig_flag(parser)
-    parser.add_argument(
-        "--lease-namespace",
-        metavar="TEXT",
-        default=_NAMESPACE,
-        help=f"namespace of the nodes' Leases, as for 'run' (default: {_NAMESPACE})",
-    )
-    parser.add_argument(
-        "--node-condition",
-        metavar="TEXT",
-        default="",
-        help="the condition that the plugin kept, as for 'run' (default: it kept none)",
-    )
+    leases = f"namespace of the nodes' Leases, as for 'run' (default: {_NAMESPACE})"
+    parser.add_argument("--lease-namespace", metavar="TEXT", default=_NAMESPACE, help=leases)
+    condition = "the condition that the plugin kept, as for 'run' (default: it kept none)"
+    parser.add_argument("--node-condition", metavar="TEXT", default="", help=condition)
 
 
 def run(arguments: Namespace) -> int:
-    """Do it, and name the nodes."""
+    """Remove it, and name the nodes."""
     if arguments.all and arguments.nodes:
         raise UsageError("--all and names of nodes exclude each other: give one of them")
-    names = [] if arguments.all else arguments.nodes or [os.environ.get("NODE_NAME", "")]
     if arguments.node_condition in TAKEN_CONDITIONS:
         writer = TAKEN_CONDITIONS[arguments.node_condition]
         raise UsageError(f"--node-condition is {arguments.node_condition!r}, which {writer} writes: it is not removed")
+    names = [] if arguments.all else arguments.nodes or [os.environ.get("NODE_NAME", "")]
     if names == [""]:
         raise UsageError("no node: give names of nodes, --all, or set NODE_NAME")
     kubeconfig = kubeconfig_of(arguments.kubeconfig)
     done = asyncio.run(_uninstall(names, kubeconfig, arguments.lease_namespace, arguments.node_condition))
-    if (form := Form(arguments.output)) is Form.TEXT:
-        print("\n".join(f"{name} is cleared" for name in done) or "nothing of the plugin's was found")
-    else:
-        print(document(form, {"version": VERSION, "cleared": done}), end="")
-    return Exit.FINE
+    lines = [f"{name} is cleared" for name in done] or ["nothing of the plugin's was found"]
+    show(arguments.output, {"version": VERSION, "cleared": done}, plain(*lines))
+    return Exit.SUCCESS
 
 
 async def _uninstall(names: list[str], kubeconfig: Path | None, namespace: str, condition: str) -> list[str]:
-    from neuron_plugin.cluster import (
-        ClusterError,
-        connect,
-    )
+    from neuron_plugin.cluster import ClusterError, connect
     from neuron_plugin.plugin.uninstall import installed_nodes, uninstall_nodes
 
     try:

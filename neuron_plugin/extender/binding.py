@@ -1,28 +1,96 @@
-"""Bind: choose and reserve in memory in one step, then one write that carries node and assignment together.
+"""Bind: choose and assume in memory in one step, then one write that carries node and assignment together.
 
-Binds of different pods run side by side and a slow API server delays none of them, nor any filter: nothing is locked,
-a reservation is one synchronous call on the state. Repeated calls for a pod share its attempt. Success is said only
-of a binding that the API server has confirmed; what it left open stays reserved and is looked after by ``settle``.
+Binds of different pods run side by side, and a slow API server delays none of them, nor any filter: nothing is locked,
+and assuming a pod is one synchronous call on the state. Repeated calls for a pod share its attempt. Success is answered
+only for a binding that the API server has confirmed. No bind starts that could outlive this replica's term as leader.
+
+The one question after a failed write is whether it may have happened all the same. A refusal with a 4xx says no; a 5xx,
+a time-out or a broken connection says nothing. Then the pod stays assumed, and ``settle`` looks it up later.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-from neuron_plugin.allocation import DecisionLog, Dialect, Holder, PodReference, PodUid
-from neuron_plugin.cluster import ApiError, ClusterError
-from neuron_plugin.extender.annotation_check import AnnotationCheck
-from neuron_plugin.extender.assignments import Assignments
-from neuron_plugin.extender.attempts import Ending, Outcome, PodWrites, SeenPod, may_have_happened
-from neuron_plugin.extender.claims import PodRecord, claim_of
-from neuron_plugin.extender.hardware import Hardware
-from neuron_plugin.extender.state import ClusterState, Reservation
+from neuron_plugin.allocation import (
+    ASSIGNMENT_KEYS,
+    Assignment,
+    DecisionLog,
+    Dialect,
+    LoggedDecision,
+    NeuronPod,
+    PodReference,
+    PodUid,
+    Rejection,
+    Step,
+    assigned_allocations,
+    neuron_pod,
+    read_assignment,
+    write_assignment,
+)
+from neuron_plugin.cluster import (
+    CLOCK,
+    PODS,
+    ApiError,
+    ApiServer,
+    Clock,
+    ClusterError,
+    Election,
+    UnreachableError,
+    bind_pod,
+    read_pod,
+    send,
+)
+from neuron_plugin.extender.leadership import Readiness
+from neuron_plugin.extender.state import AssumedPod, ClusterState
 
+_SERVER_ERRORS = 500
+_OUT_OF_TERM = "no bind now: the leader's lease was not renewed lately and may run out before the bind ends"
+_REASON = "takes least from later pods"
 _log = logging.getLogger(__name__)
+
+
+class Ending(enum.StrEnum):
+    """How a bind call ended; the label of its metric."""
+
+    BOUND = "bound"
+    """Our write is confirmed."""
+    REPEATED = "repeated"
+    """The pod was bound there already by an earlier call."""
+    ADOPTED = "adopted"
+    """The write's answer was lost or refused, and the pod was found bound there with an assignment."""
+    NO_SET = "no-set"
+    """The node cannot take the pod any more."""
+    NOT_THE_POD = "not-the-pod"
+    """No pod of that name and UID, or it has ended."""
+    BOUND_ELSEWHERE = "bound-elsewhere"
+    """The pod is bound, or may be, by another binder or call."""
+    REFUSED = "refused"
+    """The API server did not write it."""
+    UNKNOWN = "unknown"
+    """The API server did not say whether it was written; the pod stays assumed until that is known."""
+    NOT_SERVING = "not-serving"
+    """Not synced, not the leader, or shutting down."""
+    FAILED = "failed"
+    """A fault of ours; the log has it."""
+
+
+SUCCESSES = frozenset({Ending.BOUND, Ending.REPEATED, Ending.ADOPTED})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A bind call's end, the text for the scheduler (empty on success) and the annotations that were bound."""
+
+    ending: Ending
+    error: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,32 +112,33 @@ TIMES = BindTimes()
 
 
 class Binder:
-    """Every bind of this process. ``fence`` says why no bind may start now, or the empty text."""
+    """Every bind of this process.
+
+    Without an ``election`` the term of this replica has no end. ``unix_ns`` is the time that is written on pods.
+    """
 
     def __init__(
         self,
         state: ClusterState,
-        writes: PodWrites,
+        api: ApiServer,
+        readiness: Readiness,
         *,
-        fence: Callable[[], str],
+        election: Election | None = None,
         dialects: Collection[Dialect],
         times: BindTimes = TIMES,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = CLOCK,
         unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        self.decisions = DecisionLog()
         self._state = state
-        self._writes = writes
-        self._fence = fence
+        self._api = api
+        self._readiness = readiness
+        self._election = election
+        self._dialects = dialects
         self._times = times
         self._clock = clock
+        self._unix_ns = unix_ns
         self._attempts: dict[PodUid, tuple[str, asyncio.Task[Outcome]]] = {}
-        self._assignments = Assignments(state, dialects, clock, unix_ns)
-        self._annotation_check = AnnotationCheck(writes, timeout_seconds=times.read)
-
-    @property
-    def journal(self) -> DecisionLog:
-        """What was bound lately."""
-        return self._assignments.journal
 
     @property
     def under_way(self) -> int:
@@ -77,18 +146,23 @@ class Binder:
         return len(self._attempts)
 
     def unseen(self) -> int:
-        """Confirmed bindings that the watch should have shown by now and has not; asked from a scrape's thread, too."""
-        held = list(self._state.reservations.values())
-        return sum(each.confirmed and self._in_doubt(each) for each in held)
+        """Confirmed bindings that the watch should have shown by now; asked from a scrape's thread, too."""
+        return sum(pod.confirmed and self._is_due(pod) for pod in list(self._state.assumed.values()))
 
     async def bind(self, pod: PodReference, node: str) -> Outcome:
         """Bind a pod to a node, or say why not, by the deadline.
 
         An attempt is not given up with its caller: its write may land, so it runs on and its end is recorded.
         """
-        target, attempt = self._attempts.get(pod.uid) or self._start(pod, node)
+        if why_not := self._readiness.why_not:
+            return Outcome(Ending.NOT_SERVING, why_not)
+        if pod.uid not in self._attempts:
+            started = asyncio.create_task(self._attempt(pod, node), name=f"bind {pod}")
+            self._attempts[pod.uid] = (node, started)
+            started.add_done_callback(lambda _: self._attempts.pop(pod.uid, None))
+        target, attempt = self._attempts[pod.uid]
         if target != node:
-            return _undecided(pod, target)
+            return _bound_elsewhere(pod, target)
         done, _ = await asyncio.wait({attempt}, timeout=self._times.answer)
         if not done:
             return Outcome(Ending.UNKNOWN, f"binding pod {pod} to {node} took over {self._times.answer:g} s")
@@ -100,148 +174,158 @@ class Binder:
             await asyncio.wait([attempt for _, attempt in self._attempts.values()])
 
     async def settle(self) -> None:
-        """Look up the pods whose reservations are in doubt, and release or confirm them."""
-        for held in list(self._state.reservations.values()):
-            if self._in_doubt(held):
-                await self._settle_one(held)
-
-    def _start(self, pod: PodReference, node: str) -> tuple[str, asyncio.Task[Outcome]]:
-        attempt = asyncio.create_task(self._attempt_safely(pod, node), name=f"bind {pod}")
-        self._attempts[pod.uid] = (node, attempt)
-        attempt.add_done_callback(lambda _: self._attempts.pop(pod.uid, None))
-        return node, attempt
-
-    async def _attempt_safely(self, pod: PodReference, node: str) -> Outcome:
-        try:
-            return await self._attempt(pod, node)
-        except Exception:  # noqa: BLE001 - whatever it is, one pod's bind must not end the daemon
-            _log.exception("bind failed", extra={"pod": str(pod), "uid": pod.uid, "node": node})
-            return Outcome(Ending.FAILED, f"binding pod {pod} failed inside the extender; its log has the cause")
-
-    async def _attempt(self, pod: PodReference, node: str) -> Outcome:
-        record = self._state.pods.get(pod.uid)
-        if record is None or record.pod != pod:
+        """Look up the assumed pods that the watch should have shown by now, and forget or confirm them."""
+        for assumed in list(self._state.assumed.values()):
+            if not self._is_due(assumed):
+                continue
+            pod = assumed.pod.reference
             try:
-                seen = await self._writes.read(pod, timeout_seconds=self._times.read)
-            except ClusterError as error:
-                return Outcome(Ending.REFUSED, f"pod {pod} is not known here and cannot be read: {error}")
-            if seen is None or seen.terminal:
-                return _not_the_pod(pod)
-            record = seen.record
-        return await self._bind_known(record, node)
+                seen = await self._read(pod)
+            except ClusterError:
+                continue  # still unknown: it stays assumed
+            if self._state.assumed.get(pod.uid) is not assumed or pod.uid in self._attempts:
+                continue  # the watch or a new attempt was faster
+            if seen is None or seen.ended or seen.node != assumed.pod.node:
+                self._state.forget(pod.uid)
+                _log.info("assumed pod forgotten", extra={"pod": str(pod), "uid": pod.uid, "node": assumed.pod.node})
+            else:
+                self._adopt(replace(assumed, since=self._clock.now()), seen)
 
-    async def _bind_known(self, record: PodRecord, node: str) -> Outcome:
-        target = self._state.bound_to(record.uid) or record.node
-        if target and target != node:
-            return _undecided(record.pod, target)
-        held = self._state.reservations.get(record.uid)
-        if held and held.confirmed:
-            return Outcome(Ending.REPEATED, annotations=held.annotations)
-        if record.node:
-            return _repeated(record)
-        if reason := self._fence():
-            return Outcome(Ending.NOT_SERVING, reason)
-        chosen = replace(held, since=self._clock()) if held else self._assignments.choose(record, node)
-        if isinstance(chosen, Outcome):
-            return chosen
-        if chosen.annotations:
-            self._state.reserve(chosen)
-        return await self._write(chosen, in_doubt=held is not None)
-
-    async def _write(self, chosen: Reservation, *, in_doubt: bool) -> Outcome:
-        """One POST; ``in_doubt`` says that an earlier one may have landed."""
-        try:
-            if self._annotation_check.merged is False and chosen.annotations:
-                await self._writes.annotate(chosen.pod, chosen.annotations, timeout_seconds=self._times.read)
-                if reason := self._fence():
-                    return self._stopped(chosen, reason, in_doubt=in_doubt)
-            await self._writes.bind(chosen.pod, chosen.node, chosen.annotations, timeout_seconds=self._times.write)
-        except ClusterError as error:
-            return await self._look(chosen, error, in_doubt=in_doubt or may_have_happened(error))
-        self._state.confirm(chosen.pod.uid)
-        self._assignments.remember(chosen)
-        await self._annotation_check.after(chosen)
-        return Outcome(Ending.BOUND, annotations=chosen.annotations)
-
-    def _stopped(self, chosen: Reservation, reason: str, *, in_doubt: bool) -> Outcome:
-        """Leadership ended between patch and binding; only an earlier attempt's write may still be under way."""
-        if not in_doubt:
-            self._state.release(chosen.pod.uid)
-        return Outcome(Ending.NOT_SERVING, reason)
-
-    async def _look(self, chosen: Reservation, error: ClusterError, *, in_doubt: bool) -> Outcome:
-        """What became of the pod after a write that failed."""
-        try:
-            seen = await self._writes.read(chosen.pod, timeout_seconds=self._times.read)
-        except ClusterError:
-            if in_doubt or (isinstance(error, ApiError) and error.conflict):
-                text = f"{error}; the pod cannot be read, its silicon stays reserved until it can"
-                return Outcome(Ending.UNKNOWN, text)
-            self._state.release(chosen.pod.uid)
-            return Outcome(Ending.REFUSED, str(error))
-        outcome = self._after_a_look(chosen, seen, error, in_doubt=in_doubt)
-        if outcome.ending is Ending.ADOPTED:
-            await self._annotation_check.after(chosen)
-        return outcome
-
-    def _after_a_look(
-        self, chosen: Reservation, seen: SeenPod | None, error: ClusterError, *, in_doubt: bool
-    ) -> Outcome:
-        pod = chosen.pod
-        if seen is None or seen.terminal:
-            self._state.release(pod.uid)
-            return _not_the_pod(pod)
-        ours = in_doubt or seen.record.decision is not None or not chosen.annotations
-        if seen.record.node == chosen.node and ours:
-            return self._adopt(chosen, seen.record)
-        if seen.record.node:
-            self._state.release(pod.uid)
-            return _undecided(pod, seen.record.node)
-        if in_doubt:
-            return Outcome(Ending.UNKNOWN, f"{error}; the pod is not bound yet, its silicon stays reserved for a while")
-        self._state.release(pod.uid)
-        return Outcome(Ending.REFUSED, str(error))
-
-    def _adopt(self, chosen: Reservation, record: PodRecord) -> Outcome:
-        """The pod is bound where we wanted it: hold what it says it was given."""
-        node = self._state.nodes.get(chosen.node)
-        held = replace(chosen, confirmed=True)
-        if node and isinstance(node.hardware, Hardware):
-            claim = claim_of(record, node.hardware.geometry)
-            held = replace(held, holder=claim) if isinstance(claim, Holder) else held
-        if chosen.pod.uid in self._state.reservations:
-            self._state.reserve(held)
-        return Outcome(Ending.ADOPTED, annotations=chosen.annotations)
-
-    def _in_doubt(self, held: Reservation) -> bool:
-        record = self._state.pods.get(held.pod.uid)
-        if record is not None and record.node == held.node:
+    def _is_due(self, assumed: AssumedPod) -> bool:
+        """Whether so much time has passed that the watch should have shown this pod, and has not."""
+        pod = self._state.pods.get(assumed.pod.uid)
+        if pod is not None and pod.node == assumed.pod.node:
             return False
-        return self._clock() - held.since > (self._times.doubt if held.confirmed else self._times.landing)
+        patience = self._times.doubt if assumed.confirmed else self._times.landing
+        return self._clock.now() - assumed.since > patience
 
-    async def _settle_one(self, held: Reservation) -> None:
+    async def _attempt(self, reference: PodReference, node: str) -> Outcome:
         try:
-            seen = await self._writes.read(held.pod, timeout_seconds=self._times.read)
+            pod = self._state.pods.get(reference.uid)
+            if pod is None or pod.reference != reference:
+                try:
+                    pod = await self._read(reference)
+                except ClusterError as error:
+                    return Outcome(Ending.REFUSED, f"pod {reference} is not known here and cannot be read: {error}")
+                if pod is None or pod.ended:
+                    return _not_the_pod(reference)
+            return await self._bind(pod, node)
+        except Exception:  # noqa: BLE001 - whatever it is, one pod's bind must not end the daemon
+            _log.exception("bind failed", extra={"pod": str(reference), "uid": reference.uid, "node": node})
+            return Outcome(Ending.FAILED, f"binding pod {reference} failed inside the extender; its log has the cause")
+
+    async def _bind(self, pod: NeuronPod, node: str) -> Outcome:
+        """Bind a pod that is known, unless that has been done. From the choice to ``assume`` nothing else can run."""
+        target = self._state.bound_to(pod.uid) or pod.node
+        if target and target != node:
+            return _bound_elsewhere(pod.reference, target)
+        earlier = self._state.assumed.get(pod.uid)
+        if earlier and earlier.confirmed:
+            return Outcome(Ending.REPEATED, annotations=earlier.annotations)
+        if pod.node:
+            if pod.request and pod.assignment is None:
+                return Outcome(
+                    Ending.BOUND_ELSEWHERE, f"pod {pod.reference} was bound by others, without an assignment"
+                )
+            return Outcome(Ending.REPEATED)
+        if self._readiness.why_not or (self._election and self._election.seconds_left() <= self._times.write):
+            return Outcome(Ending.NOT_SERVING, self._readiness.why_not or _OUT_OF_TERM)
+        assumed = replace(earlier, since=self._clock.now()) if earlier else self._choose(pod, node)
+        if isinstance(assumed, Outcome):
+            return assumed
+        if assumed.annotations:
+            self._state.assume(assumed)
+        return await self._write(assumed, may_have_landed=earlier is not None)
+
+    def _choose(self, pod: NeuronPod, node: str) -> AssumedPod | Outcome:
+        """The best sets of the moment with the annotations that name them; no annotations if the pod needs no cores."""
+        if isinstance(pod.request, Rejection):
+            return Outcome(Ending.NO_SET, pod.request.detail)
+        if not pod.request:
+            return AssumedPod(replace(pod, node=node), {}, self._clock.now())
+        capacity = self._state.capacities[node]
+        if isinstance(capacity, Rejection):
+            return Outcome(Ending.NO_SET, capacity.text)
+        placement = capacity.place(pod.request)
+        if isinstance(placement, Rejection):
+            return Outcome(Ending.NO_SET, placement.text)
+        annotations = write_assignment(capacity.geometry, placement, self._unix_ns(), self._dialects)
+        if annotations.keys().isdisjoint(ASSIGNMENT_KEYS):
+            text = f"pod {pod.reference} asks for two resources, which the vendor's dialect cannot say"
+            return Outcome(Ending.NO_SET, text)
+        assignment = read_assignment(str(pod.reference), annotations, pod.request)
+        bound = replace(pod, node=node, assignment=assignment)
+        return AssumedPod(bound, annotations, self._clock.now(), chosen_from=capacity)
+
+    async def _write(self, assumed: AssumedPod, *, may_have_landed: bool) -> Outcome:
+        """One POST; ``may_have_landed`` says that an earlier one may have taken effect."""
+        pod, node, annotations = assumed.pod.reference, assumed.pod.node, assumed.annotations
+        request = bind_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, node=node, annotations=annotations)
+        try:
+            await send(self._api, request, timeout_seconds=self._times.write)
+        except ClusterError as error:
+            return await self._look(assumed, error, may_have_landed=may_have_landed or may_have_happened(error))
+        self._state.confirm(pod.uid)
+        if (capacity := assumed.chosen_from) is not None:
+            allocations = assigned_allocations(assumed.pod, capacity.geometry)
+            for each in () if isinstance(allocations, Rejection) else allocations:
+                made = (self._unix_ns(), Step.BOUND, node, capacity.geometry, each.resource, each.mask)
+                usable = partial(int, capacity.free_mask)
+                self.decisions.record(LoggedDecision(*made, _REASON, pod, each.container, usable))
+        return Outcome(Ending.BOUND, annotations=annotations)
+
+    async def _look(self, assumed: AssumedPod, error: ClusterError, *, may_have_landed: bool) -> Outcome:
+        """What became of the pod after a write that failed."""
+        pod = assumed.pod.reference
+        try:
+            seen = await self._read(pod)
         except ClusterError:
-            return  # still unknown: it stays reserved
-        if self._state.reservations.get(held.pod.uid) is not held or held.pod.uid in self._attempts:
-            return  # the watch or a new attempt was faster
-        if seen is None or seen.terminal or seen.record.node != held.node:
-            self._state.release(held.pod.uid)
-            _log.info("reservation released", extra={"pod": str(held.pod), "uid": held.pod.uid, "node": held.node})
-        else:
-            self._adopt(replace(held, since=self._clock()), seen.record)
+            if may_have_landed or (isinstance(error, ApiError) and error.conflict):
+                return Outcome(Ending.UNKNOWN, f"{error}; the pod cannot be read, its cores stay reserved until it can")
+            self._state.forget(pod.uid)
+            return Outcome(Ending.REFUSED, str(error))
+        if seen is None or seen.ended:
+            self._state.forget(pod.uid)
+            return _not_the_pod(pod)
+        ours = may_have_landed or seen.assignment is not None or not assumed.annotations
+        if seen.node == assumed.pod.node and ours:
+            self._adopt(assumed, seen)
+            return Outcome(Ending.ADOPTED, annotations=assumed.annotations)
+        if not seen.node and may_have_landed:
+            text = f"{error}; the pod is not bound yet, its cores stay reserved for a while"
+            return Outcome(Ending.UNKNOWN, text)
+        self._state.forget(pod.uid)
+        return _bound_elsewhere(pod, seen.node) if seen.node else Outcome(Ending.REFUSED, str(error))
+
+    def _adopt(self, assumed: AssumedPod, seen: NeuronPod) -> None:
+        """The pod is bound where we wanted it: count what it says it was assigned, if it says so clearly."""
+        if seen.uid in self._state.assumed:
+            pod = seen if isinstance(seen.assignment, Assignment) else assumed.pod
+            self._state.assume(replace(assumed, pod=pod, confirmed=True))
+
+    async def _read(self, pod: PodReference) -> NeuronPod | None:
+        """The pod of this name by a consistent read; None when there is none or it has another UID."""
+        request = read_pod(namespace=pod.namespace, name=pod.name)
+        try:
+            found = PODS.decode(await send(self._api, request, timeout_seconds=self._times.read))
+        except ApiError as error:
+            if error.missing:
+                return None
+            raise
+        return neuron_pod(found) if found.uid == pod.uid else None
 
 
-def _repeated(record: PodRecord) -> Outcome:
-    if record.request and record.decision is None:
-        return Outcome(Ending.BOUND_ELSEWHERE, f"pod {record.pod} was bound by others, without an assignment")
-    return Outcome(Ending.REPEATED)
+def may_have_happened(error: ClusterError) -> bool:
+    """Whether a write that ended in this error may be in place, or may still come to be."""
+    if isinstance(error, UnreachableError):
+        return error.may_have_arrived
+    return not isinstance(error, ApiError) or error.status >= _SERVER_ERRORS
 
 
-def _undecided(pod: PodReference, node: str) -> Outcome:
+def _bound_elsewhere(pod: PodReference, node: str) -> Outcome:
     return Outcome(Ending.BOUND_ELSEWHERE, f"pod {pod} is bound to {node}, or a bind to it is not decided yet")
 
 
 def _not_the_pod(pod: PodReference) -> Outcome:
-    return Outcome(Ending.NOT_THE_POD, f"no live pod {pod} with UID {pod.uid}: it is gone, has ended or was made anew")
+    text = f"no live pod {pod} with UID {pod.uid}: it is gone, has ended, or another pod has its name now"
+    return Outcome(Ending.NOT_THE_POD, text)

@@ -1,27 +1,32 @@
-"""Why a pod fits a node or does not: which set it would get, or which sets are in whose way.
+"""``GET /inspect[/NODE]`` and ``GET /explain/NAMESPACE/POD``: the state of the moment for a person at a terminal.
 
-The same functions that decide are asked here, so an explanation cannot differ from what the scheduler was told.
+Why does a pod fit a node or not: which set would it get, or which pods are in the way of which sets? The same functions
+that decide are asked, so an explanation cannot differ from the scheduler's answer. Plain text by default, JSON for
+``?format=json``. Thousands of nodes take some 0.1-0.4 s, so answers are worked out in a thread, from records that do
+not change: the scheduler is not kept waiting.
 """
 
 from __future__ import annotations
 
-import msgspec
+import asyncio
+from collections.abc import Iterable
 
-from neuron_plugin.allocation import ContainerRequest, Holder, Placement, PodRequest, Rejection, format_ids, ids_of
-from neuron_plugin.extender.claims import PodRecord, Unreadable
-from neuron_plugin.extender.hardware import Hardware
-from neuron_plugin.extender.nodes import NodeRecord
-from neuron_plugin.extender.shapes import ClosedShape
-from neuron_plugin.extender.state import ClusterState
-from neuron_plugin.extender.verdicts import placement_on
-from neuron_plugin.topology import Geometry, Unit, valid_sets
+import msgspec
+from aiohttp import web
+
+from neuron_plugin.allocation import ContainerRequest, NeuronPod, PodRequest, Rejection, format_ids, ids_of
+from neuron_plugin.extender.monitor import node_object
+from neuron_plugin.extender.state import ClusterState, NodeInfo
+from neuron_plugin.topology import Geometry, Unit, cores_in, valid_sets
 
 MOST_SETS = 4
 """Sets shown per container and node: those with the fewest pods in their way."""
 
+_HEADINGS = ("NODE", "TYPE", "FREE DEVICES", "USED CORES", "PODS", "STATE")
+
 
 class BlockedSet(msgspec.Struct, frozen=True, rename="camel"):
-    """A set that would do, the pods that hold a part of it, and its devices that may not be used."""
+    """A set that would do, the pods that have a part of it, and its devices that may not be used."""
 
     ids: str
     holders: tuple[str, ...]
@@ -29,7 +34,7 @@ class BlockedSet(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class NodeExplanation(msgspec.Struct, frozen=True, rename="camel"):
-    """One node's answer. ``sets`` says what each container would get, ``blocked`` what stands in its way if nothing."""
+    """One node's answer. ``sets`` has what each container would get, ``blocked`` what is in its way if nothing."""
 
     node: str
     fits: bool
@@ -40,7 +45,7 @@ class NodeExplanation(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Explanation(msgspec.Struct, frozen=True, rename="camel"):
-    """A pod's prospects. ``note`` says what holds for all nodes, such as that it is bound already."""
+    """A pod's prospects. ``note`` has what holds for all nodes, such as that it is bound already."""
 
     pod: str
     request: str
@@ -48,25 +53,64 @@ class Explanation(msgspec.Struct, frozen=True, rename="camel"):
     nodes: tuple[NodeExplanation, ...]
 
 
-def explain(state: ClusterState, record: PodRecord) -> Explanation:
-    """A pod's prospects on every node, fitting ones first. May run beside the loop that changes ``state``."""
-    pod = str(record.pod)
-    if isinstance(record.request, Unreadable):
-        return Explanation(pod, "", record.request.text, ())
-    asked = ", ".join(f"{part.container}: {part.count} {part.resource.value}" for part in record.request)
-    if not record.request:
-        return Explanation(pod, "", "The pod asks for no Neuron resource: it fits every node.", ())
-    if target := state.bound_to(record.uid) or record.node:
-        return Explanation(pod, asked, f"The pod is bound, or being bound, to {target}.", ())
-    nodes = [explain_node(node, record.request) for node in list(state.nodes.values())]
-    nodes.sort(key=lambda each: (not each.fits, each.node))
-    return Explanation(pod, asked, "", tuple(nodes))
-
-
-def find_pod(state: ClusterState, namespace: str, name: str) -> PodRecord | None:
+def find_pod(state: ClusterState, namespace: str, name: str) -> NeuronPod | None:
     """The live Neuron pod of a name; the one that is not terminating where a name is there twice."""
-    found = [each for each in state.pods.values() if (each.pod.namespace, each.pod.name) == (namespace, name)]
-    return min(found, key=lambda each: each.terminating, default=None)
+    named = [pod for pod in state.pods.values() if (pod.reference.namespace, pod.reference.name) == (namespace, name)]
+    return min(named, key=lambda pod: pod.terminating, default=None)
+
+
+def explain(state: ClusterState, pod: NeuronPod) -> Explanation:
+    """A pod's prospects on every node, fitting ones first. May run beside the loop that changes ``state``."""
+    name, request = str(pod.reference), pod.request
+    if isinstance(request, Rejection):
+        return Explanation(name, "", request.detail, ())
+    asked = ", ".join(f"{part.container}: {part.count} {part.resource.value}" for part in request)
+    if not request:
+        return Explanation(name, "", "The pod asks for no Neuron resource: it fits every node.", ())
+    if target := state.bound_to(pod.uid) or pod.node:
+        return Explanation(name, asked, f"The pod is bound, or being bound, to {target}.", ())
+    nodes = [explain_node(info, request) for info in list(state.nodes.values())]
+    nodes.sort(key=lambda each: (not each.fits, each.node))
+    return Explanation(name, asked, "", tuple(nodes))
+
+
+def explain_node(info: NodeInfo, request: PodRequest) -> NodeExplanation:
+    """What one node says to a request."""
+    if isinstance(info.capacity, Rejection):
+        details = [reason.detail for _, reason in info.unclear]
+        if isinstance(info.node.inventory, Rejection) and info.node.inventory.detail:
+            details.append(info.node.inventory.detail)
+        return NodeExplanation(info.name, fits=False, reason=info.capacity.text, details=tuple(details))
+    geometry, placed = info.capacity.geometry, info.capacity.place(request)
+    if not isinstance(placed, Rejection):
+        sets = (f"{part.request.container}: {_ids(geometry, part.request.resource.unit, part.mask)}" for part in placed)
+        return NodeExplanation(info.name, fits=True, reason="", sets=tuple(sets))
+    blocked = tuple(each for part in request for each in _blocked(info, part))
+    return NodeExplanation(info.name, fits=False, reason=placed.text, blocked=blocked)
+
+
+def _blocked(info: NodeInfo, part: ContainerRequest) -> list[BlockedSet]:
+    """The sets of one container that are nearest to being free."""
+    inventory, unit = info.inventory, part.resource.unit
+    if inventory is None:
+        return []
+    geometry, healthy_mask, free_mask = inventory.geometry, inventory.healthy_mask, info.free_mask
+    found = [
+        BlockedSet(
+            _ids(geometry, unit, mask),
+            tuple(dict.fromkeys(str(one.pod) for one in info.ledger.overlapping(mask))),
+            geometry.devices_touched(mask & ~healthy_mask),
+        )
+        for mask in valid_sets(geometry, unit, part.count)
+        if mask & ~free_mask
+    ]
+    found.sort(key=lambda each: (len(each.unhealthy_devices), len(each.holders)))
+    return found[:MOST_SETS]
+
+
+def _ids(geometry: Geometry, unit: Unit, mask: int) -> str:
+    ids = ids_of(geometry, unit, mask)
+    return f"{unit}{'s' if len(ids) > 1 else ''} {format_ids(ids)}"
 
 
 def explain_text(found: Explanation) -> str:
@@ -75,65 +119,62 @@ def explain_text(found: Explanation) -> str:
     if found.note:
         lines.append(found.note)
     for node in found.nodes:
-        lines += _node_lines(node)
+        if node.fits:
+            lines.append(f"{node.node}: fits, would get {'; '.join(node.sets)}")
+            continue
+        lines += [f"{node.node}: {node.reason}", *(f"  {detail}" for detail in node.details)]
+        for each in node.blocked:
+            held = f"held by {', '.join(each.holders)}" if each.holders else ""
+            broken = f"unhealthy or missing: {format_ids(each.unhealthy_devices)}" if each.unhealthy_devices else ""
+            lines.append(f"  {each.ids}: {'; '.join(filter(None, (held, broken))) or 'free, but not all at once'}")
     return "\n".join(lines) + "\n"
 
 
-def explain_node(node: NodeRecord, request: PodRequest) -> NodeExplanation:
-    """What one node says to a request."""
-    if isinstance(node.shape, ClosedShape):
-        details = [claim.detail for claim in node.unclear]
-        if not isinstance(node.hardware, Hardware) and node.hardware.detail:
-            details.append(node.hardware.detail)
-        return NodeExplanation(node.name, fits=False, reason=node.shape.refusal.text, details=tuple(details))
-    placed = placement_on(node.shape, request)
-    if not isinstance(placed, Rejection):
-        return NodeExplanation(node.name, fits=True, reason="", sets=_sets(node.shape.geometry, placed))
-    blocked = [each for part in request for each in _blocked(node, node.shape.geometry, part)]
-    return NodeExplanation(node.name, fits=False, reason=placed.text, blocked=tuple(blocked))
+def inspection_routes(state: ClusterState) -> list[web.RouteDef]:
+    """The routes."""
 
+    async def inspect(request: web.Request) -> web.Response:
+        name = request.match_info.get("node")
+        if name and name not in state.nodes:
+            raise web.HTTPNotFound(text=f"node {name} is not known here\n")
+        nodes = [state.nodes[each] for each in ([name] if name else sorted(state.nodes))]
+        if request.query.get("format") == "json":
+            body = await asyncio.to_thread(lambda: msgspec.json.encode([node_object(info, 0) for info in nodes]))
+            return web.Response(body=body, content_type="application/json")
+        return web.Response(text=await asyncio.to_thread(inspect_text, nodes, details=bool(name)))
 
-def _sets(geometry: Geometry, placed: Placement) -> tuple[str, ...]:
-    return tuple(
-        f"{part.request.container}: {_ids(geometry, part.request.resource.unit, part.mask)}" for part in placed
-    )
+    async def explain_pod(request: web.Request) -> web.Response:
+        namespace, name = request.match_info["namespace"], request.match_info["pod"]
+        pod = find_pod(state, namespace, name)
+        if pod is None:
+            raise web.HTTPNotFound(text=f"no live pod {namespace}/{name} that asks for Neuron is known here\n")
+        if request.query.get("format") == "json":
+            body = await asyncio.to_thread(lambda: msgspec.json.encode(explain(state, pod)))
+            return web.Response(body=body, content_type="application/json")
+        return web.Response(text=await asyncio.to_thread(lambda: explain_text(explain(state, pod))))
 
-
-def _blocked(node: NodeRecord, geometry: Geometry, part: ContainerRequest) -> list[BlockedSet]:
-    """The sets of one container that are nearest to being free."""
-    unit = part.resource.unit
-    found = [
-        _obstacles(node, geometry, unit, mask)
-        for mask in valid_sets(geometry, unit, part.count)
-        if mask & ~node.free_mask
+    return [
+        web.get("/inspect", inspect),
+        web.get("/inspect/{node}", inspect),
+        web.get("/explain/{namespace}/{pod}", explain_pod),
     ]
-    found.sort(key=lambda each: (len(each.unhealthy_devices), len(each.holders)))
-    return found[:MOST_SETS]
 
 
-def _obstacles(node: NodeRecord, geometry: Geometry, unit: Unit, mask: int) -> BlockedSet:
-    holders: tuple[Holder, ...] = node.ledger.holders_of(mask)
-    healthy = node.hardware.healthy_mask if isinstance(node.hardware, Hardware) else 0
-    return BlockedSet(
-        _ids(geometry, unit, mask),
-        tuple(str(holder.pod) for holder in holders),
-        geometry.devices_touched(mask & ~healthy),
-    )
-
-
-def _ids(geometry: Geometry, unit: Unit, mask: int) -> str:
-    ids = ids_of(geometry, unit, mask)
-    return f"{unit}{'s' if len(ids) > 1 else ''} {format_ids(ids)}"
-
-
-def _node_lines(node: NodeExplanation) -> list[str]:
-    if node.fits:
-        return [f"{node.node}: fits, would get {'; '.join(node.sets)}"]
-    lines = [f"{node.node}: {node.reason}", *(f"  {detail}" for detail in node.details)]
-    for each in node.blocked:
-        held = f"held by {', '.join(each.holders)}" if each.holders else ""
-        broken = f"unhealthy or missing: {format_ids(each.unhealthy_devices)}" if each.unhealthy_devices else ""
-        lines.append(
-            f"  {each.ids}: {'; '.join(part for part in (held, broken) if part) or 'free, but not all at once'}"
-        )
-    return lines
+def inspect_text(nodes: Iterable[NodeInfo], *, details: bool) -> str:
+    """A table of nodes; with ``details`` also who has what, and why a node is closed."""
+    rows, below = [_HEADINGS], []
+    for info in nodes:
+        cells = ("-", "-", "-", "-")
+        below += [f"  closed: {reason.detail}" for _, reason in info.unclear]
+        if info.inventory:
+            geometry = info.inventory.geometry
+            free = format_ids(geometry.whole_devices(info.free_mask)) or "-"
+            used = format_ids(cores_in(info.used_mask)) or "-"
+            cells = (geometry.instance_type, free, used, str(len(info.ledger.by_pod)))
+            below += [f"  unhealthy: device {device}: {why}" for device, why in info.inventory.unhealthy.items()]
+        for uid, allocations in info.ledger.by_pod.items():
+            below.append(f"  {allocations[0].pod} holds cores {format_ids(cores_in(info.ledger.mask_of(uid)))}")
+        rows.append((info.name, *cells, info.capacity.text if isinstance(info.capacity, Rejection) else "open"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(lines + (below if details else [])) + "\n"

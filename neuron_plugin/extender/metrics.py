@@ -1,78 +1,59 @@
 """What the extender measures. Names and labels here are those of the documentation.
 
-Node series are made at scrape time from the records of the moment, so a node that is gone leaves none behind.
+Counters are written by the parts that count. Gauges are made at scrape time from the state of the moment, so a node
+that is gone leaves no series behind.
 """
 
 from __future__ import annotations
 
-from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
+from neuron_plugin.allocation import Rejection
 from neuron_plugin.build import build
-from neuron_plugin.extender.hardware import Hardware
-from neuron_plugin.extender.nodes import NodeRecord
-from neuron_plugin.extender.shapes import ClosedShape
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.topology import Geometry, Unit, valid_counts, valid_sets
 
+_Values = dict[tuple[str, ...], float]
 _BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
 class ExtenderMetrics:
     """Counters that the parts of the extender write; also the reflectors' observer."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        Info("neuron_plugin_build", "Always 1; which build this is.", registry=registry).info(build()._asdict())
-        self._verb_seconds = Histogram(
+    def __init__(self) -> None:
+        self.registry = own = CollectorRegistry()
+        Info("neuron_plugin_build", "Always 1; which build this is.", registry=own).info(build()._asdict())
+        self.verb_seconds = Histogram(
             "neuron_extender_verb_seconds",
             "Time to answer a verb, from its whole body to its answer.",
             ["verb"],
             buckets=_BUCKETS,
-            registry=registry,
+            registry=own,
         )
-        self._verbs = Counter(
-            "neuron_extender_verbs", "Verbs answered, by result: ok or error.", ["verb", "result"], registry=registry
+        self.verbs = Counter(
+            "neuron_extender_verbs", "Verbs answered, by result: ok or error.", ["verb", "result"], registry=own
         )
-        self._refused = Counter(
-            "neuron_extender_refused_nodes", "Nodes turned away by filter, by reason.", ["reason"], registry=registry
+        self.rejected_nodes = Counter(
+            "neuron_extender_refused_nodes", "Nodes rejected by filter, by reason.", ["reason"], registry=own
         )
-        self._binds = Counter("neuron_extender_binds", "Bind calls by how they ended.", ["ending"], registry=registry)
-        self._lists = Counter("neuron_extender_lists", "Whole lists read, by kind.", ["kind"], registry=registry)
+        self.binds = Counter("neuron_extender_binds", "Bind calls by how they ended.", ["ending"], registry=own)
+        self.unclear_assignments = Counter(
+            "neuron_extender_unclear_assignments",
+            "Pods whose assignment closed their node, by reason.",
+            ["reason"],
+            registry=own,
+        )
+        self._lists = Counter("neuron_extender_lists", "Whole lists read, by kind.", ["kind"], registry=own)
         self._restarts = Counter(
             "neuron_extender_watch_restarts",
             "Lists and watches that ended, by kind and cause.",
             ["kind", "cause"],
-            registry=registry,
+            registry=own,
         )
-        self._events = Counter(
-            "neuron_extender_unclear_claims",
-            "Pods whose claim closed their node, by reason.",
-            ["reason"],
-            registry=registry,
-        )
-
-    def answered(self, verb: str, seconds: float, *, ok: bool) -> None:
-        """A verb was answered."""
-        self._verb_seconds.labels(verb).observe(seconds)
-        self._verbs.labels(verb, "ok" if ok else "error").inc()
-
-    def refused(self, reasons: Mapping[str, int]) -> None:
-        """A filter turned nodes away; counts by reason code."""
-        for code, count in reasons.items():
-            self._refused.labels(code).inc(count)
-
-    def bound(self, ending: str) -> None:
-        """A bind call ended."""
-        self._binds.labels(ending).inc()
-
-    def unclear(self, code: str) -> None:
-        """A pod's claim has closed its node."""
-        self._events.labels(code).inc()
 
     def listed(self, kind: str, records: int, seconds: float) -> None:  # noqa: ARG002 - the reflector's observer protocol
         """A whole list was read."""
@@ -83,48 +64,42 @@ class ExtenderMetrics:
         self._restarts.labels(kind, cause).inc()
 
 
-class StateCollector(Collector):
-    """Gauges read off the state at scrape time."""
+def state_metrics(
+    state: ClusterState, *, leading: bool, ages: Mapping[str, float], unseen: int, under_way: int
+) -> Iterator[GaugeMetricFamily]:
+    """Every gauge, from one look at the state. Only the leader reports nodes, or sums would count them twice.
 
-    def __init__(
-        self,
-        state: ClusterState,
-        ages: Mapping[str, Callable[[], float]],
-        drift: Callable[[], int],
-        under_way: Callable[[], int],
-        leading: Callable[[], bool],
-    ) -> None:
-        self._state = state
-        self._ages = ages
-        self._drift = drift
-        self._under_way = under_way
-        self._leading = leading
+    ``ages`` are the seconds since each watch was last heard of, by kind; ``unseen`` the confirmed bindings that the
+    watch should have shown; ``under_way`` the binds that have not ended.
+    """
+    nodes = list(state.nodes.values()) if leading else []
+    cores, scattered, closed = _Values(), _Values(), _Values()
+    for info in nodes:
+        if isinstance(info.capacity, Rejection):
+            closed[info.capacity.code,] = closed.get((info.capacity.code,), 0) + 1
+        if inventory := info.inventory:
+            geometry, free_mask = inventory.geometry, info.free_mask
+            cores[info.name, "free"] = free_mask.bit_count()
+            cores[info.name, "used"] = info.used_mask.bit_count()
+            cores[info.name, "unhealthy"] = (geometry.all_mask & ~inventory.healthy_mask).bit_count()
+            scattered[info.name,] = fragmentation(geometry, free_mask)
+    heard: _Values = {(kind,): age for kind, age in ages.items()}
+    yield _gauge("leader", "1 on the replica that may bind, 0 on the others.", {(): leading})
+    yield _gauge("node_cores", "Logical cores of a node by state.", cores, "node", "state")
+    yield _gauge("node_fragmentation", "Share of free devices outside the largest free linked set.", scattered, "node")
+    yield _gauge("closed_nodes", "Nodes that take no Neuron pod, by reason.", closed, "reason")
+    yield _gauge("watch_age_seconds", "Seconds since a watch was last heard of, by kind.", heard, "kind")
+    yield _gauge("pods", "Live pods that ask for Neuron.", {(): len(state.pods)})
+    yield _gauge("assumed_pods", "Pods placed by binds that the watch has not shown yet.", {(): len(state.assumed)})
+    yield _gauge("binds_under_way", "Binds that have not ended.", {(): under_way})
+    yield _gauge("cache_drift", "Confirmed bindings that the watch should have shown and has not.", {(): unseen})
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Every gauge, from one look at the state; of nodes only the leader tells, or sums would count them twice."""
-        leading = self._leading()
-        nodes = list(self._state.nodes.values()) if leading else []
-        yield _single("neuron_extender_leader", "1 on the replica that may bind, 0 on the others.", leading)
-        yield from _node_families(nodes)
-        yield _by_label(
-            "neuron_extender_closed_nodes", "Nodes that take no Neuron pod, by reason.", "reason", _closed(nodes)
-        )
-        ages = {kind: age() for kind, age in self._ages.items()}
-        yield _by_label(
-            "neuron_extender_watch_age_seconds", "Seconds since a watch was last heard of, by kind.", "kind", ages
-        )
-        yield _single("neuron_extender_pods", "Live pods that ask for Neuron.", len(self._state.pods))
-        yield _single(
-            "neuron_extender_reservations",
-            "Silicon held by binds that the watch has not shown.",
-            len(self._state.reservations),
-        )
-        yield _single("neuron_extender_binds_under_way", "Binds that have not ended.", self._under_way())
-        yield _single(
-            "neuron_extender_cache_drift",
-            "Confirmed bindings that the watch should have shown and has not.",
-            self._drift(),
-        )
+
+def _gauge(name: str, text: str, values: Mapping[tuple[str, ...], float], *labels: str) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"neuron_extender_{name}", text, labels=labels)
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
+    return family
 
 
 @lru_cache(maxsize=16_384)
@@ -135,37 +110,3 @@ def fragmentation(geometry: Geometry, free_mask: int) -> float:
         if any(mask & free_mask == mask for mask in valid_sets(geometry, Unit.DEVICE, count)):
             return 1 - count / free
     return 0.0
-
-
-def _node_families(nodes: list[NodeRecord]) -> Iterable[GaugeMetricFamily]:
-    cores = GaugeMetricFamily(
-        "neuron_extender_node_cores", "Logical cores of a node by state.", labels=["node", "state"]
-    )
-    scattered = GaugeMetricFamily(
-        "neuron_extender_node_fragmentation",
-        "Share of free devices outside the largest free linked set.",
-        labels=["node"],
-    )
-    for node in nodes:
-        if isinstance(node.hardware, Hardware):
-            all_mask, healthy = node.hardware.geometry.all_mask, node.hardware.healthy_mask
-            cores.add_metric([node.name, "free"], node.free_mask.bit_count())
-            cores.add_metric([node.name, "used"], node.used_mask.bit_count())
-            cores.add_metric([node.name, "unhealthy"], (all_mask & ~healthy).bit_count())
-            scattered.add_metric([node.name], fragmentation(node.hardware.geometry, node.free_mask))
-    return cores, scattered
-
-
-def _closed(nodes: list[NodeRecord]) -> Mapping[str, float]:
-    return Tally(node.shape.refusal.code for node in nodes if isinstance(node.shape, ClosedShape))
-
-
-def _by_label(name: str, text: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, text, labels=[label])
-    for value, number in values.items():
-        family.add_metric([value], number)
-    return family
-
-
-def _single(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value=value)

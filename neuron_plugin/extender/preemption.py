@@ -5,9 +5,9 @@ size in the wrong places. Here evictions are simulated on the node's ledger: the
 priority, that open a valid set. Where the offered ones open none, the node is left out, unless pods that were not
 offered may go, too (``--preempt-unoffered``).
 
-kube-scheduler evicts whichever pods of the node it is told to and checks neither priority nor disruption budgets again
+kube-scheduler evicts whichever pods of the node it is given and checks neither priority nor disruption budgets again
 (pkg/scheduler/extender.go, framework/preemption/preemption.go). Budgets are not known here, so a victim that was not
-offered counts as a violation of one: the scheduler takes a node without, if it has one.
+offered counts as a violation of one: the scheduler prefers a node without.
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ from dataclasses import dataclass
 from heapq import merge
 from itertools import combinations
 
-from neuron_plugin.allocation import ContainerRequest, Holder, PodRequest, PodUid, Rejection, place
-from neuron_plugin.extender.claims import PodRecord
-from neuron_plugin.extender.hardware import Hardware
-from neuron_plugin.extender.nodes import NodeRecord
-from neuron_plugin.extender.state import ClusterState
+from neuron_plugin.allocation import ContainerRequest, NeuronPod, PodRequest, PodUid, Rejection, place
+from neuron_plugin.extender.state import ClusterState, NodeInfo
 from neuron_plugin.extender.wire import Victims
-from neuron_plugin.topology import Geometry, valid_sets
+from neuron_plugin.topology import CoreMask, Geometry, valid_sets
 
 _MOST_TRIALS = 1000
 """Placements tried in one call for a pod of several requesting containers before few victims do instead of the fewest:
@@ -43,50 +40,46 @@ def preempt(
     if not request:
         return offered
     search = _Search(state.pods, request, unoffered_below)
-    open_nodes = {name: record for name in offered if (record := state.nodes.get(name)) and not record.stale}
-    answers = ((name, search.victims_on(record, offered[name])) for name, record in open_nodes.items())
+    nodes = {name: info for name in offered if (info := state.nodes.get(name)) and not info.stale}
+    answers = ((name, search.victims_on(info, offered[name])) for name, info in nodes.items())
     return {name: victims for name, victims in answers if victims}
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A holder that may be evicted: rather one of low priority, and of equals one that was offered."""
+    """A pod that may be evicted: rather one of low priority, and of equals one that was offered."""
 
-    holder: Holder
+    uid: PodUid
+    mask: CoreMask
     rank: tuple[float, bool]
-
-    @property
-    def uid(self) -> PodUid:
-        return self.holder.pod.uid
 
 
 class _Search:
     """One pod's search for victims, node by node."""
 
-    def __init__(self, pods: Mapping[PodUid, PodRecord], request: PodRequest, unoffered_below: int | None) -> None:
+    def __init__(self, pods: Mapping[PodUid, NeuronPod], request: PodRequest, unoffered_below: int | None) -> None:
         self._pods = pods
         self._request = request
         self._unoffered_below = unoffered_below
         self._trials = iter(range(_MOST_TRIALS))
 
-    def victims_on(self, record: NodeRecord, offered: Victims) -> Victims | None:
+    def victims_on(self, info: NodeInfo, offered: Victims) -> Victims | None:
         """The victims to evict, by falling priority; None when no eviction helps.
 
-        A victim that holds no Neuron silicon here was offered for something else, CPU or memory, which is not ours to
-        judge: it stays a victim. So does one whose claim is unclear, because it keeps the node closed.
+        A victim that has no Neuron cores here was offered for something else, CPU or memory, which is not ours to
+        judge: it stays a victim. So does one whose allocation is unclear, because it keeps the node closed.
         """
-        unclear = {claim.pod.uid for claim in record.unclear}
+        unclear = {pod.uid for pod, _ in info.unclear}
         if unclear.difference(offered.uids):
             return None
         candidates = [
-            _Candidate(holder, (self._priority_of(holder.pod.uid), holder.pod.uid not in offered.uids))
-            for holder in record.ledger
-            if holder.pod.uid not in unclear
-            and (holder.pod.uid in offered.uids or self._may_go(holder.pod.uid, record.name))
+            _Candidate(uid, info.ledger.mask_of(uid), (self._priority_of(uid), uid not in offered.uids))
+            for uid in info.ledger.by_pod
+            if uid not in unclear and (uid in offered.uids or self._may_go(uid, info.name))
         ]
         own = [each for each in candidates if each.uid in offered.uids]
         for among in (own, candidates):
-            evicted = self._fewest(record, among, unclear)
+            evicted = self._fewest(info, among, unclear)
             if evicted is not None:
                 return self._answer(offered, {each.uid for each in own}, {each.uid for each in evicted})
         return None
@@ -104,15 +97,18 @@ class _Search:
         return pod.node == node and pod.priority < self._unoffered_below
 
     def _fewest(
-        self, record: NodeRecord, candidates: list[_Candidate], unclear: set[PodUid]
+        self, info: NodeInfo, candidates: list[_Candidate], unclear: set[PodUid]
     ) -> Sequence[_Candidate] | None:
         """The fewest whose end lets the request fit, the lowest priorities among equally few; None if none do."""
-        if not isinstance(record.hardware, Hardware):
+        inventory = info.inventory
+        if inventory is None:
             return None
         leaving = unclear.union(each.uid for each in candidates)
-        staying = (holder for holder in record.ledger if holder.pod.uid not in leaving)
-        open_mask = _without(record.hardware.healthy_mask, staying)
-        board = _Board(record.hardware.geometry, open_mask, sorted(candidates, key=lambda each: each.rank))
+        open_mask = int(inventory.healthy_mask)
+        for allocation in info.ledger.allocations:
+            if allocation.pod.uid not in leaving:
+                open_mask &= ~allocation.mask
+        board = _Board(inventory.geometry, open_mask, sorted(candidates, key=lambda each: each.rank))
         if not board.fits(self._request):
             return None
         if len(self._request) == 1:
@@ -122,7 +118,7 @@ class _Search:
     def _answer(self, offered: Victims, own: set[PodUid], evicted: set[PodUid]) -> Victims:
         """If none of the offered is in the way of a set, they were offered for something else, all of them.
 
-        Whose priority is unknown keeps its place among the offered.
+        A pod whose priority is unknown keeps its place among the offered.
         """
         kept = [uid for uid in offered.uids if uid in evicted or uid not in own]
         added = sorted(evicted - own, key=self._priority_of, reverse=True)
@@ -142,21 +138,24 @@ class _Board:
 
     def fits(self, request: PodRequest, spared: Iterable[_Candidate] = ()) -> bool:
         """Whether the request fits if these stay all the same."""
-        open_mask = _without(self.open_mask, (each.holder for each in spared))
+        open_mask = self.open_mask
+        for each in spared:
+            open_mask &= ~each.mask
         return not isinstance(place(self.geometry, open_mask, request), Rejection)
 
     def fewest_for(self, part: ContainerRequest) -> Sequence[_Candidate]:
-        """Exact: every valid set names who is in its way, and the best of these lists wins."""
+        """Exact: every valid set names the pods in its way, and the best of these lists wins."""
         ways = (
-            [each for each in reversed(self.candidates) if each.holder.mask & mask]
+            [each for each in reversed(self.candidates) if each.mask & mask]
             for mask in valid_sets(self.geometry, part.resource.unit, part.count)
             if mask & self.open_mask == mask
         )
         return min(ways, key=lambda way: (len(way), [each.rank for each in way]))
 
     def fewest_for_all(self, request: PodRequest, trials: Iterator[int]) -> Sequence[_Candidate]:
-        """Exact while there are ``trials`` left; then whoever can be is spared, the last first."""
-        for evicted, _ in zip(_by_size(self.candidates), trials, strict=False):
+        """Exact while there are ``trials`` left; then every pod that can be is spared, the last first."""
+        subsets = (chosen for size in range(len(self.candidates) + 1) for chosen in combinations(self.candidates, size))
+        for evicted, _ in zip(subsets, trials, strict=False):
             if self.fits(request, [each for each in self.candidates if each not in evicted]):
                 return evicted
         spared: list[_Candidate] = []
@@ -164,14 +163,3 @@ class _Board:
             if self.fits(request, [*spared, each]):
                 spared.append(each)
         return [each for each in self.candidates if each not in spared]
-
-
-def _without(mask: int, holders: Iterable[Holder]) -> int:
-    for holder in holders:
-        mask &= ~holder.mask
-    return mask
-
-
-def _by_size(candidates: Sequence[_Candidate]) -> Iterator[tuple[_Candidate, ...]]:
-    for size in range(len(candidates) + 1):
-        yield from combinations(candidates, size)

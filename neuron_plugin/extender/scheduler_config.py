@@ -54,12 +54,7 @@ def scheduler_configuration(
     if scheduler_name != DEFAULT_SCHEDULER:
         found["leaderElection"] = {"leaderElect": True, "resourceName": scheduler_name}
     found["profiles"] = [{"schedulerName": scheduler_name, "percentageOfNodesToScore": 100}]
-    found["extenders"] = [_extender(endpoint, resources)]
-    return found
-
-
-def _extender(endpoint: ExtenderEndpoint, resources: Sequence[Resource]) -> dict[str, object]:
-    found: dict[str, object] = {
+    extender: dict[str, object] = {
         "urlPrefix": endpoint.url.rstrip("/"),
         "filterVerb": "filter",
         "prioritizeVerb": "prioritize",
@@ -79,6 +74,6 @@ def _extender(endpoint: ExtenderEndpoint, resources: Sequence[Resource]) -> dict
             "certFile": endpoint.client_cert,
             "keyFile": endpoint.client_key,
         }
-        found["enableHTTPS"] = True
-        found["tlsConfig"] = {key: value for key, value in tls.items() if value}
-    return found
+        extender["enableHTTPS"] = True
+        extender["tlsConfig"] = {key: value for key, value in tls.items() if value}
+    return found | {"extenders": [extender]}

@@ -1,101 +1,299 @@
-"""The verbs over HTTP.
+"""The scheduler's four verbs over HTTP.
 
 Every verb is served at the root and under the two prefixes that existing scheduler configurations use. A request is
-taken in whole under a deadline and a size limit before anything looks at it, so a slow or endless caller costs a
-connection and no more.
+taken in whole, under a deadline and a size limit, before anything looks at it, so a slow or endless caller costs a
+connection and no more. kube-scheduler reads no body but that of a 200, so every failure is answered in ``Error``.
+Filter, prioritize and preempt run to their end without giving up the event loop once; only bind waits.
+
+Each verb writes one log line with counts, never one per node. The vendor's scheduler logs the same facts: which nodes
+fit, which ids a bind chose, what is used on the node afterwards.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+import ssl
+import time
+from collections import Counter
+from pathlib import Path
+from typing import NoReturn
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
-from neuron_plugin.extender.connections import Runner
-from neuron_plugin.extender.service import ExtenderService
+from neuron_plugin.allocation import NeuronPod, PodReference, PodRequest, PodUid, Rejection, format_ids, neuron_pod
+from neuron_plugin.cluster import PODS, DecodeError, Election
+from neuron_plugin.extender import wire
+from neuron_plugin.extender.binding import SUCCESSES, Binder
+from neuron_plugin.extender.filter import VerdictMemo, filter_nodes, score_nodes
+from neuron_plugin.extender.leadership import Readiness
+from neuron_plugin.extender.metrics import ExtenderMetrics
+from neuron_plugin.extender.preemption import preempt
+from neuron_plugin.extender.state import ClusterState
+from neuron_plugin.extender.wire import WireError
+from neuron_plugin.topology import cores_in
 
+VERBS = ("filter", "prioritize", "preempt", "bind")
 PREFIXES = ("", "/scheduler", "/apis/neuron-plugin.io/v1/schedule")
 BODY_SECONDS = 5.0
 """A caller that takes longer to send its body has given up by the scheduler's own httpTimeout."""
 
-_MIB = 1 << 20
-_log = logging.getLogger(__name__)
+CHECK_SECONDS = 10.0
+"""Between two looks at the certificate's files."""
 
-Answer = Callable[[bytes], Awaitable[bytes]]
+_TEMPORARY_REDIRECT = 307
+_MOST_REASONS = 8
+_log = logging.getLogger(__name__)
+_flow = logging.getLogger("neuron_plugin.extender.flow")
+
+_Fields = dict[str, object]
+
+
+class _UndecidedError(Exception):
+    """A verb that cannot be decided; the text goes to the scheduler."""
+
+
+class ExtenderService:
+    """The four verbs on one state.
+
+    ``filter``, ``prioritize`` and ``preempt`` give the answer's body and the fields of the log line, or raise;
+    ``answer`` makes the scheduler's answer of either.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        binder: Binder,
+        readiness: Readiness,
+        metrics: ExtenderMetrics,
+        *,
+        preempt_unoffered: bool = False,
+    ) -> None:
+        """``preempt_unoffered``: see ``preemption``."""
+        self._metrics = metrics
+        self._state = state
+        self._binder = binder
+        self._readiness = readiness
+        self._preempt_unoffered = preempt_unoffered
+        self._memo = VerdictMemo(state)
+
+    def answer(self, verb: str, body: bytes) -> bytes:
+        """The answer to filter, prioritize or preempt: measured, logged, and never an exception."""
+        started = time.perf_counter()
+        verbs = {"filter": self.filter, "prioritize": self.prioritize, "preempt": self.preempt}
+        try:
+            found, fields = verbs[verb](body)
+        except Exception as error:  # noqa: BLE001 - a fault of ours, too, is read only in the body of a 200
+            return self.failed(verb, error, started)
+        _flow.info(verb, extra={**fields, "us": self._measure(verb, started, ok=True)})
+        return found
+
+    def filter(self, body: bytes) -> tuple[bytes, _Fields]:
+        """``ExtenderArgs`` to ``ExtenderFilterResult``."""
+        args = wire.decode_filter(body)
+        pod, request = self._read(args.pod)
+        filtered = filter_nodes(self._state, self._memo, pod.uid, request, args.names)
+        texts: Counter[str] = Counter()
+        for rejection, names in filtered.rejected.items():
+            self._metrics.rejected_nodes.labels(rejection.code).inc(len(names))
+            texts[rejection.text] += len(names)
+        answer = wire.encode_filter(args, filtered.passed, filtered.failed, filtered.unresolvable)
+        fields = _asked(pod, request)
+        fields |= {"nodes": len(filtered.passed) + texts.total(), "passed": len(filtered.passed)}
+        return answer, fields | {"refused": dict(texts.most_common(_MOST_REASONS))}
+
+    def prioritize(self, body: bytes) -> tuple[bytes, _Fields]:
+        """``ExtenderArgs`` to ``HostPriorityList``."""
+        args = wire.decode_filter(body)
+        pod, request = self._read(args.pod)
+        scores = score_nodes(self._memo, request, args.names)
+        best = scores.count(max(scores, default=0))
+        return wire.encode_scores(args.names, scores), _asked(pod, request) | {"nodes": len(scores), "best": best}
+
+    def preempt(self, body: bytes) -> tuple[bytes, _Fields]:
+        """``ExtenderPreemptionArgs`` to ``ExtenderPreemptionResult``."""
+        args = wire.decode_preempt(body)
+        pod, request = self._read(args.pod)
+        below = pod.priority if self._preempt_unoffered else None
+        chosen = preempt(self._state, request, args.victims, unoffered_below=below)
+        fewest = min((len(victims.uids) for victims in chosen.values()), default=0)
+        fields = {"nodes": len(args.victims), "passed": len(chosen), "fewest_victims": fewest}
+        return wire.encode_victims(chosen), _asked(pod, request) | fields
+
+    async def bind(self, body: bytes) -> bytes:
+        """``ExtenderBindingArgs`` to ``ExtenderBindingResult``."""
+        started = time.perf_counter()
+        try:
+            args = wire.decode_bind(body)
+        except WireError as error:
+            return self.failed("bind", error, started)
+        pod = PodReference(PodUid(args.uid), args.namespace, args.name)
+        outcome = await self._binder.bind(pod, args.node)
+        self._metrics.binds.labels(outcome.ending.value).inc()
+        fields: _Fields = {"pod": str(pod), "uid": pod.uid, "node": args.node, "result": outcome.ending.value}
+        fields |= {**outcome.annotations, **({"error": outcome.error} if outcome.error else {})}
+        info = self._state.nodes.get(args.node)
+        if info and info.inventory:
+            fields["used_cores"] = format_ids(cores_in(info.used_mask))
+            fields["used_devices"] = format_ids(info.inventory.geometry.devices_touched(info.used_mask))
+        succeeded = outcome.ending in SUCCESSES
+        fields["us"] = self._measure("bind", started, ok=succeeded)
+        level = logging.INFO if succeeded else logging.WARNING
+        _flow.log(level, "bind", extra=fields)
+        return wire.encode_error(outcome.error)
+
+    def failed(self, verb: str, error: Exception, started: float) -> bytes:
+        """The answer of a verb that could not be decided."""
+        text = str(error)
+        if not isinstance(error, WireError | DecodeError | _UndecidedError):
+            _log.error("verb failed", extra={"verb": verb}, exc_info=error)
+            text = f"{verb} failed inside the extender; its log has the cause"
+        _flow.warning(verb, extra={"error": text, "us": self._measure(verb, started, ok=False)})
+        return wire.encode_error(text)
+
+    def _measure(self, verb: str, started: float, *, ok: bool) -> int:
+        """Count an answered verb; gives its duration in microseconds."""
+        seconds = time.perf_counter() - started
+        self._metrics.verb_seconds.labels(verb).observe(seconds)
+        self._metrics.verbs.labels(verb, "ok" if ok else "error").inc()
+        return round(seconds * 1e6)
+
+    def _read(self, body: bytes) -> tuple[NeuronPod, PodRequest]:
+        """The pod of a call, and what it asks for."""
+        if why_not := self._readiness.why_not:
+            raise _UndecidedError(why_not)
+        pod = neuron_pod(PODS.decode(body))
+        if isinstance(pod.request, Rejection):
+            raise _UndecidedError(pod.request.detail)
+        return pod, pod.request
+
+
+def _asked(pod: NeuronPod, request: PodRequest) -> _Fields:
+    """Who asks for what, such as ``neuroncore:9`` or ``neuron:1|neuron:4`` of two containers."""
+    text = "|".join(f"{part.resource.short_name}:{part.count}" for part in request)
+    return {"pod": str(pod.reference), "uid": pod.uid, "request": text}
 
 
 def verb_routes(service: ExtenderService) -> list[web.RouteDef]:
     """The routes of the four verbs."""
 
-    async def filter_(body: bytes) -> bytes:
-        return service.filter(body)
-
-    async def prioritize(body: bytes) -> bytes:
-        return service.prioritize(body)
-
-    async def preempt(body: bytes) -> bytes:
-        return service.preempt(body)
-
-    verbs: dict[str, Answer] = {
-        "filter": filter_,
-        "prioritize": prioritize,
-        "preempt": preempt,
-        "bind": service.bind,
-    }
-    return [
-        web.post(f"{prefix}/{verb}", _handler(service, verb, answer))
-        for prefix in PREFIXES
-        for verb, answer in verbs.items()
-    ]
-
-
-def application(routes: list[web.RouteDef], max_body_mib: int) -> web.Application:
-    """The application that serves these routes and takes bodies up to that size."""
-    app = web.Application(client_max_size=max_body_mib * _MIB)
-    app.add_routes(routes)
-    return app
-
-
-def runner(app: web.Application) -> web.AppRunner:
-    """A runner that leaves gzip alone (a small body may hide a huge one) and lets requests in flight finish.
-
-    Idle connections are kept longer than Go keeps its own (90 s), so that the scheduler never writes into one that we
-    are just closing.
-    """
-    return Runner(
-        app,
-        access_log=None,
-        handle_signals=False,
-        shutdown_timeout=0.3,
-        keepalive_timeout=120.0,
-        auto_decompress=False,
-    )
-
-
-def _handler(service: ExtenderService, verb: str, answer: Answer) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
-        body = await _body(request)
-        found = service.refuse(verb, body) if isinstance(body, str) else await answer(body)
-        return web.Response(body=found, content_type="application/json")
+        verb, started = request.path.rpartition("/")[2], time.perf_counter()
+        try:
+            body = await _body(request)
+        except WireError as error:
+            answer = service.failed(verb, error, started)
+        else:
+            answer = await service.bind(body) if verb == "bind" else service.answer(verb, body)
+        return web.Response(body=answer, content_type="application/json")
 
-    return handle
+    return [web.post(f"{prefix}/{verb}", handle) for prefix in PREFIXES for verb in VERBS]
 
 
-async def _body(request: web.Request) -> bytes | str:
-    """The whole body, or why it was not taken."""
+async def _body(request: web.Request) -> bytes:
+    """The whole body; a WireError says why it was not taken."""
     kind = request.content_type.lower()
     if not kind.endswith("json"):
-        return f"Content-Type is {kind}, expected application/json"
+        raise WireError(f"Content-Type is {kind}, expected application/json")
     if coding := request.headers.get("Content-Encoding"):
-        return f"Content-Encoding is {coding[:40]}, expected none"
+        raise WireError(f"Content-Encoding is {coding[:40]}, expected none")
     try:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
-        return f"{error.text}; raise max-body-mib if the cluster is that large"
+        raise WireError(f"{error.text}; raise max-body-mib if the cluster is that large") from None
     except TimeoutError:
-        return f"the body did not arrive within {BODY_SECONDS:g} s"
+        raise WireError(f"the body did not arrive within {BODY_SECONDS:g} s") from None
     except ConnectionError as error:
-        return f"the caller broke off in its body: {error}"
+        raise WireError(f"the caller broke off in its body: {error}") from None
+
+
+def redirect_to_leader(election: Election) -> Middleware:
+    """Send the scheduler on to the leader, whose URL stands in the Lease, while this replica does not lead.
+
+    So all replicas can stand behind one ordinary Service. kube-scheduler's client (Go's ``net/http``) follows a 307
+    with the same verb, body and client certificate, and checks the server by the name that its configuration gives.
+    Nothing rests on it: a replica that no longer leads refuses, and the scheduler tries again.
+
+    A standby also ends the connection behind its answer. kube-scheduler keeps two and uses them for as long as they
+    work, so it would be redirected for ever; now it dials the Service again until it has the leader itself. Pages for
+    people (GET) are as good from a standby.
+    """
+
+    @web.middleware
+    async def redirect(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method != "POST" or election.leading:
+            return await handler(request)
+        if not (url := election.leader_url):
+            answer = await handler(request)
+        else:
+            # A client that is still sending may not read an answer: take the body in first, under the usual limits.
+            with contextlib.suppress(TimeoutError, ConnectionError, web.HTTPRequestEntityTooLarge):
+                async with asyncio.timeout(BODY_SECONDS):
+                    await request.read()
+            answer = web.Response(status=_TEMPORARY_REDIRECT, headers={"Location": url + request.path_qs})
+        answer.force_close()
+        return answer
+
+    return redirect
+
+
+class ServerCertificate:
+    """A certificate chain, a key and clients' CA in files that others may replace, and the context that serves them.
+
+    TLS 1.2 at least, and clients' certificates when a CA is given. A certificate is read again into the live context,
+    so connections go on and the next handshake gets the new one.
+    """
+
+    def __init__(self, chain: Path, key: Path, client_ca: Path | None) -> None:
+        """Load them.
+
+        Raises:
+            OSError: a file cannot be read, or (ssl.SSLError) is not what it should be.
+        """
+        self._chain = chain
+        self._key = key
+        self._client_ca = client_ca
+        self._seen = self._stamp()
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._load(self.context)
+        if client_ca:
+            self.context.verify_mode = ssl.CERT_REQUIRED
+
+    def reload_if_changed(self) -> bool:
+        """Read the files again if they were replaced; a pair that does not match yet is left for the next look.
+
+        Such a pair would leave the live context without any, so it is tried on another one first. A CA that was
+        replaced stays trusted until the next start.
+        """
+        try:
+            stamp = self._stamp()
+            if stamp == self._seen:
+                return False
+            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+            self._load(self.context)
+        except OSError as error:  # ssl.SSLError is one
+            _log.warning("certificate not reloaded", extra={"path": str(self._chain), "cause": str(error)})
+            return False
+        self._seen = stamp
+        _log.info("certificate reloaded", extra={"path": str(self._chain)})
+        return True
+
+    async def watch(self) -> NoReturn:
+        """Look every few seconds: Kubernetes replaces a mounted Secret by switching a symlink."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            self.reload_if_changed()
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        context.load_cert_chain(self._chain, self._key)
+        if self._client_ca:
+            context.load_verify_locations(self._client_ca)
+
+    def _stamp(self) -> tuple[tuple[int, int, int], ...]:
+        files = (self._chain, self._key, self._client_ca)
+        found = [file.stat() for file in files if file]
+        return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in found)

@@ -104,6 +104,6 @@ def check(settings: ExtenderSettings) -> None:
         raise SettingsError(f"client-ca is {settings.client_ca}, but without tls-cert no certificate is asked for")
     if not settings.tls and not settings.insecure and settings.address not in LOOPBACK:
         raise SettingsError(
-            f"address is {settings.address!r} and there is no tls-cert: whoever reaches the port can bind pods. "
+            f"address is {settings.address!r} and there is no tls-cert: any caller on the network can bind pods. "
             "Give tls-cert, tls-key and client-ca, listen on 127.0.0.1, or allow it with insecure"
         )

@@ -1,173 +1,459 @@
-"""The cluster as the scheduler's verbs see it: nodes, Neuron pods, and what binds have reserved.
+"""The cluster as the scheduler's verbs see it: nodes, Neuron pods, and pods assumed to be where a bind puts them.
 
-One event loop owns it and every method is synchronous, so "choose and reserve" is one step without a lock, and a
-slow API server can stop nobody. Pods are the only store: a node's record is a function of the pods bound there and
-of reservations that the watch has not shown yet. Freeing is forgetting a UID.
+One event loop owns it and every method is synchronous, so "choose and assume" is one step without a lock, and a slow
+API server delays no verb. Pods are the only store: a node's ``NodeInfo`` follows from the pods bound there and from
+assumed pods that the watch has not shown yet. Nothing is added to or subtracted from it, so nothing can leak, go
+negative or go stale; a pod's cores are free when its UID is forgotten.
+
+Every change has a version. What is derived from the state elsewhere (remembered verdicts, watches of the monitor API)
+is brought up to date by asking for the changes since the version it knows.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
 from types import MappingProxyType
-from typing import Protocol
+from weakref import WeakValueDictionary
 
-from neuron_plugin.allocation import Holder, PodReference, PodUid
-from neuron_plugin.extender.claims import PodRecord
-from neuron_plugin.extender.hardware import NodeFacts, hardware_of
-from neuron_plugin.extender.nodes import NodeRecord, node_record
-from neuron_plugin.extender.reasons import UNKNOWN_NODE
-from neuron_plugin.extender.shapes import AnyShape, Shape, closed_shape
-from neuron_plugin.topology import Catalogue
+from neuron_plugin.allocation import (
+    INVENTORY_KEY,
+    NO_ASSIGNMENT,
+    UNREADABLE_ASSIGNMENT,
+    Allocation,
+    InventoryError,
+    Ledger,
+    NeuronPod,
+    NodeInventory,
+    Placement,
+    PodReference,
+    PodRequest,
+    PodUid,
+    Rejection,
+    Resource,
+    assigned_allocations,
+    parse_count,
+    place_healthy,
+    read_inventory,
+)
+from neuron_plugin.cluster import Node
+from neuron_plugin.topology import NO_CORES, Catalogue, CoreMask, Geometry, InstanceType
+
+# Why a node takes no Neuron pod, whatever the pod asks for. The rules for texts are those of ``Rejection``: no names,
+# because kube-scheduler prints a count per distinct text. Log, event and /inspect say which pod or value it is.
+UNKNOWN_NODE = Rejection("unknown-node", "The node is not known to the Neuron extender yet")
+NO_NEURON = Rejection("no-neuron", "The node has no Neuron devices")
+NO_INVENTORY = Rejection(
+    "no-inventory", "The node has no Neuron inventory and its instance type does not say what it has"
+)
+UNREADABLE_INVENTORY = Rejection("unreadable-inventory", "The node's Neuron inventory cannot be read")
+UNKNOWN_HEALTH = Rejection(
+    "unknown-health", "Some of the node's Neuron devices are missing or unhealthy and no inventory says which"
+)
+STALE_PLUGIN = Rejection("stale-plugin", "The node's Neuron plugin does not renew its lease")
+OVERLAPPING_ASSIGNMENTS = Rejection(
+    "overlapping-assignments", "Two pods on the node are assigned the same Neuron devices", may_pass=True
+)
+BOUND_ELSEWHERE = Rejection(
+    "bound-elsewhere", "The pod is bound to another node or a bind to one is not decided yet", may_pass=True
+)
+
+NODE_REFUSALS = (
+    UNKNOWN_NODE,
+    NO_NEURON,
+    NO_INVENTORY,
+    UNREADABLE_INVENTORY,
+    UNKNOWN_HEALTH,
+    STALE_PLUGIN,
+    UNREADABLE_ASSIGNMENT,
+    NO_ASSIGNMENT,
+    OVERLAPPING_ASSIGNMENTS,
+    BOUND_ELSEWHERE,
+)
+"""Every reason that is about the node, not about what the pod asks for."""
+
+MOST_CHANGES = 4_096
+"""Changes remembered: a minute of a busy cluster. One keeps two records alive, some kilobytes on a full node."""
+
+_INSTANCE_TYPE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
+_SAGEMAKER_PREFIX = "ml."
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
-    """Silicon that a bind has chosen, until the watch shows the pod bound or the bind is known to have failed.
+class NeuronNode:
+    """The part of a Node object that matters here: its hardware, or why that is not known."""
 
-    ``since`` is the monotonic time of the last write that may still land; ``confirmed`` says the API server has the
-    binding. ``chosen_from`` is the node as it was at the choice; None where nothing had to be chosen.
+    name: str
+    uid: str
+    inventory: NodeInventory | Rejection
+
+
+def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
+    """Decode a node.
+
+    The plugin's inventory annotation is the truth. One that is malformed or of a newer version closes the node: it is
+    never guessed around. Only a node without one (the vendor's plugin runs there) is judged by its instance type and
+    capacity, and only if these leave nothing open: the kubelet's counts do not say *which* device is missing.
+    """
+    text = node.annotations.get(INVENTORY_KEY)
+    inventory = _by_instance_type(node, types) if text is None else _by_annotation(text)
+    return NeuronNode(node.name, node.uid, inventory)
+
+
+@lru_cache(maxsize=1024)
+def _by_annotation(text: str) -> NodeInventory | Rejection:
+    """Most nodes of a type say the same: their inventories are one object, decoded once."""
+    try:
+        inventory = read_inventory(text)
+    except InventoryError as error:
+        return replace(UNREADABLE_INVENTORY, detail=f"annotation {INVENTORY_KEY}: {error}")
+    if not inventory.geometry.device_count:
+        return NO_NEURON
+    return replace(inventory, geometry=_shared(inventory.geometry))
+
+
+@lru_cache(maxsize=256)
+def _shared(geometry: Geometry) -> Geometry:
+    """Equal geometries as one object: every look-up by geometry is then a comparison of identities."""
+    return geometry
+
+
+def _by_instance_type(node: Node, types: Catalogue) -> NodeInventory | Rejection:
+    capacity, allocatable = _counts(node.capacity), _counts(node.allocatable)
+    if not capacity:
+        return NO_NEURON
+    labels = (node.labels[key] for key in _INSTANCE_TYPE_LABELS if node.labels.get(key))
+    instance_type = next(labels, "").removeprefix(_SAGEMAKER_PREFIX)
+    known = types.get(instance_type)
+    if known is None:
+        return replace(NO_INVENTORY, detail=f"instance type {instance_type or 'unset'!r} is not in the catalogue")
+    cores_per_device = _cores_per_device(known, capacity)
+    if not cores_per_device or allocatable != capacity:
+        expected = f"{known.name} has {known.devices} devices of {known.cores_per_device} cores"
+        return replace(UNKNOWN_HEALTH, detail=f"{expected}, capacity is {capacity}, allocatable {allocatable}")
+    geometry = _shared(Geometry(known.name, known.topology, known.devices, cores_per_device, known.block_sizes))
+    return NodeInventory(geometry, present=tuple(range(geometry.device_count)))
+
+
+def _counts(quantities: Mapping[str, str]) -> dict[str, int]:
+    """The Neuron resources that are there; a quantity the kubelet could not have written counts as none."""
+    counts = {}
+    for resource in Resource:
+        try:
+            count = parse_count(quantities.get(resource.value, "0"))
+        except ValueError:
+            count = 0
+        if count:
+            counts[resource.value] = count
+    return counts
+
+
+def _cores_per_device(known: InstanceType, capacity: Mapping[str, int]) -> int:
+    """Logical cores per device, or 0 when the capacity is not that of a complete node of this type."""
+    devices = {capacity[name] for name in (Resource.NEURON, Resource.NEURONDEVICE) if name in capacity}
+    if devices - {known.devices}:
+        return 0
+    cores = capacity.get(Resource.NEURONCORE)
+    if cores is None:
+        return known.cores_per_device // known.logical_core_size
+    per_device, rest = divmod(cores, known.devices)
+    whole = not rest and 0 < per_device <= known.cores_per_device and known.cores_per_device % per_device == 0
+    return per_device if whole else 0
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Capacity:
+    """What an open node can give: all that a verdict depends on.
+
+    A cluster of thousands of nodes has few distinct capacities. Each is one object (see ``capacity_of``), compared by
+    identity, so that equal nodes share their verdicts for the price of a dictionary look-up.
     """
 
-    pod: PodReference
-    node: str
-    holder: Holder
+    geometry: Geometry
+    healthy_mask: CoreMask
+    free_mask: CoreMask
+
+    def place(self, request: PodRequest) -> Placement | Rejection:
+        """The best sets for a request, or why there are none."""
+        return place_healthy(self.geometry, self.healthy_mask, self.free_mask, request)
+
+
+_capacities: WeakValueDictionary[tuple[Geometry, int, int], Capacity] = WeakValueDictionary()
+
+
+def capacity_of(geometry: Geometry, healthy_mask: CoreMask, free_mask: CoreMask) -> Capacity:
+    """The one ``Capacity`` of these values; it lives as long as a node or a remembered verdict refers to it."""
+    key = (geometry, healthy_mask, free_mask)
+    capacity = _capacities.get(key)
+    if capacity is None:
+        capacity = _capacities[key] = Capacity(geometry, healthy_mask, free_mask)
+    return capacity
+
+
+@dataclass(frozen=True, slots=True)
+class AssumedPod:
+    """A pod as a bind makes it, until the watch shows it or the bind is known to have failed.
+
+    ``pod`` has the node and the assignment of the bind, which ``annotations`` carry. ``since`` is the monotonic time of
+    the last write that may still take effect; ``confirmed`` says that the API server has the binding. ``chosen_from``
+    is the node's capacity at the choice; None where nothing had to be chosen.
+    """
+
+    pod: NeuronPod
     annotations: Mapping[str, str]
     since: float
     confirmed: bool = False
-    chosen_from: Shape | None = None
+    chosen_from: Capacity | None = None
 
 
-class Observer(Protocol):
-    """Hears of each changed record after the change; None stands for no record before, or none any more."""
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """One node at one moment: its hardware, who has what, and what it can give.
 
-    def node_changed(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
-        """A node came, changed or went."""
+    ``unclear`` are pods whose allocation is not known for certain, with the reason. A node with one is closed: to guess
+    would hand the same cores out twice. ``capacity`` is the reason where a node takes no Neuron pod at all.
+    """
 
-    def pod_changed(self, before: PodRecord | None, after: PodRecord | None) -> None:
-        """A live Neuron pod came, changed or went."""
+    node: NeuronNode
+    ledger: Ledger
+    unclear: tuple[tuple[PodReference, Rejection], ...]
+    stale: bool
+    capacity: Capacity | Rejection
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.node.name
+
+    @property
+    def inventory(self) -> NodeInventory | None:
+        """The node's hardware; None where it is not known."""
+        return None if isinstance(self.node.inventory, Rejection) else self.node.inventory
+
+    @property
+    def used_mask(self) -> CoreMask:
+        """Every core that a pod has or is assumed to have."""
+        return self.ledger.used_mask
+
+    @property
+    def free_mask(self) -> CoreMask:
+        """Healthy cores that no pod has."""
+        return CoreMask(self.inventory.healthy_mask & ~self.used_mask) if self.inventory else NO_CORES
 
 
-class _Shapes(dict[str, AnyShape]):
-    """Shape by node name; a name that is not known has a shape, too, so that a look-up never fails."""
+def node_info(node: NeuronNode, pods: Iterable[NeuronPod], *, stale: bool = False) -> NodeInfo:
+    """The state of a node that has these pods; ``stale`` says that its plugin has stopped renewing its Lease."""
+    inventory = node.inventory
+    if isinstance(inventory, Rejection):
+        return NodeInfo(node, Ledger(), (), stale, inventory)
+    allocations: list[Allocation] = []
+    unclear: list[tuple[PodReference, Rejection]] = []
+    for pod in pods:
+        assigned = assigned_allocations(pod, inventory.geometry)
+        if isinstance(assigned, Rejection):
+            unclear.append((pod.reference, assigned))
+        else:
+            allocations += assigned
+    ledger, healthy_mask = Ledger(tuple(allocations)), inventory.healthy_mask
+    unclear += _overlaps(ledger)
+    reasons = [reason for _, reason in unclear] + [STALE_PLUGIN] * stale
+    if reasons:
+        return NodeInfo(node, ledger, tuple(unclear), stale, min(reasons, key=lambda reason: reason.may_pass))
+    free_mask = CoreMask(healthy_mask & ~ledger.used_mask)
+    return NodeInfo(node, ledger, (), stale, capacity_of(inventory.geometry, healthy_mask, free_mask))
 
-    def __missing__(self, name: str) -> AnyShape:
-        return closed_shape(UNKNOWN_NODE)
+
+def _overlaps(ledger: Ledger) -> list[tuple[PodReference, Rejection]]:
+    """Pods that have what an earlier one has.
+
+    It happens for a moment when the plugin corrects two pods that the kubelet admitted in the other order: between its
+    two patches one pod's old cores look free and are not.
+    """
+    if sum(one.mask.bit_count() for one in ledger.allocations) == ledger.used_mask.bit_count():
+        return []  # nothing is shared at all, not even by containers of one pod: nearly always
+    found, seen = [], 0
+    for uid, (first, *_) in ledger.by_pod.items():
+        mask = ledger.mask_of(uid)
+        if mask & seen:
+            others = dict.fromkeys(str(one.pod) for one in ledger.overlapping(mask) if one.pod.uid != uid)
+            detail = f"pod {first.pod} is assigned cores that are assigned to {', '.join(others)} as well"
+            found.append((first.pod, replace(OVERLAPPING_ASSIGNMENTS, detail=detail)))
+        seen |= mask
+    return found
+
+
+Record = NodeInfo | NeuronPod
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One node or pod before and after; None where it was not or is not there."""
+
+    version: int
+    before: Record | None
+    after: Record | None
+
+
+class Changes:
+    """The latest changes of a state, numbered. ``start`` is the version before the first of them.
+
+    Readers go through them at their own speed, and nothing is sent to them: a slow reader delays no other, and it finds
+    out when the change that it needs next is no longer here.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.version = start
+        """The version of the last change."""
+        self._start = start
+        self._changes: deque[Change] = deque(maxlen=MOST_CHANGES)
+        self._versions: dict[str, int] = {}
+        self._news = asyncio.Event()
+
+    def version_of(self, key: str) -> int:
+        """The version of the last change of one object: a node's name or a pod's UID."""
+        return self._versions.get(key, self._start)
+
+    def knows(self, version: int) -> bool:
+        """Whether every change after ``version`` is still here; never for a version of another process."""
+        oldest = self._changes[0].version - 1 if self._changes else self.version
+        return oldest <= version <= self.version
+
+    def after(self, version: int) -> list[Change]:
+        """The changes after a version that is still known, oldest first."""
+        return list(islice(reversed(self._changes), self.version - version))[::-1]
+
+    async def wait(self, version: int, *, within_seconds: float) -> None:
+        """Wait until there is a change after ``version``, or ``wake`` is called, at most so long."""
+        if self.version > version:
+            return
+        try:
+            async with asyncio.timeout(within_seconds):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    def wake(self) -> None:
+        """End every ``wait``."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def add(self, key: str, before: Record | None, after: Record | None) -> None:
+        """Remember one more change."""
+        self.version += 1
+        self._changes.append(Change(self.version, before, after))
+        if after is None:
+            self._versions.pop(key, None)
+        else:
+            self._versions[key] = self.version
+        self.wake()
+
+
+class _Capacities(dict[str, Capacity | Rejection]):
+    """By node name; a look-up of an unknown name gives a reason and never fails."""
+
+    def __missing__(self, name: str) -> Rejection:
+        return UNKNOWN_NODE
 
 
 class ClusterState:
-    """Everything the verbs look at. Observers hear of each changed record, after the change."""
+    """Everything that the verbs look at.
 
-    def __init__(self, types: Catalogue) -> None:
-        self._types = types
-        self._nodes: dict[str, NodeRecord] = {}
-        self._shapes = _Shapes()
-        self._pods: dict[PodUid, PodRecord] = {}
-        self._reservations: dict[PodUid, Reservation] = {}
+    ``nodes`` by name, live ``pods`` that ask for Neuron as the watch shows them, and pods that binds have ``assumed``
+    and the watch has not shown yet; ``capacities`` by node name, where a subscript with an unknown name gives
+    ``UNKNOWN_NODE``. ``version`` is the one before the first of ``changes``.
+    """
+
+    def __init__(self, version: int = 0) -> None:
+        self.changes = Changes(version)
+        self._nodes: dict[str, NodeInfo] = {}
+        self._capacities = _Capacities()
+        self._pods: dict[PodUid, NeuronPod] = {}
+        self._assumed: dict[PodUid, AssumedPod] = {}
         self._by_node: defaultdict[str, dict[PodUid, None]] = defaultdict(dict)
         self._stale: frozenset[str] = frozenset()
-        self._observers: list[Observer] = []
+        self.nodes: Mapping[str, NodeInfo] = MappingProxyType(self._nodes)
+        self.capacities: Mapping[str, Capacity | Rejection] = self._capacities
+        self.pods: Mapping[PodUid, NeuronPod] = MappingProxyType(self._pods)
+        self.assumed: Mapping[PodUid, AssumedPod] = MappingProxyType(self._assumed)
 
-    @property
-    def nodes(self) -> Mapping[str, NodeRecord]:
-        """Node records by name, as they are now."""
-        return MappingProxyType(self._nodes)
-
-    @property
-    def shapes(self) -> Mapping[str, AnyShape]:
-        """Shapes by node name; subscripting an unknown name gives a closed shape instead of KeyError."""
-        return self._shapes
-
-    @property
-    def pods(self) -> Mapping[PodUid, PodRecord]:
-        """Live pods that ask for Neuron, as the watch shows them."""
-        return MappingProxyType(self._pods)
-
-    @property
-    def reservations(self) -> Mapping[PodUid, Reservation]:
-        """What binds hold that the watch has not confirmed."""
-        return MappingProxyType(self._reservations)
-
-    def observe(self, observer: Observer) -> None:
-        """Tell ``observer`` of every change from now on."""
-        self._observers.append(observer)
-
-    def put_node(self, facts: NodeFacts) -> None:
+    def put_node(self, node: NeuronNode) -> None:
         """A node was added or changed."""
-        known = self._nodes.get(facts.name)
-        if known is None or known.facts != facts:
-            self._rebuild(facts.name, facts)
+        known = self._nodes.get(node.name)
+        if known is None or known.node != node:
+            self._rebuild(node)
 
     def remove_node(self, name: str, uid: str) -> None:
         """A node is gone, unless another one has its name by now; its pods are remembered until they go, too."""
         before = self._nodes.get(name)
-        if before is not None and before.facts.uid == uid:
-            del self._nodes[name], self._shapes[name]
-            self._tell_node(before, None)
+        if before is not None and before.node.uid == uid:
+            del self._nodes[name], self._capacities[name]
+            self.changes.add(name, before, None)
 
-    def put_pod(self, record: PodRecord) -> None:
-        """A live pod that asks for Neuron was added or changed."""
-        before = self._pods.get(record.uid)
-        if before == record:
+    def put_pod(self, pod: NeuronPod) -> None:
+        """A live pod that asks for Neuron was added or changed.
+
+        What the watch shows replaces what was assumed, once it shows where the pod is and what it was assigned.
+        """
+        before = self._pods.get(pod.uid)
+        if before == pod:
             return
-        touched = self._touched(record.uid)
-        self._pods[record.uid] = record
-        self._dissolve(record)
-        self._index(record.uid, touched)
-        self._tell_pod(before, record)
+        touched = self._nodes_of(pod.uid)
+        self._pods[pod.uid] = pod
+        assumed = self._assumed.get(pod.uid)
+        if assumed and pod.node and (pod.assignment is not None or pod.node != assumed.pod.node):
+            del self._assumed[pod.uid]
+        self._moved(pod.uid, touched)
+        self.changes.add(pod.uid, before, pod)
 
     def remove_pod(self, uid: PodUid) -> None:
-        """A pod is gone or terminal: whatever it held or was to get is free."""
-        touched = self._touched(uid)
+        """A pod is gone or terminal: whatever it had or was to get is free."""
+        touched = self._nodes_of(uid)
         before = self._pods.pop(uid, None)
-        self._reservations.pop(uid, None)
-        self._index(uid, touched)
+        self._assumed.pop(uid, None)
+        self._moved(uid, touched)
         if before is not None:
-            self._tell_pod(before, None)
+            self.changes.add(uid, before, None)
 
-    def reserve(self, reservation: Reservation) -> None:
-        """Hold silicon for a bind, or replace what is held for the same pod."""
-        uid = reservation.pod.uid
-        touched = self._touched(uid)
-        self._reservations[uid] = reservation
-        self._index(uid, touched)
+    def assume(self, assumed: AssumedPod) -> None:
+        """Count a pod as placed, or replace what is assumed of the same pod."""
+        touched = self._nodes_of(assumed.pod.uid)
+        self._assumed[assumed.pod.uid] = assumed
+        self._moved(assumed.pod.uid, touched)
 
     def confirm(self, uid: PodUid) -> None:
         """The API server has this pod's binding. Nothing happens if the pod has ended meanwhile."""
-        if held := self._reservations.get(uid):
-            self._reservations[uid] = replace(held, confirmed=True)
+        if assumed := self._assumed.get(uid):
+            self._assumed[uid] = replace(assumed, confirmed=True)
 
-    def release(self, uid: PodUid) -> None:
+    def forget(self, uid: PodUid) -> None:
         """This pod's bind is known to have failed. A second time changes nothing."""
-        if uid in self._reservations:
-            touched = self._touched(uid)
-            del self._reservations[uid]
-            self._index(uid, touched)
+        if uid in self._assumed:
+            touched = self._nodes_of(uid)
+            del self._assumed[uid]
+            self._moved(uid, touched)
 
     def set_stale(self, names: frozenset[str]) -> None:
-        """The nodes whose plugin has stopped renewing its lease."""
+        """The nodes whose plugin has stopped renewing its Lease."""
         changed, self._stale = self._stale ^ names, names
         for name in changed & self._nodes.keys():
-            self._rebuild(name)
+            self._rebuild(self._nodes[name].node)
 
     def bound_to(self, uid: PodUid) -> str:
-        """The node a pod is bound to or is being bound to; empty when it is free to go anywhere."""
-        record, held = self._pods.get(uid), self._reservations.get(uid)
-        return (record.node if record else "") or (held.node if held else "")
+        """The node that a pod is bound to or being bound to; empty when it is free to go anywhere."""
+        pod, assumed = self._pods.get(uid), self._assumed.get(uid)
+        return (pod.node if pod else "") or (assumed.pod.node if assumed else "")
 
-    def _dissolve(self, record: PodRecord) -> None:
-        """What the watch shows replaces what was reserved, once it shows where the pod is and what it was given."""
-        held = self._reservations.get(record.uid)
-        if held and record.node and (record.decision is not None or record.node != held.node):
-            del self._reservations[record.uid]
+    def _nodes_of(self, uid: PodUid) -> set[str]:
+        pod, assumed = self._pods.get(uid), self._assumed.get(uid)
+        return {name for name in (pod.node if pod else "", assumed.pod.node if assumed else "") if name}
 
-    def _touched(self, uid: PodUid) -> set[str]:
-        record, held = self._pods.get(uid), self._reservations.get(uid)
-        return {name for name in (record.node if record else "", held.node if held else "") if name}
-
-    def _index(self, uid: PodUid, before: set[str]) -> None:
-        after = self._touched(uid)
+    def _moved(self, uid: PodUid, before: set[str]) -> None:
+        """A pod was on the nodes ``before`` and may be on others now."""
+        after = self._nodes_of(uid)
         for name in before - after:
             del self._by_node[name][uid]
             if not self._by_node[name]:
@@ -175,34 +461,16 @@ class ClusterState:
         for name in after - before:
             self._by_node[name][uid] = None
         for name in (before | after) & self._nodes.keys():
-            self._rebuild(name)
+            self._rebuild(self._nodes[name].node)
 
-    def _rebuild(self, name: str, facts: NodeFacts | None = None) -> None:
-        before = self._nodes.get(name)
-        if facts is None:
-            before = self._nodes[name]
-            facts, hardware = before.facts, before.hardware
-        else:
-            hardware = hardware_of(facts, self._types)
-        holders, pods = self._claimants(name)
-        after = node_record(facts, hardware, pods, holders, stale=name in self._stale)
-        self._nodes[name] = after
-        self._shapes[name] = after.shape
+    def _rebuild(self, node: NeuronNode) -> None:
+        """Derive a node's state again. An assumed pod counts by what was assumed, not by what the watch shows of it."""
+        name, before = node.name, self._nodes.get(node.name)
+        pods = []
+        for uid in self._by_node.get(name, ()):
+            assumed = self._assumed.get(uid)
+            pods.append(assumed.pod if assumed and assumed.pod.node == name else self._pods[uid])
+        after = node_info(node, pods, stale=name in self._stale)
+        self._nodes[name], self._capacities[name] = after, after.capacity
         if after != before:
-            self._tell_node(before, after)
-
-    def _claimants(self, name: str) -> tuple[list[Holder], list[PodRecord]]:
-        """What binds have reserved on a node, and the pods bound there that no reservation speaks for."""
-        uids = self._by_node.get(name, {})
-        reserved = [held for uid in uids if (held := self._reservations.get(uid)) and held.node == name]
-        spoken_for = {held.pod.uid for held in reserved}
-        bound = [pod for uid in uids if uid not in spoken_for and (pod := self._pods.get(uid))]
-        return [held.holder for held in reserved], bound
-
-    def _tell_node(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
-        for observer in self._observers:
-            observer.node_changed(before, after)
-
-    def _tell_pod(self, before: PodRecord | None, after: PodRecord | None) -> None:
-        for observer in self._observers:
-            observer.pod_changed(before, after)
+            self.changes.add(name, before, after)

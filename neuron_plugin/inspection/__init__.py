@@ -1,1 +1,48 @@
-"""One node looked at from outside its daemon: what is there, who holds it, what is wrong."""
+"""One node inspected from outside its daemon: what is there, who holds it, what is wrong."""
+
+from neuron_plugin.inspection.checks import CHECKS, examine
+from neuron_plugin.inspection.findings import Finding, Level, Report, report_of
+from neuron_plugin.inspection.gathering import gather, page_of
+from neuron_plugin.inspection.holders import HolderReading, Holders
+from neuron_plugin.inspection.machine import Machine, look
+from neuron_plugin.inspection.node import USUAL_FILE, Node, configuration_file, node_of
+from neuron_plugin.inspection.reports import (
+    DeviceReport,
+    Health,
+    MachineReport,
+    TopologyReport,
+    machine_report,
+    neuron_ls_of,
+    topology_report,
+)
+from neuron_plugin.inspection.text import Unknown, named, plural, ranges
+
+__all__ = [
+    "CHECKS",
+    "USUAL_FILE",
+    "DeviceReport",
+    "Finding",
+    "Health",
+    "HolderReading",
+    "Holders",
+    "Level",
+    "Machine",
+    "MachineReport",
+    "Node",
+    "Report",
+    "TopologyReport",
+    "Unknown",
+    "configuration_file",
+    "examine",
+    "gather",
+    "look",
+    "machine_report",
+    "named",
+    "neuron_ls_of",
+    "node_of",
+    "page_of",
+    "plural",
+    "ranges",
+    "report_of",
+    "topology_report",
+]

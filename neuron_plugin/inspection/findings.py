@@ -1,19 +1,18 @@
-"""What a check says: how bad, what was seen, why it matters and what to do. And what a check is.
+"""What a check of ``doctor`` says: how bad, what was seen, why it matters and what to do.
 
-A finding is made for somebody who did not write this program and has a node that does not work: everything but "ok"
-says what to do next. A check that cannot be made is a note that says so, never silence and never a guess.
+A finding is written for somebody who does not know this program and has a node that does not work: everything but "ok"
+says what to do next. A check that could not look is a note that says so; it is never silent and never guesses.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable
+from typing import TypeAlias
 
 import msgspec
 
-from neuron_plugin.inspection.facts import Facts
-from neuron_plugin.inspection.unknown import Unknown
+from neuron_plugin.inspection.text import Unknown
 
 VERSION = 1
 
@@ -23,7 +22,7 @@ class Level(enum.StrEnum):
 
     OK = "ok"
     NOTE = "note"
-    """Worth knowing; also a check that could not be made."""
+    """Worth knowing; also a check that could not look."""
     WARNING = "warning"
     """Works now; will hurt some pods, or later."""
     PROBLEM = "problem"
@@ -31,7 +30,7 @@ class Level(enum.StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One thing that ``check`` found. ``checked`` is false where it could not look; ``seen`` then says why not."""
+    """One thing that ``check`` found. ``checked`` is false where it could not look; ``seen`` then says why."""
 
     check: str = ""
     level: Level
@@ -41,28 +40,20 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     action: str = ""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """All of it; ``worst`` is the worst level of all findings.
+Findings: TypeAlias = Generator[Finding, None, str]
+"""A check under way: it yields what it finds, and returns what is "ok" if it found nothing."""
 
-    The shape is a promise to scripts: keys are only added within a ``version``.
-    """
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """All findings; ``worst`` is the worst level among them. Within a ``version`` keys are only added."""
 
     version: int = VERSION
     worst: Level
     findings: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A named question to the facts; ``looks_at`` is its line in the list of checks."""
-
-    name: str
-    looks_at: str
-    ask: Callable[[Facts], Iterable[Finding]]
-
-
 def ok(seen: str) -> Finding:
-    """All is well here."""
+    """Nothing is wrong here."""
     return Finding(level=Level.OK, seen=seen)
 
 
@@ -82,22 +73,11 @@ def problem(seen: str, why: str, action: str) -> Finding:
 
 
 def unchecked(unknown: Unknown) -> Finding:
-    """It could not be looked at."""
+    """The check could not look."""
     return Finding(level=Level.NOTE, seen=f"not checked: {unknown.why}", action=unknown.action, checked=False)
-
-
-def or_ok(findings: Iterable[Finding], seen: str) -> Iterator[Finding]:
-    """The findings, or that all is well if there are none."""
-    nothing = True
-    for finding in findings:
-        nothing = False
-        yield finding
-    if nothing:
-        yield ok(seen)
 
 
 def report_of(findings: Iterable[Finding]) -> Report:
     """The findings as one document."""
     found, order = tuple(findings), list(Level)
-    worst = max((finding.level for finding in found), key=order.index, default=Level.OK)
-    return Report(worst=worst, findings=found)
+    return Report(worst=max((each.level for each in found), key=order.index, default=Level.OK), findings=found)

@@ -1,12 +1,13 @@
-"""One look at a node's Neuron hardware: this machine's, a mounted host's, or a simulated one's."""
+"""A node's Neuron hardware, read once: this machine's, a mounted host's, or a simulated one's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from neuron_plugin.allocation import NodeInventory
 from neuron_plugin.hardware import EVERY_DEVICE, Inventory, MachinePaths, Verdict, read_inventory
-from neuron_plugin.inspection.unknown import Unknown
+from neuron_plugin.inspection.text import Unknown
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.health import FILE_NAME, Memory, boot_id, load
 from neuron_plugin.plugin.settings import PluginSettings
@@ -15,9 +16,9 @@ from neuron_plugin.topology import DeviceId, Geometry, InstanceType, Topology, g
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was found. ``geometry`` is None where no device is; ``instance`` is the type, where it is a known one.
+    """The hardware. ``geometry`` is None without a device; ``instance`` is the instance type, where it is known.
 
-    ``memory`` is what the daemon has written down of devices' errors.
+    ``memory`` is what the daemon has recorded of the devices' old errors.
     """
 
     paths: MachinePaths
@@ -28,6 +29,19 @@ class Machine:
     memory: Memory | Unknown = field(default_factory=Memory)
 
     @property
+    def node_inventory(self) -> NodeInventory | None:
+        """The machine as the plugin should publish it; None without a device."""
+        if self.geometry is None:
+            return None
+        unhealthy = {int(device): "unhealthy" for device, verdict in self.verdicts.items() if not verdict.healthy}
+        return NodeInventory(self.geometry, tuple(map(int, self.verdicts)), unhealthy)
+
+    @property
+    def usable_mask(self) -> int:
+        """Cores of the devices that are present and healthy."""
+        return self.node_inventory.healthy_mask if self.node_inventory else 0
+
+    @property
     def links_are_assumed(self) -> bool:
         """Whether the driver prints no link at all on a type that has some, as it does while one chip is missing."""
         linked = self.geometry is not None and self.geometry.topology not in {Topology.SINGLE, Topology.UNLINKED}
@@ -35,7 +49,7 @@ class Machine:
 
     @property
     def links(self) -> dict[int, frozenset[int]]:
-        """Links between the devices that are there: the driver's, else the type's."""
+        """Links between the devices that are present: the driver's, else the type's."""
         present = frozenset(self.inventory.device_ids)
         if self.geometry is not None and self.links_are_assumed:
             nominal = links_of(self.geometry.topology, self.geometry.device_count)
@@ -43,22 +57,14 @@ class Machine:
         return {device: links & present for device, links in self.inventory.links.items()}
 
     @property
-    def usable_mask(self) -> int:
-        """Cores of the devices that are there and healthy."""
-        healthy = (device for device, verdict in self.verdicts.items() if verdict.healthy)
-        return self.geometry.devices_mask(healthy) if self.geometry else 0
-
-    @property
     def missing(self) -> tuple[int, ...]:
-        """Devices the type has and the driver does not list."""
+        """Devices that the type has and the driver does not list."""
         listed = {*self.inventory.device_ids, *(device.id for device in self.inventory.skipped)}
-        return tuple(
-            device for device in range(self.geometry.device_count if self.geometry else 0) if device not in listed
-        )
+        return tuple(sorted(set(range(self.geometry.device_count if self.geometry else 0)) - listed))
 
 
 def look(settings: PluginSettings, environ: Mapping[str, str]) -> Machine:
-    """Read the machine; health is judged by its daemon's policies and by what that remembers of old errors.
+    """Read the machine; health is judged by its daemon's policies and by the daemon's record of old errors.
 
     Raises:
         SettingsError: the file of instance types cannot be used.
@@ -66,7 +72,6 @@ def look(settings: PluginSettings, environ: Mapping[str, str]) -> Machine:
     from neuron_plugin.plugin.health import judge_once
 
     types = load_catalogue(settings.instance_types)
-    memory = _remembered(settings)
     paths = MachinePaths(settings.sysfs, settings.dev, settings.logical_core_file)
     inventory = read_inventory(paths, environ=environ, settled=EVERY_DEVICE, types=types)
     name = inventory.instance_type or settings.instance_type
@@ -77,6 +82,7 @@ def look(settings: PluginSettings, environ: Mapping[str, str]) -> Machine:
         cores_per_device=inventory.cores_per_device,
         links={device: links for device, links in inventory.links.items()},  # noqa: C416 - widens the key's type
     )
+    memory = _read_memory(settings)
     return Machine(
         paths=paths,
         inventory=inventory,
@@ -87,9 +93,9 @@ def look(settings: PluginSettings, environ: Mapping[str, str]) -> Machine:
     )
 
 
-def _remembered(settings: PluginSettings) -> Memory | Unknown:
+def _read_memory(settings: PluginSettings) -> Memory | Unknown:
     if settings.state_dir is None:
-        return Unknown("no state file of the daemon's is known", "give --config, the daemon's configuration")
+        return Unknown("no state directory of the daemon is known", "give --config, the daemon's configuration")
     file = settings.state_dir / FILE_NAME
     try:
         file.read_bytes()

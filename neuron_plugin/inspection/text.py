@@ -1,8 +1,17 @@
-"""How ids and foreign texts are written, everywhere in the output."""
+"""How ids, counts, and facts that could not be learned are written, everywhere in the output."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A fact that could not be learned: why not, and what would help. The inspection goes on without it."""
+
+    why: str
+    action: str = ""
 
 
 def ranges(ids: Iterable[int]) -> str:
@@ -18,13 +27,8 @@ def ranges(ids: Iterable[int]) -> str:
 
 def named(noun: str, ids: Iterable[int]) -> str:
     """``device 3``, ``devices 0-2,5``."""
-    numbers = sorted(set(ids))
+    numbers = set(ids)
     return f"{noun}{'' if len(numbers) == 1 else 's'} {ranges(numbers)}"
-
-
-def printable(text: str) -> str:
-    """``text`` without characters that would steer a terminal; names and attributes are written by others."""
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
 def plural(count: int, noun: str, several: str = "") -> str:

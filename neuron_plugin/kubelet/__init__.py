@@ -15,7 +15,6 @@ from neuron_plugin.kubelet.device_plugin import (
     DeviceHandler,
     DeviceNode,
     KubeletCounters,
-    ServiceOptions,
 )
 from neuron_plugin.kubelet.pod_resources import (
     GetUnsupportedError,
@@ -31,7 +30,6 @@ from neuron_plugin.kubelet.registration import (
     WatchedPluginServer,
     dial,
 )
-from neuron_plugin.kubelet.retired import NotYetError, RecordedDevices, read_checkpoint
 from neuron_plugin.kubelet.socket_watch import (
     DirectoryWatch,
     SocketIdentity,
@@ -60,14 +58,11 @@ __all__ = [
     "Edition",
     "GetUnsupportedError",
     "KubeletCounters",
-    "NotYetError",
     "PodDevices",
     "PodResourcesAbsentError",
     "PodResourcesClient",
     "PodResourcesError",
-    "RecordedDevices",
     "RegistrationState",
-    "ServiceOptions",
     "SocketIdentity",
     "WatchedPluginServer",
     "channel_to",
@@ -77,6 +72,5 @@ __all__ = [
     "in_numeric_order",
     "is_served",
     "parse_checkpoint",
-    "read_checkpoint",
     "server_pid",
 ]

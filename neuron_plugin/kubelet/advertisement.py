@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -41,54 +40,20 @@ class Edition:
         object.__setattr__(self, "by_id", {device.id: device for device in self.devices})
 
 
-class Subscription:
-    """The place of one stream in the versions: iterate it for each newer edition, beginning with the present one."""
-
-    def __init__(self, advertisement: Advertisement) -> None:
-        self._advertisement = advertisement
-        self._seen: int | None = None
-        self._closed = False
-        self._changed = asyncio.Event()
-
-    def __aiter__(self) -> Subscription:
-        """Itself."""
-        return self
-
-    async def __anext__(self) -> Edition:
-        """Wait for an edition not seen yet. No deadline: a stream lives until its reader or `close` ends it."""
-        while not self._closed:
-            latest = self._advertisement.latest
-            if latest.version != self._seen:
-                self._seen = latest.version
-                return latest
-            self._changed.clear()
-            await self._changed.wait()
-        raise StopAsyncIteration
-
-    def wake(self) -> None:
-        """Look again at the latest edition."""
-        self._changed.set()
-
-    def close(self) -> None:
-        """End the iteration, now or at its next step."""
-        self._closed = True
-        self._changed.set()
-
-
 class Advertisement:
-    """What is advertised of one resource; the daemon publishes, streams subscribe.
+    """What is advertised of one resource: the daemon publishes, streams send `latest` and wait for `changed`.
 
     Construct it with the devices already known, so that no stream begins with an empty list while devices exist.
     """
 
     def __init__(self, devices: Iterable[AdvertisedDevice] = ()) -> None:
-        self._latest = Edition(1, _in_order(devices))
-        self._subscriptions: set[Subscription] = set()
+        self.latest = Edition(1, _in_order(devices))
+        self._changed = asyncio.Event()
 
     @property
-    def latest(self) -> Edition:
-        """The newest edition."""
-        return self._latest
+    def is_followed(self) -> bool:
+        """Whether a stream is open."""
+        return bool(self._subscriptions)
 
     def publish(self, devices: Iterable[AdvertisedDevice]) -> bool:
         """Make ``devices`` the list, in any order, and send it if it differs from the last one; whether it did.
@@ -97,8 +62,8 @@ class Advertisement:
             ValueError: an id occurs twice. The kubelet would silently count it once.
         """
         ordered = _in_order(devices)
-        if ordered == self._latest.devices:
-            self._latest = Edition(self._latest.version, ordered)  # reasons may differ; the kubelet never sees them
+        if ordered == self.latest.devices:
+            self.latest = Edition(self.latest.version, ordered)  # reasons may differ; the kubelet never sees them
             return False
         self._send(ordered)
         return True
@@ -109,22 +74,20 @@ class Advertisement:
         Any ListAndWatch message makes the kubelet write its whole memory, an identical one too (``dm/manager.go``,
         ``genericDeviceUpdateCallback``). Calls made before a stream has sent the last one become one message.
         """
-        self._send(self._latest.devices)
+        self._send(self.latest.devices)
 
     def _send(self, devices: tuple[AdvertisedDevice, ...]) -> None:
-        self._latest = Edition(self._latest.version + 1, devices)
-        for subscription in self._subscriptions:
-            subscription.wake()
+        self.latest = Edition(self.latest.version + 1, devices)
+        self.wake()
 
-    @contextmanager
-    def subscribe(self) -> Iterator[Subscription]:
-        """Follow the editions for the length of the block."""
-        subscription = Subscription(self)
-        self._subscriptions.add(subscription)
-        try:
-            yield subscription
-        finally:
-            self._subscriptions.discard(subscription)
+    async def changed(self) -> None:
+        """Wait until `latest` is newer, or `wake` is called. No deadline: a stream lives until one side ends it."""
+        await self._changed.wait()
+
+    def wake(self) -> None:
+        """Let every waiting stream look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 def _in_order(devices: Iterable[AdvertisedDevice]) -> tuple[AdvertisedDevice, ...]:

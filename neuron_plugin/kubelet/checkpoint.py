@@ -115,17 +115,14 @@ class _Entry(msgspec.Struct, frozen=True):
     reply: bytes = msgspec.field(name="AllocResp")  # base64 in JSON
 
 
-class _Data(msgspec.Struct, frozen=True):
-    entries: list[msgspec.Raw] | None = msgspec.field(name="PodDeviceEntries", default=None)
-
-
 class _File(msgspec.Struct, frozen=True):
     """The checksum is not checked: it is a hash of how Go prints the kubelet's own types."""
 
-    data: _Data = msgspec.field(name="Data")
+    data: dict[str, msgspec.Raw] = msgspec.field(name="Data")
 
 
 _decode_file = msgspec.json.Decoder(_File).decode
+_decode_entries = msgspec.json.Decoder(list[msgspec.Raw] | None).decode
 _decode_resource_name = msgspec.json.Decoder(_ResourceName).decode
 _decode_entry = msgspec.json.Decoder(_Entry).decode
 _MALFORMED_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -136,14 +133,18 @@ def parse_checkpoint(data: bytes, resources: Collection[str]) -> tuple[Checkpoin
 
     Raises:
         CheckpointError: the text is no checkpoint, or an entry of ``resources`` lacks a field or has one of an unknown
-            type. A missing or null ``PodDeviceEntries`` is an empty list: a new kubelet writes it so.
+            type. A null ``PodDeviceEntries`` is an empty list: a new kubelet writes it so. A missing one
+            is, too, unless an unknown key may have taken its place.
     """
     if len(data) > MOST_BYTES:
         raise CheckpointError(f"more than {MOST_BYTES} bytes, expected less")
     try:
-        raw_entries = _decode_file(data).data.entries or ()
+        sections = _decode_file(data).data
+        raw_entries = _decode_entries(sections.get("PodDeviceEntries", b"null")) or ()
     except _MALFORMED_JSON as error:
         raise CheckpointError(f"expected a JSON object with Data.PodDeviceEntries: {error}") from error
+    if "PodDeviceEntries" not in sections and (unknown := sections.keys() - {"RegisteredDevices"}):
+        raise CheckpointError(f"Data has {', '.join(sorted(unknown))} and no PodDeviceEntries")
     entries = []
     for index, raw in enumerate(raw_entries):
         try:

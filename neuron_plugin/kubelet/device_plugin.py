@@ -21,14 +21,18 @@ import grpc
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.kubelet.advertisement import Advertisement, Edition, Subscription, in_numeric_order
+from neuron_plugin.kubelet.advertisement import Advertisement, Edition, in_numeric_order
 
 _log = logging.getLogger(__name__)
 
 API_VERSION = "v1beta1"
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
+OPTIONS = pb.DevicePluginOptions(get_preferred_allocation_available=True)
+"""What the kubelet may ask for. Not PreStartContainer: it would keep containers from restarting without the plugin."""
 _ALLOCATE_FOLLOWS_SECONDS = 0.1  # after a preference the kubelet does nothing else first (``dm/manager.go``)
+
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,23 +126,11 @@ class KubeletCounters:
     refused_requests: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceOptions:
-    """What the kubelet may ask for, and how long the handler may take to choose a preference."""
-
-    preferred_allocation: bool = True
-    preference_deadline_seconds: float = 4.0
-
-    def message(self) -> pb.DevicePluginOptions:
-        """As GetDevicePluginOptions and Register state it; kubelets before 1.25 read only the latter.
-
-        PreStartContainer is never required: it would keep a container from restarting while the plugin is away.
-        """
-        return pb.DevicePluginOptions(get_preferred_allocation_available=self.preferred_allocation)
-
-
 class DevicePluginService(pb_grpc.DevicePluginServicer):
-    """The five methods that a kubelet calls, for one resource on one socket."""
+    """The five methods that a kubelet calls, for one resource on one socket.
+
+    ``preference_deadline_seconds`` is how long the handler may take to choose a preference.
+    """
 
     def __init__(
         self,
@@ -147,27 +139,22 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         advertisement: Advertisement,
         *,
         counters: KubeletCounters | None = None,
-        options: ServiceOptions | None = None,
+        preference_deadline_seconds: float = 4.0,
         on_stream_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._resource = resource
         self._handler = handler
         self._advertisement = advertisement
         self._counters = counters or KubeletCounters()
-        self._options = options or ServiceOptions()
+        self._preference_deadline_seconds = preference_deadline_seconds
         self._on_stream_change = on_stream_change
-        self._streams: set[Subscription] = set()
         self._ending = False
         self._calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._allocate_due_until = 0.0
+        self.streams_open = 0
         self.streams_begun = 0
-
-    @property
-    def streams_open(self) -> int:
-        """How many ListAndWatch streams are open; one is the kubelet's."""
-        return len(self._streams)
 
     async def end_streams(self, patience_seconds: float) -> None:
         """End every stream as soon as no call is running, or after ``patience_seconds``; new streams end at once.
@@ -184,42 +171,34 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         except TimeoutError:
             _log.warning("stopping with calls running", extra={"resource": self._resource, "calls": self._calls})
         self._ending = True
-        for stream in self._streams:
-            stream.close()
+        self._advertisement.wake()
 
-    async def GetDevicePluginOptions(  # noqa: N802 - the API's name
-        self,
-        request: pb.Empty,  # noqa: ARG002 - the API's signature
-        context: grpc.aio.ServicerContext[pb.Empty, pb.DevicePluginOptions],  # noqa: ARG002 - the API's signature
-    ) -> pb.DevicePluginOptions:
+    async def GetDevicePluginOptions(self, request: pb.Empty, context: Context) -> pb.DevicePluginOptions:  # noqa: ARG002, N802 - the API's signature
         """Say what the kubelet may ask for; it asks while our Register call is still waiting."""
-        return self._options.message()
+        return OPTIONS
 
-    # A coroutine that writes, not a generator: a generator cancelled in a write is closed by the garbage collector
-    # only, and would be counted as an open stream until then.
-    async def ListAndWatch(  # type: ignore[override]  # noqa: N802 - grpc.aio takes a coroutine, the stubs say generator
-        self,
-        request: pb.Empty,  # noqa: ARG002 - the API's signature
-        context: grpc.aio.ServicerContext[pb.Empty, pb.ListAndWatchResponse],
-    ) -> None:
+    # A coroutine that writes, which grpc.aio accepts, and not the generator of the stubs: a generator cancelled in a
+    # write is closed by the garbage collector only, and would be counted as an open stream until then.
+    async def ListAndWatch(self, request: pb.Empty, context: Context) -> None:  # type: ignore[override]  # noqa: ARG002, N802 - as above
         """Send the whole list, and again with each newer edition, until the kubelet or `end_streams` ends it."""
-        with self._advertisement.subscribe() as subscription:
-            self._streams.add(subscription)
-            self.streams_begun += 1
-            if self._ending:
-                subscription.close()
-            self._on_stream_change()
-            try:
-                async for edition in subscription:
+        self.streams_open += 1
+        self.streams_begun += 1
+        self._on_stream_change()
+        sent: int | None = None
+        try:
+            while not self._ending:
+                edition = self._advertisement.latest
+                if edition.version == sent:
+                    await self._advertisement.changed()
+                else:
+                    sent = edition.version
                     await context.write(device_list(edition))
-            finally:
-                self._streams.discard(subscription)
-                self._on_stream_change()
+        finally:
+            self.streams_open -= 1
+            self._on_stream_change()
 
     async def GetPreferredAllocation(  # noqa: N802 - the API's name
-        self,
-        request: pb.PreferredAllocationRequest,
-        context: grpc.aio.ServicerContext[pb.PreferredAllocationRequest, pb.PreferredAllocationResponse],
+        self, request: pb.PreferredAllocationRequest, context: Context
     ) -> pb.PreferredAllocationResponse:
         """Choose ids for each container; never an error, which would fail the pod for good."""
         self._begin_call(context)
@@ -233,7 +212,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
 
     async def _preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
         """The handler's choice if it comes in time and the kubelet would take exactly it, else the lowest ids."""
-        deadline_seconds = self._options.preference_deadline_seconds
+        deadline_seconds = self._preference_deadline_seconds
         try:
             async with asyncio.timeout(deadline_seconds):
                 ids = await self._handler.preferred(self._resource, available, must_include, size)
@@ -248,11 +227,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         self._counters.preferences_replaced[self._resource] += 1
         return lowest_ids(available, must_include, size)
 
-    async def Allocate(  # noqa: N802 - the API's name
-        self,
-        request: pb.AllocateRequest,
-        context: grpc.aio.ServicerContext[pb.AllocateRequest, pb.AllocateResponse],
-    ) -> pb.AllocateResponse:
+    async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:  # noqa: N802 - the API's name
         """Answer one response for each container, in order, or an error; never an empty answer."""
         self._begin_call(context)
         try:
@@ -274,12 +249,12 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
     async def PreStartContainer(  # noqa: N802 - the API's name
         self,
         request: pb.PreStartContainerRequest,  # noqa: ARG002 - the API's signature
-        context: grpc.aio.ServicerContext[pb.PreStartContainerRequest, pb.PreStartContainerResponse],  # noqa: ARG002 - the API's signature
+        context: Context,  # noqa: ARG002 - the API's signature
     ) -> pb.PreStartContainerResponse:
         """Let every container start; the options do not ask for this call."""
         return pb.PreStartContainerResponse()
 
-    def _begin_call(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def _begin_call(self, context: Context) -> None:
         """Count the call until gRPC has sent its answer, which is after the handler has returned."""
         self._calls += 1
         self._idle.clear()

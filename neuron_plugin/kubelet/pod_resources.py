@@ -1,8 +1,7 @@
-"""Which live pod holds which device ids, as the kubelet itself knows it.
+"""Which live pod has which device ids, as the kubelet's PodResources API lists it.
 
-The PodResources API is the only place that ties ids to a pod without the API server. It has its price: all clients of
-the node share 100 calls a second, `list` has a side effect on the kubelet's reservations, there is no UID, and plain
-init containers never appear.
+The API has its price: all clients of the node share 100 calls a second, `list` has a side effect on the kubelet's
+reservations, there is no pod UID, and plain init containers never appear. The checkpoint has none of these limits.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class PodResourcesError(Exception):
 
 
 class PodResourcesAbsentError(PodResourcesError):
-    """Nobody serves the socket: no kubelet, or the directory is not mounted."""
+    """No kubelet serves the socket, or the directory is not mounted."""
 
 
 class PodResourcesThrottledError(PodResourcesError):
@@ -89,10 +88,15 @@ class PodResourcesClient:
         request = pb.GetPodResourcesRequest(pod_namespace=namespace, pod_name=name)
         try:
             answer = await self._ask(lambda stub, left: stub.Get(request, timeout=left))
-        except _UnforeseenStatusError as error:
-            if _is_unsupported(error):
-                raise GetUnsupportedError(f"the kubelet does not serve PodResources Get: {error.details}") from error
-            if _is_not_found(error):
+        except PodResourcesError as error:
+            if not isinstance(answered := error.__cause__, grpc.aio.AioRpcError):
+                raise
+            code, details = answered.code(), answered.details() or ""
+            # UNIMPLEMENTED before 1.27, then UNKNOWN while the gate is off (pkg/kubelet/apis/podresources/server_v1.go)
+            if code is grpc.StatusCode.UNIMPLEMENTED or details.endswith("Get method disabled"):
+                raise GetUnsupportedError(f"the kubelet does not serve PodResources Get: {details}") from error
+            # UNKNOWN, with "pod NAME in namespace NAMESPACE not found"
+            if code is grpc.StatusCode.NOT_FOUND or (details.startswith("pod ") and details.endswith(" not found")):
                 return None
             raise
         return _pod_devices(answer.pod_resources)
@@ -109,57 +113,27 @@ class PodResourcesClient:
         return _summed_up(answer.devices)
 
     async def _ask(self, call: Callable[[pb_grpc.PodResourcesListerAsyncStub, float], Awaitable[_Answer]]) -> _Answer:
-        """Call once; again while the kubelet's rate limit says no and the deadline allows."""
+        """Call once, and again while the kubelet's rate limit refuses it and the deadline allows."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._deadline_seconds
         backoff = Backoff(self._random.random, first_seconds=0.05, longest_seconds=1.0)
         while True:
-            try:
-                return await self._ask_once(call, deadline - loop.time())
-            except PodResourcesThrottledError:
-                delay = backoff.next_seconds()
-                if loop.time() + delay >= deadline:
-                    raise
-                await asyncio.sleep(delay)
-
-    async def _ask_once(
-        self, call: Callable[[pb_grpc.PodResourcesListerAsyncStub, float], Awaitable[_Answer]], left: float
-    ) -> _Answer:
-        async with channel_to(self._socket) as channel:
-            try:
-                return await call(pb_grpc.PodResourcesListerStub(channel), left)
-            except grpc.aio.AioRpcError as error:
-                raise self._translated(error) from error
-
-    def _translated(self, error: grpc.aio.AioRpcError) -> PodResourcesError:
-        details = error.details() or ""
-        if error.code() is grpc.StatusCode.UNAVAILABLE:
-            return PodResourcesAbsentError(
-                f"nobody answers on {self._socket} ({connection_fault(error)}): "
-                "is the kubelet running and the directory mounted?"
-            )
-        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return PodResourcesThrottledError(f"{self._socket}: {details}")
-        return _UnforeseenStatusError(error.code(), details)
-
-
-class _UnforeseenStatusError(PodResourcesError):
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        super().__init__(f"PodResources answered {code.name}: {details}")
-        self.code = code
-        self.details = details
-
-
-def _is_unsupported(error: _UnforeseenStatusError) -> bool:
-    # UNIMPLEMENTED before 1.27; later a plain error while the gate is off (pkg/kubelet/apis/podresources/server_v1.go).
-    return error.code is grpc.StatusCode.UNIMPLEMENTED or error.details.endswith("Get method disabled")
-
-
-def _is_not_found(error: _UnforeseenStatusError) -> bool:
-    # A plain error, so UNKNOWN: "pod NAME in namespace NAMESPACE not found".
-    return error.code is grpc.StatusCode.NOT_FOUND or (
-        error.details.startswith("pod ") and error.details.endswith(" not found")
-    )
+            async with channel_to(self._socket) as channel:
+                try:
+                    return await call(pb_grpc.PodResourcesListerStub(channel), deadline - loop.time())
+                except grpc.aio.AioRpcError as error:
+                    code, details = error.code(), error.details()
+                    if code is grpc.StatusCode.UNAVAILABLE:
+                        raise PodResourcesAbsentError(
+                            f"no kubelet answers on {self._socket} ({connection_fault(error)}): "
+                            "is the kubelet running and the directory mounted?"
+                        ) from error
+                    if code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                        raise PodResourcesError(f"PodResources answered {code.name}: {details}") from error
+            delay = backoff.next_seconds()
+            if loop.time() + delay >= deadline:
+                raise PodResourcesThrottledError(f"{self._socket}: {details}")
+            await asyncio.sleep(delay)
 
 
 def _pod_devices(pod: pb.PodResources) -> PodDevices:

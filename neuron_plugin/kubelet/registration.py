@@ -31,10 +31,11 @@ from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as w
 from neuron_plugin.kubelet.advertisement import Advertisement
 from neuron_plugin.kubelet.device_plugin import (
     API_VERSION,
+    OPTIONS,
+    Context,
     DeviceHandler,
     DevicePluginService,
     KubeletCounters,
-    ServiceOptions,
 )
 from neuron_plugin.kubelet.socket_watch import (
     DirectoryWatch,
@@ -46,7 +47,6 @@ from neuron_plugin.kubelet.socket_watch import (
     endpoint_path,
     identity_of,
     require_vacant,
-    standing_path,
 )
 
 _log = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ _log = logging.getLogger(__name__)
 KUBELET_SOCKET = "kubelet.sock"
 REGISTER_DEADLINE_SECONDS = 15.0
 """The kubelet dials back for up to 10 s before it answers; a shorter deadline would lose its own error text."""
+STANDING = "standing"
+"""The token in the one socket path that a resource has in ``plugins_registry``."""
 _CALLS_SECONDS = 1.0  # for running calls before a stop; with the grace below the whole stop takes less than 2 s
 _GRACE_SECONDS = 0.5  # for a stream that is stuck in a write
 
@@ -97,7 +99,7 @@ class DevicePluginServer:
     failed, None after a success.
     """
 
-    def __init__(  # noqa: PLR0913 - what it is joined from; all but four have a usual value
+    def __init__(
         self,
         resource: str,
         handler: DeviceHandler,
@@ -106,7 +108,7 @@ class DevicePluginServer:
         *,
         counters: KubeletCounters | None = None,
         on_change: Callable[[], None] = lambda: None,
-        options: ServiceOptions | None = None,
+        preference_deadline_seconds: float = 4.0,
         times: RegistrationTimes | None = None,
         random: Random | None = None,
         other_route: Path | None = None,
@@ -125,7 +127,7 @@ class DevicePluginServer:
         self._watch = watch
         self._counters = counters or KubeletCounters()
         self._on_change = on_change
-        self._options = options or ServiceOptions()
+        self._preference_deadline_seconds = preference_deadline_seconds
         self._times = times or RegistrationTimes()
         self._random = random or Random()  # noqa: S311 - spreads retries and names sockets, guards nothing
         self._backoff = Backoff(
@@ -176,9 +178,7 @@ class DevicePluginServer:
         """One server instance from bind to its full stop; every failure is logged here, and the same one once."""
         try:
             cue = await self._serve_until_cue()
-        except RegistrationError as error:
-            self._registration_failed(str(error))
-        except (EndpointError, OSError) as error:  # an OSError: no descriptor, no space, no permission
+        except (RegistrationError, EndpointError, OSError) as error:  # an OSError: no descriptor, space or permission
             self._fail(str(error))
         except Exception:  # noqa: BLE001 - a bug in one resource must not end the others, or the process
             _log.exception("registration failed", extra={"resource": self.resource})
@@ -196,15 +196,17 @@ class DevicePluginServer:
             self._handler,
             self._advertisement,
             counters=self._counters,
-            options=self._options,
+            preference_deadline_seconds=self._preference_deadline_seconds,
             on_stream_change=self._look.set,
         )
         self._instance = instance = await self._bind(service)
         try:
-            await self._register(instance)
-            self._counters.registrations[self.resource, "accepted"] += 1
-            self._enter(RegistrationState.REGISTERED)
-            return await self._until_cue(instance)
+            cue = await self._register(instance)
+            if cue is None:
+                self._counters.registrations[self.resource, "accepted"] += 1
+                self._enter(RegistrationState.REGISTERED)
+                cue = await self._until_cue(instance)
+            return cue
         finally:
             self._enter(RegistrationState.ENDING)
             self._instance = None
@@ -214,17 +216,16 @@ class DevicePluginServer:
         token = f"{self._random.getrandbits(32):08x}"  # not the process id: it repeats between containers
         return await ServerInstance.start(service, endpoint_path(self._watch.directory, self.resource, token))
 
-    async def _register(self, instance: ServerInstance) -> None:
-        """Call Register, unless a cue comes first. The kubelet calls back on this loop while Register waits."""
-        call = asyncio.create_task(
-            register(instance.path, self.resource, self._options.message()), name=f"register {self.resource}"
-        )
+    async def _register(self, instance: ServerInstance) -> str | None:
+        """Call Register and return None, or a cue that came first. The kubelet calls back on this loop meanwhile."""
+        call = asyncio.create_task(register(instance.path, self.resource), name=f"register {self.resource}")
         call.add_done_callback(lambda _: self._look.set())
         try:
             while not call.done():
-                self._require_no_cue(instance)
+                if cue := self._cue(instance):
+                    return cue
                 await self._wait_to_look()
-            call.result()
+            return call.result()
         finally:
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)  # ignores the call's end, not a cancellation of ours
@@ -258,10 +259,6 @@ class DevicePluginServer:
         if not instance.is_reachable():
             return f"our socket {instance.path.name} was removed or replaced"
         return None
-
-    def _require_no_cue(self, instance: ServerInstance) -> None:
-        if cue := self._cue(instance):
-            raise RegistrationError(f"gave up registering {self.resource}: {cue}")
 
     async def _back_off(self) -> None:
         """Let the back-off pass, unless kubelet.sock is a new one: that deserves an attempt at once."""
@@ -299,12 +296,9 @@ class DevicePluginServer:
             _log.debug("registration state", extra={"resource": self.resource, "state": state.value})
         self._on_change()
 
-    def _registration_failed(self, text: str) -> None:
-        self._counters.registrations[self.resource, "failed"] += 1
-        self._fail(text)
-
     def _fail(self, text: str) -> None:
-        """Log a failure once, not at each attempt that fails for the same reason."""
+        """Count a failure, and log it unless the last attempt failed for the same reason."""
+        self._counters.registrations[self.resource, "failed"] += 1
         if text != self.failure:
             _log.warning("not registered", extra={"resource": self.resource, "reason": text})
         self.failure = text
@@ -332,34 +326,33 @@ class WatchedPluginServer(DevicePluginServer, watcher_grpc.RegistrationServicer)
 
     async def _bind(self, service: DevicePluginService) -> ServerInstance:
         self._accepted = False
-        return await ServerInstance.start(service, standing_path(self._watch.directory, self.resource), watcher=self)
+        return await ServerInstance.start(
+            service, endpoint_path(self._watch.directory, self.resource, STANDING), watcher=self
+        )
 
-    async def _register(self, instance: ServerInstance) -> None:
+    async def _register(self, instance: ServerInstance) -> str | None:
         """Wait for the kubelet to find the socket and to accept it. An open stream means that it has."""
         while not (self._accepted or instance.service.streams_begun):
-            self._require_no_cue(instance)
+            if cue := self._cue(instance):
+                return cue
             await self._wait_to_look()
+        return None
 
-    async def GetInfo(  # noqa: N802 - the API's name
-        self,
-        request: watcher_pb.InfoRequest,  # noqa: ARG002 - the API's signature
-        context: grpc.aio.ServicerContext[watcher_pb.InfoRequest, watcher_pb.PluginInfo],  # noqa: ARG002 - the API's signature
-    ) -> watcher_pb.PluginInfo:
+    async def GetInfo(self, request: watcher_pb.InfoRequest, context: Context) -> watcher_pb.PluginInfo:  # noqa: ARG002, N802 - the API's signature
         """Say what this socket is. No endpoint: the device plugin service is on this very socket."""
         return watcher_pb.PluginInfo(type="DevicePlugin", name=self.resource, supported_versions=[API_VERSION])
 
     async def NotifyRegistrationStatus(  # noqa: N802 - the API's name
         self,
         request: watcher_pb.RegistrationStatus,
-        context: grpc.aio.ServicerContext[watcher_pb.RegistrationStatus, watcher_pb.RegistrationStatusResponse],  # noqa: ARG002 - as above
+        context: Context,  # noqa: ARG002 - the API's signature
     ) -> watcher_pb.RegistrationStatusResponse:
         """Take the outcome. After a refusal the kubelet calls GetInfo again after a while, by itself."""
         if request.plugin_registered:
             self._accepted = True
             self._look.set()
         else:
-            reason = request.error or "it gives no reason"
-            self._registration_failed(f"the kubelet refused {self.resource}: {reason}")
+            self._fail(f"the kubelet refused {self.resource}: {request.error or 'it gives no reason'}")
         return watcher_pb.RegistrationStatusResponse()
 
 
@@ -411,7 +404,7 @@ class ServerInstance:
         await self._server.stop(_GRACE_SECONDS)
 
 
-async def register(endpoint: Path, resource: str, options: pb.DevicePluginOptions) -> None:
+async def register(endpoint: Path, resource: str) -> None:
     """Call Register of the kubelet in the directory of ``endpoint``, which serves ``resource``.
 
     The kubelet dials ``endpoint`` and asks for the options before it answers. Its status code is always UNKNOWN; only
@@ -420,7 +413,7 @@ async def register(endpoint: Path, resource: str, options: pb.DevicePluginOption
     Raises:
         RegistrationError: refused, not answered in time, or kubelet.sock is not served.
     """
-    request = pb.RegisterRequest(version=API_VERSION, endpoint=endpoint.name, resource_name=resource, options=options)
+    request = pb.RegisterRequest(version=API_VERSION, endpoint=endpoint.name, resource_name=resource, options=OPTIONS)
     kubelet = endpoint.parent / KUBELET_SOCKET
     async with channel_to(kubelet) as channel:
         try:

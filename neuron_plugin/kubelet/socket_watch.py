@@ -43,7 +43,7 @@ class EndpointError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SocketIdentity:
-    """What tells one socket file from the next one under the same name."""
+    """What distinguishes one socket file from the next one under the same name."""
 
     device: int
     inode: int
@@ -127,15 +127,6 @@ def endpoint_path(directory: Path, resource: str, token: str) -> Path:
     return path
 
 
-def standing_path(directory: Path, resource: str) -> Path:
-    """The one path of a resource where each instance follows the last one.
-
-    Raises:
-        EndpointError: the directory's name is too long for any socket in it.
-    """
-    return endpoint_path(directory, resource, "standing")
-
-
 def clear_strays(directory: Path, resource: str) -> None:
     """Remove sockets that dead servers of ``resource`` have left in ``directory``.
 
@@ -197,7 +188,12 @@ class DirectoryWatch:
             try:
                 await self._follow()
             except OSError as error:
-                self._log_once(error)
+                missing = isinstance(error, FileNotFoundError | NotADirectoryError)  # its users report that
+                if not missing and error.errno != self._logged_errno:
+                    self._logged_errno = error.errno
+                    remedy = "raise the node's fs.inotify.max_user_instances or max_user_watches"
+                    fields = {"directory": str(self.directory), "error": str(error), "remedy": remedy}
+                    _log.warning("a restarted kubelet is noticed late: no inotify", extra=fields)
                 await asyncio.sleep(self._period_seconds)
             self._hint()
 
@@ -226,18 +222,3 @@ class DirectoryWatch:
     def _hint(self) -> None:
         for listener in tuple(self._listeners):
             listener()
-
-    def _log_once(self, error: OSError) -> None:
-        """Log once that the kernel has no watch for us; a missing directory is reported by those who need it."""
-        if isinstance(error, FileNotFoundError | NotADirectoryError) or error.errno == self._logged_errno:
-            return
-        self._logged_errno = error.errno
-        _log.warning(
-            "a restarted kubelet is noticed late: no inotify",
-            extra={
-                "directory": str(self.directory),
-                "error": str(error),
-                "look_every_seconds": self._period_seconds,
-                "remedy": "raise the node's fs.inotify.max_user_instances or max_user_watches",
-            },
-        )

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Protocol
 
 from neuron_plugin.allocation import (
+    REMEMBERED,
     DecisionLog,
     LoggedDecision,
     PodReference,
@@ -123,24 +124,35 @@ def preference_for(snapshot: Snapshot, request: PreferenceRequest) -> Preference
 
 
 def answer_for(
-    snapshot: Snapshot, resource: Resource, ids: Sequence[int], own_ids: Collection[int], latest: PodUid | None
+    snapshot: Snapshot,
+    resource: Resource,
+    ids: Sequence[int],
+    own_ids: Sequence[int] = (),
+    latest: PodUid | None = None,
+    *,
+    preferred: bool = False,
 ) -> Answer | Conflict:
     """Whose call an Allocate for ``ids`` is, and what it gets.
 
     ``own_ids`` are those that the GetPreferredAllocation just before said must be included: the pod's init containers
-    have them. ``latest`` is the pod of our latest answer that the kubelet has recorded.
+    have them. ``preferred``: that call was answered with exactly ``ids``. The kubelet does not make it where the init
+    containers have enough. ``latest`` is the pod of our latest answer, if the kubelet has recorded that.
     """
     geometry, unit, count = snapshot.inventory.geometry, resource.unit, len(ids)
     drawn = _mask(snapshot, resource, ids)
     for one in snapshot.waiting:
         if one.resource is resource and one.mask == drawn and not drawn & ~snapshot.offered_mask & ~one.reused_mask:
             return Answer(drawn, "assigned to the pod by the scheduler", one.pod, one.container, assigned=True)
-    if found := _of_init_containers(snapshot, resource, drawn, count, latest):
+    if not preferred and (found := _of_init_containers(snapshot, resource, drawn, count, latest)):
         return found
-    own = mask_of(geometry, unit, tuple(own_ids))
-    pod = next((one.pod for one in snapshot.ledger.overlapping(own) if one.resource is resource), None) if own else None
+    own = _mask(snapshot, resource, own_ids)
+    pod = next((one.pod for one in snapshot.ledger.overlapping(own) if one.resource is resource), None)
     container = _next_container(snapshot, pod, resource, count) if pod else ""
-    others = [one for one in snapshot.ledger.overlapping(drawn & ~own) if pod is None or one.pod.uid != pod.uid]
+    others = [
+        one
+        for one in snapshot.ledger.overlapping(drawn & ~own)
+        if pod is None or (one.pod.uid, one.resource) != (pod.uid, resource)
+    ]
     if others:
         texts = [
             f"{resource.value} {format_ids(ids_of(geometry, unit, drawn & one.mask) or ids)} is in use by "
@@ -152,8 +164,13 @@ def answer_for(
         return Conflict(
             "; ".join(dict.fromkeys(f"{resource.value} {format_ids(ids)} is held down: {one.reason}" for one in held))
         )
-    reason = "the pod's init containers have some of them" if pod else "drawn by the kubelet and free"
-    return Answer(drawn, reason, pod, container)
+    if pod is None:
+        return Answer(drawn, "drawn by the kubelet and free")
+    known, mask = snapshot.inputs.pods.pods.get(pod.uid), drawn
+    reusable = snapshot.reusable_mask(known, resource) if known else own
+    if reusable.bit_count() == own.bit_count():  # a sidecar may have been given other ids of the set than were drawn
+        mask = CoreMask(drawn & ~own | reusable)
+    return Answer(mask, "the pod's init containers have some of them", pod, container)
 
 
 def _of_init_containers(
@@ -170,17 +187,19 @@ def _of_init_containers(
         reusable = snapshot.reusable_mask(pod, resource) if container else NO_CORES
         if not reusable or not _counted(snapshot, pod.reference, resource, drawn):
             continue
-        waiting = next(
-            (one for one in snapshot.waiting if one.pod == pod.reference and one.container == container), None
-        )
+        if snapshot.inputs.recorded.unreadable:  # PodResources does not say what was given in place of these ids
+            return Answer(drawn, "a part of what the init containers have", pod.reference, container)
+        waiting = next((one for one in snapshot.waiting if one.pod == pod.reference), None)
         if waiting and waiting.mask & reusable == waiting.mask:
             return Answer(
                 waiting.mask, "its share of what the init containers have", pod.reference, container, assigned=True
             )
         part = choose(geometry, reusable, unit, count)
-        is_linked = drawn & reusable == drawn and not snapshot.unlinked_text(resource, drawn)
-        if isinstance(part, Rejection) or is_linked or snapshot.inputs.recorded.unreadable:
+        if drawn & reusable == drawn and (isinstance(part, Rejection) or not snapshot.unlinked_text(resource, drawn)):
             return Answer(drawn, "a part of what the init containers have", pod.reference, container)
+        if isinstance(part, Rejection):  # the kubelet drew what a sidecar was given in place of other ids
+            left = _tightest(ids_of(geometry, unit, reusable), (), count)
+            part = mask_of(geometry, unit, left)
         return Answer(part, "a linked part of what the init containers have", pod.reference, container)
     if latest and latest not in snapshot.inputs.pods.by_kubelet_uid:
         being_admitted = PodReference(latest, "", "")
@@ -261,8 +280,11 @@ class Allocator:
         self._settings = settings
         self._pods = pods
         self._counters = counters
-        self._last_request: PreferenceRequest | None = None
+        self._last_preference: tuple[PreferenceRequest, tuple[int, ...]] | None = None
         self._latest_reply = ""
+        self._unnamed: dict[str, list[LoggedDecision]] = {}
+        """By reply id, the decisions on calls whose pod is not known yet."""
+        self._preferred: LoggedDecision | None = None
 
     async def preferred(
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
@@ -279,7 +301,7 @@ class Allocator:
             if not preference.enough:
                 await self._reconsider(lambda: preference_for(self._snapshot(), request).enough)
                 preference = preference_for(self._snapshot(), request)
-            self._last_request = request
+            self._last_preference = request, preference.ids
         self._afterwards(self._log_preference, request, preference)
         return [str(number) for number in preference.ids]
 
@@ -292,15 +314,12 @@ class Allocator:
         """
         with self._counted(self._counters.allocate_seconds, resource):
             name, numbers = Resource(resource), _parsed(ids)
-            request, self._last_request = self._last_request, None
-            own: tuple[int, ...] = ()
-            if request and request.resource is name and set(request.must_include) <= set(numbers):
-                own = request.must_include
+            last, self._last_preference = self._last_preference, None
             self._node.look_at_checkpoint()
-            answer = self._answer(name, numbers, own)
+            answer = self._answer(name, numbers, last)
             if isinstance(answer, Conflict):
-                await self._reconsider(lambda: not isinstance(self._answer(name, numbers, own), Conflict))
-                answer = self._answer(name, numbers, own)
+                await self._reconsider(lambda: not isinstance(self._answer(name, numbers, last), Conflict))
+                answer = self._answer(name, numbers, last)
             if isinstance(answer, Conflict):
                 raise self._refused(
                     name, numbers, f"{answer.text}; wanted by {self._candidates_text(name, len(numbers))}"
@@ -323,8 +342,28 @@ class Allocator:
                 usable=NO_CORES,
             )
 
-    def _answer(self, resource: Resource, ids: tuple[int, ...], own: tuple[int, ...]) -> Answer | Conflict:
-        snapshot = self._snapshot()
+    def name_decisions(self) -> None:
+        """Put the pod into decisions on calls whose pod was not known: the kubelet's record names it afterwards."""
+        snapshot = self._node.snapshot
+        if snapshot is None or not self._unnamed:
+            return
+        for key, entry in snapshot.inputs.recorded.entries.items():
+            decisions = self._unnamed.get(entry.reply.id, []) if entry.reply else []
+            pod = snapshot.inputs.pods.by_kubelet_uid.get(key.uid)
+            reference = pod.reference if pod else PodReference(key.uid, "", "")
+            for index, decision in enumerate(decisions):
+                decisions[index] = decision._replace(pod=reference, container=key.container)
+                self.decisions.replace(decision, decisions[index])
+            if decisions and entry.reply and pod:
+                del self._unnamed[entry.reply.id]
+
+    def _answer(
+        self, resource: Resource, ids: tuple[int, ...], last: tuple[PreferenceRequest, tuple[int, ...]] | None
+    ) -> Answer | Conflict:
+        """The answer to an Allocate; ``last`` is the GetPreferredAllocation before it, and its answer."""
+        snapshot, own = self._snapshot(), ()
+        if last and last[0].resource is resource and set(last[0].must_include) <= set(ids):
+            own = last[0].must_include
         latest = next(
             (
                 key.uid
@@ -333,11 +372,12 @@ class Allocator:
             ),
             None,
         )
-        return answer_for(snapshot, resource, ids, own, latest)
+        preferred = last is not None and (last[0].resource, last[1]) == (resource, ids)
+        return answer_for(snapshot, resource, ids, own, latest, preferred=preferred)
 
     def _give(self, resource: Resource, ids: tuple[int, ...], answer: Answer) -> ContainerAllocation:
         snapshot = self._snapshot()
-        if answer.pod is None and not self._caller_is_known(PreferenceRequest(resource, (), (), len(ids))):
+        if answer.pod is None and not self._candidates(resource, len(ids)):
             for pod in snapshot.inputs.pods.pods.values():
                 if (resource, len(ids)) in pod.refused_demands:
                     raise self._refused(resource, ids, str(pod.request))
@@ -351,13 +391,16 @@ class Allocator:
         self._node.answered(PendingAnswer(reply, resource, ids, self._node.clock(), answer.pod, answer.container))
         self._latest_reply = reply.id
         self._counters.allocations[resource.value] += 1
-        self._afterwards(self._log_allocation, snapshot, resource, ids, answer, allocation)
+        if unlinked:
+            answer = replace(answer, reason=f"{answer.reason}; not linked: {unlinked}")
+        self._afterwards(self._log_allocation, snapshot, resource, ids, answer, allocation, reply.id)
         return replace(allocation, annotations={ALLOCATION_KEY: reply.annotation()})
 
     async def _reconsider(self, is_resolved: Callable[[], bool]) -> None:
         """Ask everybody who can settle a conflict: the kubelet's whole memory, the API server, then time.
 
-        Time ends hold-downs, and answers that the kubelet has never recorded.
+        Time ends hold-downs, and answers that the kubelet has never recorded. A pod that the kubelet has rejected is
+        soon shown as failed.
         """
         await self._node.rewrite()
         if self._pods and not is_resolved():
@@ -366,11 +409,10 @@ class Allocator:
         until = loop.time() + RECONSIDER_SECONDS
         while not is_resolved() and loop.time() < until:
             inputs = self._snapshot().inputs
-            if not (inputs.hold_downs or inputs.pending):
+            forgotten = any(entry.missing for entry in inputs.recorded.entries.values())
+            if not (inputs.hold_downs or inputs.pending or forgotten):
                 break
-            if self._node.rewrite_is_due:
-                await self._node.rewrite()
-            else:
+            if not (self._node.rewrite_is_due and await self._node.rewrite()):
                 await asyncio.sleep(POLL_SECONDS)
                 self._node.look_again()
 
@@ -434,7 +476,7 @@ class Allocator:
         geometry, unit = snapshot.inventory.geometry, request.resource.unit
         must = mask_of(geometry, unit, request.must_include)
         offered = mask_of(geometry, unit, request.available)
-        self._record(
+        self._preferred = self._record(
             snapshot,
             Step.PREFERRED,
             request.resource,
@@ -449,10 +491,15 @@ class Allocator:
         )
 
     def _log_allocation(
-        self, snapshot: Snapshot, resource: Resource, ids: tuple[int, ...], answer: Answer, given: ContainerAllocation
+        self,
+        snapshot: Snapshot,
+        resource: Resource,
+        ids: tuple[int, ...],
+        answer: Answer,
+        given: ContainerAllocation,
+        reply_id: str,
     ) -> None:
-        """Runs once the kubelet has its answer."""
-        self._record(
+        decision = self._record(
             snapshot,
             Step.ALLOCATED,
             resource,
@@ -462,6 +509,12 @@ class Allocator:
             pod=answer.pod,
             container=answer.container,
         )
+        asked, self._preferred = self._preferred, None
+        if not (answer.pod and answer.container):
+            same_call = asked and asked.pod is None and (asked.resource, asked.chosen) == (resource, decision.offered)
+            self._unnamed[reply_id] = [asked, decision] if asked and same_call else [decision]
+            if len(self._unnamed) > REMEMBERED:
+                del self._unnamed[next(iter(self._unnamed))]
         fields: dict[str, object] = {
             "resource": resource.value,
             "ids": format_ids(ids),
@@ -487,25 +540,24 @@ class Allocator:
         container: str = "",
         usable: int | None = None,
         must_include: int = NO_CORES,
-    ) -> None:
-        geometry = snapshot.inventory.geometry
+    ) -> LoggedDecision:
         free = snapshot.offered_mask & ~snapshot.ledger.used_mask if usable is None else usable
-        self.decisions.record(
-            LoggedDecision(
-                time.time_ns(),
-                step,
-                self._settings.node_name,
-                geometry,
-                resource,
-                chosen,
-                reason,
-                pod,
-                container,
-                partial(int, free),
-                mask_of(geometry, resource.unit, tuple(offered)),
-                must_include,
-            )
+        decision = LoggedDecision(
+            time.time_ns(),
+            step,
+            self._settings.node_name,
+            snapshot.inventory.geometry,
+            resource,
+            chosen,
+            reason,
+            pod,
+            container,
+            partial(int, free),
+            _mask(snapshot, resource, offered),
+            must_include,
         )
+        self.decisions.record(decision)
+        return decision
 
 
 def _observe(latencies: dict[str, Latencies], resource: str, seconds: float) -> None:

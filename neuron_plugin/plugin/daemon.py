@@ -42,7 +42,6 @@ from neuron_plugin.kubelet import (
     PodResourcesAbsentError,
     PodResourcesClient,
     PodResourcesError,
-    ServiceOptions,
     WatchedPluginServer,
     identity_of,
 )
@@ -143,7 +142,7 @@ class NodeDaemon:
                 self._registry_watch,
                 counters=kubelet_counters,
                 on_change=self.node.changed.set,
-                options=ServiceOptions(preference_deadline_seconds=waits + 0.5),
+                preference_deadline_seconds=waits + 0.5,
                 other_route=settings.kubelet_dir if watcher else settings.plugins_registry,
             )
             for resource, advertisement in self.node.advertisements.items()
@@ -395,6 +394,7 @@ class NodeDaemon:
             snapshot = self.node.snapshot
             if snapshot is None:
                 continue
+            self.allocator.name_decisions()
             if self._settings.cluster:
                 self.publisher.publish(snapshot)
                 self._log_corrections()

@@ -227,10 +227,13 @@ _MOST_WAITING = 1000
 class DeviceHealth:
     """All that is remembered of one device, and its verdict. ``key`` is its serial number or name.
 
+    ``present``: it was in the last inventory. ``counts`` are those of its counters that could be read last.
     ``held_until``: until then nothing but flapping keeps the device unhealthy. ``next_change``: infinity for never.
     """
 
     key: str
+    present: bool = True
+    counts: Mapping[Name, int] = field(default_factory=dict)
     memory: DeviceMemory = field(default_factory=DeviceMemory)
     messages: Mapping[Signal, Sighting] = field(default_factory=dict)
     conditions: Mapping[Name, Condition] = field(default_factory=dict)
@@ -358,10 +361,12 @@ def _judged(
     """The health of one device after a reading that shows ``observed``; ``device`` is None where it is missing."""
     accepted, messages, conditions = dict(last.memory.accepted), dict(last.messages), dict(last.conditions)
     counts = {(seen.signal, seen.part): seen.count for seen in observed if seen.count is not None}
+    last_counts = {**last.counts, **counts}
+    has_gone = last.present and device is None
     for name, condition in last.conditions.items():
-        if device is None and name[0] not in _SURVIVES_A_RELOAD:  # its node goes a moment apart from it: no flapping
+        if has_gone and name[0] not in _SURVIVES_A_RELOAD:  # its node goes a moment apart from it: no flapping
             del conditions[name]
-        elif device is None and rule[name[0]].recovery is Recovery.RELOAD and condition.phase is not Phase.RESOLVED:
+        elif has_gone and rule[name[0]].recovery is Recovery.RELOAD and condition.phase is not Phase.RESOLVED:
             conditions[name] = replace(condition, phase=Phase.RESOLVED, since=now)
             messages.pop(name[0], None)
         elif condition.count is not None and counts.get(name, condition.count) < condition.count:  # it was zeroed
@@ -388,9 +393,8 @@ def _judged(
         resolved = before and before.phase is Phase.FIRING and condition.phase is Phase.RESOLVED
         if before and resolved and rule[name[0]].recovery is not Recovery.GONE:  # what was counted is accepted
             messages.pop(name[0], None)
-            count = counts.get(name, before.count)
-            if name[0] in COUNTERS and count is not None:
-                accepted[_label(name)] = count
+            if name[0] in COUNTERS and name in last_counts:
+                accepted[_label(name)] = last_counts[name]
     due = [
         next_change(conditions[name], rule[name[0]], rules, seen=name in sightings)
         for name in readable
@@ -403,6 +407,8 @@ def _judged(
     }
     return DeviceHealth(
         key=last.key,
+        present=device is not None,
+        counts=last_counts,
         memory=DeviceMemory(accepted, latched),
         messages=messages,
         conditions=conditions,
@@ -432,19 +438,21 @@ def _sightings(
     return found
 
 
+_ORDER = {signal: number for number, signal in enumerate(Signal)}
+_SEVERITIES = {
+    (Phase.FIRING, Action.UNHEALTHY): Severity.UNHEALTHY,
+    (Phase.FIRING, Action.WARN): Severity.WARNING,
+    (Phase.PENDING, Action.UNHEALTHY): Severity.PASSING,
+}
+
+
 def _verdict(conditions: Mapping[Name, Condition], rule: Mapping[Signal, SignalRule]) -> Verdict:
-    severities = {
-        (Phase.FIRING, Action.UNHEALTHY): Severity.UNHEALTHY,
-        (Phase.FIRING, Action.WARN): Severity.WARNING,
-        (Phase.PENDING, Action.UNHEALTHY): Severity.PASSING,
-    }
     findings = [
         Finding(name[0], severity, condition.text)
         for name, condition in conditions.items()
-        if (severity := severities.get((condition.phase, rule[name[0]].action)))
+        if (severity := _SEVERITIES.get((condition.phase, rule[name[0]].action)))
     ]
-    order = list(Signal)
-    findings.sort(key=lambda finding: (-finding.severity, order.index(finding.signal), finding.text))
+    findings.sort(key=lambda finding: (-finding.severity, _ORDER[finding.signal], finding.text))
     return Verdict(tuple(findings))
 
 

@@ -6,15 +6,15 @@ the daemon reads the same five things again and arrives at the same answers.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
+import msgspec
+
 from neuron_plugin.allocation import (
     Allocation,
-    IdListError,
     NeuronPod,
     NodeInventory,
     PodReference,
@@ -31,9 +31,15 @@ ALLOCATION_KEY = "neuron-plugin.io/allocation"
 """Annotation in each reply to Allocate. The kubelet keeps replies in its checkpoint, so what a container was given can
 be read there, whatever ids the kubelet drew. It reaches the container runtime, never the Pod object."""
 
+PENDING = "pending-"
+"""How the UID begins that stands for the unknown pod of an answer."""
+
 UNSEEN_SECONDS = 1.0
 """A kubelet writes its checkpoint 2-30 ms after our answer. An answer that a file rewritten this much later does not
 have was never recorded."""
+
+MOST_ENDED = 1024
+"""Ends that are remembered: the kubelet may record an allocation after the end of its pod was seen."""
 
 _API_SERVER_UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _MOST_DIGITS = 4
@@ -78,10 +84,17 @@ def _ids(geometry: Geometry, mask: CoreMask) -> tuple[tuple[int, ...], tuple[int
 def read_reply(text: str) -> Reply | None:
     """Read the value of ``ALLOCATION_KEY``; None if it is not one of ours."""
     try:
-        fields = json.loads(text)
-        return Reply(fields["id"], parse_ids(fields["devices"]), parse_ids(fields["cores"]), int(fields["lnc"]))
-    except (ValueError, KeyError, TypeError, AttributeError, IdListError):
+        fields = msgspec.json.decode(text, type=_Annotation)
+        return Reply(fields.id, parse_ids(fields.devices), parse_ids(fields.cores), fields.lnc)
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return None
+
+
+class _Annotation(msgspec.Struct, frozen=True):
+    id: str
+    devices: str
+    cores: str
+    lnc: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +122,10 @@ class RecordedAllocation:
     missing: bool = False
     gone: bool = False
 
+    def is_same(self, other: RecordedAllocation | None) -> bool:
+        """Whether ``other``, under the same key, is of the same Allocate."""
+        return other is not None and (self.ids, self.reply) == (other.ids, other.reply)
+
     def on(self, inventory: NodeInventory, pod: PodReference) -> Allocation:
         """What the container has on this node.
 
@@ -128,15 +145,17 @@ class RecordedAllocation:
 class Recorded:
     """Who has what by the kubelet's own record. What it has shown stays until its end is known.
 
-    ``read_at`` is when the latest version was read. ``rewritten_at`` is when the kubelet was last asked to write its
-    whole memory, if a newer file has been read since. ``unreadable`` says why the checkpoint cannot be read; the
-    entries then come from PodResources, which has no UIDs and no plain init containers.
+    ``over`` are allocations that have ended and that the file still shows: the kubelet forgets an ended pod only when
+    something is allocated. ``read_at`` is when the latest version was read. ``rewritten_at`` is when the kubelet was
+    last asked to write its whole memory, if a newer file has been read since. ``unreadable`` says why the checkpoint
+    cannot be read; the entries then come from PodResources, which has no UIDs and no plain init containers.
     """
 
     entries: Mapping[AllocationKey, RecordedAllocation] = field(default_factory=dict)
     read_at: float = float("-inf")
     rewritten_at: float = float("-inf")
     unreadable: str = ""
+    over: Mapping[AllocationKey, RecordedAllocation] = field(default_factory=dict)
 
     def with_file(
         self,
@@ -148,20 +167,25 @@ class Recorded:
     ) -> Recorded:
         """Take in a version of the file; a new entry for a key replaces the old one."""
         entries: dict[AllocationKey, RecordedAllocation] = {}
+        over: dict[AllocationKey, RecordedAllocation] = {}
         for entry in found:
+            if entry.is_same(self.over.get(entry.key)):
+                over[entry.key] = entry
+                continue
             known = self.entries.get(entry.key)
-            same = known is not None and (known.ids, known.reply) == (entry.ids, entry.reply)
-            entries[entry.key] = replace(entry, seen_at=known.seen_at if known and same else now)
+            entries[entry.key] = replace(entry, seen_at=known.seen_at if known and entry.is_same(known) else now)
         for key, entry in self.entries.items():
             if key not in entries:
                 gone = entry.gone or (rewritten_at is not None and rewritten_at > entry.seen_at)
                 entries[key] = replace(entry, missing=True, gone=gone)
         asked = self.rewritten_at if rewritten_at is None else max(self.rewritten_at, rewritten_at)
-        return Recorded(entries, now, asked, unreadable)
+        return Recorded(entries, now, asked, unreadable, over)
 
     def without(self, keys: Collection[AllocationKey]) -> Recorded:
-        """Forget allocations that are over."""
-        return replace(self, entries={key: entry for key, entry in self.entries.items() if key not in keys})
+        """Take in that allocations are over."""
+        entries = {key: entry for key, entry in self.entries.items() if key not in keys}
+        shown = {key: self.entries[key] for key in keys if not self.entries[key].missing}
+        return replace(self, entries=entries, over={**self.over, **shown})
 
     @cached_property
     def reply_ids(self) -> frozenset[str]:
@@ -199,7 +223,7 @@ class PendingAnswer:
 
     def on(self, inventory: NodeInventory) -> Allocation:
         """What the answer gave, on this node."""
-        pod = self.pod or PodReference(PodUid(f"pending-{self.reply.id}"), "", "")
+        pod = self.pod or PodReference(PodUid(PENDING + self.reply.id), "", "")
         drawn = mask_of(inventory.geometry, self.resource.unit, self.ids)
         return Allocation(pod, self.container, self.resource, self.reply.mask_on(inventory), drawn)
 
@@ -208,9 +232,9 @@ class PendingAnswer:
 class NodePods:
     """All pods of this node as the API server shows them, whether they ask for Neuron or not.
 
-    ``pods`` are those that have not ended, by the API server's UID. ``ended`` are UIDs whose end was seen; the value
-    is True when the phase was terminal, so that the containers had stopped. ``listed_at`` is when the last consistent
-    LIST began that showed the plugin's own pod; None before.
+    ``pods`` are those that have not ended, by the API server's UID. ``ended`` are the latest UIDs whose end was seen;
+    the value is True when the phase was terminal, so that the containers had stopped. ``listed_at`` is when the last
+    consistent LIST began that showed the plugin's own pod; None before.
     """
 
     pods: Mapping[PodUid, NeuronPod] = field(default_factory=dict)
@@ -237,20 +261,20 @@ class NodePods:
     def without(self, uid: PodUid, *, stopped: bool) -> NodePods:
         """Take in the end of a pod; ``stopped``: all its containers had stopped by then."""
         pods = {other: pod for other, pod in self.pods.items() if other != uid}
-        return replace(self, pods=pods, ended={**self.ended, uid: stopped or self.ended.get(uid, False)})
+        return replace(self, pods=pods, ended=_latest({**self.ended, uid: stopped or self.ended.get(uid, False)}))
 
     def with_list(self, pods: Iterable[NeuronPod], began_at: float | None) -> NodePods:
-        """Take in a consistent LIST that began at ``began_at``; None if it does not show the plugin's own pod."""
+        """Take in a consistent LIST that began at ``began_at``.
+
+        ``began_at`` is None if the LIST does not show the plugin's own pod. It then proves the end of no pod.
+        """
         listed = list(pods)
         live = {pod.uid: pod for pod in listed if not pod.ended}
-        ended = {**self.ended, **{pod.uid: True for pod in listed if pod.ended}}
-        return NodePods(live, ended, self.listed_at if began_at is None else began_at)
-
-    def remembering(self, uids: Collection[PodUid]) -> NodePods:
-        """Forget the ends of all pods but these."""
-        if all(uid in uids for uid in self.ended):
-            return self
-        return replace(self, ended={uid: stopped for uid, stopped in self.ended.items() if uid in uids})
+        ended = _latest({**self.ended, **{pod.uid: True for pod in listed if pod.ended}})
+        if began_at is None:
+            live = {uid: pod for uid, pod in {**self.pods, **live}.items() if uid not in ended}
+            return NodePods(live, ended, self.listed_at)
+        return NodePods(live, ended, began_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +285,10 @@ class HoldDown:
     cannot be seen it lasts until ``until``. From ``advertised_from`` on the kubelet is shown the cores as unhealthy;
     before, a pod that is given them waits in its admission. ``unknown`` pods are found at the start by the devices
     that their processes have open. Their hold-down ends as soon as the API server or the checkpoint names them.
+    ``uid`` is the kubelet's.
     """
 
+    uid: PodUid
     pod: PodReference
     mask: CoreMask
     since: float
@@ -313,6 +339,10 @@ class Inputs:
 def made_by_api_server(uid: PodUid) -> bool:
     """Whether a UID is the API server's: a static pod's is a hash of its manifest (pkg/kubelet/config/common.go)."""
     return _API_SERVER_UID.fullmatch(uid) is not None
+
+
+def _latest(ended: dict[PodUid, bool]) -> dict[PodUid, bool]:
+    return dict(list(ended.items())[-MOST_ENDED:]) if len(ended) > MOST_ENDED else ended
 
 
 def _alloc_time_ns(pod: NeuronPod) -> int:

@@ -98,10 +98,9 @@ class Node:
     def snapshot(self) -> Snapshot | None:
         """What follows from the inputs as they are now; None before the first device is found."""
         if self._snapshot is None and self._inputs is not None:
-            now = self.clock()
-            inputs = replace(self._inputs, now=now)
+            inputs = replace(self._inputs, now=self.clock())
             populated = {uid: self._cgroups.is_populated(uid) for uid in pods_to_look_at(inputs)}
-            settled = settle(inputs, populated, now, self.options.hold_down_seconds)
+            settled = settle(inputs, populated, self.options.hold_down_seconds)
             self._report_hold_downs(inputs.hold_downs, settled.hold_downs)
             self._inputs = settled
             self._snapshot = derive(settled)
@@ -131,8 +130,7 @@ class Node:
         """Take in this node's pods."""
         self._pods = pods
         if self._inputs:
-            self._pods = pods.remembering({key.uid for key in self._inputs.recorded.entries})
-            self._replace(replace(self._inputs, pods=self._pods))
+            self._replace(replace(self._inputs, pods=pods))
 
     def look_at_checkpoint(self) -> None:
         """Read the kubelet's checkpoint if it has changed: one stat if not, some 0.2 ms if so."""
@@ -206,20 +204,25 @@ class Node:
         """A new kubelet knows what its file says: answers to the one before that are not in the file never will be."""
         self.look_at_checkpoint()
         if self._inputs and self._inputs.pending and not self._inputs.recorded.unreadable:
-            recorded = self._inputs.recorded
-            kept = tuple(one for one in self._inputs.pending if one.reply.id in recorded.reply_ids)
-            self._replace(replace(self._inputs, pending=kept))
+            self._replace(replace(self._inputs, pending=()))
 
     def hold_down(self, uid: PodUid, mask: CoreMask, reason: str) -> None:
         """Keep cores back that a pod has open which neither the API server nor the kubelet's record names."""
-        if self._inputs is None or any(one.pod.uid == uid for one in self._inputs.hold_downs):
+        if self._inputs is None or any(one.uid == uid for one in self._inputs.hold_downs):
             return
         now = self.clock()
-        until = now + self.options.hold_down_seconds if not self.options.cluster else float("inf")
         left = CoreMask(mask & ~derive(self._inputs).ledger.used_mask)
         if left:
             one = HoldDown(
-                PodReference(uid, "", ""), left, now, now, now + UNKNOWN_SECONDS, until, reason, unknown=True
+                uid=uid,
+                pod=PodReference(uid, "", ""),
+                mask=left,
+                since=now,
+                not_before=now,
+                advertised_from=now + UNKNOWN_SECONDS,
+                until=now + self.options.hold_down_seconds,
+                reason=reason,
+                unknown=True,
             )
             self._replace(replace(self._inputs, hold_downs=(*self._inputs.hold_downs, one)))
 
@@ -252,9 +255,12 @@ class Node:
         come together share one message: each costs the kubelet an fsync.
         """
         self.look_at_checkpoint()
+        followed = next((one for one in self.advertisements.values() if one.is_followed), None)
+        if followed is None:
+            return False
         if self._rewrite_asked_at is None:
             self._rewrite_asked_at, self._before_rewrite = self.clock(), self._checkpoint.version()
-            next(iter(self.advertisements.values())).rewrite()
+            followed.rewrite()
         asked_at = self._rewrite_asked_at
         with suppress(TimeoutError):
             async with asyncio.timeout(REWRITE_SECONDS):

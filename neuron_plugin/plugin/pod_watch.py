@@ -12,7 +12,6 @@ import logging
 from neuron_plugin.allocation import NeuronPod, PodUid, neuron_pod
 from neuron_plugin.cluster import PODS, ApiServer, ClusterError, Pod, Reflector, Scope
 from neuron_plugin.plugin.counters import Counters
-from neuron_plugin.plugin.inputs import NodePods
 from neuron_plugin.plugin.node import Node
 
 logger = logging.getLogger(__name__)
@@ -72,17 +71,21 @@ class PodWatch:
         """A complete list is in."""
         self._counters.lists[kind] += 1
         if self._reflector:
-            values = self._reflector.values
-            began_at = self._reflector.listed_at if not self._own_uid or self._own_uid in values else None
-            self._node.see_pods(self._node.pods.with_list(values.values(), began_at))
+            began_at = self._reflector.listed_at if self._sees_own_pod else None
+            self._node.see_pods(self._node.pods.with_list(self._reflector.values.values(), began_at))
 
     def interrupted(self, kind: str, cause: str, wait_seconds: float) -> None:  # noqa: ARG002 - as above
         """A list or watch ended."""
         self._counters.watch_restarts[kind, cause] += 1
 
+    @property
+    def _sees_own_pod(self) -> bool:
+        return self._reflector is not None and (not self._own_uid or self._own_uid in self._reflector.values)
+
     def _changed(self, uid: str, old: NeuronPod | None, new: NeuronPod | None) -> None:
-        pods: NodePods = self._node.pods
-        if new is None:
-            self._node.see_pods(pods.without(PodUid(uid), stopped=old is not None and old.ended))
-        else:
+        """An object was added, changed or deleted, or the latest LIST lacks it."""
+        pods = self._node.pods
+        if new is not None:
             self._node.see_pods(pods.with_pod(new))
+        elif self._sees_own_pod:
+            self._node.see_pods(pods.without(PodUid(uid), stopped=old is not None and old.ended))

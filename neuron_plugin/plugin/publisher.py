@@ -194,7 +194,7 @@ class Publisher:
                 now=utc_now(),
                 warning=True,
             )
-            self.queue.put(f"event {event.reason} of {pod.uid}", request)
+            self.queue.put(f"event {event.reason} of {pod.uid}: {event.text}", request)
 
     def tell(self, subject: str, request: ApiRequest) -> None:
         """Have a request sent; an unsent one on the same subject is out of date."""

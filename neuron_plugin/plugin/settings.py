@@ -125,7 +125,9 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = 10.0
     kmsg: Annotated[
         Path | None,
-        Meta(description="kernel log for hardware errors: a simulated file, else syslog(2); kmsg in DEV if not given"),
+        Meta(
+            description="kernel log for hardware errors (default: kmsg beside the device nodes); /dev/kmsg by syslog(2)"
+        ),
     ] = None
     node_condition: Annotated[
         str,

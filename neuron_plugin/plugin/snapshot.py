@@ -29,13 +29,14 @@ from neuron_plugin.allocation import (
     Resource,
     assigned_allocations,
     ids_of,
-    mask_of,
     mask_union,
+    masks_by_id,
     why_not,
     write_assignment,
 )
 from neuron_plugin.kubelet import AdvertisedDevice
 from neuron_plugin.plugin.inputs import (
+    PENDING,
     UNSEEN_SECONDS,
     AllocationKey,
     HoldDown,
@@ -43,7 +44,7 @@ from neuron_plugin.plugin.inputs import (
     PendingAnswer,
     made_by_api_server,
 )
-from neuron_plugin.topology import NO_CORES, CoreMask, valid_sets
+from neuron_plugin.topology import CoreMask, Unit, valid_sets
 
 VANISHED_SECONDS = 2.0
 """How long cores of a pod that was not seen to stop are held down at least: a container of it may be starting."""
@@ -54,14 +55,14 @@ LISTED_SECONDS = 30.0
 """How long an answer that PodResources does not list is kept in any case: far longer than an admission takes."""
 
 
-def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], now: float, hold_down_seconds: float) -> Inputs:
+def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], hold_down_seconds: float) -> Inputs:
     """The inputs without what is over, and with its cores held down while its pod may still use them.
 
     ``populated`` says of the pods in ``pods_to_look_at`` whether a process of their cgroup lives, and None where that
     cannot be seen; ``hold_down_seconds`` is the time that has to do then.
     """
-    over, alone = _over(inputs), pods_of_kubelet_alone(inputs)
-    hold_downs = [one for one in inputs.hold_downs if _holds(one, inputs, populated, now)]
+    over, alone, now = _over(inputs), pods_of_kubelet_alone(inputs), inputs.now
+    hold_downs = [one for one in inputs.hold_downs if _holds(one, inputs, populated)]
     for uid in dict.fromkeys(key.uid for key in over):
         stopped, alive = all(over[key] for key in over if key.uid == uid), populated.get(uid)
         forgotten = uid in alone and alive is False  # the kubelet forgets a pod once it has stopped
@@ -71,6 +72,7 @@ def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], now: float, 
         mask = mask_union(inputs.recorded.entries[key].on(inputs.inventory, pod) for key in over if key.uid == uid)
         hold_downs.append(
             HoldDown(
+                uid=uid,
                 pod=pod,
                 mask=mask,
                 since=now,
@@ -88,7 +90,7 @@ def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], now: float, 
 
 def pods_to_look_at(inputs: Inputs) -> frozenset[PodUid]:
     """The pods whose cgroups decide something now."""
-    return frozenset({key.uid for key in _over(inputs)} | {one.pod.uid for one in inputs.hold_downs})
+    return frozenset({key.uid for key in _over(inputs)} | {one.uid for one in inputs.hold_downs})
 
 
 def pods_of_kubelet_alone(inputs: Inputs) -> frozenset[PodUid]:
@@ -107,6 +109,8 @@ def rewrite_is_due(inputs: Inputs, now: float) -> bool:
 
 def named(pod: PodReference) -> str:
     """A pod in a message; the kubelet's record has UIDs only."""
+    if pod.uid.startswith(PENDING):
+        return "a pod that the kubelet has not recorded yet"
     return f"pod {pod}" if pod.name else f"the pod with UID {pod.uid}"
 
 
@@ -217,22 +221,24 @@ class Snapshot:
         devices shows in the pod's status. What is in use under another name, or held down, is unhealthy.
         """
         geometry, unit = self.inventory.geometry, resource.unit
-        counted = NO_CORES
+        counted = 0
         for one in self.ledger.allocations:
-            if one.resource is resource:
-                counted = CoreMask(counted | one.kubelet_mask)
-        used = self.ledger.used_mask & ~counted
-        devices = []
-        for number in ids_of(geometry, unit, geometry.devices_mask(self.inventory.listed)):
-            mask = mask_of(geometry, unit, (number,))
-            owner = int(geometry.devices_touched(mask)[0])
-            reason = self.inventory.unhealthy.get(owner, "") or self._why_kept_back(mask & ~counted, mask & used)
+            counted |= one.kubelet_mask if one.resource is resource else 0
+        used, held_down = self.ledger.used_mask & ~counted, 0
+        for hold_down in self.inputs.advertised_hold_downs:
+            held_down |= hold_down.mask & ~counted
+        per_device = geometry.cores_per_device if unit is Unit.CORE else 1
+        listed, devices = frozenset(self.inventory.listed), []
+        for number, mask in enumerate(masks_by_id(geometry, unit)):
+            owner = number // per_device
+            if owner not in listed:
+                continue
+            reason = self.inventory.unhealthy.get(owner, "")
+            if not reason and mask & (used | held_down):
+                reason = self._why_kept_back(mask & used, mask & held_down)
             node = numa_nodes[owner] if owner < len(numa_nodes) else -1
-            devices.append(
-                AdvertisedDevice(
-                    str(number), healthy=not reason, reason=reason, numa_nodes=(node,) if node >= 0 else ()
-                )
-            )
+            numa = (node,) if node >= 0 else ()
+            devices.append(AdvertisedDevice(str(number), healthy=not reason, reason=reason, numa_nodes=numa))
         return tuple(devices)
 
     @cached_property
@@ -320,11 +326,11 @@ class Snapshot:
         init = {part.container for part in pod.requests if part.kind is ContainerKind.INIT}
         return mask_union(one for one in self.ledger.of(pod.uid) if one.container in init and one.resource is resource)
 
-    def _why_kept_back(self, held: int, used: int) -> str:
+    def _why_kept_back(self, used: int, held_down: int) -> str:
         if used:
             one = self.ledger.overlapping(used)[0]
             return f"in use by {named(one.pod)} as {one.resource.value}"
-        return next((one.reason for one in self.inputs.advertised_hold_downs if one.mask & held), "")
+        return next((one.reason for one in self.inputs.advertised_hold_downs if one.mask & held_down), "")
 
     def _handed_over(self, pod: NeuronPod) -> PodWrite | None:
         """The annotations of an unserved pod that takes over the set which another pod left."""
@@ -433,15 +439,16 @@ def _over(inputs: Inputs) -> dict[AllocationKey, bool]:
     return over
 
 
-def _holds(one: HoldDown, inputs: Inputs, populated: Mapping[PodUid, bool | None], now: float) -> bool:
-    if one.unknown and (
-        one.pod.uid in inputs.pods.by_kubelet_uid or any(key.uid == one.pod.uid for key in inputs.recorded.entries)
-    ):
+def _holds(one: HoldDown, inputs: Inputs, populated: Mapping[PodUid, bool | None]) -> bool:
+    is_recorded = any(key.uid == one.uid for key in inputs.recorded.entries)
+    if one.unknown and (is_recorded or one.uid in inputs.pods.by_kubelet_uid):
         return False
-    if now < one.not_before:
+    if inputs.now < one.not_before:
         return True
-    alive = populated.get(one.pod.uid)
-    return now < one.until if alive is None else alive
+    alive = populated.get(one.uid)
+    if alive is None or is_recorded:  # a static pod came back under its UID: its processes may be new ones
+        return inputs.now < one.until and alive is not False
+    return alive
 
 
 def _is_settled(one: PendingAnswer, inputs: Inputs) -> bool:

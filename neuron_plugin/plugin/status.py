@@ -177,7 +177,9 @@ class PluginStatus:
             "registrations_total": kubelet.registrations,
             "corrections_total": {(): counters.corrections},
             "health_transitions_total": {
-                (str(device), to): count for (device, to), count in counters.health_transitions.items()
+                (str(device), to): count
+                for (device, to), count in counters.health_transitions.items()
+                if snapshot and device in snapshot.inventory.listed
             },
             "lists_total": {(kind,): count for kind, count in counters.lists.items()},
             "watch_restarts_total": counters.watch_restarts,

@@ -24,6 +24,7 @@ from neuron_plugin.simulation.kubelet_device_manager import (
     Selection,
 )
 from neuron_plugin.simulation.kubelet_files import WriteFault
+from neuron_plugin.simulation.kubelet_plugins import PluginCallError
 from neuron_plugin.simulation.kubelet_pods import (
     AdmittedContainer,
     AdmittedPod,
@@ -59,6 +60,7 @@ __all__ = [
     "JsonObject",
     "KubeletOptions",
     "Match",
+    "PluginCallError",
     "Pod",
     "PodRejectedError",
     "Refusal",

@@ -118,10 +118,10 @@ class StandInApiServer:
         config: JsonObject = {
             "apiVersion": "v1",
             "kind": "Config",
-            "current-context": "stand-in",
-            "clusters": [{"name": "stand-in", "cluster": cluster}],
-            "users": [{"name": "stand-in", "user": {"token": token} if token else {}}],
-            "contexts": [{"name": "stand-in", "context": {"cluster": "stand-in", "user": "stand-in"}}],
+            "current-context": "simulated",
+            "clusters": [{"name": "simulated", "cluster": cluster}],
+            "users": [{"name": "simulated", "user": {"token": token} if token else {}}],
+            "contexts": [{"name": "simulated", "context": {"cluster": "simulated", "user": "simulated"}}],
         }
         path.touch(mode=0o600)
         path.write_bytes(msgspec.json.encode(config))  # JSON is YAML

@@ -1,7 +1,7 @@
 """What a request to the simulated API server can name, and how the server refuses one.
 
 Which kinds are served, what a path addresses, what a field selector selects, and the Status object of a refusal. The
-texts of refusals matter: clients tell "bound already" from "being deleted" by nothing else. They follow
+texts of refusals matter: clients distinguish "bound already" from "being deleted" by nothing else. They follow
 ``staging/src/k8s.io/apimachinery/pkg/api/errors/errors.go``.
 """
 

@@ -31,7 +31,7 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2_grpc import add_R
 from neuron_plugin.kubelet._proto.podresources.v1.api_pb2_grpc import add_PodResourcesListerServicer_to_server
 from neuron_plugin.simulation.kubelet_device_manager import AllocationError, DeviceManager
 from neuron_plugin.simulation.kubelet_files import CheckpointFile, PodCgroups
-from neuron_plugin.simulation.kubelet_plugins import Capacity, PluginCallError, PluginClients, PluginWatcher
+from neuron_plugin.simulation.kubelet_plugins import Capacity, PluginCallError, PluginClients
 from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService, RateLimit
 from neuron_plugin.simulation.kubelet_pods import (
     AdmittedContainer,
@@ -61,7 +61,6 @@ class KubeletOptions:
     pod_resources_burst: int = 10
     pod_resources_get: bool = True
     numa_affinity: frozenset[int] | None = None
-    reconcile_seconds: float = 1.0
     termination_seconds: float = 2.0
     flat_device_ids: bool = False
 
@@ -80,7 +79,7 @@ class _LivePod:
 
 
 class StandInKubelet:
-    """One node's kubelet, on ``directory`` and, if given, ``pod_resources_directory`` and ``plugins_registry``.
+    """One node's kubelet, on ``directory`` and, if given, ``pod_resources_directory``.
 
     ``cgroup_root`` is a directory that it keeps like ``/sys/fs/cgroup``. ``checkpoint`` is its file; tests put faults
     into it. ``rejections`` are the pods it failed, by UID.
@@ -93,7 +92,6 @@ class StandInKubelet:
         *,
         random: Random | None = None,
         options: KubeletOptions | None = None,
-        plugins_registry: Path | None = None,
         cgroup_root: Path | None = None,
     ) -> None:
         self.rejections: dict[str, PodRejectedError] = {}
@@ -101,7 +99,6 @@ class StandInKubelet:
         self.checkpoint = CheckpointFile(directory, flat_ids=self._options.flat_device_ids)
         self._directory = directory
         self._pod_resources_directory = pod_resources_directory
-        self._plugins_registry = plugins_registry
         self._cgroups = PodCgroups(cgroup_root) if cgroup_root else None
         self._random = random or Random()  # noqa: S311 - the order of Go's maps, guards nothing
         self._pods: dict[str, _LivePod] = {}
@@ -110,7 +107,6 @@ class StandInKubelet:
         self._admission = asyncio.Lock()
         self._stops = 0
         self._servers: list[tuple[grpc.aio.Server, Path]] = []
-        self._watching: asyncio.Task[None] | None = None
         self._begin_process()
 
     async def __aenter__(self) -> Self:
@@ -157,10 +153,6 @@ class StandInKubelet:
             pod_resources = grpc.aio.server()
             add_PodResourcesListerServicer_to_server(service, pod_resources)
             await self._serve(pod_resources, self._pod_resources_directory / SOCKET_NAME)
-        if self._plugins_registry is not None:
-            seconds = self._options.reconcile_seconds
-            watcher = PluginWatcher(self._plugins_registry, self._clients, reconcile_seconds=seconds)
-            self._watching = asyncio.create_task(watcher.run(), name="plugin watcher")
         for live in self._pods.values():
             live.known = False
         if self._pods:
@@ -177,9 +169,6 @@ class StandInKubelet:
     async def stop(self) -> None:
         """End as a kubelet does: streams end, calls are cut off, dead socket files stay behind."""
         self._stops += 1
-        if self._watching:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
         self.checkpoint.abandon_writes()
         await self._clients.close()
         for server, path in self._servers:
@@ -229,6 +218,14 @@ class StandInKubelet:
         except TimeoutError as error:
             raise TimeoutError(f"{resource}: {self.capacity(resource)} after {timeout_seconds:g} s") from error
         return shown
+
+    async def connect(self, resource: str, socket: Path) -> None:
+        """Register a plugin by its socket, as the plugin watcher does.
+
+        Raises:
+            PluginCallError: an impossible name, or the plugin does not answer.
+        """
+        await self._clients.connect(resource, socket)
 
     async def disconnect(self, resource: str) -> None:
         """Drop a live plugin for no reason it could know of, as the kubelet's book-keeping by name can."""

@@ -298,16 +298,15 @@ class DeviceManager:
                 f"requested number of devices unavailable for {selection.resource}. "
                 f"Requested: {needed}, Available: {len(available)}"
             )
-        nodes = {each: self._devices[selection.resource][each].numa_nodes for each in available}
-        affinity = self._numa_affinity or frozenset()
-        aligned = frozenset(each for each in available if affinity.intersection(nodes[each]))
+        devices, affinity = self._devices[selection.resource], self._numa_affinity or frozenset()
+        with_topology = frozenset(each for each in available if affinity and devices[each].numa_nodes)
+        aligned = frozenset(each for each in with_topology if affinity.intersection(devices[each].numa_nodes))
         if needed < len(aligned):
             candidates, selection.sources = aligned, (aligned,)
         else:
             if self._take(selection, aligned):
                 return
-            unaligned = frozenset(each for each in available if affinity and nodes[each])
-            candidates, selection.sources = available, (unaligned, available)
+            candidates, selection.sources = available, (with_topology, available)
         selection.available = tuple(self._shuffled(candidates.union(selection.taken)))
         selection.must_include = tuple(self._shuffled(selection.taken))
         selection.asks = True

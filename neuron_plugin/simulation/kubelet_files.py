@@ -54,15 +54,22 @@ class CheckpointFile:
         Raises:
             AllocationError: the write failed; memory keeps everything.
         """
+        fault = next((each for each in self.faults if each.of_list == of_list), None)
+        if fault is None:
+            self.save(devices)
+            return
+        self.faults.remove(fault)
         snapshot, process = devices.checkpoint_bytes(flat_ids=self._flat_ids), self._process
-        if fault := next((each for each in self.faults if each.of_list == of_list), None):
-            self.faults.remove(fault)
-            if fault.until:
-                await fault.until.wait()
-            if fault.fails or process != self._process:
-                why = f"open {self.path}: {os.strerror(errno.ENOSPC).lower()}"
-                raise AllocationError(f'failed to write checkpoint file "{CHECKPOINT}": {why}')
+        if fault.until:
+            await fault.until.wait()
+        if fault.fails or process != self._process:
+            why = f"open {self.path}: {os.strerror(errno.ENOSPC).lower()}"
+            raise AllocationError(f'failed to write checkpoint file "{CHECKPOINT}": {why}')
         self.replace(snapshot)
+
+    def save(self, devices: DeviceManager) -> None:
+        """Write the whole memory of the device manager without a fault."""
+        self.replace(devices.checkpoint_bytes(flat_ids=self._flat_ids))
 
     def replace(self, content: bytes) -> None:
         """Put any content in place, through a temporary file ``.<random>`` beside it."""

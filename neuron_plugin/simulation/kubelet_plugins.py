@@ -1,4 +1,4 @@
-"""Device plugins as the simulated kubelet sees them: both routes of registration, the streams, and the calls.
+"""Device plugins as the simulated kubelet sees them: registration, the streams, and the calls.
 
 Clients are kept by resource name alone, as in ``pkg/kubelet/cm/devicemanager/plugin/v1beta1`` to Kubernetes 1.36. So
 when an older stream of a resource ends, it is the *newer* client that is found under the name and disconnected. Texts
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,21 +19,13 @@ from typing import TypeVar
 
 import grpc
 
-from neuron_plugin.kubelet import SocketIdentity, channel_to, identity_of
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as registration_pb
-from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as registration_pb_grpc
 from neuron_plugin.simulation.kubelet_device_manager import AllocationError, Device, DeviceManager, Selection
 from neuron_plugin.simulation.kubelet_files import CheckpointFile
 
 PRE_START_SECONDS = 30.0
-INFO_SECONDS = 1.0
-NOTIFY_SECONDS = 5.0
-FIRST_PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 122.0
 
-_DEVICE_PLUGIN = "DevicePlugin"
 _VERSION = "v1beta1"
 _GO_NAMES = {"CANCELLED": "Canceled", "OK": "OK"}
 _NAME_PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -238,7 +230,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
         if stopped_at is not None and asyncio.get_running_loop().time() - stopped_at > self._grace_seconds:
             del self.endpoints[resource]
             self._devices.remove_resource(resource)
-            self._checkpoint.replace(self._devices.checkpoint_bytes())
+            self._checkpoint.save(self._devices)
         return Capacity(len(self._devices.devices(resource)), len(self._devices.healthy(resource)))
 
     def endpoint(self, resource: str) -> PluginConnection:
@@ -266,98 +258,6 @@ class PluginClients(pb_grpc.RegistrationServicer):
         await self.disconnect(resource)  # by name: this may be another, newer client
 
 
-@dataclass(frozen=True, slots=True)
-class _Registered:
-    identity: SocketIdentity
-    resource: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Pause:
-    until: float = 0.0
-    seconds: float = FIRST_PAUSE_SECONDS / 2
-
-
-class PluginWatcher:
-    """The other route: sockets in ``plugins_registry`` instead of calls to kubelet.sock.
-
-    Follows ``pkg/kubelet/pluginmanager``: what lies in the directory is compared with what is registered once a second.
-    A socket that is gone, or was made again, is deregistered by the name of its resource. A failed registration is
-    tried again after a pause that doubles; ``errors`` counts them. A lost stream is not noticed.
-    """
-
-    def __init__(self, directory: Path, clients: PluginClients, *, reconcile_seconds: float = 1.0) -> None:
-        self.errors: Counter[str] = Counter()
-        self._directory = directory
-        self._clients = clients
-        self._reconcile_seconds = reconcile_seconds
-        self._registered: dict[Path, _Registered] = {}
-        self._pauses: dict[Path, _Pause] = {}
-
-    async def run(self) -> None:
-        """Reconcile until cancelled."""
-        while True:
-            await self.reconcile()
-            await asyncio.sleep(self._reconcile_seconds)
-
-    async def reconcile(self) -> None:
-        """Deregister what is gone or new under its name, then register what is not yet."""
-        found = dict(self._sockets())
-        for path, registered in list(self._registered.items()):
-            if found.get(path) != registered.identity:
-                del self._registered[path]
-                await self._clients.disconnect(registered.resource)
-        now = asyncio.get_running_loop().time()
-        for path, identity in found.items():
-            pause = self._pauses.get(path, _Pause())
-            if path in self._registered or now < pause.until:
-                continue
-            try:
-                self._registered[path] = _Registered(identity, await self._register(path))
-                self._pauses.pop(path, None)
-            except PluginCallError as error:
-                self.errors[str(error)] += 1
-                seconds = min(pause.seconds * 2, LONGEST_PAUSE_SECONDS)
-                self._pauses[path] = _Pause(asyncio.get_running_loop().time() + seconds, seconds)
-
-    def _sockets(self) -> Iterator[tuple[Path, SocketIdentity]]:
-        """The sockets in the directory and below; names with a leading dot are ignored."""
-        for path in sorted(self._directory.rglob("*")):
-            hidden = any(part.startswith(".") for part in path.relative_to(self._directory).parts)
-            if not hidden and (identity := identity_of(path)):
-                yield path, identity
-
-    async def _register(self, path: Path) -> str:
-        async with channel_to(path) as channel:
-            stub = registration_pb_grpc.RegistrationStub(channel)
-            try:
-                info = await stub.GetInfo(registration_pb.InfoRequest(), timeout=INFO_SECONDS)
-            except grpc.aio.AioRpcError as error:
-                raise PluginCallError(f"failed to get plugin info using RPC GetInfo at socket {path}") from error
-            try:
-                _check(info)
-                await self._clients.connect(info.name, Path(info.endpoint) if info.endpoint else path)
-            except PluginCallError as error:
-                await _notify(stub, registration_pb.RegistrationStatus(plugin_registered=False, error=str(error)))
-                raise
-            await _notify(stub, registration_pb.RegistrationStatus(plugin_registered=True))
-        return info.name
-
-
-def _check(info: registration_pb.PluginInfo) -> None:
-    if info.type != _DEVICE_PLUGIN:
-        raise PluginCallError(f"no handler registered for plugin type: {info.type}")
-    if _VERSION not in info.supported_versions:
-        raise PluginCallError(f"manager for {info.name} does not support any of {list(info.supported_versions)}")
-
-
-async def _notify(stub: registration_pb_grpc.RegistrationAsyncStub, status: registration_pb.RegistrationStatus) -> None:
-    try:
-        await stub.NotifyRegistrationStatus(status, timeout=NOTIFY_SECONDS)
-    except grpc.aio.AioRpcError as error:
-        raise PluginCallError(f"failed to notify plugin of its registration: {error.details()}") from error
-
-
 async def _worded(call: Awaitable[_Answer], prefix: str = "") -> _Answer:
     """The answer; an error in Go's words after ``prefix``."""
     try:
@@ -373,7 +273,7 @@ async def _worded(call: Awaitable[_Answer], prefix: str = "") -> _Answer:
 
 
 def _raise_own_cancellation() -> None:
-    """Tell our task's cancellation from a call that was cancelled by closing its channel: both look the same."""
+    """Raise if our own task is cancelled: a call that ends because its channel was closed looks the same."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

@@ -2,7 +2,7 @@
 
 A file is made aside and renamed into place, a device's directory is made whole before it appears and renamed away
 before it is emptied. What is aside lies in the machine's directory (one file system), outside sys/ and dev/. The
-description is written last: whoever finds it finds what it says.
+description is written last: a reader who finds it finds what it says.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def update_files(root: Path, directory: Path, before: Mapping[str, File], after:
 
 
 def _aside(root: Path) -> Path:
-    """A free place; only whoever holds the machine is here."""
+    """A free place; only the holder of the machine's lock uses it."""
     directory = root / _ASIDE
     directory.mkdir(exist_ok=True)
     path = directory / "next"

@@ -54,7 +54,7 @@ def cli_process() -> CliProcess:
 
 @pytest.fixture
 def hold(monkeypatch: pytest.MonkeyPatch) -> Hold:
-    """Let the kubelet tell that these pods hold what they hold: (pod, container, resource, ids) each."""
+    """Let PodResources list these pods beside a checkpoint without entries: (pod, container, resource, ids) each."""
 
     def say(*held: tuple[str, str, str, str]) -> None:
         def ask(_socket: Path) -> tuple[Pod, ...]:
@@ -64,5 +64,6 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Hold:
             )
 
         monkeypatch.setattr(holders, "ask_kubelet", ask)
+        monkeypatch.setattr(holders, "read_recorded", lambda _directory: ())
 
     return say

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.cli.command import CommandError, Exit, Parser, UsageError, add_command, complain, wrapped
+from neuron_plugin.cli.command import CommandError, Exit, Parser, UsageError, add_command, complain, printable
 
 
 def parser_with_a_command(**texts: str) -> Parser:
@@ -44,33 +44,13 @@ def test_a_complaint_is_one_line_whatever_it_holds(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "neuron-plugin: first second third\N{REPLACEMENT CHARACTER}\n"
 
 
-def test_unusable_arguments_are_told_apart_from_trouble() -> None:
+def test_unusable_arguments_have_another_status_than_failure() -> None:
     assert (CommandError.status, UsageError.status) == (1, 2)
 
 
-TEXT = """\
-Look at everything there is, and say what
-is wrong.
-
-columns:
-  ID     of the device, as the host
-         has it
-  STATE  good or bad"""
+def test_characters_that_steer_a_terminal_are_replaced() -> None:
+    assert printable("a\x1b[2Jb\nc") == "a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c"
 
 
-def test_prose_and_rows_are_folded_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "32")
-    assert wrapped(TEXT).splitlines() == [
-        "Look at everything there is,",
-        "and say what is wrong.",
-        "",
-        "columns:",
-        "  ID     of the device, as the",
-        "         host has it",
-        "  STATE  good or bad",
-    ]
-
-
-def test_a_page_is_never_wider_than_one_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    assert max(map(len, wrapped("word " * 100).splitlines())) <= 120
+def test_ordinary_text_stays_as_it_is() -> None:
+    assert printable("default/träin-0[2,3]") == "default/träin-0[2,3]"

@@ -99,23 +99,23 @@ def test_one_pods_decisions_and_only_the_newest(cli: Cli, daemon: Daemon) -> Non
     assert steps("--pod", "default/train") == ["preferred", "allocated"]
     assert steps("--last", 2) == ["allocated", "refused"]
     assert steps("--pod", "default/train", "--last", 1) == ["allocated"]
-    assert steps("--pod", "default/nobody") == []
+    assert steps("--pod", "default/other") == []
 
 
 def test_more_candidates_than_are_shown_are_counted(cli: Cli, daemon: Daemon) -> None:
-    told = json.loads(daemon.body)
-    told["decisions"][0]["candidateCount"] = 9
-    daemon.body = json.dumps(told).encode()
+    said = json.loads(daemon.body)
+    said["decisions"][0]["candidateCount"] = 9
+    daemon.body = json.dumps(said).encode()
     assert ";+5" in cli("decisions", "--server", daemon.address).out
 
 
-def test_a_name_that_no_host_can_have_is_nobody_and_no_fault_of_ours(cli: Cli) -> None:
+def test_a_name_that_no_host_can_have_is_one_line(cli: Cli) -> None:
     shown = cli("decisions", "--server", "worker..example:12347")
     assert shown.status == 1
     assert shown.err.startswith("neuron-plugin: no daemon answers on worker..example:12347 (")
 
 
-def test_nobody_there_is_one_line_that_says_what_to_check(cli: Cli) -> None:
+def test_no_daemon_there_is_one_line_that_says_what_to_check(cli: Cli) -> None:
     shown = cli("decisions", "--server", "127.0.0.1:1")
     assert shown.status == 1
     assert "--health-port 1" in shown.err
@@ -123,13 +123,13 @@ def test_nobody_there_is_one_line_that_says_what_to_check(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("body", [b"ok\n", b"[]", b"{}", b"", b'{"decisions": [{}]}', b'{"decisions": 1}'])
-def test_another_server_is_told_as_one(cli: Cli, daemon: Daemon, body: bytes) -> None:
+def test_another_server_is_recognised(cli: Cli, daemon: Daemon, body: bytes) -> None:
     daemon.body = body
     shown = cli("decisions", "--server", daemon.address)
     assert (shown.status, "is it a neuron-plugin?" in shown.err) == (1, True)
 
 
-def test_a_daemon_without_that_page_is_told_as_one(cli: Cli, daemon: Daemon) -> None:
+def test_a_daemon_without_that_page_is_recognised(cli: Cli, daemon: Daemon) -> None:
     daemon.status = 404
     shown = cli("decisions", "--server", daemon.address)
     assert (shown.status, "404" in shown.err) == (1, True)

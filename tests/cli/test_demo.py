@@ -14,7 +14,7 @@ from neuron_plugin.allocation import Resource
 from neuron_plugin.cli.command import Exit
 from neuron_plugin.cli.demo import LONGEST_ROOT_BYTES
 from neuron_plugin.cli.main import main
-from neuron_plugin.kubelet.sockets import endpoint_path
+from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.simulation import SimulatedCluster
 from tests.cli.doubles import Cli
 
@@ -36,7 +36,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_every_step_of_the_flow_is_told(played: Path) -> None:
+def test_every_step_of_the_flow_is_reported(played: Path) -> None:
     printed = (played / "printed").read_text()
     for step in range(1, 12):
         assert f"\n {step:>2}  " in f"\n{printed}"
@@ -82,7 +82,7 @@ def test_holders_are_shown_at_the_end(played: Path) -> None:
         (("--ask", "neuron=1,"), "'' is no request"),
     ],
 )
-def test_a_request_that_cannot_be_meant_is_told_before_anything_starts(
+def test_a_request_that_cannot_be_meant_is_reported_before_anything_starts(
     cli: Cli, arguments: tuple[str, ...], said: str
 ) -> None:
     shown = cli("demo", *arguments)
@@ -90,7 +90,7 @@ def test_a_request_that_cannot_be_meant_is_told_before_anything_starts(
     assert said in shown.err
 
 
-def test_a_cluster_that_does_not_come_up_in_time_is_told_and_leaves_nothing_behind(
+def test_a_cluster_that_does_not_come_up_in_time_is_reported_and_leaves_nothing_behind(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[SimulatedCluster] = []

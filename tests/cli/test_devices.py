@@ -1,12 +1,29 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from itertools import takewhile
+from pathlib import Path
 
+import msgspec
 import pytest
+import yaml
 
-from neuron_plugin.cli.devices import changes
+from neuron_plugin.cli.command import CommandError
+from neuron_plugin.cli.devices import Form, Sight, changes, device_lines, show_once, title_of, watch
+from neuron_plugin.inspection.holders import Holders
+from neuron_plugin.inspection.reports import (
+    DeviceReport,
+    EccReport,
+    Health,
+    HolderReport,
+    MachineReport,
+    machine_report,
+)
+from neuron_plugin.simulation import SimulatedNode
 from tests.cli.doubles import Cli, CliProcess, Hold
+from tests.inspection.cases import looked
 from tests.inspection.doubles import MakeNode
 
 
@@ -118,3 +135,304 @@ def test_a_pipe_gets_plain_columns_of_any_width(cli_process: CliProcess, make_no
     assert len(out.splitlines()) == 7
     assert "x" * 70 in out.splitlines()[2]
     assert "…" not in out
+
+
+NOTE = "the kubelet is away"
+
+
+def sight(node: SimulatedNode) -> Sight:
+    seen = looked(node)
+    return Sight(seen, machine_report(seen, Holders(None, NOTE)))
+
+
+@pytest.fixture
+def three_sights(make_node: MakeNode) -> list[Sight]:
+    """A device breaks, then the driver goes."""
+    node = make_node("inf2.24xlarge")
+    sights = [sight(node)]
+    node.set_ecc(4, sram=1)
+    sights.append(sight(node))
+    node.unload_driver()
+    return [*sights, sight(node)]
+
+
+@pytest.mark.parametrize("form", Form)
+def test_every_form_shows_every_device(make_node: MakeNode, capsys: pytest.CaptureFixture[str], form: Form) -> None:
+    shown = sight(make_node("inf2.24xlarge"))
+    assert show_once(form, shown) == 0
+    out = capsys.readouterr().out
+    match form:
+        case Form.JSON:
+            assert json.loads(out) == json.loads(msgspec.json.encode(shown.report))
+        case Form.YAML:
+            assert yaml.safe_load(out) == json.loads(msgspec.json.encode(shown.report))
+        case Form.NEURON_LS:
+            assert [device["neuron_device"] for device in json.loads(out)] == [0, 1, 2, 3, 4, 5]
+        case _:
+            assert [line.split()[0] for line in out.splitlines()] == ["DEVICE", "0", "1", "2", "3", "4", "5"]
+
+
+@pytest.mark.parametrize("form", [Form.TEXT, Form.WIDE, Form.NEURON_LS])
+def test_notes_go_to_standard_error_where_the_form_has_no_place_for_them(
+    make_node: MakeNode, capsys: pytest.CaptureFixture[str], form: Form
+) -> None:
+    show_once(form, sight(make_node("inf2.xlarge")))
+    captured = capsys.readouterr()
+    assert NOTE not in captured.out
+    assert captured.err == f"neuron-plugin: note: {NOTE}\n"
+
+
+@pytest.mark.parametrize("form", [Form.JSON, Form.YAML])
+def test_notes_are_inside_the_documents(make_node: MakeNode, capsys: pytest.CaptureFixture[str], form: Form) -> None:
+    show_once(form, sight(make_node("inf2.xlarge")))
+    captured = capsys.readouterr()
+    assert yaml.safe_load(captured.out)["notes"] == [NOTE]
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize("form", Form)
+def test_no_device_is_a_failure_in_every_form(
+    three_sights: list[Sight], capsys: pytest.CaptureFixture[str], form: Form
+) -> None:
+    with pytest.raises(CommandError, match=r"no Neuron device: .*the Neuron driver is not loaded"):
+        show_once(form, three_sights[-1])
+    out = capsys.readouterr().out
+    if form in {Form.JSON, Form.YAML}:
+        assert yaml.safe_load(out)["devices"] == []
+    else:
+        assert out == "", "neuron-ls, too, prints nothing without a device"
+
+
+def test_devices_that_cannot_be_used_are_shown_though_there_is_none(
+    make_node: MakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = make_node("inf2.xlarge")
+    node.set_attribute(0, "core_count", "x")
+    with pytest.raises(CommandError, match="none of 1 devices can be used"):
+        show_once(Form.TEXT, sight(node))
+    assert "skipped" in capsys.readouterr().out
+
+
+def test_a_watch_prints_one_json_document_a_line(three_sights: list[Sight], capsys: pytest.CaptureFixture[str]) -> None:
+    watch(Form.JSON, three_sights)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [len(line["devices"]) for line in lines] == [6, 6, 0]
+    assert [line["devices"][4]["health"] for line in lines[:2]] == ["healthy", "unhealthy"]
+    assert "not loaded" in lines[2]["absence"]
+
+
+def test_a_watch_prints_yaml_documents(three_sights: list[Sight], capsys: pytest.CaptureFixture[str]) -> None:
+    watch(Form.YAML, three_sights)
+    assert [len(each["devices"]) for each in yaml.safe_load_all(capsys.readouterr().out)] == [6, 6, 0]
+
+
+def test_a_watch_in_the_shape_of_neuron_ls_shows_that_all_are_gone(
+    three_sights: list[Sight], capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch(Form.NEURON_LS, three_sights)
+    assert [len(json.loads(line)) for line in capsys.readouterr().out.splitlines()] == [6, 6, 0]
+
+
+def test_tables_of_a_watch_are_a_blank_line_apart(
+    three_sights: list[Sight], capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch(Form.TEXT, three_sights[:2])
+    first, second = capsys.readouterr().out.split("\n\n")
+    assert first.startswith("DEVICE")
+    assert "1 uncorrected SRAM error" in second
+
+
+def test_a_watch_prints_a_note_once_and_again_after_it_was_gone(
+    make_node: MakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noted = sight(make_node("inf2.xlarge"))
+    quiet = Sight(noted.machine, msgspec.structs.replace(noted.report, notes=()))
+    watch(Form.TEXT, [noted, noted, quiet, noted])
+    assert capsys.readouterr().err.count(NOTE) == 2
+
+
+def test_a_watch_on_a_terminal_draws_over_the_last_table(
+    three_sights: list[Sight], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    watch(Form.TEXT, three_sights)
+    screens = capsys.readouterr().out.split("\x1b[2J\x1b[H")
+    assert len(screens) == 4
+    assert all(screen.endswith("Ctrl-C ends.\n") for screen in screens[1:])
+    assert "DEVICE" not in screens[3]
+
+
+DEVICE = DeviceReport(id=1, node="/dev/neuron1", health=Health.HEALTHY, cores=(2, 3), holders=())
+
+
+def machine(*devices: DeviceReport, **changes: object) -> MachineReport:
+    report = MachineReport(
+        instance_type="inf2.24xlarge",
+        topology="line",
+        device_count=6,
+        cores_per_device=2,
+        logical_core_size=1,
+        driver_version="2.26.5.0",
+        links_from="driver",
+        devices=devices,
+        holders_known=True,
+    )
+    return msgspec.structs.replace(report, **changes)
+
+
+def shown(device: DeviceReport, form: Form = Form.WIDE) -> dict[str, tuple[str, str]]:
+    """Each cell with its style, by heading; ``-`` is an empty cell."""
+    headings, cells = device_lines(form, machine(device))
+    filled = [segment for segment in cells if segment[0].strip()]
+    return dict(zip((text for text, _ in headings if text.strip()), filled, strict=True))
+
+
+def cell(heading: str, device: DeviceReport) -> str:
+    text = shown(device)[heading][0]
+    return "" if text == "-" else text
+
+
+def holder(container: str, *cores: int) -> HolderReport:
+    return HolderReport("ml", "train", container, "aws.amazon.com/neuroncore", cores)
+
+
+def test_the_table_has_what_one_asks_first_and_wide_the_rest() -> None:
+    narrow, wide = list(shown(DEVICE, Form.TEXT)), list(shown(DEVICE))
+    assert narrow == ["DEVICE", "CORES", "PRODUCT", "ARCH", "LINKS", "NUMA", "HEALTH", "HOLDERS"]
+    assert wide == [*narrow, "MEMORY", "NODE", "SERIAL", "RESET", "ECC(SRAM/MEM/REPAIRABLE)", "DRIVER"]
+
+
+def test_the_reasons_come_last_and_only_where_there_are_any() -> None:
+    broken = msgspec.structs.replace(DEVICE, reasons=("a", "b"))
+    assert device_lines(Form.TEXT, machine(DEVICE, broken))[0][-1][0] == "REASON"
+    assert cell("REASON", broken) == "a; b"
+
+
+@pytest.mark.parametrize(
+    ("holders", "text"),
+    [
+        ((), ""),
+        ((holder("main", 2, 3),), "ml/train/main"),
+        ((holder("main", 3),), "ml/train/main[3]"),
+        ((holder("a", 2), holder("b", 3)), "ml/train/a[2],ml/train/b[3]"),
+        (None, "?"),
+    ],
+)
+def test_holders_name_their_cores_unless_they_have_the_whole_device(
+    holders: tuple[HolderReport, ...] | None, text: str
+) -> None:
+    assert cell("HOLDERS", msgspec.structs.replace(DEVICE, holders=holders)) == text
+
+
+def test_a_device_that_is_not_there_has_no_unknown_holders() -> None:
+    assert cell("HOLDERS", DeviceReport(id=1, node="/dev/neuron1", health=Health.MISSING)) == ""
+
+
+def test_details_are_written_short() -> None:
+    device = msgspec.structs.replace(
+        DEVICE, connected=(0, 2), numa_node=0, memory_bytes=32 * 2**30, ecc=EccReport(1, 2, 3), reset="ready"
+    )
+    headings = ("LINKS", "NUMA", "MEMORY", "ECC(SRAM/MEM/REPAIRABLE)", "RESET", "DRIVER", "CORES")
+    assert [cell(heading, device) for heading in headings] == ["0,2", "0", "32Gi", "1/2/3", "ready", "2.26.5.0", "2-3"]
+
+
+def test_what_is_not_known_is_an_empty_cell() -> None:
+    headings = ("LINKS", "NUMA", "MEMORY", "ECC(SRAM/MEM/REPAIRABLE)", "RESET", "SERIAL")
+    assert [cell(heading, DEVICE) for heading in headings] == [""] * 6
+
+
+def test_every_state_of_health_has_a_colour() -> None:
+    styles = {health: shown(msgspec.structs.replace(DEVICE, health=health))["HEALTH"][1] for health in Health}
+    assert styles[Health.HEALTHY] == "green"
+    assert all("red" in styles[health] for health in (Health.UNHEALTHY, Health.SKIPPED, Health.MISSING))
+
+
+@pytest.mark.parametrize(
+    ("report", "title"),
+    [
+        (machine(DEVICE), "inf2.24xlarge: 1 of 6 devices, 2 cores each (LNC 1), line, driver 2.26.5.0"),
+        (machine(DEVICE, device_count=1), "inf2.24xlarge: 1 device, 2 cores each (LNC 1), line, driver 2.26.5.0"),
+        (
+            machine(DEVICE, instance_type="", driver_version=None, device_count=1, cores_per_device=1),
+            "unknown type: 1 device, 1 core each (LNC 1), line, driver unknown",
+        ),
+    ],
+)
+def test_the_title_is_the_machine_in_one_line(report: MachineReport, title: str) -> None:
+    assert title_of(report) == title
+
+
+KEYS = [
+    *("instance_type", "instance_id", "neuron_device", "bdf", "cpu_affinity", "numa_node", "connected_to", "nc_count"),
+    *("logical_neuroncore_config", "memory_size", "neuroncore_ids", "neuron_processes"),
+]
+
+
+def devices(cli: Cli, root: Path) -> list[dict[str, object]]:
+    shown = cli("devices", "-o", "neuron-ls", "--root", root)
+    assert shown.status == 0
+    decoded: list[dict[str, object]] = json.loads(shown.out)
+    return decoded
+
+
+def test_a_trn2_device_reads_as_neuron_ls_prints_it(cli: Cli, make_node: MakeNode) -> None:
+    thirteenth = devices(cli, make_node("trn2.48xlarge").root)[13]
+    assert list(thirteenth) == KEYS
+    assert thirteenth == {
+        "instance_type": "trn2.48xlarge",
+        "instance_id": "",
+        "neuron_device": 13,
+        "bdf": "",
+        "cpu_affinity": "",
+        "numa_node": "1",
+        "connected_to": [1, 9, 12, 14],
+        "nc_count": 4,
+        "logical_neuroncore_config": 2,
+        "memory_size": 103079215104,
+        "neuroncore_ids": [52, 53, 54, 55],
+        "neuron_processes": [],
+    }
+
+
+def test_a_single_device_has_null_for_its_links(cli: Cli, make_node: MakeNode) -> None:
+    (device,) = devices(cli, make_node("trn1.2xlarge").root)
+    assert device["connected_to"] is None
+    assert device["numa_node"] == "-1", "as the kernel says it"
+
+
+def test_unusable_and_missing_devices_are_left_out_as_there(cli: Cli, make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge", missing=[5])
+    node.set_attribute(1, "core_count", "x")
+    assert [device["neuron_device"] for device in devices(cli, node.root)] == [0, 2, 3, 4]
+
+
+def test_cpus_come_from_the_numa_node(cli: Cli, make_node: MakeNode) -> None:
+    node = make_node("trn1.32xlarge")
+    cpulist = node.root / "sys/devices/system/node/node1/cpulist"
+    cpulist.parent.mkdir(parents=True)
+    cpulist.write_text("32-63,96-127\n")
+    found = devices(cli, node.root)
+    assert (found[2]["cpu_affinity"], found[0]["cpu_affinity"]) == ("32-63,96-127", "")
+
+
+@pytest.mark.parametrize(
+    ("tag", "expected"),
+    [("i-0123456789abcdef0\n", "i-0123456789abcdef0"), ("Not Specified\n", ""), ("i-xyz\n", "")],
+)
+def test_the_instance_id_is_the_asset_tag_if_that_is_one(
+    cli: Cli, make_node: MakeNode, tag: str, expected: str
+) -> None:
+    node = make_node("inf2.xlarge")
+    (node.root / "sys/class/dmi/id/board_asset_tag").write_text(tag)
+    assert devices(cli, node.root)[0]["instance_id"] == expected
+
+
+def test_a_process_with_the_device_open_is_named(cli: Cli, make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge")
+    with (node.root / "dev/neuron2").open("rb"):
+        found = devices(cli, node.root)
+    processes = found[2]["neuron_processes"]
+    assert isinstance(processes, list)
+    assert [process["pid"] for process in processes] == [os.getpid()]
+    assert list(processes[0]) == ["pid", "command", "neuron_runtime_version"]
+    assert found[1]["neuron_processes"] == []

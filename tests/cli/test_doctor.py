@@ -11,11 +11,19 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
+import yaml
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.inspection.checks.table import CHECKS
-from neuron_plugin.kubelet.sockets import endpoint_path
+from neuron_plugin.cli import doctor
+from neuron_plugin.cli.command import Exit
+from neuron_plugin.cli.doctor import report_lines
+from neuron_plugin.cli.output import Form, show
+from neuron_plugin.inspection.checks import CHECKS
+from neuron_plugin.inspection.findings import Finding, Level, note, ok, problem, report_of, unchecked, warning
+from neuron_plugin.inspection.text import Unknown
+from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import as_yaml
@@ -130,7 +138,7 @@ class Node:
         )
 
     async def until_it_is_in_the_cluster(self) -> None:
-        """The daemon follows this node's pods, and has told what the node has."""
+        """The daemon follows this node's pods, and has published what the node has."""
         async with asyncio.timeout(10):
             while not (self.api.open_watches and "annotations" in self.api.get(NODES, "worker-1")["metadata"]):
                 await asyncio.sleep(0.02)
@@ -168,25 +176,25 @@ async def node() -> AsyncIterator[Node]:
     shutil.rmtree(root)
 
 
-Told = dict[str, list[tuple[str, str]]]
+Found = dict[str, list[tuple[str, str]]]
 """Level and text of the findings, by check."""
 
 
-async def findings(cli: Cli, node: Node, *checks: str) -> tuple[int, Told]:
-    """What the doctor says of the node, told nothing but the daemon's configuration, and its exit status."""
+async def findings(cli: Cli, node: Node, *checks: str) -> tuple[int, Found]:
+    """What the doctor says of the node, given nothing but the daemon's configuration, and its exit status."""
     shown = await asyncio.to_thread(cli, "doctor", "--config", node.configuration, "-o", "json", *checks)
-    found: Told = {}
+    found: Found = {}
     for finding in json.loads(shown.out)["findings"]:
         found.setdefault(finding["check"], []).append((finding["level"], finding["seen"]))
     return shown.status, found
 
 
-async def settled(cli: Cli, node: Node, *checks: str) -> tuple[int, Told]:
-    """The same, as soon as the daemon has told the API server what it has to tell."""
+async def settled(cli: Cli, node: Node, *checks: str) -> tuple[int, Found]:
+    """The same, as soon as the daemon has written to the API server what it has to write."""
     async with asyncio.timeout(20):
         while True:
             status, found = await findings(cli, node, *checks)
-            if not any(level == "warning" for told in found.values() for level, _ in told):
+            if not any(level == "warning" for each in found.values() for level, _ in each):
                 return status, found
             await asyncio.sleep(0.1)
 
@@ -198,7 +206,7 @@ async def test_a_healthy_node_with_pods_is_fine_in_every_check(cli: Cli, node: N
     await node.run_pod("infer", Resource.NEURONCORE, 1)
     status, found = await settled(cli, node)
     assert status == 0
-    seen = {check: {level for level, _ in told} for check, told in found.items() if check != "processes"}
+    seen = {check: {level for level, _ in each} for check, each in found.items() if check != "processes"}
     assert seen == {check.name: {"ok"} for check in CHECKS if check.name != "processes"}
     assert "2 pods with 5 logical cores" in found["holders"][0][1]
 
@@ -227,5 +235,104 @@ async def test_a_changed_annotation_and_a_sick_device_under_a_pod_are_found(cli:
     node.machine.set_ecc(2, memory=1)
     status, found = await findings(cli, node, "annotations", "holders", "health")
     assert status == 1
-    assert "default/lost/main: annotated aws.amazon.com/neurondevice 5, the kubelet gave nothing" in str(found)
+    assert "default/lost/main: annotated aws.amazon.com/neurondevice 5, the kubelet gave 0" in str(found)
     assert "default/train/main (aws.amazon.com/neurondevice) runs on device 2" in str(found["holders"])
+
+
+DRIVER, DEVICES = CHECKS[0].name, CHECKS[1].name
+
+
+def examined(*findings: Finding, check: str = DRIVER) -> list[Finding]:
+    return [msgspec.structs.replace(finding, check=check) for finding in findings]
+
+
+def text_of(capsys: pytest.CaptureFixture[str], found: list[Finding]) -> list[str]:
+    show(Form.TEXT, report_of(found), report_lines(report_of(found)))
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("finding", "status"),
+    [
+        (ok("fine"), Exit.SUCCESS),
+        (note("by the way"), Exit.SUCCESS),
+        (unchecked(Unknown("no permission")), Exit.SUCCESS),
+        (warning("hm", "because", "do"), Exit.SUCCESS),
+        (problem("no", "because", "do"), Exit.FAILURE),
+    ],
+)
+def test_only_a_problem_is_a_failure(
+    cli: Cli, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, finding: Finding, status: Exit
+) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda *_: examined(ok("fine"), finding, ok("fine")))
+    assert cli("doctor", "--root", make_node("trn1.2xlarge").root).status == status
+
+
+def test_the_worst_level_is_in_the_report() -> None:
+    assert report_of(examined(warning("a", "b", "c"), problem("a", "b", "c"), ok("a"))).worst is Level.PROBLEM
+    assert report_of([]).worst is Level.OK
+
+
+def test_a_finding_is_one_line_to_grep_with_reason_and_remedy_below(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = text_of(capsys, examined(problem("it is broken", "it matters", "mend it")))
+    assert [line.split(maxsplit=2) for line in lines[:3]] == [
+        ["problem", "driver", "it is broken"],
+        ["why", "it", "matters"],
+        ["do", "mend", "it"],
+    ]
+    assert lines[0].index("it is") == lines[1].index("it matters") == lines[2].index("mend")
+
+
+def test_what_findings_in_a_row_have_in_common_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    twice = [warning("one", "because", "mend"), warning("two", "because", "mend"), warning("three", "so", "mend")]
+    words = [line.split()[0] for line in text_of(capsys, examined(*twice)) if line]
+    assert words[:-1] == ["warning", "warning", "why", "warning", "why", "do"]
+
+
+def test_the_same_remedy_of_two_checks_is_said_twice_unless_they_could_not_be_made(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    unknown = unchecked(Unknown("no kubelet", "start it"))
+    lines = text_of(capsys, [*examined(unknown), *examined(unknown, check=DEVICES)])
+    assert sum("start it" in line for line in lines) == 1
+    broken = problem("no", "", "start it")
+    lines = text_of(capsys, [*examined(broken), *examined(broken, check=DEVICES)])
+    assert sum("start it" in line for line in lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("findings", "summary"),
+    [
+        ([ok("a"), ok("b")], "no problem, 2 ok"),
+        ([problem("a", "b", "c"), ok("b")], "1 problem, 1 ok"),
+        ([warning("a", "b", "c"), note("x"), unchecked(Unknown("y"))], "no problem, 1 warning, 2 notes, 0 ok (1 not"),
+    ],
+)
+def test_the_last_line_sums_up(capsys: pytest.CaptureFixture[str], findings: list[Finding], summary: str) -> None:
+    assert text_of(capsys, examined(*findings))[-1].startswith(summary)
+
+
+def test_nothing_that_was_found_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "\x1b" not in "".join(text_of(capsys, examined(problem("\x1b[2J", "\x1b", "\x07"))))
+
+
+def test_json_and_yaml_are_one_document_with_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+    report = report_of(examined(unchecked(Unknown("no permission", "run this as root"))))
+    show(Form.JSON, report, report_lines(report))
+    as_json = json.loads(capsys.readouterr().out)
+    show(Form.YAML, report, report_lines(report))
+    assert yaml.safe_load(capsys.readouterr().out) == as_json
+    assert as_json == {
+        "version": 1,
+        "worst": "note",
+        "findings": [
+            {
+                "check": "driver",
+                "level": "note",
+                "checked": False,
+                "seen": "not checked: no permission",
+                "why": "",
+                "action": "run this as root",
+            }
+        ],
+    }

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from neuron_plugin.cli.drawing import ASCII, UNICODE, Drawing, Grid, Mark, grids_of, undrawn
+from neuron_plugin.cli.drawing import ASCII, UNICODE, Grid, grids_of, undrawn
+from neuron_plugin.cli.drawing import drawn as lines_of
+from neuron_plugin.cli.output import Segment
 from neuron_plugin.topology import InstanceType, Topology, links_of
 from neuron_plugin.topology.instances import SHIPPED
 
@@ -13,9 +15,9 @@ def drawn(topology: Topology, count: int, cores: str = "..", links: Mapping[int,
     nominal = links_of(topology, count) if links is None else links
     texts = []
     for grid in grids_of(topology, count):
-        marks = {device: [Mark(character) for character in cores] for device in grid.places}
-        lines = Drawing(grid, nominal, marks, UNICODE).lines()
-        texts.append("\n".join("".join(mark.character for mark in line) for line in lines))
+        marks = {device: [(character, "") for character in cores] for device in grid.places}
+        lines = lines_of(grid, nominal, marks, UNICODE)
+        texts.append("\n".join("".join(character for character, _ in line) for line in lines))
     return "\n\n".join(texts)
 
 
@@ -79,7 +81,7 @@ def test_thirty_two_devices_are_two_tori() -> None:
 def test_a_long_line_turns_like_a_snake() -> None:
     (grid,) = grids_of(Topology.LINE, 10)
     assert rows(grid) == [[0, 1, 2, 3, 4, 5, 6, 7], [9, 8]]
-    assert grid.places[8].column == 7, "below its neighbour 7"
+    assert grid.places[8][1] == 7, "below its neighbour 7"
     assert undrawn((grid,), links_of(Topology.LINE, 10)) == []
 
 
@@ -92,13 +94,13 @@ def test_every_link_of_every_shipped_type_is_drawn(instance: InstanceType) -> No
 
 
 @pytest.mark.parametrize(("count", "left"), [(5, [(0, 4)]), (6, []), (16, []), (32, [(0, 31)])])
-def test_a_ring_that_does_not_close_on_paper_leaves_one_link_to_be_told(
+def test_a_ring_that_does_not_close_on_paper_leaves_one_link_to_be_listed(
     count: int, left: list[tuple[int, int]]
 ) -> None:
     assert undrawn(grids_of(Topology.RING, count), links_of(Topology.RING, count)) == left
 
 
-def test_links_of_devices_of_unknown_topology_are_told() -> None:
+def test_links_of_devices_of_unknown_topology_are_reported() -> None:
     grids = grids_of(Topology.UNLINKED, 4)
     links = {0: frozenset({1, 3}), 1: frozenset({0}), 2: frozenset[int](), 3: frozenset({0})}
     assert undrawn(grids, links) == [(0, 3)]
@@ -115,17 +117,17 @@ def test_no_line_is_longer_than_80_columns_and_none_ends_in_blanks(instance: Ins
 
 def test_ascii_is_ascii() -> None:
     (grid,) = grids_of(Topology.TORUS, 16)
-    marks = {device: [Mark("."), Mark(".")] for device in grid.places}
-    lines = Drawing(grid, links_of(Topology.TORUS, 16), marks, ASCII).lines()
-    text = "\n".join("".join(mark.character for mark in line) for line in lines)
+    marks = {device: [(".", ""), (".", "")] for device in grid.places}
+    lines = lines_of(grid, links_of(Topology.TORUS, 16), marks, ASCII)
+    text = "\n".join("".join(character for character, _ in line) for line in lines)
     assert text.isascii()
     assert "~~| 0    |--| 1    |" in text
 
 
 def test_marks_keep_their_styles() -> None:
     (grid,) = grids_of(Topology.SINGLE, 1)
-    lines = Drawing(grid, {}, {0: [Mark("A", "cyan"), Mark(".", "green")]}, UNICODE).lines()
-    assert [mark for mark in lines[2] if mark.style] == [Mark("A", "cyan"), Mark(".", "green")]
+    marks: list[Segment] = [("A", "cyan"), (".", "green")]
+    assert [mark for mark in lines_of(grid, {}, {0: marks}, UNICODE)[2] if mark[1]] == marks
 
 
 def test_boxes_are_as_wide_as_their_cores() -> None:

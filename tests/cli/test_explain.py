@@ -13,7 +13,7 @@ import yaml
 from aiohttp import web
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.extender.inspection import inspection_routes
+from neuron_plugin.extender.explain import inspection_routes
 from neuron_plugin.simulation import StandInApiServer, node_manifest, pod_manifest
 from tests.cli.doubles import Cli
 from tests.extender.world import World
@@ -135,7 +135,7 @@ def test_what_cannot_be_explained_is_said_in_one_line(
     assert len(outcome.err.splitlines()) == 1
 
 
-def test_an_unknown_pod_is_told_in_the_extenders_words(cli: Cli, extender_url: str) -> None:
+def test_an_unknown_pod_is_reported_in_the_extenders_words(cli: Cli, extender_url: str) -> None:
     outcome = cli("explain", "ghost", "--extender", extender_url)
 
     assert outcome.status == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin import __version__
-from neuron_plugin.cli import version
+from neuron_plugin.cli import scheduler_config
 from neuron_plugin.cli.command import CommandError, UsageError
 from neuron_plugin.settings import SettingsError
 from tests.cli.doubles import Cli, CliProcess
@@ -19,7 +19,7 @@ from tests.inspection.doubles import MakeNode
 
 COMMANDS = [
     *("demo", "devices", "topology", "decisions", "doctor", "explain", "simulate"),
-    *("run", "extender", "scheduler-config", "manifests", "uninstall-node", "completion", "version"),
+    *("run", "extender", "scheduler-config", "manifests", "uninstall-node", "completion"),
 ]
 
 
@@ -27,7 +27,7 @@ def test_help_names_every_command_and_the_exit_statuses(cli: Cli) -> None:
     shown = cli("--help")
     assert shown.status == 0
     assert all(re.search(rf"\n    {command}\s", shown.out) for command in COMMANDS)
-    assert "exit status: 0 fine; 1 trouble" in shown.out
+    assert "exit status: 0 success; 1 failure" in shown.out
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "simulate node", "simulate fault", "simulate fault DIR ecc"])
@@ -68,7 +68,7 @@ def test_the_version_flag_prints_one_line(cli: Cli) -> None:
         (("simulate", "node", "somewhere"), "--type"),
     ],
 )
-def test_wrong_usage_is_told_in_one_line_that_names_the_help(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
+def test_wrong_usage_is_one_line_that_names_the_help(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
     shown = cli(*arguments)
     assert (shown.status, shown.out) == (2, "")
     assert said in shown.err
@@ -77,7 +77,7 @@ def test_wrong_usage_is_told_in_one_line_that_names_the_help(cli: Cli, arguments
 
 
 def test_flags_are_not_abbreviated_because_a_new_flag_would_break_scripts(cli: Cli) -> None:
-    assert cli("version", "--outp", "json").status == 2
+    assert cli("scheduler-config", "--outp", "json").status == 2
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_flags_are_not_abbreviated_because_a_new_flag_would_break_scripts(cli: C
         (UsageError("--lnc 3: expected 1 or 2"), 2, "neuron-plugin: --lnc 3: expected 1 or 2\n"),
         (SettingsError("x.yaml has the unknown key 'a'"), 2, "neuron-plugin: x.yaml has the unknown key 'a'\n"),
         (PermissionError(13, "Permission denied", "/x"), 1, "neuron-plugin: /x: Permission denied\n"),
-        (OSError("no file name"), 1, "neuron-plugin: version: no file name\n"),
+        (OSError("no file name"), 1, "neuron-plugin: scheduler-config: no file name\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )
@@ -97,23 +97,23 @@ def test_an_error_becomes_one_line_and_a_status(
     def fail(_arguments: Namespace) -> int:
         raise error
 
-    monkeypatch.setattr(version, "run", fail)
-    shown = cli("version")
+    monkeypatch.setattr(scheduler_config, "run", fail)
+    shown = cli("scheduler-config")
     assert (shown.status, shown.err) == (status, said)
 
 
-def test_an_unforeseen_error_is_one_line_too_and_shows_its_stack_to_who_reports_it(
+def test_an_unforeseen_error_is_one_line_too_and_shows_its_stack_on_request(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_arguments: Namespace) -> int:
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr(version, "run", fail)
-    shown = cli("version")
+    monkeypatch.setattr(scheduler_config, "run", fail)
+    shown = cli("scheduler-config")
     assert (shown.status, shown.err.count("\n")) == (1, 1)
-    assert "version failed itself (ZeroDivisionError('by nothing')): please report it" in shown.err
+    assert "scheduler-config failed itself (ZeroDivisionError('by nothing')): please report it" in shown.err
     monkeypatch.setenv("NEURON_PLUGIN_STACK", "1")
-    assert "Traceback" in cli("version").err
+    assert "Traceback" in cli("scheduler-config").err
 
 
 def test_nothing_at_all_is_answered_with_the_help(cli: Cli) -> None:
@@ -128,7 +128,7 @@ def test_control_characters_of_others_do_not_reach_the_terminal(cli: Cli) -> Non
     assert "/nowhere\N{REPLACEMENT CHARACTER}[31m" in shown.err
 
 
-def test_a_reader_that_stops_reading_is_met_in_silence(cli_process: CliProcess, make_node: MakeNode) -> None:
+def test_a_closed_pipe_ends_the_command_silently(cli_process: CliProcess, make_node: MakeNode) -> None:
     with cli_process("devices", "--root", make_node().root, "-o", "json") as process:
         assert process.stdout is not None
         process.stdout.close()
@@ -162,9 +162,17 @@ def _command() -> list[str]:
     return [sys.executable, "-m", "neuron_plugin.cli.main"]
 
 
-def test_starting_loads_nothing_heavy() -> None:
+@pytest.mark.parametrize("words", [["--help"], ["devices", "--help"], ["scheduler-config"]])
+def test_starting_loads_nothing_heavy_and_no_command_but_the_one_that_runs(words: list[str]) -> None:
     heavy = "{'rich', 'grpc', 'aiohttp', 'kubernetes', 'pyudev', 'google', 'shtab'}"
-    script = f"import sys, neuron_plugin.cli.main as m; m.build_parser(); print(sorted({heavy} & set(sys.modules)))"
+    others = [f"neuron_plugin.cli.{each.replace('-', '_')}" for each in COMMANDS if each not in words]
+    script = f"""
+import contextlib, io, sys
+from neuron_plugin.cli.main import main
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    main({words})
+print(sorted(({heavy} | set({others})) & set(sys.modules)))
+"""
     done = subprocess.run(  # noqa: S603 - our own program
         [_command()[0], "-c", script], capture_output=True, text=True, env=_environment(), check=True
     )

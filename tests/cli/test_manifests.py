@@ -25,7 +25,7 @@ def test_no_name_of_ours_is_left_in_what_is_printed(cli: Cli, part: str) -> None
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_everything_printed_is_a_manifest_and_nobody_claims_to_be_helm(cli: Cli, part: str) -> None:
+def test_everything_printed_is_a_manifest_and_none_claims_to_be_helms(cli: Cli, part: str) -> None:
     shown = cli("manifests", part, *NEEDED[part])
     manifests = [manifest for manifest in yaml.safe_load_all(shown.out) if manifest]
     assert {"DaemonSet", "ValidatingAdmissionPolicy"} <= {manifest["kind"] for manifest in manifests}

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 import msgspec
 import pytest
 import yaml
 
 from neuron_plugin.cli.main import build_parser
-from neuron_plugin.cli.output import Form, ObjectForm, add_output_flag, document
+from neuron_plugin.cli.output import Form, ObjectForm, add_output_flag, document, on_terminal, print_lines, show, table
 
 WITHOUT_DOCUMENTS = {
     "neuron-plugin completion",  # a script for a shell
@@ -20,12 +21,12 @@ WITHOUT_DOCUMENTS = {
 }
 
 
-class Told(msgspec.Struct, rename="camel"):
+class Sample(msgspec.Struct, rename="camel"):
     some_ids: tuple[int, ...]
     who: str | None
 
 
-@pytest.mark.parametrize("content", [Told((1, 2), None), {"someIds": [1, 2], "who": None}])
+@pytest.mark.parametrize("content", [Sample((1, 2), None), {"someIds": [1, 2], "who": None}])
 def test_json_and_yaml_say_the_same(content: object) -> None:
     assert json.loads(document(Form.JSON, content)) == yaml.safe_load(document(Form.YAML, content))
     assert document(ObjectForm.JSON, content) == document(Form.JSON, content)
@@ -63,3 +64,97 @@ def test_every_command_with_something_to_tell_tells_it_to_scripts() -> None:
     assert {
         command for command in without if not command.startswith("neuron-plugin simulate fault ")
     } == WITHOUT_DOCUMENTS
+
+
+HEADERS = ("DEVICE", "HOLDERS")
+
+
+def pretend_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def joined(headers: tuple[str, ...], rows: list[list[tuple[str, str]]]) -> list[str]:
+    return ["".join(text for text, _ in line) for line in table(headers, rows)]
+
+
+def test_columns_stand_under_their_headers() -> None:
+    assert joined(HEADERS, [[("0", ""), ("a/b/c", "")], [("11", ""), ("d", "")]]) == [
+        "DEVICE  HOLDERS",
+        "0       a/b/c",
+        "11      d",
+    ]
+
+
+def test_an_empty_cell_is_a_dash_so_that_awk_counts_right() -> None:
+    assert joined(("A", "B", "C"), [[("", ""), ("x", ""), ("", "")]]) == ["A  B  C", "-  x  -"]
+
+
+def test_a_long_row_is_one_line_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
+    print_lines(table(HEADERS, [[("0", ""), ("x" * 500, "")]]))
+    assert capsys.readouterr().out.splitlines()[1] == "0       " + "x" * 500
+
+
+def test_no_colour_where_no_terminal_is_and_rich_is_not_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_lines([[("red", "red"), (" plain", "")]])
+    assert capsys.readouterr().out == "red plain\n"
+
+
+def test_a_terminal_gets_colour(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_terminal(monkeypatch)
+    print_lines([[("bad", "red"), (" plain", "")]])
+    assert capsys.readouterr().out == "\x1b[31mbad\x1b[0m plain\n"
+
+
+@pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_a_terminal_that_wants_no_colour_gets_no_escape_at_all(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    pretend_terminal(monkeypatch)
+    monkeypatch.setenv(variable, value)
+    print_lines([[("bad", "bold red"), (" plain", "")]])
+    assert capsys.readouterr().out == "bad plain\n"
+
+
+def test_an_empty_no_color_is_as_good_as_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_terminal(monkeypatch)
+    monkeypatch.setenv("NO_COLOR", "")
+    print_lines([[("bad", "red")]])
+    assert capsys.readouterr().out == "\x1b[31mbad\x1b[0m\n"
+
+
+@pytest.mark.parametrize("text", ["[gpu]", "[/dev/neuron0]", "pod[2,3]"])
+def test_brackets_are_text_and_no_markup(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    pretend_terminal(monkeypatch)
+    print_lines(table(HEADERS, [[("0", ""), (text, "")]]))
+    assert text in capsys.readouterr().out
+
+
+def test_a_terminal_narrower_than_a_row_loses_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_terminal(monkeypatch)
+    print_lines(table(HEADERS, [[("0", ""), ("default/a-rather-long-name/main", "")]]))
+    assert "default/a-rather-long-name/main\n" in capsys.readouterr().out
+
+
+def test_control_characters_in_a_cell_are_replaced() -> None:
+    assert joined(("A",), [[("\x1b[2J", "")]])[1] == "\N{REPLACEMENT CHARACTER}[2J"
+
+
+def test_a_captured_stdout_is_no_terminal() -> None:
+    assert not on_terminal()
+
+
+@pytest.mark.parametrize(("form", "printed"), [("text", "a line\n"), ("json", '{\n  "a": 1\n}\n'), ("yaml", "a: 1\n")])
+def test_the_form_decides_between_lines_and_the_document(
+    capsys: pytest.CaptureFixture[str], form: str, printed: str
+) -> None:
+    show(form, {"a": 1}, [[("a line", "")]])
+    assert capsys.readouterr().out == printed

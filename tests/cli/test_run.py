@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.cli.main import main
-from neuron_plugin.cli.run import with_node_name
 from neuron_plugin.plugin.settings import PluginSettings, check
 
 COMMAND = [sys.executable, "-m", "neuron_plugin.cli.main", "run"]
@@ -24,10 +23,14 @@ def test_without_a_node_name_the_daemon_says_which_setting_is_missing(
     assert "NODE_NAME" in capsys.readouterr().err
 
 
-def test_the_downward_api_names_the_node_unless_a_setting_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_downward_api_names_the_node_unless_a_setting_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NODE_NAME", "worker-1")
-    assert with_node_name(PluginSettings()).node_name == "worker-1"
-    assert with_node_name(PluginSettings(node_name="worker-2")).node_name == "worker-2"
+    assert main(["run", "--print-config"]) == 0
+    assert "node-name: worker-1\n" in capsys.readouterr().out
+    assert main(["run", "--node-name", "worker-2", "--print-config"]) == 0
+    assert "node-name: worker-2\n" in capsys.readouterr().out
 
 
 def test_print_config_shows_the_effective_settings_and_starts_nothing(

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from neuron_plugin.hardware import EVERY_DEVICE, MachinePaths, read_inventory
+from neuron_plugin.hardware import EVERY_DEVICE, Device, EccCounts, Inventory, MachinePaths, ResetState, read_inventory
+from neuron_plugin.hardware.kernel_log import parse_record
+from neuron_plugin.hardware import CoreErrors, NodeState
+from neuron_plugin.simulation import SimulatedNode, write_node
 from neuron_plugin.topology import catalogue
 from tests.cli.doubles import Cli
+from tests.inspection.doubles import MakeNode
 
 SMALL = ("--no-usage-counters",)
 
@@ -49,7 +53,7 @@ def test_types_are_a_document_for_scripts(cli: Cli, form: str, load: Callable[[s
     }
 
 
-def test_a_script_is_told_what_was_written(cli: Cli, tmp_path: Path) -> None:
+def test_a_document_says_what_was_written(cli: Cli, tmp_path: Path) -> None:
     shown = cli("simulate", "node", tmp_path / "n", "--type", "inf2.24xlarge", "--missing", "3", "-o", "json", *SMALL)
     assert json.loads(shown.out) == {
         "version": 1,
@@ -127,3 +131,146 @@ def test_a_directory_that_cannot_be_made_is_one_line(cli: Cli, tmp_path: Path) -
     shown = cli("simulate", "node", tmp_path / "file" / "n", "--type", "inf2.xlarge", *SMALL)
     assert (shown.status, shown.err.count("\n")) == (1, 1)
     assert "Not a directory" in shown.err
+
+
+@pytest.fixture
+def node(make_node: MakeNode) -> SimulatedNode:
+    return make_node("inf2.24xlarge")
+
+
+def inventory(node: SimulatedNode) -> Inventory:
+    return read_inventory(node.paths, settled=EVERY_DEVICE)
+
+
+def device(node: SimulatedNode, number: int) -> Device:
+    return next(each for each in inventory(node).devices if each.id == number)
+
+
+def fault(cli: Cli, node: SimulatedNode, *arguments: str) -> None:
+    shown = cli("simulate", "fault", node.root, *arguments)
+    assert (shown.status, shown.out, shown.err) == (0, "", "")
+
+
+def test_counts_of_ecc_errors_are_set_one_by_one(cli: Cli, node: SimulatedNode) -> None:
+    fault(cli, node, "ecc", "3", "--sram", "1", "--memory", "2")
+    fault(cli, node, "ecc", "3", "--repairable", "4")
+    assert device(node, 3).health.ecc == EccCounts(1, 2, 4)
+    assert device(node, 2).health.ecc == EccCounts()
+
+
+@pytest.mark.parametrize("state", ResetState)
+def test_a_reset_can_be_in_every_state(cli: Cli, node: SimulatedNode, state: ResetState) -> None:
+    fault(cli, node, "reset", "1", state.name.lower())
+    assert device(node, 1).health.reset is state
+
+
+def test_broken_parts_are_named_and_mended(cli: Cli, node: SimulatedNode) -> None:
+    fault(cli, node, "components", "1", "hbm,link_host")
+    assert device(node, 1).health.unhealthy_components == frozenset({"hbm", "link_host"})
+    fault(cli, node, "components", "1", "none")
+    assert device(node, 1).health.unhealthy_components == frozenset()
+
+
+def test_errors_of_a_core_are_set_on_a_node_with_usage_counters(cli: Cli, tmp_path: Path) -> None:
+    node = write_node(tmp_path / "full", "inf2.xlarge")
+    fault(cli, node, "core-errors", "0", "--core", "1", "--kind", "hw_nc_ue_error", "--count", "2")
+    assert device(node, 0).health.core_errors == (CoreErrors(0), CoreErrors(1, hw_nc_ue_error=2))
+    fault(cli, node, "core-errors", "0", "--count", "3")
+    assert device(node, 0).health.core_errors[0] == CoreErrors(0, hw_error=3)
+
+
+def test_firmwares_counter_of_errors_is_set(cli: Cli, node: SimulatedNode) -> None:
+    fault(cli, node, "error-events", "2", "7")
+    assert device(node, 2).health.status_counts == (("hw_error_events", 7),)
+
+
+def test_a_line_is_written_into_the_kernel_log_by_the_kernel_or_a_forger(cli: Cli, node: SimulatedNode) -> None:
+    log = node.paths.dev / "kmsg"
+    before = len(log.read_text().splitlines())
+    fault(cli, node, "kmsg", "nd3: NEURON_HW_ERR=DMA_ERROR on queue 4")
+    fault(cli, node, "kmsg", "NEURON_HW_ERR=DMA_ERROR", "--forged")
+    records = [parse_record(line) for line in log.read_text().splitlines()[before:]]
+    assert [(record.text, record.by_kernel) for record in records if record] == [
+        ("nd3: NEURON_HW_ERR=DMA_ERROR on queue 4", True),
+        ("NEURON_HW_ERR=DMA_ERROR", False),
+    ]
+
+
+def test_a_count_of_errors_is_a_number(cli: Cli, node: SimulatedNode) -> None:
+    shown = cli("simulate", "fault", node.root, "error-events", "2", "few")
+    assert shown.status == 2
+    assert "'few' is no count of 0 or more" in shown.err
+
+
+def test_a_device_goes_and_comes_back(cli: Cli, node: SimulatedNode) -> None:
+    fault(cli, node, "device", "5", "gone")
+    assert inventory(node).device_ids == (0, 1, 2, 3, 4)
+    fault(cli, node, "device", "5", "back")
+    assert inventory(node).device_ids == (0, 1, 2, 3, 4, 5)
+
+
+def test_a_device_node_goes_and_comes_back(cli: Cli, node: SimulatedNode) -> None:
+    fault(cli, node, "node", "5", "gone")
+    assert device(node, 5).node is NodeState.ABSENT
+    fault(cli, node, "node", "5", "back")
+    assert device(node, 5).node is NodeState.PRESENT
+
+
+def test_the_driver_goes_and_comes_back(cli: Cli, node: SimulatedNode) -> None:
+    fault(cli, node, "driver", "gone")
+    assert inventory(node).devices == ()
+    fault(cli, node, "driver", "back")
+    assert len(inventory(node).devices) == 6
+
+
+def test_an_attribute_reads_garbage_is_missing_and_is_restored(cli: Cli, node: SimulatedNode) -> None:
+    path = node.paths.sysfs / "class/neuron_device/neuron2/info/serial_number"
+    before = path.read_text()
+    fault(cli, node, "attribute", "2", "info/serial_number", "--text", "x\\ny")
+    assert path.read_text() == "x\ny"
+    fault(cli, node, "attribute", "2", "info/serial_number", "--missing")
+    assert not path.exists()
+    fault(cli, node, "attribute", "2", "info/serial_number", "--restore")
+    assert path.read_text() == before
+
+
+def test_the_logical_core_size_is_set_and_taken_back(cli: Cli, make_node: MakeNode) -> None:
+    node = make_node("trn2.3xlarge")
+    fault(cli, node, "lnc", "1")
+    assert inventory(node).logical_core_size.size == 1
+    fault(cli, node, "lnc", "none")
+    assert inventory(node).logical_core_size.size == 2
+    assert not node.paths.logical_nc_config.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("ecc", "3"), 2, "without --sram, --memory or --repairable COUNT"),
+        (("ecc", "3", "--sram", "-1"), 2, "'-1' is no count of 0 or more"),
+        (("ecc", "three", "--sram", "1"), 2, "invalid int value: 'three'"),
+        (("ecc", "44", "--sram", "1"), 2, "device 44"),
+        (("reset", "3", "broken"), 2, "invalid choice: 'broken'"),
+        (("device", "3"), 2, "presence"),
+        (("attribute", "3", "core_count"), 2, "one of the arguments --text --missing --restore is required"),
+        (("attribute", "3", "../../etc", "--missing"), 2, "expected a path below the device"),
+        (("lnc", "two"), 2, "lnc two: expected a number, or none"),
+        (("lnc", "0"), 2, "logical core size 0"),
+        (("meteor", "3"), 2, "invalid choice: 'meteor'"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_refused_in_one_line_and_changes_nothing(
+    cli: Cli, node: SimulatedNode, arguments: tuple[str, ...], status: int, said: str
+) -> None:
+    before = node.description
+    shown = cli("simulate", "fault", node.root, *arguments)
+    assert (shown.status, shown.out) == (status, "")
+    assert said in shown.err
+    assert shown.err.count("\n") == 1
+    assert node.description == before
+
+
+def test_a_directory_without_a_machine_says_how_to_get_one(cli: Cli, tmp_path: Path) -> None:
+    shown = cli("simulate", "fault", tmp_path, "driver", "gone")
+    assert shown.status == 2
+    assert "holds no simulated node" in shown.err

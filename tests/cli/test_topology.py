@@ -2,12 +2,20 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import yaml
 
+from neuron_plugin.allocation import Allocation, Ledger, PodReference, PodUid, Resource
+from neuron_plugin.cli.output import Segment
+from neuron_plugin.cli.topology import occupancy as occupancy_of
+from neuron_plugin.simulation import SimulatedNode
+from neuron_plugin.topology import CoreMask
 from tests.cli.doubles import Cli, Hold
+from tests.inspection.cases import looked
 from tests.inspection.doubles import MakeNode
 
 
@@ -84,7 +92,7 @@ def test_an_unhealthy_device_is_in_no_set(cli: Cli, make_node: MakeNode, hold: H
     assert sets(cli("topology", "--root", node.root).out)[6] == "0 of 1"
 
 
-def test_links_that_are_not_drawn_are_told(cli: Cli, make_node: MakeNode, hold: Hold) -> None:
+def test_links_that_are_not_drawn_are_listed(cli: Cli, make_node: MakeNode, hold: Hold) -> None:
     """An unknown machine, linked like nothing that is known."""
     hold()
     node = make_node("inf2.24xlarge")
@@ -113,7 +121,7 @@ def test_a_script_gets_links_sets_and_what_is_free(cli: Cli, make_node: MakeNode
     assert yaml.safe_load(cli("topology", "--root", node.root, "-o", "yaml").out) == found
 
 
-def test_a_script_is_told_that_holders_are_not_known(cli: Cli, make_node: MakeNode) -> None:
+def test_a_document_says_that_holders_are_not_known(cli: Cli, make_node: MakeNode) -> None:
     shown = cli("topology", "--root", make_node("inf2.xlarge").root, "-o", "json")
     found = json.loads(shown.out)
     assert (found["holdersKnown"], shown.err) == (False, "")
@@ -142,3 +150,92 @@ def test_no_device_is_status_one(cli: Cli, tmp_path: Path) -> None:
     assert (shown.status, shown.out) == (1, "")
     assert shown.err.startswith("neuron-plugin: no Neuron device: ")
     assert shown.err.count("\n") == 1
+
+
+Occupancy: TypeAlias = tuple[dict[int, list[Segment]], dict[Segment, str]]
+
+
+def occupancy(node: SimulatedNode, ledger: Ledger | None) -> Occupancy:
+    seen = looked(node)
+    assert seen.geometry is not None
+    return occupancy_of(seen, seen.geometry, ledger)
+
+
+def held(*allocations: tuple[str, str, Resource, int]) -> Ledger:
+    return Ledger(
+        tuple(
+            Allocation(PodReference(PodUid(pod), "ml", pod), container, resource, CoreMask(mask))
+            for pod, container, resource, mask in allocations
+        )
+    )
+
+
+def characters(of: Occupancy) -> list[str]:
+    return ["".join(character for character, _ in marks) for marks in of[0].values()]
+
+
+def legend(of: Occupancy) -> dict[str, str]:
+    return {character: text for (character, _), text in of[1].items()}
+
+
+def test_each_pod_has_a_letter_and_the_legend_its_containers(make_node: MakeNode) -> None:
+    ledger = held(
+        ("train", "init", Resource.NEURONDEVICE, 0b1111),
+        ("train", "main", Resource.NEURON, 0b0011),
+        ("infer", "serve", Resource.NEURONCORE, 0b110000000),
+    )
+    of = occupancy(make_node("inf2.24xlarge"), ledger)
+    assert characters(of) == ["AA", "AA", "..", ".B", "B.", ".."]
+    assert legend(of) == {
+        "A": "ml/train: init devices 0-1, main device 0",
+        "B": "ml/infer: serve cores 7-8",
+        ".": "free",
+    }
+
+
+def test_unusable_devices_have_marks_of_their_own(make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge", missing=[5])
+    node.set_ecc(1, sram=1)
+    node.set_attribute(2, "core_count", "x")
+    of = occupancy(node, Ledger())
+    assert characters(of) == ["..", "!!", "xx", "..", "..", "xx"]
+    assert set(legend(of)) == {".", "!", "x"}
+
+
+def test_a_pod_on_an_unhealthy_device_is_still_shown(make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge")
+    node.set_ecc(0, sram=1)
+    assert characters(occupancy(node, held(("a", "x", Resource.NEURON, 0b01))))[0] == "A!"
+
+
+def test_a_core_of_two_pods_is_marked(make_node: MakeNode) -> None:
+    of = occupancy(
+        make_node("inf2.24xlarge"),
+        held(("a", "x", Resource.NEURON, 0b0011), ("b", "y", Resource.NEURONCORE, 0b0110)),
+    )
+    assert characters(of)[:2] == ["A#", "B."]
+    assert "more than one pod" in legend(of)["#"]
+
+
+def test_unknown_holders_make_no_core_free(make_node: MakeNode) -> None:
+    of = occupancy(make_node("inf2.xlarge"), None)
+    assert legend(of) == {".": "free unless a pod holds it (holders are not known)"}
+
+
+def test_nothing_that_is_not_drawn_is_in_the_legend(make_node: MakeNode) -> None:
+    of = occupancy(make_node("inf2.xlarge"), held(("a", "x", Resource.NEURON, 0b11)))
+    assert set(legend(of)) == {"A"}
+
+
+def test_a_core_for_every_pod_has_letters_enough_for_62(make_node: MakeNode) -> None:
+    ledger = held(*((f"p{core}", "x", Resource.NEURONCORE, 1 << core) for core in range(64)))
+    shown = "".join(characters(occupancy(make_node("inf1.24xlarge"), ledger)))
+    assert len(set(shown[:62])) == 62
+    assert shown[62:] == "##", "further pods share a mark"
+
+
+@pytest.mark.parametrize("count", [2, 9])
+def test_neighbouring_letters_differ_in_colour(make_node: MakeNode, count: int) -> None:
+    ledger = held(*((f"p{core}", "x", Resource.NEURONCORE, 1 << core) for core in range(count)))
+    styles = [style for _, style in occupancy(make_node("inf2.24xlarge"), ledger)[1]][:count]
+    assert all(one != other for one, other in pairwise(styles))

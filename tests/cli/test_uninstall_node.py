@@ -29,7 +29,7 @@ def described(server: StandInApiServer, name: str) -> bool:
     return INVENTORY_KEY in server.get(api_server.NODES, name)["metadata"].get("annotations", {})
 
 
-def test_the_nodes_that_are_named_are_cleared_and_told(cli: Cli, tmp_path: Path) -> None:
+def test_the_nodes_that_are_named_are_cleared_and_printed(cli: Cli, tmp_path: Path) -> None:
     shown, left = uninstalled(cli, tmp_path / "kubeconfig", "worker-1", "never-was")
     assert (shown.status, shown.out) == (0, "worker-1 is cleared\n")
     assert left == ["worker-2"]
@@ -64,7 +64,7 @@ def test_the_cluster_is_the_one_that_kubectl_would_ask(
     assert (shown.status, shown.out) == (0, "worker-1 is cleared\n")
 
 
-def test_scripts_are_told_which_nodes_were_cleared(cli: Cli, tmp_path: Path) -> None:
+def test_a_document_says_which_nodes_were_cleared(cli: Cli, tmp_path: Path) -> None:
     shown, _ = uninstalled(cli, tmp_path / "kubeconfig", "--all", "-o", "json")
     assert json.loads(shown.out) == {"version": 1, "cleared": ["worker-1", "worker-2"]}
     nothing, _ = uninstalled(cli, tmp_path / "kubeconfig", "never-was", "-o", "json")
@@ -77,13 +77,13 @@ def test_the_downward_api_names_the_node(cli: Cli, tmp_path: Path, monkeypatch: 
     assert (shown.out, left) == ("worker-2 is cleared\n", ["worker-1"])
 
 
-@pytest.mark.parametrize(("arguments", "told"), [((), "NODE_NAME"), (("--all", "worker-1"), "exclude each other")])
+@pytest.mark.parametrize(("arguments", "said"), [((), "NODE_NAME"), (("--all", "worker-1"), "exclude each other")])
 def test_which_nodes_has_to_be_said_in_one_way(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], told: str
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
 ) -> None:
     monkeypatch.delenv("NODE_NAME", raising=False)
     shown = cli("uninstall-node", *arguments)
-    assert (shown.status, told in shown.err) == (2, True)
+    assert (shown.status, said in shown.err) == (2, True)
 
 
 def test_no_api_server_is_one_line(cli: Cli, tmp_path: Path) -> None:

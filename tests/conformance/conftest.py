@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.plugin import gate
+from neuron_plugin.plugin import daemon
 from tests.conformance.node import Node
 from tests.conformance.preflight import UnusableNodeError
 from tests.conformance.real import RealNode, RealOptions
@@ -103,6 +103,6 @@ async def node(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
             except UnusableNodeError as error:
                 pytest.exit(f"the conformance suite cannot run here: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
         else:
-            monkeypatch.setattr(gate, "PATIENCE_SECONDS", 0.1)  # a kubelet's stand-in has no 30 s for it
+            monkeypatch.setattr(daemon, "EMPTY_SECONDS", 0.3)  # of a minute that a real node may take
             async with StandInNode.running(Path(root)) as stand_in:
                 yield stand_in

@@ -29,7 +29,7 @@ from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.cluster import JSON, STRATEGIC_MERGE_PATCH, ApiError, ApiRequest, ApiServer, connect, send
 from neuron_plugin.hardware import device_processes
 from neuron_plugin.kubelet import PodResourcesClient, PodResourcesError
-from neuron_plugin.plugin.cdi import FILE_NAME
+from neuron_plugin.plugin.container import CDI_FILE_NAME
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.plugin.uninstall import uninstall_nodes
 from neuron_plugin.settings import as_text
@@ -355,7 +355,7 @@ class RealNode:
             await until(self, lambda name=name: self._is_gone(name), f"the end of pod {name}")  # type: ignore[misc]  # the default binds the name
         await self.stop_plugin()
         await uninstall_nodes(self._api, [self._options.node_name], PluginSettings().lease_namespace)
-        (self._options.cdi_dir / FILE_NAME).unlink(missing_ok=True)
+        (self._options.cdi_dir / CDI_FILE_NAME).unlink(missing_ok=True)
 
     async def _is_gone(self, name: str) -> bool:
         return await self._find(name) is None

@@ -26,7 +26,6 @@ from neuron_plugin.simulation import (
     KubeletOptions,
     PodRejectedError,
     StandInApiServer,
-    StandInKubelet,
     kubelet_pods,
     write_node,
 )
@@ -42,6 +41,7 @@ from tests.conformance.node import (
     PodView,
     Received,
 )
+from tests.support.plugin_watcher import WatchingKubelet
 
 NODE = "stand-in"
 HOLD = "import os, sys; os.open(sys.argv[1], os.O_RDONLY); print('open', flush=True); sys.stdin.read()"
@@ -85,13 +85,15 @@ class StandInNode:
         self._root = root
         for name in ("dp", "pr", "reg"):
             (root / name).mkdir()
-        options = KubeletOptions(grace_seconds=self.grace_seconds, reconcile_seconds=0.05)
-        self._kubelet = StandInKubelet(
+        options = KubeletOptions(grace_seconds=self.grace_seconds, termination_seconds=LINGER_SECONDS)
+        self._kubelet = WatchingKubelet(
             self.kubelet_dir,
             root / "pr",
             random=Random(1),  # noqa: S311 - the order of Go's maps
             options=options,
             plugins_registry=root / "reg",
+            cgroup_root=root / "cgroup",
+            reconcile_seconds=0.05,
         )
         self._api = StandInApiServer()
         self.pod_resources_socket = root / "pr/kubelet.sock"
@@ -131,6 +133,7 @@ class StandInNode:
             "plugins_registry": self._root / "reg",
             "pod_resources_socket": self.pod_resources_socket,
             "cdi_dir": self._root / "cdi",
+            "cgroup": self._root / "cgroup",
         }
         daemon = NodeDaemon(_settings({**fixed, **settings}), catalogue())
         self._stop_plugin = asyncio.Event()
@@ -202,8 +205,10 @@ class StandInNode:
     async def delete(self, name: str, *, force: bool = False) -> None:
         live = self._pods.pop(name)
         if live.phase in ("Pending", "Running"):
-            self._kubelet.finish(live.pod.uid)
-            if not force:
+            if force:
+                self._kubelet.remove_while_running(live.pod.uid)
+            else:
+                self._kubelet.finish(live.pod.uid)
                 self._tell(live, "Succeeded")
         self._api.delete_pod(NAMESPACE, name, grace_seconds=0)
         if process := self._processes.get(name):

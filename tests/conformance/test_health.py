@@ -120,7 +120,7 @@ async def test_p71_a_failed_pods_status_shows_it_too(node: Node) -> None:
     await health_becomes(node, "broken", "Unhealthy")
 
 
-async def test_p60_a_force_deleted_pods_device_is_not_offered_while_its_process_has_it_open(node: Node) -> None:
+async def test_p60_a_force_deleted_pods_device_is_not_offered_while_its_processes_live(node: Node) -> None:
     """The kubelet alone would give it away at once; it leaves the process two seconds to end."""
     node.require(Ability.OPEN_DEVICES)
     await start_offering(node)
@@ -148,12 +148,12 @@ async def offers_while_it_runs(node: Node, pod: str) -> list[bool]:
             await asyncio.sleep(0.02)
 
 
-async def test_p60_where_processes_cannot_be_seen_a_quarantine_ends(
+async def test_p60_where_cgroups_cannot_be_seen_a_hold_down_ends_by_time(
     node: Node, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """An empty directory for /proc is a machine that shows nothing."""
+    """An empty directory has no pods' cgroups."""
     await start_offering(
-        node, proc=tmp_path_factory.mktemp("proc"), quarantine_seconds=15 if node.poll_seconds > 0.1 else 0.5
+        node, cgroup=tmp_path_factory.mktemp("cgroup"), hold_down_seconds=15 if node.poll_seconds > 0.1 else 0.5
     )
     await runs(node, asking("all", DEVICES))
     await is_confirmed(node, "all")

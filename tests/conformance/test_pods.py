@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from neuron_plugin.allocation import ContainerKind
-from neuron_plugin.hardware import ResetState
-from tests.conformance.node import CORE, DEVICES, NEURON, ContainerSpec, Node, PodSpec, PodView, until
+from tests.conformance.node import CORE, DEVICES, NEURON, ContainerSpec, Node, PodSpec, PodView
 from tests.conformance.steps import (
     asking,
     held,
@@ -108,23 +107,6 @@ async def test_p57_devices_held_as_cores_are_not_offered_as_devices(node: Node) 
     await node.delete("cores")
     await is_gone(node, "cores")
     await shows(node, DEVICES)
-
-
-async def test_a_reset_holds_the_container_at_the_gate_and_no_longer(node: Node) -> None:
-    await start_offering(node, pre_start_gate=True)
-    for device in range(DEVICES):
-        node.machine.set_reset(device, ResetState.RESETTING)
-    await node.create(asking("held"))
-
-    async def is_held() -> PodView | None:
-        view = await node.view("held")
-        return view if view and "is being reset" in view.containers["app"].waiting else None
-
-    view = await until(node, is_held, "the container waiting for the reset")
-    assert view.phase != "Failed"
-    for device in range(DEVICES):
-        node.machine.set_reset(device, ResetState.READY)
-    await is_running(node, "held")
 
 
 async def test_p46_an_app_container_smaller_than_its_init_container_gets_the_decided_part_of_what_that_had(

@@ -147,13 +147,13 @@ async def test_p76_after_the_kubelets_grace_capacity_is_gone_and_a_pods_containe
     node: Node,
 ) -> None:
     node.require(Ability.WAIT_FOR_GRACE)
-    await start_offering(node, pre_start_gate=True)
+    await start_offering(node)
     before, holdings = await runs(node, asking("one")), await held(node, "one")
     await node.stop_plugin()
     await shows(node, 0, 0, seconds=node.grace_seconds + 60)
     assert (await is_running(node, "one")).uid == before.uid
     await node.end_containers("one")
-    await start_offering(node, pre_start_gate=True)
+    await start_offering(node)
     after = await is_running(node, "one", starts=2)
     assert (after.uid, received(after)) == (before.uid, received(before))
     assert await held(node, "one") == holdings

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from neuron_plugin.allocation import Dialect
-from neuron_plugin.extender.attempts import Outcome
-from neuron_plugin.extender.binding import Binder, BindTimes
+from neuron_plugin.cluster import Clock
+from neuron_plugin.extender.binding import Binder, BindTimes, Outcome
+from neuron_plugin.extender.leadership import Readiness
 from tests.extender.pod_server import Manifest, PodServer
 from tests.extender.world import DEVICE, World, pod_of
 
@@ -21,7 +22,7 @@ class Bench:
         self.world = world
         self.server = PodServer()
         self.now = 100.0
-        self.barred = ""
+        self.ready = Readiness({})
         self.dialects: tuple[Dialect, ...] = (Dialect.NEURON_PLUGIN, Dialect.VENDOR)
         self.binder = self.make()
         world.node("node", TRN1)
@@ -31,10 +32,10 @@ class Bench:
         return Binder(
             self.world.state,
             self.server,
-            fence=lambda: self.barred,
+            self.ready,
             dialects=self.dialects,
             times=BindTimes(answer=answer),
-            clock=lambda: self.now,
+            clock=Clock(now=lambda: self.now),
             unix_ns=lambda: NOW_NS,
         )
 

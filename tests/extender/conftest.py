@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.cluster import KubernetesApi
-from neuron_plugin.extender import feeds, reporting
+from neuron_plugin.extender import events, informers
 from neuron_plugin.simulation import StandInApiServer, StandInScheduler
 from tests.extender.bench import Bench
 from tests.extender.running import Extender, client_of, extender_on
@@ -21,9 +21,7 @@ def world() -> World:
 
 @pytest.fixture
 def bench(world: World) -> Bench:
-    bench = Bench(world)
-    bench.binder._annotation_check.merged = True
-    return bench
+    return Bench(world)
 
 
 @pytest.fixture
@@ -41,8 +39,8 @@ async def api(server: StandInApiServer, tmp_path: Path) -> AsyncIterator[Kuberne
 @pytest.fixture
 async def extender(api: KubernetesApi, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Extender]:
     """A single replica, ready."""
-    monkeypatch.setattr(feeds, "TICK_SECONDS", 0.02)
-    monkeypatch.setattr(reporting, "PERIOD_SECONDS", 0.02)
+    monkeypatch.setattr(informers, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(events, "PERIOD_SECONDS", 0.02)
     async with extender_on(api) as extender:
         yield await extender.ready()
 

@@ -1,17 +1,15 @@
-"""The pods of an API server, as binding sees them, with every answer in the test's hands."""
+"""An API server of pods alone, as binding sees it, with every answer in the test's hands."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
-from neuron_plugin.allocation import PodReference
-from neuron_plugin.cluster import PODS, ApiError, UnreachableError
-from neuron_plugin.extender.attempts import SeenPod
-from neuron_plugin.extender.observation import pod_record
+from neuron_plugin.allocation import PodReference, PodUid
+from neuron_plugin.cluster import ApiError, ApiRequest, Response, UnreachableError
 
 Manifest = dict[str, Any]
 
@@ -29,7 +27,7 @@ def never_sent() -> UnreachableError:
 
 
 class PodServer:
-    """``PodWrites`` on manifests. ``before``, ``after``: errors of the next binds, not done or done and untold."""
+    """An ``ApiServer`` on manifests. ``before``, ``after``: errors of the next binds, not done or done and lost."""
 
     def __init__(self) -> None:
         self.pods: dict[str, Manifest] = {}
@@ -37,18 +35,27 @@ class PodServer:
         self.after: list[Exception] = []
         self.reading: list[Exception] = []
         self.calls: list[str] = []
-        self.keeps_annotations = True
         self.gate: asyncio.Event | None = None
 
     def add(self, manifest: Manifest) -> Manifest:
         self.pods[manifest["metadata"]["name"]] = manifest
         return manifest
 
-    async def bind(
-        self, pod: PodReference, node: str, annotations: Mapping[str, str], *, timeout_seconds: float
-    ) -> None:
-        self.calls.append("bind")
+    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
         assert timeout_seconds > 0
+        if request.method == "GET":
+            return await self.read(request.path.rpartition("/")[2])
+        body: Any = request.body
+        metadata = body["metadata"]
+        pod = PodReference(PodUid(metadata["uid"]), metadata["namespace"], metadata["name"])
+        await self.bind(pod, body["target"]["name"], metadata["annotations"])
+        return Response(201, b"{}")
+
+    def stream(self, request: ApiRequest, *, silence_seconds: float) -> NoReturn:
+        raise NotImplementedError(request, silence_seconds)
+
+    async def bind(self, pod: PodReference, node: str, annotations: Mapping[str, str]) -> None:
+        self.calls.append("bind")
         if self.gate:
             await self.gate.wait()
         if self.before:
@@ -67,24 +74,11 @@ class PodServer:
         if found["spec"].get("nodeName"):
             raise refused(409, f"pod {pod.name} is already assigned to node {found['spec']['nodeName']}")
         found["spec"]["nodeName"] = node
-        if self.keeps_annotations:
-            found["metadata"]["annotations"] = {**found["metadata"]["annotations"], **annotations}
-
-    async def annotate(self, pod: PodReference, annotations: Mapping[str, str], *, timeout_seconds: float) -> None:
-        self.calls.append("annotate")
-        assert timeout_seconds > 0
-        found = self.pods[pod.name]
-        if found["metadata"]["uid"] != pod.uid:
-            raise refused(422, "metadata.uid")
         found["metadata"]["annotations"] = {**found["metadata"]["annotations"], **annotations}
 
-    async def read(self, pod: PodReference, *, timeout_seconds: float) -> SeenPod | None:
+    async def read(self, name: str) -> Response:
         self.calls.append("read")
-        assert timeout_seconds > 0
         if self.reading:
             raise self.reading.pop(0)
-        found = self.pods.get(pod.name)
-        if found is None or found["metadata"]["uid"] != pod.uid:
-            return None
-        seen = PODS.decode(msgspec.json.encode(found))
-        return SeenPod(pod_record(seen), seen.terminal)
+        found = self.pods.get(name)
+        return Response(404, b'{"reason": "NotFound"}') if found is None else Response(200, msgspec.json.encode(found))

@@ -49,7 +49,7 @@ class Extender:
         return f"http://127.0.0.1:{self.daemon.health_port}"
 
     async def ready(self) -> Extender:
-        await until(lambda: self.task.done() or not self.daemon.readiness.why_not)
+        await until(lambda: self.task.done() or not self.daemon.ready.why_not)
         if self.task.done():
             self.task.result()
         return self

@@ -7,18 +7,18 @@ import contextlib
 import io
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 import aiohttp
 from aiohttp import web
-from prometheus_client import CollectorRegistry
 
+from neuron_plugin import http_server
+from neuron_plugin.allocation import Dialect
 from neuron_plugin.extender.binding import Binder
+from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
-from neuron_plugin.extender.readiness import Readiness
-from neuron_plugin.extender.server import application, runner, verb_routes
-from neuron_plugin.extender.service import ExtenderService
+from neuron_plugin.extender.server import ExtenderService, verb_routes
 from neuron_plugin.simulation import pod_manifest
 from tests.extender.pod_server import PodServer
 from tests.extender.world import DEVICE, World
@@ -26,9 +26,9 @@ from tests.extender.world import DEVICE, World
 TRN1 = "trn1.32xlarge"
 
 
-def service_on(world: World) -> ExtenderService:
-    binder = Binder(world.state, PodServer(), fence=lambda: "", dialects=())
-    return ExtenderService(world.state, binder, Readiness({}), ExtenderMetrics(CollectorRegistry()))
+def service_on(world: World, dialects: Collection[Dialect] = ()) -> ExtenderService:
+    binder = Binder(world.state, PodServer(), Readiness({}), dialects=dialects)
+    return ExtenderService(world.state, binder, Readiness({}), ExtenderMetrics())
 
 
 @asynccontextmanager
@@ -39,13 +39,10 @@ async def serving(world: World, context: ssl.SSLContext | None = None) -> AsyncI
 
 @asynccontextmanager
 async def served(routes: list[web.RouteDef], context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    serving = runner(application(routes, 1))
-    await serving.setup()
-    await web.TCPSite(serving, "127.0.0.1", 0, ssl_context=context).start()
-    try:
-        yield serving.addresses[0][1]
-    finally:
-        await serving.cleanup()
+    app = web.Application(client_max_size=1 << 20)
+    app.add_routes(routes)
+    async with http_server.serving(app, "127.0.0.1", 0, tls=context) as port:
+        yield port
 
 
 def args(names: object = ("node",), amount: int = 4) -> bytes:

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import pytest
 
-from neuron_plugin.extender.attempts import Ending, Outcome
-from neuron_plugin.simulation import pod_manifest
+from neuron_plugin.allocation import Dialect, explain_decision
+from neuron_plugin.cluster import Election
+from neuron_plugin.extender.binding import TIMES, Binder, Ending, Outcome
+from neuron_plugin.simulation import container, pod_manifest
 from tests.extender.bench import NOW_NS, Bench
 from tests.extender.pod_server import lost
-from tests.extender.world import CORE, DEVICE
+from tests.extender.world import CORE, DEVICE, World, pod_of
 
 
 async def test_a_bind_is_one_post_that_carries_the_assignment_in_both_dialects(bench: Bench) -> None:
@@ -48,7 +51,7 @@ async def test_t38_the_same_bind_again_gives_the_same_devices_and_is_counted_onc
 
     first = await bench.bind(pod)
     again = await bench.bind(pod)
-    bench.world.tell(pod)
+    bench.world.show(pod)
     seen = await bench.bind(pod)
 
     assert (first.ending, again.ending, seen.ending) == (Ending.BOUND, Ending.REPEATED, Ending.REPEATED)
@@ -58,10 +61,10 @@ async def test_t38_the_same_bind_again_gives_the_same_devices_and_is_counted_onc
 
 
 async def test_t38_a_bind_of_ours_is_repeated_though_the_watch_shows_it_without_its_annotations(bench: Bench) -> None:
-    """Where the API server drops them, the patch comes a moment after the binding."""
+    """A person may have removed them."""
     pod = bench.waiting("pod", 4)
     first = await bench.bind(pod)
-    bench.world.tell({**pod, "metadata": {**pod["metadata"], "annotations": {}}})
+    bench.world.show({**pod, "metadata": {**pod["metadata"], "annotations": {}}})
 
     again = await bench.bind(pod)
 
@@ -77,7 +80,7 @@ async def test_t38_concurrent_calls_for_a_pod_share_one_attempt(bench: Bench) ->
     assert bench.server.calls == ["bind"]
 
 
-async def test_a_second_call_for_another_node_is_told_where_the_pod_goes(bench: Bench) -> None:
+async def test_a_second_call_for_another_node_names_the_node_that_the_pod_goes_to(bench: Bench) -> None:
     pod = bench.waiting("pod")
     bench.server.gate = asyncio.Event()
     first = asyncio.ensure_future(bench.bind(pod))
@@ -95,10 +98,10 @@ async def test_a_second_call_for_another_node_is_told_where_the_pod_goes(bench: 
 @pytest.mark.parametrize("known", [True, False])
 async def test_t39_a_uid_that_is_not_the_pods_reserves_and_writes_nothing(bench: Bench, *, known: bool) -> None:
     bench.server.add(pod_manifest("pod", DEVICE, 1))
-    stranger = bench.world.pod("stranger", DEVICE, 1) if known else pod_manifest("stranger", DEVICE, 1)
-    stranger["metadata"]["name"] = "pod"
+    other = bench.world.pod("other", DEVICE, 1) if known else pod_manifest("other", DEVICE, 1)
+    other["metadata"]["name"] = "pod"
 
-    outcome = await bench.bind(stranger)
+    outcome = await bench.bind(other)
 
     assert outcome.ending is Ending.NOT_THE_POD
     assert bench.server.calls == ["read"]
@@ -149,11 +152,11 @@ async def test_t42_a_pod_without_neuron_is_bound_without_a_decision_and_leaves_n
 
     assert (first.ending, again.ending) == (Ending.BOUND, Ending.REPEATED)
     assert pod["metadata"]["annotations"] == {}
-    assert not bench.world.state.reservations
+    assert not bench.world.state.assumed
 
 
-async def test_e04_behind_the_fence_nothing_is_reserved_or_written(bench: Bench) -> None:
-    bench.barred = "another replica leads"
+async def test_e04_while_not_ready_nothing_is_reserved_or_written(bench: Bench) -> None:
+    bench.ready.unmet("leader", "another replica leads")
 
     outcome = await bench.bind(bench.waiting("pod"))
 
@@ -185,3 +188,97 @@ async def test_a_fault_of_ours_ends_one_bind_and_not_the_daemon(bench: Bench, ca
 
     assert outcome.ending is Ending.FAILED
     assert "bind failed" in caplog.text
+
+
+async def test_t20_t21_containers_get_disjoint_lists_under_both_keys(bench: Bench) -> None:
+    containers = [container("a", DEVICE, 1), container("b", CORE, 1), container("c", CORE, 1)]
+    pod = bench.server.add(bench.world.pod("pod", containers=containers))
+
+    await bench.bind(pod)
+
+    written = pod["metadata"]["annotations"]
+    devices, cores = written["NEURON_DEVS"], written["NEURON_CORES"].split("|")
+    taken = {2 * int(devices), 2 * int(devices) + 1, *map(int, cores)}
+    assert len(taken) == 4
+    assert "AWS_NEURON_IDS" not in written
+
+
+async def test_t24_ids_are_in_numeric_order(bench: Bench) -> None:
+    pod = bench.waiting("pod", 16)
+
+    await bench.bind(pod)
+
+    assert pod["metadata"]["annotations"]["NEURON_DEVS"] == "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"
+
+
+async def test_a_node_that_closed_since_the_filter_is_refused_with_its_reason(bench: Bench) -> None:
+    pod = bench.waiting("pod")
+    bench.world.pod("stock", DEVICE, 1, node="node")
+
+    outcome = await bench.bind(pod)
+
+    assert outcome.ending is Ending.NO_SET
+    assert outcome.error == "A pod on the node uses Neuron and its assignment is not known yet"
+    assert bench.server.calls == []
+
+
+async def test_t23_an_unreadable_request_is_refused_and_reserves_nothing(bench: Bench) -> None:
+    pod = bench.server.add(bench.world.pod("pod", containers=[container("main", CORE, "1.5")]))
+
+    outcome = await bench.bind(pod)
+
+    assert outcome.ending is Ending.NO_SET
+    assert "1.5" in outcome.error
+    assert bench.server.calls == []
+
+
+async def test_the_vendors_dialect_alone_cannot_say_two_resources(world: World) -> None:
+    bench = Bench(world)
+    bench.dialects = (Dialect.VENDOR,)
+    bench.binder = bench.make()
+    containers = [container("a", DEVICE, 1), container("b", CORE, 1)]
+    pod = bench.server.add(world.pod("pod", containers=containers))
+
+    outcome = await bench.bind(pod)
+
+    assert outcome.ending is Ending.NO_SET
+    assert "vendor's dialect" in outcome.error
+
+
+async def test_a_bind_is_remembered_with_what_else_there_was(bench: Bench) -> None:
+    await bench.bind(bench.waiting("first", 4))
+    await bench.bind(bench.waiting("second", 4))
+    first, second = (explain_decision(entry) for entry in bench.binder.decisions.entries())
+    assert (first["step"], first["node"], first["ids"]) == ("bound", "node", "0,1,2,3")
+    assert first["candidateCount"] == 4
+    assert (second["ids"], second["candidateCount"]) == ("4,5,6,7", 3)
+    assert second["candidates"][0] == {"ids": "4,5,6,7", "cost": second["candidates"][0]["cost"]}  # type: ignore[index]  # plain values
+
+
+async def test_a_bind_that_failed_is_not_remembered_as_one(bench: Bench) -> None:
+    manifest = bench.waiting("pod", 4)
+    bench.ready.unmet("leader", "not the leader")
+    await bench.bind(manifest)
+    assert bench.binder.decisions.entries() == ()
+
+
+class Term:
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def seconds_left(self) -> float:
+        return self.seconds
+
+
+@pytest.mark.parametrize(("seconds_left", "ending"), [(10.0, Ending.BOUND), (TIMES.write, Ending.NOT_SERVING)])
+async def test_e04_no_bind_starts_that_the_lease_could_run_out_under(
+    bench: Bench, seconds_left: float, ending: Ending
+) -> None:
+    term = cast("Election", Term(seconds_left))
+    binder = Binder(bench.world.state, bench.server, bench.ready, election=term, dialects=bench.dialects)
+
+    outcome = await binder.bind(pod_of(bench.waiting("pod")), "node")
+
+    assert outcome.ending is ending
+    assert ("lease" in outcome.error) is bool(outcome.error)
+    assert bench.used() == (ending is Ending.BOUND)

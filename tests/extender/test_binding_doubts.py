@@ -1,15 +1,17 @@
-"""What a bind does when nobody says how its write ended (T40), and what becomes of it afterwards."""
+"""What a bind does when it is not known how its write ended (T40), and what becomes of it afterwards."""
 
 from __future__ import annotations
 
 import pytest
 
-from neuron_plugin.allocation import PodReference
-from neuron_plugin.extender.attempts import Ending, SeenPod
-from neuron_plugin.simulation import pod_manifest
+from neuron_plugin.allocation import Dialect
+from neuron_plugin.cluster import ApiError, ApiRequest, Clock, KubernetesApi, Response, UnreachableError
+from neuron_plugin.extender.binding import TIMES, Binder, Ending, may_have_happened
+from neuron_plugin.extender.leadership import Readiness
+from neuron_plugin.simulation import PODS, StandInApiServer, node_manifest, pod_manifest
 from tests.extender.bench import TRN1, Bench
 from tests.extender.pod_server import lost, never_sent, refused
-from tests.extender.world import CORE, DEVICE, pod_of
+from tests.extender.world import CORE, DEVICE, World, pod_of
 
 
 @pytest.mark.parametrize("error", [refused(500), refused(503), refused(504), lost()], ids=str)
@@ -50,7 +52,7 @@ async def test_t40_a_write_that_lands_late_is_kept(bench: Bench) -> None:
     pod = bench.waiting("pod", 4)
     bench.server.before = [lost()]
     await bench.bind(pod)
-    held = bench.world.state.reservations[pod_of(pod).uid]
+    held = bench.world.state.assumed[pod_of(pod).uid]
     bench.server.apply(pod_of(pod), "node", held.annotations)
 
     bench.now += 10
@@ -64,7 +66,7 @@ async def test_t40_a_write_that_lands_late_on_a_node_that_is_gone_is_remembered_
     pod = bench.waiting("pod", 4)
     bench.server.after, bench.server.reading = [lost()], [lost()]
     await bench.bind(pod)
-    bench.world.state.remove_node("node", bench.world.state.nodes["node"].facts.uid)
+    bench.world.state.remove_node("node", bench.world.state.nodes["node"].node.uid)
 
     bench.now += 10
     await bench.binder.settle()
@@ -77,7 +79,7 @@ async def test_t40_a_retry_of_an_undecided_bind_sends_the_same_ids_again(bench: 
     pod = bench.waiting("pod", 4)
     bench.server.before = [lost()]
     await bench.bind(pod)
-    held = bench.world.state.reservations[pod_of(pod).uid].annotations
+    held = bench.world.state.assumed[pod_of(pod).uid].annotations
 
     assert bench.world.filter(pod, ["node", "other"]).passed == ["node"]
     outcome = await bench.bind(pod)
@@ -100,7 +102,7 @@ async def test_t40_a_retry_that_finds_its_first_write_done_adopts_it(bench: Benc
     pod = bench.waiting("pod", 4)
     bench.server.before = [lost()]
     await bench.bind(pod)
-    bench.server.apply(pod_of(pod), "node", bench.world.state.reservations[pod_of(pod).uid].annotations)
+    bench.server.apply(pod_of(pod), "node", bench.world.state.assumed[pod_of(pod).uid].annotations)
 
     outcome = await bench.bind(pod)
 
@@ -132,12 +134,12 @@ async def test_t40_a_refusal_releases_at_once(bench: Bench, error: Exception) ->
     assert bench.used() == 0
 
 
-async def test_t40_a_pod_that_is_gone_or_made_anew_releases(bench: Bench) -> None:
-    gone, anew = bench.waiting("gone", 4), bench.waiting("anew", 4)
+async def test_t40_a_pod_that_is_gone_or_replaced_under_its_name_releases(bench: Bench) -> None:
+    gone, replaced = bench.waiting("gone", 4), bench.waiting("replaced", 4)
     del bench.server.pods["gone"]
-    bench.server.add(pod_manifest("anew", DEVICE, 4))
+    bench.server.add(pod_manifest("replaced", DEVICE, 4))
 
-    endings = [(await bench.bind(pod)).ending for pod in (gone, anew)]
+    endings = [(await bench.bind(pod)).ending for pod in (gone, replaced)]
 
     assert endings == [Ending.NOT_THE_POD, Ending.NOT_THE_POD]
     assert bench.used() == 0
@@ -158,7 +160,7 @@ async def test_t40_when_neither_write_nor_read_is_answered_the_silicon_stays_res
 
     assert (await bench.bind(pod)).ending is Ending.UNKNOWN
     bench.now += 100
-    assert bench.binder.unseen() == 0, "nobody has confirmed it, so the watch need not have shown it"
+    assert bench.binder.unseen() == 0, "it is not confirmed, so the watch need not have shown it"
     await bench.binder.settle()
     assert bench.used() == 4
 
@@ -181,7 +183,7 @@ async def test_a_refusal_that_cannot_be_looked_into_releases(bench: Bench, error
     assert bench.used() == 0
 
 
-async def test_t42_a_pod_without_neuron_that_somebody_binds_there_first_is_bound_all_the_same(
+async def test_t42_a_pod_without_neuron_that_another_binder_puts_there_first_is_bound_all_the_same(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pod = bench.server.add(pod_manifest("plain", CORE, 0))
@@ -234,8 +236,8 @@ async def test_t40_what_a_retry_has_bound_while_it_was_looked_up_is_not_released
     await bench.bind(pod)
     read = bench.server.read
 
-    async def read_slowly(asked: PodReference, *, timeout_seconds: float) -> SeenPod | None:
-        unbound = await read(asked, timeout_seconds=timeout_seconds)
+    async def read_slowly(name: str) -> Response:
+        unbound = await read(name)
         assert (await bench.bind(pod)).ending is Ending.BOUND
         return unbound
 
@@ -254,10 +256,10 @@ async def test_what_is_unseen_can_be_counted_while_binds_go_on(bench: Bench) -> 
     counting = bench.make()
 
     def meanwhile() -> float:
-        state.release(pod_of(bound[0]).uid)
+        state.forget(pod_of(bound[0]).uid)
         return bench.now + 100
 
-    counting._clock = meanwhile
+    counting._clock = Clock(now=meanwhile)
 
     assert counting.unseen() == 2
 
@@ -265,10 +267,78 @@ async def test_what_is_unseen_can_be_counted_while_binds_go_on(bench: Bench) -> 
 async def test_what_the_watch_has_shown_is_not_looked_up(bench: Bench) -> None:
     pod = bench.waiting("pod", 4)
     await bench.bind(pod)
-    bench.world.tell({**pod, "metadata": {**pod["metadata"], "annotations": {}}})
+    bench.world.show({**pod, "metadata": {**pod["metadata"], "annotations": {}}})
 
     bench.now += 1000
     await bench.binder.settle()
 
     assert bench.server.calls == ["bind"]
     assert bench.used() == 4
+
+
+async def test_on_an_api_server_a_binding_carries_node_and_annotations_in_one_request(
+    server: StandInApiServer, api: KubernetesApi, world: World
+) -> None:
+    server.create_node(node_manifest("node", TRN1))
+    world.node("node", TRN1)
+    created = server.create_pod(pod_manifest("pod", DEVICE, 1))
+    world.show(created)
+    before = len(server.requests)
+
+    outcome = await Binder(world.state, api, Readiness({}), dialects=tuple(Dialect)).bind(pod_of(created), "node")
+
+    found = server.get(PODS, "pod", "default")
+    assert found["spec"]["nodeName"] == "node"
+    assert found["metadata"]["annotations"] == outcome.annotations
+    assert len(server.requests) - before == 1
+
+
+async def test_on_an_api_server_another_pod_under_the_name_is_not_bound(
+    server: StandInApiServer, api: KubernetesApi, world: World
+) -> None:
+    server.create_node(node_manifest("node", TRN1))
+    world.node("node", TRN1)
+    server.create_pod(pod_manifest("pod", DEVICE, 1))
+    old = world.pod("pod", DEVICE, 1)
+
+    outcome = await Binder(world.state, api, Readiness({}), dialects=tuple(Dialect)).bind(pod_of(old), "node")
+
+    assert outcome.ending is Ending.NOT_THE_POD
+    assert not server.get(PODS, "pod", "default")["spec"].get("nodeName")
+    assert world.state.nodes["node"].used_mask == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (refused(400), False),
+        (refused(403), False),
+        (refused(404), False),
+        (refused(409), False),
+        (refused(429), False),
+        (refused(500), True),
+        (refused(504), True),
+        (lost(), True),
+        (never_sent(), False),
+    ],
+    ids=str,
+)
+def test_t40_a_write_may_be_in_place_after_any_end_but_a_refusal(
+    error: ApiError | UnreachableError, *, expected: bool
+) -> None:
+    assert may_have_happened(error) is expected
+
+
+async def test_every_call_hands_its_deadline_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds: list[float] = []
+    request = bench.server.request
+
+    async def timed(sent: ApiRequest, *, timeout_seconds: float) -> Response:
+        seconds.append(timeout_seconds)
+        return await request(sent, timeout_seconds=timeout_seconds)
+
+    monkeypatch.setattr(bench.server, "request", timed)
+    bench.server.before = [lost()]
+    await bench.bind(bench.waiting("pod"))
+
+    assert seconds == [TIMES.write, TIMES.read]

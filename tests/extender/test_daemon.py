@@ -115,10 +115,10 @@ async def test_e01_a_row_of_a_node_full_of_single_devices_is_preempted_unoffered
     assert set(chosen["node"]) in rows if asked_for else chosen == {}
 
 
-async def test_t36_the_first_filter_after_the_watch_tells_a_pods_end_sees_its_silicon_free(
+async def test_t36_the_first_filter_after_the_watch_shows_a_pods_end_sees_its_silicon_free(
     server: StandInApiServer, extender: Extender, scheduler: StandInScheduler
 ) -> None:
-    """How long the watch takes is the network's; that nothing waits behind it is timed in test_feeds."""
+    """How long the watch takes is the network's; that nothing waits behind it is timed in test_informers."""
     await add_node(server, extender, "node")
     pod = await add_pod(server, extender, pod_manifest("first", DEVICE, 16))
     await scheduler.schedule(pod, ["node"])
@@ -139,7 +139,7 @@ async def test_t45_a_slow_api_server_slows_no_filter(
     gate = asyncio.Event()
     server.fail(Fault(match=BINDING, gate=gate))
     binding = asyncio.create_task(scheduler.bind(pod, "node"))
-    await until(lambda: extender.daemon.state.reservations)
+    await until(lambda: extender.daemon.state.assumed)
 
     for _ in range(20):
         found = await scheduler.filter(pod_manifest("other", DEVICE, 16), ["node"])
@@ -178,19 +178,6 @@ async def test_t40_a_binding_whose_answer_is_lost_is_still_a_success(
     await scheduler.bind(pod, "node")
 
     assert server.get(PODS, "pod", "default")["spec"]["nodeName"] == "node"
-
-
-async def test_a_server_that_drops_binding_annotations_is_served_by_patches(
-    server: StandInApiServer, extender: Extender, scheduler: StandInScheduler
-) -> None:
-    server.drop_binding_annotations()
-    await add_node(server, extender, "node")
-
-    for name in ("first", "second"):
-        await scheduler.bind(await add_pod(server, extender, pod_manifest(name, DEVICE, 4)), "node")
-
-    assert written(server, "first")["NEURON_DEVS"] == "0,1,2,3"
-    assert written(server, "second")["NEURON_DEVS"] == "4,5,6,7"
 
 
 async def test_t50_a_start_takes_one_list_per_resource(server: StandInApiServer, api: KubernetesApi) -> None:
@@ -275,7 +262,7 @@ async def test_t10_sigterm_lets_a_bind_finish_and_refuses_new_work(
     await until(lambda: extender.daemon.binder.under_way)
 
     extender.stop.set()
-    await until(lambda: extender.daemon.readiness.why_not)
+    await until(lambda: extender.daemon.ready.why_not)
     assert (await extender.get("/readyz", health=True))[0] == 503
     with pytest.raises(ExtenderCallError, match="shutting down"):
         await scheduler.filter(pod, ["node"])
@@ -288,7 +275,7 @@ async def test_t10_sigterm_lets_a_bind_finish_and_refuses_new_work(
     assert server.get(PODS, "pod", "default")["spec"]["nodeName"] == "node"
 
 
-async def test_t33_a_node_made_anew_is_judged_anew(
+async def test_t33_a_node_created_again_is_judged_by_its_new_type(
     server: StandInApiServer, extender: Extender, scheduler: StandInScheduler
 ) -> None:
     await add_node(server, extender, "node")
@@ -308,14 +295,14 @@ async def test_t32_after_a_gap_in_the_watch_the_state_equals_a_fresh_list(
     await add_node(server, extender, "node")
     for name in ("stays", "goes"):
         await scheduler.schedule(await add_pod(server, extender, pod_manifest(name, DEVICE, 4)), ["node"])
-    await until(lambda: not extender.daemon.state.reservations)
+    await until(lambda: not extender.daemon.state.assumed)
     await server.stop()
     server.delete_pod("default", "goes", grace_seconds=0)
     server.compact()
     await server.start()
 
     await until(lambda: extender.daemon.state.nodes["node"].used_mask == 0xFF)
-    assert [str(record.pod) for record in extender.daemon.state.pods.values()] == ["default/stays"]
+    assert [str(record.reference) for record in extender.daemon.state.pods.values()] == ["default/stays"]
 
 
 async def test_t34_an_unreadable_assignment_makes_one_event_and_one_metric(
@@ -334,8 +321,8 @@ async def test_t34_an_unreadable_assignment_makes_one_event_and_one_metric(
     assert event["regarding"]["name"] == "odd"
     assert "Node node takes no new Neuron pod" in event["note"]
     metrics = (await extender.get("/metrics", health=True))[1]
-    assert 'neuron_extender_unclear_claims_total{reason="unreadable-claim"} 1.0' in metrics
-    assert 'neuron_extender_closed_nodes{reason="unreadable-claim"} 1.0' in metrics
+    assert 'neuron_extender_unclear_assignments_total{reason="unreadable-assignment"} 1.0' in metrics
+    assert 'neuron_extender_closed_nodes{reason="unreadable-assignment"} 1.0' in metrics
 
 
 async def test_e07_a_plugin_that_gave_its_lease_up_closes_its_node_until_it_renews(
@@ -369,3 +356,30 @@ async def test_an_address_that_is_taken_ends_the_daemon_with_the_reason(api: Kub
     with pytest.raises(OSError, match="address already in use"):
         async with extender_on(api, taken) as second:
             await second.task
+
+
+async def test_p78_alive_while_the_loop_answers_and_ready_while_nothing_is_unmet(extender: Extender) -> None:
+    assert await extender.get("/healthz", health=True) == (200, "ok\n")
+    assert await extender.get("/readyz", health=True) == (200, "ok\n")
+
+    extender.daemon.ready.unmet("leader", "another replica leads")
+    assert await extender.get("/readyz", health=True) == (503, "another replica leads\n")
+    assert (await extender.get("/healthz", health=True))[0] == 200
+
+
+async def test_probes_and_metrics_are_on_both_ports_and_verbs_on_one(extender: Extender) -> None:
+    for health in (True, False):
+        status, text = await extender.get("/metrics", health=health)
+        assert status == 200
+        assert "neuron_extender_assumed_pods 0.0" in text
+        assert 'neuron_extender_watch_age_seconds{kind="pods"}' in text
+
+    assert (await extender.get("/filter", health=True))[0] == 404
+    assert (await extender.get("/filter"))[0] == 405
+
+
+async def test_the_state_is_shown_without_a_certificate_on_the_health_port(extender: Extender) -> None:
+    status, text = await extender.get("/inspect", health=True)
+    assert (status, text.split()[:2]) == (200, ["NODE", "TYPE"])
+    assert (await extender.get("/inspect/ghost", health=True)) == (404, "node ghost is not known here\n")
+    assert (await extender.get("/explain/default/ghost", health=True))[0] == 404

@@ -35,13 +35,13 @@ async def test_e04_e05_only_the_leader_is_ready_and_its_successor_gives_nothing_
     ):
         await one.ready()
         async with extender_on(other_api, replica("two"), terms=QUICK_TERMS, times=QUICK_TIMES) as two:
-            assert "not the leader" in two.daemon.readiness.why_not
+            assert "not the leader" in two.daemon.ready.why_not
             pod = await add_pod(server, one, pod_manifest("first", DEVICE, 8))
             gate = asyncio.Event()
             server.fail(Fault(match=BINDING, gate=gate))
             async with StandInScheduler(one.url) as scheduler:
                 lost = asyncio.create_task(scheduler.bind(pod, "node"))
-                await _wait_for_a_reservation(one)
+                await _wait_for_an_assumed_pod(one)
                 _kill(one)
                 gate.set()
                 await asyncio.gather(lost, return_exceptions=True)
@@ -62,8 +62,8 @@ def _kill(extender: Extender) -> None:
     extender.task.cancel()
 
 
-async def _wait_for_a_reservation(extender: Extender) -> None:
-    await until(lambda: extender.daemon.state.reservations)
+async def _wait_for_an_assumed_pod(extender: Extender) -> None:
+    await until(lambda: extender.daemon.state.assumed)
 
 
 async def test_e04_a_leader_that_cannot_renew_stops_binding_before_another_may_start(
@@ -74,7 +74,7 @@ async def test_e04_a_leader_that_cannot_renew_stops_binding_before_another_may_s
         await extender.ready()
         server.fail(Fault(match=Match(path="/leases/neuron-extender"), status=500, times=10_000))
 
-        await until(lambda: extender.daemon.readiness.why_not)
+        await until(lambda: extender.daemon.ready.why_not)
         answer = await extender.post(
             "/bind", {"PodName": "pod", "PodNamespace": "default", "PodUID": "u", "Node": "node"}
         )
@@ -84,7 +84,7 @@ async def test_e04_a_leader_that_cannot_renew_stops_binding_before_another_may_s
         await extender.ready()
 
 
-async def test_killed_between_reserve_and_confirmation_and_started_again_the_state_is_the_lists(
+async def test_killed_between_assume_and_confirmation_and_started_again_the_state_is_the_lists(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
     server.create_node(node_manifest("node", TRN1))
@@ -97,7 +97,7 @@ async def test_killed_between_reserve_and_confirmation_and_started_again_the_sta
             server.fail(Fault(match=BINDING, gate=gate, drop=before_write, lose_answer=not before_write))
             async with StandInScheduler(extender.url) as scheduler:
                 call = asyncio.create_task(scheduler.bind(pod, "node"))
-                await _wait_for_a_reservation(extender)
+                await _wait_for_an_assumed_pod(extender)
                 _kill(extender)
                 gate.set()
                 await asyncio.gather(call, return_exceptions=True)
@@ -106,4 +106,4 @@ async def test_killed_between_reserve_and_confirmation_and_started_again_the_sta
     async with extender_on(api, times=QUICK_TIMES) as extender:
         await extender.ready()
         assert extender.daemon.state.nodes["node"].used_mask.bit_count() == 8 * len(bound)
-        assert not extender.daemon.state.reservations
+        assert not extender.daemon.state.assumed

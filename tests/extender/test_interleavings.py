@@ -15,12 +15,11 @@ from functools import cache
 
 import pytest
 
-from neuron_plugin.allocation import Dialect, PodReference
-from neuron_plugin.cluster import ApiError
-from neuron_plugin.extender.attempts import SUCCESSES, Ending, Outcome, SeenPod
-from neuron_plugin.extender.binding import Binder
-from neuron_plugin.extender.claims import PodRecord
-from neuron_plugin.extender.verbs import filter_nodes
+from neuron_plugin.allocation import Dialect, NeuronPod, PodReference
+from neuron_plugin.cluster import ApiError, Clock, Response
+from neuron_plugin.extender.binding import SUCCESSES, Binder, Ending, Outcome
+from neuron_plugin.extender.filter import filter_nodes
+from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.simulation import node_manifest, pod_manifest
 from tests.extender.pod_server import Manifest, PodServer, lost, refused
 from tests.extender.world import CORE, DEVICE, World, pod_of, record_of, request_of
@@ -46,10 +45,7 @@ class Unreliable(PodServer):
         self.events: deque[tuple[Manifest, bool]] = deque()
         self.late: list[tuple[PodReference, str, Mapping[str, str]]] = []
 
-    async def bind(
-        self, pod: PodReference, node: str, annotations: Mapping[str, str], *, timeout_seconds: float
-    ) -> None:
-        assert timeout_seconds > 0
+    async def bind(self, pod: PodReference, node: str, annotations: Mapping[str, str]) -> None:
         await self._dawdle()
         fate = self.chance.random()
         if fate < 0.05:
@@ -64,26 +60,26 @@ class Unreliable(PodServer):
 
     def apply(self, pod: PodReference, node: str, annotations: Mapping[str, str]) -> None:
         super().apply(pod, node, annotations)
-        self.tell(self.pods[pod.name])
+        self.show(self.pods[pod.name])
 
     def land(self) -> None:
-        """Writes that nobody waits for any more reach the server, or are lost."""
+        """Writes that no caller waits for any more reach the server, or are lost."""
         for write in self.late:
             if self.chance.random() < 0.5:
-                with suppress(ApiError):  # refused, and nobody is there to hear it
+                with suppress(ApiError):  # refused, and no caller is left to hear it
                     self.apply(*write)
         self.late.clear()
 
-    def tell(self, manifest: Manifest, *, gone: bool = False) -> None:
+    def show(self, manifest: Manifest, *, gone: bool = False) -> None:
         """A watch event; what it shows is fixed now."""
         metadata = {**manifest["metadata"], "annotations": dict(manifest["metadata"]["annotations"])}
         self.events.append(({**manifest, "metadata": metadata, "spec": dict(manifest["spec"])}, gone))
 
-    async def read(self, pod: PodReference, *, timeout_seconds: float) -> SeenPod | None:
+    async def read(self, name: str) -> Response:
         await self._dawdle()
         if self.chance.random() < 0.1:
             raise lost()
-        return await super().read(pod, timeout_seconds=timeout_seconds)
+        return await super().read(name)
 
     async def _dawdle(self) -> None:
         for _ in range(self.chance.randrange(3)):
@@ -106,16 +102,16 @@ class Run:
         """A new process: nothing in memory, then what a list shows."""
         self.world = World()
         for manifest in NODE_MANIFESTS.values():
-            self.world.tell_node(manifest)
+            self.world.show_node(manifest)
         for manifest in self.server.pods.values():
-            self.world.tell(manifest, **manifest["status"])
+            self.world.show(manifest, **manifest["status"])
         self.server.events.clear()
         self.binder = Binder(
             self.world.state,
             self.server,
-            fence=lambda: "",
+            Readiness({}),
             dialects=(Dialect.NEURON_PLUGIN,),
-            clock=lambda: self.now,
+            clock=Clock(now=lambda: self.now),
             unix_ns=lambda: 1,
         )
 
@@ -139,7 +135,7 @@ class Run:
         resource = self.chance.choice((CORE, DEVICE))
         manifest = pod_manifest(name, resource, self.chance.choice((1, 1, 2, 4)))
         self.server.add(manifest)
-        self.server.tell(manifest)
+        self.server.show(manifest)
 
     async def schedule(self) -> None:
         """One attempt of kube-scheduler: filter some nodes, bind to one that passed, or had passed a while ago."""
@@ -171,7 +167,7 @@ class Run:
                 if gone:
                     self.world.gone(manifest)
                 else:
-                    self.world.tell(manifest, **manifest["status"])
+                    self.world.show(manifest, **manifest["status"])
 
     async def end(self) -> None:
         """A pod is deleted, or finishes."""
@@ -181,9 +177,9 @@ class Run:
         manifest = self.server.pods[name]
         if manifest["spec"].get("nodeName") and self.chance.random() < 0.5:
             manifest["status"] = {"phase": self.chance.choice(("Succeeded", "Failed"))}
-            self.server.tell(manifest)
+            self.server.show(manifest)
         else:
-            self.server.tell(self.server.pods.pop(name), gone=True)
+            self.server.show(self.server.pods.pop(name), gone=True)
 
     async def wait(self) -> None:
         """Time passes until no write can be under way any more, and doubts are settled."""
@@ -199,7 +195,7 @@ class Run:
         for uid in set(self.world.state.pods) - listed:
             self.world.state.remove_pod(uid)
         for manifest in self.server.pods.values():
-            self.world.tell(manifest, **manifest["status"])
+            self.world.show(manifest, **manifest["status"])
 
     async def restart(self) -> None:
         """Killed between any two of an attempt's steps; the new process waits out what may still land."""
@@ -253,10 +249,10 @@ class Run:
             assert not record.unclear
 
 
-_records: dict[str, PodRecord] = {}
+_records: dict[str, NeuronPod] = {}
 
 
-def _record(manifest: Manifest) -> PodRecord:
+def _record(manifest: Manifest) -> NeuronPod:
     """What the pod asks for; read once, which is what makes a hundred thousand steps quick."""
     uid = manifest["metadata"]["uid"]
     if uid not in _records:
@@ -288,10 +284,10 @@ async def test_t37_to_t43_no_core_has_two_live_holders_and_nothing_leaks(seed: i
     for _ in range(60):  # what chance left unread is read in the end
         run.now += 100
         await run.binder.settle()
-    assert not run.world.state.reservations
+    assert not run.world.state.assumed
     run.agrees_with_the_list()
     for name in list(run.server.pods):
-        run.server.tell(run.server.pods.pop(name), gone=True)
+        run.server.show(run.server.pods.pop(name), gone=True)
     while run.server.events:
         await run.deliver()
     assert all(record.used_mask == 0 for record in run.world.state.nodes.values())

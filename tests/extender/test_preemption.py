@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import Holder, Holding, Rejection, Resource, place
+from neuron_plugin.allocation import Rejection, Resource, place
 from neuron_plugin.extender import preemption as module
-from neuron_plugin.extender.hardware import Hardware
 from neuron_plugin.extender.preemption import preempt
-from neuron_plugin.extender.state import Reservation
+from neuron_plugin.extender.state import AssumedPod
 from neuron_plugin.extender.wire import Victims
-from neuron_plugin.simulation import container, pod_manifest, shipped_geometry
-from tests.extender.world import CORE, DEVICE, World, pod_of, record_of, request_of
+from neuron_plugin.simulation import container, pod_manifest
+from tests.extender.world import CORE, DEVICE, World, record_of, request_of
 
 TRN1 = "trn1.32xlarge"
 
@@ -79,13 +78,13 @@ def test_e01_a_pod_that_keeps_the_node_closed_must_be_among_the_victims(world: W
 def test_e01_of_two_pods_that_claim_the_same_the_one_that_closes_the_node_goes(world: World) -> None:
     world.node("node", TRN1)
     claims = [uid(world.held(name, "node", DEVICE, "0")) for name in ("first", "second")]
-    (unclear,) = world.state.nodes["node"].unclear
+    ((unclear, _),) = world.state.nodes["node"].unclear
 
-    assert victims_of(world, 4, {"node": claims}) == {"node": Victims((unclear.pod.uid,), 1)}
+    assert victims_of(world, 4, {"node": claims}) == {"node": Victims((unclear.uid,), 1)}
 
 
 def test_a_node_without_known_hardware_or_with_a_stale_plugin_is_left_out(world: World) -> None:
-    world.tell_node({"metadata": {"name": "plain", "uid": "p"}})
+    world.show_node({"metadata": {"name": "plain", "uid": "p"}})
     world.node("stale", TRN1)
     held = uid(world.held("holder", "stale", DEVICE, ",".join(map(str, range(16)))))
     world.state.set_stale(frozenset({"stale"}))
@@ -136,8 +135,8 @@ def test_e01_no_smaller_set_of_victims_would_do(held: set[int], amount: int, cha
     lower = [each for each, (_, priority) in by_uid.items() if priority < (below or 0) and each not in offered]
     request = request_of(record_of(pod_manifest("new", DEVICE, amount)))
     record = world.state.nodes["node"]
-    assert isinstance(record.hardware, Hardware)
-    geometry = record.hardware.geometry
+    assert record.inventory
+    geometry = record.inventory.geometry
 
     chosen = preempt(world.state, request, {"node": Victims(tuple(offered))}, unoffered_below=below).get("node")
 
@@ -154,7 +153,7 @@ def test_e01_no_smaller_set_of_victims_would_do(held: set[int], amount: int, cha
     if fewest is None or not offered:
         assert chosen is None
     elif fewest == 0:
-        assert chosen == Victims(tuple(offered)), "whatever they were offered for, it was not silicon"
+        assert chosen == Victims(tuple(offered)), "whatever they were offered for, it was not Neuron cores"
     else:
         assert chosen is not None
         assert len(chosen.uids) == fewest
@@ -186,7 +185,7 @@ def asking(world: World, priority: int, offered: list[str], amount: int = 4) -> 
     return preempt(world.state, request, {"node": Victims(tuple(offered), 1)}, unoffered_below=priority).get("node")
 
 
-def test_e01_nobody_is_evicted_unoffered_unless_that_is_asked_for(world: World) -> None:
+def test_e01_no_pod_is_evicted_unoffered_unless_that_is_asked_for(world: World) -> None:
     held = full_of_singles(world)
     scattered = [held[device] for device in (5, 2, 14, 9)]
 
@@ -230,7 +229,7 @@ def test_e01_none_of_the_offered_need_be_among_the_victims(world: World) -> None
 
 
 @pytest.mark.parametrize("priority", [0, 1])
-def test_e01_nobody_is_evicted_unoffered_for_a_pod_of_no_higher_priority(world: World, priority: int) -> None:
+def test_e01_no_pod_is_evicted_unoffered_for_a_pod_of_no_higher_priority(world: World, priority: int) -> None:
     held = full_of_singles(world, priority=1)
 
     assert asking(world, priority, [held[device] for device in (5, 2, 14, 9)]) is None
@@ -260,15 +259,16 @@ def test_e01_what_the_scheduler_does_not_know_to_be_on_the_node_is_not_evicted_u
         world.gone({"metadata": {"uid": held[device]}})
         manifest = pod_manifest(f"binding-{device}", DEVICE, 1, priority=1)
         if watched:
-            world.tell(manifest)
-        pod = pod_of(manifest)
-        holder = Holder(pod, (Holding("main", DEVICE, shipped_geometry(TRN1).device_mask(device)),))
-        world.state.reserve(Reservation(pod, "node", holder, {"NEURON_DEVS": str(device)}, since=0.0))
+            world.show(manifest)
+        keys = {"NEURON_DEVS": str(device)}
+        metadata = {**manifest["metadata"], "annotations": keys}
+        bound = record_of({**manifest, "metadata": metadata, "spec": {**manifest["spec"], "nodeName": "node"}})
+        world.state.assume(AssumedPod(bound, keys, since=0.0))
 
     assert asking(world, 10, [held[device] for device in (5, 2, 14, 9)]) is None
 
 
-def test_e01_victims_are_told_by_falling_priority_because_the_first_is_read_as_the_highest(world: World) -> None:
+def test_e01_victims_come_by_falling_priority_because_the_first_is_read_as_the_highest(world: World) -> None:
     world.node("node", TRN1)
     priorities = {0: 5, 1: 8, 2: 2, 3: 3}
     held = {
@@ -310,5 +310,5 @@ def test_a_call_about_many_nodes_tries_no_more_placements_than_it_has_time_for(
     assert len(placements) <= 50 + 20 * (1 + 16)
 
 
-def test_a_pod_that_asks_for_no_neuron_gets_the_offer_back_without_nodes_that_offer_nobody(world: World) -> None:
-    assert set(victims_of(world, 0, {"node": ["victim"], "nobody": []})) == {"node"}
+def test_a_pod_that_asks_for_no_neuron_gets_the_offer_back_without_nodes_that_offer_no_pod(world: World) -> None:
+    assert set(victims_of(world, 0, {"node": ["victim"], "empty": []})) == {"node"}

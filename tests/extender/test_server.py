@@ -8,15 +8,22 @@ import logging
 import socket
 import struct
 import time
+from typing import Any
 
 import pytest
+from aiohttp import web
 
+from neuron_plugin.allocation import Dialect
 from neuron_plugin.extender import server as module
-from neuron_plugin.extender.server import PREFIXES
-from neuron_plugin.simulation import StandInScheduler, node_manifest, pod_manifest
+from neuron_plugin.extender.binding import SUCCESSES, Binder, Ending, Outcome
+from neuron_plugin.extender.leadership import Readiness
+from neuron_plugin.extender.metrics import ExtenderMetrics
+from neuron_plugin.extender.server import PREFIXES, ExtenderService
+from neuron_plugin.simulation import StandInScheduler, container, node_manifest, pod_manifest
+from tests.extender.pod_server import PodServer
 from tests.extender.running import until
-from tests.extender.served import TRN1, args, closed, error_of, post, request_for, service_on
-from tests.extender.world import CORE, DEVICE, World
+from tests.extender.served import TRN1, answers, args, closed, error_of, post, request_for, served, service_on
+from tests.extender.world import CORE, DEVICE, World, pod_of
 
 
 @pytest.mark.parametrize(
@@ -30,7 +37,7 @@ async def test_t01_any_json_content_type_is_served(port: int, kind: str) -> None
     assert answer["NodeNames"] == ["node"]
 
 
-async def test_t01_another_content_type_is_told_so_with_200(port: int) -> None:
+async def test_t01_another_content_type_is_an_error_with_200(port: int) -> None:
     assert "expected application/json" in error_of(await post(port, "/filter", args(), Content_Type="text/plain"))
 
 
@@ -104,7 +111,9 @@ async def test_t09_no_answer_waits_for_a_delayed_acknowledgement(port: int) -> N
     assert min(took) < 0.02
 
 
-async def test_a_caller_that_sends_its_body_too_slowly_is_told_so(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_caller_that_sends_its_body_too_slowly_gets_an_error(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "BODY_SECONDS", 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n{")
@@ -141,12 +150,265 @@ async def test_t49_a_filter_writes_one_line_whatever_the_number_of_nodes(
     names = [f"node-{number}" for number in range(300)] + [f"ghost-{number}" for number in range(300)]
     service = service_on(world)
 
-    service.filter(args(names))
-    service.prioritize(args(names[:300]))
+    service.answer("filter", args(names))
+    service.answer("prioritize", args(names[:300]))
     await service.bind(b'{"PodName":"p","PodNamespace":"n","PodUID":"u","Node":"node-1"}')
-    service.preempt(json.dumps({"Pod": pod_manifest("pod", DEVICE, 4), "NodeNameToMetaVictims": {}}).encode())
+    service.answer("preempt", json.dumps({"Pod": pod_manifest("pod", DEVICE, 4), "NodeNameToMetaVictims": {}}).encode())
 
     lines = [record for record in caplog.records if record.name == "neuron_plugin.extender.flow"]
     assert [record.message for record in lines] == ["filter", "prioritize", "bind", "preempt"]
     assert vars(lines[0])["passed"] == 300
     assert vars(lines[0])["refused"] == {"The node is not known to the Neuron extender yet": 300}
+
+
+async def test_t09_ten_keep_alive_clients_pipelined_and_slow_are_each_answered_in_order(port: int) -> None:
+    async def client(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        names = [f"ghost-{number}-{each}" for each in range(5)]
+        everything = b"".join(map(request_for, names))
+        middle = len(everything) // 2 + 7
+        writer.write(everything[:middle])
+        await writer.drain()
+        await asyncio.sleep(0)
+        writer.write(everything[middle:])
+        assert await answers(reader, 5) == names
+        await closed(writer)
+
+    await asyncio.gather(*(client(number) for number in range(10)))
+
+
+async def test_a_watch_ends_when_its_client_closes() -> None:
+    gone = asyncio.Event()
+
+    async def watch(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while request.transport is not None and not request.transport.is_closing():
+            await asyncio.sleep(0.001)
+        gone.set()
+        return response
+
+    async with served([web.get("/watch", watch)]) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /watch HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write_eof()
+
+        await gone.wait()
+        await closed(writer)
+
+
+class Counter:
+    """A service on a world, with its metrics and its readiness at hand."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.server = PodServer()
+        self.metrics = ExtenderMetrics()
+        self.readiness = Readiness({})
+        binder = Binder(world.state, self.server, self.readiness, dialects=())
+        self.service = ExtenderService(world.state, binder, self.readiness, self.metrics)
+
+    def count(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(name, labels)
+
+
+@pytest.fixture
+def counter(world: World) -> Counter:
+    world.node("node", TRN1)
+    return Counter(world)
+
+
+def asking(amount: int, *names: str) -> bytes:
+    return args(names, amount)
+
+
+def bind_args(manifest: dict[str, Any], node: str) -> bytes:
+    pod = pod_of(manifest)
+    return json.dumps({"PodName": pod.name, "PodNamespace": pod.namespace, "PodUID": pod.uid, "Node": node}).encode()
+
+
+def test_a_filter_counts_nodes_by_reason_and_itself_by_result(counter: Counter) -> None:
+    counter.service.answer("filter", asking(7, "node", "ghost"))
+    counter.service.answer("filter", b"garbage")
+
+    assert counter.count("neuron_extender_refused_nodes_total", reason="unsupported-count") == 1
+    assert counter.count("neuron_extender_refused_nodes_total", reason="unknown-node") == 1
+    assert counter.count("neuron_extender_verbs_total", verb="filter", result="ok") == 1
+    assert counter.count("neuron_extender_verbs_total", verb="filter", result="error") == 1
+
+
+async def test_a_bind_counts_how_it_ended(counter: Counter) -> None:
+    for name in ("first", "second"):
+        manifest = counter.server.add(counter.world.pod(name, DEVICE, 16))
+        await counter.service.bind(bind_args(manifest, "node"))
+
+    assert counter.count("neuron_extender_binds_total", ending="no-set") == 2
+    assert counter.count("neuron_extender_verbs_total", verb="bind", result="error") == 2
+
+
+async def test_t02_while_not_ready_every_verb_says_why_and_touches_nothing(counter: Counter) -> None:
+    counter.readiness.unmet("leader", "another replica leads")
+    manifest = counter.server.add(counter.world.pod("pod", DEVICE, 1))
+    preempt = json.dumps({"Pod": manifest, "NodeNameToMetaVictims": {"node": {"Pods": [{"UID": "u"}]}}}).encode()
+
+    answers = [
+        counter.service.answer("filter", asking(1, "node")),
+        counter.service.answer("prioritize", asking(1, "node")),
+        counter.service.answer("preempt", preempt),
+        await counter.service.bind(bind_args(manifest, "node")),
+    ]
+
+    assert [json.loads(answer)["Error"] for answer in answers] == ["another replica leads"] * 4
+    assert counter.server.calls == []
+
+
+def test_t02_a_fault_of_ours_is_an_error_in_the_body_and_its_cause_in_the_log(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "filter_nodes", lambda *_: 1 / 0)
+
+    answer = json.loads(counter.service.answer("filter", asking(1, "node")))
+
+    assert answer == {"Error": "filter failed inside the extender; its log has the cause"}
+    assert "ZeroDivisionError" in caplog.text
+    assert counter.count("neuron_extender_verbs_total", verb="filter", result="error") == 1
+
+
+def test_e01_preempt_answers_by_uid_and_leaves_out_what_does_not_help(counter: Counter) -> None:
+    held = [counter.world.held(f"pod-{device}", "node", DEVICE, str(device)) for device in range(16)]
+    counter.world.node("other", "inf1.xlarge")
+    offered = {"Pods": [{"UID": each["metadata"]["uid"]} for each in held], "NumPDBViolations": 2}
+    body = {
+        "Pod": pod_manifest("new", DEVICE, 4),
+        "NodeNameToVictims": None,
+        "NodeNameToMetaVictims": {"node": offered, "other": offered},
+    }
+
+    answer = json.loads(counter.service.answer("preempt", json.dumps(body).encode()))["NodeNameToMetaVictims"]
+
+    assert list(answer) == ["node"]
+    assert answer["node"]["NumPDBViolations"] == 2
+    assert len(answer["node"]["Pods"]) == 4
+
+
+def test_prioritize_scores_every_name_it_was_sent_known_or_not(counter: Counter) -> None:
+    answer = json.loads(counter.service.answer("prioritize", asking(1, "node", "ghost")))
+
+    assert [entry["Host"] for entry in answer] == ["node", "ghost"]
+
+
+def test_a_pod_that_is_no_pod_is_an_error_in_the_body(counter: Counter) -> None:
+    for pod in ("[]", '"text"', "{}", '{"metadata":3}'):
+        answer = json.loads(counter.service.answer("filter", f'{{"Pod":{pod},"NodeNames":["node"]}}'.encode()))
+        assert answer["Error"]
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "neuron_plugin.extender.flow")
+    return caplog
+
+
+def only(lines: pytest.LogCaptureFixture) -> dict[str, Any]:
+    (record,) = (record for record in lines.records if record.name == "neuron_plugin.extender.flow")
+    return vars(record)
+
+
+def test_a_verbs_line_has_the_request_container_by_container(counter: Counter, lines: pytest.LogCaptureFixture) -> None:
+    for containers in ([container("a", CORE, 9)], [container("a", DEVICE, 1), container("b", CORE, 4)]):
+        pod = pod_manifest("pod", containers=containers)
+        counter.service.answer("filter", json.dumps({"Pod": pod, "NodeNames": ["node"]}).encode())
+
+    assert [vars(record)["request"] for record in lines.records] == ["neuroncore:9", "neuron:1|neuroncore:4"]
+
+
+def test_a_filters_line_counts_nodes_and_reasons(counter: Counter, lines: pytest.LogCaptureFixture) -> None:
+    counter.world.node("full", TRN1)
+    counter.world.held("holder", "full", DEVICE, ",".join(map(str, range(16))))
+    pod = pod_manifest("pod", DEVICE, 4)
+
+    counter.service.answer(
+        "filter", json.dumps({"Pod": pod, "NodeNames": ["node", "full", "ghost", "spirit"]}).encode()
+    )
+
+    refused = {"Fewer than 4 free Neuron devices": 1, "The node is not known to the Neuron extender yet": 2}
+    expected = {"pod": "default/pod", "uid": pod["metadata"]["uid"], "nodes": 4, "passed": 1, "refused": refused}
+    assert only(lines) | expected == only(lines)
+    assert only(lines)["us"] > 0
+
+
+def test_a_filters_line_stays_short_however_many_reasons_there_are(
+    counter: Counter, lines: pytest.LogCaptureFixture
+) -> None:
+    names = []
+    for number in range(1, 13):
+        manifest = node_manifest(f"node-{number}", "inf1.xlarge")
+        inventory = json.loads(manifest["metadata"]["annotations"]["neuron-plugin.io/inventory"])
+        inventory["instanceType"] = f"type-{number}"
+        for copy in range(number):
+            name = f"node-{number}-{copy}"
+            annotations = {"neuron-plugin.io/inventory": json.dumps(inventory)}
+            counter.world.show_node({"metadata": {"name": name, "uid": name, "annotations": annotations}})
+            names.append(name)
+
+    counter.service.answer("filter", asking(8, *names))
+
+    assert len(only(lines)["refused"]) == 8
+    assert only(lines)["refused"]["Instance type type-12 has 1 Neuron devices and 8 were requested"] == 12
+
+
+def test_the_lines_of_prioritize_and_preempt_say_how_much_was_left(
+    counter: Counter, lines: pytest.LogCaptureFixture
+) -> None:
+    counter.world.node("other", TRN1)
+    counter.world.node("torn", TRN1)
+    held = [counter.world.held(f"pod-{device}", "torn", DEVICE, str(device)) for device in (0, 4, 8, 12)]
+    victims = {"Pods": [{"UID": each["metadata"]["uid"]} for each in held]}
+    offered = dict.fromkeys(("torn", "ghost"), victims)
+
+    counter.service.answer("prioritize", asking(1, "node", "other", "torn"))
+    counter.service.answer(
+        "preempt", json.dumps({"Pod": pod_manifest("new", DEVICE, 4), "NodeNameToMetaVictims": offered}).encode()
+    )
+
+    first, second = (vars(record) for record in lines.records)
+    assert (first["nodes"], first["best"]) == (3, 1)
+    assert (second["nodes"], second["passed"], second["fewest_victims"]) == (2, 1, 1)
+
+
+async def test_a_binds_line_has_what_was_chosen_and_what_is_used_then(
+    counter: Counter, lines: pytest.LogCaptureFixture
+) -> None:
+    counter.world.node("inf1", "inf1.6xlarge")
+    service = service_on(counter.world, tuple(Dialect))
+    pod = counter.world.held("pod", "inf1", CORE, "0,1,2,3,4,5,6,7,8")
+
+    await service.bind(bind_args(pod, "inf1"))
+
+    line = only(lines)
+    assert (line["levelname"], line["result"]) == ("INFO", "repeated")
+    assert (line["used_cores"], line["used_devices"]) == ("0,1,2,3,4,5,6,7,8", "0,1,2")
+
+
+@pytest.mark.parametrize("ending", sorted(set(Ending) - SUCCESSES))
+async def test_a_bind_that_failed_is_a_warning_with_its_reason(
+    counter: Counter, lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, ending: Ending
+) -> None:
+    async def failing(*_: object) -> Outcome:
+        return Outcome(ending, "why")
+
+    monkeypatch.setattr(Binder, "bind", failing)
+
+    await counter.service.bind(bind_args(pod_manifest("pod", DEVICE, 1), "ghost"))
+
+    line = only(lines)
+    assert (line["levelname"], line["result"], line["error"]) == ("WARNING", ending.value, "why")
+
+
+def test_a_verb_that_was_not_decided_is_a_warning(counter: Counter, lines: pytest.LogCaptureFixture) -> None:
+    counter.service.answer("filter", b"garbage")
+
+    line = only(lines)
+    assert (line["levelname"], line["message"]) == ("WARNING", "filter")
+    assert "expected ExtenderArgs" in line["error"]

@@ -7,41 +7,41 @@ from typing import Any
 
 import msgspec
 
-from neuron_plugin.allocation import PodReference, PodRequest, PodUid, Resource
+from neuron_plugin.allocation import NeuronPod, PodReference, PodRequest, PodUid, Rejection, Resource, neuron_pod
 from neuron_plugin.cluster import NODES, PODS
-from neuron_plugin.extender.claims import PodRecord, Unreadable
-from neuron_plugin.extender.feeds import keep_pod
-from neuron_plugin.extender.memo import VerdictMemo
-from neuron_plugin.extender.observation import node_facts, pod_record
-from neuron_plugin.extender.state import ClusterState
-from neuron_plugin.extender.verbs import Filtered, filter_nodes, score_nodes
+from neuron_plugin.extender.filter import Filtered, VerdictMemo, filter_nodes, score_nodes
+from neuron_plugin.extender.informers import keep_pod
+from neuron_plugin.extender.state import ClusterState, NeuronNode, neuron_node
 from neuron_plugin.simulation import node_manifest, pod_manifest
 from neuron_plugin.topology import catalogue
 
 CORE, DEVICE = Resource.NEURONCORE, Resource.NEURON
 
 
-class World:
-    """A state that is told of manifests as the watches would tell it."""
+TYPES = catalogue()
 
-    def __init__(self) -> None:
-        self.state = ClusterState(catalogue())
+
+class World:
+    """A state that gets manifests as the watches would bring them."""
+
+    def __init__(self, version: int = 0) -> None:
+        self.state = ClusterState(version)
         self.memo = VerdictMemo(self.state)
 
     def node(self, name: str, instance_type: str, **described: Any) -> None:
         """A node is there, or has changed."""
-        self.tell_node(node_manifest(name, instance_type, **described))
+        self.show_node(node_manifest(name, instance_type, **described))
 
-    def tell_node(self, manifest: Mapping[str, Any]) -> None:
-        self.state.put_node(node_facts(NODES.decode(msgspec.json.encode(manifest))))
+    def show_node(self, manifest: Mapping[str, Any]) -> None:
+        self.state.put_node(node_of(manifest))
 
     def pod(self, name: str, resource: Resource = CORE, amount: int = 0, **described: Any) -> dict[str, Any]:
         """A pod is there; gives its manifest."""
         manifest = pod_manifest(name, resource, amount, **described)
-        self.tell(manifest)
+        self.show(manifest)
         return manifest
 
-    def tell(self, manifest: Mapping[str, Any], **status: str) -> None:
+    def show(self, manifest: Mapping[str, Any], **status: str) -> None:
         """The watch shows a pod."""
         pod = PODS.decode(msgspec.json.encode({**manifest, "status": status or manifest.get("status", {})}))
         record = keep_pod(pod)
@@ -75,15 +75,19 @@ class World:
 
     def scores(self, resource: Resource, amount: int, names: Sequence[str]) -> list[int]:
         request = request_of(record_of(pod_manifest("probe", resource, amount)))
-        return score_nodes(self.memo, request, names)
+        return score_nodes(self.memo, request, list(names))
 
 
-def record_of(manifest: Mapping[str, Any]) -> PodRecord:
-    return pod_record(PODS.decode(msgspec.json.encode(manifest)))
+def node_of(manifest: Mapping[str, Any]) -> NeuronNode:
+    return neuron_node(NODES.decode(msgspec.json.encode(manifest)), TYPES)
 
 
-def request_of(record: PodRecord) -> PodRequest:
-    assert not isinstance(record.request, Unreadable), record.request.text
+def record_of(manifest: Mapping[str, Any]) -> NeuronPod:
+    return neuron_pod(PODS.decode(msgspec.json.encode(manifest)))
+
+
+def request_of(record: NeuronPod) -> PodRequest:
+    assert not isinstance(record.request, Rejection), record.request.detail
     return record.request
 
 

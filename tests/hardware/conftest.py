@@ -13,7 +13,7 @@ import pytest
 from neuron_plugin.simulation import SimulatedNode, write_node
 
 # pytest-asyncio asks for the main thread's loop before the first test, and up to Python 3.13 asking makes one that
-# nobody closes: a warning at some later collection, hence an error in an innocent test.
+# nothing closes: a warning at some later collection, hence an error in an innocent test.
 asyncio.set_event_loop(None)
 
 MakeNode = Callable[..., SimulatedNode]

@@ -14,7 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
-from neuron_plugin.hardware.events import Hints, InventoryWatcher, WatchPeriods, open_uevents
+from neuron_plugin.hardware.events import InventoryWatcher, WatchPeriods, open_uevents
 from neuron_plugin.hardware.inventory import Inventory, MachinePaths, read_inventory
 
 DEADLINE_SECONDS = 10
@@ -42,7 +42,7 @@ class Kernel:
 
     def add_other(self) -> None:
         """Make and announce a device of another subsystem."""
-        self._add("mem", "stranger", {"dev": "1:77\\n"})
+        self._add("mem", "other", {"dev": "1:77\\n"})
 
     def set_attribute(self, device: int, name: str, text: str) -> None:
         """Let an attribute appear."""
@@ -50,7 +50,7 @@ class Kernel:
         self._library.umockdev_testbed_set_attribute(self._testbed, path, name.encode(), text.encode())
 
     def remove(self, device: int) -> None:
-        """Announce that a device goes, and take it away before anybody can look."""
+        """Announce that a device goes, and take it away before it can be read."""
         path = f"/sys/devices/virtual/neuron_device/neuron{device}".encode()
         self._library.umockdev_testbed_uevent(self._testbed, path, b"remove")
         self._library.umockdev_testbed_remove_device(self._testbed, path)
@@ -76,26 +76,29 @@ class Printer(logging.Handler):
         print(record.__dict__["action"], record.__dict__["device"])
 
 
-async def heard(kernel: Kernel, hints: Hints) -> None:
-    """Adding and removing a device are hints, another subsystem's device is not even received."""
-    listener = logging.getLogger("neuron_plugin.hardware.uevents")
+async def heard(kernel: Kernel, changed: asyncio.Event) -> None:
+    """Adding and removing a device are events, another subsystem's device is not even received."""
+    listener = logging.getLogger("neuron_plugin.hardware.events")
     listener.setLevel(logging.DEBUG)
     listener.addHandler(Printer())
     kernel.add(0, core_count="2")
-    await hints.wait()
-    print("hint")
+    await changed.wait()
+    changed.clear()
+    print("changed")
     kernel.remove(0)
-    await hints.wait()
-    print("hint")
+    await changed.wait()
+    changed.clear()
+    print("changed")
     kernel.add_other()
     kernel.add(1, core_count="2")
-    await hints.wait()
-    print("hint")
+    await changed.wait()
+    changed.clear()
+    print("changed")
 
 
-async def hotplug(kernel: Kernel, hints: Hints) -> None:
+async def hotplug(kernel: Kernel, changed: asyncio.Event) -> None:
     """The watcher sees a device come, go and come, long before its next rescan."""
-    changes = watching(hints)
+    changes = watching(changed)
     print(ids(await anext(changes)))
     kernel.add(5, core_count="2")
     print(ids(await anext(changes)))
@@ -105,9 +108,9 @@ async def hotplug(kernel: Kernel, hints: Hints) -> None:
     print(ids(await anext(changes)))
 
 
-async def late(kernel: Kernel, hints: Hints) -> None:
+async def late(kernel: Kernel, changed: asyncio.Event) -> None:
     """A device is announced before its core_count is there, and offered only after."""
-    changes = watching(hints)
+    changes = watching(changed)
     await anext(changes)
     kernel.add(3)
     first = await anext(changes)
@@ -116,8 +119,8 @@ async def late(kernel: Kernel, hints: Hints) -> None:
     print(ids(await anext(changes)))
 
 
-def watching(hints: Hints) -> AsyncIterator[Inventory]:
-    watcher = InventoryWatcher(partial(read_inventory, MachinePaths()), hints, WatchPeriods(rescan_seconds=3600))
+def watching(changed: asyncio.Event) -> AsyncIterator[Inventory]:
+    watcher = InventoryWatcher(partial(read_inventory, MachinePaths()), changed, WatchPeriods(rescan_seconds=3600))
     return aiter(watcher.changes())
 
 
@@ -125,15 +128,16 @@ def ids(inventory: Inventory) -> str:
     return f"devices {[int(device) for device in inventory.device_ids]}"
 
 
-async def main(scenario: Callable[[Kernel, Hints], Awaitable[None]]) -> None:
+async def main(scenario: Callable[[Kernel, asyncio.Event], Awaitable[None]]) -> None:
     kernel = Kernel()
-    uevents = await open_uevents()
+    changed = asyncio.Event()
+    uevents = await open_uevents(changed)
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
-            await scenario(kernel, Hints(uevents))
+            await scenario(kernel, changed)
     finally:
         uevents.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(main({"hints": heard, "hotplug": hotplug, "late": late}[sys.argv[1]]))
+    asyncio.run(main({"uevents": heard, "hotplug": hotplug, "late": late}[sys.argv[1]]))

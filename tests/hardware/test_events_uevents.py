@@ -1,4 +1,4 @@
-"""Hints from the kernel, without them, and after an overrun."""
+"""Uevents from the kernel, without them, and after an overrun."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import pyudev
 
-from neuron_plugin.hardware import uevents as module
-from neuron_plugin.hardware.events import Hints, KernelUevents, NoUevents, open_uevents
+from neuron_plugin.hardware import events as module
+from neuron_plugin.hardware.events import open_uevents
 
 SOON = 5.0
 LIBRARY = "libumockdev.so.0"
@@ -26,7 +26,7 @@ LIBRARY = "libumockdev.so.0"
 
 @dataclass
 class Event:
-    """What pyudev's Device tells."""
+    """pyudev's Device, as far as it is read."""
 
     action: str = "add"
     sys_name: str = "neuron0"
@@ -84,46 +84,47 @@ def monitors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeMonitor]]:
         monitor.close()
 
 
-async def hint(hints: Hints) -> None:
+async def event(changed: asyncio.Event) -> None:
     async with asyncio.timeout(SOON):
-        await hints.wait()
+        await changed.wait()
+    changed.clear()
 
 
-async def nothing_comes(hints: Hints) -> bool:
+async def nothing_comes(changed: asyncio.Event) -> bool:
     try:
         async with asyncio.timeout(0.01):
-            await hints.wait()
+            await changed.wait()
     except TimeoutError:
         return True
     return False
 
 
-async def test_an_event_is_a_hint_and_is_taken_once(monitors: list[FakeMonitor]) -> None:
-    uevents = await open_uevents()
-    hints = Hints(uevents)
+async def test_an_event_is_reported_once(monitors: list[FakeMonitor]) -> None:
+    changed = asyncio.Event()
+    uevents = await open_uevents(changed)
     monitors[0].happen(Event())
-    await hint(hints)
-    assert await nothing_comes(hints)
+    await event(changed)
+    assert await nothing_comes(changed)
     uevents.close()
 
 
-async def test_a_burst_of_events_is_one_hint(monitors: list[FakeMonitor]) -> None:
-    uevents = await open_uevents()
-    hints = Hints(uevents)
+async def test_a_burst_of_uevents_is_one_event(monitors: list[FakeMonitor]) -> None:
+    changed = asyncio.Event()
+    uevents = await open_uevents(changed)
     monitors[0].happen(*[Event(sys_name=f"neuron{device}") for device in range(16)])
-    await hint(hints)
+    await event(changed)
     assert monitors[0].events == []
-    assert await nothing_comes(hints)
+    assert await nothing_comes(changed)
     uevents.close()
 
 
 async def test_closing_twice_is_harmless_and_silences(monitors: list[FakeMonitor]) -> None:
-    uevents = await open_uevents()
-    hints = Hints(uevents)
+    changed = asyncio.Event()
+    uevents = await open_uevents(changed)
     uevents.close()
     uevents.close()
     monitors[0].happen(Event())
-    assert await nothing_comes(hints)
+    assert await nothing_comes(changed)
 
 
 OVERRUN = OSError("Error while polling fd: 9")
@@ -132,19 +133,19 @@ OVERRUN = OSError("Error while polling fd: 9")
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A socket that overran is opened again without a pause."""
-    monkeypatch.setattr(module, "_REOPENING_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_REOPEN_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("at_once")
-async def test_after_an_overrun_there_is_a_hint_and_listening_goes_on(monitors: list[FakeMonitor]) -> None:
-    uevents = await open_uevents()
-    hints = Hints(uevents)
+async def test_after_an_overrun_there_is_an_event_and_listening_goes_on(monitors: list[FakeMonitor]) -> None:
+    changed = asyncio.Event()
+    uevents = await open_uevents(changed)
     monitors[0].happen(OVERRUN)
-    await hint(hints)
-    await hint(hints)  # what happened between the two sockets is lost as well
+    await event(changed)
+    await event(changed)  # what happened between the two sockets is lost as well
     assert len(monitors) == 2
     monitors[1].happen(Event())
-    await hint(hints)
+    await event(changed)
     uevents.close()
 
 
@@ -152,24 +153,24 @@ async def test_after_an_overrun_there_is_a_hint_and_listening_goes_on(monitors: 
 async def test_however_often_the_socket_overruns_it_is_opened_again(
     monitors: list[FakeMonitor], caplog: pytest.LogCaptureFixture
 ) -> None:
-    uevents = await open_uevents()
-    hints = Hints(uevents)
+    changed = asyncio.Event()
+    uevents = await open_uevents(changed)
     for broken in range(10):
         monitors[broken].happen(OVERRUN)
-        await hint(hints)
-        await hint(hints)
+        await event(changed)
+        await event(changed)
     monitors[10].happen(Event())
-    await hint(hints)
-    assert (uevents.trouble, caplog.records) == ("", [])
+    await event(changed)
+    assert (uevents.problem, caplog.records) == ("", [])
     uevents.close()
 
 
 @pytest.mark.usefixtures("at_once")
-async def test_a_socket_that_cannot_be_opened_again_is_a_trouble_told_once_and_tried_until_it_can(
+async def test_a_socket_that_cannot_be_opened_again_is_a_problem_logged_once_and_tried_until_it_can(
     monitors: list[FakeMonitor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    uevents = await open_uevents()
-    hints = Hints(uevents)
+    changed = asyncio.Event()
+    uevents = await open_uevents(changed)
     refusals = iter(["Too many open files"] * 3)
     start = module._started_monitor
 
@@ -180,21 +181,20 @@ async def test_a_socket_that_cannot_be_opened_again_is_a_trouble_told_once_and_t
 
     monkeypatch.setattr(module, "_started_monitor", refuse_thrice)
     monitors[0].happen(OVERRUN)
-    await hint(hints)
-    assert not uevents.trouble
-    await hint(hints)
-    assert not uevents.trouble
+    await event(changed)
+    assert not uevents.problem
+    await event(changed)
+    assert not uevents.problem
     assert len(monitors) == 2
     assert [record.__dict__["error"] for record in caplog.records] == ["Too many open files"]
     uevents.close()
 
 
 async def test_after_an_overrun_closing_ends_the_attempts(monitors: list[FakeMonitor]) -> None:
-    uevents = await open_uevents()
-    hints = Hints(uevents)
+    changed = asyncio.Event()
+    uevents = await open_uevents(changed)
     monitors[0].happen(OVERRUN)
-    await hint(hints)
-    assert isinstance(uevents, KernelUevents)
+    await event(changed)
     uevents.close()
     assert uevents._reopening
     assert uevents._reopening.cancelled()
@@ -203,14 +203,14 @@ async def test_after_an_overrun_closing_ends_the_attempts(monitors: list[FakeMon
 async def test_p69_a_storm_that_does_not_end_leaves_the_loop_to_others(
     monitors: list[FakeMonitor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A socket that has always one more event: nobody else would ever run."""
-    uevents = await open_uevents()
-    hints = Hints(uevents)
+    """A socket that has always one more event: no other task would ever run."""
+    changed = asyncio.Event()
+    uevents = await open_uevents(changed)
     events = count(1)
     monkeypatch.setattr(monitors[0], "poll", lambda timeout: next(events) and Event())  # noqa: ARG005 - pyudev's name
     monitors[0].theirs.send(b".")
-    await hint(hints)
-    await hint(hints)
+    await event(changed)
+    await event(changed)
     assert next(events) < 1000
     uevents.close()
 
@@ -243,16 +243,17 @@ def test_libudev_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("error", [ImportError("No library named udev"), OSError("Could not create udev monitor")])
-async def test_p70_without_libudev_or_netlink_hints_are_lost_and_no_more(
+async def test_p70_without_libudev_or_netlink_uevents_are_lost_and_no_more(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     def refuse() -> None:
         raise error
 
     monkeypatch.setattr(module, "_started_monitor", refuse)
-    uevents = await open_uevents()
-    assert isinstance(uevents, NoUevents)
-    assert await nothing_comes(Hints(uevents))
+    changed = asyncio.Event()
+    uevents = await open_uevents(changed)
+    assert uevents.problem == f"no uevents: {error}"
+    assert await nothing_comes(changed)
     uevents.close()
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
@@ -290,7 +291,7 @@ def umockdev() -> None:
 @pytest.mark.umockdev
 @pytest.mark.usefixtures("umockdev")
 def test_pyudev_hears_neuron_devices_come_and_go_and_no_others() -> None:
-    assert played("hints") == ["add neuron0", "hint", "remove neuron0", "hint", "add neuron1", "hint"]
+    assert played("uevents") == ["add neuron0", "changed", "remove neuron0", "changed", "add neuron1", "changed"]
 
 
 @pytest.mark.umockdev

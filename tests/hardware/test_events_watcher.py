@@ -1,4 +1,4 @@
-"""The inventory kept up to date: when it is looked at, what is published, what is told."""
+"""The inventory kept up to date: when the hardware is read, what is published, what is logged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from itertools import count
 import pytest
 
 from neuron_plugin.hardware.device import Device, NodeState, SkippedDevice
-from neuron_plugin.hardware.events import Hints, InventoryWatcher, NoUevents, WatchPeriods, _Patience
+from neuron_plugin.hardware.events import InventoryWatcher, Settling, WatchPeriods
 from neuron_plugin.hardware.inventory import Inventory, read_inventory
 from neuron_plugin.hardware.sysfs import DriverVersion
 from neuron_plugin.simulation import SimulatedNode
@@ -39,7 +39,7 @@ def machine(*devices: int) -> Inventory:
 
 @dataclass
 class Machine:
-    """Reads as ``inventory`` says, and remembers which devices had had their time at each look."""
+    """Reads as ``inventory`` says, and remembers which devices had had their time at each read."""
 
     inventory: Inventory | Exception
     looks: list[frozenset[DeviceId]] = field(default_factory=list)
@@ -53,8 +53,8 @@ class Machine:
         return self.inventory
 
 
-def watch(read: Machine, hints: Hints | None = None) -> AsyncIterator[Inventory]:
-    return aiter(InventoryWatcher(read, hints or Hints(NoUevents())).changes())
+def watch(read: Machine, changed: asyncio.Event | None = None) -> AsyncIterator[Inventory]:
+    return aiter(InventoryWatcher(read, changed or asyncio.Event()).changes())
 
 
 async def following(changes: AsyncIterator[Inventory]) -> Inventory:
@@ -82,7 +82,7 @@ async def test_what_did_not_change_is_not_published() -> None:
     assert len(read.looks) == 20
 
 
-async def test_without_hints_a_change_is_found_by_the_next_rescan() -> None:
+async def test_without_events_a_change_is_found_by_the_next_rescan() -> None:
     loop = asyncio.get_running_loop()
     changes = watch(Machine(machine(0), after={2: machine(0, 1)}))
     await following(changes)
@@ -91,26 +91,26 @@ async def test_without_hints_a_change_is_found_by_the_next_rescan() -> None:
     assert 4.9 < loop.time() - begun < 5.5
 
 
-async def test_a_hint_brings_the_next_look_forward() -> None:
+async def test_an_event_brings_the_next_read_forward() -> None:
     loop = asyncio.get_running_loop()
-    hints = Hints(NoUevents())
-    changes = watch(Machine(machine(0), after={2: machine(0, 1)}), hints)
+    changed = asyncio.Event()
+    changes = watch(Machine(machine(0), after={2: machine(0, 1)}), changed)
     await following(changes)
     begun = loop.time()
-    loop.call_later(0.5, hints.give)
+    loop.call_later(0.5, changed.set)
     await following(changes)
     assert 0.4 < loop.time() - begun < 1.0
 
 
-async def test_p69_a_storm_of_hints_leaves_most_of_the_time_to_others() -> None:
-    """A look that takes a second is followed by four seconds of rest, whatever the hints."""
-    hints, seconds = Hints(NoUevents()), count()
+async def test_p69_a_storm_of_events_leaves_most_of_the_time_to_others() -> None:
+    """A read that takes a second is followed by four seconds of rest, whatever the events."""
+    changed, seconds = asyncio.Event(), count()
     read = Machine(machine(0), after={1000: machine(1)})
-    watcher = InventoryWatcher(read, hints, WatchPeriods(rescan_seconds=10.0), clock=lambda: float(next(seconds)))
+    watcher = InventoryWatcher(read, changed, WatchPeriods(rescan_seconds=10.0), clock=lambda: float(next(seconds)))
 
     async def storm() -> None:
         while True:
-            hints.give()
+            changed.set()
             await asyncio.sleep(0.01)
 
     stormy = asyncio.create_task(storm(), name="storm")
@@ -147,7 +147,7 @@ async def test_p23_a_device_that_stays_incomplete_is_settled_after_its_time() ->
     assert 8 <= first_settled <= 14  # 0.05 s doubling up to 5 s, for 30 s: no busy loop
 
 
-async def test_a_machine_that_cannot_be_read_leaves_what_was_known_and_is_told(
+async def test_a_machine_that_cannot_be_read_leaves_what_was_known_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     read = Machine(machine(0))
@@ -161,7 +161,7 @@ async def test_a_machine_that_cannot_be_read_leaves_what_was_known_and_is_told(
 
 async def test_a_machine_that_could_never_be_read_is_one_without_devices() -> None:
     inventory = await following(watch(Machine(RuntimeError("a bug"))))
-    assert inventory == Inventory(absence="the machine cannot be read: a bug")
+    assert inventory == Inventory(absence="the hardware cannot be read: a bug")
 
 
 async def test_cancellation_passes_through() -> None:
@@ -174,7 +174,7 @@ async def test_cancellation_passes_through() -> None:
         await waiting
 
 
-async def test_p22_a_missing_driver_and_its_return_are_told_once_each(caplog: pytest.LogCaptureFixture) -> None:
+async def test_p22_a_missing_driver_and_its_return_are_logged_once_each(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     later = replace(NO_DRIVER, instance_type="trn1.2xlarge")  # a change, but no news about the driver
     changes = watch(Machine(NO_DRIVER, after={3: later, 6: machine(0, 1), 9: NO_DRIVER, 12: machine(0, 1)}))
@@ -191,21 +191,21 @@ async def test_p22_a_missing_driver_and_its_return_are_told_once_each(caplog: py
     assert caplog.records[1].__dict__["driver_version"] == "2.26.5.0"
 
 
-async def test_p27_a_problem_is_told_once_and_again_only_after_it_was_gone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_p27_a_problem_is_logged_once_and_again_only_after_it_was_gone(caplog: pytest.LogCaptureFixture) -> None:
     garbage = replace(machine(0), skipped=(SkippedDevice(DeviceId(1), "core_count reads 'x'"),))
     worse = replace(garbage, problems=("no version",))
     changes = watch(Machine(garbage, after={2: worse, 3: machine(0), 4: garbage}))
     for _ in range(4):
         await following(changes)
-    told = [record.__dict__["problem"] for record in caplog.records]
-    assert told == [
-        "neuron1 is left out: core_count reads 'x'",
+    logged = [record.__dict__["problem"] for record in caplog.records]
+    assert logged == [
+        "neuron1 is skipped: core_count reads 'x'",
         "no version",
-        "neuron1 is left out: core_count reads 'x'",
+        "neuron1 is skipped: core_count reads 'x'",
     ]
 
 
-async def test_a_device_that_is_still_being_made_is_no_problem_to_tell(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_device_that_is_still_being_made_is_no_problem_to_log(caplog: pytest.LogCaptureFixture) -> None:
     changes = watch(Machine(replace(machine(1), skipped=INCOMPLETE.skipped), after={2: machine(0, 1)}))
     await following(changes)
     await following(changes)
@@ -220,14 +220,14 @@ async def test_a_slow_read_does_not_hold_the_loop() -> None:
         assert loop_went_on.wait(10)  # set by the loop, so a read on the loop would never end
         return machine(0)
 
-    changes = aiter(InventoryWatcher(slow, Hints(NoUevents())).changes())
+    changes = aiter(InventoryWatcher(slow, asyncio.Event()).changes())
     asyncio.get_running_loop().call_soon(loop_went_on.set)
     assert await following(changes) == machine(0)
 
 
 async def test_a_real_tree_is_followed_through_faults(make_node: MakeNode) -> None:
     node = make_node("inf2.xlarge")
-    changes = aiter(InventoryWatcher(partial(read_inventory, node.paths), Hints(NoUevents())).changes())
+    changes = aiter(InventoryWatcher(partial(read_inventory, node.paths), asyncio.Event()).changes())
     assert (await following(changes)).device_ids == (0,)
     node.remove_node(0)
     assert (await following(changes)).devices[0].node is NodeState.ABSENT
@@ -243,55 +243,55 @@ async def test_a_real_tree_is_followed_through_faults(make_node: MakeNode) -> No
 PERIODS = WatchPeriods(rescan_seconds=5.0, settle_seconds=30.0, first_retry_seconds=0.05)
 
 
-def pauses(patience: _Patience, until: float) -> list[float]:
+def pauses(settling: Settling, until: float) -> list[float]:
     found, now = [], 0.0
     while now < until:
-        found.append(patience.pause(now))
+        found.append(settling.pause(now))
         now += found[-1]
     return found
 
 
 async def test_retries_double_up_to_the_rescan_period() -> None:
-    patience = _Patience(PERIODS)
-    patience.note(INCOMPLETE, 0.0)
-    found = pauses(patience, 29)
+    settling = Settling(PERIODS)
+    settling.note(INCOMPLETE, 0.0)
+    found = pauses(settling, 29)
     assert found[:8] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
     assert set(found[8:]) == {5.0}
 
 
 async def test_a_machine_at_rest_is_looked_at_in_the_rescan_period() -> None:
-    patience = _Patience(PERIODS)
-    patience.note(machine(0), 0.0)
-    assert pauses(patience, 20) == [5.0] * 4
+    settling = Settling(PERIODS)
+    settling.note(machine(0), 0.0)
+    assert pauses(settling, 20) == [5.0] * 4
 
 
-async def test_a_hint_makes_retries_frequent_again() -> None:
-    patience = _Patience(PERIODS)
-    patience.note(INCOMPLETE, 0.0)
-    pauses(patience, 10)
-    patience.hurry()
-    assert patience.pause(10.0) == 0.05
+async def test_an_event_makes_retries_frequent_again() -> None:
+    settling = Settling(PERIODS)
+    settling.note(INCOMPLETE, 0.0)
+    pauses(settling, 10)
+    settling.retry_soon()
+    assert settling.pause(10.0) == 0.05
 
 
-async def test_a_device_that_left_has_its_time_anew_when_it_returns() -> None:
-    patience = _Patience(PERIODS)
-    patience.note(INCOMPLETE, 0.0)
-    assert patience.settled(30.0) == {0}
-    patience.note(NO_DRIVER, 31.0)
-    patience.note(INCOMPLETE, 32.0)
-    assert patience.settled(40.0) == frozenset()
+async def test_a_device_that_left_has_its_time_again_when_it_returns() -> None:
+    settling = Settling(PERIODS)
+    settling.note(INCOMPLETE, 0.0)
+    assert settling.settled(30.0) == {0}
+    settling.note(NO_DRIVER, 31.0)
+    settling.note(INCOMPLETE, 32.0)
+    assert settling.settled(40.0) == frozenset()
 
 
 async def test_a_settled_device_stays_settled_while_it_is_taken_as_it_is() -> None:
-    patience = _Patience(PERIODS)
-    patience.note(INCOMPLETE, 0.0)
-    patience.note(machine(0), 31.0)
-    assert patience.settled(31.0) == {0}
-    assert patience.pause(31.0) == 5.0
+    settling = Settling(PERIODS)
+    settling.note(INCOMPLETE, 0.0)
+    settling.note(machine(0), 31.0)
+    assert settling.settled(31.0) == {0}
+    assert settling.pause(31.0) == 5.0
 
 
 async def test_a_device_that_became_complete_in_time_is_not_settled() -> None:
-    patience = _Patience(PERIODS)
-    patience.note(INCOMPLETE, 0.0)
-    patience.note(machine(0), 1.0)
-    assert patience.settled(100.0) == frozenset()
+    settling = Settling(PERIODS)
+    settling.note(INCOMPLETE, 0.0)
+    settling.note(machine(0), 1.0)
+    assert settling.settled(100.0) == frozenset()

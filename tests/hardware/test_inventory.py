@@ -85,7 +85,7 @@ def test_p22_a_file_in_the_class_directorys_place_is_no_driver(tmp_path: Path) -
     assert read_inventory(MachinePaths.under(tmp_path)).absence
 
 
-def test_p22_a_class_directory_that_may_not_be_listed_is_told_as_such(
+def test_p22_a_class_directory_that_may_not_be_listed_is_named_as_such(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = make_node()
@@ -145,7 +145,7 @@ def test_p27_one_garbage_device_is_left_out_and_the_others_stay(make_node: MakeN
     assert skipped.reason.endswith("neuron2/core_count reads 'x', expected a decimal number of cores")
 
 
-def test_when_no_device_can_be_used_the_first_reason_is_told(make_node: MakeNode) -> None:
+def test_when_no_device_can_be_used_the_first_reason_is_given(make_node: MakeNode) -> None:
     node = make_node("inf2.xlarge")
     node.set_attribute(0, "core_count", "x")
     inventory = read_inventory(node.paths)
@@ -153,7 +153,7 @@ def test_when_no_device_can_be_used_the_first_reason_is_told(make_node: MakeNode
     assert "reads 'x'" in inventory.absence
 
 
-def test_when_every_device_vanishes_meanwhile_that_is_told(
+def test_when_every_device_vanishes_meanwhile_that_is_reported(
     make_node: MakeNode, on_open: Callable[[str, Callable[[], None]], None]
 ) -> None:
     node = make_node("inf2.xlarge")
@@ -303,7 +303,7 @@ def test_an_unreadable_lnc_file_is_a_problem_and_the_default_holds(
     assert "logical_nc_config may not be read" in inventory.problems[0]
 
 
-def test_without_a_device_lnc_is_told_for_a_known_type_only(make_node: MakeNode) -> None:
+def test_without_a_device_lnc_is_known_for_a_known_type_only(make_node: MakeNode) -> None:
     node = make_node("trn2.3xlarge", logical_core_size=1)
     node.unload_driver()
     assert read_inventory(node.paths).logical_core_size.size == 1
@@ -490,8 +490,8 @@ def test_during_the_election_nothing_is_said(make_node: MakeNode) -> None:
     assert read_ultraserver(with_class_files(make_node("trn2.3xlarge"), **busy)) is None
 
 
-def test_what_no_election_prints_is_not_told(make_node: MakeNode) -> None:
-    """Told to the cluster, a page of text would make the extender refuse the whole inventory."""
+def test_what_no_election_prints_is_not_published(make_node: MakeNode) -> None:
+    """Published to the cluster, a page of text would make the extender refuse the whole inventory."""
     sysfs = with_class_files(make_node("trn2.3xlarge"), server_id_4="a" * 4096, server_id_2="00000000000000aa\n")
     found = read_ultraserver(sysfs)
     assert found is not None

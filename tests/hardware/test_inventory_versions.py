@@ -42,7 +42,7 @@ CORES = {f"neuron_core{core}": f"cores/neuron_core{core}" for core in range(2)}
 
 
 def spoiled(node: SimulatedNode) -> SimulatedNode:
-    """Something to tell of each kind."""
+    """An error of each kind."""
     node.set_ecc(0, sram=1, memory=2, repairable=3)
     node.set_core_errors(0, 1, hw_nc_ue_error=4)
     node.set_unhealthy_components(0, ["hbm"])

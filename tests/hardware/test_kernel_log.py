@@ -6,7 +6,6 @@ import asyncio
 import ctypes
 import errno
 import os
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,17 +15,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.hardware import kmsg_reader
+from neuron_plugin.hardware import kernel_log
 from neuron_plugin.hardware.kernel_log import (
     KernelLog,
+    KernelNews,
     KernelRecord,
-    RecordSplitter,
-    RingNews,
+    NewLines,
     parse_error,
-    parse_record,
-    read_ring,
-    tells_of_reset,
+    parse_line,
+    read_syslog,
+    reports_reset,
 )
+
+
+def parse_record(line: str) -> KernelRecord | None:
+    return parse_line(line.encode(), None)
 
 
 def record(text: str, *, by_kernel: bool = True) -> KernelRecord:
@@ -54,7 +57,7 @@ def test_what_is_no_record_is_none(line: str) -> None:
 @pytest.mark.parametrize(
     ("priority", "by_kernel"), [(0, True), (3, True), (7, True), (8, False), (11, False), (30, False)]
 )
-def test_p67_the_facility_tells_a_process_from_the_kernel(priority: int, by_kernel: bool) -> None:  # noqa: FBT001 - data
+def test_p67_the_facility_distinguishes_a_process_from_the_kernel(priority: int, by_kernel: bool) -> None:  # noqa: FBT001 - data
     parsed = parse_record(f"{priority},1,2,-;NEURON_HW_ERR=DMA_ERROR")
     assert parsed
     assert parsed.by_kernel is by_kernel
@@ -145,11 +148,11 @@ def test_no_line_breaks_the_reader(text: str) -> None:
         parsed = parse_record(line)
         if parsed:
             parse_error(parsed)
-            tells_of_reset(parsed)
+            reports_reset(parsed)
 
 
 @pytest.mark.parametrize(
-    ("text", "by_kernel", "told"),
+    ("text", "by_kernel", "reported"),
     [
         ("nd3: initiating device reset request 5", True, True),
         ("nd3: reset request 5 failed", True, True),
@@ -158,24 +161,20 @@ def test_no_line_breaks_the_reader(text: str) -> None:
         ("nd3: Neuron Driver Started", True, False),
     ],
 )
-def test_the_driver_tells_of_resets(text: str, by_kernel: bool, told: bool) -> None:  # noqa: FBT001 - data
-    assert tells_of_reset(record(text, by_kernel=by_kernel)) is told
+def test_the_driver_reports_resets(text: str, by_kernel: bool, reported: bool) -> None:  # noqa: FBT001 - data
+    assert reports_reset(record(text, by_kernel=by_kernel)) is reported
 
 
-def test_records_come_out_of_whatever_pieces_were_read() -> None:
+def test_dictionary_lines_after_a_record_are_left_out() -> None:
     log = b"6,1,1000000,-;one\n SUBSYSTEM=pci\n DEVICE=+pci:0000\n6,2,2000000,-;two\n"
-    for size in range(1, len(log) + 1):
-        splitter = RecordSplitter()
-        pieces = [log[start : start + size] for start in range(0, len(log), size)]
-        texts = [found.text for piece in pieces for found in splitter.feed(piece)]
-        assert texts == ["one", "two"], size
+    assert [found.text for found in NewLines().records(log, NOW)] == ["one", "two"]
 
 
-def test_after_a_gap_half_a_line_is_not_completed_by_another() -> None:
-    splitter = RecordSplitter()
-    assert list(splitter.feed(b"6,1,1000000,-;NEURON_HW_")) == []
-    splitter.drop_rest()
-    assert [found.text for found in splitter.feed(b"6,9,2000000,-;ERR=DMA_ERROR\n")] == ["ERR=DMA_ERROR"]
+def test_half_a_record_waits_for_its_end() -> None:
+    lines = NewLines()
+    assert lines.records(b"6,1,1000000,-;NEURON_HW_", NOW) == []
+    whole = b"6,1,1000000,-;NEURON_HW_ERR=DMA_ERROR\n"
+    assert [found.text for found in lines.records(whole, NOW)] == ["NEURON_HW_ERR=DMA_ERROR"]
 
 
 def test_p67_the_documented_line_names_the_device_by_its_serial_number_and_not_by_the_containers_count() -> None:
@@ -208,9 +207,9 @@ def texts(records: list[KernelRecord]) -> list[str]:
     return [record.text for record in records]
 
 
-def told(*rings: bytes) -> list[list[str]]:
-    """What each sight of the ring tells."""
-    news = RingNews()
+def new_texts(*rings: bytes) -> list[list[str]]:
+    """What is new in each reading of the ring."""
+    news = NewLines()
     return [texts(news.records(each, NOW)) for each in rings]
 
 
@@ -220,75 +219,75 @@ def dated(number: int, text: str = "") -> str:
 
 def test_a_line_has_a_priority_a_time_and_a_text() -> None:
     lines = of("<3>[ 5678.901234] nd3: NEURON_HW_ERR=DMA_ERROR now", "<11>[  12.000001][  T42] a: [1.0] b")
-    assert RingNews().records(lines, NOW) == [
+    assert NewLines().records(lines, NOW) == [
         KernelRecord(5678.901234, "nd3: NEURON_HW_ERR=DMA_ERROR now", by_kernel=True),
         KernelRecord(12.000001, "a: [1.0] b", by_kernel=False),
     ]
 
 
-def test_what_is_there_at_first_is_told_and_then_only_what_comes() -> None:
-    assert told(of(dated(1), dated(2)), of(dated(1), dated(2)), of(dated(1), dated(2), dated(3))) == [
+def test_what_is_there_at_first_is_news_and_then_only_what_comes() -> None:
+    assert new_texts(of(dated(1), dated(2)), of(dated(1), dated(2)), of(dated(1), dated(2), dated(3))) == [
         ["1", "2"],
         [],
         ["3"],
     ]
 
 
-def test_a_ring_that_wraps_around_tells_nothing_twice_and_leaves_nothing_out() -> None:
+def test_a_ring_that_wraps_around_repeats_nothing_and_leaves_nothing_out() -> None:
     ring_of_three = [of(*(dated(number) for number in range(end - 3, end))) for end in (3, 4, 6, 20)]
-    assert told(*ring_of_three) == [["0", "1", "2"], ["3"], ["4", "5"], ["17", "18", "19"]]
+    assert new_texts(*ring_of_three) == [["0", "1", "2"], ["3"], ["4", "5"], ["17", "18", "19"]]
 
 
 def test_a_ring_that_was_cleared_goes_on_with_what_came_since() -> None:
-    assert told(of(dated(1), dated(2)), of(), of(), of(dated(3)), of(dated(3), dated(4))) == [
+    assert new_texts(of(dated(1), dated(2)), of(), of(), of(dated(3)), of(dated(3), dated(4))) == [
         ["1", "2"],
         [],
         [],
         ["3"],
         ["4"],
     ]
-    assert told(of(dated(1), dated(2)), of(dated(3)), of(dated(4))) == [["1", "2"], ["3"], ["4"]]
+    assert new_texts(of(dated(1), dated(2)), of(dated(3)), of(dated(4))) == [["1", "2"], ["3"], ["4"]]
 
 
 def test_the_rest_of_a_line_that_was_cut_off_at_the_front_is_passed_over() -> None:
     whole = of(dated(1), dated(2), dated(3))
-    assert told(whole, whole[8:] + of(dated(4))) == [["1", "2", "3"], ["4"]]
-    assert told(b"00] rest\n" + of(dated(2))) == [["2"]]
+    assert new_texts(whole, whole[8:] + of(dated(4))) == [["1", "2", "3"], ["4"]]
+    assert new_texts(b"00] rest\n" + of(dated(2))) == [["2"]]
 
 
 def test_the_same_text_again_is_another_line() -> None:
     first, again = dated(1, "nd0: NEURON_HW_ERR=DMA_ERROR"), dated(2, "nd0: NEURON_HW_ERR=DMA_ERROR")
-    assert told(of(first), of(first, again)) == [["nd0: NEURON_HW_ERR=DMA_ERROR"]] * 2
+    assert new_texts(of(first), of(first, again)) == [["nd0: NEURON_HW_ERR=DMA_ERROR"]] * 2
 
 
 @pytest.mark.parametrize("before", ["<3>", "<3>[   T12] "])
 def test_without_times_what_is_new_is_dated_now_and_what_was_there_may_be_old(before: str) -> None:
-    news = RingNews()
+    news = NewLines()
     assert news.records(of(f"{before}old"), NOW) == []
     assert news.records(of(f"{before}old", f"{before}new"), NOW) == [KernelRecord(NOW, "new", by_kernel=True)]
     assert news.records(of(f"{before}new", f"{before}new"), NOW) == [KernelRecord(NOW, "new", by_kernel=True)]
 
 
 def test_without_times_a_line_after_a_clearing_is_new() -> None:
-    assert told(of("<3>a"), of(), of("<3>b")) == [[], [], ["b"]]
+    assert new_texts(of("<3>a"), of(), of("<3>b")) == [[], [], ["b"]]
 
 
 def test_times_that_are_switched_off_make_nothing_old_new() -> None:
-    assert told(of(dated(1)), of("<6>1", "<6>2"), of("<6>1", "<6>2", "<6>3")) == [["1"], [], ["3"]]
+    assert new_texts(of(dated(1)), of("<6>1", "<6>2"), of("<6>1", "<6>2", "<6>3")) == [["1"], [], ["3"]]
 
 
 @given(sights=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), max_size=8))
-def test_whatever_a_ring_loses_at_its_front_each_line_it_shows_is_told_once_in_its_order(
+def test_whatever_a_ring_loses_at_its_front_each_line_it_shows_is_news_once_in_its_order(
     sights: list[tuple[int, int]],
 ) -> None:
-    news, begin, end = RingNews(), 0, 1
-    told_so_far, expected = list[str](), list[str]()
+    news, begin, end = NewLines(), 0, 1
+    found_so_far, expected = list[str](), list[str]()
     for more, lost in sights:
         known, end = end, end + more
         begin = min(begin + lost, end)  # wrapped around, or cleared
-        told_so_far += texts(news.records(of(*map(dated, range(begin, end))), NOW))
+        found_so_far += texts(news.records(of(*map(dated, range(begin, end))), NOW))
         expected += map(str, range(max(begin, known) if expected else begin, end))
-    assert told_so_far == expected
+    assert found_so_far == expected
 
 
 def test_a_call_that_is_refused_is_an_error_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,13 +299,13 @@ def test_a_call_that_is_refused_is_an_error_with_its_number(monkeypatch: pytest.
 
     monkeypatch.setattr(ctypes, "CDLL", Library)
     with pytest.raises(OSError, match="Function not implemented") as caught:
-        read_ring()
+        read_syslog()
     assert caught.value.errno == errno.ENOSYS
 
 
 def _may_read() -> bool:
     try:
-        read_ring()
+        read_syslog()
     except OSError:
         return False
     return True
@@ -314,7 +313,7 @@ def _may_read() -> bool:
 
 @pytest.mark.skipif(not _may_read(), reason="syslog(2) is not allowed here")
 def test_the_kernels_own_ring_is_understood() -> None:
-    records = RingNews().records(read_ring(), NOW)
+    records = NewLines().records(read_syslog(), NOW)
     assert records
     assert all(0 <= record.at <= time.clock_gettime(time.CLOCK_MONOTONIC) + 60 for record in records)
 
@@ -323,33 +322,34 @@ def test_the_kernels_own_ring_is_understood() -> None:
     not (_may_read() and os.access("/dev/kmsg", os.W_OK)), reason="the kernel's log may not be written here"
 )
 def test_a_line_that_a_process_writes_is_new_and_not_the_kernels() -> None:
-    news = RingNews()
-    news.records(read_ring(), NOW)
+    news = NewLines()
+    news.records(read_syslog(), NOW)
     text = f"neuron-plugin test {os.getpid()} {time.monotonic_ns()}"
     with open("/dev/kmsg", "w", encoding="ascii") as log:  # noqa: PTH123 - a device
         log.write(f"{text}\n")
-    (mine,) = [record for record in news.records(read_ring(), NOW) if record.text == text]
+    (mine,) = [record for record in news.records(read_syslog(), NOW) if record.text == text]
     assert not mine.by_kernel
 
 
 DEADLINE_SECONDS = 5
 
 
-class Heard:
-    """What a log has told."""
+class Followed:
+    """A log that is followed, and what was news in it: the kinds of its errors, and each change of its problem."""
 
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.troubles: list[str] = []
+    def __init__(self, log: KernelLog) -> None:
+        self.log = log
+        self.kinds: list[str] = []
+        self.problems: list[str] = []
+        self.resets = 0
         self.news = asyncio.Event()
 
-    def record(self, record: KernelRecord) -> None:
-        self.texts.append(record.text)
-        self.news.set()
-
-    def trouble(self, text: str) -> None:
-        if not self.troubles or self.troubles[-1] != text:
-            self.troubles.append(text)
+    async def run(self) -> None:
+        async for news in self.log.news():
+            self.kinds += [error.kind for error in news.errors]
+            self.resets += news.reset
+            if self.problems[-1:] != [self.log.problem]:
+                self.problems.append(self.log.problem)
             self.news.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -360,202 +360,149 @@ class Heard:
 
 
 @asynccontextmanager
-async def following(path: Path, ring: Callable[[], bytes] = lambda: b"") -> AsyncIterator[Heard]:
-    heard = Heard()
-    task = asyncio.create_task(KernelLog(path, heard.record, heard.trouble, ring).run(), name="log under test")
+async def following(path: Path) -> AsyncIterator[Followed]:
+    followed = Followed(KernelLog(path))
+    task = asyncio.create_task(followed.run(), name="log under test")
     try:
-        yield heard
+        yield followed
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> socket.socket:
-    """The writing end of a stand-in for ``/dev/kmsg``: one record a read, and poll(2) says when."""
-    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    reader.settimeout(0)
-    descriptor = reader.detach()
-    monkeypatch.setattr(os, "open", lambda *_arguments: descriptor)
-    return writer
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    for period in ("FILE_SECONDS", "SYSLOG_SECONDS", "RETRY_SECONDS"):
+        monkeypatch.setattr(kernel_log, period, 0.01)
 
 
-async def test_what_is_there_and_what_comes_is_heard(device: socket.socket) -> None:
-    device.send(b"6,1,1000000,-;before\n")
-    async with following(Path("/dev/kmsg")) as heard:
-        await heard.until(lambda: heard.texts == ["before"])
-        device.send(b"6,2,2000000,-;after\n KEY=value\n")
-        await heard.until(lambda: heard.texts == ["before", "after"])
-        assert heard.troubles == [""]
-    device.close()
+KMSG = Path("/dev/kmsg")
+Answer = bytes | OSError
 
 
-async def test_records_that_were_overwritten_do_not_end_the_reading(
-    device: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    really_read, failures = os.read, [OSError(errno.EPIPE, "overwritten")]
+def syslog(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> None:
+    """Let syslog(2) answer each of these in turn, and the last one from then on."""
+    left = list(answers)
 
-    def read(descriptor: int, size: int) -> bytes:
-        if failures:
-            raise failures.pop()
-        return really_read(descriptor, size)
+    def read() -> bytes:
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
 
-    monkeypatch.setattr(os, "read", read)
-    device.send(b"6,7,1000000,-;the oldest there is\n")
-    async with following(Path("/dev/kmsg")) as heard:
-        await heard.until(lambda: heard.texts == ["the oldest there is"])
-        assert heard.troubles == [""]
-    device.close()
+    monkeypatch.setattr(kernel_log, "read_syslog", read)
 
 
-async def test_a_long_history_lets_others_have_their_turn(tmp_path: Path) -> None:
+def error_line(seconds: int, kind: str) -> str:
+    return f"<3>[{seconds:5d}.000000] nd1: NEURON_HW_ERR={kind} on queue 3"
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_p67_errors_that_are_there_and_that_come_are_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = error_line(1, "A_ERROR")
+    syslog(monkeypatch, of(before), of(before), of(before, dated(2), error_line(3, "B_ERROR")))
+    async with following(KMSG) as log:
+        await log.until(lambda: log.kinds == ["A_ERROR", "B_ERROR"])
+        assert log.problems == [""]
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_reset_that_the_driver_reports_is_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    syslog(monkeypatch, of(dated(1)), of(dated(1), dated(2, "nd3: reset request 5 failed")))
+    async with following(KMSG) as log:
+        await log.until(lambda: log.resets == 1)
+
+
+@pytest.mark.looptime
+async def test_a_log_with_nothing_new_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    syslog(monkeypatch, of(dated(1)), of(dated(1), dated(2)), of(dated(1), dated(2), error_line(3, "A_ERROR")))
+    news = aiter(KernelLog(KMSG).news())
+    assert await anext(news) == KernelNews()  # the first: the log can be read
+    begun = asyncio.get_running_loop().time()
+    assert [error.kind for error in (await anext(news)).errors] == ["A_ERROR"]
+    assert asyncio.get_running_loop().time() - begun >= 2 * kernel_log.SYSLOG_SECONDS
+
+
+async def test_p83_a_long_history_does_not_hold_the_loop(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
-    path.write_text("".join(f"6,{number},1000000,-;{'x' * 500}\n" for number in range(20_000)))
+    path.write_text("".join(f"6,{number},1000000,-;{'x' * 500}\n" for number in range(20_000)) + ERROR_RECORD)
     turns = 0
-    async with following(path) as heard:
-        while len(heard.texts) < 20_000:
+    async with following(path) as log:
+        while not log.kinds:
             turns += 1
             await asyncio.sleep(0)
     assert turns > 2
 
 
-async def test_p70_a_log_that_is_not_there_is_named_with_what_to_do(tmp_path: Path) -> None:
+ERROR_RECORD = "3,1,1000000,-;nd1: NEURON_HW_ERR=DMA_ERROR\n"
+
+
+async def test_p70_a_log_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
-    async with following(path) as heard:
-        await heard.until(lambda: bool(heard.troubles))
-        assert heard.troubles == [
-            f"{path} cannot be opened: No such file or directory: mount the host's /dev/kmsg here"
-        ]
+    async with following(path) as log:
+        await log.until(lambda: bool(log.problems))
+        assert log.problems == [f"{path} cannot be read: No such file or directory"]
 
 
-async def test_p70_a_log_that_may_not_be_read_is_named_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "kmsg"
-    path.touch()
-
-    def refuse(_descriptor: int, _size: int) -> bytes:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "read", refuse)
-    async with following(path) as heard:
-        await heard.until(lambda: bool(heard.troubles))
-        (trouble,) = heard.troubles
-        assert trouble.startswith(f"{path} cannot be read: Operation not permitted; ")
-        assert "CAP_SYSLOG" in trouble
-        assert "device cgroup" in trouble
-
-
-async def test_a_log_that_comes_late_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kmsg_reader, "RETRY_SECONDS", 0.01)
-    path = tmp_path / "kmsg"
-    async with following(path) as heard:
-        await heard.until(lambda: bool(heard.troubles))
-        path.write_text("6,1,1000000,-;at last\n")
-        await heard.until(lambda: heard.texts == ["at last"])
-        assert heard.troubles[-1] == ""
-
-
-async def test_a_plain_file_that_grows_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kmsg_reader, "LOOK_SECONDS", 0.01)
-    path = tmp_path / "kmsg"
-    path.touch()
-    async with following(path) as heard:
-        await heard.until(lambda: heard.troubles == [""])
-        with path.open("a") as log:
-            log.write("6,1,1000000,-;half")
-            log.flush()
-            await asyncio.sleep(0.03)
-            log.write(" and half\n")
-        await heard.until(lambda: heard.texts == ["half and half"])
-
-
-async def test_a_log_that_has_to_be_opened_anew_tells_nothing_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kmsg_reader, "RETRY_SECONDS", 0.01)
-    path = tmp_path / "kmsg"
-    path.write_text("6,1,1000000,-;first\n")
-    really_read, failures = os.read, [OSError(errno.EIO, "Input/output error")]
-
-    def read(descriptor: int, size: int) -> bytes:
-        data = really_read(descriptor, size)
-        if not data and failures:
-            raise failures.pop()
-        return data
-
-    monkeypatch.setattr(os, "read", read)
-    monkeypatch.setattr(kmsg_reader, "LOOK_SECONDS", 0.01)
-    async with following(path) as heard:
-        await heard.until(lambda: heard.troubles == [f"{path} cannot be read: Input/output error", ""])
-        with path.open("a") as log:
-            log.write("6,2,2000000,-;second\n")
-        await heard.until(lambda: heard.texts == ["first", "second"])
-
-
-@pytest.fixture
-def closed(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The kernel's own log, as it is in a container: there, and not to be opened."""
-    monkeypatch.setattr(kmsg_reader, "RING_SECONDS", 0.01)
-    monkeypatch.setattr(kmsg_reader, "RETRY_SECONDS", 0.01)
-    really_open = os.open
-
-    def refuse(path: str | Path, flags: int, mode: int = 0o777) -> int:
-        if path == Path("/dev/kmsg"):
-            raise PermissionError(errno.EPERM, "Operation not permitted")
-        return really_open(path, flags, mode)
-
-    monkeypatch.setattr(os, "open", refuse)
-    return Path("/dev/kmsg")
-
-
-async def test_p67_a_log_that_may_not_be_opened_is_asked_for_by_syslog(closed: Path) -> None:
-    rings = [b"<3>[    1.000000] before\n", b"<3>[    1.000000] before\n<3>[    2.000000] after\n"]
-    async with following(closed, lambda: rings.pop(0) if len(rings) > 1 else rings[0]) as heard:
-        await heard.until(lambda: heard.texts == ["before", "after"])
-        assert heard.troubles == [""]
-
-
-async def test_p70_where_neither_way_is_open_both_are_named(closed: Path) -> None:
-    def refuse() -> bytes:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    async with following(closed, refuse) as heard:
-        await heard.until(lambda: bool(heard.troubles))
-        (trouble,) = heard.troubles
-        assert trouble == (
-            "/dev/kmsg cannot be opened: Operation not permitted, and syslog(2) says: Operation not permitted; "
-            "give this process CAP_SYSLOG (devicePlugin.kernelLog in the chart); with the device 1:11 in its device "
-            "cgroup, too, the file is read"
+async def test_p70_a_log_that_may_not_be_read_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    syslog(monkeypatch, PermissionError(errno.EPERM, "Operation not permitted"))
+    async with following(KMSG) as log:
+        await log.until(lambda: bool(log.problems))
+        (problem,) = log.problems
+        assert problem == (
+            "the kernel log cannot be read by syslog(2): Operation not permitted; "
+            "give this process CAP_SYSLOG (devicePlugin.kernelLog in the chart)"
         )
 
 
-async def test_p70_a_ring_that_fails_is_named_and_asked_again_and_tells_nothing_twice(closed: Path) -> None:
-    answers: list[bytes | OSError] = [b"<3>[    1.000000] a\n", OSError(errno.EPERM, "no"), b"<3>[    1.000000] a\n"]
-    last = b"<3>[    1.000000] a\n<3>[    2.000000] b\n"
-
-    def ring() -> bytes:
-        answer = answers.pop(0) if answers else last
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
-
-    async with following(closed, ring) as heard:
-        await heard.until(lambda: heard.texts == ["a", "b"])
-        assert len(heard.troubles) == 3
-        assert heard.troubles[::2] == ["", ""]
+@pytest.mark.usefixtures("hasty")
+async def test_a_log_that_comes_late_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    async with following(path) as log:
+        await log.until(lambda: bool(log.problems))
+        path.write_text(ERROR_RECORD)
+        await log.until(lambda: log.kinds == ["DMA_ERROR"])
+        assert log.problems[-1] == ""
 
 
-async def test_a_simulated_machine_never_hears_the_real_ones_log(tmp_path: Path) -> None:
-    def ring() -> bytes:
-        raise AssertionError("the ring is this machine's")
+@pytest.mark.usefixtures("hasty")
+async def test_a_plain_file_that_grows_is_followed(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    path.touch()
+    async with following(path) as log:
+        await log.until(lambda: log.problems == [""])
+        with path.open("a") as file:
+            file.write("3,1,1000000,-;nd1: NEURON_HW_ERR=DMA")
+            file.flush()
+            await asyncio.sleep(0.03)
+            file.write("_ERROR\n")
+        await log.until(lambda: log.kinds == ["DMA_ERROR"])
 
-    async with following(tmp_path / "kmsg", ring) as heard:
-        await heard.until(lambda: bool(heard.troubles))
+
+@pytest.mark.usefixtures("hasty")
+async def test_p70_a_log_that_fails_is_named_and_read_again_and_repeats_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = error_line(1, "A_ERROR"), error_line(2, "B_ERROR")
+    syslog(monkeypatch, of(first), OSError(errno.EIO, "Input/output error"), of(first), of(first, second))
+    async with following(KMSG) as log:
+        await log.until(lambda: log.kinds == ["A_ERROR", "B_ERROR"])
+        assert log.problems == ["", "the kernel log cannot be read by syslog(2): Input/output error", ""]
 
 
-@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="the kernel's own log may not be read here")
-async def test_the_kernels_own_log_is_understood() -> None:
-    async with following(Path("/dev/kmsg")) as heard:
-        await heard.until(lambda: bool(heard.texts or "".join(heard.troubles)))
-        assert not "".join(heard.troubles) or "CAP_SYSLOG" in heard.troubles[-1]
+async def test_a_simulated_machine_never_reads_the_real_ones_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read() -> bytes:
+        raise AssertionError("this machine's own log")
+
+    monkeypatch.setattr(kernel_log, "read_syslog", read)
+    (tmp_path / "kmsg").touch()
+    async with following(tmp_path / "kmsg") as log:
+        await log.until(lambda: bool(log.problems))
+
+
+def test_a_character_device_is_the_kernels_own_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the host's, mounted at another path."""
+    syslog(monkeypatch, of(error_line(1, "A_ERROR")))
+    assert [error.kind for error in KernelLog(Path("/dev/null")).read().errors] == ["A_ERROR"]

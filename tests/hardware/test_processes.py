@@ -55,7 +55,7 @@ def test_the_same_device_under_another_name_is_found(tmp_path: Path) -> None:
     assert list(device_processes(nodes, proc)) == [nodes[2]]
 
 
-def test_real_character_devices_are_told_apart_by_their_numbers(tmp_path: Path) -> None:
+def test_real_character_devices_are_distinguished_by_their_numbers(tmp_path: Path) -> None:
     proc = tmp_path / "proc"
     make_process(proc, 5, [Path("/dev/null")])
     assert list(device_processes([Path("/dev/null"), Path("/dev/zero")], proc)) == [Path("/dev/null")]

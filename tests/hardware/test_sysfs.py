@@ -108,8 +108,8 @@ def test_a_format_error_quotes_the_beginning_of_a_long_text(tmp_path: Path) -> N
 
 def test_only_directory_names_of_devices_count(make_node: MakeNode) -> None:
     node = make_node("inf2.24xlarge")
-    for stranger in ("neuron", "neuronx", "neuron07", "neuron10000", "neuron1.bak", "xneuron1", "neuron1\n"):
-        (node.paths.sysfs / "class/neuron_device" / stranger).mkdir()
+    for other in ("neuron", "neuronx", "neuron07", "neuron10000", "neuron1.bak", "xneuron1", "neuron1\n"):
+        (node.paths.sysfs / "class/neuron_device" / other).mkdir()
     assert Sysfs(node.paths.sysfs).device_ids() == [0, 1, 2, 3, 4, 5]
 
 
@@ -373,7 +373,7 @@ def test_any_text_is_a_value_or_a_value_error(text: str) -> None:
 
 
 @given(st.from_regex(r"\A[a-z][a-z0-9-]*\.[a-z0-9-]+\Z"), st.from_regex(r"\A[0-9.]+[-+~_][A-Za-z0-9.+~_-]*\Z"))
-def test_no_name_is_longer_than_the_cluster_can_be_told(product: str, version: str) -> None:
+def test_no_name_is_longer_than_the_cluster_accepts(product: str, version: str) -> None:
     assert len(parse_product_name(product)) <= 64
     try:
         assert len(parse_driver_version(version).text) <= 128

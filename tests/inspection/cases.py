@@ -6,28 +6,27 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from neuron_plugin.plugin.health.memory import Memory
+import msgspec
 
 from neuron_plugin.allocation import (
     INVENTORY_KEY,
-    ContainerKind,
-    ContainerSpec,
+    NeuronPod,
     NodeInventory,
-    PodUid,
     Resource,
     ids_of,
+    neuron_pod,
     write_inventory,
 )
-from neuron_plugin.allocation import PodReference as PodName
-from neuron_plugin.inspection.checks.table import CHECKS
-from neuron_plugin.inspection.facts import ApiPod, Cluster, Daemon, DeviceUser, DeviceUsers, Facts, Kubelet, SocketSeen
+from neuron_plugin.cluster import PODS
+from neuron_plugin.inspection.checks import CHECKS
+from neuron_plugin.inspection.facts import Cluster, Daemon, DeviceUser, DeviceUsers, Facts, Kubelet, SocketSeen
 from neuron_plugin.inspection.findings import Finding, Level
-from neuron_plugin.inspection.gathering.host import gather_host
+from neuron_plugin.inspection.host import gather_host
 from neuron_plugin.inspection.machine import Machine, look
 from neuron_plugin.inspection.node import node_of
-from neuron_plugin.inspection.unknown import Unknown
-from neuron_plugin.kubelet.sockets import endpoint_path
-from neuron_plugin.plugin.pods import node_pod
+from neuron_plugin.inspection.text import Unknown
+from neuron_plugin.kubelet.socket_watch import endpoint_path
+from neuron_plugin.plugin.health import Memory
 from neuron_plugin.simulation import SimulatedNode
 from tests.inspection.doubles import Container, Pod
 
@@ -75,7 +74,7 @@ def socket_path(resource: Resource, instance: str = "0a1b2c3d") -> Path:
 def ask(name: str, facts: Facts) -> list[Finding]:
     """What the check of that name finds."""
     (check,) = (check for check in CHECKS if check.name == name)
-    return list(check.ask(facts))
+    return check.findings(facts)
 
 
 def the_finding(name: str, facts: Facts) -> Finding:
@@ -117,23 +116,23 @@ def api_pod(
     *,
     phase: str = "Running",
     init: bool = False,
-) -> ApiPod:
+) -> NeuronPod:
     """A pod of the API server; with ``init`` its first container is a plain init container."""
     specs = [
-        ContainerSpec(
-            each,
-            ContainerKind.INIT if init and not place else ContainerKind.APP,
-            {f"aws.amazon.com/{resource}": str(count) for resource, count in limits.items()},
-        )
-        for place, (each, limits) in enumerate(containers.items())
+        {"name": each, "resources": {"limits": {f"aws.amazon.com/{short}": str(n) for short, n in limits.items()}}}
+        for each, limits in containers.items()
     ]
-    pod = PodName(PodUid(POD_UID), "default", name)
-    return ApiPod(pod, phase, node_pod(pod, specs, annotations))
+    manifest = {
+        "metadata": {"name": name, "namespace": "default", "uid": POD_UID, "annotations": annotations},
+        "spec": {"initContainers": specs[:1] if init else [], "containers": specs[1:] if init else specs},
+        "status": {"phase": phase},
+    }
+    return neuron_pod(PODS.decode(msgspec.json.encode(manifest)))
 
 
-def user(*devices: int, pod_uid: str = POD_UID, inside: Mapping[int, int] | None = None, cores: str = "") -> DeviceUser:
-    return DeviceUser(4711, "python train.py", devices, pod_uid, inside, cores)
+def user(*devices: int, pod_uid: str = POD_UID, inside: Mapping[int, int] | None = None) -> DeviceUser:
+    return DeviceUser(4711, "python train.py", devices, pod_uid, inside)
 
 
-def with_users(facts: Facts, *users: DeviceUser, unseen: Unknown | None = None) -> Facts:
-    return replace(facts, users=DeviceUsers(users, unseen))
+def with_users(facts: Facts, *users: DeviceUser, hidden: Unknown | None = None) -> Facts:
+    return replace(facts, users=DeviceUsers(users, hidden))

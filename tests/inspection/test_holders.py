@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation import Resource
-from neuron_plugin.inspection.holders import HolderReading, ask_kubelet, holders_of
-from neuron_plugin.inspection.unknown import Unknown
+from neuron_plugin.allocation import PodReference, PodUid
+from neuron_plugin.inspection import holders as module
+from neuron_plugin.inspection.holders import HolderReading, Holders, ask_kubelet, holders_of, read_recorded
+from neuron_plugin.inspection.text import Unknown
+from neuron_plugin.kubelet import RecordedDevices
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.topology import Geometry, Topology
@@ -26,81 +28,119 @@ def pod(name: str, *containers: tuple[str, str, str]) -> Pod:
     )
 
 
-def test_ids_become_cores_in_the_ledger() -> None:
-    holders = holders_of(INF2, [pod("a", ("x", DEVICES, "1,2"), ("y", CORES, "9"))])
+def record(uid: str, container: str, resource: str, ids: str) -> RecordedDevices:
+    return RecordedDevices(uid, container, resource, frozenset(ids.split(",")))
+
+
+def held(holders: Holders) -> list[tuple[str, str, str, int]]:
     assert holders.ledger is not None
-    (holder,) = holders.ledger
-    assert str(holder.pod) == "ml/a"
-    assert [(each.container, each.resource, each.mask) for each in holder.holdings] == [
-        ("x", Resource.NEURONDEVICE, 0b111100),
-        ("y", Resource.NEURONCORE, 1 << 9),
-    ]
+    return [(str(each.pod), each.container, each.resource.value, each.mask) for each in holders.ledger.allocations]
+
+
+AWAY = Unknown("the kubelet is away", "wait")
+UNREADABLE = Unknown("the checkpoint cannot be read")
+
+
+def test_ids_become_cores_in_the_ledger() -> None:
+    holders = holders_of(INF2, (), [pod("a", ("x", DEVICES, "1,2"), ("y", CORES, "9"))])
+    assert held(holders) == [("ml/a", "x", DEVICES, 0b111100), ("ml/a", "y", CORES, 1 << 9)]
     assert holders.note == ""
 
 
+def test_the_checkpoint_adds_plain_init_containers_under_the_name_that_pod_resources_knows() -> None:
+    recorded = [record("1", "init", DEVICES, "1,2"), record("1", "x", DEVICES, "1")]
+    holders = holders_of(INF2, recorded, [pod("a", ("x", DEVICES, "1"))])
+    assert sorted(held(holders)) == [("ml/a", "init", DEVICES, 0b111100), ("ml/a", "x", DEVICES, 0b001100)]
+    assert holders.ledger is not None
+    assert set(holders.ledger.by_pod) == {"1"}, "one pod, by its UID"
+
+
+def test_an_entry_of_an_ended_pod_is_left_out() -> None:
+    recorded = [record("1", "x", DEVICES, "1"), record("2", "x", DEVICES, "2")]
+    assert [each[0] for each in held(holders_of(INF2, recorded, [pod("a", ("x", DEVICES, "1"))]))] == ["ml/a"]
+
+
+def test_the_api_server_names_a_pod_of_which_only_the_checkpoint_knows() -> None:
+    live = {"2": PodReference(PodUid("2"), "ml", "init-only")}
+    assert held(holders_of(INF2, [record("2", "init", CORES, "3")], [], live)) == [("ml/init-only", "init", CORES, 8)]
+
+
+def test_what_the_checkpoint_lacks_counts_by_pod_resources() -> None:
+    listed = [pod("a", ("x", DEVICES, "1"), ("y", CORES, "9"))]
+    assert len(held(holders_of(INF2, [record("1", "x", DEVICES, "1")], listed))) == 2
+
+
+def test_without_the_checkpoint_pod_resources_is_taken_and_that_is_said() -> None:
+    holders = holders_of(INF2, UNREADABLE, [pod("a", ("x", CORES, "9"))])
+    assert held(holders) == [("ml/a", "x", CORES, 1 << 9)]
+    assert "does not list plain init containers: the checkpoint cannot be read" in holders.note
+
+
+def test_without_any_name_pods_are_named_by_their_uids_and_that_is_said() -> None:
+    holders = holders_of(INF2, [record("1", "x", CORES, "9")], AWAY)
+    assert held(holders) == [("uid/1", "x", CORES, 1 << 9)]
+    assert "named by their UIDs" in holders.note
+
+
+def test_unknown_is_not_the_same_as_no_holder() -> None:
+    holders = holders_of(INF2, UNREADABLE, AWAY)
+    assert (holders.ledger, holders.note) == (None, "holders are not known: the kubelet is away; wait")
+
+
 def test_pods_without_neuron_resources_hold_nothing() -> None:
-    holders = holders_of(INF2, [pod("a", ("x", "nvidia.com/gpu", "GPU-1")), pod("b")])
-    assert holders.ledger is not None
-    assert holders.ledger.used_mask == 0
-    assert list(holders.ledger) == []
+    assert held(holders_of(INF2, (), [pod("a", ("x", "nvidia.com/gpu", "GPU-1")), pod("b")])) == []
 
 
-def test_ids_that_are_none_of_ours_are_told() -> None:
-    holders = holders_of(INF2, [pod("a", ("x", DEVICES, "neuron-1,2"))])
-    assert holders.ledger is not None
-    assert holders.ledger.used_mask == 0b110000
-    assert "ml/a holds aws.amazon.com/neurondevice 'neuron-1'" in holders.note
+def test_foreign_ids_are_reported() -> None:
+    holders = holders_of(INF2, (), [pod("a", ("x", DEVICES, "neuron-1,2"))])
+    assert held(holders) == [("ml/a", "x", DEVICES, 0b110000)]
+    assert holders.foreign == ("ml/a/x holds aws.amazon.com/neurondevice 'neuron-1'",)
+    assert holders.foreign[0] in holders.note
 
 
 @pytest.mark.parametrize("text", ["", "²", "-1", "0x1", " 1"])
 def test_no_text_is_mistaken_for_an_id(text: str) -> None:
-    holders = holders_of(INF2, [Pod("ml", "a", (Container("x", DEVICES, (text,)),))])
-    assert holders.ledger is not None
-    assert holders.ledger.used_mask == 0
+    holders = holders_of(INF2, (), [Pod("ml", "a", (Container("x", DEVICES, (text,)),))])
+    assert held(holders) == [("ml/a", "x", DEVICES, 0)]
     assert repr(text) in holders.note
 
 
 def test_ids_outside_the_machine_hold_nothing_and_harm_nothing() -> None:
-    holders = holders_of(INF2, [pod("a", ("x", CORES, "11,12,99999999999999999999"))])
-    assert holders.ledger is not None
-    assert holders.ledger.used_mask == 1 << 11
+    assert held(holders_of(INF2, (), [pod("a", ("x", CORES, "11,12,99999999999999999999"))]))[0][3] == 1 << 11
 
 
-def test_the_kubelet_is_asked_seldom_however_often_one_looks() -> None:
+def test_the_kubelet_is_asked_seldom_however_often_one_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[Path] = []
     now = [0.0]
 
-    def ask(path: Path) -> tuple[Pod, ...]:
+    def ask(path: Path) -> tuple[Pod, ...] | Unknown:
         asked.append(path)
-        return (pod("a", ("x", CORES, str(len(asked)))),)
+        return AWAY if len(asked) == 1 else (pod("a", ("x", CORES, str(len(asked)))),)
 
-    reading = HolderReading(Path("/k.sock"), seconds=10, ask=ask, clock=lambda: now[0])
+    monkeypatch.setattr(module, "ask_kubelet", ask)
+    reading = HolderReading(tmp_path / "none", Path("/k.sock"), seconds=10, clock=lambda: now[0])
     masks = []
     for now[0] in (0.0, 2.0, 9.9, 10.0, 12.0):
         ledger = reading.read(INF2).ledger
         masks.append(ledger.used_mask if ledger is not None else None)
-    assert masks == [2, 2, 2, 4, 4]
+    assert masks == [None, None, None, 4, 4], "what was not known is asked again, too"
     assert asked == [Path("/k.sock")] * 2
 
 
-def test_unknown_is_not_the_same_as_nobody_and_is_asked_again() -> None:
-    answers: list[Unknown | tuple[Pod, ...]] = [Unknown("the kubelet is away", "wait"), ()]
-    now = [0.0]
-
-    def ask(_path: Path) -> tuple[Pod, ...] | Unknown:
-        return answers.pop(0)
-
-    reading = HolderReading(Path("/k.sock"), seconds=10, ask=ask, clock=lambda: now[0])
-    unknown = reading.read(INF2)
-    now[0] = 10.0
-    known = reading.read(INF2)
-    assert (unknown.ledger, unknown.note) == (None, "holders are not known: the kubelet is away; wait")
-    assert known.ledger is not None
+def test_the_checkpoint_is_read_or_it_is_said_why_not(tmp_path: Path) -> None:
+    missing = read_recorded(tmp_path / "none")
+    assert isinstance(missing, Unknown)
+    assert "--kubelet-dir" in missing.action
+    absent = read_recorded(tmp_path)
+    assert isinstance(absent, Unknown)
+    assert f"{tmp_path}/kubelet_internal_checkpoint cannot be read (No such file" in absent.why
+    (tmp_path / "kubelet_internal_checkpoint").write_text('{"Data": {"PodDeviceEntries": null}}')
+    assert read_recorded(tmp_path) == ()
 
 
-def test_a_missing_socket_is_told_with_the_flag_to_use(tmp_path: Path) -> None:
-    told = ask_kubelet(tmp_path / "k.sock")
-    assert told == Unknown(f"no kubelet at {tmp_path}/k.sock", "if it is elsewhere, give --pod-resources-socket")
+def test_a_missing_socket_is_reported_with_the_flag_to_use(tmp_path: Path) -> None:
+    said = ask_kubelet(tmp_path / "k.sock")
+    assert said == Unknown(f"no kubelet at {tmp_path}/k.sock", "if it is elsewhere, give --pod-resources-socket")
 
 
 def test_a_socket_that_may_not_be_read_asks_for_root(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,13 +151,13 @@ def test_a_socket_that_may_not_be_read_asks_for_root(monkeypatch: pytest.MonkeyP
     assert ask_kubelet(Path("/k.sock")) == Unknown("/k.sock may not be read", "run this as root")
 
 
-def test_a_socket_that_nobody_serves_is_unknown_holders(short_directory: Path) -> None:
+def test_a_socket_that_is_not_served_is_unknown_holders(short_directory: Path) -> None:
     path = short_directory / "k.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(path))
-    told = ask_kubelet(path)
-    assert isinstance(told, Unknown)
-    assert "nobody answers" in told.why
+    said = ask_kubelet(path)
+    assert isinstance(said, Unknown)
+    assert "nobody answers" in said.why
 
 
 class Lister(pb_grpc.PodResourcesListerServicer):
@@ -149,9 +189,8 @@ async def test_p85_the_cli_tells_the_holder_that_the_kubelet_tells(short_directo
     server.add_insecure_port(f"unix:{short_directory / 'k.sock'}")
     await server.start()
     try:
-        reading = HolderReading(short_directory / "k.sock")
+        reading = HolderReading(short_directory, short_directory / "k.sock")
         found = await asyncio.to_thread(reading.read, INF2)
     finally:
         await server.stop(None)
-    assert found.ledger is not None
-    assert [(str(each.pod), each.mask) for each in found.ledger] == [("ml/train", 0b11110000)]
+    assert held(found) == [("ml/train", "main", DEVICES, 0b11110000)]

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from neuron_plugin.plugin.health.memory import FILE_NAME, DeviceMemory, Memory, boot_id, save
-from neuron_plugin.plugin.health.policy import HealthSettings, SignalPolicy
 
 from neuron_plugin.hardware import device_key
 from neuron_plugin.inspection.machine import look
 from neuron_plugin.inspection.node import node_of
-from neuron_plugin.inspection.unknown import Unknown
+from neuron_plugin.inspection.text import Unknown
+from neuron_plugin.plugin.health import FILE_NAME, DeviceMemory, Memory, boot_id, save
+from neuron_plugin.plugin.health_rules import HealthRules, SignalRule
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.topology import Topology
@@ -70,12 +70,12 @@ def test_the_users_types_name_what_the_catalogue_does_not(make_node: MakeNode, t
     assert (unknown.instance, known.instance and known.instance.name) == (None, "inf9.24xlarge")
 
 
-def test_the_type_can_be_told_where_the_machine_does_not(make_node: MakeNode) -> None:
+def test_the_type_can_be_given_where_the_machine_does_not(make_node: MakeNode) -> None:
     node = make_node("trn1.32xlarge", missing=[15])
     (node.root / "sys/class/dmi/id").unlink()
     unknown = looked(node)
-    told = looked(node, instance_type="trn1.32xlarge")
-    assert (unknown.missing, told.missing) == ((), (15,))
+    said = looked(node, instance_type="trn1.32xlarge")
+    assert (unknown.missing, said.missing) == ((), (15,))
 
 
 def test_a_mistyped_type_is_refused_with_where_to_look(make_node: MakeNode) -> None:
@@ -103,7 +103,7 @@ def test_health_is_judged_by_the_node_s_own_policies_and_what_its_daemon_remembe
     node.set_error_events(4, 5)
     key = device_key(looked(node).inventory.devices[4])
     save(tmp_path / FILE_NAME, Memory({key: DeviceMemory({"health-status/hw_error_events": 5})}), boot_id())
-    health = HealthSettings(sram_ecc=SignalPolicy(threshold=2))
+    health = HealthRules(sram_ecc=SignalRule(threshold=2))
     settings = node_of({"root": str(node.root)}, {}, None).settings
     seen = look(msgspec.structs.replace(settings, health=health, state_dir=tmp_path), {})
     assert [verdict.findings for verdict in seen.verdicts.values()] == [()] * 6
@@ -111,7 +111,7 @@ def test_health_is_judged_by_the_node_s_own_policies_and_what_its_daemon_remembe
 
 
 def test_a_memory_that_is_not_there_or_may_not_be_read_is_not_known(tmp_path: Path) -> None:
-    assert "no state file" in unknown_memory(PluginSettings())
+    assert "no state directory" in unknown_memory(PluginSettings())
     assert "health.json is not there" in unknown_memory(PluginSettings(state_dir=tmp_path))
     (tmp_path / FILE_NAME).mkdir()
     assert "cannot be read" in unknown_memory(PluginSettings(state_dir=tmp_path))

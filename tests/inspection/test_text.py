@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import parse_ids
-from neuron_plugin.inspection.text import plural, printable, ranges
+from neuron_plugin.inspection.text import plural, ranges
 
 
 @pytest.mark.parametrize(
@@ -19,14 +19,6 @@ def test_runs_of_ids_are_joined(ids: tuple[int, ...], text: str) -> None:
 @given(st.sets(st.integers(0, 200), min_size=1))
 def test_ranges_read_back_as_the_same_ids(ids: set[int]) -> None:
     assert set(parse_ids(ranges(ids))) == ids
-
-
-def test_characters_that_steer_a_terminal_are_replaced() -> None:
-    assert printable("a\x1b[2Jb\nc") == "a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c"
-
-
-def test_ordinary_text_stays_as_it_is() -> None:
-    assert printable("default/träin-0[2,3]") == "default/träin-0[2,3]"
 
 
 def test_one_is_no_plural() -> None:

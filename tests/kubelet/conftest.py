@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-# Plugins ask for "the" event loop before a test without one; unless somebody said there is none, Python makes a loop
-# that nobody closes, and its ResourceWarning fails whichever test the garbage collector runs in.
+# Plugins ask for "the" event loop before a test without one; unless it is set to None, Python makes a loop
+# that is never closed, and its ResourceWarning fails whichever test the garbage collector runs in.
 asyncio.set_event_loop(None)
 
 

@@ -1,4 +1,4 @@
-"""A plugin's handler and an observer that do as a test tells them and write down what they were asked."""
+"""A handler and an observer of a plugin under test: they record what they are asked and what changes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from neuron_plugin.kubelet.advertisement import Advertisement
-from neuron_plugin.kubelet.devices import AdvertisedDevice, ContainerAllocation, DeviceNode
-from neuron_plugin.kubelet.observer import RegistrationState
-from neuron_plugin.kubelet.registration import DevicePluginServer, RegistrationTimes
-from neuron_plugin.kubelet.service import ServiceOptions
-from neuron_plugin.kubelet.watch import DirectoryWatch
+from neuron_plugin.kubelet.advertisement import AdvertisedDevice, Advertisement
+from neuron_plugin.kubelet.device_plugin import ContainerAllocation, DeviceNode, KubeletCounters
+from neuron_plugin.kubelet.registration import DevicePluginServer, RegistrationState, RegistrationTimes
+from neuron_plugin.kubelet.socket_watch import DirectoryWatch
 
 CORE = "aws.amazon.com/neuroncore"
 DEVICE = "aws.amazon.com/neurondevice"
@@ -29,7 +27,7 @@ def seeded(seed: int) -> Random:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for what no event tells a test."""
+    """Poll until the condition holds, for what has no event."""
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.002)
@@ -45,11 +43,9 @@ class FakeHandler:
     """Prefers the lowest ids, allocates a node and a variable for each; replace a field to make it misbehave."""
 
     prefer: Callable[[Sequence[str], Sequence[str], int], Awaitable[Sequence[str]]] = lowest
-    allocation: Callable[[str, Sequence[str]], ContainerAllocation] | None = None
-    start: Callable[[Sequence[str]], Awaitable[None]] | None = None
+    allocation: Callable[[str, Sequence[str]], Awaitable[ContainerAllocation]] | None = None
     preferences: list[tuple[list[str], list[str], int]] = field(default_factory=list)
     allocations: list[tuple[str, list[str]]] = field(default_factory=list)
-    starts: list[list[str]] = field(default_factory=list)
 
     async def preferred(
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
@@ -58,56 +54,42 @@ class FakeHandler:
         self.preferences.append((list(available), list(must_include), size))
         return await self.prefer(available, must_include, size)
 
-    def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
+    async def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
         if self.allocation is not None:
-            answer = self.allocation(resource, ids)
+            answer = await self.allocation(resource, ids)
             self.allocations.append((resource, list(ids)))
             return answer
         self.allocations.append((resource, list(ids)))
         nodes = tuple(DeviceNode(f"/dev/neuron{each}", f"/dev/neuron{each}") for each in ids)
         return ContainerAllocation(envs={"IDS": ",".join(ids)}, devices=nodes)
 
-    async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
-        del resource
-        self.starts.append(list(ids))
-        if self.start is not None:
-            await self.start(ids)
-
 
 @dataclass
-class FakeObserver:
-    """Keeps everything it is told."""
+class Observer:
+    """Keeps each state that a server enters, and the result of each registration: None, or why it failed."""
 
+    server: DevicePluginServer | None = None
+    counters: KubeletCounters = field(default_factory=KubeletCounters)
     states: list[RegistrationState] = field(default_factory=list)
     registrations: list[str | None] = field(default_factory=list)
-    replaced: list[str] = field(default_factory=list)
-    refused: list[tuple[str, Exception]] = field(default_factory=list)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def state_changed(self, resource: str, state: RegistrationState) -> None:
-        del resource
-        self.states.append(state)
-        self.news.set()
-
-    def registration_ended(self, resource: str, error: str | None) -> None:
-        del resource
-        self.registrations.append(error)
-        self.news.set()
-
-    def preference_replaced(self, resource: str, fault: str) -> None:
-        del resource
-        self.replaced.append(fault)
-
-    def request_refused(self, resource: str, method: str, error: Exception) -> None:
-        del resource
-        self.refused.append((method, error))
+    def on_change(self) -> None:
+        assert self.server is not None
+        if self.states[-1:] != [self.server.state]:
+            self.states.append(self.server.state)
+        if self.counters.registrations.total() > len(self.registrations):
+            failed = self.counters.registrations[self.server.resource, "failed"]
+            known = len([each for each in self.registrations if each is not None])
+            self.registrations.append(self.server.failure if failed > known else None)
+        self.changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a state or registration that makes the condition true."""
         async with asyncio.timeout(10):
             while not condition():
-                self.news.clear()
-                await self.news.wait()
+                self.changed.clear()
+                await self.changed.wait()
 
 
 @dataclass
@@ -117,7 +99,7 @@ class RunningPlugin:
     server: DevicePluginServer
     handler: FakeHandler
     advertisement: Advertisement
-    observer: FakeObserver
+    observer: Observer
     task: asyncio.Task[None]
 
 
@@ -125,12 +107,11 @@ QUICK = RegistrationTimes(stream_deadline=0.2, settled=0.0, first_delay=0.02, lo
 
 
 @asynccontextmanager
-async def running_plugin(  # noqa: PLR0913 - what a test may vary
+async def running_plugin(
     directory: Path,
     resource: str = CORE,
     *,
     count: int = 4,
-    options: ServiceOptions | None = None,
     times: RegistrationTimes = QUICK,
     watch_seconds: float = 0.1,
     random: Random | None = None,
@@ -139,18 +120,19 @@ async def running_plugin(  # noqa: PLR0913 - what a test may vary
 ) -> AsyncIterator[RunningPlugin]:
     """A plugin as the daemon runs it: a watch, a server, both in tasks. ``kind`` is the way it registers."""
     watch = DirectoryWatch(directory, period_seconds=watch_seconds)
-    handler, observer, advertisement = FakeHandler(), FakeObserver(), Advertisement(devices(count))
+    handler, observer, advertisement = FakeHandler(), Observer(), Advertisement(devices(count))
     server = kind(
         resource,
         handler,
         advertisement,
         watch,
-        options=options,
-        observer=observer,
+        counters=observer.counters,
+        on_change=observer.on_change,
         times=times,
         random=random,
         other_route=other_route,
     )
+    observer.server = server
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(watch.run(), name="watch")
         task = group.create_task(server.run(), name="server")

@@ -1,4 +1,4 @@
-"""What the tests of registration share: a kubelet that answers Register as it is told to, and looks at sockets."""
+"""What the tests of registration share: a kubelet with scripted answers to Register, and the sockets in a directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import grpc
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.kubelet.sockets import endpoint_prefix
+from neuron_plugin.kubelet.socket_watch import endpoint_prefix
 from neuron_plugin.simulation import SOCKET_NAME, StandInKubelet
 from tests.kubelet.fakes import CORE, RunningPlugin, eventually
 

@@ -114,7 +114,9 @@ async def test_a_pod_the_kubelet_does_not_know_is_none(directory: Path) -> None:
         (grpc.StatusCode.UNIMPLEMENTED, "unknown method Get for service v1.PodResourcesLister"),
     ],
 )
-async def test_p62_a_kubelet_without_get_is_told_apart(directory: Path, failure: tuple[grpc.StatusCode, str]) -> None:
+async def test_p62_a_kubelet_without_get_has_an_error_of_its_own(
+    directory: Path, failure: tuple[grpc.StatusCode, str]
+) -> None:
     async with client_of(Lister(failure), directory) as client:
         with pytest.raises(GetUnsupportedError, match="does not serve PodResources Get"):
             await client.get("ns", "pod")
@@ -138,7 +140,7 @@ async def test_p62_a_throttled_call_is_tried_again(directory: Path) -> None:
     assert lister.calls == 3
 
 
-async def test_p62_a_call_throttled_past_its_deadline_is_told_apart(directory: Path) -> None:
+async def test_p62_a_call_throttled_past_its_deadline_has_its_own_error(directory: Path) -> None:
     lister = Lister((grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"))
     async with client_of(lister, directory, deadline=0.2) as client:
         with pytest.raises(PodResourcesThrottledError, match="rejected by rate limit"):
@@ -146,7 +148,7 @@ async def test_p62_a_call_throttled_past_its_deadline_is_told_apart(directory: P
     assert 2 <= lister.calls <= 5
 
 
-async def test_p62_no_socket_is_told_apart_and_says_what_to_look_at(directory: Path) -> None:
+async def test_p62_no_socket_has_its_own_error_and_says_what_to_look_at(directory: Path) -> None:
     with pytest.raises(
         PodResourcesAbsentError, match=r"No such file.*is the kubelet running and the directory mounted"
     ):

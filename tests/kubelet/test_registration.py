@@ -10,10 +10,8 @@ import pytest
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.kubelet.channels import channel_to
-from neuron_plugin.kubelet.observer import RegistrationState
-from neuron_plugin.kubelet.service import ServiceOptions
-from neuron_plugin.kubelet.sockets import endpoint_path
+from neuron_plugin.kubelet.registration import RegistrationState
+from neuron_plugin.kubelet.socket_watch import channel_to, endpoint_path
 from neuron_plugin.simulation import SOCKET_NAME, StandInKubelet
 from tests.kubelet.fakes import CORE, DEVICE, eventually, running_plugin, seeded
 from tests.kubelet.registering import ScriptedRegistration, modes_of, scripted_kubelet, sockets_of
@@ -44,10 +42,8 @@ async def test_p2_options_are_answered_while_register_waits(directory: Path) -> 
             answered.append(await pb_grpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty(), timeout=5))
 
     registration = ScriptedRegistration(during=dial_back)
-    options = ServiceOptions(pre_start_required=True)
-    async with scripted_kubelet(directory, registration), running_plugin(directory, options=options) as plugin:
+    async with scripted_kubelet(directory, registration), running_plugin(directory) as plugin:
         await plugin.observer.until(lambda: State.REGISTERED in plugin.observer.states)
-        assert answered[0].pre_start_required
         assert answered[0] == registration.requests[0].options
 
 
@@ -139,6 +135,29 @@ async def test_p6_a_refused_registration_is_retried_with_the_kubelets_words_logg
     assert len({request.endpoint for request in registration.requests}) == len(registration.requests)
 
 
+async def test_the_reason_of_a_failure_is_readable_until_the_resource_is_advertised(directory: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(directory / SOCKET_NAME))
+    async with running_plugin(directory) as plugin:
+        await plugin.observer.until(lambda: plugin.server.failure is not None)
+        assert "is the kubelet running?" in (plugin.server.failure or "")
+        assert plugin.observer.counters.registrations[CORE, "failed"] >= 1
+        async with StandInKubelet(directory):
+            await plugin.observer.until(plugin.server.registered.is_set)
+            assert plugin.server.failure is None
+            assert plugin.observer.counters.registrations[CORE, "accepted"] == 1
+
+
+async def test_a_rewrite_reaches_the_kubelet_as_a_message_with_the_same_devices(directory: Path) -> None:
+    async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
+        await kubelet.wait_for_capacity(CORE, 4)
+        checkpoint = directory / "kubelet_internal_checkpoint"
+        before = checkpoint.stat().st_ino
+        plugin.advertisement.rewrite()
+        await eventually(lambda: checkpoint.stat().st_ino != before)
+        assert kubelet.capacity(CORE).allocatable == 4
+
+
 async def test_p6_a_resource_name_the_kubelet_does_not_take_never_ends_the_process(directory: Path) -> None:
     async with StandInKubelet(directory), running_plugin(directory, "dummy") as plugin:
         await plugin.observer.until(lambda: len(plugin.observer.registrations) >= 2)
@@ -146,7 +165,7 @@ async def test_p6_a_resource_name_the_kubelet_does_not_take_never_ends_the_proce
     assert plugin.observer.registrations[0] == 'the kubelet refused dummy: the ResourceName "dummy" is invalid'
 
 
-async def test_p6_nobody_behind_kubelet_sock_is_retried(directory: Path) -> None:
+async def test_p6_a_kubelet_sock_that_is_not_served_is_retried(directory: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(directory / SOCKET_NAME))
     async with running_plugin(directory) as plugin:
@@ -156,7 +175,7 @@ async def test_p6_nobody_behind_kubelet_sock_is_retried(directory: Path) -> None
     assert "Connection refused): is the kubelet running?" in (plugin.observer.registrations[0] or "")
 
 
-async def test_p6_the_same_trouble_is_told_again_after_it_was_over(
+async def test_p6_the_same_failure_is_logged_again_after_a_success(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refusals() -> int:
@@ -228,7 +247,7 @@ async def test_p14_an_accident_in_one_resource_is_logged_and_retried(
     assert caplog.messages.count(message) == times
 
 
-async def test_p14_a_directory_that_takes_no_socket_is_told_of_once(
+async def test_p14_a_directory_that_takes_no_socket_is_logged_once(
     directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each attempt has a socket name of its own, which is no news."""
@@ -238,8 +257,8 @@ async def test_p14_a_directory_that_takes_no_socket_is_told_of_once(
     )
     async with StandInKubelet(directory), running_plugin(directory) as plugin:
         await plugin.observer.until(lambda: plugin.observer.states.count(State.BACKING_OFF) >= 3)
-    (told,) = (record for record in caplog.records if record.message == "not registered")
-    assert told.__dict__["reason"].startswith(f"no socket can be made in {directory}/absent: is it writable")
+    (logged,) = (record for record in caplog.records if record.message == "not registered")
+    assert logged.__dict__["reason"].startswith(f"no socket can be made in {directory}/absent: is it writable")
 
 
 WITHOUT_DESCRIPTORS = """
@@ -283,5 +302,7 @@ asyncio.run(main())
 def test_a_process_without_file_descriptors_says_so_once_and_is_back_when_it_has_some(directory: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_DESCRIPTORS, str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)  # noqa: S603 - our own interpreter and text
-    told = done.stdout.splitlines()
-    assert told == [f"not registered: [Errno 24] Too many open files: '{directory}'", "back: ADVERTISED"], done.stderr
+    printed = done.stdout.splitlines()
+    assert printed == [f"not registered: [Errno 24] Too many open files: '{directory}'", "back: ADVERTISED"], (
+        done.stderr
+    )

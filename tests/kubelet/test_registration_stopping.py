@@ -10,11 +10,10 @@ import pytest
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet.advertisement import Advertisement
-from neuron_plugin.kubelet.observer import RegistrationState
-from neuron_plugin.kubelet.registration import DevicePluginServer, RegistrationTimes
-from neuron_plugin.kubelet.watch import DirectoryWatch
+from neuron_plugin.kubelet.registration import DevicePluginServer, RegistrationState, RegistrationTimes
+from neuron_plugin.kubelet.socket_watch import DirectoryWatch
 from neuron_plugin.simulation import SOCKET_NAME, Container, Pod, StandInKubelet
-from tests.kubelet.fakes import CORE, FakeHandler, FakeObserver, eventually, running_plugin
+from tests.kubelet.fakes import CORE, FakeHandler, eventually, running_plugin
 from tests.kubelet.registering import ScriptedRegistration, scripted_kubelet, sockets_of
 
 State = RegistrationState
@@ -78,9 +77,7 @@ async def test_cancelling_run_tidies_up_as_stopping_does(directory: Path) -> Non
 
 
 async def test_a_server_that_never_ran_can_be_stopped_and_then_does_not_run(directory: Path) -> None:
-    server = DevicePluginServer(
-        CORE, FakeHandler(), Advertisement(), DirectoryWatch(directory), observer=FakeObserver()
-    )
+    server = DevicePluginServer(CORE, FakeHandler(), Advertisement(), DirectoryWatch(directory))
     await server.stop()
     await asyncio.wait_for(server.run(), 5)
     assert server.state is State.STOPPED
@@ -122,7 +119,7 @@ async def test_p13_a_cancellation_is_not_lost_while_a_register_call_is_being_giv
             given_up.set()
             await closed.wait()
 
-    monkeypatch.setattr("neuron_plugin.kubelet.registration.announce", slow_to_close)
+    monkeypatch.setattr("neuron_plugin.kubelet.registration.register", slow_to_close)
     async with StandInKubelet(directory), running_plugin(directory) as plugin:
         await asyncio.wait_for(called.wait(), 5)
         sockets_of(directory)[0].unlink()

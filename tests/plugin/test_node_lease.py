@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from neuron_plugin.cluster import LEASES, KubernetesApi, ObservedLease, connect
-from neuron_plugin.extender.staleness import LEASE_PREFIX as EXTENDERS_PREFIX
+from neuron_plugin.extender.informers import LEASE_PREFIX as EXTENDERS_PREFIX
 from neuron_plugin.plugin.node_lease import LEASE_PREFIX, LeaseTimes, NodeLease, delete_lease, node_lease
 from neuron_plugin.simulation import ApiHttp, Fault, Match, StandInApiServer, api_server
 

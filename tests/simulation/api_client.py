@@ -1,4 +1,4 @@
-"""A client of the stand-in API server that knows nothing of this project."""
+"""A client of the simulated API server that knows nothing of this project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in kubelet beside a plugin that answers what a test says, for tests of the kubelet."""
+"""A simulated kubelet beside a plugin that answers what a test says, for tests of the kubelet."""
 
 from __future__ import annotations
 

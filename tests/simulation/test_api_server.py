@@ -1,4 +1,4 @@
-"""The stand-in over HTTP, with a client that knows nothing of this project."""
+"""The simulated API server over HTTP, with a client that knows nothing of this project."""
 
 from __future__ import annotations
 

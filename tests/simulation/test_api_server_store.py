@@ -42,7 +42,7 @@ async def test_a_write_leaves_what_readers_hold_alone(collection: Collection) ->
     assert first.value["colour"] == "red"
 
 
-async def test_a_write_that_changes_nothing_wakes_nobody(collection: Collection) -> None:
+async def test_a_write_that_changes_nothing_wakes_no_watch(collection: Collection) -> None:
     stored = collection.put(("", "a"), thing("a"))
     stirred = collection.stirred
     assert collection.put(("", "a"), dict(stored.value)) is stored
@@ -110,17 +110,17 @@ async def test_expired_readers_fail_and_new_ones_do_not(collection: Collection) 
     assert collection.follow(1).take() == []
 
 
-async def test_a_change_is_told_as_the_selection_sees_it(collection: Collection) -> None:
+async def test_a_change_is_shown_as_the_selection_sees_it(collection: Collection) -> None:
     cursor = collection.follow(1)
     for colour in ("blue", "red", "pink", "red"):
         collection.put(("", "a"), thing("a", colour=colour))
     collection.put(("", "a"), thing("a", colour="red", size=2))
     collection.remove(("", "a"))
     changes = cursor.take()
-    told = [line and json.loads(line)["type"] for line in (change.line(red) for change in changes)]
-    assert told == [None, "ADDED", "DELETED", "ADDED", "MODIFIED", "DELETED"]
-    told = [json.loads(line)["type"] for line in (change.line(everything) for change in changes) if line]
-    assert told == ["ADDED", "MODIFIED", "MODIFIED", "MODIFIED", "MODIFIED", "DELETED"]
+    types = [line and json.loads(line)["type"] for line in (change.line(red) for change in changes)]
+    assert types == [None, "ADDED", "DELETED", "ADDED", "MODIFIED", "DELETED"]
+    types = [json.loads(line)["type"] for line in (change.line(everything) for change in changes) if line]
+    assert types == ["ADDED", "MODIFIED", "MODIFIED", "MODIFIED", "MODIFIED", "DELETED"]
 
 
 def test_an_event_is_framed_as_one_line() -> None:

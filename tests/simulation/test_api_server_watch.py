@@ -1,4 +1,4 @@
-"""Watches of the stand-in API server, over HTTP."""
+"""Watches of the simulated API server, over HTTP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from neuron_plugin.simulation.api_server import StandInApiServer
 from tests.simulation.api_client import Client, pod, until_watched
 
 
-async def test_a_watch_tells_what_happens_after_its_version(client: Client, server: StandInApiServer) -> None:
+async def test_a_watch_shows_what_happens_after_its_version(client: Client, server: StandInApiServer) -> None:
     version = server.create_pod(pod("a"))["metadata"]["resourceVersion"]
     server.set_pod_status("default", "a", {"phase": "Running"})
     server.delete_pod("default", "a", grace_seconds=0)

@@ -1,4 +1,4 @@
-"""The stand-in kubelet, judged by what kubelet 1.36 was seen to do: capacity, admission, its own restarts."""
+"""The simulated kubelet, checked against what kubelet 1.36 was seen to do: capacity, admission, its own restarts."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ async def test_a_list_during_an_allocate_can_hand_one_device_to_two_pods(directo
             await n.client.list()
             return await allocate(ids)
 
-        endpoint.allocate = listed_meanwhile  # type: ignore[assignment,method-assign]  # a wedge in the stand-in
+        endpoint.allocate = listed_meanwhile  # type: ignore[assignment,method-assign]  # something in between
         first = (await n.kubelet.admit(pod("a", ("c", 1, APP)))).container("c").ids[CORE]
         endpoint.allocate = allocate  # type: ignore[method-assign]  # and out again
         await n.kubelet.admit(pod("b", ("c", 4, APP)))

@@ -1,17 +1,18 @@
 """What upstream's node tests expect of a device plugin (``test/e2e_node/device_plugin*_test.go``), of ours.
 
-The stand-in kubelet and our own server, together, over their sockets.
+The simulated kubelet and our own server, together, over their sockets.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from neuron_plugin.allocation import ContainerKind
-from neuron_plugin.kubelet import ContainerAllocation, PodResourcesClient, ServiceOptions
+from neuron_plugin.kubelet import ContainerAllocation, PodResourcesClient
 from neuron_plugin.simulation.kubelet import KubeletOptions, KubeletStoppedError, StandInKubelet
 from neuron_plugin.simulation.kubelet_plugins import Capacity
 from neuron_plugin.simulation.kubelet_pods import Container, Pod, PodRejectedError
@@ -37,8 +38,11 @@ async def test_p72_a_pod_sees_exactly_its_device_and_pod_resources_agrees(direct
 
 
 async def test_a_cdi_name_reaches_the_container(directory: Path) -> None:
+    async def by_cdi(_resource: str, ids: Sequence[str]) -> ContainerAllocation:
+        return ContainerAllocation(cdi_devices=(f"aws.amazon.com/neuron={ids[0]}",))
+
     async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
-        plugin.handler.allocation = lambda _, ids: ContainerAllocation(cdi_devices=(f"aws.amazon.com/neuron={ids[0]}",))
+        plugin.handler.allocation = by_cdi
         await kubelet.wait_for_capacity(CORE, 4)
         assert (await kubelet.admit(pod("a"))).container("c").cdi_devices == ("aws.amazon.com/neuron=0",)
 
@@ -203,7 +207,7 @@ async def test_p33_a_broken_choice_still_gives_the_pod_its_devices(directory: Pa
         plugin.handler.prefer = _broken
         admitted = await kubelet.admit(pod("a", 2))
         assert admitted.container("c").ids[CORE] == ("0", "1")  # P33: our fallback, not the kubelet's chance
-        assert plugin.observer.replaced == ["failed: LookupError: no decision"]
+        assert plugin.observer.counters.preferences_replaced == {CORE: 1}
 
 
 async def _broken(*_: object) -> list[str]:
@@ -222,14 +226,6 @@ async def test_two_resources_each_have_a_server_of_their_own(directory: Path) ->
         await kubelet.admit(both)
     assert cores.handler.allocations == [(CORE, ["0", "1"])]
     assert whole.handler.allocations == [(DEVICE, ["0"])]
-
-
-async def test_pre_start_is_asked_of_us_only_where_our_options_say_so(directory: Path) -> None:
-    options = ServiceOptions(pre_start_required=True)
-    async with StandInKubelet(directory) as kubelet, running_plugin(directory, options=options) as plugin:
-        await kubelet.wait_for_capacity(CORE, 4)
-        await kubelet.admit(pod("a", 2))
-        assert plugin.handler.starts == [["0", "1"]]
 
 
 async def test_devices_found_later_appear_without_a_new_registration(directory: Path) -> None:

@@ -1,16 +1,26 @@
-"""A simulated machine has the driver's very bytes."""
+"""A simulated machine: its files as a reader finds them, its faults, and what it refuses to be."""
 
 from __future__ import annotations
 
 import os
 import stat
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from neuron_plugin.hardware import read_inventory
-from neuron_plugin.simulation.node import write_node
-from tests.simulation.node_tree import MakeNode, device_dir, mode, text
+from neuron_plugin.hardware import ResetState, parse_error, read_inventory
+from neuron_plugin.hardware.kmsg import parse_record
+from neuron_plugin.simulation.node import SimulatedNode, write_node
+from neuron_plugin.simulation.node_tree import SimulationError
+from neuron_plugin.simulation.node_writer import DESCRIPTION_FILE, TreeWriter, append_record
+from neuron_plugin.topology import InstanceType, Topology
+from tests.simulation.node_tree import MakeNode, device_dir, everything, mode, text
 
 
 # The published bytes, column by column: core_count, connected_devices, the three architecture files, cores.
@@ -181,3 +191,328 @@ def test_the_default_driver_is_the_newest_that_has_the_product(tmp_path: Path) -
         for name in ("inf1.xlarge", "inf2.xlarge", "trn3pd98.3xlarge")
     }
     assert versions == {"inf1.xlarge": "2.24.7.0", "inf2.xlarge": "2.30.2.0", "trn3pd98.3xlarge": "2.30.2.0"}
+
+
+# Faults.
+
+FAULTS: dict[str, tuple[Callable[[SimulatedNode], None], Callable[[SimulatedNode], None]]] = {
+    "ecc": (lambda node: node.set_ecc(2, sram=1, memory=2), lambda node: node.set_ecc(2, sram=0, memory=0)),
+    "reset": (lambda node: node.set_reset(2, ResetState.FAILED), lambda node: node.set_reset(2, ResetState.READY)),
+    "components": (
+        lambda node: node.set_unhealthy_components(2, ("hbm", "sram")),
+        lambda node: node.set_unhealthy_components(2, ()),
+    ),
+    "error events": (lambda node: node.set_error_events(2, 4), lambda node: node.set_error_events(2, 0)),
+    "device": (lambda node: node.remove_device(2), lambda node: node.restore_device(2)),
+    "node": (lambda node: node.remove_node(2), lambda node: node.restore_node(2)),
+    "driver": (lambda node: node.unload_driver(), lambda node: node.load_driver()),
+    "garbage": (
+        lambda node: node.set_attribute(2, "core_count", "many"),
+        lambda node: node.restore_attribute(2, "core_count"),
+    ),
+    "late attribute": (
+        lambda node: node.remove_attribute(2, "connected_devices"),
+        lambda node: node.restore_attribute(2, "connected_devices"),
+    ),
+    "new attribute": (
+        lambda node: node.set_attribute(2, "stats/hardware/new", "1\n"),
+        lambda node: node.restore_attribute(2, "stats/hardware/new"),
+    ),
+    "lnc": (lambda node: node.set_logical_core_size(1), lambda node: node.set_logical_core_size(None)),
+}
+
+
+@pytest.mark.parametrize(("fault", "remedy"), FAULTS.values(), ids=FAULTS.keys())
+def test_p68_every_fault_changes_the_tree_and_every_remedy_restores_its_bytes(
+    make_node: MakeNode,
+    fault: Callable[[SimulatedNode], None],
+    remedy: Callable[[SimulatedNode], None],
+) -> None:
+    node = make_node()
+    before = everything(node.root)
+    fault(node)
+    assert everything(node.root) != before
+    remedy(node)
+    assert everything(node.root) == before
+
+
+def test_faults_read_as_the_driver_would_print_them(make_node: MakeNode) -> None:
+    node = make_node()
+    node.set_ecc(2, sram=1, memory=2, repairable=3)
+    node.set_ecc(2, memory=7)
+    node.set_reset(2, ResetState.RESETTING)
+    node.set_unhealthy_components(2, ["hbm", "link_host"])
+    node.set_error_events(2, 9)
+    hardware = "stats/hardware"
+    assert text(node, 2, f"{hardware}/sram_ecc_uncorrected") == "1\n"
+    assert text(node, 2, f"{hardware}/mem_ecc_uncorrected") == "7\n"
+    assert text(node, 2, f"{hardware}/mem_ecc_repairable_uncorrected") == "3\n"
+    assert text(node, 2, f"{hardware}/health_status/unhealthy_components") == "hbm,link_host\n"
+    assert text(node, 2, f"{hardware}/health_status/hw_error_events") == "9\n"
+    assert text(node, 2, "reset") == "0\n"
+    assert text(node, 1, "reset") == "1\n"
+
+
+def test_p25_faults_survive_a_driver_reload_because_counters_live_in_firmware(make_node: MakeNode) -> None:
+    node = make_node()
+    node.set_ecc(2, memory=4)
+    node.unload_driver()
+    assert not (node.root / "sys/class/neuron_device").exists()
+    assert not (node.root / "sys/module/neuron").exists()
+    assert [path.name for path in (node.root / "dev").glob("neuron*")] == []
+    node.set_ecc(2, sram=1)
+    node.load_driver()
+    assert text(node, 2, "stats/hardware/mem_ecc_uncorrected") == "4\n"
+    assert text(node, 2, "stats/hardware/sram_ecc_uncorrected") == "1\n"
+
+
+def test_a_device_that_goes_blanks_the_links_of_the_others_until_it_is_back(make_node: MakeNode) -> None:
+    node = make_node("inf2.48xlarge")
+    node.remove_device(3)
+    assert text(node, 8, "connected_devices") == "\n"
+    node.restore_device(3)
+    assert text(node, 8, "connected_devices") == "7, 9\n"
+
+
+def test_another_process_finds_the_machine_with_its_faults(make_node: MakeNode) -> None:
+    node = make_node()
+    node.set_ecc(2, memory=1)
+    again = SimulatedNode.open(node.root)
+    again.remove_device(4)
+    assert read_inventory(node.paths).device_ids == (0, 1, 2, 3, 5)
+    assert again.description.device(2).memory_ecc == 1
+    node.restore_device(4)
+    assert text(node, 2, "stats/hardware/mem_ecc_uncorrected") == "1\n"
+
+
+def test_faults_from_many_sides_at_once_are_all_kept(make_node: MakeNode) -> None:
+    node = make_node()
+    threads = [
+        threading.Thread(target=SimulatedNode.open(node.root).set_ecc, args=(device,), kwargs={"memory": device + 1})
+        for device in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ecc = [device.health.ecc for device in read_inventory(node.paths).devices]
+    assert [counts.memory for counts in ecc if counts] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_reader_that_scans_during_changes_sees_whole_files_only(make_node: MakeNode) -> None:
+    node = make_node("inf2.48xlarge")
+    done = threading.Event()
+
+    def disturb() -> None:
+        for round_ in range(15):
+            node.set_ecc(5, memory=10 ** (round_ % 8))
+            node.remove_device(7)
+            node.restore_device(7)
+        done.set()
+
+    disturber = threading.Thread(target=disturb)
+    disturber.start()
+    looks = 0
+    while not done.is_set():
+        inventory = read_inventory(node.paths)
+        assert inventory.skipped == ()
+        assert set(inventory.device_ids) | {7} == set(range(12))
+        assert all(not device.problems for device in inventory.devices)
+        looks += 1
+    disturber.join()
+    assert looks > 3
+
+
+ACTIONS: dict[str, Callable[[SimulatedNode, int], None]] = {
+    "errors": lambda node, device: node.set_ecc(device, memory=device + 1),
+    "no errors": lambda node, device: node.set_ecc(device, memory=0),
+    "failed reset": lambda node, device: node.set_reset(device, ResetState.FAILED),
+    "broken parts": lambda node, device: node.set_unhealthy_components(device, ["hbm"]),
+    "error events": lambda node, device: node.set_error_events(device, 3),
+    "device gone": lambda node, device: node.remove_device(device),
+    "device back": lambda node, device: node.restore_device(device),
+    "node gone": lambda node, device: node.remove_node(device),
+    "node back": lambda node, device: node.restore_node(device),
+    "garbage": lambda node, device: node.set_attribute(device, "core_count", "?"),
+    "no attribute": lambda node, device: node.remove_attribute(device, "core_count"),
+    "attribute back": lambda node, device: node.restore_attribute(device, "core_count"),
+    "driver gone": lambda node, _device: node.unload_driver(),
+    "driver back": lambda node, _device: node.load_driver(),
+    "lnc": lambda node, device: node.set_logical_core_size(device or None),
+}
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.tuples(st.sampled_from(sorted(ACTIONS)), st.integers(0, 2)), max_size=12))
+def test_after_any_faults_the_tree_is_the_one_its_description_would_be_written_as(
+    steps: list[tuple[str, int]],
+) -> None:
+    types = {"inf2.small": InstanceType("inf2.small", "Inferentia2", 3, 2, 32, Topology.LINE)}
+    with TemporaryDirectory() as directory:
+        node = write_node(Path(directory) / "node", "inf2.small", usage_counters=False, types=types)
+        for action, device in steps:
+            ACTIONS[action](node, device)
+        fresh = Path(directory) / "fresh"
+        fresh.mkdir()
+        TreeWriter(fresh).build(node.description)
+        assert everything(node.root) == everything(fresh)
+        assert SimulatedNode(fresh).description == node.description
+        read_inventory(node.paths)
+
+
+@pytest.mark.parametrize(("fault", "remedy"), FAULTS.values(), ids=FAULTS.keys())
+def test_a_change_that_was_cut_short_is_completed_when_it_is_made_again(
+    make_node: MakeNode,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[SimulatedNode], None],
+    remedy: Callable[[SimulatedNode], None],
+) -> None:
+    node = make_node()
+    before = everything(node.root)
+    for change in (fault, remedy):
+        with monkeypatch.context() as patch:
+            patch.setattr(TreeWriter, "_describe", cut_short)
+            with pytest.raises(KeyboardInterrupt):
+                change(node)
+        change(node)
+    assert everything(node.root) == before
+
+
+def cut_short(_writer: TreeWriter, _description: object) -> None:
+    raise KeyboardInterrupt
+
+
+# Errors.
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> SimulatedNode:
+    """A machine with every counter; each test uses counters of its own."""
+    return write_node(tmp_path_factory.mktemp("errors") / "node", "inf2.xlarge")
+
+
+def counter(node: SimulatedNode, core: int, name: str, part: str = "total") -> str:
+    path = node.paths.sysfs / f"class/neuron_device/neuron0/neuron_core{core}/stats/status/{name}/{part}"
+    return path.read_text()
+
+
+def test_an_error_counts_on_its_core_only_in_total_and_at_present(node: SimulatedNode) -> None:
+    node.set_core_errors(0, 1, hw_error=2)
+    assert counter(node, 1, "hw_error") == counter(node, 1, "hw_error", "present") == "2\n"
+    assert counter(node, 0, "hw_error") == "0\n"
+
+
+def test_counters_that_are_not_given_stay(node: SimulatedNode) -> None:
+    node.set_core_errors(0, 0, hw_nc_ue_error=1)
+    node.set_core_errors(0, 0, hw_hbm_ue_error=3)
+    assert counter(node, 0, "hw_nc_ue_error") == "1\n"
+    assert counter(node, 0, "hw_hbm_ue_error") == "3\n"
+
+
+@pytest.mark.parametrize(("core", "name"), [(2, "hw_error"), (-1, "hw_error"), (0, "success")])
+def test_an_error_that_cannot_be_is_refused(node: SimulatedNode, core: int, name: str) -> None:
+    with pytest.raises(SimulationError, match=r"expected a core from 0 to 1 and one of hw_error, hw_nc_ue_error"):
+        node.set_core_errors(0, core, **{name: 1})
+
+
+def test_the_kernel_log_grows_by_records_in_the_kernels_form(tmp_path: Path) -> None:
+    node = write_node(tmp_path / "node", "inf1.xlarge", usage_counters=False)
+    log = node.paths.dev / "kmsg"
+    assert log.read_text() == ""
+    node.log_kernel_message("nd0: NEURON_HW_ERR=DMA_ERROR\nqueue 1")
+    node.log_kernel_message("NEURON_HW_ERR=DMA_ERROR", by_kernel=False, age_seconds=60)
+    first, second = (parse_record(line) for line in log.read_text().splitlines())
+    assert first
+    assert second
+    assert (first.text, first.by_kernel) == ("nd0: NEURON_HW_ERR=DMA_ERROR queue 1", True)
+    assert abs(first.at - time.monotonic()) < 30
+    assert not second.by_kernel
+    assert 55 < first.at - second.at < 65
+    error = parse_error(first)
+    assert error
+    assert error.devices == {0}
+
+
+def test_a_log_needs_a_machine(tmp_path: Path) -> None:
+    with pytest.raises(SimulationError, match="write a simulated node first"):
+        append_record(tmp_path, "text", by_kernel=True)
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "options", "complaint"),
+    [
+        ("p5.48xlarge", {}, "'p5.48xlarge' is not known: choose among inf1.24xlarge, inf1.2xlarge"),
+        ("inf1.xlarge", {"driver_version": "2.26.5.0"}, "has no Inf1 any more: use 2.24.7.0 or older"),
+        ("trn3.48xlarge", {"driver_version": "2.24.7.0"}, "does not know Trn3 yet: use 2.25.4 or newer"),
+        ("inf2.xlarge", {"driver_version": "latest"}, "'latest': expected a version such as 2.26.5.0"),
+        ("inf2.24xlarge", {"missing": (6,)}, "missing device 6: inf2.24xlarge has devices 0 to 5"),
+        ("inf2.24xlarge", {"logical_core_size": 0}, "logical core size 0: expected 1 or more"),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused_and_nothing_is_written(
+    tmp_path: Path, make_node: MakeNode, instance_type: str, options: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(SimulationError, match=complaint):
+        make_node(instance_type, **options)
+    assert not (tmp_path / "node").exists()
+
+
+def test_a_directory_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("data")
+    with pytest.raises(SimulationError, match="is not empty"):
+        write_node(tmp_path, "inf2.xlarge")
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+def test_opening_what_is_no_simulated_machine_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SimulationError, match="holds no simulated node"):
+        SimulatedNode.open(tmp_path)
+    (tmp_path / DESCRIPTION_FILE).write_text('{"instance_type": 1}')
+    with pytest.raises(SimulationError, match="does not describe a simulated node"):
+        SimulatedNode.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "complaint"),
+    [
+        (lambda node: node.set_ecc(9, memory=1), "device 9: inf2.24xlarge has devices 0 to 5 without 1$"),
+        (lambda node: node.remove_device(1), "device 1: inf2.24xlarge has devices 0 to 5 without 1$"),
+        (lambda node: node.set_attribute(2, "../../x", "1"), "expected a path below the device"),
+        (lambda node: node.set_attribute(2, "/etc/x", "1"), "expected a path below the device"),
+        (lambda node: node.set_unhealthy_components(2, ["hbm"]), "has no unhealthy_components"),
+        (lambda node: node.set_error_events(2, 1), "has no health_status"),
+        (lambda node: node.set_core_errors(2, 0, hw_error=1), "without usage counters"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_refused_and_changes_nothing(
+    make_node: MakeNode, fault: Callable[[SimulatedNode], None], complaint: str
+) -> None:
+    node = make_node(missing=(1,), driver_version="2.26.5.0")
+    before = everything(node.root)
+    with pytest.raises(SimulationError, match=complaint):
+        fault(node)
+    assert everything(node.root) == before
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "devices"), [("trn1.2xlarge", "device 0"), ("trn2.48xlarge", "devices 0 to 15")]
+)
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(
+    make_node: MakeNode, instance_type: str, devices: str
+) -> None:
+    with pytest.raises(SimulationError, match=f"^device 99: {instance_type} has {devices}$"):
+        make_node(instance_type).remove_device(99)
+
+
+def test_inf1_refuses_ecc_errors_it_could_not_show(make_node: MakeNode) -> None:
+    with pytest.raises(SimulationError, match="no ECC counters"):
+        make_node("inf1.xlarge").set_ecc(0, memory=1)
+
+
+def test_a_product_that_no_driver_has_is_refused(make_node: MakeNode) -> None:
+    strange = InstanceType("trn9.huge", "Trainium9", 4, 8, 1, Topology.UNLINKED)
+    with pytest.raises(SimulationError, match="devices named 'Trainium9', which no known driver has"):
+        make_node("trn9.huge", types={"trn9.huge": strange})

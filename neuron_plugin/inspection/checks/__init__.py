@@ -1,1 +1,64 @@
-"""What ``doctor`` asks: functions from facts to findings that touch nothing. ``table`` lists them."""
+"""What ``doctor`` checks: functions from facts to findings that do no I/O, in the order in which faults spread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from neuron_plugin.inspection.checks import containers, hardware, kubelet, pods
+from neuron_plugin.inspection.facts import Facts
+from neuron_plugin.inspection.findings import Finding, Findings, ok, unchecked
+from neuron_plugin.inspection.text import Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A named question to the facts; ``looks_at`` is its line in the list of checks."""
+
+    name: str
+    looks_at: str
+    ask: Callable[[Facts], Findings]
+
+    def findings(self, facts: Facts) -> list[Finding]:
+        """What the check finds, or that its subject is fine."""
+        found, asked = list[Finding](), self.ask(facts)
+        while True:
+            try:
+                found.append(next(asked))
+            except StopIteration as end:
+                return found or [ok(end.value)]
+
+
+CHECKS = (
+    Check("driver", "the driver is loaded, and its version has no known fault", hardware.check_driver),
+    Check("devices", "all devices of the instance type are there", hardware.check_devices),
+    Check("device-nodes", "/dev/neuronN: present, of this driver, for every user", hardware.check_nodes),
+    Check("sysfs", "the driver's attributes can be read and make sense", hardware.check_sysfs),
+    Check("logical-cores", "LNC is legal here", hardware.check_logical_cores),
+    Check("configuration", "the daemon's settings can be used, and are known here", kubelet.check_configuration),
+    Check("health", "no device has errors", hardware.check_health),
+    Check("kubelet", "kubelet.sock and PodResources answer, the checkpoint can be read", kubelet.check_kubelet),
+    Check("plugin", "our sockets: one for each resource, and it answers", kubelet.check_plugin),
+    Check("registration", "the kubelet offers what the machine has", kubelet.check_registration),
+    Check("sources", "the daemon hears kernel log, firmware and uevents", kubelet.check_sources),
+    Check("holders", "no core twice, sets linked, devices usable", pods.check_holders),
+    Check("annotations", "pods are annotated with what they hold", pods.check_annotations),
+    Check("node-annotations", "our inventory; usage maps of the vendor's extender", pods.check_node_annotations),
+    Check("numbering", "containers count devices as the driver does", containers.check_numbering),
+    Check("processes", "no process uses a device that is not its pod's", containers.check_processes),
+    Check("vendor-plugin", "the vendor's device plugin is not beside ours", kubelet.check_vendor_plugin),
+    Check("dra-driver", "the vendor's DRA driver is not beside us", kubelet.check_dra_driver),
+    Check("oci-hook", "no container runtime uses the vendor's OCI hook", containers.check_oci_hook),
+)
+
+
+def examine(facts: Facts, checks: Iterable[Check] = CHECKS) -> Iterator[Finding]:
+    """Make the checks. Each yields at least one finding, and an error in one does not end the others."""
+    for check in checks:
+        try:
+            found = check.findings(facts)
+        except Exception as error:  # noqa: BLE001 - on a broken node the other checks are wanted most
+            found = [unchecked(Unknown(f"this check failed itself ({error!r})", "please report it"))]
+        yield from (msgspec.structs.replace(finding, check=check.name) for finding in found)

@@ -1,236 +1,257 @@
-"""What pods hold: is it sound by the kubelet's account, and do their annotations say the same?
+"""Is what pods hold sound, and do pods and node say the same in their annotations?
 
-The kubelet keeps one account for each resource name and knows nothing of links, so this is where double booking and
-torn sets show. The extender believes the annotations: where they differ it plans with silicon that somebody else has.
+The kubelet counts each resource name for itself and knows nothing of links, so this is where double booking and
+unlinked sets show. The extender plans with the annotations: where they differ from what pods hold, it gives away
+devices that another pod has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import combinations
-from typing import TypeAlias
 
 from neuron_plugin.allocation import (
-    ContainerAssignment,
+    INVENTORY_KEY,
+    Allocation,
+    Assignment,
     ContainerKind,
-    HolderLedger,
-    Holding,
-    PodReference,
-    Resource,
+    InventoryError,
+    NeuronPod,
+    Rejection,
     ids_of,
     mask_of,
+    read_inventory,
 )
-from neuron_plugin.inspection.facts import ApiPod, Cluster, Facts
-from neuron_plugin.inspection.findings import Finding, or_ok, problem, unchecked, warning
-from neuron_plugin.inspection.text import named, plural, ranges
-from neuron_plugin.inspection.unknown import NO_DEVICE, Unknown
-from neuron_plugin.plugin.pods import NodePod
+from neuron_plugin.inspection.facts import NO_DEVICE, Cluster, Facts
+from neuron_plugin.inspection.findings import Finding, Findings, note, problem, unchecked, warning
+from neuron_plugin.inspection.text import Unknown, named, plural, ranges
 from neuron_plugin.topology import Geometry, Unit, cores_in, valid_sets
 
-_Held: TypeAlias = tuple[PodReference, Holding]
+PATIENCE_SECONDS = 120
+"""How long an assignment may wait for its Allocate: admission follows the binding within seconds."""
+_SEE_LOG = "see the plugin's log, and that it may reach and patch the API server"
+VENDOR_MAPS = {"NEURON_DEV_USAGE_MAP": Unit.DEVICE, "NEURON_CORE_USAGE_MAP": Unit.CORE}
 
 
-def check_holders(facts: Facts) -> Iterator[Finding]:
-    """Ids nobody can have, silicon held twice, sets that are not linked, devices that are gone or sick."""
+def check_holders(facts: Facts) -> Findings:
+    """No ids that do not exist, no core held twice, sets linked, devices present and healthy."""
     ledger, geometry = facts.ledger, facts.machine.geometry
     if isinstance(ledger, Unknown) or geometry is None:
         yield unchecked(ledger if isinstance(ledger, Unknown) else NO_DEVICE)
-        return
-    held = [(holder.pod, holding) for holder in ledger for holding in holder.holdings]
-    findings = (*_strange(facts, geometry), *_shared(geometry, held), *_unlinked(facts, geometry, held))
-    pods = plural(len({pod.uid for pod, _ in held}), "pod")
-    yield from or_ok((*findings, *_unusable(facts, geometry, held)), f"{pods} with {_total(ledger)}, none twice")
-
-
-def _total(ledger: HolderLedger) -> str:
-    return plural(len(cores_in(ledger.used_mask)), "logical core")
-
-
-def _strange(facts: Facts, geometry: Geometry) -> Iterator[Finding]:
-    units = {resource.value: resource.unit for resource in Resource}
-    pods = () if isinstance(facts.holders, Unknown) else facts.holders
-    for pod in pods:
-        for container in pod.containers:
-            unit = units.get(container.resource)
-            strange = [each for each in container.ids if unit and not _is_here(geometry, unit, each)]
-            if strange:
-                yield problem(
-                    f"{pod.namespace}/{pod.name}/{container.container} holds {container.resource} "
-                    f"{', '.join(strange)}, which this machine does not have",
-                    "another plugin gave it, or LNC was changed under it: what the pod really uses is not known",
-                    "delete the pod; leave one plugin on the node, and drain the node before LNC is changed",
-                )
-
-
-def _is_here(geometry: Geometry, unit: Unit, text: str) -> bool:
-    return text.isascii() and text.isdecimal() and bool(mask_of(geometry, unit, (int(text),)))
-
-
-def _shared(geometry: Geometry, held: list[_Held]) -> Iterator[Finding]:
-    for (one, mine), (other, theirs) in combinations(held, 2):
-        if shared := mine.mask & theirs.mask:
+        return ""
+    held = ledger.allocations
+    for text in facts.holders.foreign:
+        yield problem(
+            f"{text}, which this machine does not have",
+            "another plugin gave it, or LNC was changed under it: what the pod really uses is not known",
+            "delete the pod; leave one plugin on the node, and drain the node before LNC is changed",
+        )
+    for one, other in combinations(held, 2):
+        # Within a pod and a resource the kubelet gives ids again only if a plain init container had them.
+        reused = one.pod.uid == other.pod.uid and one.resource is other.resource
+        if (shared := one.mask & other.mask) and not reused:
+            devices = geometry.devices_touched(shared)
+            whole = geometry.devices_mask(devices) == shared
+            both = named("device", devices) if whole else named("core", cores_in(shared))
             yield problem(
-                f"{_name(one, mine)} and {_name(other, theirs)} both hold {_said(geometry, shared)}",
+                f"{_container(one)} and {_container(other)} both hold {both}",
                 "the second to start fails, or one disturbs the other's work",
                 "delete one of the two, unless one has ended (kubelets before 1.34 still list it); if it comes again, "
                 "see that one plugin alone serves this node",
             )
-
-
-def _unlinked(facts: Facts, geometry: Geometry, held: list[_Held]) -> Iterator[Finding]:
-    """Sets no rule would have given. A pod with init containers may hold another set than the kubelet lists."""
-    reusing = _pods_with_init_containers(facts)
-    for pod, holding in held:
-        ids = ids_of(geometry, holding.resource.unit, holding.mask)
-        if (pod.namespace, pod.name) in reusing or not ids:
-            continue
-        if holding.mask not in valid_sets(geometry, holding.resource.unit, len(ids)):
+    pods = facts.cluster.pods if isinstance(facts.cluster, Cluster) else ()
+    reusing = {str(pod.reference) for pod in pods if any(part.kind is ContainerKind.INIT for part in pod.requests)}
+    for each in held:
+        ids, unit = ids_of(geometry, each.resource.unit, each.mask), each.resource.unit
+        # Where an init container's set is re-used, the kubelet's ids are not the set that was given.
+        if ids and str(each.pod) not in reusing and each.mask not in valid_sets(geometry, unit, len(ids)):
             yield warning(
-                f"{_name(pod, holding)} holds {holding.resource} {ranges(ids)}, which is no linked set here",
+                f"{_container(each)} holds {each.resource} {ranges(ids)}, which is no linked set here",
                 "the Neuron runtime needs consecutive ids, and collectives need linked devices: it may fail at start",
                 "ask for a count that has a set (see the README) and let neuron-plugin choose; then delete the pod",
             )
-
-
-def _pods_with_init_containers(facts: Facts) -> set[tuple[str, str]]:
-    pods = facts.cluster.pods if isinstance(facts.cluster, Cluster) else ()
-    return {
-        (pod.pod.namespace, pod.pod.name)
-        for pod in pods
-        if pod.neuron and any(part.kind is ContainerKind.INIT for part in pod.neuron.request)
-    }
-
-
-def _unusable(facts: Facts, geometry: Geometry, held: list[_Held]) -> Iterator[Finding]:
-    usable = facts.machine.usable_mask
-    for pod, holding in held:
-        if lost := geometry.devices_touched(holding.mask & ~usable):
+        if lost := geometry.devices_touched(each.mask & ~facts.machine.usable_mask):
             yield warning(
-                f"{_name(pod, holding)} runs on {named('device', lost)}, missing or unhealthy",
+                f"{_container(each)} runs on {named('device', lost)}, missing or unhealthy",
                 "running pods are left alone; its work may fail, and it cannot be admitted again as it is",
                 "delete the pod, so that its controller makes another one on good devices",
             )
+    cores = plural(len(cores_in(ledger.used_mask)), "logical core")
+    return f"{plural(len(ledger.by_pod), 'pod')} with {cores}, none twice"
 
 
-def _said(geometry: Geometry, mask: int) -> str:
-    """Whole devices where it is no less than that."""
-    devices = geometry.devices_touched(mask)
-    if geometry.devices_mask(devices) == mask:
-        return named("device", devices)
-    return named("core", cores_in(mask))
+def _container(held: Allocation) -> str:
+    return f"{held.pod}/{held.container} ({held.resource})"
 
 
-def _name(pod: PodReference, holding: Holding) -> str:
-    return f"{pod}/{holding.container} ({holding.resource})"
+def check_annotations(facts: Facts) -> Findings:
+    """Each live pod of this node: its annotations are readable, confirmed, and say what it holds."""
+    if isinstance(facts.cluster, Unknown):
+        yield unchecked(facts.cluster)
+        return ""
+    live = [pod for pod in facts.cluster.pods if pod.request and not pod.ended]
+    for pod in live:
+        yield from _annotated(facts, pod)
+    known = {(pod.reference.namespace, pod.reference.name) for pod in facts.cluster.pods}
+    ledger = facts.ledger
+    for reference in dict.fromkeys(each.pod for each in ([] if isinstance(ledger, Unknown) else ledger.allocations)):
+        if (reference.namespace, reference.name) not in known:
+            yield warning(
+                f"the kubelet lists {reference} with devices, the API server has no such pod here",
+                "it was deleted by force, or this is not the API server of this node",
+                "run this again in 10 s; see that --node-name is this node's; if it stays, see the kubelet's log",
+            )
+    return f"{plural(len(live), 'pod')} with Neuron, as annotated"
 
 
-PATIENCE_SECONDS = 120
-"""How long a decision may wait for its Allocate: admission follows the binding within seconds."""
-
-Given = Mapping[tuple[str, Resource], tuple[int, ...]]
-"""Ids of each container of a pod by the kubelet."""
-
-
-def check_annotations(facts: Facts) -> Iterator[Finding]:
-    """Each live pod of this node: readable, confirmed, and the same as in PodResources."""
-    cluster = facts.cluster
-    if isinstance(cluster, Unknown):
-        yield unchecked(cluster)
-        return
-    asking = [(pod, pod.neuron) for pod in cluster.pods if pod.neuron]
-    findings = [finding for pod, neuron in asking for finding in _pod(facts, pod, neuron)]
-    yield from or_ok(
-        (*findings, *_unknown_pods(facts, cluster)), f"{plural(len(asking), 'pod')} with Neuron, as annotated"
-    )
-
-
-def _pod(facts: Facts, pod: ApiPod, neuron: NodePod) -> Iterator[Finding]:
-    if neuron.problem:
+def _annotated(facts: Facts, pod: NeuronPod) -> Iterator[Finding]:
+    rejected = next((each for each in (pod.request, pod.assignment) if isinstance(each, Rejection)), None)
+    if rejected:
         yield problem(
-            neuron.problem,
-            "what this pod is to get cannot be told: the extender gives this node no further multi-device pod",
+            str(rejected) if str(pod.reference) in str(rejected) else f"pod {pod.reference}: {rejected}",
+            "the assignment of this pod is not known: the extender gives this node no further multi-device pod",
             "correct or delete the pod",
         )
         return
-    given = _given(facts, pod)
-    if neuron.decision is None:
+    if not isinstance(pod.assignment, Assignment):
         if pod.phase == "Running":
             yield warning(
-                f"{pod.pod} runs without an annotation that says its devices",
+                f"{pod.reference} runs without an annotation of its devices",
                 "the extender does not know what it holds, and gives this node no further multi-device pod",
-                "the plugin writes it within 10 s: see its log, and that it may reach and patch the API server",
+                f"the plugin writes it within 10 s: {_SEE_LOG}",
             )
         return
-    yield from _confirmed(facts, pod, neuron.decision.allocated, neuron.decision.alloc_time_ns)
-    if given is not None:
-        yield from _compared(pod, neuron.decision.containers, given)
-
-
-def _confirmed(facts: Facts, pod: ApiPod, allocated: bool, alloc_time_ns: int) -> Iterator[Finding]:  # noqa: FBT001 - the annotation's value
-    if allocated:
-        return
-    if pod.phase == "Running":
+    waited_ns = facts.now_ns - pod.assignment.alloc_time_ns
+    if not pod.assignment.allocated and pod.phase == "Running":
         yield warning(
-            f"{pod.pod} runs, and its NEURON_ALLOCATED is still false",
-            "nobody has confirmed that it holds what its annotation says; the vendor's plugin never does for one "
+            f"{pod.reference} runs, and its NEURON_ALLOCATED is still false",
+            "no plugin has confirmed that it holds what its annotation says; the vendor's plugin never does for one "
             "device or all of them",
-            "neuron-plugin confirms within 10 s: see its log, and that it may reach and patch the API server",
+            f"neuron-plugin confirms within 10 s: {_SEE_LOG}",
         )
-    elif alloc_time_ns and facts.now_ns - alloc_time_ns > PATIENCE_SECONDS * 1_000_000_000:
-        minutes = (facts.now_ns - alloc_time_ns) // 60_000_000_000
+    elif not pod.assignment.allocated and pod.assignment.alloc_time_ns and waited_ns > PATIENCE_SECONDS * 10**9:
         yield warning(
-            f"{pod.pod} was given its devices {plural(minutes, 'minute')} ago and has not been admitted",
-            "they are kept for it, and nobody else gets them",
+            f"{pod.reference} was assigned devices {plural(waited_ns // (60 * 10**9), 'minute')} ago and has not been "
+            "admitted",
+            "they are reserved for it",
             "see 'kubectl describe pod' for what holds it up, and the kubelet's log; delete it if nothing will change",
         )
+    yield from _compared(facts, pod, pod.assignment)
 
 
-def _compared(pod: ApiPod, decided: Iterable[ContainerAssignment], given: Given) -> Iterator[Finding]:
-    """App containers and sidecars: the kubelet tells nothing of plain init containers.
+def _compared(facts: Facts, pod: NeuronPod, assignment: Assignment) -> Iterator[Finding]:
+    """App containers and sidecars, against what they hold.
 
-    A container that re-uses its init container's ids is listed with what the kubelet drew from them, and may have been
-    given another part; one that is not listed may be in admission until the pod runs.
+    Before the pod runs, one that holds nothing may still be in admission. One that re-uses its init container's ids may
+    have been given others than the kubelet's.
     """
-    parts = list(decided)
-    reuses = any(part.request.kind is ContainerKind.INIT for part in parts)
-    for part in parts:
-        request = part.request
-        held = given.get((request.container, request.resource))
-        if request.kind is ContainerKind.INIT or held == part.ids or (held and reuses and len(held) == len(part.ids)):
-            continue
-        if held is None and pod.phase != "Running":
-            continue
-        said = ranges(held) if held else "nothing"
-        yield problem(
-            f"{pod.pod}/{request.container}: annotated {request.resource} {ranges(part.ids)}, the kubelet gave {said}",
-            "the extender plans with the annotation: it may give this silicon to another pod",
-            "the plugin corrects it within 10 s: see its log; if it does not run here, delete the pod",
-        )
-
-
-def _given(facts: Facts, pod: ApiPod) -> Given | None:
-    """What the kubelet lists for a pod, None where it cannot be asked."""
-    if isinstance(facts.holders, Unknown):
-        return None
-    names = {resource.value: resource for resource in Resource}
-    return {
-        (container.container, names[container.resource]): tuple(sorted(int(each) for each in container.ids))
-        for found in facts.holders
-        if (found.namespace, found.name) == (pod.pod.namespace, pod.pod.name)
-        for container in found.containers
-        if container.resource in names and all(each.isascii() and each.isdecimal() for each in container.ids)
+    ledger, geometry = facts.ledger, facts.machine.geometry
+    if isinstance(ledger, Unknown) or geometry is None:
+        return
+    own = (pod.reference.namespace, pod.reference.name)
+    given = {
+        (each.container, each.resource): ids_of(geometry, each.resource.unit, each.mask)
+        for each in ledger.allocations
+        if (each.pod.namespace, each.pod.name) == own
     }
+    reuses = any(part.kind is ContainerKind.INIT for part in pod.requests)
+    for part in assignment.containers:
+        ids = given.get((part.request.container, part.request.resource))
+        as_many = bool(ids) and reuses and len(ids or ()) == len(part.ids)
+        if part.request.kind is ContainerKind.INIT or ids == part.ids or as_many:
+            continue
+        if ids or pod.phase == "Running":
+            yield problem(
+                f"{pod.reference}/{part.request.container}: annotated {part.request.resource} {ranges(part.ids)}, "
+                f"the kubelet gave {ranges(ids) if ids else 'nothing'}",
+                "the extender plans with the annotation: it may give these devices to another pod",
+                "the plugin corrects it within 10 s: see its log; if it does not run here, delete the pod",
+            )
 
 
-def _unknown_pods(facts: Facts, cluster: Cluster) -> Iterator[Finding]:
-    """Holders that the API server does not have: deleted by force, or another cluster's."""
-    known = {(pod.pod.namespace, pod.pod.name) for pod in cluster.pods}
-    pods = () if isinstance(facts.holders, Unknown) else facts.holders
-    for found in pods:
-        holds = any(container.resource in set(Resource) for container in found.containers)
-        if holds and (found.namespace, found.name) not in known:
+def check_node_annotations(facts: Facts) -> Findings:
+    """Our inventory against the machine, the vendor's usage maps against who holds what.
+
+    The vendor's extender keeps its account in two annotations of the node, which outlive it: after a restart or a new
+    installation it believes them, and devices stay "used" that no pod has.
+    """
+    if isinstance(facts.cluster, Unknown):
+        yield unchecked(facts.cluster)
+        return ""
+    yield from _inventory(facts, facts.cluster)
+    yield from _vendor_maps(facts, facts.cluster)
+    return f"the annotations of node {facts.cluster.node_name} are true"
+
+
+def _inventory(facts: Facts, cluster: Cluster) -> Iterator[Finding]:
+    text, here, node = cluster.annotations.get(INVENTORY_KEY), facts.machine.node_inventory, cluster.node_name
+    if text is None:
+        if facts.we_serve and here:
             yield warning(
-                f"the kubelet lists {found.namespace}/{found.name} with devices, the API server has no such pod here",
-                "it was deleted by force, or this is not the API server of this node",
-                "run this again in 10 s; see that --node-name is this node's; if it stays, see the kubelet's log",
+                f"node {node} has no annotation {INVENTORY_KEY}",
+                "the extender has to guess what this node has, and does not learn of unhealthy devices",
+                "see the plugin's log: it needs the right to patch nodes; with --no-cluster it writes none",
+            )
+        return
+    if not facts.we_serve and not facts.kubelet.unreadable:
+        yield note(
+            f"node {node} has an inventory, and neuron-plugin does not run here",
+            "it says what was true when the plugin last ran",
+            f"if it was uninstalled: kubectl annotate node {node} {INVENTORY_KEY}-",
+        )
+        return
+    see = "run this again in 10 s; if it stays, see the plugin's log for 'API server'"
+    try:
+        published = read_inventory(text)
+    except InventoryError as error:
+        yield problem(
+            f"the inventory of node {node} cannot be read: {error}",
+            "the extender gives this node no pods",
+            "use plugin and extender of one release; the plugin writes it again when it starts",
+        )
+        return
+    if here and published.geometry != here.geometry:
+        yield problem(
+            f"the inventory of node {node} is of {_shape(published.geometry)}, this machine is {_shape(here.geometry)}",
+            "the extender chooses sets that do not exist here",
+            f"{see}; is --node-name this node's?",
+        )
+    elif here and (unhealthy := published.healthy_mask & ~here.healthy_mask):
+        devices = set(here.geometry.devices_touched(unhealthy)) - {
+            device.id for device in facts.machine.inventory.skipped
+        }
+        if devices:
+            yield warning(
+                f"the inventory of node {node} lacks missing or unhealthy devices: {ranges(devices)}",
+                "the extender goes on choosing them",
+                see,
+            )
+
+
+def _shape(geometry: Geometry) -> str:
+    devices, cores = plural(geometry.device_count, "device"), plural(geometry.cores_per_device, "logical core")
+    return f"{geometry.instance_type}, {devices} of {cores}"
+
+
+def _vendor_maps(facts: Facts, cluster: Cluster) -> Iterator[Finding]:
+    ledger, geometry, node = facts.ledger, facts.machine.geometry, cluster.node_name
+    for key, unit in VENDOR_MAPS.items():
+        if (value := cluster.annotations.get(key)) is None:
+            continue
+        used = [number for number, word in enumerate(value.split(",")) if word.strip().lower() == "true"]
+        stale = []
+        if not isinstance(ledger, Unknown) and geometry:
+            stale = [number for number in used if not mask_of(geometry, unit, (number,)) & ledger.used_mask]
+        remedy = f"without the vendor's extender in this cluster: kubectl annotate node {node} {key}-"
+        if stale:
+            yield warning(
+                f"{key} of node {node} has {named(unit.value, stale)} in use, held by no pod",
+                "the vendor's extender believes it and leaves pods Pending; neuron-plugin does not look at it",
+                remedy + "; with it: the same, then restart it",
+            )
+        else:
+            yield note(
+                f"node {node} has the vendor's {key}",
+                "the vendor's extender runs or has run here; neuron-plugin does not look at it",
+                remedy,
             )

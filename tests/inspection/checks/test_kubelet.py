@@ -2,14 +2,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.inspection.facts import Daemon, Facts, SocketSeen
 from neuron_plugin.inspection.findings import Level
-from neuron_plugin.inspection.unknown import Unknown
-from tests.inspection.cases import DIRECTORY, ask, facts_of, holding, is_fine, the_finding, with_cluster, with_kubelet
+from neuron_plugin.inspection.text import Unknown
+from tests.inspection.cases import (
+    DIRECTORY,
+    ask,
+    facts_of,
+    holding,
+    is_fine,
+    socket_path,
+    the_finding,
+    with_cluster,
+    with_kubelet,
+)
 from tests.inspection.doubles import MakeNode
 
 CORE, DEVICE, ALIAS = Resource.NEURONCORE, Resource.NEURONDEVICE, Resource.NEURON
@@ -54,7 +65,9 @@ def test_what_could_be_offered_and_is_not_is_a_warning(well: Facts) -> None:
 
 
 def test_without_knowing_the_holders_nothing_is_said_to_be_withheld(well: Facts) -> None:
-    facts = with_kubelet(offering(well, {DEVICE: devices(3, 4)}), pods=Unknown("throttled"))
+    facts = with_kubelet(
+        offering(well, {DEVICE: devices(3, 4)}), pods=Unknown("throttled"), recorded=Unknown("unreadable")
+    )
     assert is_fine("registration", facts)
 
 
@@ -81,7 +94,7 @@ def test_a_served_resource_of_which_the_kubelet_has_nothing_is_a_problem(well: F
     assert "registration was lost" in finding.why
 
 
-def test_a_resource_that_nobody_serves_is_a_note(well: Facts) -> None:
+def test_a_resource_that_no_plugin_serves_is_a_note(well: Facts) -> None:
     served = tuple(socket for socket in well.kubelet.plugins if "neuroncore" not in socket.name)
     finding = the_finding("registration", with_kubelet(offering(well, {CORE: ()}), plugins=served))
     assert finding.level is Level.NOTE
@@ -134,7 +147,7 @@ def test_no_directory_is_a_problem_that_names_it(well: Facts) -> None:
 
 
 def test_a_directory_that_may_not_be_listed_is_not_checked(well: Facts) -> None:
-    facts = with_kubelet(well, trouble=REFUSED)
+    facts = with_kubelet(well, unreadable=REFUSED)
     for name in ("kubelet", "vendor-plugin", "dra-driver"):
         assert not the_finding(name, facts).checked
 
@@ -145,15 +158,127 @@ def test_no_registration_socket_is_a_problem(well: Facts) -> None:
     assert "no kubelet.sock" in finding.seen
 
 
-def test_a_registration_socket_that_nobody_serves_is_a_problem(well: Facts) -> None:
+def test_a_registration_socket_that_is_not_served_is_a_problem(well: Facts) -> None:
     dead = SocketSeen(DIRECTORY / "kubelet.sock", served=False)
     finding = the_finding("kubelet", with_kubelet(well, own_socket=dead))
     assert finding.level is Level.PROBLEM
-    assert "nobody answers" in finding.seen
+    assert "nothing answers" in finding.seen
 
 
-def test_a_kubelet_that_does_not_tell_holders_is_a_warning(well: Facts) -> None:
+def test_a_checkpoint_that_cannot_be_read_is_a_warning(well: Facts) -> None:
+    finding = the_finding("kubelet", with_kubelet(well, recorded=Unknown("permission denied", "run this as root")))
+    assert (finding.level, finding.action) == (Level.WARNING, "run this as root")
+    assert "checkpoint cannot be read: permission denied" in finding.seen
+
+
+def test_pod_resources_that_does_not_answer_is_a_warning(well: Facts) -> None:
     unknown = Unknown("no answer within 3 s")
     finding = the_finding("kubelet", with_kubelet(well, allocatable=unknown, pods=unknown))
     assert finding.level is Level.WARNING
     assert "no answer within 3 s" in finding.seen
+
+
+CORE = Resource.NEURONCORE
+
+
+def test_a_socket_for_each_resource_that_answers_is_fine(well: Facts) -> None:
+    assert is_fine("plugin", well)
+    assert len(ask("plugin", well)) == len(Resource)
+
+
+def test_a_resource_that_is_left_out_is_fine(well: Facts) -> None:
+    facts = with_kubelet(well, plugins=(SocketSeen(socket_path(CORE), served=True),))
+    assert is_fine("plugin", facts)
+
+
+def test_no_socket_at_all_is_a_problem(well: Facts) -> None:
+    finding = the_finding("plugin", with_kubelet(well, plugins=()))
+    assert finding.level is Level.PROBLEM
+    assert "does not run here" in finding.seen
+
+
+def test_before_there_is_a_device_no_socket_is_expected(make_node: MakeNode) -> None:
+    node = make_node("trn1.2xlarge")
+    node.unload_driver()
+    assert the_finding("plugin", with_kubelet(facts_of(node), plugins=())).level is Level.NOTE
+
+
+def test_the_vendors_plugin_alone_is_a_note(well: Facts) -> None:
+    vendors = (SocketSeen(DIRECTORY / "neuron-devplugin.sock", served=True),)
+    assert the_finding("plugin", with_kubelet(well, plugins=vendors)).level is Level.NOTE
+
+
+def test_stale_sockets_are_harmless_beside_a_live_one(well: Facts) -> None:
+    stale = SocketSeen(socket_path(CORE, "00000000"), served=False)
+    assert is_fine("plugin", with_kubelet(well, plugins=(*well.kubelet.plugins, stale)))
+
+
+def test_stale_sockets_alone_do_not_pass_for_a_plugin(well: Facts) -> None:
+    stale = (SocketSeen(socket_path(CORE), served=False),)
+    assert the_finding("plugin", with_kubelet(well, plugins=stale)).level is Level.PROBLEM
+
+
+def test_two_plugins_for_one_resource_are_a_problem(well: Facts) -> None:
+    second = SocketSeen(socket_path(CORE, "ffffffff"), served=True)
+    finding = the_finding("plugin", with_kubelet(well, plugins=(*well.kubelet.plugins, second)))
+    assert finding.level is Level.PROBLEM
+    assert f"2 plugins serve {CORE}" in finding.seen
+
+
+def test_a_plugin_that_accepts_and_does_not_answer_is_a_problem(well: Facts) -> None:
+    hung = SocketSeen(socket_path(CORE), served=True, fault="no answer within 2 s")
+    finding = the_finding("plugin", with_kubelet(well, plugins=(hung,)))
+    assert finding.level is Level.PROBLEM
+    assert "no answer within 2 s" in finding.seen
+
+
+def test_without_a_kubelet_or_a_look_at_it_nothing_is_checked(well: Facts) -> None:
+    for facts in (
+        with_kubelet(well, missing=True, plugins=()),
+        with_kubelet(well, unreadable=Unknown("no permission"), plugins=()),
+    ):
+        assert [finding.checked for finding in ask("plugin", facts)] == [False]
+
+
+FILE = Path("/etc/neuron-plugin/config.yaml")
+
+
+def going_by(facts: Facts, **daemon: object) -> Facts:
+    return replace(facts, daemon=Daemon(**daemon))  # type: ignore[arg-type]  # fields by name
+
+
+def test_a_configuration_that_can_be_used_is_fine(well: Facts) -> None:
+    assert is_fine("configuration", going_by(well, file=FILE))
+
+
+def test_one_with_which_the_daemon_does_not_start_is_a_problem(well: Facts) -> None:
+    finding = the_finding("configuration", going_by(well, file=FILE, fault="f has the unknown key 'helth'"))
+    assert finding.level is Level.PROBLEM
+    assert "helth" in finding.seen
+
+
+@pytest.mark.parametrize("daemon", [{}, {"file": FILE, "fault": Unknown("may not be read", "run this as root")}])
+def test_one_that_is_not_known_is_not_checked(well: Facts, daemon: dict[str, object]) -> None:
+    assert not the_finding("configuration", going_by(well, **daemon)).checked
+
+
+def test_a_memory_that_is_not_known_is_a_note(well: Facts) -> None:
+    machine = replace(well.machine, memory=Unknown("health.json is not there", "wait"))
+    facts = replace(going_by(well, file=FILE), machine=machine)
+    assert [finding.level for finding in ask("configuration", facts)] == [Level.OK, Level.NOTE]
+    assert "are reported like new ones" in the_finding("configuration", facts).why
+
+
+def test_a_daemon_that_hears_everything_is_fine(well: Facts) -> None:
+    assert is_fine("sources", well)
+
+
+def test_p70_a_source_that_does_not_work_is_a_warning_in_the_daemons_words(well: Facts) -> None:
+    line = "kernel-log is not running: /dev/kmsg cannot be opened"
+    finding = the_finding("sources", replace(well, daemon=Daemon(silent=(line,))))
+    assert (finding.level, finding.seen) == (Level.WARNING, line)
+
+
+def test_a_daemon_that_cannot_be_asked_is_not_checked(well: Facts) -> None:
+    facts = replace(well, daemon=Daemon(silent=Unknown("no daemon answers", "run this in the plugin's pod")))
+    assert not the_finding("sources", facts).checked

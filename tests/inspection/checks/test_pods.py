@@ -4,14 +4,26 @@ from dataclasses import replace
 
 import pytest
 
-from neuron_plugin.inspection.facts import ApiPod, Facts
+from neuron_plugin.allocation import INVENTORY_KEY, NeuronPod, NodeInventory, write_inventory
+from neuron_plugin.inspection.facts import Facts
 from neuron_plugin.inspection.findings import Level
-from neuron_plugin.inspection.unknown import Unknown
-from tests.inspection.cases import api_pod, ask, facts_of, holding, is_fine, the_finding, with_cluster, with_kubelet
+from neuron_plugin.inspection.text import Unknown
+from neuron_plugin.simulation import shipped_geometry
+from tests.inspection.cases import (
+    NODE,
+    api_pod,
+    ask,
+    facts_of,
+    holding,
+    is_fine,
+    the_finding,
+    with_cluster,
+    with_kubelet,
+)
 from tests.inspection.doubles import MakeNode
 
 
-def test_nobody_holds_anything_is_fine(well: Facts) -> None:
+def test_no_holder_is_fine(well: Facts) -> None:
     assert is_fine("holders", well)
 
 
@@ -69,7 +81,7 @@ def test_a_pod_that_re_uses_its_init_containers_devices_may_hold_another_set_tha
 def test_ids_that_this_machine_does_not_have_are_a_problem(well: Facts, ids: str) -> None:
     finding = the_finding("holders", holding(well, ("train", "main", "neurondevice", ids)))
     assert finding.level is Level.PROBLEM
-    assert f"holds aws.amazon.com/neurondevice {ids}" in finding.seen
+    assert f"holds aws.amazon.com/neurondevice {ids!r}" in finding.seen
 
 
 def test_a_pod_that_has_ended_holds_nothing_though_an_old_kubelet_lists_it(well: Facts) -> None:
@@ -79,7 +91,7 @@ def test_a_pod_that_has_ended_holds_nothing_though_an_old_kubelet_lists_it(well:
     assert is_fine("holders", with_cluster(facts, pods=(ended,)))
 
 
-def test_other_resources_are_nobodys_business_here(well: Facts) -> None:
+def test_other_resources_are_ignored(well: Facts) -> None:
     assert is_fine("holders", holding(well, ("train", "main", "../nvidia.com/gpu", "GPU-1")))
 
 
@@ -92,7 +104,9 @@ def test_a_pod_on_a_sick_device_is_a_warning(make_node: MakeNode) -> None:
 
 
 def test_holders_that_are_not_known_are_not_checked(well: Facts) -> None:
-    assert not the_finding("holders", with_kubelet(well, pods=Unknown("no kubelet", "start it"))).checked
+    assert not the_finding(
+        "holders", with_kubelet(well, pods=Unknown("no kubelet", "start it"), recorded=Unknown("no kubelet"))
+    ).checked
 
 
 def test_without_a_device_nothing_is_checked(make_node: MakeNode) -> None:
@@ -106,11 +120,11 @@ DONE = {"NEURON_ALLOC_TIME": str(BOUND_NS), "NEURON_ALLOCATED": "true"}
 WAITING = {**DONE, "NEURON_ALLOCATED": "false"}
 
 
-def one_device(annotations: dict[str, str], phase: str = "Running") -> ApiPod:
+def one_device(annotations: dict[str, str], phase: str = "Running") -> NeuronPod:
     return api_pod("train", {"main": {"neurondevice": 1}}, annotations, phase=phase)
 
 
-def held(facts: Facts, pod: ApiPod, ids: str = "2", resource: str = "neurondevice") -> Facts:
+def held(facts: Facts, pod: NeuronPod, ids: str = "2", resource: str = "neurondevice") -> Facts:
     return with_cluster(holding(facts, ("train", "main", resource, ids)), pods=(pod,))
 
 
@@ -182,7 +196,7 @@ def test_a_container_that_is_not_listed_may_be_in_admission_until_the_pod_runs(w
 
 
 def test_pods_that_have_ended_or_ask_for_nothing_are_passed_over(well: Facts) -> None:
-    ended = replace(one_device({"NEURON_DEVS": "9", **DONE}), neuron=None, phase="Succeeded")
+    ended = one_device({"NEURON_DEVS": "9", **DONE}, phase="Succeeded")
     assert is_fine("annotations", with_cluster(well, pods=(ended, api_pod("web", {"main": {}}, {}))))
 
 
@@ -194,10 +208,82 @@ def test_a_holder_that_the_api_server_does_not_have_is_a_warning(well: Facts) ->
 
 def test_without_the_kubelet_annotations_are_read_and_not_compared(well: Facts) -> None:
     facts = with_cluster(well, pods=(one_device({"NEURON_DEVS": "3", **DONE}),))
-    assert is_fine("annotations", with_kubelet(facts, pods=Unknown("no kubelet")))
+    assert is_fine("annotations", with_kubelet(facts, pods=Unknown("no kubelet"), recorded=Unknown("no kubelet")))
 
 
 def test_without_an_api_server_nothing_is_checked(well: Facts) -> None:
     facts = replace(well, cluster=Unknown("no API server is known", "give --kubeconfig"))
     for name in ("annotations", "node-annotations"):
         assert [(finding.checked, finding.action) for finding in ask(name, facts)] == [(False, "give --kubeconfig")]
+
+
+def inventory(instance_type: str, **changes: object) -> dict[str, str]:
+    geometry = shipped_geometry(instance_type)
+    said = {"present": tuple(range(geometry.device_count)), **changes}
+    return {INVENTORY_KEY: write_inventory(NodeInventory(geometry, **said))}  # type: ignore[arg-type]  # fields by name
+
+
+def test_a_true_inventory_is_fine(well: Facts) -> None:
+    assert is_fine("node-annotations", well)
+
+
+def test_an_inventory_of_another_machine_is_a_problem(well: Facts) -> None:
+    finding = the_finding("node-annotations", with_cluster(well, annotations=inventory("inf2.24xlarge")))
+    assert finding.level is Level.PROBLEM
+    assert "inf2.24xlarge, 6 devices" in finding.seen
+    assert "trn1.32xlarge, 16 devices" in finding.seen
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"version": 99}'])
+def test_an_inventory_that_cannot_be_read_is_a_problem(well: Facts, text: str) -> None:
+    assert the_finding("node-annotations", with_cluster(well, annotations={INVENTORY_KEY: text})).level is Level.PROBLEM
+
+
+def test_no_inventory_beside_a_running_plugin_is_a_warning(well: Facts) -> None:
+    finding = the_finding("node-annotations", with_cluster(well, annotations={}))
+    assert finding.level is Level.WARNING
+    assert "patch nodes" in finding.action
+    assert is_fine("node-annotations", with_kubelet(with_cluster(well, annotations={}), plugins=()))
+    without_devices = replace(well, machine=replace(well.machine, geometry=None))
+    assert is_fine("node-annotations", with_cluster(without_devices, annotations={}))
+
+
+def test_an_inventory_without_a_plugin_is_a_note_with_the_command_that_removes_it(well: Facts) -> None:
+    finding = the_finding("node-annotations", with_kubelet(well, plugins=()))
+    assert finding.level is Level.NOTE
+    assert f"kubectl annotate node {NODE} {INVENTORY_KEY}-" in finding.action
+
+
+def test_a_sick_device_that_the_node_does_not_tell_of_is_a_warning(make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge", missing=(4,))
+    node.set_ecc(1, memory=1)
+    facts = facts_of(node)
+    finding = the_finding("node-annotations", with_cluster(facts, annotations=inventory("inf2.24xlarge")))
+    assert finding.level is Level.WARNING
+    assert finding.seen.endswith("1,4")
+    said = inventory("inf2.24xlarge", present=(0, 1, 2, 3, 5), unhealthy={1: "memory"})
+    assert is_fine("node-annotations", with_cluster(facts, annotations=said))
+
+
+def with_map(facts: Facts, key: str, value: str) -> Facts:
+    return with_cluster(facts, annotations={**inventory("trn1.32xlarge"), key: value})
+
+
+def test_the_vendors_map_is_a_note_while_it_is_true(well: Facts) -> None:
+    facts = holding(well, ("train", "main", "neurondevice", "1"))
+    finding = the_finding("node-annotations", with_map(facts, "NEURON_DEV_USAGE_MAP", "false,true" + ",false" * 14))
+    assert finding.level is Level.NOTE
+    assert f"kubectl annotate node {NODE} NEURON_DEV_USAGE_MAP-" in finding.action
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "leaked"),
+    [("NEURON_DEV_USAGE_MAP", "true,true,true", "devices 0,2"), ("NEURON_CORE_USAGE_MAP", "True,,true", "core 0")],
+)
+def test_a_stale_map_of_the_vendors_is_a_warning_with_the_leaked_ids(
+    well: Facts, key: str, value: str, leaked: str
+) -> None:
+    facts = holding(well, ("train", "main", "neurondevice", "1"))
+    finding = the_finding("node-annotations", with_map(facts, key, value))
+    assert finding.level is Level.WARNING
+    assert f"{leaked} in use, held by no pod" in finding.seen

@@ -1,0 +1,98 @@
+"""Which node, daemon or cluster a command is about, by its flags, the environment and the usual files."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from neuron_plugin.cli.command import UsageError
+from neuron_plugin.extender.settings import ExtenderSettings
+from neuron_plugin.inspection import USUAL_FILE, Node, configuration_file, node_of
+from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.settings import SettingsError, description_of, load
+
+HOLDERS = {
+    "sysfs": "DIR",
+    "dev": "DIR",
+    "logical-core-file": "FILE",
+    "instance-types": "FILE",
+    "instance-type": "TYPE",
+    "kubelet-dir": "DIR",
+    "pod-resources-socket": "PATH",
+}
+"""Settings of the daemon that locate the devices and their holders, which are flags here, too; and their metavars."""
+EVERYTHING = HOLDERS | {"kubeconfig": "FILE", "node-name": "NAME"}
+
+_USUAL_KUBECONFIG = "~/.kube/config"
+
+
+def add_node_flags(parser: ArgumentParser, settings: dict[str, str]) -> None:
+    """Add ``--root``, ``--config`` and these settings of the daemon, with the daemon's own descriptions."""
+    group = parser.add_argument_group(
+        "which node", "A flag wins over NEURON_PLUGIN_*, that over the daemon's own file."
+    )
+    group.add_argument(
+        "--root", metavar="DIR", help="a simulated machine, or a host mounted at DIR (default: this machine)"
+    )
+    usual = f"the daemon's configuration (default: {USUAL_FILE} where that is, as in the plugin's pod)"
+    group.add_argument("--config", metavar="FILE", help=usual)
+    fields = {field.encode_name: field for field in msgspec.structs.fields(PluginSettings)}
+    for name, metavar in settings.items():
+        below = f" (default: ROOT{fields[name].default})" if isinstance(fields[name].default, Path) else ""
+        group.add_argument(f"--{name}", metavar=metavar, help=description_of(fields[name]) + below)
+
+
+def node_from(arguments: Namespace) -> Node:
+    """The node that the command line means.
+
+    Raises:
+        SettingsError: a directory or file does not exist, or settings cannot be used.
+    """
+    return node_of(vars(arguments), os.environ, configuration_file(vars(arguments)))
+
+
+def settings_here() -> PluginSettings | ExtenderSettings:
+    """Settings of the daemon of this pod or machine, by the environment and the file in the usual place.
+
+    Plugin and extender have theirs in the same place, each in its own pods.
+
+    Raises:
+        SettingsError: the file is neither daemon's.
+    """
+    file = configuration_file({})
+    try:
+        return load(PluginSettings, {}, os.environ, file)
+    except SettingsError as error:
+        with suppress(SettingsError):
+            return load(ExtenderSettings, {}, os.environ, file)
+        raise error from None
+
+
+def add_kubeconfig_flag(parser: ArgumentParser) -> None:
+    """Add ``--kubeconfig``, for ``kubeconfig_of``."""
+    text = f"kubeconfig (default: KUBECONFIG, {_USUAL_KUBECONFIG}, or in a pod its service account)"
+    parser.add_argument("--kubeconfig", metavar="FILE", type=Path, help=text)
+
+
+def kubeconfig_of(given: Path | None) -> Path | None:
+    """The kubeconfig that was given, else the one that kubectl would use; None in a pod: its service account.
+
+    Raises:
+        UsageError: the named file does not exist, or there is none.
+    """
+    named = [Path(name) for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
+    usual = Path(os.path.expanduser(_USUAL_KUBECONFIG))  # noqa: PTH111 - Path's raises without a home
+    candidates = [given] if given else named or [usual]
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    if given or named:
+        what, paths = "--kubeconfig" if given else "KUBECONFIG", os.pathsep.join(map(str, candidates))
+        raise UsageError(f"{what} is {paths}, which is not there: expected a kubeconfig")
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return None
+    raise UsageError(f"no API server is known: give --kubeconfig or set KUBECONFIG; there is no {_USUAL_KUBECONFIG}")

@@ -1,0 +1,106 @@
+"""Events on the pods that close nodes: which pod keeps a node from taking new Neuron pods, and why.
+
+Scheduling texts must not name pods, so a pod and reason is reported once: by a warning event on the pod, a log line and
+a metric. A pod of another scheduler has no assignment for the second until its plugin has written one, and two pods
+that the kubelet swapped overlap for as long: what ends by itself within ``PATIENCE_SECONDS`` is not reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import NoReturn
+
+from neuron_plugin.allocation import NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT, PodReference, PodUid, Rejection
+from neuron_plugin.cluster import CLOCK, ApiServer, Clock, ClusterError, ObjectReference, create_event, send, utc_now
+from neuron_plugin.extender.leadership import Readiness
+from neuron_plugin.extender.metrics import ExtenderMetrics
+from neuron_plugin.extender.state import OVERLAPPING_ASSIGNMENTS, ClusterState
+
+REPORTER = "neuron-plugin.io/extender"
+PERIOD_SECONDS = 2.0
+PATIENCE_SECONDS = 10.0
+MOST_AT_ONCE = 20
+"""Events per look: a cluster that is all wrong shows in the metric, not in a storm of events."""
+
+EVENT_REASONS = {
+    UNREADABLE_ASSIGNMENT.code: "NeuronAssignmentUnreadable",
+    NO_ASSIGNMENT.code: "NeuronAssignmentMissing",
+    OVERLAPPING_ASSIGNMENTS.code: "NeuronAssignmentOverlaps",
+}
+"""The reason of the event on the pod, by rejection code."""
+
+_TIMEOUT_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+
+class PodEvents:
+    """Which pods close nodes, since when, and which of them have been reported. Only the leader reports.
+
+    ``instance`` is this replica's name.
+    """
+
+    def __init__(
+        self,
+        api: ApiServer,
+        state: ClusterState,
+        readiness: Readiness,
+        metrics: ExtenderMetrics,
+        *,
+        instance: str,
+        clock: Clock = CLOCK,
+    ) -> None:
+        self._api = api
+        self._state = state
+        self._readiness = readiness
+        self._metrics = metrics
+        self._instance = instance
+        self._clock = clock
+        self._since: dict[tuple[PodUid, str], float] = {}
+        self._reported: set[tuple[PodUid, str]] = set()
+
+    async def run(self) -> NoReturn:
+        """Look every few seconds until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(PERIOD_SECONDS)
+
+    async def look(self) -> None:
+        """Report what is due: each pod and reason once, and again after it had ended."""
+        if self._readiness.why_not:
+            return
+        now = self._clock.now()
+        unclear = {
+            (pod.uid, reason.code): (pod, reason, info.name)
+            for info in self._state.nodes.values()
+            for pod, reason in info.unclear
+        }
+        self._since = {key: self._since.get(key, now) for key in unclear}
+        self._reported &= unclear.keys()
+        # An unreadable assignment does not mend itself; the others usually do, within moments.
+        patience = dict.fromkeys(EVENT_REASONS, PATIENCE_SECONDS) | {UNREADABLE_ASSIGNMENT.code: 0.0}
+        due = [key for key in unclear if key not in self._reported and now - self._since[key] >= patience[key[1]]]
+        self._reported.update(due)
+        for number, key in enumerate(due):
+            pod, reason, node = unclear[key]
+            self._metrics.unclear_assignments.labels(reason.code).inc()
+            fields = {"pod": str(pod), "uid": pod.uid, "node": node, "reason": reason.code, "detail": reason.detail}
+            _log.warning("node closed for new Neuron pods", extra=fields)
+            if number < MOST_AT_ONCE:
+                await self._write(pod, reason, node)
+
+    async def _write(self, pod: PodReference, reason: Rejection, node: str) -> None:
+        request = create_event(
+            ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace),
+            reason=EVENT_REASONS[reason.code],
+            note=f"{reason.detail}. Node {node} takes no new Neuron pod until this one ends or is assigned.",
+            action="Scheduling",
+            reporter=REPORTER,
+            instance=self._instance,
+            now=utc_now(),
+            warning=True,
+        )
+        try:
+            await send(self._api, request, timeout_seconds=_TIMEOUT_SECONDS)
+        except ClusterError as error:  # the log line and the metric have reported it
+            _log.info("event not written", extra={"pod": str(pod), "reason": reason.code, "cause": str(error)})

@@ -1,0 +1,215 @@
+"""How the state follows the API server: watches of pods, nodes and the plugins' Leases, or one look without a daemon.
+
+Each event of a watch is one synchronous call on the state, so between two events the state is whole.
+
+A node's plugin renews a Lease of its own. When it stops, what the node says about its devices is a memory: no new pod
+goes there, and nothing that pods have is freed. A node without such a Lease is not judged: the vendor's plugin has
+none. That a Lease is not renewed is no event, so the Leases are looked at periodically.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from neuron_plugin.allocation import NeuronPod, PodUid, asks_for_neuron, neuron_pod
+from neuron_plugin.cluster import (
+    CLOCK,
+    LEASES,
+    NODES,
+    PODS,
+    ApiError,
+    ApiServer,
+    Clock,
+    Lease,
+    Node,
+    ObservedLease,
+    Observer,
+    Pod,
+    Reflector,
+    Scope,
+    pages,
+)
+from neuron_plugin.extender.state import ClusterState, NeuronNode, neuron_node
+from neuron_plugin.topology import Catalogue
+
+LEASE_PREFIX = "neuron-plugin-"
+TICK_SECONDS = 2.0
+PAGE_SECONDS = 30.0
+LOOK_SECONDS = 1.0
+PATIENCE_SECONDS = 20.0
+"""How long ``survey`` looks whether a plugin's Lease, which lasts 8 s, is renewed or runs out."""
+
+
+def keep_pod(pod: Pod) -> NeuronPod | None:
+    """Live pods that ask for Neuron; a terminal pod is as good as gone.
+
+    Phase and start decide nothing here: they are left out, so that a change of them is no change of the state.
+    """
+    if pod.terminal or not asks_for_neuron(pod):
+        return None
+    return replace(neuron_pod(pod), phase="", started=False)
+
+
+class PluginLeases:
+    """The plugins' Leases, and when each was last seen to be renewed, by our own clock."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, tuple[Lease, ObservedLease]] = {}
+
+    def changed(self, uid: str, lease: Lease | None, now: float) -> None:
+        """A Lease was seen at ``now``, or is gone."""
+        if lease is None:
+            self._leases.pop(uid, None)
+            return
+        _, observed = self._leases.get(uid) or (lease, ObservedLease())
+        observed.observe(lease, now)
+        self._leases[uid] = (lease, observed)
+
+    def stale(self, now: float) -> frozenset[str]:
+        """The nodes whose Lease has not been renewed for its whole duration, or was given up."""
+        return nodes_of(lease for lease, observed in self._leases.values() if observed.expired(lease, now))
+
+
+def nodes_of(leases: Iterable[Lease]) -> frozenset[str]:
+    """The nodes whose plugins renew these Leases."""
+    return frozenset(lease.name.removeprefix(LEASE_PREFIX) for lease in leases)
+
+
+_AnyReflector = Reflector[Pod, NeuronPod] | Reflector[Node, NeuronNode] | Reflector[Lease, Lease]
+
+
+class Informers:
+    """The watches of one extender, and the state that they keep."""
+
+    def __init__(
+        self,
+        api: ApiServer,
+        state: ClusterState,
+        types: Catalogue,
+        observer: Observer | None = None,
+        *,
+        lease_namespace: str = "",
+        clock: Clock = CLOCK,
+    ) -> None:
+        """An empty ``lease_namespace`` turns the judging of plugins by their Leases off."""
+        self._state = state
+        self._clock = clock
+        self._leases = PluginLeases()
+        self._pods: Reflector[Pod, NeuronPod] = Reflector(api, PODS, keep_pod, observer=observer)
+        self._nodes = Reflector(api, NODES, partial(neuron_node, types=types), observer=observer)
+        self._followed: dict[str, _AnyReflector] = {"nodes": self._nodes, "pods": self._pods}
+        self._pods.subscribe(self._pod_changed)
+        self._nodes.subscribe(self._node_changed)
+        if lease_namespace:
+            leases = Reflector(api, LEASES, _keep_plugin_lease, scope=Scope(lease_namespace), observer=observer)
+            leases.subscribe(self._lease_changed)
+            self._followed["leases"] = leases
+
+    def ages(self) -> Mapping[str, float]:
+        """By kind, how long ago the server was last heard of, in seconds."""
+        return {kind: followed.age_seconds() for kind, followed in self._followed.items()}
+
+    async def list_consistently(self, timeout_seconds: float) -> None:
+        """Bring the pods to what the server knows now.
+
+        Raises:
+            ClusterError: the server did not answer within ``timeout_seconds``, or refused.
+        """
+        await self._pods.list_consistently(timeout_seconds)
+
+    def any_unbound(self) -> bool:
+        """Whether a live pod that asks for Neuron has no node."""
+        return any(not pod.node for pod in self._pods.values.values())
+
+    async def run(self) -> None:
+        """Follow everything until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for kind, followed in self._followed.items():
+                group.create_task(followed.run(), name=f"follow {kind}")
+            while True:
+                self._judge()
+                await asyncio.sleep(TICK_SECONDS)
+
+    async def pods_listed(self) -> None:
+        """Wait until the first list of pods is in."""
+        await self._pods.synced.wait()  # no deadline: not ready meanwhile, and the probes report it
+
+    async def synced(self) -> None:
+        """Wait until the first lists of pods and nodes are in.
+
+        The Leases are not waited for: without the right to read them plugins go unjudged, which is no reason to stop.
+        """
+        await self.pods_listed()
+        await self._nodes.synced.wait()  # no deadline: as above
+
+    def _judge(self) -> None:
+        """A Lease that is not watched has not run out; and a new watch first has to show what was missed."""
+        leases = self._followed.get("leases")
+        if leases is not None and leases.followed_seconds() >= TICK_SECONDS:
+            self._state.set_stale(self._leases.stale(self._clock.now()))
+
+    def _pod_changed(self, uid: str, _: NeuronPod | None, pod: NeuronPod | None) -> None:
+        if pod is None:
+            self._state.remove_pod(PodUid(uid))
+        else:
+            self._state.put_pod(pod)
+
+    def _node_changed(self, uid: str, before: NeuronNode | None, node: NeuronNode | None) -> None:
+        if node is not None:
+            self._state.put_node(node)
+        elif before is not None:
+            self._state.remove_node(before.name, uid)
+
+    def _lease_changed(self, uid: str, before: Lease | None, lease: Lease | None) -> None:
+        self._leases.changed(uid, lease, self._clock.now())
+        if before and lease and bool(before.holder) != bool(lease.holder):
+            self._judge()  # a plugin stops or is back: the next pod should know
+
+
+def _keep_plugin_lease(lease: Lease) -> Lease | None:
+    return lease if lease.name.startswith(LEASE_PREFIX) else None
+
+
+async def survey(api: ApiServer, types: Catalogue, *, lease_namespace: str = "", clock: Clock = CLOCK) -> ClusterState:
+    """What an extender that starts now would know; without a ``lease_namespace`` no plugin is judged by its Lease.
+
+    Raises:
+        ClusterError: the API server refused, did not answer, or its answer cannot be read.
+    """
+    state = ClusterState()
+    async for pods in pages(api, PODS, page_timeout_seconds=PAGE_SECONDS):
+        for pod in filter(None, map(keep_pod, pods.records)):
+            state.put_pod(pod)
+    async for nodes in pages(api, NODES, page_timeout_seconds=PAGE_SECONDS):
+        for node in nodes.records:
+            state.put_node(neuron_node(node, types))
+    if lease_namespace:
+        state.set_stale(await _stale_plugins(api, lease_namespace, clock))
+    return state
+
+
+async def _stale_plugins(api: ApiServer, namespace: str, clock: Clock) -> frozenset[str]:
+    """The nodes whose plugin's Lease is given up, or runs out while we look: one look cannot see the latter.
+
+    So it takes until every Lease was renewed, some two seconds, or has run out. As in an extender, plugins go unjudged
+    without the right to read Leases.
+    """
+    leases, first_versions, began = PluginLeases(), dict[str, str](), clock.now()
+    while True:
+        now = clock.now()
+        try:
+            listed = pages(api, LEASES, Scope(namespace), page_timeout_seconds=PAGE_SECONDS)
+            found = [lease async for page in listed for lease in filter(_keep_plugin_lease, page.records)]
+        except ApiError:
+            return frozenset()
+        for lease in found:
+            leases.changed(lease.uid, lease, now)
+            first_versions.setdefault(lease.uid, lease.resource_version)
+        stale = leases.stale(now)
+        renewed = nodes_of(lease for lease in found if lease.resource_version != first_versions[lease.uid])
+        if now - began >= PATIENCE_SECONDS or renewed | stale >= nodes_of(found):
+            return stale
+        await clock.sleep(LOOK_SECONDS)

@@ -1,0 +1,211 @@
+"""How ``doctor`` learns its facts from the daemon, the kubelet and the API server.
+
+Each is asked once and under a deadline, and none hides what the others say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import re
+import stat
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from neuron_plugin.allocation import neuron_pod
+from neuron_plugin.inspection.facts import DRA_DRIVER, OUR_SOCKETS, Cluster, Daemon, Facts, Kubelet, SocketSeen
+from neuron_plugin.inspection.holders import ask, read_recorded
+from neuron_plugin.inspection.host import gather_host, gather_users
+from neuron_plugin.inspection.machine import look
+from neuron_plugin.inspection.node import Node, configuration_file, node_of
+from neuron_plugin.inspection.text import Unknown
+from neuron_plugin.instance_file import load_catalogue
+from neuron_plugin.plugin.settings import PluginSettings, check
+from neuron_plugin.settings import SettingsError
+
+IN_POD = "KUBERNETES_SERVICE_HOST"
+"""The kubelet sets it in every container."""
+KUBELET_SOCKET = "kubelet.sock"
+REGISTRY = "plugins_registry"
+"""Beside the directory of device plugins, made by every kubelet: drivers have the sockets there that it discovers."""
+
+PAGE_SECONDS = 10.0
+DAEMON_SECONDS = 2.0
+DIAL_SECONDS = 2.0
+CALL_SECONDS = 5.0
+CLUSTER_SECONDS = 15.0
+"""For all calls to the API server, with the client library's import of a second and a log-in."""
+
+_MOST_BYTES = 64 << 20
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to ask a daemon that listens everywhere
+_SILENT = " is not running: "
+"""In the readiness page's line about a source."""
+_UNHEALTHY = re.compile(r'^neuron_plugin_device_healthy\{device="(\d+)"\} 0(?:\.0)?$', re.MULTILINE)
+
+
+def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
+    """Everything that ``doctor`` looks at; ``flags`` as for ``node_of``.
+
+    Raises:
+        SettingsError: --root or --config does not exist, or the instance types cannot be used.
+    """
+    node, daemon = gather_daemon(flags, environ)
+    machine = look(node.settings, environ)
+    host = gather_host(node.root, machine.paths, in_pod=IN_POD in environ)
+    expected = flags.get("kubelet_dir") is not None or not host.simulated
+    # A loop of its own leaves the thread's loop, if it has one, as it is.
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        kubelet, cluster = runner.run(_ask(node, environ, expected=expected))
+    files = () if isinstance(host.nodes, Unknown) else host.nodes
+    nodes = {file.device: machine.paths.dev / f"neuron{file.device}" for file in files}
+    try:
+        users = gather_users(nodes, node.proc, node.settings.kubelet_dir / KUBELET_SOCKET)
+    except Exception as error:  # noqa: BLE001 - on a broken node the rest is wanted most
+        users = _failed(error)
+    return Facts(machine, host, kubelet, cluster, users, time.time_ns(), daemon)
+
+
+async def _ask(node: Node, environ: Mapping[str, str], *, expected: bool) -> tuple[Kubelet, Cluster | Unknown]:
+    settings = node.settings
+    in_cluster = settings.kubeconfig is not None or (node.root is None and IN_POD in environ)
+    name = settings.node_name or environ.get("NODE_NAME") or platform.node().lower()
+    kubelet, cluster = await asyncio.gather(
+        gather_kubelet(settings.kubelet_dir, settings.pod_resources_socket, expected=expected),
+        gather_cluster(settings.kubeconfig, name) if in_cluster else asyncio.sleep(0, _NO_CLUSTER),
+        return_exceptions=True,
+    )
+    if isinstance(kubelet, BaseException):
+        kubelet = _unreadable(settings.kubelet_dir, _failed(kubelet))
+    return kubelet, _failed(cluster) if isinstance(cluster, BaseException) else cluster
+
+
+_NO_CLUSTER = Unknown("no API server is known", "give --kubeconfig (and --node-name)")
+
+
+def _failed(error: BaseException) -> Unknown:
+    """An unforeseen error of one source, so that the others still count."""
+    if not isinstance(error, Exception):
+        raise error
+    return Unknown(f"looking failed itself ({error!r})", "please report it")
+
+
+def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tuple[Node, Daemon]:
+    """The node and its daemon; where the daemon's settings cannot be used, the defaults are taken.
+
+    Raises:
+        SettingsError: --config or --root does not exist.
+    """
+    file = configuration_file(flags)
+    fault: str | Unknown
+    if file and not os.access(file, os.R_OK):
+        fault = unasked = Unknown(f"{file} may not be read", "run this as root")
+        return node_of(flags, {}, None), Daemon(file, fault, silent=unasked, unhealthy=unasked)
+    try:
+        node = node_of(flags, environ, file)
+        check(node.settings)
+        load_catalogue(node.settings.instance_types)
+    except SettingsError as error:
+        unasked = Unknown("the daemon's address is not known", "fix what the check 'configuration' reports first")
+        return node_of(flags, {}, None), Daemon(file, str(error), silent=unasked, unhealthy=unasked)
+    if node.root:
+        unasked = Unknown("the daemon of a machine given by --root is not asked", "run this on that machine")
+        return node, Daemon(file, silent=unasked, unhealthy=unasked)
+    resources = frozenset(each.resource for each in node.settings.resources) if file else None
+    ready, metrics = _daemon_page(node.settings, "/readyz"), _daemon_page(node.settings, "/metrics")
+    silent = ready if isinstance(ready, Unknown) else tuple(line for line in ready.splitlines() if _SILENT in line)
+    unhealthy = metrics if isinstance(metrics, Unknown) else tuple(sorted(map(int, _UNHEALTHY.findall(metrics))))
+    return node, Daemon(file, resources=resources, silent=silent, unhealthy=unhealthy)
+
+
+def _daemon_page(settings: PluginSettings, path: str) -> str | Unknown:
+    if not settings.health_port:
+        return Unknown("the daemon serves no probes", "give it a --health-port to be asked about its sources")
+    page = page_of(settings.health_address, settings.health_port, path, seconds=DAEMON_SECONDS)
+    return Unknown(page.why, "run this in the plugin's pod") if isinstance(page, Unknown) else page
+
+
+def page_of(address: str, port: int, path: str, *, seconds: float = PAGE_SECONDS) -> str | Unknown:
+    """What the daemon that serves probes on ``address`` answers to a GET of ``path``, ready or not."""
+    import http.client
+
+    host = _EVERYWHERE.get(address, address)
+    connection = http.client.HTTPConnection(host, port, timeout=seconds)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        page = answer.read(_MOST_BYTES).decode("utf-8", "backslashreplace")
+    except (OSError, UnicodeError, http.client.HTTPException) as error:  # UnicodeError: not a name of a host
+        return Unknown(f"no daemon answers on {host}:{port} ({error})", f"does it run here, with --health-port {port}?")
+    finally:
+        connection.close()
+    if answer.status in {http.HTTPStatus.OK, http.HTTPStatus.SERVICE_UNAVAILABLE}:
+        return page
+    return Unknown(f"{host}:{port} answers {answer.status} {answer.reason} to {path}", "is it a neuron-plugin?")
+
+
+async def gather_kubelet(directory: Path, pod_resources: Path, *, expected: bool) -> Kubelet:
+    """The kubelet of ``directory``. Not ``expected``: its absence is normal, as on a simulated machine."""
+    try:
+        sockets = [path for path in sorted(directory.iterdir()) if stat.S_ISSOCK(path.lstat().st_mode)]  # noqa: ASYNC240 - a local directory
+    except FileNotFoundError:
+        action = "if there is one elsewhere, give --kubelet-dir and --pod-resources-socket"
+        kubelet = _unreadable(directory, Unknown(f"there is no kubelet at {directory}", action))
+        return replace(kubelet, missing=True, unreadable=None if expected else kubelet.unreadable)
+    except OSError as error:
+        return _unreadable(directory, Unknown(f"{directory} cannot be listed ({error.strerror})", "run this as root"))
+    from neuron_plugin.kubelet import is_served
+
+    own, registry = directory / KUBELET_SOCKET, directory.parent / REGISTRY
+    # Never deeper than this: below ``plugins`` lie the volumes that drivers mount.
+    drivers = [path for path in registry.glob("*.sock") if DRA_DRIVER in path.name or path.name.startswith(OUR_SOCKETS)]
+    drivers += (directory.parent / "plugins").glob(f"*{DRA_DRIVER}*/*.sock")
+    plugins = [path for path in sockets if path != own] + sorted(drivers)
+    return Kubelet(
+        directory,
+        own_socket=SocketSeen(own, is_served(own)) if own in sockets else None,
+        plugins=tuple(await asyncio.gather(*map(_dialled, plugins))),
+        drivers_seen=os.access(registry, os.R_OK | os.X_OK),
+        allocatable=await ask(pod_resources, lambda kubelet: kubelet.allocatable()),
+        pods=await ask(pod_resources, lambda kubelet: kubelet.list()),
+        recorded=read_recorded(directory),
+    )
+
+
+def _unreadable(directory: Path, why: Unknown) -> Kubelet:
+    return Kubelet(directory, unreadable=why, allocatable=why, pods=why, recorded=why)
+
+
+async def _dialled(path: Path) -> SocketSeen:
+    from neuron_plugin.kubelet import dial, is_served
+
+    served = is_served(path)
+    ours = served and path.name.startswith(OUR_SOCKETS)
+    return SocketSeen(path, served, (await dial(path, DIAL_SECONDS) or "") if ours else "")
+
+
+async def gather_cluster(kubeconfig: Path | None, node_name: str) -> Cluster | Unknown:
+    """The node ``node_name`` and its pods; without ``kubeconfig`` by the pod's own service account."""
+    if kubeconfig and not os.path.exists(kubeconfig):  # noqa: ASYNC240, PTH110 - one stat; Path.exists raises on EACCES
+        return Unknown(f"there is no kubeconfig at {kubeconfig}", "give --kubeconfig, and run this as root")
+    from neuron_plugin.cluster import NODES, PODS, ApiError, ApiRequest, ClusterError, Scope, connect, pages, send
+
+    scope = Scope(field_selector=f"spec.nodeName={node_name}")
+    try:
+        async with asyncio.timeout(CLUSTER_SECONDS), await connect(kubeconfig) as api:
+            answer = await send(api, ApiRequest("GET", NODES.item(node_name)), timeout_seconds=CALL_SECONDS)
+            node, pods = NODES.decode(answer), []
+            async for page in pages(api, PODS, scope, page_timeout_seconds=CALL_SECONDS):
+                pods += [neuron_pod(record) for record in page.records]
+    except ApiError as error:
+        if error.missing:
+            action = "give --node-name, this node's name in Kubernetes"
+            return Unknown(f"the API server has no node {node_name}", action)
+        return Unknown(str(error), "give a --kubeconfig whose user may get nodes and list pods")
+    except ClusterError as error:
+        return Unknown(str(error), "see that --kubeconfig is right and the API server can be reached from here")
+    except TimeoutError:
+        return Unknown(f"the API server did not answer within {CLUSTER_SECONDS:g} s", "run this again when it does")
+    return Cluster(node_name, node.annotations, node.allocatable, tuple(pods))

@@ -1,0 +1,412 @@
+"""What the daemon goes by, from its file, its environment and its state."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from neuron_plugin.allocation import Assignment, Resource
+from neuron_plugin.inspection import gathering, holders
+from neuron_plugin.inspection import gathering as everything
+from neuron_plugin.inspection.facts import Cluster, Daemon, DeviceUsers, Facts, Kubelet
+from neuron_plugin.inspection.gathering import (
+    gather,
+    gather_cluster,
+    gather_daemon,
+    gather_kubelet,
+)
+from neuron_plugin.inspection.text import Unknown
+from neuron_plugin.kubelet.socket_watch import endpoint_path
+from neuron_plugin.plugin.exposition import Metric, MetricKind, exposed
+from neuron_plugin.plugin.probes import readiness
+from neuron_plugin.plugin.responder import Page, text_page
+from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.settings import SettingsError
+from neuron_plugin.simulation import Fault, Match, StandInApiServer, StandInKubelet, node_manifest, pod_manifest
+from tests.inspection.doubles import MakeNode
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path | None, str]]:
+    """What the API server is asked for: kubeconfig and node."""
+    calls: list[tuple[Path | None, str]] = []
+
+    async def answer(kubeconfig: Path | None, node_name: str) -> Cluster:
+        calls.append((kubeconfig, node_name))
+        return Cluster(node_name)
+
+    monkeypatch.setattr(everything, "gather_cluster", answer)
+    monkeypatch.setattr("platform.node", lambda: "Host-1")
+    return calls
+
+
+def look(make_node: MakeNode, environ: dict[str, str] | None = None, **given: str) -> Facts:
+    return gather({"root": str(make_node("trn1.2xlarge").root), **given}, environ or {})
+
+
+def test_without_a_kubeconfig_no_api_server_is_asked(make_node: MakeNode, asked: list[object]) -> None:
+    facts = look(make_node, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})  # another machine's files: not its cluster
+    assert isinstance(facts.cluster, Unknown)
+    assert "--kubeconfig" in facts.cluster.action
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "name"),
+    [
+        ({"node_name": "given"}, {"NODE_NAME": "environment"}, "given"),
+        ({}, {"NODE_NAME": "environment"}, "environment"),
+        ({}, {}, "host-1"),
+    ],
+)
+def test_the_nodes_name_is_given_or_in_the_environment_or_the_hosts(
+    make_node: MakeNode,
+    asked: list[tuple[Path | None, str]],
+    given: dict[str, str],
+    environ: dict[str, str],
+    name: str,
+) -> None:
+    facts = look(make_node, environ, kubeconfig="/k", **given)
+    assert facts.cluster == Cluster(name)
+    assert asked == [(Path("/k"), name)]
+
+
+def test_in_a_pod_its_service_account_is_used(asked: list[tuple[Path | None, str]], make_node: MakeNode) -> None:
+    paths = make_node("trn1.2xlarge").paths
+    here = {"sysfs": str(paths.sysfs), "dev": str(paths.dev), "kubelet_dir": "/nonexistent"}
+    gather(here, {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "NODE_NAME": "worker-1"})
+    assert asked == [(None, "worker-1")]
+
+
+def test_a_kubelet_is_expected_on_a_node_and_where_it_was_named(make_node: MakeNode, tmp_path: Path) -> None:
+    assert look(make_node).kubelet.unreadable is not None
+    root = tmp_path / "node"
+    assert gather({"root": str(root), "kubelet_dir": str(tmp_path / "k")}, {}).kubelet.unreadable is None
+    (root / "dev/.neuron-simulated").unlink()
+    assert gather({"root": str(root)}, {}).kubelet.unreadable is None
+
+
+@pytest.mark.parametrize("source", ["gather_kubelet", "gather_cluster", "gather_users"])
+def test_a_source_that_fails_itself_leaves_the_others(
+    make_node: MakeNode, asked: list[object], monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("no such thing")
+
+    async def fail_later(*_: object, **__: object) -> None:
+        fail()
+
+    monkeypatch.setattr(everything, source, fail if source == "gather_users" else fail_later)
+    facts = look(make_node, kubeconfig="/k", node_name="worker-1")
+    parts: dict[str, Kubelet | Cluster | DeviceUsers | Unknown | None] = {
+        "gather_kubelet": facts.kubelet.unreadable,
+        "gather_cluster": facts.cluster,
+        "gather_users": facts.users,
+    }
+    failed = parts.pop(source)
+    assert isinstance(failed, Unknown)
+    assert "no such thing" in failed.why
+    assert not [part for part in parts.values() if isinstance(part, Unknown) and "no such thing" in part.why]
+    assert asked or source == "gather_cluster"
+
+
+def test_the_hosts_proc_is_used_where_the_host_is_mounted(make_node: MakeNode) -> None:
+    root = make_node("trn1.2xlarge").root
+    (root / "proc/2").mkdir(parents=True)
+    (root / "proc/2/comm").write_text("kthreadd\n")
+    assert gather({"root": str(root)}, {}).users == DeviceUsers()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text("kubelet-dir: /k\nresources: [neuron]\nhealth: {sram-ecc: {threshold: 5}}\n")
+    return path
+
+
+def test_the_node_is_the_one_that_its_daemon_knows(file: Path) -> None:
+    node, daemon = gather_daemon({"config": str(file)}, {"NEURON_PLUGIN_DEV": "/d"})
+    assert (daemon.fault, daemon.file, daemon.resources) == ("", file, frozenset({Resource.NEURON}))
+    assert (node.settings.kubelet_dir, node.settings.dev) == (Path("/k"), Path("/d"))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("helth: {}\n", "unknown key 'helth'"),
+        ("lease-duration-seconds: 1\n", "one late renewal would close the node"),
+        ("instance-types: /nonexistent/types.yaml\n", "cannot read /nonexistent/types.yaml"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_reported_and_flags_and_defaults_are_taken(
+    file: Path, text: str, fault: str
+) -> None:
+    file.write_text(text)
+    node, daemon = gather_daemon({"config": str(file), "sysfs": "/mine"}, {})
+    assert isinstance(daemon.fault, str)
+    assert fault in daemon.fault
+    assert node.settings == PluginSettings(sysfs=Path("/mine"))
+
+
+def test_a_file_that_may_not_be_read_is_not_the_daemons_fault(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    _, daemon = gather_daemon({"config": str(file)}, {})
+    assert isinstance(daemon.fault, Unknown)
+    assert daemon.fault.action == "run this as root"
+
+
+def test_a_root_that_is_no_directory_is_an_error_of_the_command_line(file: Path) -> None:
+    with pytest.raises(SettingsError, match="is no directory"):
+        gather_daemon({"root": str(file)}, {})
+
+
+def test_the_daemon_of_another_machine_is_not_asked(file: Path, tmp_path: Path) -> None:
+    _, daemon = gather_daemon({"config": str(file), "root": str(tmp_path)}, {})
+    assert isinstance(daemon.silent, Unknown)
+    assert isinstance(daemon.unhealthy, Unknown)
+
+
+@contextmanager
+def answering(page: Page) -> Iterator[int]:
+    """A daemon's probes on loopback; the port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(page.status if self.path in {"/readyz", "/metrics"} else 404)
+            self.end_headers()
+            self.wfile.write(page.body)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing to say."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def asked_on(port: int) -> Daemon:
+    """What the daemon with this port for probes says of itself."""
+    return gather_daemon({}, {"NEURON_PLUGIN_HEALTH_PORT": str(port)})[1]
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_p70_silent_sources_are_read_off_the_readiness_page(*, found: bool) -> None:
+    silent = {"kernel-log": "/dev/kmsg cannot be opened", "uevents": "no libudev"}
+    with answering(readiness([], found=found, silent_sources=silent)) as port:
+        assert asked_on(port).silent == (
+            "kernel-log is not running: /dev/kmsg cannot be opened",
+            "uevents is not running: no libudev",
+        )
+
+
+def test_devices_that_the_daemon_holds_back_are_read_off_the_metrics() -> None:
+    metric = Metric("neuron_plugin_device_healthy", MetricKind.GAUGE, ("device",), "1 if sound")
+    lines = exposed(metric, {("0",): True, ("12",): False, ("3",): False})
+    with answering(text_page("\n".join(lines))) as port:
+        assert asked_on(port).unhealthy == (3, 12)
+
+
+def test_somebody_else_on_the_port_is_not_taken_for_a_daemon_that_hears_everything() -> None:
+    with answering(Page(b"who are you?", HTTPStatus.NOT_FOUND)) as port:
+        silent = asked_on(port).silent
+    assert isinstance(silent, Unknown)
+    assert f"127.0.0.1:{port} answers 404 Not Found to /readyz" in silent.why
+
+
+def test_a_daemon_that_does_not_answer_or_serves_no_probes_is_not_known() -> None:
+    with answering(text_page("")) as port:
+        pass
+    for daemon in (asked_on(port), asked_on(0)):
+        assert isinstance(daemon.silent, Unknown)
+        assert isinstance(daemon.unhealthy, Unknown)
+
+
+@pytest.fixture
+def kubelet_root() -> Iterator[Path]:
+    """/var/lib/kubelet, on a path that leaves room for the names of sockets."""
+    root = Path(tempfile.mkdtemp())
+    for name in ("device-plugins", "pod-resources", "plugins_registry", "plugins/neuron.aws.com"):
+        (root / name).mkdir(parents=True)
+    yield root
+    shutil.rmtree(root)
+
+
+def listening(path: Path) -> socket.socket:
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.bind(str(path))
+    server.listen()
+    return server
+
+
+def dead(path: Path) -> None:
+    listening(path).close()
+
+
+async def test_a_kubelet_that_is_not_there_is_expected_or_not(tmp_path: Path) -> None:
+    nowhere = tmp_path / "device-plugins"
+    on_a_node = await gather_kubelet(nowhere, tmp_path / "k.sock", expected=True)
+    assert (on_a_node.missing, on_a_node.unreadable) == (True, None)
+    simulated = await gather_kubelet(nowhere, tmp_path / "k.sock", expected=False)
+    assert simulated.unreadable == simulated.allocatable == simulated.pods
+    assert isinstance(simulated.unreadable, Unknown)
+    assert "--kubelet-dir" in simulated.unreadable.action
+
+
+async def test_something_that_is_no_directory_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found = await gather_kubelet(tmp_path / "file", tmp_path / "k.sock", expected=True)
+    assert found.unreadable is not None
+    assert "cannot be listed" in found.unreadable.why
+
+
+async def test_sockets_are_found_with_whether_they_are_served(kubelet_root: Path) -> None:
+    directory = kubelet_root / "device-plugins"
+    dead(directory / "kubelet.sock")
+    dead(directory / "neuroncore-devplugin.sock")
+    (directory / "kubelet_internal_checkpoint").touch()
+    dead(kubelet_root / "plugins_registry/neuron.aws.com-reg.sock")
+    dead(kubelet_root / "plugins_registry/ebs.csi.aws.com-reg.sock")
+    with listening(directory / "neuron-devplugin.sock"), listening(kubelet_root / "plugins/neuron.aws.com/dra.sock"):
+        found = await gather_kubelet(directory, kubelet_root / "nothing", expected=True)
+    assert found.own_socket is not None
+    assert not found.own_socket.served
+    assert {each.name: each.served for each in found.plugins} == {
+        "neuron-devplugin.sock": True,
+        "neuroncore-devplugin.sock": False,
+        "neuron.aws.com-reg.sock": False,
+        "dra.sock": True,
+    }
+    assert found.drivers_seen
+    assert isinstance(found.pods, Unknown)
+    assert "--pod-resources-socket" in found.pods.action
+
+
+async def test_volumes_that_drivers_have_mounted_are_not_searched(kubelet_root: Path) -> None:
+    """A file system of millions of files, or one whose server is gone, would hold up the doctor for ever."""
+    volume = kubelet_root / "plugins/kubernetes.io/csi/efs/globalmount/neuron.aws.com"
+    volume.mkdir(parents=True)
+    dead(volume / "x.sock")
+    found = await gather_kubelet(kubelet_root / "device-plugins", kubelet_root / "nothing", expected=True)
+    assert found.plugins == ()
+
+
+async def test_a_directory_of_drivers_that_is_not_mounted_is_known_to_be_unseen(kubelet_root: Path) -> None:
+    (kubelet_root / "plugins_registry").rmdir()
+    found = await gather_kubelet(kubelet_root / "device-plugins", kubelet_root / "nothing", expected=True)
+    assert not found.drivers_seen
+
+
+async def test_a_plugin_of_ours_that_accepts_and_never_answers_is_given_up_in_time(
+    kubelet_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "DIAL_SECONDS", 0.2)
+    directory = kubelet_root / "device-plugins"
+    with listening(endpoint_path(directory, Resource.NEURONCORE.value, "0")):
+        async with asyncio.timeout(5):
+            found = await gather_kubelet(directory, kubelet_root / "nothing", expected=True)
+    (plugin,) = found.plugins
+    assert plugin.served
+    assert "0.2 s" in plugin.fault
+
+
+async def test_a_pod_resources_socket_that_hangs_is_given_up_in_time(
+    kubelet_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holders, "_DEADLINE_SECONDS", 0.2)
+    with listening(kubelet_root / "pod-resources/kubelet.sock"):
+        async with asyncio.timeout(5):
+            found = await gather_kubelet(
+                kubelet_root / "device-plugins", kubelet_root / "pod-resources/kubelet.sock", expected=True
+            )
+    assert isinstance(found.pods, Unknown)
+    assert "DEADLINE_EXCEEDED" in found.pods.why
+
+
+async def test_a_kubelet_without_plugins_offers_nothing_and_has_no_holders(kubelet_root: Path) -> None:
+    async with StandInKubelet(kubelet_root / "device-plugins", kubelet_root / "pod-resources"):
+        found = await gather_kubelet(
+            kubelet_root / "device-plugins", kubelet_root / "pod-resources/kubelet.sock", expected=True
+        )
+    assert found.own_socket is not None
+    assert found.own_socket.served
+    assert (found.plugins, found.allocatable, found.pods) == ((), {}, ())
+
+
+STATIC_UID = "0123456789abcdef0123456789abcdef"
+
+
+async def test_the_node_and_its_pods_are_read(tmp_path: Path) -> None:
+    async with StandInApiServer() as api:
+        api.create_node(node_manifest("worker-1", "inf2.24xlarge"))
+        api.create_pod(pod_manifest("train", Resource.NEURONDEVICE, 2, annotations={"NEURON_DEVS": "0,1"}))
+        api.bind("default", "train", node="worker-1")
+        mirror = {"kubernetes.io/config.hash": STATIC_UID}
+        api.create_pod(pod_manifest("static", Resource.NEURONCORE, 1, annotations=mirror, node="worker-1"))
+        api.create_pod(pod_manifest("done", Resource.NEURONCORE, 1, annotations=mirror, node="worker-1"))
+        api.set_pod_status("default", "done", {"phase": "Succeeded"})
+        api.create_pod(pod_manifest("elsewhere", Resource.NEURONCORE, 1, node="worker-2"))
+        found = await gather_cluster(api.write_kubeconfig(tmp_path / "kubeconfig"), "worker-1")
+    assert isinstance(found, Cluster)
+    assert found.allocatable[Resource.NEURONDEVICE.value] == "6"
+    assert "neuron-plugin.io/inventory" in found.annotations
+    pods = {pod.reference.name: pod for pod in found.pods}
+    assert set(pods) == {"train", "static", "done"}
+    assert isinstance(pods["train"].assignment, Assignment)
+    assert pods["static"].kubelet_uid == STATIC_UID
+    assert [name for name, pod in pods.items() if pod.ended] == ["done"]
+
+
+async def test_a_node_that_is_not_there_asks_for_its_name(tmp_path: Path) -> None:
+    async with StandInApiServer() as api:
+        found = await gather_cluster(api.write_kubeconfig(tmp_path / "kubeconfig"), "ip-10-0-0-1")
+    assert isinstance(found, Unknown)
+    assert "no node ip-10-0-0-1" in found.why
+    assert "--node-name" in found.action
+
+
+async def test_a_refusal_is_reported_with_the_rights_it_takes(tmp_path: Path) -> None:
+    async with StandInApiServer() as api:
+        api.create_node(node_manifest("worker-1", "inf2.24xlarge"))
+        api.fail(Fault(Match(path="/nodes/"), status=403))
+        found = await gather_cluster(api.write_kubeconfig(tmp_path / "kubeconfig"), "worker-1")
+    assert isinstance(found, Unknown)
+    assert "403" in found.why
+    assert "get nodes" in found.action
+
+
+async def test_an_api_server_that_is_away_is_reported(tmp_path: Path) -> None:
+    async with StandInApiServer() as api:
+        kubeconfig = api.write_kubeconfig(tmp_path / "kubeconfig")
+    found = await gather_cluster(kubeconfig, "worker-1")
+    assert isinstance(found, Unknown)
+    assert "is the API server up" in found.why
+
+
+async def test_a_kubeconfig_that_is_none_is_reported(tmp_path: Path) -> None:
+    found = await gather_cluster(tmp_path / "nothing", "worker-1")
+    assert isinstance(found, Unknown)
+    assert found.why == f"there is no kubeconfig at {tmp_path}/nothing"
+    (tmp_path / "garbage").write_text("{")
+    found = await gather_cluster(tmp_path / "garbage", "worker-1")
+    assert isinstance(found, Unknown)
+    assert "expected a kubeconfig" in found.why
+
+
+async def test_an_api_server_that_hangs_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "CLUSTER_SECONDS", 0.01)
+    (tmp_path / "kubeconfig").touch()
+    found = await gather_cluster(tmp_path / "kubeconfig", "worker-1")
+    assert isinstance(found, Unknown)

@@ -1,0 +1,221 @@
+"""One server instance, the Register call, and the dial of a liveness probe."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from neuron_plugin.kubelet import registration
+from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
+from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet.advertisement import Advertisement
+from neuron_plugin.kubelet.device_plugin import OPTIONS, DevicePluginService
+from neuron_plugin.kubelet.registration import RegistrationError, ServerInstance, dial, register
+from neuron_plugin.kubelet.socket_watch import LONGEST_PATH_BYTES, EndpointError, channel_to, endpoint_path, is_served
+from tests.kubelet.fakes import CORE, FakeHandler, devices, eventually, running_plugin
+
+
+async def start(path: Path, count: int = 2) -> ServerInstance:
+    service = DevicePluginService(CORE, FakeHandler(), Advertisement(devices(count)))
+    return await ServerInstance.start(service, path)
+
+
+async def test_a_started_server_answers_on_a_private_socket(directory: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        server = await start(directory / "s")
+        assert stat.S_IMODE((directory / "s").stat().st_mode) == 0o600
+        assert os.umask(0o022) == 0o022  # ours is back
+    finally:
+        os.umask(before)
+    assert server.is_reachable()
+    async with channel_to(directory / "s") as channel:
+        options = await pb_grpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty(), timeout=5)
+    assert options.get_preferred_allocation_available
+    await server.stop()
+
+
+async def test_p3_a_live_socket_is_not_stolen(directory: Path) -> None:
+    first = await start(directory / "s")
+    with pytest.raises(EndpointError, match="served by another process"):
+        await start(directory / "s")
+    assert first.is_reachable()
+    assert is_served(directory / "s")
+    await first.stop()
+
+
+async def test_p3_a_regular_file_is_a_clear_error(directory: Path) -> None:
+    (directory / "s").touch()
+    with pytest.raises(EndpointError, match="is not a socket"):
+        await start(directory / "s")
+
+
+async def test_a_directory_that_is_not_there_is_a_clear_error(directory: Path) -> None:
+    with pytest.raises(EndpointError, match=r"no socket can be made in .*/absent: is it writable"):
+        await start(directory / "absent" / "s")
+
+
+async def test_p4_the_longest_path_that_passes_can_be_served(directory: Path) -> None:
+    short = endpoint_path(directory, CORE, "t")
+    deep = directory / ("d" * (LONGEST_PATH_BYTES - len(os.fsencode(short)) - 1))
+    deep.mkdir()
+    path = endpoint_path(deep, CORE, "t")
+    assert len(os.fsencode(path)) == LONGEST_PATH_BYTES
+    server = await start(path)
+    async with channel_to(path) as channel:
+        await pb_grpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty(), timeout=5)
+    await server.stop()
+
+
+async def test_p5_stop_removes_the_socket_and_may_be_called_twice(directory: Path) -> None:
+    server = await start(directory / "s")
+    await server.stop()
+    assert not (directory / "s").exists()
+    await server.stop()
+
+
+async def test_p5_an_old_servers_stop_leaves_a_newer_ones_socket(directory: Path) -> None:
+    old = await start(directory / "old")
+    new = await start(directory / "new")
+    await old.stop()
+    assert new.is_reachable()
+    await new.stop()
+
+
+async def test_p9_a_removed_or_replaced_socket_is_unreachable(directory: Path) -> None:
+    server = await start(directory / "s")
+    (directory / "s").unlink()
+    assert not server.is_reachable()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(directory / "s"))
+        assert not server.is_reachable()
+    await server.stop()
+
+
+async def test_p13_stop_is_quick_with_a_stream_that_is_not_read(directory: Path) -> None:
+    server = await start(directory / "s", count=128)
+    advertisement = server.service._advertisement
+    async with channel_to(directory / "s") as channel:
+        stream = pb_grpc.DevicePluginStub(channel).ListAndWatch(pb.Empty())
+        await stream.read()
+        for unhealthy in range(100):  # until the flow control window is full
+            advertisement.publish(devices(128, unhealthy))
+            await asyncio.sleep(0)
+        begun = time.monotonic()
+        await server.stop()
+        assert time.monotonic() - begun < 2
+        stream.cancel()
+
+
+async def test_a_client_after_the_stop_finds_no_server(directory: Path) -> None:
+    await (await start(directory / "s")).stop()
+    async with channel_to(directory / "s") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await pb_grpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty(), timeout=5)
+    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+# Register
+
+
+class Kubelet(pb_grpc.RegistrationServicer):
+    def __init__(self, refusal: str | None = None, *, silent: bool = False) -> None:
+        self.refusal = refusal
+        self.silent = silent
+        self.requests: list[pb.RegisterRequest] = []
+        self.server = grpc.aio.server()
+
+    async def Register(  # noqa: N802 - the API's name
+        self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]
+    ) -> pb.Empty:
+        self.requests.append(request)
+        if self.refusal is not None:
+            await context.abort(grpc.StatusCode.UNKNOWN, self.refusal)
+        if self.silent:
+            await asyncio.Event().wait()
+        return pb.Empty()
+
+    async def serve(self, directory: Path) -> Kubelet:
+        pb_grpc.add_RegistrationServicer_to_server(self, self.server)
+        self.server.add_insecure_port(f"unix:{directory / 'kubelet.sock'}")
+        await self.server.start()
+        return self
+
+
+async def test_p1_an_accepted_register_call_names_version_endpoint_and_resource(directory: Path) -> None:
+    kubelet = await Kubelet().serve(directory)
+    await register(directory / "e.sock", CORE)
+    await kubelet.server.stop(None)
+    expected = pb.RegisterRequest(version="v1beta1", endpoint="e.sock", resource_name=CORE, options=OPTIONS)
+    assert kubelet.requests == [expected]
+
+
+async def test_a_refusal_carries_the_kubelets_own_words(directory: Path) -> None:
+    kubelet = await Kubelet("failed to dial device plugin: context deadline exceeded").serve(directory)
+    with pytest.raises(RegistrationError) as error:
+        await register(directory / "e.sock", CORE)
+    await kubelet.server.stop(None)
+    assert str(error.value) == (f"the kubelet refused {CORE}: failed to dial device plugin: context deadline exceeded")
+
+
+async def test_a_kubelet_that_is_away_is_an_error_that_says_what_to_look_at(directory: Path) -> None:
+    with pytest.raises(RegistrationError, match=r"no kubelet answers on .*\(No such file or directory\): is"):
+        await register(directory / "e.sock", CORE)
+
+
+async def test_no_answer_in_time_says_how_long_it_waited(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "REGISTER_DEADLINE_SECONDS", 0.05)
+    kubelet = await Kubelet(silent=True).serve(directory)
+    with pytest.raises(RegistrationError, match=r"did not answer Register of aws.amazon.com/neuroncore within 0.05 s"):
+        await register(directory / "e.sock", CORE)
+    await kubelet.server.stop(None)
+
+
+def test_the_deadline_lies_beyond_the_kubelets_own_dial_of_10_seconds() -> None:
+    assert registration.REGISTER_DEADLINE_SECONDS > 10
+
+
+# Dial
+
+
+async def test_p78_a_served_socket_answers_even_before_the_kubelet_is_there(directory: Path) -> None:
+    async def hold(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await over.wait()
+        writer.close()
+
+    over = asyncio.Event()
+    kubelet = await asyncio.start_unix_server(hold, directory / "kubelet.sock")
+    async with running_plugin(directory) as plugin:
+        await eventually(lambda: plugin.server.socket_path is not None)
+        assert plugin.server.socket_path
+        assert await dial(plugin.server.socket_path, 5) is None
+    over.set()
+    kubelet.close()
+
+
+async def test_p78_a_socket_without_a_file_is_a_fault_in_the_systems_words(directory: Path) -> None:
+    fault = await dial(directory / "gone.sock", 5)
+    assert fault
+    assert "No such file" in fault
+
+
+async def test_p78_a_socket_that_takes_calls_and_never_answers_is_a_fault(directory: Path) -> None:
+    async def hold(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await over.wait()
+        writer.close()
+
+    over = asyncio.Event()
+    path = directory / "silent.sock"
+    server = await asyncio.start_unix_server(hold, path)
+    try:
+        assert await dial(path, 0.1) == "no answer within 0.1 s"
+    finally:
+        over.set()
+        server.close()

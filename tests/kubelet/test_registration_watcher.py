@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as plugin_pb
+from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as plugin_grpc
+from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as pb
+from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet.registration import STANDING, RegistrationState, WatchedPluginServer
+from neuron_plugin.kubelet.socket_watch import channel_to, endpoint_path, identity_of
+from neuron_plugin.simulation import KubeletOptions, StandInKubelet
+from tests.kubelet.fakes import CORE, DEVICE, QUICK, RunningPlugin, devices, eventually, running_plugin
+from tests.support.plugin_watcher import WatchingKubelet
+
+State = RegistrationState
+
+
+@pytest.fixture
+def registry(directory: Path) -> Iterator[Path]:
+    path = directory / "registry"
+    path.mkdir()
+    yield path
+    assert not list(path.iterdir()), "a clean stop leaves no socket"
+
+
+def watched(registry: Path, resource: str = CORE) -> AbstractAsyncContextManager[RunningPlugin]:
+    return running_plugin(registry, resource, kind=WatchedPluginServer)
+
+
+@asynccontextmanager
+async def kubelet_on(registry: Path) -> AsyncIterator[StandInKubelet]:
+    sockets = registry.parent / "sockets"
+    sockets.mkdir(exist_ok=True)
+    options = KubeletOptions(sync_delay=0.0)
+    async with WatchingKubelet(sockets, plugins_registry=registry, options=options, reconcile_seconds=0.05) as kubelet:
+        yield kubelet
+
+
+def standing_path(registry: Path, resource: str) -> Path:
+    return endpoint_path(registry, resource, STANDING)
+
+
+def names_in(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+async def info_of(path: Path) -> pb.PluginInfo:
+    async with channel_to(path) as channel:
+        return await pb_grpc.RegistrationStub(channel).GetInfo(pb.InfoRequest(), timeout=5)
+
+
+async def test_the_socket_says_what_it_is_and_serves_devices_itself(registry: Path) -> None:
+    async with watched(registry) as plugin:
+        await plugin.observer.until(lambda: State.REGISTERING in plugin.observer.states)
+        path = standing_path(registry, CORE)
+        await eventually(path.exists)
+        info = await info_of(path)
+        assert (info.type, info.name, info.endpoint) == ("DevicePlugin", CORE, "")
+        assert list(info.supported_versions) == ["v1beta1"]
+        async with channel_to(path) as channel:
+            options = await plugin_grpc.DevicePluginStub(channel).GetDevicePluginOptions(plugin_pb.Empty())
+        assert options.get_preferred_allocation_available
+
+
+async def test_the_watcher_finds_and_follows_it(registry: Path) -> None:
+    async with watched(registry) as plugin, kubelet_on(registry) as kubelet:
+        await kubelet.wait_for_capacity(CORE, 4)
+        await plugin.observer.until(lambda: plugin.server.state is State.ADVERTISED)
+        assert plugin.server.registered.is_set()
+        assert plugin.observer.registrations == [None]
+        plugin.advertisement.publish(devices(4, 2))
+        await kubelet.wait_for_capacity(CORE, 3)
+
+
+async def test_p11_a_kubelet_that_starts_later_finds_the_same_socket(registry: Path) -> None:
+    async with watched(registry) as plugin:
+        await eventually(standing_path(registry, CORE).exists)
+        made = identity_of(standing_path(registry, CORE))
+        async with kubelet_on(registry) as kubelet:
+            await kubelet.wait_for_capacity(CORE, 4)
+            assert identity_of(standing_path(registry, CORE)) == made
+        assert not plugin.task.done()
+
+
+async def test_p10_a_lost_stream_recreates_the_socket_and_brings_the_devices_back(registry: Path) -> None:
+    async with watched(registry), kubelet_on(registry) as kubelet:
+        for registrations in (1, 2, 3):
+            await eventually(lambda wanted=registrations: kubelet.registration_count(CORE) == wanted)  # type: ignore[misc]  # a default binds the loop's value
+            await kubelet.wait_for_capacity(CORE, 4)
+            before = identity_of(standing_path(registry, CORE))
+            await kubelet.disconnect(CORE)
+            await eventually(lambda old=before: identity_of(standing_path(registry, CORE)) not in (old, None))  # type: ignore[misc]  # as above
+
+
+async def test_p11_a_kubelet_restart_brings_the_devices_back(registry: Path) -> None:
+    async with watched(registry) as plugin, kubelet_on(registry) as kubelet:
+        for _ in range(2):
+            await kubelet.wait_for_capacity(CORE, 4)
+            await kubelet.restart()
+        await kubelet.wait_for_capacity(CORE, 4)
+        assert not plugin.task.done()
+
+
+async def test_p9_a_socket_that_was_deleted_is_recreated(registry: Path) -> None:
+    async with watched(registry), kubelet_on(registry) as kubelet:
+        await kubelet.wait_for_capacity(CORE, 4)
+        standing_path(registry, CORE).unlink()
+        await eventually(lambda: kubelet.registration_count(CORE) == 2)
+        await kubelet.wait_for_capacity(CORE, 4)
+
+
+async def test_p12_each_resource_has_one_path_of_its_own_for_all_its_lives(registry: Path) -> None:
+    async with watched(registry), watched(registry, DEVICE), kubelet_on(registry) as kubelet:
+        await kubelet.wait_for_capacity(CORE, 4)
+        await kubelet.wait_for_capacity(DEVICE, 4)
+        await kubelet.disconnect(CORE)
+        await eventually(lambda: kubelet.registration_count(CORE) == 2)
+        assert names_in(registry) == {standing_path(registry, CORE).name, standing_path(registry, DEVICE).name}
+        assert kubelet.registration_count(DEVICE) == 1
+
+
+async def test_p12_a_plugin_that_registers_the_other_way_is_not_joined(registry: Path) -> None:
+    """Two registrations of one resource: when either ends the kubelet disconnects the other."""
+    sockets = registry.parent / "sockets"
+    sockets.mkdir()
+    async with running_plugin(registry, kind=WatchedPluginServer, other_route=sockets) as first:
+        await eventually(standing_path(registry, CORE).exists)
+        async with (
+            StandInKubelet(sockets),
+            running_plugin(sockets, other_route=registry) as second,
+        ):
+            await second.observer.until(lambda: State.BACKING_OFF in second.observer.states)
+            assert second.server.socket_path is None
+            assert first.server.socket_path == standing_path(registry, CORE)
+
+
+async def test_a_dead_socket_left_by_the_other_way_is_removed(registry: Path) -> None:
+    left = endpoint_path(registry.parent, CORE, "deadbeef")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(left))
+    async with running_plugin(registry, kind=WatchedPluginServer, other_route=registry.parent):
+        await eventually(standing_path(registry, CORE).exists)
+        assert not left.exists()
+
+
+async def test_a_refusal_is_logged_and_the_kubelet_tries_again(registry: Path) -> None:
+    refused = pb.RegistrationStatus(plugin_registered=False, error="the ResourceName is invalid")
+    async with watched(registry) as plugin:
+        path = standing_path(registry, CORE)
+        await eventually(path.exists)
+        before = identity_of(path)
+        async with channel_to(path) as channel:
+            stub = pb_grpc.RegistrationStub(channel)
+            await stub.NotifyRegistrationStatus(refused, timeout=5)
+            assert plugin.observer.registrations == [f"the kubelet refused {CORE}: the ResourceName is invalid"]
+            assert not plugin.server.registered.is_set()
+        async with kubelet_on(registry) as kubelet:
+            await kubelet.wait_for_capacity(CORE, 4)
+            assert identity_of(path) == before
+
+
+async def test_p7_registered_without_a_stream_is_no_registration(registry: Path) -> None:
+    async with watched(registry) as plugin:
+        path = standing_path(registry, CORE)
+        await eventually(path.exists)
+        before = identity_of(path)
+        async with channel_to(path) as channel:
+            await pb_grpc.RegistrationStub(channel).NotifyRegistrationStatus(
+                pb.RegistrationStatus(plugin_registered=True), timeout=5
+            )
+        await plugin.observer.until(lambda: State.BACKING_OFF in plugin.observer.states)
+        await eventually(lambda: identity_of(path) not in (before, None))
+
+
+async def test_a_stream_says_that_the_kubelet_has_taken_it_though_no_word_of_it_came(registry: Path) -> None:
+    async with watched(registry) as plugin:
+        path = standing_path(registry, CORE)
+        await eventually(path.exists)
+        async with channel_to(path) as channel:
+            stream = plugin_grpc.DevicePluginStub(channel).ListAndWatch(plugin_pb.Empty())
+            await stream.read()
+            await plugin.observer.until(lambda: plugin.server.state is State.ADVERTISED)
+            stream.cancel()
+
+
+async def test_p10_after_a_lost_stream_the_kubelets_old_word_counts_no_more(registry: Path) -> None:
+    async with watched(registry) as plugin:
+        path = standing_path(registry, CORE)
+        await eventually(path.exists)
+        async with channel_to(path) as channel:
+            stream = plugin_grpc.DevicePluginStub(channel).ListAndWatch(plugin_pb.Empty())
+            await pb_grpc.RegistrationStub(channel).NotifyRegistrationStatus(
+                pb.RegistrationStatus(plugin_registered=True), timeout=5
+            )
+            await stream.read()
+            stream.cancel()
+        await plugin.observer.until(lambda: plugin.observer.states.count(State.REGISTERING) == 2)
+        await asyncio.sleep(2 * QUICK.stream_deadline)
+        assert plugin.server.state is State.REGISTERING
+        assert plugin.observer.registrations == [None]
+
+
+async def test_p13_stopping_while_no_kubelet_has_come_is_clean(registry: Path) -> None:
+    async with watched(registry) as plugin:
+        await eventually(standing_path(registry, CORE).exists)
+        await plugin.server.stop()
+        assert plugin.server.state is State.STOPPED

@@ -1,0 +1,156 @@
+"""Health from a fault of the machine to everyone who sees it: kubelet, pod, annotation, events, condition."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from neuron_plugin.allocation import INVENTORY_KEY
+from neuron_plugin.hardware import ResetState, Severity, kernel_log
+from neuron_plugin.plugin.daemon import NodeDaemon
+from neuron_plugin.plugin.settings import ResourceName
+from neuron_plugin.simulation import EVENTS, NODES, SimulatedNode
+from tests.plugin import site as sites
+from tests.plugin.site import NODE, eventually
+from tests.plugin.world import NEURON, app
+
+
+@dataclass
+class Running:
+    """A node of six devices and its daemon; what others see of them."""
+
+    site: sites.Site
+    daemon: NodeDaemon
+
+    @property
+    def machine(self) -> SimulatedNode:
+        return self.site.node
+
+    async def allocatable(self, count: int) -> None:
+        await self.site.kubelet.wait_for_capacity(NEURON.value, count)
+
+    def node_status(self) -> dict[str, Any]:
+        assert self.site.api is not None
+        status: dict[str, Any] = self.site.api.get(NODES, NODE).get("status") or {}
+        return status
+
+    def inventory(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.site.node_annotations().get(INVENTORY_KEY, "{}"))
+        return found
+
+    def events(self) -> list[tuple[str, str]]:
+        assert self.site.api is not None
+        in_time = sorted(self.site.api.objects(EVENTS), key=lambda event: str(event["eventTime"]))
+        return [(event["reason"], event["note"]) for event in in_time]
+
+    def condition(self) -> str:
+        conditions = self.node_status().get("conditions", [])
+        return next((one["status"] for one in conditions if one["type"] == "NeuronDevicesHealthy"), "")
+
+
+@asynccontextmanager
+async def a_site(*, usage_counters: bool = False, kmsg: Path | None = None) -> AsyncIterator[Running]:
+    async with sites.a_site("inf2.24xlarge", usage_counters=usage_counters, resources=("neuron",)) as site:
+        site.settings = msgspec.structs.replace(
+            site.settings,
+            health_port=0,
+            node_lease=False,
+            node_condition="NeuronDevicesHealthy",
+            state_dir=site.settings.cdi_dir / "state",
+            kmsg=kmsg,
+        )
+        async with site.daemon() as daemon:
+            yield Running(site, daemon)
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_log, "FILE_SECONDS", 0.02)
+
+
+async def test_p67_p68_p71_a_fault_reaches_everybody_and_so_does_its_end() -> None:
+    async with a_site() as node:
+        await node.site.run("holder", app(6))
+        await eventually(lambda: node.condition() == "True")
+        node.machine.set_reset(2, ResetState.FAILED)
+        await node.allocatable(5)
+        assert node.site.kubelet.device_health("uid-holder", "app")["2"] == "Unhealthy"
+        await eventually(lambda: list(node.inventory().get("unhealthy", ())) == ["2"])
+        await eventually(lambda: node.condition() == "False")
+        node.machine.set_reset(2, ResetState.READY)
+        await node.allocatable(6)
+        assert set(node.site.kubelet.device_health("uid-holder", "app").values()) == {"Healthy"}
+        await eventually(lambda: node.inventory().get("unhealthy") == {} and node.condition() == "True")
+        await eventually(lambda: len(node.events()) == 2)
+        reset = "its last reset failed (reset it again, reload the driver or reboot)"
+        assert node.events() == [
+            ("NeuronDeviceUnhealthy", f"neuron device 2 is not given to new pods: {reset}"),
+            ("NeuronDeviceHealthy", "neuron device 2 is healthy again and given to new pods"),
+        ]
+
+
+async def test_p67_errors_of_a_core_and_kernel_messages_reach_the_kubelet() -> None:
+    async with a_site(usage_counters=True) as node:
+        node.machine.set_core_errors(1, 0, hw_nc_ue_error=1)
+        await node.allocatable(5)
+        node.machine.log_kernel_message("nd4: NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR on HBM 0")
+        await node.allocatable(4)
+        await eventually(
+            lambda: (
+                node.inventory().get("unhealthy")
+                == {
+                    "1": "1 uncorrectable core error on physical core 0",
+                    "4": "1 kernel message of NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR",
+                }
+            )
+        )
+
+
+async def test_p67_a_forged_line_and_one_without_a_device_take_nothing_away() -> None:
+    async with a_site() as node:
+        node.machine.log_kernel_message("nd4: NEURON_HW_ERR=DMA_ERROR on queue 1", by_kernel=False)
+        node.machine.log_kernel_message("kernel: NEURON_HW_ERR=SRAM_UNCORRECTABLE_ERROR affecting neuron devices")
+        await eventually(lambda: any(reason == "NeuronDeviceWarning" for reason, _ in node.events()))
+        assert node.site.kubelet.capacity(NEURON.value).allocatable == 6
+        assert all(one.verdict.severity is Severity.WARNING for one in node.daemon.health.state.devices.values())
+        assert "no device of this node" in node.events()[0][1]
+
+
+async def test_p25_a_driver_reload_is_unhealthy_and_back() -> None:
+    async with a_site() as node:
+        node.machine.unload_driver()
+        await node.allocatable(0)
+        node.machine.load_driver()
+        await node.allocatable(6)
+        await eventually(lambda: len(node.events()) == 2)
+        assert [note.split(" are ")[0] for _, note in node.events()] == ["neuron devices 0,1,2,3,4,5"] * 2
+
+
+async def test_p69_a_flapping_node_makes_a_bounded_number_of_messages_and_events() -> None:
+    async with a_site() as node:
+        start = node.daemon.offering._advertisements[ResourceName.NEURON.resource].latest.version
+        for _ in range(15):
+            node.machine.remove_node(3)
+            await asyncio.sleep(0.12)
+            node.machine.restore_node(3)
+            await asyncio.sleep(0.12)
+        latest = node.daemon.offering._advertisements[ResourceName.NEURON.resource].latest.version
+        assert 1 <= latest - start <= 3  # gone, back, gone and then held for ten seconds
+        assert len(node.events()) <= 3
+        assert node.daemon.health.unhealthy == {3: "/dev/neuron3 is absent"}
+
+
+async def test_p70_a_kernel_log_that_is_not_there_is_named_and_the_rest_goes_on() -> None:
+    async with a_site(kmsg=Path("/nowhere/kmsg")) as node:
+        await eventually(lambda: "kernel-log" in node.daemon.health.silent_sources)
+        assert node.daemon._moment().silent_sources["kernel-log"].startswith("/nowhere/kmsg cannot be read")
+        node.machine.remove_node(0)
+        await node.allocatable(5)

@@ -1,0 +1,213 @@
+"""One reading, judged by a node's own rules and what its daemon has saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neuron_plugin.hardware import (
+    CoreErrors,
+    Device,
+    EccCounts,
+    HealthReadings,
+    Inventory,
+    NodeState,
+    ResetState,
+    Severity,
+    Signal,
+    Verdict,
+    read_inventory,
+)
+from neuron_plugin.plugin.health import DeviceMemory, Memory, judge_once
+from neuron_plugin.plugin.health_rules import Action, Baseline, HealthRules, Recovery, SignalRule
+from neuron_plugin.simulation import SimulatedNode, write_node
+from neuron_plugin.topology import DeviceId
+from tests.plugin.health_world import device, machine
+
+KEY = f"{0:016x}"
+ERRORS = (CoreErrors(0, hw_nc_ue_error=4),)
+
+
+def verdict(settings: HealthRules | None = None, memory: DeviceMemory | None = None, **seen: Any) -> Verdict:
+    kept = Memory({KEY: memory} if memory else {})
+    return judge_once(machine(device(0, **seen)), settings or HealthRules(), kept)[DeviceId(0)]
+
+
+def severities(found: Verdict) -> list[tuple[Signal, Severity]]:
+    return [(finding.signal, finding.severity) for finding in found.findings]
+
+
+def test_a_sound_device_has_no_finding() -> None:
+    assert verdict() == Verdict()
+
+
+def test_what_is_wrong_is_named_worst_first() -> None:
+    found = verdict(node=NodeState.ABSENT, reset=ResetState.RESETTING, ecc=EccCounts(repairable=1))
+    assert severities(found) == [
+        (Signal.NODE, Severity.UNHEALTHY),
+        (Signal.RESETTING, Severity.PASSING),
+        (Signal.REPAIRABLE_ECC, Severity.WARNING),
+    ]
+    assert not found.healthy
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (SignalRule(), Severity.UNHEALTHY),
+        (SignalRule(action=Action.WARN), Severity.WARNING),
+        (SignalRule(for_seconds=60), Severity.PASSING),
+        (SignalRule(action=Action.IGNORE), None),
+        (SignalRule(threshold=3), None),
+    ],
+)
+def test_the_nodes_policies_say_what_a_signal_means(policy: SignalRule, expected: Severity | None) -> None:
+    found = verdict(HealthRules(sram_ecc=policy), ecc=EccCounts(sram=2))
+    assert severities(found) == ([(Signal.SRAM_ECC, expected)] if expected else [])
+
+
+def test_errors_that_only_count_by_rising_may_be_old_where_no_earlier_count_is_known() -> None:
+    found = verdict(core_errors=ERRORS)
+    assert severities(found) == [(Signal.NC_UNCORRECTABLE, Severity.WARNING)]
+    assert found.findings[0].text.endswith(", which may be old")
+
+
+def test_what_the_daemon_has_accepted_is_no_error_and_what_came_after_is() -> None:
+    assert verdict(memory=DeviceMemory({"hw-nc-ue-error": 4}), core_errors=ERRORS) == Verdict()
+    risen = verdict(memory=DeviceMemory({"hw-nc-ue-error": 3}), core_errors=ERRORS)
+    assert severities(risen) == [(Signal.NC_UNCORRECTABLE, Severity.UNHEALTHY)]
+
+
+def test_what_waits_for_a_reload_is_still_wrong() -> None:
+    policy = SignalRule(recovery=Recovery.RELOAD, baseline=Baseline.ZERO)
+    latched = DeviceMemory(latched={"reset-failed": "its last reset failed"})
+    found = verdict(HealthRules(reset_failed=policy), latched)
+    assert severities(found) == [(Signal.RESET_FAILED, Severity.UNHEALTHY)]
+
+
+DEVICE = device(3)
+
+
+def assess(seen: Device) -> Verdict:
+    """By the default rules, without a memory."""
+    return judge_once(Inventory(devices=(seen,)), HealthRules(), Memory())[seen.id]
+
+
+def assess_all(node: SimulatedNode) -> dict[DeviceId, Verdict]:
+    return judge_once(read_inventory(node.paths), HealthRules(), Memory())
+
+
+def with_health(**fields: Any) -> Device:
+    return replace(DEVICE, health=replace(DEVICE.health, **fields))
+
+
+def with_core_error(name: str) -> Device:
+    return with_health(core_errors=(CoreErrors(0), CoreErrors(1, **{name: 2})))
+
+
+UNHEALTHY = {
+    Signal.NODE: replace(DEVICE, node=NodeState.ABSENT),
+    Signal.RESET_FAILED: with_health(reset=ResetState.FAILED),
+    Signal.SRAM_ECC: with_health(ecc=EccCounts(sram=1)),
+    Signal.MEMORY_ECC: with_health(ecc=EccCounts(memory=1)),
+    Signal.COMPONENTS: with_health(unhealthy_components=frozenset({"hbm"})),
+}
+WARNING = {
+    Signal.REPAIRABLE_ECC: with_health(ecc=EccCounts(repairable=1)),
+    Signal.NC_UNCORRECTABLE: with_core_error("hw_nc_ue_error"),
+    Signal.HBM_UNCORRECTABLE: with_core_error("hw_hbm_ue_error"),
+    Signal.DMA_ABORT: with_core_error("hw_dma_abort_error"),
+    Signal.HW_ERROR: with_core_error("hw_error"),
+    Signal.HEALTH_STATUS: with_health(status_counts=(("hw_error_events", 4),)),
+}
+PASSING = {Signal.RESETTING: with_health(reset=ResetState.RESETTING)}
+NOT_OF_A_DEVICE = {Signal.MISSING, Signal.KERNEL_MESSAGE, Signal.KERNEL_MESSAGE_UNNAMED}
+"""Signals that are not seen on a device the driver lists."""
+
+
+def test_a_device_with_nothing_wrong_is_healthy() -> None:
+    assert assess(DEVICE) == Verdict()
+    assert assess(DEVICE).healthy
+
+
+def test_a_product_without_health_attributes_is_sound() -> None:
+    assert assess(replace(DEVICE, health=HealthReadings())) == Verdict()
+
+
+def test_every_signal_of_a_device_has_one_here_that_shows_it() -> None:
+    assert UNHEALTHY.keys() | WARNING.keys() | PASSING.keys() | NOT_OF_A_DEVICE == set(Signal)
+
+
+@pytest.mark.parametrize(
+    ("signal", "device", "severity"),
+    [
+        *[(signal, device, Severity.UNHEALTHY) for signal, device in UNHEALTHY.items()],
+        *[(signal, device, Severity.WARNING) for signal, device in WARNING.items()],
+        *[(signal, device, Severity.PASSING) for signal, device in PASSING.items()],
+    ],
+)
+def test_p67_each_signal_is_found_alone_and_with_its_severity(
+    signal: Signal, device: Device, severity: Severity
+) -> None:
+    verdict_of = assess(device)
+    assert [(finding.signal, finding.severity) for finding in verdict_of.findings] == [(signal, severity)]
+    assert verdict_of.healthy is (severity is not Severity.UNHEALTHY)
+    assert verdict_of.reason
+
+
+def test_findings_come_worst_first() -> None:
+    verdict_of = assess(
+        replace(
+            DEVICE,
+            node=NodeState.ABSENT,
+            health=HealthReadings(reset=ResetState.RESETTING, ecc=EccCounts(repairable=1)),
+        )
+    )
+    assert [finding.signal for finding in verdict_of.findings] == [Signal.NODE, Signal.RESETTING, Signal.REPAIRABLE_ECC]
+    assert verdict_of.reason == "/dev/neuron3 is absent"
+
+
+Fault = Callable[[SimulatedNode], None]
+
+
+@pytest.mark.parametrize(
+    ("fault", "remedy"),
+    [
+        (lambda node: node.remove_node(2), lambda node: node.restore_node(2)),
+        (
+            lambda node: node.set_reset(2, ResetState.FAILED),
+            lambda node: node.set_reset(2, ResetState.READY),
+        ),
+        (lambda node: node.set_ecc(2, sram=1), lambda node: node.set_ecc(2, sram=0)),
+        (lambda node: node.set_ecc(2, memory=1), lambda node: node.set_ecc(2, memory=0)),
+        (
+            lambda node: node.set_unhealthy_components(2, ["link_host"]),
+            lambda node: node.set_unhealthy_components(2, []),
+        ),
+    ],
+    ids=["node", "reset", "sram", "memory", "components"],
+)
+def test_p68_a_device_is_healthy_again_when_the_cause_is_gone(tmp_path: Path, fault: Fault, remedy: Fault) -> None:
+    node = write_node(tmp_path / "node", "inf2.24xlarge", usage_counters=False)
+    fault(node)
+    assert [
+        device
+        for device, verdict in judge_once(read_inventory(node.paths), HealthRules(), Memory()).items()
+        if not verdict.healthy
+    ] == [2]
+    remedy(node)
+    assert all(
+        verdict == Verdict() for verdict in judge_once(read_inventory(node.paths), HealthRules(), Memory()).values()
+    )
+
+
+def test_errors_survive_a_driver_reload(tmp_path: Path) -> None:
+    node = write_node(tmp_path / "node", "inf2.24xlarge", usage_counters=False)
+    node.set_ecc(2, memory=1)
+    node.unload_driver()
+    node.load_driver()
+    assert not assess_all(node)[DeviceId(2)].healthy

@@ -1,0 +1,99 @@
+"""What signals mean by default and in a file, and how long they are held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from neuron_plugin.hardware import Signal
+from neuron_plugin.plugin.health_rules import (
+    Action,
+    Baseline,
+    HealthRules,
+    Recovery,
+    SignalRule,
+    hold_seconds,
+    rule_of,
+)
+from neuron_plugin.plugin.settings import PluginSettings, check
+from neuron_plugin.settings import SettingsError, as_yaml, load
+
+DEFAULTS = HealthRules()
+
+
+def test_every_signal_has_a_policy() -> None:
+    assert all(isinstance(rule_of(DEFAULTS, signal), SignalRule) for signal in Signal)
+
+
+@pytest.mark.parametrize("signal", set(Signal) - {Signal.MISSING})
+def test_p67_every_signal_but_a_missing_device_can_be_set_by_its_name(tmp_path: Path, signal: Signal) -> None:
+    file = tmp_path / "plugin.yaml"
+    file.write_text(f"health: {{{signal.value}: {{action: ignore}}}}\n")
+    settings = load(PluginSettings, {}, {}, file).health
+    assert rule_of(settings, signal).action is Action.IGNORE
+    assert rule_of(settings, Signal.MISSING) == rule_of(DEFAULTS, Signal.MISSING)
+
+
+def test_a_missing_device_cannot_be_called_healthy(tmp_path: Path) -> None:
+    file = tmp_path / "plugin.yaml"
+    file.write_text("health: {missing: {action: ignore}}\n")
+    with pytest.raises(SettingsError, match="unknown field `missing`"):
+        load(PluginSettings, {}, {}, file)
+    assert rule_of(DEFAULTS, Signal.MISSING).action is Action.UNHEALTHY
+
+
+def test_a_threshold_alone_leaves_the_rest_of_a_policy(tmp_path: Path) -> None:
+    file = tmp_path / "plugin.yaml"
+    file.write_text("health: {hw-nc-ue-error: {threshold: 3}}\n")
+    policy = rule_of(load(PluginSettings, {}, {}, file).health, Signal.NC_UNCORRECTABLE)
+    assert policy == msgspec.structs.replace(rule_of(DEFAULTS, Signal.NC_UNCORRECTABLE), threshold=3)
+    assert policy.baseline is Baseline.FIRST_SIGHT
+
+
+def test_the_printed_policies_read_back(tmp_path: Path) -> None:
+    file = tmp_path / "plugin.yaml"
+    file.write_text(as_yaml(PluginSettings()))
+    assert load(PluginSettings, {}, {}, file) == PluginSettings()
+
+
+def test_p67_a_line_that_names_no_device_does_not_take_a_node_out_by_default() -> None:
+    assert rule_of(DEFAULTS, Signal.KERNEL_MESSAGE_UNNAMED).action is Action.WARN
+    assert rule_of(DEFAULTS, Signal.KERNEL_MESSAGE).action is Action.UNHEALTHY
+    assert not DEFAULTS.trust_user_messages
+
+
+def test_a_message_is_over_by_quiet_even_where_the_file_says_gone() -> None:
+    settings = HealthRules(kernel_message=SignalRule(recovery=Recovery.GONE, keep_firing_for_seconds=60))
+    policy = rule_of(settings, Signal.KERNEL_MESSAGE)
+    assert (policy.recovery, policy.keep_firing_for_seconds) == (Recovery.QUIET, 60)
+
+
+def test_p69_a_signal_that_comes_back_is_held_twice_as_long_each_time_up_to_a_limit() -> None:
+    holds = [hold_seconds(DEFAULTS, SignalRule(), falls) for falls in range(1, 12)]
+    assert holds == [0, 10, 20, 40, 80, 160, 320, 640, 900, 900, 900]
+    assert hold_seconds(DEFAULTS, SignalRule(), 10**9) == 900
+
+
+def test_p69_damping_never_shortens_the_time_to_recover() -> None:
+    slow = SignalRule(keep_firing_for_seconds=3600)
+    assert [hold_seconds(DEFAULTS, slow, falls) for falls in (1, 2, 9)] == [3600, 3600, 3600]
+
+
+def test_p69_the_time_to_recover_is_what_is_doubled() -> None:
+    minute = SignalRule(keep_firing_for_seconds=60)
+    assert [hold_seconds(DEFAULTS, minute, falls) for falls in range(1, 6)] == [60, 60, 120, 240, 480]
+
+
+@pytest.mark.parametrize(
+    "name", ["NeuronHealth", "Ready", "MemoryPressure", "NetworkUnavailable", "AcceleratedHardwareReady"]
+)
+def test_a_node_condition_that_somebody_else_writes_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"node-condition is '{name}', which .* writes: choose another name"):
+        check(PluginSettings(node_condition=name))
+
+
+def test_no_node_condition_is_kept_by_default() -> None:
+    assert PluginSettings().node_condition == ""
+    check(PluginSettings(node_condition="NeuronDevicesHealthy"))

@@ -1,0 +1,343 @@
+"""The watch over health: sources, timing, memory. The clock is the loop's, which does not wait."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neuron_plugin.cluster import ApiRequest
+from neuron_plugin.hardware import (
+    CoreErrors,
+    EccCounts,
+    KernelNews,
+    KernelRecord,
+    NodeState,
+    ResetState,
+    Uevents,
+    parse_driver_version,
+    parse_error,
+)
+from neuron_plugin.plugin import health_watch
+from neuron_plugin.plugin.health import load
+from neuron_plugin.plugin.health_rules import Action, HealthRules, SignalRule
+from neuron_plugin.plugin.health_watch import KERNEL_LOG, MEMORY, SYSFS, UEVENTS, HealthWatch
+from neuron_plugin.plugin.settings import PluginSettings
+from tests.plugin.health_world import device, machine
+
+pytestmark = pytest.mark.looptime
+
+
+class Log:
+    """A kernel log that the test writes, in place of the reader of the real one."""
+
+    last: Log
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.problem = path, ""
+        self._news: asyncio.Queue[KernelNews] = asyncio.Queue()
+        Log.last = self
+
+    async def news(self) -> AsyncIterator[KernelNews]:
+        while True:
+            yield await self._news.get()
+
+    async def fail(self, problem: str) -> None:
+        self.problem = problem
+        self._news.put_nowait(KernelNews())
+        await asyncio.sleep(0.01)
+
+    async def error(self, text: str) -> None:
+        error = parse_error(KernelRecord(asyncio.get_running_loop().time(), text, by_kernel=True))
+        assert error
+        self._news.put_nowait(KernelNews((error,)))
+        await asyncio.sleep(0.01)
+
+    def reset(self) -> None:
+        self._news.put_nowait(KernelNews(reset=True))
+
+
+@pytest.fixture(autouse=True)
+def log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_watch, "KernelLog", Log)
+
+
+START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+
+
+class Api:
+    """What was to be written, by subject and in order."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, ApiRequest]] = []
+
+    def tell(self, subject: str, request: ApiRequest) -> None:
+        self.requests.append((subject, request))
+
+    tell_of_node = tell
+
+    @property
+    def event_subjects(self) -> list[str]:
+        return [subject for subject, _ in self.requests if subject.startswith("health event")]
+
+    @property
+    def conditions(self) -> list[Any]:
+        bodies: list[Any] = [request.body for subject, request in self.requests if subject == "health condition"]
+        return [body["status"]["conditions"][0] for body in bodies]
+
+
+class Run:
+    """A running watch and what it reported."""
+
+    def __init__(self, settings: PluginSettings) -> None:
+        self.changes = 0
+        self.api = Api()
+        loop = asyncio.get_running_loop()
+        self.watch = HealthWatch(
+            settings, self._count, self.api, loop.time, lambda: START + timedelta(seconds=int(loop.time()))
+        )
+
+    def _count(self) -> None:
+        self.changes += 1
+
+
+@asynccontextmanager
+async def running(settings: PluginSettings | None = None) -> AsyncIterator[Run]:
+    run = Run(settings or PluginSettings())
+    task = asyncio.create_task(run.watch.run(), name="watch under test")
+    await asyncio.sleep(0.01)
+    try:
+        yield run
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+WITH_A_CONDITION = PluginSettings(node_name="worker-1", node_condition="NeuronDevicesHealthy")
+
+
+async def test_the_first_reading_writes_the_condition_though_all_is_well() -> None:
+    async with running(WITH_A_CONDITION) as run:
+        run.watch.look(machine(device(0)))
+        run.watch.look(machine(device(0)))
+        assert [subject for subject, _ in run.api.requests] == ["health condition"]
+        assert run.changes == 0
+
+
+async def test_p67_a_reading_gives_its_verdict_at_once() -> None:
+    async with running() as run:
+        run.watch.look(machine(device(0), device(1, node=NodeState.ABSENT)))
+        assert run.watch.unhealthy == {1: "/dev/neuron1 is absent"}
+        assert run.api.event_subjects == ["health event UNHEALTHY of 1"]
+        assert run.watch.inventory is not None
+
+
+async def test_an_unsent_event_is_replaced_by_one_on_the_same_devices_only() -> None:
+    async with running(PluginSettings(health=HealthRules(flapping_window_seconds=0))) as run:
+        for node in (NodeState.ABSENT, NodeState.PRESENT) * 2:
+            run.watch.look(machine(device(0, node=node), device(1)))
+        run.watch.look(machine(device(0), device(1, node=NodeState.ABSENT)))
+        assert run.api.event_subjects == [
+            *["health event UNHEALTHY of 0", "health event HEALTHY of 0"] * 2,
+            "health event UNHEALTHY of 1",
+        ]
+
+
+async def test_no_condition_is_written_unless_one_is_named() -> None:
+    async with running() as run:
+        run.watch.look(machine(device(0, node=NodeState.ABSENT)))
+        assert run.api.conditions == []
+
+
+async def test_p67_the_condition_keeps_its_time_until_its_status_changes() -> None:
+    async with running(WITH_A_CONDITION) as run:
+        run.watch.look(machine(device(0), device(1)))
+        await asyncio.sleep(60)
+        run.watch.look(machine(device(0), device(1, node=NodeState.ABSENT)))
+        run.watch.look(machine(device(0), device(1, node=NodeState.ABSENT)))
+        await asyncio.sleep(60)
+        run.watch.look(machine(device(0, reset=ResetState.FAILED), device(1, node=NodeState.ABSENT)))
+        first, second, third = run.api.conditions
+    assert (first["type"], first["status"], first["reason"]) == ("NeuronDevicesHealthy", "True", "AllDevicesHealthy")
+    assert (second["status"], second["reason"]) == ("False", "UnhealthyDevices")
+    assert [one["lastTransitionTime"] for one in (first, second, third)] == [
+        "2026-11-21T12:00:00Z",
+        "2026-11-21T12:01:00Z",
+        "2026-11-21T12:01:00Z",
+    ]
+    assert third["lastHeartbeatTime"] == "2026-11-21T12:02:00Z"
+
+
+async def test_without_an_api_server_the_log_is_all_there_is(caplog: pytest.LogCaptureFixture) -> None:
+    watch = HealthWatch(WITH_A_CONDITION, lambda: None)
+    watch.look(machine(device(0, node=NodeState.ABSENT)))
+    assert len(caplog.records) == 1
+
+
+async def test_p67_p68_a_kernel_message_takes_a_device_out_and_time_brings_it_back() -> None:
+    async with running() as run:
+        run.watch.look(machine(device(0), device(1)))
+        await Log.last.error("nd1: NEURON_HW_ERR=DMA_ERROR on queue 3")
+        await asyncio.sleep(0.01)
+        assert list(run.watch.unhealthy) == [1]
+        assert run.changes == 1
+        await asyncio.sleep(3590)
+        assert list(run.watch.unhealthy) == [1]
+        await asyncio.sleep(20)
+        assert run.watch.unhealthy == {}
+        assert run.changes == 2
+
+
+async def test_p68_a_reading_that_needs_time_is_judged_again_without_another_reading() -> None:
+    settings = PluginSettings(health=HealthRules(node=SignalRule(for_seconds=30, keep_firing_for_seconds=60)))
+    async with running(settings) as run:
+        run.watch.look(machine(device(0, node=NodeState.ABSENT)))
+        assert run.watch.unhealthy == {}
+        await asyncio.sleep(31)
+        assert list(run.watch.unhealthy) == [0]
+        run.watch.look(machine(device(0)))
+        await asyncio.sleep(59)
+        assert list(run.watch.unhealthy) == [0]
+        await asyncio.sleep(2)
+        assert run.watch.unhealthy == {}
+        assert run.changes == 2
+
+
+async def test_a_watch_with_nothing_to_wait_for_sleeps() -> None:
+    async with running() as run:
+        run.watch.look(machine(device(0, ecc=EccCounts(memory=1))))
+        await asyncio.sleep(86_400)
+        assert run.api.event_subjects == ["health event UNHEALTHY of 0"]
+        assert run.changes == 0
+
+
+async def test_p70_a_source_that_does_not_work_is_reported_once_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, health_watch.__name__)
+    async with running() as run:
+        for _ in range(3):
+            await Log.last.fail("/dev/kmsg cannot be opened")
+        run.watch.look(machine(device(0, node=NodeState.ABSENT)))
+        assert run.watch.silent_sources == {KERNEL_LOG: "/dev/kmsg cannot be opened"}
+        assert list(run.watch.unhealthy) == [0]
+        await Log.last.fail("")
+        assert not run.watch.silent_sources
+    messages = [record.message for record in caplog.records if record.name == health_watch.__name__]
+    assert messages == [
+        "a source of health does not work",
+        "a source of health works again",
+    ]
+
+
+async def test_p70_uevents_and_reset_states_that_are_not_there_are_named(tmp_path: Path) -> None:
+    async with running() as run:
+        changed = asyncio.Event()
+        with run.watch.listening(tmp_path, changed, Uevents(changed, None, "no uevents: no libudev")):
+            run.watch.look(machine(device(0, reset=None), device(1)))
+        assert run.watch.silent_sources == {
+            UEVENTS: "no uevents: no libudev",
+            SYSFS: "the reset state of neuron0 cannot be read: it takes root",
+        }
+
+
+async def test_p70_counters_of_errors_that_are_not_there_are_named() -> None:
+    """As with a driver that keeps them at another path."""
+    async with running() as run:
+        run.watch.look(machine(device(0), device(1, ecc=None)))
+        assert run.watch.silent_sources[SYSFS] == (
+            "neuron1 without counters of memory errors: see 'neuron-plugin doctor sysfs'"
+        )
+        run.watch.look(replace(machine(device(0, ecc=None)), driver_version=parse_driver_version("2.14.4.0")))
+        assert not run.watch.silent_sources
+
+
+async def test_p70_a_log_that_no_rule_needs_is_not_read() -> None:
+    ignored = SignalRule(action=Action.IGNORE)
+    settings = PluginSettings(health=HealthRules(kernel_message=ignored, kernel_message_unnamed=ignored))
+    Log.last = Log(Path("none"))
+    async with running(settings):
+        assert Log.last.path == Path("none")
+
+
+@pytest.mark.parametrize(
+    ("settings", "path"),
+    [
+        (PluginSettings(), "/dev/kmsg"),
+        (PluginSettings(dev=Path("/host/dev")), "/host/dev/kmsg"),
+        (PluginSettings(dev=Path("/host/dev"), kmsg=Path("/run/log")), "/run/log"),
+    ],
+)
+async def test_the_log_is_beside_the_device_nodes_unless_set_otherwise(settings: PluginSettings, path: str) -> None:
+    async with running(settings):
+        assert Log.last.path == Path(path)
+
+
+async def test_a_reset_that_the_driver_reports_is_an_event(tmp_path: Path) -> None:
+    async with running() as run:
+        changed = asyncio.Event()
+        with run.watch.listening(tmp_path, changed, Uevents(changed, None)):
+            Log.last.reset()
+            async with asyncio.timeout(1):
+                await changed.wait()
+        Log.last.reset()  # after the end of the listening
+        await asyncio.sleep(0.01)
+
+
+async def test_what_is_to_be_known_after_a_restart_is_written_when_it_changes(tmp_path: Path) -> None:
+    settings = PluginSettings(state_dir=tmp_path / "state")
+    async with running(settings) as run:
+        run.watch.look(machine(device(0, core_errors=(CoreErrors(0, hw_error=4),))))
+        await eventually((tmp_path / "state/health.json").is_file)
+    assert load(tmp_path / "state/health.json", "").of(f"{0:016x}").accepted["hw-error"] == 4
+    async with running(settings) as again:
+        again.watch.look(machine(device(0, core_errors=(CoreErrors(0, hw_error=5),))))
+        assert again.watch.state.devices[0].verdict.reason == "5 hardware errors on physical core 0, 4 of them old"
+
+
+async def test_what_did_not_change_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[object] = []
+    monkeypatch.setattr(health_watch, "save", lambda *arguments: writes.append(arguments))
+    async with running(PluginSettings(state_dir=tmp_path)) as run:
+        run.watch.look(machine(device(0, core_errors=(CoreErrors(0, hw_error=4),))))
+        await eventually(lambda: bool(writes))
+        for node in (NodeState.ABSENT, NodeState.PRESENT):
+            run.watch.look(machine(device(0, node=node, core_errors=(CoreErrors(0, hw_error=4),))))
+            await asyncio.sleep(0.01)
+            await asyncio.to_thread(lambda: None)
+    assert len(writes) == 1
+
+
+async def test_p70_a_memory_that_cannot_be_written_is_named_and_nothing_else_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(health_watch, "save", fail)
+    async with running(PluginSettings(state_dir=tmp_path)) as run:
+        run.watch.look(machine(device(0, core_errors=(CoreErrors(0, hw_error=4),))))
+        await eventually(lambda: bool(run.watch.silent_sources))
+        expected = {MEMORY: f"{tmp_path}/health.json cannot be written: Read-only file system"}
+        assert run.watch.silent_sources == expected
+        await Log.last.error("nd0: NEURON_HW_ERR=DMA_ERROR on queue 3")
+        await asyncio.sleep(0.01)
+        assert list(run.watch.unhealthy) == [0]
+
+
+async def eventually(is_written: Callable[[], bool]) -> None:
+    """A thread writes, so the loop's time does not show when."""
+    for _ in range(1000):
+        if is_written():
+            return
+        await asyncio.sleep(0.01)
+        await asyncio.to_thread(lambda: None)
+    raise TimeoutError("the memory was never written")

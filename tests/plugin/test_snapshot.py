@@ -1,0 +1,760 @@
+"""What follows from the inputs of one moment: which allocations are over, and what the others mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuron_plugin.allocation import NeuronPod, NodeInventory, PodReference, PodUid, Resource, ids_of
+from neuron_plugin.hardware import MISSING
+from neuron_plugin.plugin.inputs import (
+    PENDING,
+    UNSEEN_SECONDS,
+    HoldDown,
+    Inputs,
+    PendingAnswer,
+    RecordedAllocation,
+    reply_for,
+)
+from neuron_plugin.plugin.snapshot import (
+    LISTED_SECONDS,
+    SANDBOX_SECONDS,
+    VANISHED_SECONDS,
+    Snapshot,
+    derive,
+    named,
+    pods_of_kubelet_alone,
+    pods_to_look_at,
+    rewrite_is_due,
+    settle,
+)
+from neuron_plugin.topology import NO_CORES, Geometry, Unit
+from tests.plugin.world import (
+    CORE,
+    DEVICE,
+    INF2,
+    NEURON,
+    STATIC_UID,
+    TRN1,
+    app,
+    assigned,
+    devices,
+    entry,
+    init,
+    inputs,
+    inventory,
+    pod,
+    ref,
+    sidecar,
+    uid_of,
+)
+
+A, B, C = uid_of("a"), uid_of("b"), uid_of("c")
+HOLD_DOWN_SECONDS = 30.0
+
+
+def settled(
+    before: Inputs, now: float = 10.0, populated: Mapping[PodUid, bool | None] | None = None, **alive: bool | None
+) -> Inputs:
+    """``alive`` says by name of a pod whether a process of it lives; False for every other pod."""
+    by_uid = {uid_of(name): value for name, value in alive.items()} | dict(populated or {})
+    seen = {uid: by_uid.get(uid, False) for uid in pods_to_look_at(before)}
+    return settle(replace(before, now=now), seen, HOLD_DOWN_SECONDS)
+
+
+def holders(snapshot: Snapshot) -> set[PodUid]:
+    return set(snapshot.ledger.by_pod)
+
+
+def healthy(snapshot: Snapshot, resource: Resource) -> set[str]:
+    return {one.id for one in snapshot.advertised(resource) if one.healthy}
+
+
+def reasons(snapshot: Snapshot, resource: Resource = NEURON) -> dict[str, str]:
+    return {one.id: one.reason for one in snapshot.advertised(resource) if one.reason}
+
+
+def answer(
+    *ids: int, resource: Resource = NEURON, at: float = 0.0, reply_id: str = "r", **fields: Any
+) -> PendingAnswer:
+    mask = devices(*ids) if resource.unit is Unit.DEVICE else TRN1.cores_mask(ids)
+    return PendingAnswer(reply_for(inventory(), reply_id, mask), resource, ids, at, **fields)
+
+
+def forgotten(before: Inputs, uid: PodUid, *, rewritten: bool = True, now: float = 5.0) -> Inputs:
+    """A later file without a pod's entries."""
+    left = [one for key, one in before.recorded.entries.items() if key.uid != uid]
+    return replace(before, recorded=before.recorded.with_file(left, now, rewritten_at=now if rewritten else None))
+
+
+# When an allocation is over. Rule 1: UIDs that the API server made.
+
+
+def test_an_allocation_of_a_live_pod_counts() -> None:
+    before = inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 3)], listed_at=5.0)
+    assert settled(before) == replace(before, now=10.0)
+    assert derive(before).ledger.mask_of(A) == devices(3)
+
+
+def test_a_pod_that_was_seen_to_end_is_over_at_once_where_its_processes_are_gone() -> None:
+    after = settled(inputs(recorded=[entry(A, "app", NEURON, 3)], ended={A: True}))
+    assert not after.recorded.entries
+    assert not after.hold_downs
+
+
+def test_a_pod_whose_containers_have_stopped_is_free_though_cgroups_cannot_be_seen() -> None:
+    after = settled(inputs(recorded=[entry(A, "app", NEURON, 3)], ended={A: True}), a=None)
+    assert not after.hold_downs
+
+
+def test_a_pod_that_a_later_consistent_list_lacks_is_over() -> None:
+    recorded = [entry(A, "app", NEURON, 3)]
+    assert holders(derive(settled(inputs(recorded=recorded)))) == {A}
+    assert holders(derive(settled(inputs(recorded=recorded, listed_at=0.0)))) == {A}
+    assert not settled(inputs(recorded=recorded, listed_at=0.1)).recorded.entries
+
+
+def test_while_the_api_server_says_that_a_pod_lives_it_counts_though_the_kubelet_forgot_it() -> None:
+    before = inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 3)], listed_at=9.0)
+    after = settled(forgotten(before, A))
+    assert holders(derive(after)) == {A}
+
+
+def test_an_api_server_that_is_away_ends_nothing() -> None:
+    after = settled(forgotten(inputs(recorded=[entry(A, "app", NEURON, 3)]), A))
+    assert holders(derive(after)) == {A}
+
+
+# Rule 2: UIDs of which only the kubelet knows.
+
+
+def test_a_static_pod_counts_though_no_list_shows_it() -> None:
+    before = inputs(recorded=[entry(STATIC_UID, "app", NEURON, 3)], listed_at=9.0)
+    assert holders(derive(settled(before))) == {STATIC_UID}
+
+
+def test_a_static_pod_counts_though_its_mirror_was_deleted() -> None:
+    mirror = pod("static", app(1), annotations={"kubernetes.io/config.hash": STATIC_UID})
+    recorded = [entry(STATIC_UID, "app", NEURON, 3)]
+    with_mirror = derive(settled(inputs(mirror, recorded=recorded)))
+    assert holders(with_mirror) == {mirror.uid}
+    deleted = inputs(recorded=recorded, listed_at=9.0, ended={mirror.uid: False})
+    assert holders(derive(settled(deleted))) == {STATIC_UID}
+
+
+def test_a_static_pod_is_over_when_a_rewritten_file_no_longer_has_it() -> None:
+    before = inputs(recorded=[entry(STATIC_UID, "app", NEURON, 3)])
+    assert holders(derive(settled(forgotten(before, STATIC_UID, rewritten=False)))) == {STATIC_UID}
+    assert not settled(forgotten(before, STATIC_UID)).recorded.entries
+
+
+def test_an_entry_that_a_file_has_lost_is_a_reason_for_a_rewrite_only_where_the_kubelet_alone_knows() -> None:
+    static = inputs(recorded=[entry(STATIC_UID, "app", NEURON, 3)])
+    assert not rewrite_is_due(static, 10.0)
+    assert rewrite_is_due(forgotten(static, STATIC_UID, rewritten=False), 10.0)
+    assert not rewrite_is_due(forgotten(static, STATIC_UID), 10.0)
+    known = inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 3)])
+    assert not rewrite_is_due(forgotten(known, A, rewritten=False), 10.0)
+
+
+def test_a_static_pod_of_which_one_container_is_left_in_the_file_has_not_ended() -> None:
+    before = inputs(recorded=[entry(STATIC_UID, "a", NEURON, 3), entry(STATIC_UID, "b", NEURON, 4)])
+    less = before.recorded.with_file([entry(STATIC_UID, "b", NEURON, 4)], 5.0, rewritten_at=5.0)
+    after = settled(replace(before, recorded=less))
+    assert derive(after).ledger.mask_of(STATIC_UID) == devices(3, 4)
+
+
+def test_a_static_pod_that_comes_back_under_its_uid_has_what_the_file_shows_now() -> None:
+    before = inputs(recorded=[entry(STATIC_UID, "app", NEURON, 3)])
+    back = before.recorded.with_file([entry(STATIC_UID, "app", NEURON, 5)], 5.0)
+    assert derive(settled(replace(before, recorded=back))).ledger.mask_of(STATIC_UID) == devices(5)
+
+
+def test_without_an_api_server_the_file_says_of_every_pod_when_it_is_over() -> None:
+    before = inputs(recorded=[entry(A, "app", NEURON, 3)], cluster=False)
+    assert pods_of_kubelet_alone(before) == {A}
+    assert holders(derive(settled(before))) == {A}
+    assert not settled(forgotten(before, A)).recorded.entries
+
+
+# Rule 3: answers that the file has not shown.
+
+
+def test_an_answer_counts_before_the_file_shows_it() -> None:
+    snapshot = derive(settled(inputs(pending=(answer(3),))))
+    assert snapshot.ledger.used_mask == devices(3)
+    assert "3" not in healthy(snapshot, DEVICE)
+
+
+def test_an_answer_that_the_file_shows_counts_once_and_for_its_pod() -> None:
+    shown = entry(A, "app", NEURON, 3)
+    assert shown.reply
+    after = settled(inputs(recorded=[shown], pending=(replace(answer(3), reply=shown.reply),)))
+    assert not after.pending
+    assert holders(derive(after)) == {A}
+
+
+def test_equal_ids_alone_do_not_make_an_entry_that_of_an_answer() -> None:
+    after = settled(inputs(recorded=[entry(A, "app", NEURON, 3)], pending=(answer(3, reply_id="other"),)))
+    assert len(after.pending) == 1
+
+
+def test_an_answer_that_a_file_lacks_which_was_rewritten_a_second_later_was_never_recorded() -> None:
+    def pending(rewritten_at: float) -> int:
+        return len(settled(inputs(pending=(answer(3, at=5.0),), file={"rewritten_at": rewritten_at})).pending)
+
+    assert [pending(at) for at in (4.0, 5.0, 5.0 + UNSEEN_SECONDS - 0.01, 5.0 + UNSEEN_SECONDS)] == [1, 1, 1, 0]
+
+
+def test_an_answer_that_is_not_recorded_within_a_second_is_a_reason_for_a_rewrite() -> None:
+    before = inputs(pending=(answer(3, at=5.0),))
+    assert not rewrite_is_due(before, 5.9)
+    assert rewrite_is_due(before, 5.0 + UNSEEN_SECONDS)
+
+
+# While the checkpoint cannot be read.
+
+
+def test_an_unreadable_checkpoint_ends_nothing_and_is_no_reason_for_a_rewrite() -> None:
+    before = inputs(recorded=[entry(STATIC_UID, "app", NEURON, 3)], pending=(answer(4),), file={"unreadable": "future"})
+    assert settled(before, now=99.0) == replace(before, now=99.0)
+    assert not rewrite_is_due(before, 99.0)
+
+
+def test_an_answer_that_pod_resources_does_not_list_is_kept_for_the_time_of_an_admission() -> None:
+    def pending(read_at: float, *pods: NeuronPod) -> int:
+        file = {"unreadable": "future", "read_at": read_at}
+        return len(settled(inputs(*pods, pending=(answer(3),), file=file)).pending)
+
+    assert pending(LISTED_SECONDS - 1) == 1
+    assert pending(LISTED_SECONDS) == 0
+    may_be_its = pod("a", init(1), app(1, CORE))
+    assert pending(LISTED_SECONDS, may_be_its) == 1
+    assert pending(LISTED_SECONDS, pod("a", app(1))) == 0
+
+
+# Hold-downs.
+
+
+def force_deleted(**fields: Any) -> Inputs:
+    return inputs(recorded=[entry(A, "app", NEURON, 3)], ended={A: False}, **fields)
+
+
+def test_p60_what_a_force_deleted_pod_had_is_held_down_for_a_while_though_no_process_is_seen_yet() -> None:
+    (held,) = settled(force_deleted(), now=10.0).hold_downs
+    assert (held.uid, held.mask, held.not_before) == (A, devices(3), 10.0 + VANISHED_SECONDS)
+
+
+def test_p60_it_is_held_down_for_as_long_as_a_process_of_the_pod_lives_and_no_longer() -> None:
+    held = settled(force_deleted(), now=10.0, a=True)
+    assert settled(held, now=5000.0, a=True).hold_downs
+    assert settled(held, now=10.0 + VANISHED_SECONDS - 0.1, a=False).hold_downs
+    assert not settled(held, now=10.0 + VANISHED_SECONDS, a=False).hold_downs
+
+
+def test_p60_where_cgroups_cannot_be_seen_time_decides() -> None:
+    held = settled(force_deleted(), now=10.0, a=None)
+    assert settled(held, now=10.0 + HOLD_DOWN_SECONDS - 0.1, a=None).hold_downs
+    assert not settled(held, now=10.0 + HOLD_DOWN_SECONDS, a=None).hold_downs
+
+
+def test_p60_held_down_cores_are_unhealthy_under_every_name_and_not_chosen() -> None:
+    snapshot = derive(settled(force_deleted(), a=True))
+    assert not any("3" in healthy(snapshot, resource) for resource in (NEURON, DEVICE))
+    assert not {"6", "7"} & healthy(snapshot, CORE)
+    assert not snapshot.free_mask & devices(3)
+    assert set(reasons(snapshot)) == {"3"}
+    assert snapshot.published_inventory.unhealthy == reasons_by_number(snapshot)
+
+
+def reasons_by_number(snapshot: Snapshot) -> dict[int, str]:
+    return {int(number): reason for number, reason in reasons(snapshot).items()}
+
+
+def test_p60_a_stopped_pods_sandbox_holds_its_cores_down_unseen_by_the_kubelet() -> None:
+    held = settled(inputs(recorded=[entry(A, "app", NEURON, 3)], ended={A: True}), now=10.0, a=True)
+    soon = derive(replace(held, now=11.0))
+    assert not soon.free_mask & devices(3)
+    assert "3" in healthy(soon, NEURON)
+    assert not soon.published_inventory.unhealthy
+    later = derive(replace(held, now=10.0 + SANDBOX_SECONDS))
+    assert "3" not in healthy(later, NEURON)
+
+
+def test_p60_what_the_kubelet_gave_out_meanwhile_keeps_its_health_under_that_name() -> None:
+    before = inputs(
+        pod("b", app(1)), recorded=[entry(A, "app", NEURON, 3), entry(B, "app", NEURON, 3)], ended={A: False}
+    )
+    snapshot = derive(settled(before, a=True))
+    assert "3" in healthy(snapshot, NEURON)
+    assert reasons(snapshot, DEVICE) == {"3": "in use by pod default/b as aws.amazon.com/neuron"}
+    assert not snapshot.published_inventory.unhealthy
+
+
+def test_p60_an_ended_pods_entry_that_the_file_still_shows_starts_no_second_hold_down() -> None:
+    held = settled(force_deleted(), now=10.0, a=True)
+    shown_again = replace(held, recorded=held.recorded.with_file([entry(A, "app", NEURON, 3)], 12.0))
+    after = settled(shown_again, now=12.0, a=True)
+    assert after.hold_downs == held.hold_downs
+    free = settled(after, now=20.0, a=False)
+    again = replace(free, recorded=free.recorded.with_file([entry(A, "app", NEURON, 3)], 21.0))
+    assert not settled(again, now=21.0).hold_downs
+    assert not derive(settled(again, now=21.0)).ledger.used_mask
+
+
+def test_an_entry_that_a_list_has_ended_counts_no_more_though_the_file_is_written_again() -> None:
+    over = settled(inputs(recorded=[entry(A, "app", NEURON, 3)], listed_at=5.0))
+    again = replace(over, recorded=over.recorded.with_file([entry(A, "app", NEURON, 3)], 9.0))
+    assert not derive(settled(again)).ledger.used_mask
+
+
+def test_a_static_pod_that_the_kubelet_forgot_is_held_down_while_its_processes_live() -> None:
+    before = forgotten(inputs(recorded=[entry(STATIC_UID, "app", NEURON, 3)]), STATIC_UID)
+    assert not settled(before).hold_downs
+    held = settled(before, populated={STATIC_UID: True})
+    assert [one.mask for one in held.hold_downs] == [devices(3)]
+    assert not settled(held, now=20.0).hold_downs
+
+
+def test_the_cgroup_of_a_static_pod_is_looked_up_by_the_kubelets_uid_and_not_its_mirrors() -> None:
+    mirror = pod("static", app(1), annotations={"kubernetes.io/config.hash": STATIC_UID})
+    before = forgotten(inputs(mirror, recorded=[entry(STATIC_UID, "app", NEURON, 3)]), STATIC_UID)
+    held = settled(before, populated={STATIC_UID: True})
+    assert pods_to_look_at(held) == {STATIC_UID}
+    assert settled(held, now=99.0, populated={STATIC_UID: True}).hold_downs
+    assert [str(one.pod) for one in held.hold_downs] == ["default/static"]
+
+
+def test_a_static_pod_that_comes_back_does_not_hold_down_for_ever_what_it_had_before() -> None:
+    before = forgotten(inputs(recorded=[entry(STATIC_UID, "app", NEURON, 3)]), STATIC_UID)
+    held = settled(before, now=10.0, populated={STATIC_UID: True})
+    back = replace(held, recorded=held.recorded.with_file([entry(STATIC_UID, "app", NEURON, 5)], 12.0))
+    assert settled(back, now=12.0, populated={STATIC_UID: True}).hold_downs
+    assert not settled(back, now=10.0 + HOLD_DOWN_SECONDS, populated={STATIC_UID: True}).hold_downs
+
+
+def test_all_containers_of_a_pod_are_held_down_together() -> None:
+    recorded = [entry(A, "a", NEURON, 3), entry(A, "b", CORE, 8, 9), entry(B, "app", NEURON, 6)]
+    after = settled(inputs(pod("b", app(1)), recorded=recorded, ended={A: False}), a=True)
+    assert [one.mask for one in after.hold_downs] == [devices(3, 4)]
+
+
+def test_two_ended_pods_are_held_down_and_free_one_by_one() -> None:
+    recorded = [entry(A, "app", NEURON, 3), entry(B, "app", NEURON, 6)]
+    held = settled(inputs(recorded=recorded, ended={A: False, B: False}), a=True, b=True)
+    assert [one.mask for one in settled(held, now=20.0, b=True).hold_downs] == [devices(6)]
+
+
+def unknown(uid: PodUid) -> HoldDown:
+    return HoldDown(uid, PodReference(uid, "", ""), devices(3), 0.0, 0.0, 0.0, 999.0, "why", unknown=True)
+
+
+def test_p60_an_unknown_pod_is_no_longer_held_down_when_the_api_server_or_the_file_names_it() -> None:
+    assert settled(inputs(hold_downs=(unknown(A),)), a=True).hold_downs
+    assert not settled(inputs(pod("a"), hold_downs=(unknown(A),)), a=True).hold_downs
+    named_by_file = inputs(recorded=[entry(A, "app", NEURON, 3)], hold_downs=(unknown(A),))
+    assert not settled(named_by_file, a=True).hold_downs
+    assert not settled(inputs(hold_downs=(unknown(A),)), a=False).hold_downs
+
+
+def test_nothing_is_looked_at_while_every_pod_lives() -> None:
+    assert not pods_to_look_at(inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 3)]))
+
+
+# What counts.
+
+
+def test_a_live_pod_of_which_the_kubelet_has_lost_its_record_counts_by_its_annotation() -> None:
+    running = assigned("a", app(2), sets=[[2, 3]], started=True)
+    snapshot = derive(inputs(running))
+    assert snapshot.ledger.mask_of(A) == devices(2, 3)
+    assert not snapshot.waiting
+    assert derive(inputs(assigned("a", app(2), sets=[[2, 3]]))).ledger.used_mask == NO_CORES
+
+
+def test_the_record_counts_and_not_the_annotation_where_both_are_there() -> None:
+    running = assigned("a", app(1), sets=[[2]], started=True)
+    assert derive(inputs(running, recorded=[entry(A, "app", NEURON, 5)])).ledger.used_mask == devices(5)
+
+
+def test_an_annotation_that_cannot_be_followed_counts_for_nothing() -> None:
+    for annotations in ({"NEURON_DEVS": "x"}, {"NEURON_DEVS": "77"}, {}):
+        assert derive(inputs(pod("a", app(1), annotations=annotations, started=True))).ledger.used_mask == NO_CORES
+
+
+def test_p46_what_was_given_counts_and_the_kubelets_ids_are_remembered() -> None:
+    recorded = [entry(A, "init", NEURON, 0, 1, 2, 3), entry(A, "app", NEURON, 3, given=[0])]
+    snapshot = derive(inputs(pod("a", init(4), app(1)), recorded=recorded))
+    assert [one.mask for one in snapshot.ledger.of(A)] == [devices(0, 1, 2, 3), devices(0)]
+    assert snapshot.ledger.used_mask == devices(0, 1, 2, 3)
+
+
+def test_an_init_container_and_the_one_that_re_uses_its_set_count_once() -> None:
+    recorded = [entry(A, "init", NEURON, 0, 1, 2, 3), entry(A, "app", NEURON, 0, 1, 2, 3)]
+    snapshot = derive(inputs(pod("a", init(4), app(4)), recorded=recorded))
+    assert snapshot.ledger.mask_of(A).bit_count() == 8
+
+
+def test_entries_of_another_plugin_under_our_names_count() -> None:
+    snapshot = derive(inputs(recorded=[entry(A, "app", DEVICE, 3, ours=False)]))
+    assert snapshot.ledger.used_mask == devices(3)
+    assert reasons(snapshot, NEURON) == {"3": f"in use by the pod with UID {A} as aws.amazon.com/neurondevice"}
+
+
+def test_p28_after_a_change_of_lnc_what_is_in_use_counts_as_whole_devices() -> None:
+    halved = inventory(replace(TRN1, cores_per_device=1), logical_core_size=2)
+    before = inputs(pod("a", app(1, CORE)), recorded=[entry(A, "app", CORE, 3, node=inventory())])
+    snapshot = derive(before.with_inventory(halved))
+    assert ids_of(halved.geometry, Unit.DEVICE, snapshot.ledger.used_mask) == (1,)
+    assert "1" not in healthy(snapshot, NEURON)
+
+
+@given(data=st.data())
+def test_a_snapshot_is_a_function_of_its_inputs_and_nobody_has_a_core_that_no_input_gives(data: st.DataObject) -> None:
+    made = data.draw(some_inputs())
+    one, other = derive(made), derive(made)
+    assert (one.ledger, one.waiting, one.writes, one.events) == (
+        other.ledger,
+        other.waiting,
+        other.writes,
+        other.events,
+    )
+    for resource in Resource:
+        assert one.advertised(resource) == other.advertised(resource)
+    given_masks = NO_CORES
+    for recorded in made.recorded.entries.values():
+        given_masks |= recorded.on(made.inventory, ref("x")).mask
+    for pending in made.pending:
+        given_masks |= pending.on(made.inventory).mask
+    assert one.ledger.used_mask & ~given_masks == NO_CORES
+    for waiting in one.waiting:
+        assert all(holder.pod.uid == waiting.pod.uid for holder in one.ledger.overlapping(waiting.mask))
+
+
+@given(data=st.data())
+def test_settling_never_forgets_a_core_of_a_live_pod(data: st.DataObject) -> None:
+    made = replace(data.draw(some_inputs()), now=data.draw(st.floats(0, 100)))
+    alive = data.draw(st.sampled_from([True, False, None]))
+    after = settle(made, dict.fromkeys(pods_to_look_at(made), alive), HOLD_DOWN_SECONDS)
+    for key, one in made.recorded.entries.items():
+        if key.uid in made.pods.pods:
+            assert after.recorded.entries[key] == one
+    assert settle(after, dict.fromkeys(pods_to_look_at(after), alive), HOLD_DOWN_SECONDS) == after
+    if alive:  # whatever ended is held down, so that no core of a process is offered
+        assert derive(made).ledger.used_mask & ~derive(after).ledger.used_mask & ~after.held_down_mask == NO_CORES
+
+
+@st.composite
+def some_inputs(draw: st.DrawFn) -> Inputs:
+    """Few pods on few devices, in any state."""
+    names = draw(st.lists(st.sampled_from("abcd"), unique=True))
+    device = st.integers(0, 5)
+    pods: list[NeuronPod] = []
+    recorded: list[RecordedAllocation] = []
+    ended: dict[PodUid, bool] = {}
+    for name in names:
+        where = draw(device)
+        if draw(st.booleans()):
+            pods.append(draw(st.sampled_from([pod(name, app(1)), assigned(name, app(1), sets=[[where]])])))
+        elif draw(st.booleans()):
+            ended[uid_of(name)] = draw(st.booleans())
+        if draw(st.booleans()):
+            recorded.append(entry(uid_of(name), "app", draw(st.sampled_from([NEURON, DEVICE])), draw(device)))
+    if draw(st.booleans()):
+        recorded.append(entry(STATIC_UID, "app", CORE, draw(device)))
+    made = inputs(
+        *pods,
+        recorded=recorded,
+        ended=ended,
+        listed_at=draw(st.sampled_from([None, 0.0, 5.0])),
+        cluster=bool(pods) or draw(st.booleans()),
+    )
+    for uid in draw(st.sets(st.sampled_from([STATIC_UID, A, B]))):
+        made = forgotten(made, uid, rewritten=draw(st.booleans()))
+    return made
+
+
+# Who waits for what.
+
+
+def waiting(snapshot: Snapshot) -> list[tuple[str, str, tuple[int, ...]]]:
+    return [(one.pod.name, one.container, one.ids) for one in snapshot.waiting]
+
+
+def test_p30_assignments_wait_in_the_order_of_their_times() -> None:
+    snapshot = derive(
+        inputs(assigned("a", app(1), sets=[[5]], time=9), assigned("b", app(1), sets=[[6]], time=3), pod("c", app(1)))
+    )
+    assert waiting(snapshot) == [("b", "app", (6,)), ("a", "app", (5,))]
+    assert [one.reference.name for one in snapshot.unassigned] == ["c"]
+
+
+def test_p48_of_each_pod_the_set_of_its_next_container_waits() -> None:
+    both = assigned("a", app(1, name="one"), app(2, name="two"), sets=[[5], [6, 7]])
+    assert waiting(derive(inputs(both))) == [("a", "one", (5,))]
+    served = inputs(both, recorded=[entry(A, "one", NEURON, 5)])
+    assert waiting(derive(served)) == [("a", "two", (6, 7))]
+    done = inputs(both, recorded=[entry(A, "one", NEURON, 5), entry(A, "two", NEURON, 6, 7)])
+    assert waiting(derive(done)) == []
+
+
+def test_an_answer_that_is_not_recorded_yet_serves_its_container() -> None:
+    first = answer(5, pod=ref("a"), container="one")
+    both = assigned("a", app(1, name="one"), app(2, name="two"), sets=[[5], [6, 7]])
+    assert waiting(derive(inputs(both, pending=(first,)))) == [("a", "two", (6, 7))]
+
+
+def test_a_set_of_which_another_pod_has_a_part_does_not_wait() -> None:
+    snapshot = derive(
+        inputs(assigned("a", app(2), sets=[[5, 6]]), pod("b", app(1)), recorded=[entry(B, "app", DEVICE, 6)])
+    )
+    assert waiting(snapshot) == []
+    assert [one.reference.name for one in snapshot.unassigned] == ["a"]
+
+
+@pytest.mark.parametrize("annotations", [{"NEURON_DEVS": "x"}, {"NEURON_DEVS": "77"}, {"NEURON_DEVS": "1,2"}])
+def test_p49_an_assignment_that_cannot_be_followed_waits_for_nothing_and_is_reported(
+    annotations: dict[str, str],
+) -> None:
+    snapshot = derive(inputs(pod("a", app(1), annotations=annotations)))
+    assert not snapshot.waiting
+    assert [one.reference.name for one in snapshot.unassigned] == ["a"]
+    assert [(one.pod.name, one.reason) for one in snapshot.events] == [("a", "InvalidNeuronAssignment")]
+
+
+def test_p66_a_pod_that_is_being_deleted_still_waits() -> None:
+    assert waiting(derive(inputs(assigned("a", app(1), sets=[[5]], terminating=True)))) == [("a", "app", (5,))]
+
+
+def test_a_waiting_set_is_not_free() -> None:
+    snapshot = derive(inputs(assigned("a", app(1), sets=[[5]]), node=inventory(unhealthy={1: "sick"})))
+    assert snapshot.free_mask == TRN1.all_mask & ~devices(1, 5)
+
+
+def test_what_a_later_container_re_uses_of_its_init_container_is_known() -> None:
+    both = assigned("a", init(4), app(1), sets=[[0, 1, 2, 3], [1]])
+    snapshot = derive(inputs(both, recorded=[entry(A, "init", NEURON, 0, 1, 2, 3)]))
+    (one,) = snapshot.waiting
+    assert (one.mask, one.reused_mask) == (devices(1), devices(1))
+    assert snapshot.reusable_mask(both, NEURON) == devices(0, 1, 2, 3)
+    assert snapshot.reusable_mask(both, DEVICE) == NO_CORES
+
+
+def test_what_a_sidecar_was_given_of_an_init_set_is_not_reusable() -> None:
+    three = pod("a", init(4), sidecar(1), app(1))
+    recorded = [entry(A, "init", NEURON, 0, 1, 2, 3), entry(A, "sidecar", NEURON, 3, given=[0])]
+    assert derive(inputs(three, recorded=recorded)).reusable_mask(three, NEURON) == devices(1, 2, 3)
+
+
+# Swaps.
+
+
+def swapped(**fields: Any) -> Inputs:
+    """``b`` was given what ``a`` was assigned."""
+    return inputs(
+        assigned("a", app(1), sets=[[5]], time=1),
+        assigned("b", app(1), sets=[[6]], time=2, **fields),
+        recorded=[entry(B, "app", NEURON, 5)],
+    )
+
+
+def annotations(snapshot: Snapshot) -> list[tuple[str, str | None, str | None, str | None]]:
+    keys = ("NEURON_DEVS", "NEURON_ALLOC_TIME", "NEURON_ALLOCATED")
+    return [(one.pod.name, *(one.annotations.get(key) for key in keys)) for one in snapshot.writes]
+
+
+def test_p56_after_a_swap_the_set_left_over_waits_for_the_pod_whose_own_is_gone() -> None:
+    assert waiting(derive(swapped())) == [("a", "app", (6,))]
+
+
+def test_p56_p63_a_swap_is_written_on_the_unserved_pod_first_and_reported_on_both() -> None:
+    snapshot = derive(swapped())
+    assert annotations(snapshot) == [("a", "6", "1", "false"), ("b", "5", "2", "true")]
+    assert [(one.pod.name, one.reason) for one in snapshot.events] == [
+        ("a", "AssignmentCorrected"),
+        ("b", "AssignmentCorrected"),
+    ]
+    assert snapshot.events[1].text == "pod default/b got another set than it was assigned: NEURON_DEVS=5"
+
+
+def test_p56_a_pod_that_asks_for_something_else_takes_nothing_over() -> None:
+    before = inputs(
+        assigned("a", app(1, DEVICE), sets=[[5]], time=1),
+        assigned("b", app(1), sets=[[6]], time=2),
+        recorded=[entry(B, "app", NEURON, 5)],
+    )
+    assert waiting(derive(before)) == []
+    assert [name for name, *_ in annotations(derive(before))] == ["b"]
+
+
+def test_a_set_left_over_that_another_pod_has_by_now_waits_for_no_pod() -> None:
+    before = swapped()
+    taken = before.recorded.with_file([entry(B, "app", NEURON, 5), entry(C, "app", DEVICE, 6)], 1.0)
+    assert waiting(derive(replace(before, recorded=taken))) == []
+
+
+# What is written on pods.
+
+
+def test_p55_an_assignment_that_came_true_is_only_marked() -> None:
+    made = assigned("a", app(2), sets=[[2, 3]])
+    (write,) = derive(inputs(made, recorded=[entry(A, "app", NEURON, 2, 3)])).writes
+    assert (dict(write.annotations), write.correction) == ({"NEURON_ALLOCATED": "true"}, "")
+
+
+def test_a_pod_that_says_what_it_has_is_left_alone() -> None:
+    made = assigned("a", app(2), sets=[[2, 3]], allocated=True)
+    assert not derive(inputs(made, recorded=[entry(A, "app", NEURON, 2, 3)])).writes
+
+
+def test_a_pod_without_an_assignment_gets_what_it_has_and_no_event() -> None:
+    snapshot = derive(inputs(pod("a", app(2, CORE)), recorded=[entry(A, "app", CORE, 2, 3)]))
+    (write,) = snapshot.writes
+    assert dict(write.annotations) == {"NEURON_CORES": "2,3", "NEURON_ALLOC_TIME": "0", "NEURON_ALLOCATED": "true"}
+    assert not snapshot.events
+
+
+def test_nothing_is_written_before_all_containers_are_recorded() -> None:
+    both = pod("a", app(1, name="one"), app(1, name="two"))
+    assert not derive(inputs(both, recorded=[entry(A, "one", NEURON, 5)])).writes
+    pending = (answer(6, pod=ref("a"), container="two"),)
+    assert not derive(inputs(both, recorded=[entry(A, "one", NEURON, 5)], pending=pending)).writes
+    (write,) = derive(inputs(both, recorded=[entry(A, "one", NEURON, 5), entry(A, "two", NEURON, 6)])).writes
+    assert write.annotations["NEURON_DEVS"] == "5|6"
+
+
+def test_p46_the_annotation_says_what_was_given_and_not_what_was_drawn() -> None:
+    recorded = [entry(A, "init", NEURON, 0, 1, 2, 3), entry(A, "app", NEURON, 3, given=[0])]
+    (write,) = derive(inputs(pod("a", init(4), app(1)), recorded=recorded)).writes
+    assert write.annotations["NEURON_DEVS"] == "0,1,2,3|0"
+
+
+def test_p49_what_made_an_assignment_unreadable_is_removed() -> None:
+    bad = pod("a", app(1), annotations={"NEURON_CORES": "5", "AWS_NEURON_IDS": "x"})
+    (write,) = derive(inputs(bad, recorded=[entry(A, "app", NEURON, 5)])).writes
+    assert write.annotations["NEURON_CORES"] is None
+    assert (write.annotations["NEURON_DEVS"], write.annotations["AWS_NEURON_IDS"]) == ("5", "5")
+
+
+def test_p65_the_vendors_dialect_is_corrected_where_it_is_used() -> None:
+    vendors = pod("a", app(1), annotations={"AWS_NEURON_IDS": "6", "NEURON_RESOURCE_TYPE": NEURON.value})
+    (write,) = derive(inputs(vendors, recorded=[entry(A, "app", NEURON, 5)])).writes
+    assert (write.annotations["NEURON_DEVS"], write.annotations["AWS_NEURON_IDS"]) == ("5", "5")
+    assert write.correction
+
+
+def test_a_vendors_list_that_cannot_say_two_resources_is_removed() -> None:
+    both = pod("a", app(1, name="one"), app(1, CORE, "two"), annotations={"AWS_NEURON_IDS": "6"})
+    recorded = [entry(A, "one", NEURON, 5), entry(A, "two", CORE, 0)]
+    (write,) = derive(inputs(both, recorded=recorded)).writes
+    assert write.annotations["AWS_NEURON_IDS"] is None
+    assert (write.annotations["NEURON_DEVS"], write.annotations["NEURON_CORES"]) == ("5", "0")
+
+
+def test_a_static_pods_mirror_says_what_the_kubelet_gave_it() -> None:
+    mirror = pod("static", app(1), annotations={"kubernetes.io/config.hash": STATIC_UID})
+    (write,) = derive(inputs(mirror, recorded=[entry(STATIC_UID, "app", NEURON, 5)])).writes
+    assert (write.pod.uid, write.annotations["NEURON_DEVS"]) == (mirror.uid, "5")
+
+
+def test_where_the_checkpoint_cannot_be_read_an_unlisted_init_container_keeps_no_assignment_from_being_marked() -> None:
+    made = assigned("a", init(2), app(1), sets=[[2, 3], [2]])
+    listed = [entry(A, "app", NEURON, 2)]
+    assert not derive(inputs(made, recorded=listed)).writes
+    (write,) = derive(inputs(made, recorded=listed, file={"unreadable": "future"})).writes
+    assert dict(write.annotations) == {"NEURON_ALLOCATED": "true"}
+
+
+# What the owners of pods are told about.
+
+
+def events(before: Inputs) -> list[tuple[str, str]]:
+    return [(one.pod.name, one.reason) for one in derive(before).events]
+
+
+def test_p47_a_pod_without_an_assignment_whose_devices_are_not_linked_has_an_event() -> None:
+    before = inputs(pod("a", app(4)), recorded=[entry(A, "app", NEURON, 0, 1, 5, 9)])
+    assert events(before) == [("a", "UnlinkedDevices")]
+    (event,) = derive(before).events
+    assert event.text.startswith("aws.amazon.com/neuron ids 0, 1, 5, 9 of container app are not linked: ")
+
+
+def test_p47_linked_devices_and_devices_that_were_assigned_so_have_none() -> None:
+    assert events(inputs(pod("a", app(4)), recorded=[entry(A, "app", NEURON, 0, 1, 2, 3)])) == []
+    so = assigned("a", app(4), sets=[[0, 1, 5, 9]])
+    assert events(inputs(so, recorded=[entry(A, "app", NEURON, 0, 1, 5, 9)])) == []
+
+
+def test_a_request_that_cannot_be_served_has_an_event() -> None:
+    both = pod("a", replace(app(1), limits={NEURON.value: "1", CORE.value: "1"}))
+    assert events(inputs(both)) == [("a", "InvalidNeuronRequest")]
+
+
+def test_a_later_snapshot_has_the_same_event_again() -> None:
+    before = inputs(pod("a", app(4)), recorded=[entry(A, "app", NEURON, 0, 1, 5, 9)])
+    later = before.with_inventory(inventory(unhealthy={12: "sick"}))
+    assert derive(before).events == derive(later).events
+
+
+# What is advertised.
+
+
+def test_p57_what_is_in_use_as_cores_is_unhealthy_as_a_device_and_the_reverse() -> None:
+    cores = derive(inputs(pod("a", app(1, CORE)), recorded=[entry(A, "app", CORE, 3)]))
+    assert reasons(cores, NEURON) == reasons(cores, DEVICE)
+    assert reasons(cores, NEURON) == {"1": "in use by pod default/a as aws.amazon.com/neuroncore"}
+    assert len(healthy(cores, CORE)) == 32
+    device = derive(inputs(pod("a", app(1, DEVICE)), recorded=[entry(A, "app", DEVICE, 1)]))
+    assert set(reasons(device, CORE)) == {"2", "3"}
+    assert len(healthy(device, DEVICE)) == 16
+
+
+def test_p57_it_is_healthy_again_when_its_pod_is_gone() -> None:
+    before = inputs(recorded=[entry(A, "app", CORE, 3)], ended={A: True})
+    assert len(healthy(derive(settled(before)), NEURON)) == 16
+
+
+def test_p71_an_unhealthy_device_is_unhealthy_under_the_name_it_is_in_use_by() -> None:
+    sick = inventory(unhealthy={1: "sick"})
+    snapshot = derive(inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 1)], node=sick))
+    assert reasons(snapshot, NEURON) == {"1": "sick"}
+    assert reasons(snapshot, DEVICE) == {"1": "sick"}
+
+
+def test_p20_a_missing_device_is_listed_as_unhealthy() -> None:
+    node = inventory(present=tuple(range(15)), unhealthy={15: MISSING})
+    assert reasons(derive(inputs(node=node))) == {"15": MISSING}
+
+
+def test_p46_ids_that_the_kubelet_has_on_its_account_stay_healthy_whatever_was_given_for_them() -> None:
+    recorded = [entry(A, "init", NEURON, 0, 1, 2, 3), entry(A, "app", NEURON, 3, given=[0])]
+    snapshot = derive(inputs(pod("a", init(4), app(1)), recorded=recorded))
+    assert len(healthy(snapshot, NEURON)) == 16
+    assert set(reasons(snapshot, DEVICE)) == {"0", "1", "2", "3"}
+
+
+def test_a_device_says_that_the_kubelet_has_not_recorded_its_pod_yet() -> None:
+    snapshot = derive(inputs(pending=(answer(3, resource=CORE),)))
+    assert reasons(snapshot) == {
+        "1": "in use by a pod that the kubelet has not recorded yet as aws.amazon.com/neuroncore"
+    }
+    assert named(PodReference(PodUid(f"{PENDING}x"), "", "")) == "a pod that the kubelet has not recorded yet"
+
+
+def test_p21_no_topology_by_default() -> None:
+    assert {one.numa_nodes for one in derive(inputs()).advertised(NEURON)} == {()}
+
+
+@pytest.mark.parametrize(("resource", "ids"), [(NEURON, ("0", "1", "2", "3")), (CORE, ("0", "2", "5", "6"))])
+def test_p21_hints_name_the_node_of_each_device_and_of_its_cores(resource: Resource, ids: Sequence[str]) -> None:
+    found = {one.id: one.numa_nodes for one in derive(inputs(node=on(INF2))).advertised(resource, (-1, 0, 5))}
+    assert [found[one] for one in ids] == [(), (0,), (5,), ()]
+
+
+def on(geometry: Geometry) -> NodeInventory:
+    return inventory(geometry)
