@@ -102,7 +102,7 @@ def run(arguments: Namespace) -> int:
 
 def _sight(node: Node, reading: HolderReading) -> Sight:
     machine = look(node.settings, os.environ)
-    holders = reading.read(machine.geometry) if machine.geometry else Holders(None)
+    holders = reading.read(machine.node_inventory) if machine.node_inventory else Holders(None)
     return Sight(machine, machine_report(machine, holders), node.proc)
 
 

@@ -67,9 +67,10 @@ def run(arguments: Namespace) -> int:
     """
     node = node_from(arguments)
     machine = look(node.settings, os.environ)
-    if machine.geometry is None:
+    has = machine.node_inventory
+    if machine.geometry is None or has is None:
         raise CommandError(f"no Neuron device: {machine.inventory.absence}")
-    holders = HolderReading(node.settings.kubelet_dir, node.settings.pod_resources_socket).read(machine.geometry)
+    holders = HolderReading(node.settings.kubelet_dir, node.settings.pod_resources_socket).read(has)
     report = machine_report(machine, holders)
     found = topology_report(machine, machine.geometry, holders, report)
     if arguments.output != Form.TEXT:

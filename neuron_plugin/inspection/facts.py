@@ -17,7 +17,7 @@ from neuron_plugin.inspection.machine import Machine
 from neuron_plugin.inspection.text import Unknown
 
 if TYPE_CHECKING:
-    from neuron_plugin.kubelet import PodDevices, RecordedDevices
+    from neuron_plugin.kubelet import CheckpointEntry, PodDevices
 
 OUR_SOCKETS = "neuron-plugin."
 VENDOR_SOCKETS = ("neuron-devplugin.sock", "neuroncore-devplugin.sock")
@@ -89,7 +89,7 @@ class Kubelet:
     drivers_seen: bool = True
     allocatable: Mapping[str, tuple[str, ...]] | Unknown = field(default_factory=dict)
     pods: tuple[PodDevices, ...] | Unknown = ()
-    recorded: tuple[RecordedDevices, ...] | Unknown = ()
+    recorded: tuple[CheckpointEntry, ...] | Unknown = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +163,13 @@ class Facts:
     @property
     def holders(self) -> Holders:
         """Who holds what, and what is uncertain about it."""
-        if self.machine.geometry is None:
+        node = self.machine.node_inventory
+        if node is None:
             return Holders(None)
         live = None
         if isinstance(self.cluster, Cluster):
             live = {str(pod.kubelet_uid): pod.reference for pod in self.cluster.pods if not pod.ended}
-        return holders_of(self.machine.geometry, self.kubelet.recorded, self.active_pods, live)
+        return holders_of(node, self.kubelet.recorded, self.active_pods, live)
 
     @property
     def ledger(self) -> Ledger | Unknown:

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from neuron_plugin.allocation import Allocation, Ledger, PodReference, PodUid, Resource, mask_of
+from neuron_plugin.allocation import Allocation, Ledger, NodeInventory, PodReference, PodUid, Resource, mask_of
 from neuron_plugin.inspection.text import Unknown
-from neuron_plugin.topology import Geometry
+from neuron_plugin.plugin.inputs import ALLOCATION_KEY, Reply, read_reply
 
 if TYPE_CHECKING:
-    from neuron_plugin.kubelet import PodDevices, PodResourcesClient, RecordedDevices
+    from neuron_plugin.kubelet import CheckpointEntry, PodDevices, PodResourcesClient
 
 _Answer = TypeVar("_Answer")
 _DEADLINE_SECONDS = 3.0
@@ -56,25 +56,25 @@ class HolderReading:
         self._seconds = seconds
         self._clock = clock
         self._read_at: float | None = None
-        self._recorded: tuple[RecordedDevices, ...] | Unknown = ()
+        self._recorded: tuple[CheckpointEntry, ...] | Unknown = ()
         self._listed: tuple[PodDevices, ...] | Unknown = ()
 
-    def read(self, geometry: Geometry) -> Holders:
-        """The holders, in terms of the machine's geometry."""
+    def read(self, node: NodeInventory) -> Holders:
+        """The holders, in terms of what the node has."""
         now = self._clock()
         if self._read_at is None or now - self._read_at >= self._seconds:
             self._read_at = now
             self._recorded, self._listed = read_recorded(self._kubelet_dir), ask_kubelet(self._socket)
-        return holders_of(geometry, self._recorded, self._listed)
+        return holders_of(node, self._recorded, self._listed)
 
 
 def holders_of(
-    geometry: Geometry,
-    recorded: Collection[RecordedDevices] | Unknown,
+    node: NodeInventory,
+    recorded: Collection[CheckpointEntry] | Unknown,
     listed: Collection[PodDevices] | Unknown,
     live_pods: Mapping[str, PodReference] | None = None,
 ) -> Holders:
-    """Join the checkpoint's entries with the active pods.
+    """Join the checkpoint's entries with the active pods; our own reply in an entry says what the container was given.
 
     ``live_pods`` are the API server's, by the UID that the kubelet uses. An entry of a pod that neither PodResources
     nor the API server has is of an ended pod and left out; if both are unknown, its pod is named ``uid/UID``.
@@ -83,7 +83,7 @@ def holders_of(
         return Holders(
             None, "; ".join(part for part in (f"holders are not known: {listed.why}", listed.action) if part)
         )
-    note = ""
+    geometry, note = node.geometry, ""
     if isinstance(recorded, Unknown):
         note = f"holders are taken from PodResources, which does not list plain init containers: {recorded.why}"
     entries = () if isinstance(recorded, Unknown) else recorded
@@ -94,6 +94,7 @@ def holders_of(
         pods = {entry.pod_uid: PodReference(PodUid(entry.pod_uid), "uid", entry.pod_uid) for entry in entries}
     uids = {(entry.container, entry.resource, entry.ids): entry.pod_uid for entry in entries}
     held: dict[tuple[str, str, str, str], Collection[str]] = {}
+    replies: dict[tuple[str, str, str, str], Reply] = {}
     for pod in active:
         for part in pod.containers:
             held[pod.namespace, pod.name, part.container, part.resource] = part.ids
@@ -102,6 +103,8 @@ def holders_of(
     for entry in entries:
         if known := pods.get(entry.pod_uid):
             held[known.namespace, known.name, entry.container, entry.resource] = entry.ids
+            if reply := read_reply(entry.annotations.get(ALLOCATION_KEY, "")):
+                replies[known.namespace, known.name, entry.container, entry.resource] = reply
     references = {(pod.namespace, pod.name): pod for pod in pods.values()}
     allocations, foreign = [], []
     for (namespace, name, container, resource_name), texts in held.items():
@@ -113,26 +116,26 @@ def holders_of(
         if absent:
             ids = ", ".join(map(repr, sorted(absent)))
             foreign.append(f"{reference}/{container} holds {resource_name} {ids}")
-        mask = mask_of(geometry, resource.unit, tuple(numbers.values()))
-        allocations.append(Allocation(reference, container, resource, mask))
+        drawn = mask_of(geometry, resource.unit, tuple(numbers.values()))
+        reply = replies.get((namespace, name, container, resource_name))
+        mask = reply.mask_on(node) if reply else drawn
+        allocations.append(Allocation(reference, container, resource, mask, drawn))
     if foreign:
         found = f"ids that this machine does not have (is another device plugin running?): {'; '.join(foreign)}"
         note = "; ".join(part for part in (note, found) if part)
     return Holders(Ledger(tuple(allocations)), note, tuple(foreign))
 
 
-def read_recorded(kubelet_dir: Path) -> tuple[RecordedDevices, ...] | Unknown:
+def read_recorded(kubelet_dir: Path) -> tuple[CheckpointEntry, ...] | Unknown:
     """The entries of the kubelet's checkpoint, or why they cannot be read."""
     if not os.path.lexists(kubelet_dir):
         return Unknown(f"there is no kubelet at {kubelet_dir}", "if it is elsewhere, give --kubelet-dir")
-    from neuron_plugin.kubelet import CHECKPOINT, read_checkpoint
+    from neuron_plugin.kubelet import CHECKPOINT, CheckpointError, CheckpointFile
 
-    file = kubelet_dir / CHECKPOINT
     try:
-        file.open("rb").close()
-    except OSError as error:
-        return Unknown(f"{file} cannot be read ({error.strerror})", "run this as root")
-    return read_checkpoint(file)
+        return CheckpointFile(kubelet_dir / CHECKPOINT, list(_RESOURCES)).read().entries
+    except CheckpointError as error:
+        return Unknown(str(error), "run this as root")
 
 
 def ask_kubelet(socket: Path) -> tuple[PodDevices, ...] | Unknown:

@@ -34,7 +34,8 @@ class Machine:
         if self.geometry is None:
             return None
         unhealthy = {int(device): "unhealthy" for device, verdict in self.verdicts.items() if not verdict.healthy}
-        return NodeInventory(self.geometry, tuple(map(int, self.verdicts)), unhealthy)
+        size = self.inventory.logical_core_size.size
+        return NodeInventory(self.geometry, tuple(map(int, self.verdicts)), unhealthy, logical_core_size=size)
 
     @property
     def usable_mask(self) -> int:

@@ -48,12 +48,9 @@ class Advertisement:
 
     def __init__(self, devices: Iterable[AdvertisedDevice] = ()) -> None:
         self.latest = Edition(1, _in_order(devices))
+        self.streams = 0
+        """How many streams are open."""
         self._changed = asyncio.Event()
-
-    @property
-    def is_followed(self) -> bool:
-        """Whether a stream is open."""
-        return bool(self._subscriptions)
 
     def publish(self, devices: Iterable[AdvertisedDevice]) -> bool:
         """Make ``devices`` the list, in any order, and send it if it differs from the last one; whether it did.

@@ -183,6 +183,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         """Send the whole list, and again with each newer edition, until the kubelet or `end_streams` ends it."""
         self.streams_open += 1
         self.streams_begun += 1
+        self._advertisement.streams += 1
         self._on_stream_change()
         sent: int | None = None
         try:
@@ -195,6 +196,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
                     await context.write(device_list(edition))
         finally:
             self.streams_open -= 1
+            self._advertisement.streams -= 1
             self._on_stream_change()
 
     async def GetPreferredAllocation(  # noqa: N802 - the API's name

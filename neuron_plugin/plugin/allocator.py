@@ -361,7 +361,8 @@ class Allocator:
         self, resource: Resource, ids: tuple[int, ...], last: tuple[PreferenceRequest, tuple[int, ...]] | None
     ) -> Answer | Conflict:
         """The answer to an Allocate; ``last`` is the GetPreferredAllocation before it, and its answer."""
-        snapshot, own = self._snapshot(), ()
+        own: tuple[int, ...] = ()
+        snapshot = self._snapshot()
         if last and last[0].resource is resource and set(last[0].must_include) <= set(ids):
             own = last[0].must_include
         latest = next(

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,8 +25,10 @@ from neuron_plugin.allocation import (
     mask_of,
     parse_ids,
 )
-from neuron_plugin.kubelet import CheckpointEntry
 from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, cores_in
+
+if TYPE_CHECKING:
+    from neuron_plugin.kubelet import CheckpointEntry
 
 ALLOCATION_KEY = "neuron-plugin.io/allocation"
 """Annotation in each reply to Allocate. The kubelet keeps replies in its checkpoint, so what a container was given can

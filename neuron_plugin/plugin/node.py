@@ -255,7 +255,7 @@ class Node:
         come together share one message: each costs the kubelet an fsync.
         """
         self.look_at_checkpoint()
-        followed = next((one for one in self.advertisements.values() if one.is_followed), None)
+        followed = next((one for one in self.advertisements.values() if one.streams), None)
         if followed is None:
             return False
         if self._rewrite_asked_at is None:

@@ -7,10 +7,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import yaml
+from neuron_plugin.plugin.pages import decisions_json
 
 from neuron_plugin.allocation import DecisionLog, LoggedDecision, PodReference, PodUid, Resource, Step
 from neuron_plugin.cli import decisions
-from neuron_plugin.plugin.pages import decisions_json
 from neuron_plugin.plugin.settings import PluginSettings
 from tests.cli.doubles import Cli
 from tests.topology.oracle import TRN1

@@ -8,9 +8,18 @@ from typing import Any
 import pytest
 import yaml
 
-from neuron_plugin.hardware import EVERY_DEVICE, Device, EccCounts, Inventory, MachinePaths, ResetState, read_inventory
+from neuron_plugin.hardware import (
+    EVERY_DEVICE,
+    CoreErrors,
+    Device,
+    EccCounts,
+    Inventory,
+    MachinePaths,
+    NodeState,
+    ResetState,
+    read_inventory,
+)
 from neuron_plugin.hardware.kernel_log import parse_record
-from neuron_plugin.hardware import CoreErrors, NodeState
 from neuron_plugin.simulation import SimulatedNode, write_node
 from neuron_plugin.topology import catalogue
 from tests.cli.doubles import Cli

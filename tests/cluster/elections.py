@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from neuron_plugin.simulation.api_server_status import JsonObject, Refusal
 
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster.api import ApiRequest, Response, UnreachableError
@@ -16,7 +17,6 @@ from neuron_plugin.cluster.leases import Change, Election
 from neuron_plugin.cluster.objects import LEASES, Lease
 from neuron_plugin.cluster.writes import LeaseName
 from neuron_plugin.simulation import ApiObjects, Target, parse_path
-from neuron_plugin.simulation.api_server_status import JsonObject, Refusal
 
 PATH = LEASES.item("neuron-extender", "kube-system")
 

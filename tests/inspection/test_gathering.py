@@ -14,6 +14,9 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from neuron_plugin.plugin.exposition import Metric, MetricKind, exposed
+from neuron_plugin.plugin.probes import readiness
+from neuron_plugin.plugin.responder import Page, text_page
 
 from neuron_plugin.allocation import Assignment, Resource
 from neuron_plugin.inspection import gathering, holders
@@ -27,9 +30,6 @@ from neuron_plugin.inspection.gathering import (
 )
 from neuron_plugin.inspection.text import Unknown
 from neuron_plugin.kubelet.socket_watch import endpoint_path
-from neuron_plugin.plugin.exposition import Metric, MetricKind, exposed
-from neuron_plugin.plugin.probes import readiness
-from neuron_plugin.plugin.responder import Page, text_page
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.simulation import Fault, Match, StandInApiServer, StandInKubelet, node_manifest, pod_manifest

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from neuron_plugin.plugin.publish import publication
 
 from neuron_plugin.allocation import INVENTORY_KEY
 from neuron_plugin.cluster import ApiError, KubernetesApi, LeaseName, connect, create_lease, send, utc_now
 from neuron_plugin.plugin.node_lease import delete_lease, node_lease
-from neuron_plugin.plugin.publish import publication
 from neuron_plugin.plugin.uninstall import installed_nodes, uninstall_nodes
 from neuron_plugin.simulation import Fault, Match, StandInApiServer, api_server
 from tests.plugin.world import machine

@@ -10,8 +10,7 @@ from neuron_plugin.hardware import ResetState, device_key
 from neuron_plugin.inspection.facts import Daemon, Facts, NodeFile
 from neuron_plugin.inspection.findings import Level
 from neuron_plugin.inspection.text import Unknown
-from neuron_plugin.plugin.health import judge_once
-from neuron_plugin.plugin.health import DeviceMemory, Memory
+from neuron_plugin.plugin.health import DeviceMemory, Memory, judge_once
 from neuron_plugin.plugin.health_rules import Action, HealthRules, SignalRule
 from neuron_plugin.simulation import SimulatedNode, write_node
 from tests.inspection.cases import ask, facts_of, is_fine, the_finding, with_host
