@@ -138,8 +138,7 @@ def answer_for(
     have them. ``preferred``: that call was answered with exactly ``ids``. The kubelet does not make it where the init
     containers have enough. ``latest`` is the pod of our latest answer, if the kubelet has recorded that.
     """
-    geometry, unit, count = snapshot.inventory.geometry, resource.unit, len(ids)
-    drawn = _mask(snapshot, resource, ids)
+    count, drawn = len(ids), _mask(snapshot, resource, ids)
     for one in snapshot.waiting:
         if one.resource is resource and one.mask == drawn and not drawn & ~snapshot.offered_mask & ~one.reused_mask:
             return Answer(drawn, "assigned to the pod by the scheduler", one.pod, one.container, assigned=True)
@@ -154,11 +153,10 @@ def answer_for(
         if pod is None or (one.pod.uid, one.resource) != (pod.uid, resource)
     ]
     if others:
-        texts = [
-            f"{resource.value} {format_ids(ids_of(geometry, unit, drawn & one.mask) or ids)} is in use by "
-            f"{named(one.pod)} as {one.resource.value}"
-            for one in others
-        ]
+        texts = []
+        for one in others:
+            shared = format_ids(number for number in ids if _mask(snapshot, resource, (number,)) & one.mask)
+            texts.append(f"{resource.value} {shared} is in use by {named(one.pod)} as {one.resource.value}")
         return Conflict("; ".join(dict.fromkeys(texts)))
     if held := [one for one in snapshot.inputs.hold_downs if one.mask & drawn & ~own]:
         return Conflict(
@@ -292,6 +290,7 @@ class Allocator:
         """Choose the ids that the next Allocate should carry."""
         request = PreferenceRequest(Resource(resource), _parsed(available), _parsed(must_include), size)
         with self._counted(self._counters.preference_seconds, resource):
+            self._last_preference = request, ()  # the caller may give up while this waits
             async with self._node.listing:
                 self._node.look_at_checkpoint()
             preference = preference_for(self._snapshot(), request)

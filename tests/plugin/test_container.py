@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ from neuron_plugin.allocation import Resource, parse_ids
 from neuron_plugin.hardware import parse_driver_version
 from neuron_plugin.kubelet import DeviceNode
 from neuron_plugin.plugin.container import (
+    CDI_FILE_NAME,
     ContainerStyle,
     cdi_specification,
     container_allocation,
     resolve_numbering,
+    write_cdi_specification,
 )
 from neuron_plugin.plugin.settings import Numbering
 from neuron_plugin.topology import Geometry, Topology, Unit, cores_in, valid_counts, valid_sets
@@ -130,3 +133,18 @@ def test_container_numbering_names_the_same_silicon_through_the_drivers_offset(d
     assert [node.container_path for node in given_.devices] == [
         f"/dev/neuron{place}" for place in range(len(given_.devices))
     ]
+
+
+def test_p53_the_specification_is_written_whole_once_and_again_when_it_says_something_else(tmp_path: Path) -> None:
+    directory = tmp_path / "run" / "cdi"
+    assert write_cdi_specification(directory, {"kind": "a"})
+    assert not write_cdi_specification(directory, {"kind": "a"})
+    assert write_cdi_specification(directory, {"kind": "b"})
+    assert [path.name for path in directory.iterdir()] == [CDI_FILE_NAME]
+    assert json.loads((directory / CDI_FILE_NAME).read_bytes()) == {"kind": "b"}
+
+
+def test_p53_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "cdi").write_text("in the way")
+    with pytest.raises(OSError, match="cdi"):
+        write_cdi_specification(tmp_path / "cdi", {"kind": "a"})

@@ -16,11 +16,10 @@ import pytest
 from neuron_plugin.allocation import INVENTORY_KEY
 from neuron_plugin.hardware import ResetState, Severity, kernel_log
 from neuron_plugin.plugin.daemon import NodeDaemon
-from neuron_plugin.plugin.settings import ResourceName
 from neuron_plugin.simulation import EVENTS, NODES, SimulatedNode
 from tests.plugin import site as sites
 from tests.plugin.site import NODE, eventually
-from tests.plugin.world import NEURON, app
+from tests.plugin.world import NEURON, app, uid_of
 
 
 @dataclass
@@ -76,18 +75,18 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_log, "FILE_SECONDS", 0.02)
 
 
-async def test_p67_p68_p71_a_fault_reaches_everybody_and_so_does_its_end() -> None:
+async def test_p67_p68_p71_a_fault_reaches_kubelet_pod_node_and_events_and_so_does_its_end() -> None:
     async with a_site() as node:
         await node.site.run("holder", app(6))
         await eventually(lambda: node.condition() == "True")
         node.machine.set_reset(2, ResetState.FAILED)
         await node.allocatable(5)
-        assert node.site.kubelet.device_health("uid-holder", "app")["2"] == "Unhealthy"
+        assert node.site.kubelet.device_health(uid_of("holder"), "app")["2"] == "Unhealthy"
         await eventually(lambda: list(node.inventory().get("unhealthy", ())) == ["2"])
         await eventually(lambda: node.condition() == "False")
         node.machine.set_reset(2, ResetState.READY)
         await node.allocatable(6)
-        assert set(node.site.kubelet.device_health("uid-holder", "app").values()) == {"Healthy"}
+        assert set(node.site.kubelet.device_health(uid_of("holder"), "app").values()) == {"Healthy"}
         await eventually(lambda: node.inventory().get("unhealthy") == {} and node.condition() == "True")
         await eventually(lambda: len(node.events()) == 2)
         reset = "its last reset failed (reset it again, reload the driver or reboot)"
@@ -136,13 +135,13 @@ async def test_p25_a_driver_reload_is_unhealthy_and_back() -> None:
 
 async def test_p69_a_flapping_node_makes_a_bounded_number_of_messages_and_events() -> None:
     async with a_site() as node:
-        start = node.daemon.offering._advertisements[ResourceName.NEURON.resource].latest.version
+        start = node.daemon.node.advertisements[NEURON].latest.version
         for _ in range(15):
             node.machine.remove_node(3)
             await asyncio.sleep(0.12)
             node.machine.restore_node(3)
             await asyncio.sleep(0.12)
-        latest = node.daemon.offering._advertisements[ResourceName.NEURON.resource].latest.version
+        latest = node.daemon.node.advertisements[NEURON].latest.version
         assert 1 <= latest - start <= 3  # gone, back, gone and then held for ten seconds
         assert len(node.events()) <= 3
         assert node.daemon.health.unhealthy == {3: "/dev/neuron3 is absent"}
@@ -151,6 +150,6 @@ async def test_p69_a_flapping_node_makes_a_bounded_number_of_messages_and_events
 async def test_p70_a_kernel_log_that_is_not_there_is_named_and_the_rest_goes_on() -> None:
     async with a_site(kmsg=Path("/nowhere/kmsg")) as node:
         await eventually(lambda: "kernel-log" in node.daemon.health.silent_sources)
-        assert node.daemon._moment().silent_sources["kernel-log"].startswith("/nowhere/kmsg cannot be read")
+        assert node.daemon.health.silent_sources["kernel-log"].startswith("/nowhere/kmsg cannot be read")
         node.machine.remove_node(0)
         await node.allocatable(5)

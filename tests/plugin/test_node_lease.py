@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from neuron_plugin.cluster import LEASES, KubernetesApi, ObservedLease, connect
+from neuron_plugin.cluster import LEASES, KubernetesApi, ObservedLease, connect, delete_lease, send
 from neuron_plugin.extender.informers import LEASE_PREFIX as EXTENDERS_PREFIX
-from neuron_plugin.plugin.node_lease import LEASE_PREFIX, LeaseTimes, NodeLease, delete_lease, node_lease
+from neuron_plugin.plugin.node_lease import LEASE_PREFIX, LeaseTimes, NodeLease, node_lease
 from neuron_plugin.simulation import ApiHttp, Fault, Match, StandInApiServer, api_server
 
 NAMESPACE, NODE = "kube-system", "worker-1"
@@ -54,8 +54,14 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def nudge(lease: NodeLease) -> NoReturn:
     while True:
-        lease.notify()
+        if lease.serving:
+            renew_now(lease)
         await asyncio.sleep(0.02)
+
+
+def renew_now(lease: NodeLease) -> None:
+    lease.serve(serving=False)
+    lease.serve(serving=True)
 
 
 @asynccontextmanager
@@ -84,12 +90,10 @@ def note_writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return served
 
 
-def of_node(
-    serving: Callable[[], bool] = lambda: True,
-    times: LeaseTimes = TIMES,
-    on_new_node: Callable[[], None] = lambda: None,
-) -> NodeLease:
-    return NodeLease(NAMESPACE, NODE, times, serving=serving, on_new_node=on_new_node)
+def of_node(*, serving: bool = True, times: LeaseTimes = TIMES) -> NodeLease:
+    lease = NodeLease(NAMESPACE, NODE, times)
+    lease.serve(serving=serving)
+    return lease
 
 
 async def test_e7_the_lease_is_the_one_the_extender_looks_for(server: StandInApiServer, api: KubernetesApi) -> None:
@@ -120,29 +124,27 @@ async def test_it_is_renewed_while_the_plugin_serves(server: StandInApiServer, a
         await until(lambda: datetime.fromisoformat(lease_of(server)["spec"]["renewTime"]) > first)
 
 
-async def test_e7_it_is_not_renewed_while_the_kubelet_does_not_follow_us(
+async def test_e7_it_is_not_renewed_while_the_kubelet_follows_no_resource(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
-    serving = True
-    async with renewing(api, of_node(lambda: serving)):
+    lease = of_node()
+    async with renewing(api, lease):
         await until(lambda: is_held(server))
-        serving = False
+        lease.serve(serving=False)
         await asyncio.sleep(0.05)
         stands = lease_of(server)["metadata"]["resourceVersion"]
         await asyncio.sleep(0.1)
         assert lease_of(server)["metadata"]["resourceVersion"] == stands
 
 
-async def test_e7_it_is_not_made_before_the_plugin_serves_and_at_once_when_it_does(
+async def test_e7_it_is_created_as_soon_as_the_plugin_serves_and_not_before(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
-    serving = False
-    lease = of_node(lambda: serving)
+    lease = of_node(serving=False)
     async with renewing(api, lease, often=False):
         await asyncio.sleep(0.05)
         assert not there_is_one(server)
-        serving = True
-        lease.notify()
+        lease.serve(serving=True)
         await until(lambda: is_held(server))
 
 
@@ -154,7 +156,7 @@ async def test_e7_a_plugin_that_stops_gives_it_up_so_that_no_pod_comes_meanwhile
         await until(lambda: is_held(server))
         await lease.give_up(api)
         given_up = LEASES.decode(_encoded(lease_of(server)))
-        lease.notify()
+        renew_now(lease)
         await asyncio.sleep(0.1)
         assert lease_of(server)["metadata"]["resourceVersion"] == given_up.resource_version
     assert ObservedLease().expired(given_up, now=0.0)
@@ -172,7 +174,7 @@ async def test_e7_the_next_plugin_takes_up_what_the_last_one_gave_up(
 
 
 @pytest.mark.parametrize("fault", [Fault(status=500), Fault(delay_seconds=600)], ids=["refused", "no answer"])
-async def test_p13_an_api_server_in_trouble_does_not_keep_a_plugin_from_stopping(
+async def test_p13_an_api_server_that_fails_does_not_keep_a_plugin_from_stopping(
     server: StandInApiServer, api: KubernetesApi, fault: Fault
 ) -> None:
     server.fail(fault)
@@ -188,7 +190,7 @@ async def test_e7_a_renewal_that_hangs_does_not_keep_a_plugin_from_giving_it_up(
         await until(lambda: is_held(server))
         hangs = Fault(delay_seconds=600)
         server.fail(hangs)
-        lease.notify()
+        renew_now(lease)
         await until(lambda: hangs.times == 0)
         assert await lease.give_up(api)
         assert not is_held(server)
@@ -198,7 +200,7 @@ async def test_e7_a_renewal_that_hangs_does_not_keep_a_plugin_from_giving_it_up(
 async def test_e7_what_lands_after_it_was_given_up_does_not_open_the_node(
     server: StandInApiServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """An API server may do what it was asked long after nobody waits for its answer any more."""
+    """An API server may do what it was asked long after no one waits for its answer any more."""
     gate, served = asyncio.Event(), note_writes(monkeypatch)
     held = Fault(Match(method, "/leases"), gate=gate)
     lease = of_node()
@@ -208,7 +210,7 @@ async def test_e7_what_lands_after_it_was_given_up_does_not_open_the_node(
         if method == "PATCH":
             await until(lambda: is_held(server))
             server.fail(held)
-            lease.notify()
+            renew_now(lease)
         await until(lambda: held.times == 0)
         assert await lease.give_up(api) is (method == "PATCH")
         served.clear()
@@ -239,12 +241,12 @@ async def test_e7_what_somebody_else_wrote_is_renewed_at_once(
         await until(lambda: is_held(server))
         await of_node().give_up(api)  # a process of before, late
         assert not is_held(server)
-        lease.notify()
+        renew_now(lease)
         await until(lambda: is_held(server))
     assert not _warnings(caplog)
 
 
-async def test_a_plugin_that_was_never_heard_of_gives_nothing_up(server: StandInApiServer, api: KubernetesApi) -> None:
+async def test_a_plugin_that_has_no_lease_yet_gives_none_up(server: StandInApiServer, api: KubernetesApi) -> None:
     await of_node().give_up(api)
     assert not there_is_one(server)
 
@@ -258,23 +260,23 @@ async def test_a_killed_plugin_leaves_it_to_run_out_by_itself(server: StandInApi
     assert observed.expired(lease, now=108.0)
 
 
-async def test_a_node_made_anew_gets_a_lease_of_its_own_and_is_described_again(
+async def test_a_node_that_is_created_again_gets_a_lease_of_its_own_and_is_described_again(
     server: StandInApiServer, api: KubernetesApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[bool] = []
-    async with renewing(api, of_node(on_new_node=lambda: told.append(True))):
+    lease = of_node()
+    async with renewing(api, lease):
         await until(lambda: is_held(server))
-        assert not told
+        assert not lease.created_again
         server.delete_node(NODE)
         server.create_node({"metadata": {"name": NODE}})
-        await api.request(delete_lease(NAMESPACE, NODE), timeout_seconds=5)  # as the garbage collector does
-        await until(lambda: bool(told) and is_held(server))
+        await send(api, delete_lease(node_lease(NAMESPACE, NODE)), timeout_seconds=5)  # as the garbage collector does
+        await until(lambda: lease.created_again == 1 and is_held(server))
     assert not _warnings(caplog)
     uid = server.get(api_server.NODES, NODE)["metadata"]["uid"]
     assert lease_of(server)["metadata"]["ownerReferences"][0]["uid"] == uid
 
 
-async def test_an_api_server_in_trouble_is_told_once_and_the_lease_comes_back(
+async def test_an_api_server_that_fails_is_logged_once_and_the_lease_comes_back(
     server: StandInApiServer, api: KubernetesApi, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with renewing(api, of_node()):
@@ -286,11 +288,6 @@ async def test_an_api_server_in_trouble_is_told_once_and_the_lease_comes_back(
         stands = lease_of(server)["metadata"]["resourceVersion"]
         await until(lambda: lease_of(server)["metadata"]["resourceVersion"] != stands)
     assert len(_warnings(caplog)) == 1
-
-
-def test_the_lease_is_deleted_by_its_name() -> None:
-    request = delete_lease("x", "n")
-    assert (request.method, request.path) == ("DELETE", node_lease("x", "n").path)
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:

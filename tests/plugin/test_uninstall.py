@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from neuron_plugin.plugin.publish import publication
 
 from neuron_plugin.allocation import INVENTORY_KEY
-from neuron_plugin.cluster import ApiError, KubernetesApi, LeaseName, connect, create_lease, send, utc_now
-from neuron_plugin.plugin.node_lease import delete_lease, node_lease
+from neuron_plugin.cluster import ApiError, KubernetesApi, LeaseName, connect, create_lease, delete_lease, send, utc_now
+from neuron_plugin.plugin.node_lease import node_lease
+from neuron_plugin.plugin.publisher import publication
 from neuron_plugin.plugin.uninstall import installed_nodes, uninstall_nodes
 from neuron_plugin.simulation import Fault, Match, StandInApiServer, api_server
-from tests.plugin.world import machine
+from tests.plugin.world import inventory
 
 NAMESPACE = "kube-system"
 
@@ -36,7 +36,7 @@ async def api(server: StandInApiServer, tmp_path: Path) -> AsyncIterator[Kuberne
 
 async def install(api: KubernetesApi, name: str) -> None:
     """What a plugin says of its node."""
-    await send(api, publication(name, machine(device_name="Trainium1")), timeout_seconds=5)
+    await send(api, publication(name, inventory(device_name="Trainium1")), timeout_seconds=5)
     await lease(api, node_lease(NAMESPACE, name))
 
 
@@ -90,14 +90,14 @@ async def test_a_node_that_is_gone_loses_the_lease_it_left(server: StandInApiSer
 async def test_installed_nodes_are_found_by_what_is_said_of_them_or_by_their_lease(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
-    await send(api, delete_lease(NAMESPACE, "worker-1"), timeout_seconds=5)
+    await send(api, delete_lease(node_lease(NAMESPACE, "worker-1")), timeout_seconds=5)
     server.delete_node("worker-2")
     assert await installed_nodes(api, NAMESPACE) == ["worker-1", "worker-2"]
 
 
 async def test_a_lease_that_was_given_up_is_found_by_the_node_it_is_of(api: KubernetesApi) -> None:
     """As every plugin leaves it when it ends."""
-    await send(api, delete_lease(NAMESPACE, "worker-1"), timeout_seconds=5)
+    await send(api, delete_lease(node_lease(NAMESPACE, "worker-1")), timeout_seconds=5)
     await uninstall_nodes(api, ["worker-1", "worker-2"], NAMESPACE)
     for node in ("worker-1", "gone"):
         await lease(api, replace(node_lease(NAMESPACE, node), holder=""))

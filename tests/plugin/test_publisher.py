@@ -1,0 +1,445 @@
+"""What is written to the API server: what a snapshot says, once, in spite of everything that the server does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from neuron_plugin.allocation import INVENTORY_KEY, read_inventory
+from neuron_plugin.cluster import NODES, ApiRequest, Response, UnreachableError
+from neuron_plugin.hardware import MISSING
+from neuron_plugin.plugin import publisher
+from neuron_plugin.plugin.inputs import HoldDown
+from neuron_plugin.plugin.publisher import PUBLISHED_LABELS, Publisher, WriteQueue, node_labels, publication, withdrawal
+from neuron_plugin.plugin.snapshot import PodEvent, derive
+from tests.plugin.world import (
+    NEURON,
+    TRN2,
+    app,
+    assigned,
+    devices,
+    entry,
+    inputs,
+    inventory,
+    pod,
+    ref,
+    uid_of,
+)
+
+A, B = uid_of("a"), uid_of("b")
+
+# The queue.
+
+
+@dataclass
+class FakeApi:
+    """Answers each path from its list of statuses, then 200; 0 is silence."""
+
+    answers: dict[str, list[int]] = field(default_factory=dict)
+    seen: list[str] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
+        assert timeout_seconds == publisher.TIMEOUT_SECONDS
+        self.seen.append(f"{request.path}?{request.query.get('v', '')}".rstrip("?"))
+        await self.gate.wait()
+        status = answers.pop(0) if (answers := self.answers.get(request.path)) else 200
+        if not status:
+            raise UnreachableError("PATCH", request.path, "no answer", may_have_arrived=True)
+        return Response(status, msgspec.json.encode({"reason": "R", "message": "m"}))
+
+    def stream(
+        self, request: ApiRequest, *, silence_seconds: float
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        raise AssertionError(request, silence_seconds)
+
+
+def asked(path: str, version: str = "") -> ApiRequest:
+    return ApiRequest("PATCH", path, {"v": version} if version else {})
+
+
+@asynccontextmanager
+async def running(queue: WriteQueue, api: FakeApi) -> AsyncIterator[None]:
+    task = asyncio.create_task(queue.run(api))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(api: FakeApi, *seen: str) -> None:
+    async with asyncio.timeout(5):
+        while api.seen != list(seen):
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0)
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> WriteQueue:
+    monkeypatch.setattr(publisher, "FIRST_PAUSE_SECONDS", 0.002)
+    monkeypatch.setattr(publisher, "LONGEST_PAUSE_SECONDS", 0.002)
+    monkeypatch.setattr(publisher, "FIRST_PERMISSION_SECONDS", 0.002)
+    monkeypatch.setattr(publisher, "LONGEST_PERMISSION_SECONDS", 0.002)
+    return WriteQueue(chance=lambda: 0.0)
+
+
+async def test_what_was_put_before_there_was_a_client_is_sent_in_order(queue: WriteQueue) -> None:
+    api = FakeApi()
+    queue.put("a", asked("/a"))
+    queue.put("b", asked("/b"))
+    async with running(queue, api):
+        await until(api, "/a", "/b")
+        queue.put("c", asked("/c"))
+        await until(api, "/a", "/b", "/c")
+
+
+async def test_a_newer_request_replaces_one_that_was_not_sent(queue: WriteQueue) -> None:
+    api = FakeApi()
+    queue.put("a", asked("/a", "1"))
+    queue.put("a", asked("/a", "2"))
+    async with running(queue, api):
+        await until(api, "/a?2")
+
+
+async def test_a_newer_request_that_comes_while_the_older_is_sent_is_sent_too(queue: WriteQueue) -> None:
+    api = FakeApi()
+    api.gate.clear()
+    queue.put("a", asked("/a", "1"))
+    async with running(queue, api):
+        await until(api, "/a?1")
+        queue.put("a", asked("/a", "2"))
+        api.gate.set()
+        await until(api, "/a?1", "/a?2")
+
+
+@pytest.mark.parametrize("status", [0, 429, 500, 503])
+async def test_silence_and_a_busy_server_are_tried_again(queue: WriteQueue, status: int) -> None:
+    api = FakeApi({"/a": [status, status]})
+    queue.put("a", asked("/a"))
+    async with running(queue, api):
+        await until(api, "/a", "/a", "/a")
+
+
+async def test_a_subject_that_fails_keeps_no_other_waiting(queue: WriteQueue) -> None:
+    api = FakeApi({"/a": [500] * 3})
+    queue.put("a", asked("/a"))
+    queue.put("b", asked("/b"))
+    async with running(queue, api):
+        await until(api, "/a", "/b", "/a", "/a", "/a")
+
+
+@pytest.mark.parametrize(("status", "level"), [(422, logging.WARNING), (404, logging.DEBUG), (409, logging.DEBUG)])
+async def test_a_refusal_is_final_and_loud_unless_the_pod_is_only_gone(
+    queue: WriteQueue, caplog: pytest.LogCaptureFixture, status: int, level: int
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="neuron_plugin.plugin.publisher")
+    api = FakeApi({"/a": [status]})
+    queue.put("a", asked("/a"))
+    queue.put("b", asked("/b"))
+    async with running(queue, api):
+        await until(api, "/a", "/b")
+    (logged,) = [each for each in caplog.records if each.message == "the API server refused a write"]
+    assert logged.levelno == level
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_what_is_not_permitted_is_logged_once_and_sent_when_the_rights_have_come(
+    queue: WriteQueue, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    caplog.set_level(logging.INFO, logger="neuron_plugin.plugin.publisher")
+    api = FakeApi({"/a": [status] * 3})
+    queue.put("a", asked("/a"))
+    async with running(queue, api):
+        await until(api, "/a", "/a", "/a", "/a")
+        await asyncio.sleep(0)
+        assert len(queue) == 0
+    assert [each.message for each in caplog.records] == [
+        "write not permitted, tried again later",
+        "write permitted now",
+    ]
+
+
+async def test_what_is_not_permitted_keeps_no_other_waiting_and_counts_as_pending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publisher, "FIRST_PERMISSION_SECONDS", 600.0)
+    queue, api = WriteQueue(), FakeApi({f"/{subject}": [403] for subject in "abc"})
+    for subject in "abcd":
+        queue.put(subject, asked(f"/{subject}"))
+    async with running(queue, api):
+        await until(api, "/a", "/b", "/c", "/d")
+        assert len(queue) == 3
+        queue.put("e", asked("/e"))
+        await until(api, "/a", "/b", "/c", "/d", "/e")
+
+
+async def test_a_newer_request_takes_the_place_of_one_that_was_not_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "FIRST_PERMISSION_SECONDS", 600.0)
+    queue, api = WriteQueue(), FakeApi({"/a": [403]})
+    queue.put("a", asked("/a", "1"))
+    async with running(queue, api):
+        await until(api, "/a?1")
+        queue.put("a", asked("/a", "2"))
+        await until(api, "/a?1", "/a?2")
+        await asyncio.sleep(0)
+        assert len(queue) == 0
+
+
+async def test_what_comes_at_the_very_moment_of_another_try_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "FIRST_PERMISSION_SECONDS", 0.1)
+    queue, api = WriteQueue(chance=lambda: 1.0), FakeApi({"/a": [403]})
+    queue.put("a", asked("/a"))
+    async with running(queue, api):
+        await until(api, "/a")
+        loop = asyncio.get_running_loop()
+        loop.call_at(queue._again_at + 0.001, queue.put, "b", asked("/b"))
+        while loop.time() < queue._again_at + 0.01:
+            pass  # both timers are due when the loop looks again
+        await until(api, "/a", "/a", "/b")
+
+
+async def test_of_what_is_never_permitted_only_the_newest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "FIRST_PERMISSION_SECONDS", 600.0)
+    monkeypatch.setattr(publisher, "MOST_NOT_PERMITTED", 2)
+    queue, api = WriteQueue(), FakeApi({f"/{number}": [403] for number in range(4)})
+    for number in range(4):
+        queue.put(f"event {number}", asked(f"/{number}"))
+    async with running(queue, api):
+        await until(api, *(f"/{number}" for number in range(4)))
+        assert len(queue) == 2
+
+
+# What a snapshot says.
+
+
+def unsent(made: Publisher) -> dict[str, Any]:
+    """The bodies of the requests that wait, by subject, in order; they are then taken for sent."""
+    found = {subject: request.body for subject, request in made.queue._unsent.items()}
+    made.queue._unsent.clear()
+    return found
+
+
+def a_publisher() -> Publisher:
+    return Publisher("worker-1", now_ns=lambda: 77)
+
+
+def test_the_inventory_is_written_when_it_is_another_and_only_then() -> None:
+    made = a_publisher()
+    made.publish(derive(inputs()))
+    assert list(unsent(made)) == ["inventory"]
+    made.publish(derive(inputs(pod("a", app(1)))))
+    assert not unsent(made)
+    made.publish(derive(inputs(node=inventory(unhealthy={3: "sick"}))))
+    assert list(unsent(made)) == ["inventory"]
+
+
+def test_p60_cores_that_are_held_down_are_published_as_unhealthy_with_the_reason() -> None:
+    held = HoldDown(A, ref("a"), devices(3), 0.0, 0.0, 0.0, 99.0, "processes of pod default/a may still use it")
+    made = a_publisher()
+    made.publish(derive(inputs(hold_downs=(held,))))
+    read = read_inventory(unsent(made)["inventory"]["metadata"]["annotations"][INVENTORY_KEY])
+    assert read.unhealthy == {3: "processes of pod default/a may still use it"}
+
+
+def test_t33_what_is_on_the_node_is_written_again_for_a_node_object_that_was_created_again() -> None:
+    made = a_publisher()
+    made.publish(derive(inputs()))
+    made.tell_of_node("condition", ApiRequest("PATCH", "/c"))
+    made.tell("event", ApiRequest("POST", "/e"))
+    assert list(unsent(made)) == ["inventory", "condition", "event"]
+    made.tell_of_node_again()
+    assert list(unsent(made)) == ["inventory", "condition"]
+
+
+def test_p55_an_assignment_that_came_true_is_marked_once_without_an_event() -> None:
+    made = a_publisher()
+    came_true = derive(inputs(assigned("a", app(1), sets=[[3]]), recorded=[entry(A, "app", NEURON, 3)]))
+    made.publish(came_true)
+    written = unsent(made)
+    assert list(written) == ["inventory", f"assignment of {A}"]
+    assert written[f"assignment of {A}"]["metadata"]["annotations"] == {"NEURON_ALLOCATED": "true"}
+    made.publish(came_true)
+    assert not unsent(made)
+    assert not made.corrections
+
+
+def test_a_write_that_was_undone_by_somebody_else_is_written_again() -> None:
+    made = a_publisher()
+    recorded = [entry(A, "app", NEURON, 3)]
+    before = derive(inputs(assigned("a", app(1), sets=[[3]]), recorded=recorded))
+    made.publish(before)
+    made.publish(derive(inputs(assigned("a", app(1), sets=[[3]], allocated=True), recorded=recorded)))
+    unsent(made)
+    made.publish(before)
+    assert list(unsent(made)) == [f"assignment of {A}"]
+
+
+def test_a_pod_without_an_assignment_is_annotated_with_the_time_of_the_write() -> None:
+    made = a_publisher()
+    made.publish(derive(inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 3)])))
+    annotations = unsent(made)[f"assignment of {A}"]["metadata"]["annotations"]
+    assert annotations == {"NEURON_DEVS": "3", "NEURON_ALLOC_TIME": "77", "NEURON_ALLOCATED": "true"}
+
+
+def test_p56_p63_a_swap_is_written_on_the_unserved_pod_first_and_reported_on_both() -> None:
+    made = a_publisher()
+    snapshot = derive(
+        inputs(
+            assigned("a", app(1), sets=[[5]], time=1),
+            assigned("b", app(1), sets=[[6]], time=2),
+            recorded=[entry(B, "app", NEURON, 5)],
+        )
+    )
+    made.publish(snapshot)
+    written = list(unsent(made))
+    assert written[:3] == ["inventory", f"assignment of {A}", f"assignment of {B}"]
+    assert [subject.split(":")[0] for subject in written[3:]] == [
+        f"event AssignmentCorrected of {A}",
+        f"event AssignmentCorrected of {B}",
+    ]
+    assert [write.pod.name for write in made.corrections] == ["a", "b"]
+
+
+def test_without_an_extender_the_event_about_unlinked_devices_reaches_its_pod() -> None:
+    made = a_publisher()
+    made.publish(derive(inputs(pod("a", app(4)), recorded=[entry(A, "app", NEURON, 0, 1, 5, 9)])))
+    (body,) = [body for subject, body in unsent(made).items() if subject.startswith("event")]
+    assert body["reason"] == "UnlinkedDevices"
+    assert (body["regarding"]["name"], body["regarding"]["uid"]) == ("a", A)
+
+
+def test_p69_the_same_event_on_the_same_pod_is_written_once(caplog: pytest.LogCaptureFixture) -> None:
+    made, one = a_publisher(), PodEvent(ref("a"), "UnlinkedDevices", "text")
+    for _ in range(3):
+        made.report([one])
+    assert len(unsent(made)) == len(caplog.records) == 1
+
+
+def test_p69_another_text_another_reason_and_another_pod_are_other_events() -> None:
+    made, one = a_publisher(), PodEvent(ref("a"), "UnlinkedDevices", "text")
+    made.report([one, replace(one, text="other"), replace(one, reason="Other"), replace(one, pod=ref("a", "uid-2"))])
+    assert len(unsent(made)) == 4
+
+
+def test_p83_the_memory_of_events_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "MOST_EVENTS", 2)
+    made = a_publisher()
+    made.report(PodEvent(ref(name), "UnlinkedDevices", "text") for name in "abcd")
+    assert [event.pod.name for event in made._events] == ["c", "d"]
+
+
+# The Node object.
+
+
+SERVER = {
+    "mode": "1,2,4",
+    "serverId2": "00000000000000a2",
+    "nodeId2": "1",
+    "serverId4": "00000000000000a4",
+    "nodeId4": "3",
+}
+TRAINIUM = inventory(
+    TRN2,
+    device_name="Trainium2",
+    driver_version="2.26.5.0",
+    logical_core_size=2,
+    physical_cores_per_device=8,
+)
+LEGAL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
+
+def metadata(request: object) -> dict[str, dict[str, str | None]]:
+    body = getattr(request, "body", {})
+    return body["metadata"]  # type: ignore[no-any-return]  # what the patch is made of
+
+
+def node(**metadata: object) -> object:
+    return NODES.decode(msgspec.json.encode({"metadata": {"name": "n1", "uid": "u", **metadata}}))
+
+
+def test_labels_say_family_device_driver_lnc_and_physical_cores() -> None:
+    labels = node_labels(TRAINIUM)
+    own = {name.removeprefix("neuron-plugin.io/"): value for name, value in labels.items() if value}
+    assert own == {
+        "family": "trn2",
+        "device-name": "Trainium2",
+        "driver-version": "2.26.5.0",
+        "logical-core-size": "2",
+        "physical-core-count": "128",
+    }
+
+
+@pytest.mark.parametrize("prefix", ["neuron-plugin.io", "neuron.amazonaws.com"])
+def test_an_ultraserver_is_published_under_the_vendors_names_and_ours(prefix: str) -> None:
+    labels = node_labels(replace(TRAINIUM, ultraserver=SERVER))
+    assert {name: labels[f"{prefix}/ultraserver-{name}"] for name in ("mode", "server-id-2", "node-id-2")} == {
+        "mode": "1_2_4",
+        "server-id-2": "00000000000000a2",
+        "node-id-2": "1",
+    }
+    assert labels[f"{prefix}/ultraserver-server-id-4"] == "00000000000000a4"
+    assert labels[f"{prefix}/ultraserver-node-id-4"] == "3"
+
+
+def test_a_node_outside_an_ultraserver_loses_labels_of_one() -> None:
+    labels = node_labels(TRAINIUM)
+    assert {labels[name] for name in PUBLISHED_LABELS if "ultraserver" in name} == {None}
+
+
+def test_what_is_not_known_is_removed_rather_than_empty() -> None:
+    labels = node_labels(inventory(TRN2))
+    assert labels["neuron-plugin.io/device-name"] is None
+    assert labels["neuron-plugin.io/physical-core-count"] is None
+
+
+@pytest.mark.parametrize("name", ["Trainium 2!", "-x-", "é" * 9, "a" * 90])
+def test_every_value_is_a_legal_label(name: str) -> None:
+    labels = node_labels(replace(TRAINIUM, device_name=name, ultraserver=SERVER))
+    assert all(value is None or LEGAL.fullmatch(value) for value in labels.values())
+
+
+def test_every_label_is_among_those_that_uninstalling_takes_back() -> None:
+    assert node_labels(TRAINIUM).keys() == PUBLISHED_LABELS
+
+
+def test_the_annotation_is_the_inventory_with_physical_cores_and_ultraserver() -> None:
+    text = metadata(publication("n1", replace(TRAINIUM, ultraserver=SERVER)))["annotations"][INVENTORY_KEY]
+    assert text
+    read = read_inventory(text)
+    assert read.physical_cores_per_device == 8
+    assert read.ultraserver == SERVER
+
+
+def test_equal_inventories_are_published_by_equal_patches() -> None:
+    assert publication("n1", TRAINIUM) == publication("n1", replace(TRAINIUM))
+
+
+def test_a_withdrawal_takes_back_ours_and_leaves_the_rest() -> None:
+    ours = {"neuron-plugin.io/family": "trn2", "neuron.amazonaws.com/ultraserver-mode": "4"}
+    found = node(labels={**ours, "zone": "a"}, annotations={INVENTORY_KEY: "{}", "other": "x"})
+    request = withdrawal(found)  # type: ignore[arg-type]  # a decoded node
+    assert metadata(request) == {"annotations": {INVENTORY_KEY: None}, "labels": dict.fromkeys(ours)}
+
+
+def test_a_node_with_nothing_of_ours_is_not_written() -> None:
+    assert withdrawal(node(labels={"zone": "a"})) is None  # type: ignore[arg-type]  # as above
+
+
+def test_the_inventory_reads_back_with_missing_and_sick_devices_and_their_reasons() -> None:
+    present = tuple(number for number in range(16) if number != 3)
+    made = inventory(present=present, unhealthy={3: MISSING, 5: "sick"}, device_name="Trainium1")
+    read = read_inventory(metadata(publication("worker-1", made))["annotations"][INVENTORY_KEY] or "")
+    assert read.present == present
+    assert read.unhealthy == {3: MISSING, 5: "sick"}
