@@ -563,7 +563,7 @@ def swapped(**fields: Any) -> Inputs:
     )
 
 
-def written(snapshot: Snapshot) -> list[tuple[str, str | None, str | None, str | None]]:
+def written(snapshot: Snapshot) -> list[tuple[object, ...]]:
     keys = ("NEURON_DEVS", "NEURON_ALLOC_TIME", "NEURON_ALLOCATED")
     return [(one.pod.name, *(one.annotations.get(key) for key in keys)) for one in snapshot.writes]
 
