@@ -18,7 +18,6 @@ os.environ["COLUMNS"] = "110"  # argparse wraps help to the terminal's width, wh
 
 import health_reference
 import msgspec
-from neuron_plugin.plugin.metrics import METRICS
 
 from neuron_plugin.build import build
 from neuron_plugin.cli.main import build_parser
