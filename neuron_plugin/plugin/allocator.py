@@ -301,7 +301,7 @@ class Allocator:
                 await self._reconsider(lambda: preference_for(self._snapshot(), request).enough)
                 preference = preference_for(self._snapshot(), request)
             self._last_preference = request, preference.ids
-        self._afterwards(self._log_preference, request, preference)
+        self._afterwards(self._log_preference, self._snapshot(), request, preference)
         return [str(number) for number in preference.ids]
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
@@ -471,8 +471,8 @@ class Allocator:
 
     # What can be explained later.
 
-    def _log_preference(self, request: PreferenceRequest, preference: Preference) -> None:
-        snapshot, one = self._snapshot(), preference.waiting
+    def _log_preference(self, snapshot: Snapshot, request: PreferenceRequest, preference: Preference) -> None:
+        one = preference.waiting
         geometry, unit = snapshot.inventory.geometry, request.resource.unit
         must = mask_of(geometry, unit, request.must_include)
         offered = mask_of(geometry, unit, request.available)
