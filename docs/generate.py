@@ -18,13 +18,13 @@ os.environ["COLUMNS"] = "110"  # argparse wraps help to the terminal's width, wh
 
 import health_reference
 import msgspec
+from neuron_plugin.plugin.metrics import METRICS
 
 from neuron_plugin.build import build
 from neuron_plugin.cli.main import build_parser
 from neuron_plugin.extender import ExtenderSettings
 from neuron_plugin.extender.metrics import ExtenderMetrics, state_metrics
 from neuron_plugin.extender.state import ClusterState
-from neuron_plugin.plugin.metrics import METRICS
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import ENVIRONMENT_PREFIX, as_text, description_of
 from neuron_plugin.topology import catalogue

@@ -29,7 +29,14 @@ from neuron_plugin.allocation.assignment import (
     write_assignment,
 )
 from neuron_plugin.allocation.cost import cost, costs
-from neuron_plugin.allocation.decision_log import REMEMBERED, DecisionLog, LoggedDecision, Step, explain_decision
+from neuron_plugin.allocation.decision_log import (
+    REMEMBERED,
+    DecisionLog,
+    LoggedDecision,
+    Step,
+    decisions_document,
+    explain_decision,
+)
 from neuron_plugin.allocation.inventory import (
     INVENTORY_KEY,
     LONGEST_WORD,
@@ -40,14 +47,10 @@ from neuron_plugin.allocation.inventory import (
 )
 from neuron_plugin.allocation.ledger import (
     Allocation,
-    Holder,
-    HolderLedger,
-    Holding,
     Ledger,
     PodReference,
     PodUid,
     mask_union,
-    union_of,
 )
 from neuron_plugin.allocation.placement import (
     ContainerSet,
@@ -103,9 +106,6 @@ __all__ = [
     "ContainerSpec",
     "DecisionLog",
     "Dialect",
-    "Holder",
-    "HolderLedger",
-    "Holding",
     "IdListError",
     "InventoryError",
     "Ledger",
@@ -127,6 +127,7 @@ __all__ = [
     "cores_asked",
     "cost",
     "costs",
+    "decisions_document",
     "explain_decision",
     "format_ids",
     "ids_of",
@@ -142,7 +143,6 @@ __all__ = [
     "pod_request",
     "read_assignment",
     "read_inventory",
-    "union_of",
     "why_not",
     "write_assignment",
     "write_inventory",

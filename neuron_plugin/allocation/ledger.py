@@ -1,13 +1,13 @@
-"""Who holds which cores of one node.
+"""Who has which cores of one node.
 
-The kubelet says which ids it hands out, never when they come back. So nothing is "released" here: the ledger
-follows from the pods that live, and a holder is gone when its pod's UID is. It cannot leak and cannot go negative.
+The kubelet says which ids it hands out, never when they come back. So nothing is "released" here: the ledger follows
+from the pods that live, and an allocation is gone when its pod is. It cannot leak and cannot go negative.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NewType
 
@@ -19,7 +19,7 @@ PodUid = NewType("PodUid", str)
 
 @dataclass(frozen=True, slots=True)
 class PodReference:
-    """The pod that holds something, for people and for keys. Names are re-used, UIDs are not."""
+    """A pod as messages name it and tables key it. Names are used again, UIDs are not."""
 
     uid: PodUid
     namespace: str
@@ -48,42 +48,6 @@ class Allocation:
     def kubelet_mask(self) -> CoreMask:
         """The cores behind the kubelet's ids."""
         return self.drawn_mask or self.mask
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """Cores that one container holds under one resource name.
-
-    ``drawn`` are those that the kubelet has on its account for it, empty where they are not known. They may be others:
-    of what its pod's init containers had, a container is given a linked part in place of the kubelet's random one.
-    """
-
-    container: str
-    resource: Resource
-    mask: CoreMask
-    drawn: CoreMask = field(default=NO_CORES, compare=False)
-
-    @property
-    def on_account(self) -> CoreMask:
-        """What the kubelet has on its account for it, as far as is known."""
-        return self.drawn or self.mask
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A live pod and what its containers hold; init and app containers of one pod may overlap."""
-
-    pod: PodReference
-    holdings: tuple[Holding, ...]
-
-    @property
-    def mask(self) -> CoreMask:
-        """Every core the pod holds."""
-        return union_of(self.holdings)
-
-    def held_as(self, resource: Resource) -> CoreMask:
-        """Every core the pod holds under one resource name."""
-        return union_of(holding for holding in self.holdings if holding.resource is resource)
 
 
 @dataclass(frozen=True)
@@ -131,58 +95,3 @@ def mask_union(allocations: Iterable[Allocation]) -> CoreMask:
     for one in allocations:
         mask |= one.mask
     return CoreMask(mask)
-
-
-@dataclass(frozen=True)
-class HolderLedger:
-    """An immutable account of a node's holders; a change is a new ledger."""
-
-    holders: Mapping[PodUid, Holder] = field(default_factory=dict)
-
-    def __iter__(self) -> Iterator[Holder]:
-        return iter(self.holders.values())
-
-    @property
-    def used_mask(self) -> CoreMask:
-        """Every core that some pod holds."""
-        return union_of(holding for holder in self for holding in holder.holdings)
-
-    def held_as(self, resource: Resource) -> CoreMask:
-        """Every core held under one resource name."""
-        held = (holding for holder in self for holding in holder.holdings)
-        return union_of(holding for holding in held if holding.resource is resource)
-
-    def holders_of(self, mask: int) -> tuple[Holder, ...]:
-        """The pods that hold a part of ``mask``."""
-        return tuple(holder for holder in self if holder.mask & mask)
-
-    def given_for(self, resource: Resource, drawn: CoreMask) -> CoreMask:
-        """What containers were given for exactly these cores of the kubelet's; empty where no such call is known."""
-        held = (holding for holder in self for holding in holder.holdings if holding.resource is resource)
-        return union_of(holding for holding in held if holding.on_account == drawn)
-
-    def with_holder(self, holder: Holder) -> HolderLedger:
-        """The ledger in which this pod holds exactly this."""
-        return HolderLedger({**self.holders, holder.pod.uid: holder})
-
-    def with_holding(self, pod: PodReference, holding: Holding) -> HolderLedger:
-        """The ledger in which one more container of a pod holds something; the same again changes nothing."""
-        held = self.holders.get(pod.uid)
-        others = tuple(other for other in (held.holdings if held else ()) if not _same_place(other, holding))
-        return self.with_holder(Holder(pod, (*others, holding)))
-
-    def without(self, uid: PodUid) -> HolderLedger:
-        """The ledger after a pod's end."""
-        return HolderLedger({other: holder for other, holder in self.holders.items() if other != uid})
-
-
-def union_of(holdings: Iterable[Holding]) -> CoreMask:
-    """Every core of some holdings."""
-    mask = 0
-    for holding in holdings:
-        mask |= holding.mask
-    return CoreMask(mask)
-
-
-def _same_place(one: Holding, other: Holding) -> bool:
-    return (one.container, one.resource) == (other.container, other.resource)

@@ -15,10 +15,9 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-import msgspec
 from prometheus_client import Metric
 
-from neuron_plugin.allocation import explain_decision
+from neuron_plugin.allocation import decisions_document
 from neuron_plugin.cluster import TERMS, ApiServer, Election, LeaseName, Terms
 from neuron_plugin.extender.binding import TIMES, Binder, BindTimes
 from neuron_plugin.extender.events import PodEvents
@@ -142,7 +141,7 @@ class ExtenderDaemon:
 
     def decisions(self) -> bytes:
         """What was bound lately and what else there was; worked out now, some 10 ms in all, in a thread."""
-        return msgspec.json.encode({"decisions": [explain_decision(each) for each in self.binder.decisions.entries()]})
+        return decisions_document(self.binder.decisions)
 
     async def _synced(self) -> None:
         """Serve once the first lists are in, and take what they brought out of the collector's sight.

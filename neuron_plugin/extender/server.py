@@ -51,10 +51,6 @@ _flow = logging.getLogger("neuron_plugin.extender.flow")
 _Fields = dict[str, object]
 
 
-class _UndecidedError(Exception):
-    """A verb that cannot be decided; the text goes to the scheduler."""
-
-
 class ExtenderService:
     """The four verbs on one state.
 
@@ -147,7 +143,7 @@ class ExtenderService:
     def failed(self, verb: str, error: Exception, started: float) -> bytes:
         """The answer of a verb that could not be decided."""
         text = str(error)
-        if not isinstance(error, WireError | DecodeError | _UndecidedError):
+        if not isinstance(error, WireError | DecodeError):
             _log.error("verb failed", extra={"verb": verb}, exc_info=error)
             text = f"{verb} failed inside the extender; its log has the cause"
         _flow.warning(verb, extra={"error": text, "us": self._measure(verb, started, ok=False)})
@@ -163,10 +159,10 @@ class ExtenderService:
     def _read(self, body: bytes) -> tuple[NeuronPod, PodRequest]:
         """The pod of a call, and what it asks for."""
         if why_not := self._readiness.why_not:
-            raise _UndecidedError(why_not)
+            raise WireError(why_not)
         pod = neuron_pod(PODS.decode(body))
         if isinstance(pod.request, Rejection):
-            raise _UndecidedError(pod.request.detail)
+            raise WireError(pod.request.detail)
         return pod, pod.request
 
 

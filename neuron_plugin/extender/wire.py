@@ -20,7 +20,7 @@ _ABSENT = Raw(_NULL)
 
 
 class WireError(ValueError):
-    """A body that is not the message the verb takes; the text says what was expected."""
+    """A call that cannot be decided, for one because its body is not the verb's message; the text is the answer."""
 
 
 class _NodeList(msgspec.Struct):

@@ -7,13 +7,12 @@ what is gone (a pod, a device, a source) leaves no series behind; counters have 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from neuron_plugin import __version__
-from neuron_plugin.allocation import DecisionLog, Resource, explain_decision, ids_of, mask_of
+from neuron_plugin.allocation import DecisionLog, Resource, decisions_document, ids_of, mask_of
 from neuron_plugin.build import Build, build
 from neuron_plugin.http_server import Health
 from neuron_plugin.kubelet import DevicePluginServer, KubeletCounters, dial
@@ -127,8 +126,7 @@ class PluginStatus:
 
     def decisions(self) -> bytes:
         """``/decisions``: all that is remembered, oldest first, each with its candidates."""
-        explained = (json.dumps(explain_decision(entry)).encode() for entry in self._decisions.entries())
-        return b'{"decisions": [' + b", ".join(explained) + b"]}\n"
+        return decisions_document(self._decisions)
 
     def collect(self) -> Iterable[Metric]:
         """``/metrics``."""

@@ -99,10 +99,10 @@ def test_demanded_ids_leave_only_candidates_with_them() -> None:
     assert [each["ids"] for each in told["candidates"]] == ["8,9,10,11"]  # type: ignore[attr-defined]  # a list, as above
 
 
-@pytest.mark.parametrize("pod", [None, PodReference(PodUid("stand-in/#0"), "", "")])
-def test_a_pod_nobody_has_named_yet_is_not_made_up(pod: PodReference | None) -> None:
-    told = explain_decision(entry(pod=pod))
-    assert (told["pod"], told["uid"]) == ("", "")
+@pytest.mark.parametrize(("pod", "uid"), [(None, ""), (PodReference(PodUid("0123"), "", ""), "0123")])
+def test_a_pod_without_a_name_has_its_uid_or_nothing(pod: PodReference | None, uid: str) -> None:
+    shown = explain_decision(entry(pod=pod))
+    assert (shown["pod"], shown["uid"]) == ("", uid)
 
 
 def test_an_entry_without_a_set_has_no_candidates() -> None:

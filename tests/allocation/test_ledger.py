@@ -1,149 +1,59 @@
-"""The ledger is what the live pods hold, against an account kept in plain dictionaries."""
+"""The ledger against sets of core numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from neuron_plugin.allocation.ledger import Holder, HolderLedger, Holding, PodReference, PodUid
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.topology import NO_CORES, CoreMask
-from tests.topology.oracle import INF1, TRN1, as_cores, as_mask
+from neuron_plugin.allocation import Allocation, Ledger, PodReference, PodUid, Resource, mask_union
+from neuron_plugin.topology import CoreMask
+from tests.topology.oracle import INF1, as_cores
 
 uids = st.sampled_from([PodUid(f"uid-{number}") for number in range(5)])
-containers = st.sampled_from(["init", "main", "side"])
 masks = st.integers(0, INF1.all_mask).map(CoreMask)
-resources = st.sampled_from(Resource)
+allocations = st.builds(
+    Allocation,
+    st.builds(PodReference, uids, st.just("default"), st.just("web-0")),
+    st.sampled_from(["init", "main", "side"]),
+    st.sampled_from(Resource),
+    masks,
+    masks,
+)
+ledgers = st.lists(allocations, max_size=8).map(lambda listed: Ledger(tuple(listed)))
 
 
-def pod(uid: str, name: str = "web-0") -> PodReference:
-    return PodReference(PodUid(uid), "default", name)
+@given(ledgers)
+def test_what_is_used_is_the_union_and_never_the_sum(ledger: Ledger) -> None:
+    used = set().union(*(as_cores(one.mask) for one in ledger.allocations))
+    assert as_cores(ledger.used_mask) == used
+    assert as_cores(mask_union(ledger.allocations)) == used
 
 
-class LedgerAgainstDictionaries(RuleBasedStateMachine):
-    """Pods hold, change and end in any order; the account is uid → (container, resource) → cores."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ledger = HolderLedger()
-        self.account: dict[str, dict[tuple[str, Resource], frozenset[int]]] = {}
-        self.earlier: list[tuple[HolderLedger, Mapping[PodUid, Holder]]] = []
-
-    @initialize()
-    def nobody_holds_anything(self) -> None:
-        assert self.ledger.used_mask == NO_CORES
-
-    def remember(self) -> None:
-        self.earlier.append((self.ledger, dict(self.ledger.holders)))
-
-    @rule(uid=uids, container=containers, resource=resources, mask=masks)
-    def a_container_takes(self, uid: PodUid, container: str, resource: Resource, mask: CoreMask) -> None:
-        self.remember()
-        self.ledger = self.ledger.with_holding(pod(uid), Holding(container, resource, mask))
-        self.account.setdefault(uid, {})[container, resource] = as_cores(mask)
-
-    @rule(uid=uids, container=containers, resource=resources, mask=masks)
-    def p50_the_same_again_is_counted_once(
-        self, uid: PodUid, container: str, resource: Resource, mask: CoreMask
-    ) -> None:
-        self.a_container_takes(uid, container, resource, mask)
-        again = self.ledger.with_holding(pod(uid), Holding(container, resource, mask))
-        assert again == self.ledger
-
-    @rule(uid=uids, held=st.dictionaries(st.tuples(containers, resources), masks, max_size=3))
-    def a_pod_is_known_anew(self, uid: PodUid, held: dict[tuple[str, Resource], CoreMask]) -> None:
-        self.remember()
-        holdings = tuple(Holding(container, resource, mask) for (container, resource), mask in held.items())
-        self.ledger = self.ledger.with_holder(Holder(pod(uid), holdings))
-        self.account[uid] = {place: as_cores(mask) for place, mask in held.items()}
-
-    @rule(uid=uids)
-    def a_pod_ends(self, uid: PodUid) -> None:
-        self.remember()
-        self.ledger = self.ledger.without(uid)
-        self.account.pop(uid, None)
-
-    @invariant()
-    def every_question_has_the_accounts_answer(self) -> None:
-        held = {uid: frozenset[int]().union(*places.values()) for uid, places in self.account.items()}
-        assert as_cores(self.ledger.used_mask) == frozenset[int]().union(*held.values())
-        for number in range(5):
-            holder = self.ledger.holders.get(PodUid(f"uid-{number}"))
-            assert as_cores(holder.mask if holder else 0) == held.get(PodUid(f"uid-{number}"), frozenset())
-        for resource in Resource:
-            under = [
-                cores for places in self.account.values() for place, cores in places.items() if place[1] is resource
-            ]
-            assert as_cores(self.ledger.held_as(resource)) == frozenset[int]().union(*under)
-        for core in range(INF1.core_count):
-            holders = {holder.pod.uid for holder in self.ledger.holders_of(1 << core)}
-            assert holders == {uid for uid, cores in held.items() if core in cores}
-        assert {holder.pod.uid for holder in self.ledger} == set(self.account)
-
-    @invariant()
-    def no_earlier_ledger_has_changed(self) -> None:
-        assert all(dict(ledger.holders) == holders for ledger, holders in self.earlier)
+@given(ledgers, uids)
+def test_p50_a_pod_has_what_its_containers_have(ledger: Ledger, uid: PodUid) -> None:
+    own = [one for one in ledger.allocations if one.pod.uid == uid]
+    assert list(ledger.of(uid)) == own
+    assert as_cores(ledger.mask_of(uid)) == set().union(*(as_cores(one.mask) for one in own))
 
 
-TestLedgerAgainstDictionaries = LedgerAgainstDictionaries.TestCase
-TestLedgerAgainstDictionaries.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+@given(ledgers)
+def test_every_allocation_is_its_pods_and_no_other(ledger: Ledger) -> None:
+    assert sorted(map(repr, ledger.allocations)) == sorted(repr(one) for each in ledger.by_pod.values() for one in each)
 
 
-def test_t31_the_end_of_a_pods_namesake_frees_nothing_of_it() -> None:
-    old, new = (Holder(pod(uid), (Holding("main", Resource.NEURON, mask),)) for uid, mask in _OLD_AND_NEW)
-    ledger = HolderLedger().with_holder(old).with_holder(new).without(old.pod.uid)
-    assert list(ledger) == [new]
-    assert ledger.without(old.pod.uid) == ledger
+@given(ledgers, st.sampled_from(Resource), masks)
+def test_use_by_name_and_by_core(ledger: Ledger, resource: Resource, mask: CoreMask) -> None:
+    named = [one for one in ledger.allocations if one.resource is resource]
+    assert as_cores(ledger.used_as(resource)) == set().union(*(as_cores(one.mask) for one in named))
+    assert set(ledger.overlapping(mask)) == {one for one in ledger.allocations if as_cores(one.mask) & as_cores(mask)}
 
 
-_OLD_AND_NEW = (("old", TRN1.device_mask(0)), ("new", TRN1.device_mask(1)))
+def test_an_empty_ledger_uses_nothing() -> None:
+    assert Ledger().used_mask == 0
+    assert Ledger().of(PodUid("any")) == ()
 
 
-def test_an_init_and_an_app_container_may_share_silicon() -> None:
-    row = TRN1.devices_mask(range(4))
-    ledger = (
-        HolderLedger()
-        .with_holding(pod("a"), Holding("init", Resource.NEURONDEVICE, row))
-        .with_holding(pod("a"), Holding("main", Resource.NEURONDEVICE, TRN1.device_mask(2)))
-    )
-    assert ledger.holders[PodUid("a")].mask == row
-    assert len(ledger.holders[PodUid("a")].holdings) == 2
-
-
-def test_a_container_under_two_names_has_two_holdings() -> None:
-    ledger = HolderLedger()
-    for resource in (Resource.NEURONCORE, Resource.NEURON):
-        ledger = ledger.with_holding(pod("a"), Holding("main", resource, TRN1.device_mask(2)))
-    assert ledger.held_as(Resource.NEURON) == ledger.held_as(Resource.NEURONCORE) == TRN1.device_mask(2)
-    assert ledger.held_as(Resource.NEURONDEVICE) == NO_CORES
-
-
-def test_what_was_given_is_found_by_what_the_kubelet_drew_for_it() -> None:
-    row, drawn, part = TRN1.devices_mask(range(4)), TRN1.devices_mask((0, 3)), TRN1.devices_mask((1, 2))
-    ledger = (
-        HolderLedger()
-        .with_holding(pod("a"), Holding("init", Resource.NEURON, row))
-        .with_holding(pod("a"), Holding("main", Resource.NEURON, part, drawn))
-    )
-    assert ledger.given_for(Resource.NEURON, drawn) == part
-    assert ledger.given_for(Resource.NEURON, row) == row
-    assert ledger.given_for(Resource.NEURON, part) == ledger.given_for(Resource.NEURONCORE, drawn) == NO_CORES
-
-
-def test_t25_a_holder_keeps_cores_that_the_node_has_lost() -> None:
-    lost = CoreMask(as_mask(frozenset({500})))
-    ledger = HolderLedger().with_holding(pod("a"), Holding("main", Resource.NEURONCORE, lost))
-    assert ledger.used_mask == lost
-    assert not TRN1.all_mask & ~ledger.used_mask & lost
-
-
-def test_nobody_holds_no_cores() -> None:
-    ledger = HolderLedger().with_holding(pod("a"), Holding("main", Resource.NEURONCORE, CoreMask(1)))
-    assert ledger.holders_of(NO_CORES) == ()
-
-
-def test_a_pod_is_named_by_namespace_and_name() -> None:
-    assert str(PodReference(PodUid("u"), "team", "web-0")) == "team/web-0"
+def test_the_kubelets_cores_are_those_it_drew_or_else_those_given() -> None:
+    pod = PodReference(PodUid("1"), "default", "a")
+    assert Allocation(pod, "main", Resource.NEURON, CoreMask(3)).kubelet_mask == 3
+    assert Allocation(pod, "main", Resource.NEURON, CoreMask(3), CoreMask(12)).kubelet_mask == 12

@@ -7,9 +7,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import yaml
-from neuron_plugin.plugin.pages import decisions_json
 
 from neuron_plugin.allocation import DecisionLog, LoggedDecision, PodReference, PodUid, Resource, Step
+from neuron_plugin.allocation.decision_log import decisions_document
 from neuron_plugin.cli import decisions
 from neuron_plugin.plugin.settings import PluginSettings
 from tests.cli.doubles import Cli
@@ -43,7 +43,7 @@ class Daemon:
     """Answers one page, with what a test says."""
 
     def __init__(self) -> None:
-        self.body, self.status, self.asked = decisions_json(journal()), 200, list[str]()
+        self.body, self.status, self.asked = decisions_document(journal()), 200, list[str]()
         daemon = self
 
         class Handler(BaseHTTPRequestHandler):

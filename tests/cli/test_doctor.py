@@ -227,15 +227,17 @@ async def test_a_second_plugin_and_the_vendors_are_found_beside_ours(cli: Cli, n
     assert found["vendor-plugin"][0][0] == "problem"
 
 
-async def test_a_changed_annotation_and_a_sick_device_under_a_pod_are_found(cli: Cli, node: Node) -> None:
+async def test_a_pod_that_the_kubelet_does_not_know_and_a_sick_device_under_a_pod_are_found(cli: Cli, node: Node) -> None:
     await node.run_pod(
         "train", Resource.NEURONDEVICE, 1, NEURON_DEVS="2", NEURON_ALLOC_TIME="1", NEURON_ALLOCATED="false"
     )
-    node.kubelet.finish(await node.run_pod("lost", Resource.NEURONDEVICE, 1, NEURON_DEVS="5", NEURON_ALLOCATED="true"))
+    annotations = {"NEURON_DEVS": "5", "NEURON_ALLOCATED": "true"}
+    node.api.create_pod(pod_manifest("lost", Resource.NEURONDEVICE, 1, annotations=annotations, node="worker-1"))
+    node.api.set_pod_status("default", "lost", {"phase": "Running"})
     node.machine.set_ecc(2, memory=1)
     status, found = await findings(cli, node, "annotations", "holders", "health")
     assert status == 1
-    assert "default/lost/main: annotated aws.amazon.com/neurondevice 5, the kubelet gave 0" in str(found)
+    assert "default/lost/main: annotated aws.amazon.com/neurondevice 5, the kubelet gave nothing" in str(found)
     assert "default/train/main (aws.amazon.com/neurondevice) runs on device 2" in str(found["holders"])
 
 

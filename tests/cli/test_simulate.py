@@ -19,7 +19,7 @@ from neuron_plugin.hardware import (
     ResetState,
     read_inventory,
 )
-from neuron_plugin.hardware.kernel_log import parse_record
+from neuron_plugin.hardware.kernel_log import parse_line
 from neuron_plugin.simulation import SimulatedNode, write_node
 from neuron_plugin.topology import catalogue
 from tests.cli.doubles import Cli
@@ -198,7 +198,7 @@ def test_a_line_is_written_into_the_kernel_log_by_the_kernel_or_a_forger(cli: Cl
     before = len(log.read_text().splitlines())
     fault(cli, node, "kmsg", "nd3: NEURON_HW_ERR=DMA_ERROR on queue 4")
     fault(cli, node, "kmsg", "NEURON_HW_ERR=DMA_ERROR", "--forged")
-    records = [parse_record(line) for line in log.read_text().splitlines()[before:]]
+    records = [parse_line(line, None) for line in log.read_bytes().splitlines()[before:]]
     assert [(record.text, record.by_kernel) for record in records if record] == [
         ("nd3: NEURON_HW_ERR=DMA_ERROR on queue 4", True),
         ("NEURON_HW_ERR=DMA_ERROR", False),

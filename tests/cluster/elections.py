@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from neuron_plugin.simulation.api_server_status import JsonObject, Refusal
 
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster.api import ApiRequest, Response, UnreachableError
 from neuron_plugin.cluster.leases import Change, Election
 from neuron_plugin.cluster.objects import LEASES, Lease
 from neuron_plugin.cluster.writes import LeaseName
-from neuron_plugin.simulation import ApiObjects, Target, parse_path
+from neuron_plugin.simulation import ApiObjects, JsonObject, Refusal, Target, parse_path
 
 PATH = LEASES.item("neuron-extender", "kube-system")
 

@@ -14,11 +14,10 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from neuron_plugin.plugin.exposition import Metric, MetricKind, exposed
-from neuron_plugin.plugin.probes import readiness
-from neuron_plugin.plugin.responder import Page, text_page
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from neuron_plugin.allocation import Assignment, Resource
+from neuron_plugin.http_server import Health, probe_text
 from neuron_plugin.inspection import gathering, holders
 from neuron_plugin.inspection import gathering as everything
 from neuron_plugin.inspection.facts import Cluster, Daemon, DeviceUsers, Facts, Kubelet
@@ -177,14 +176,14 @@ def test_the_daemon_of_another_machine_is_not_asked(file: Path, tmp_path: Path) 
 
 
 @contextmanager
-def answering(page: Page) -> Iterator[int]:
+def answering(body: str, status: int = HTTPStatus.OK) -> Iterator[int]:
     """A daemon's probes on loopback; the port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(page.status if self.path in {"/readyz", "/metrics"} else 404)
+            self.send_response(status if self.path in {"/readyz", "/metrics"} else 404)
             self.end_headers()
-            self.wfile.write(page.body)
+            self.wfile.write(body.encode())
 
         def log_message(self, *_: object) -> None:
             """Nothing to say."""
@@ -202,10 +201,11 @@ def asked_on(port: int) -> Daemon:
     return gather_daemon({}, {"NEURON_PLUGIN_HEALTH_PORT": str(port)})[1]
 
 
-@pytest.mark.parametrize("found", [True, False])
-def test_p70_silent_sources_are_read_off_the_readiness_page(*, found: bool) -> None:
-    silent = {"kernel-log": "/dev/kmsg cannot be opened", "uevents": "no libudev"}
-    with answering(readiness([], found=found, silent_sources=silent)) as port:
+@pytest.mark.parametrize("failing", ["", "neuron: waiting for kubelet.sock"])
+def test_p70_silent_sources_are_read_off_the_readiness_page(failing: str) -> None:
+    notes = ("kernel-log is not running: /dev/kmsg cannot be opened", "uevents is not running: no libudev")
+    body, passes = probe_text(Health({"neuron": failing}, notes))
+    with answering(body, HTTPStatus.OK if passes else HTTPStatus.SERVICE_UNAVAILABLE) as port:
         assert asked_on(port).silent == (
             "kernel-log is not running: /dev/kmsg cannot be opened",
             "uevents is not running: no libudev",
@@ -213,21 +213,23 @@ def test_p70_silent_sources_are_read_off_the_readiness_page(*, found: bool) -> N
 
 
 def test_devices_that_the_daemon_holds_back_are_read_off_the_metrics() -> None:
-    metric = Metric("neuron_plugin_device_healthy", MetricKind.GAUGE, ("device",), "1 if sound")
-    lines = exposed(metric, {("0",): True, ("12",): False, ("3",): False})
-    with answering(text_page("\n".join(lines))) as port:
+    registry = CollectorRegistry()
+    metric = Gauge("neuron_plugin_device_healthy", "1 if healthy", ["device"], registry=registry)
+    for device, healthy in (("0", 1), ("12", 0), ("3", 0)):
+        metric.labels(device).set(healthy)
+    with answering(generate_latest(registry).decode()) as port:
         assert asked_on(port).unhealthy == (3, 12)
 
 
 def test_somebody_else_on_the_port_is_not_taken_for_a_daemon_that_hears_everything() -> None:
-    with answering(Page(b"who are you?", HTTPStatus.NOT_FOUND)) as port:
+    with answering("who are you?", HTTPStatus.NOT_FOUND) as port:
         silent = asked_on(port).silent
     assert isinstance(silent, Unknown)
     assert f"127.0.0.1:{port} answers 404 Not Found to /readyz" in silent.why
 
 
 def test_a_daemon_that_does_not_answer_or_serves_no_probes_is_not_known() -> None:
-    with answering(text_page("")) as port:
+    with answering("") as port:
         pass
     for daemon in (asked_on(port), asked_on(0)):
         assert isinstance(daemon.silent, Unknown)

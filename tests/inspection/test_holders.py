@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation import PodReference, PodUid
+from neuron_plugin.allocation import NodeInventory, PodReference, PodUid
 from neuron_plugin.inspection import holders as module
 from neuron_plugin.inspection.holders import HolderReading, Holders, ask_kubelet, holders_of, read_recorded
 from neuron_plugin.inspection.text import Unknown
-from neuron_plugin.kubelet import RecordedDevices
+from neuron_plugin.kubelet import CheckpointEntry
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.plugin.inputs import ALLOCATION_KEY, reply_for
 from neuron_plugin.topology import Geometry, Topology
 from tests.inspection.doubles import Container, Pod
 
-INF2 = Geometry("inf2.24xlarge", Topology.LINE, 6, 2)
+INF2 = NodeInventory(Geometry("inf2.24xlarge", Topology.LINE, 6, 2), tuple(range(6)))
 CORES = "aws.amazon.com/neuroncore"
 DEVICES = "aws.amazon.com/neurondevice"
 
@@ -28,8 +29,8 @@ def pod(name: str, *containers: tuple[str, str, str]) -> Pod:
     )
 
 
-def record(uid: str, container: str, resource: str, ids: str) -> RecordedDevices:
-    return RecordedDevices(uid, container, resource, frozenset(ids.split(",")))
+def record(uid: str, container: str, resource: str, ids: str) -> CheckpointEntry:
+    return CheckpointEntry(uid, container, resource, frozenset(ids.split(",")), {}, ())
 
 
 def held(holders: Holders) -> list[tuple[str, str, str, int]]:
@@ -131,11 +132,20 @@ def test_the_checkpoint_is_read_or_it_is_said_why_not(tmp_path: Path) -> None:
     missing = read_recorded(tmp_path / "none")
     assert isinstance(missing, Unknown)
     assert "--kubelet-dir" in missing.action
-    absent = read_recorded(tmp_path)
-    assert isinstance(absent, Unknown)
-    assert f"{tmp_path}/kubelet_internal_checkpoint cannot be read (No such file" in absent.why
+    assert read_recorded(tmp_path) == (), "a kubelet that has not written yet"
     (tmp_path / "kubelet_internal_checkpoint").write_text('{"Data": {"PodDeviceEntries": null}}')
     assert read_recorded(tmp_path) == ()
+    (tmp_path / "kubelet_internal_checkpoint").write_text('{"Data": {"Entries": []}}')
+    unreadable = read_recorded(tmp_path)
+    assert isinstance(unreadable, Unknown)
+    assert str(tmp_path / "kubelet_internal_checkpoint") in unreadable.why
+
+
+def test_a_container_has_the_cores_of_our_reply_and_not_the_kubelets_draw() -> None:
+    given = {ALLOCATION_KEY: reply_for(INF2, "1", INF2.geometry.devices_mask((2, 3))).annotation()}
+    entry = CheckpointEntry("1", "x", DEVICES, frozenset({"1", "3"}), given, ())
+    holders = holders_of(INF2, [entry], [pod("a", ("x", DEVICES, "1,3"))])
+    assert held(holders) == [("ml/a", "x", DEVICES, 0b11110000)]
 
 
 def test_a_missing_socket_is_reported_with_the_flag_to_use(tmp_path: Path) -> None:
@@ -157,7 +167,7 @@ def test_a_socket_that_is_not_served_is_unknown_holders(short_directory: Path) -
         dead.bind(str(path))
     said = ask_kubelet(path)
     assert isinstance(said, Unknown)
-    assert "nobody answers" in said.why
+    assert "no kubelet answers" in said.why
 
 
 class Lister(pb_grpc.PodResourcesListerServicer):

@@ -15,7 +15,7 @@ from tests.inspection.doubles import Container, MakeNode, Pod
 
 def reported(node: SimulatedNode, *pods: Pod) -> MachineReport:
     found = looked(node)
-    return machine_report(found, holders_of(found.geometry, (), pods) if found.geometry else Holders(None))
+    return machine_report(found, holders_of(found.node_inventory, (), pods) if found.node_inventory else Holders(None))
 
 
 def test_a_machine_as_new(make_node: MakeNode) -> None:

@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from neuron_plugin.hardware.kmsg import parse_record
 
 from neuron_plugin.hardware import ResetState, parse_error, read_inventory
+from neuron_plugin.hardware.kernel_log import parse_line
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.simulation.node_tree import SimulationError
 from neuron_plugin.simulation.node_writer import DESCRIPTION_FILE, TreeWriter, append_record
@@ -421,7 +421,7 @@ def test_the_kernel_log_grows_by_records_in_the_kernels_form(tmp_path: Path) -> 
     assert log.read_text() == ""
     node.log_kernel_message("nd0: NEURON_HW_ERR=DMA_ERROR\nqueue 1")
     node.log_kernel_message("NEURON_HW_ERR=DMA_ERROR", by_kernel=False, age_seconds=60)
-    first, second = (parse_record(line) for line in log.read_text().splitlines())
+    first, second = (parse_line(line, None) for line in log.read_bytes().splitlines())
     assert first
     assert second
     assert (first.text, first.by_kernel) == ("nd0: NEURON_HW_ERR=DMA_ERROR queue 1", True)

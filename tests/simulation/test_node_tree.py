@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from neuron_plugin.hardware.attributes import parse_connected_devices
 
+from neuron_plugin.hardware.sysfs import parse_connected_devices
 from neuron_plugin.simulation.node_tree import (
     File,
     NodeDescription,
