@@ -154,9 +154,9 @@ def answer_for(
     ]
     if others:
         texts = []
-        for one in others:
-            shared = format_ids(number for number in ids if _mask(snapshot, resource, (number,)) & one.mask)
-            texts.append(f"{resource.value} {shared} is in use by {named(one.pod)} as {one.resource.value}")
+        for other in others:
+            shared = format_ids(number for number in ids if _mask(snapshot, resource, (number,)) & other.mask)
+            texts.append(f"{resource.value} {shared} is in use by {named(other.pod)} as {other.resource.value}")
         return Conflict("; ".join(dict.fromkeys(texts)))
     if held := [one for one in snapshot.inputs.hold_downs if one.mask & drawn & ~own]:
         return Conflict(

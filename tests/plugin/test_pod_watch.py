@@ -28,9 +28,10 @@ class Watched:
     watch: PodWatch
     counters: Counters
 
-    def create(self, name: str, *, asks: bool = True, node: str = NODE, **annotations: str) -> None:
+    def create(self, name: str, *, asks: bool = True, node: str = NODE, static_uid: str = "") -> None:
         made = manifest(name, uid_of(name), (app(1),) if asks else ())
-        made["metadata"]["annotations"] = {key.replace("__", "/"): value for key, value in annotations.items()}
+        if static_uid:
+            made["metadata"]["annotations"] = {"kubernetes.io/config.hash": static_uid}
         self.server.create_pod(made)
         self.server.bind(NAMESPACE, name, node=node)
 
@@ -74,7 +75,7 @@ async def test_all_pods_of_this_node_are_taken_in_whether_they_ask_for_neuron_or
 
 async def test_a_static_pod_is_known_by_the_uid_that_its_cgroup_has(tmp_path: Path) -> None:
     async with a_watch(tmp_path) as watched:
-        watched.create("static", **{"kubernetes.io__config.hash": STATIC_UID})
+        watched.create("static", static_uid=STATIC_UID)
         await eventually(lambda: STATIC_UID in watched.node.pods.by_kubelet_uid)
 
 
