@@ -74,7 +74,7 @@ def container_allocation(
 ) -> ContainerAllocation:
     """Nodes and environment for exactly the cores of ``mask``, requested as ``resource``.
 
-    Remembered, because Allocate waits for it and a node has few sets; nobody changes what is returned.
+    Remembered, because Allocate waits for it and a node has few sets. Do not change what is returned.
     """
     nodes = _nodes(geometry, mask, style)
     return ContainerAllocation(

@@ -7,7 +7,7 @@ gone for good, from anywhere.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable
 
 from neuron_plugin.cluster import (
     LEASES,
@@ -32,8 +32,8 @@ TIMEOUT_SECONDS = 30.0
 async def uninstall_nodes(api: ApiServer, names: Iterable[str], namespace: str, condition: str = "") -> list[str]:
     """Take back what was said of these nodes; those where there was something. A node that is gone is no error.
 
-    ``condition`` is the node condition that the plugins kept, if any: they are told its name, so nothing else shows
-    that it is theirs.
+    ``condition`` is the node condition that the plugins kept, if any: its name is one of their settings, so nothing
+    else shows that it is theirs.
 
     Raises:
         ClusterError: the API server refused or did not answer; what was done is done, and doing it again is harmless.
@@ -41,8 +41,10 @@ async def uninstall_nodes(api: ApiServer, names: Iterable[str], namespace: str, 
     done = []
     for name in names:
         node = await _read(api, name)
-        said = await _withdraw(api, node, condition) if node else False
-        if await _delete_lease(api, namespace, name) or said:
+        patches = _patches(node, condition) if node else []
+        for patch in patches:
+            await send(api, patch, timeout_seconds=TIMEOUT_SECONDS)
+        if await _delete_lease(api, namespace, name) or patches:
             done.append(name)
     return done
 
@@ -53,24 +55,17 @@ async def installed_nodes(api: ApiServer, namespace: str, condition: str = "") -
     Raises:
         ClusterError: as above.
     """
-    described = {node.name: any(_patches(node, condition)) async for node in _nodes(api)}
-    leased = {node async for node, held in _leased(api, namespace) if held or node in described}
-    return sorted(leased.union(name for name, is_described in described.items() if is_described))
-
-
-async def _nodes(api: ApiServer) -> AsyncIterator[Node]:
-    async for page in pages(api, NODES, page_timeout_seconds=TIMEOUT_SECONDS):
-        for node in page.records:
-            yield node
-
-
-async def _leased(api: ApiServer, namespace: str) -> AsyncIterator[tuple[str, bool]]:
-    """Nodes by the name of a Lease, and whether that is held: one that was given up may be only called alike."""
-    async for page in pages(api, LEASES, Scope(namespace), page_timeout_seconds=TIMEOUT_SECONDS):
-        for lease in page.records:
-            node = lease.name.removeprefix(LEASE_PREFIX)
-            if lease.name != node and lease.holder in {"", node}:
-                yield node, bool(lease.holder)
+    described: dict[str, bool] = {}
+    async for nodes in pages(api, NODES, page_timeout_seconds=TIMEOUT_SECONDS):
+        described |= {node.name: bool(_patches(node, condition)) for node in nodes.records}
+    found = {name for name, is_described in described.items() if is_described}
+    async for leases in pages(api, LEASES, Scope(namespace), page_timeout_seconds=TIMEOUT_SECONDS):
+        for lease in leases.records:
+            name = lease.name.removeprefix(LEASE_PREFIX)
+            given_up = not lease.holder and name in described  # such a Lease may only have a similar name
+            if lease.name != name and (lease.holder == name or given_up):
+                found.add(name)
+    return sorted(found)
 
 
 async def _read(api: ApiServer, name: str) -> Node | None:
@@ -82,21 +77,11 @@ async def _read(api: ApiServer, name: str) -> Node | None:
         raise
 
 
-def _patches(node: Node, condition: str) -> Iterator[ApiRequest]:
+def _patches(node: Node, condition: str) -> list[ApiRequest]:
     """What takes back all that is said of a node; nothing where nothing is."""
+    removal = [remove_node_condition(node.name, condition)] if condition in node.condition_types else []
     patch = withdrawal(node)
-    if patch:
-        yield patch
-    if condition in node.condition_types:
-        yield remove_node_condition(node.name, condition)
-
-
-async def _withdraw(api: ApiServer, node: Node, condition: str) -> bool:
-    said = False
-    for patch in _patches(node, condition):
-        await send(api, patch, timeout_seconds=TIMEOUT_SECONDS)
-        said = True
-    return said
+    return [patch, *removal] if patch else removal
 
 
 async def _delete_lease(api: ApiServer, namespace: str, name: str) -> bool:
