@@ -40,11 +40,12 @@ async def uninstall_nodes(api: ApiServer, names: Iterable[str], namespace: str, 
     """
     done = []
     for name in names:
-        node = await _read(api, name)
-        patches = _patches(node, condition) if node else []
+        found = await _answer(api, read_node(name))
+        patches = _patches(NODES.decode(found), condition) if found is not None else []
         for patch in patches:
             await send(api, patch, timeout_seconds=TIMEOUT_SECONDS)
-        if await _delete_lease(api, namespace, name) or patches:
+        lease = await _answer(api, delete_lease(node_lease(namespace, name)))
+        if lease is not None or patches:
             done.append(name)
     return done
 
@@ -68,15 +69,6 @@ async def installed_nodes(api: ApiServer, namespace: str, condition: str = "") -
     return sorted(found)
 
 
-async def _read(api: ApiServer, name: str) -> Node | None:
-    try:
-        return NODES.decode(await send(api, read_node(name), timeout_seconds=TIMEOUT_SECONDS))
-    except ApiError as error:
-        if error.missing:
-            return None
-        raise
-
-
 def _patches(node: Node, condition: str) -> list[ApiRequest]:
     """What takes back all that is said of a node; nothing where nothing is."""
     removal = [remove_node_condition(node.name, condition)] if condition in node.condition_types else []
@@ -84,11 +76,11 @@ def _patches(node: Node, condition: str) -> list[ApiRequest]:
     return [patch, *removal] if patch else removal
 
 
-async def _delete_lease(api: ApiServer, namespace: str, name: str) -> bool:
+async def _answer(api: ApiServer, request: ApiRequest) -> bytes | None:
+    """The API server's answer; None where the object is gone."""
     try:
-        await send(api, delete_lease(node_lease(namespace, name)), timeout_seconds=TIMEOUT_SECONDS)
+        return await send(api, request, timeout_seconds=TIMEOUT_SECONDS)
     except ApiError as error:
         if error.missing:
-            return False
+            return None
         raise
-    return True
