@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from neuron_plugin.cli.command import CommandError, Exit, UsageError
-from neuron_plugin.cli.output import add_output_flag, show, table
+from neuron_plugin.cli.command import CommandError, Exit, UsageError, add_output_flag, show, table
 from neuron_plugin.cli.target import settings_here
 from neuron_plugin.inspection import Unknown, page_of
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from neuron_plugin.cli.command import CommandError, Exit, UsageError
-from neuron_plugin.cli.output import Form, add_output_flag, plain, show
+from neuron_plugin.cli.command import CommandError, Exit, Form, UsageError, add_output_flag, plain, show
 from neuron_plugin.cli.target import add_kubeconfig_flag, kubeconfig_of, settings_here
 from neuron_plugin.instance_file import load_catalogue
 

@@ -15,8 +15,7 @@ from importlib import resources
 from typing import TypeAlias
 
 from neuron_plugin import __version__
-from neuron_plugin.cli.command import Exit, UsageError
-from neuron_plugin.cli.output import ObjectForm, add_output_flag, document
+from neuron_plugin.cli.command import OBJECTS, Exit, Form, UsageError, add_output_flag, document
 
 _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -48,7 +47,7 @@ def add_flags(parser: ArgumentParser) -> None:
     """Which manifests, and what replaces their placeholders."""
     parts = "; ".join(f"{part}: {text}" for part, text in PARTS.items())
     parser.add_argument("part", metavar="PART", choices=tuple(PARTS), help=parts)
-    add_output_flag(parser, ObjectForm)
+    add_output_flag(parser, OBJECTS)
     parser.add_argument(
         "--namespace", type=_namespace, default="kube-system", metavar="NAME", help="namespace (default: kube-system)"
     )
@@ -78,14 +77,14 @@ def run(arguments: Namespace) -> int:
                 raise UsageError(f"{arguments.part} needs {flag}; see: neuron-plugin manifests --help")
             text = text.replace(placeholder, str(value))
     before = "" if arguments.part == "device-plugin" else SECRETS.format(namespace=arguments.namespace)
-    if arguments.output == ObjectForm.YAML:
+    if arguments.output == Form.YAML:
         print(before + text, end="")
         return Exit.SUCCESS
     import yaml
 
     print(before, end="", file=sys.stderr)  # JSON has no comments
     items = [each for each in yaml.safe_load_all(text) if each]
-    print(document(ObjectForm.JSON, {"apiVersion": "v1", "kind": "List", "items": items}), end="")
+    print(document(Form.JSON, {"apiVersion": "v1", "kind": "List", "items": items}), end="")
     return Exit.SUCCESS
 
 

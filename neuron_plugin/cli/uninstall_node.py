@@ -7,8 +7,7 @@ import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from neuron_plugin.cli.command import CommandError, Exit, UsageError
-from neuron_plugin.cli.output import add_output_flag, plain, show
+from neuron_plugin.cli.command import CommandError, Exit, UsageError, add_output_flag, plain, show
 from neuron_plugin.cli.target import add_kubeconfig_flag, kubeconfig_of
 from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
 

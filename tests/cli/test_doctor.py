@@ -17,12 +17,10 @@ import yaml
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.cli import doctor
-from neuron_plugin.cli.command import Exit
+from neuron_plugin.cli.command import Exit, Form, show
 from neuron_plugin.cli.doctor import report_lines
-from neuron_plugin.cli.output import Form, show
 from neuron_plugin.inspection.checks import CHECKS
-from neuron_plugin.inspection.findings import Finding, Level, note, ok, problem, report_of, unchecked, warning
-from neuron_plugin.inspection.text import Unknown
+from neuron_plugin.inspection.findings import Finding, Level, Unknown, note, ok, problem, report_of, unchecked, warning
 from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
@@ -227,7 +225,9 @@ async def test_a_second_plugin_and_the_vendors_are_found_beside_ours(cli: Cli, n
     assert found["vendor-plugin"][0][0] == "problem"
 
 
-async def test_a_pod_that_the_kubelet_does_not_know_and_a_sick_device_under_a_pod_are_found(cli: Cli, node: Node) -> None:
+async def test_a_pod_that_the_kubelet_does_not_know_and_a_sick_device_under_a_pod_are_found(
+    cli: Cli, node: Node
+) -> None:
     await node.run_pod(
         "train", Resource.NEURONDEVICE, 1, NEURON_DEVS="2", NEURON_ALLOC_TIME="1", NEURON_ALLOCATED="false"
     )
