@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import enum
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -101,6 +102,39 @@ def add_command(
     )
     parser.set_defaults(run=run)
     return parser
+
+
+def count(least: int) -> Callable[[str], int]:
+    """The type of an argument that is a decimal number of ``least`` or more."""
+
+    def parse(text: str) -> int:
+        if text.isascii() and text.isdecimal() and int(text) >= least:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is no count of {least} or more")
+
+    return parse
+
+
+def matching(pattern: str, expected: str) -> Callable[[str], str]:
+    """The type of an argument that has to match ``pattern``."""
+
+    def parse(text: str) -> str:
+        if re.fullmatch(pattern, text):
+            return text
+        raise argparse.ArgumentTypeError(f"{text!r} is no {expected}")
+
+    return parse
+
+
+def server_url(flag: str, text: str) -> str:
+    """``text`` if it is an HTTP URL.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if text.startswith(("http://", "https://")):
+        return text
+    raise UsageError(f"{flag} is {text!r}, expected it to begin with http:// or https://")
 
 
 class Form(enum.StrEnum):

@@ -25,7 +25,6 @@ from neuron_plugin.cli.command import (
 )
 from neuron_plugin.cli.target import HOLDERS, add_node_flags, node_from
 from neuron_plugin.inspection import (
-    DeviceReport,
     Health,
     HolderReading,
     MachineReport,
@@ -141,7 +140,12 @@ def device_lines(form: Form, report: MachineReport) -> list[Line]:
     """A row for each device; on a terminal the machine's title above. Reasons stand last, where there are any."""
     rows = []
     for device in report.devices:
-        ecc = device.ecc
+        ecc, holders = device.ecc, []
+        for each in device.holders or ():
+            part = "" if each.cores == device.cores else f"[{ranges(each.cores)}]"
+            holders.append(f"{each.namespace}/{each.pod}/{each.container}{part}")
+        if device.holders is None and device.cores:
+            holders = ["?"]
         cells = {
             "DEVICE": str(device.id),
             "CORES": ranges(device.cores),
@@ -150,7 +154,7 @@ def device_lines(form: Form, report: MachineReport) -> list[Line]:
             "LINKS": ",".join(map(str, device.connected)),
             "NUMA": "" if device.numa_node is None else str(device.numa_node),
             "HEALTH": device.health.value,
-            "HOLDERS": _holders(device),
+            "HOLDERS": ",".join(holders),
         }
         if form is Form.WIDE:
             cells |= {
@@ -171,16 +175,6 @@ def device_lines(form: Form, report: MachineReport) -> list[Line]:
         rows.append([(text, styles.get(header, "")) for header, text in cells.items()])
     title: list[Line] = [[(title_of(report), "bold")]] if on_terminal() else []
     return [*title, *table(list(cells), rows)] if rows else title
-
-
-def _holders(device: DeviceReport) -> str:
-    if device.holders is None:
-        return "?" if device.cores else ""
-    names = []
-    for each in device.holders:
-        part = "" if each.cores == device.cores else f"[{ranges(each.cores)}]"
-        names.append(f"{each.namespace}/{each.pod}/{each.container}{part}")
-    return ",".join(names)
 
 
 def title_of(report: MachineReport) -> str:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from neuron_plugin.allocation import IdListError, parse_ids
-from neuron_plugin.cli.command import Exit, Parser, UsageError, add_command, add_output_flag, plain, show, table
+from neuron_plugin.cli.command import (
+    Exit,
+    Parser,
+    UsageError,
+    add_command,
+    add_output_flag,
+    count,
+    matching,
+    plain,
+    show,
+    table,
+)
 from neuron_plugin.hardware import ResetState
 from neuron_plugin.inspection import plural, ranges
 from neuron_plugin.instance_file import load_catalogue
@@ -174,18 +185,6 @@ def run_fault(arguments: Namespace) -> int:
     return Exit.SUCCESS
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise ArgumentTypeError(f"{text!r} is no count of 0 or more")
-    return int(text)
-
-
-def _size(text: str) -> int | None:
-    if text != "none" and not (text.isascii() and text.isdigit()):
-        raise ArgumentTypeError(f"lnc {text}: expected a number, or none")
-    return None if text == "none" else int(text)
-
-
 def _set_ecc(node: SimulatedNode, to: Namespace) -> None:
     if to.sram is to.memory is to.repairable is None:
         raise UsageError("ecc changes nothing without --sram, --memory or --repairable COUNT")
@@ -202,12 +201,12 @@ def _set_attribute(node: SimulatedNode, to: Namespace) -> None:
 
 
 Change: TypeAlias = "Callable[[SimulatedNode, Namespace], None]"
-Flags: TypeAlias = dict[str, dict[str, object]]
+Flags: TypeAlias = dict[str, Mapping[str, object]]
 
 _DEVICE: Flags = {"device": {"type": int, "metavar": "DEVICE", "help": "device id, N of /dev/neuronN"}}
 _PRESENCE: Flags = {"presence": {"choices": ("gone", "back")}}
-_COUNT = {"type": _count, "metavar": "COUNT", "help": "what the counter reads"}
-_ECC_COUNT = {"type": _count, "metavar": "COUNT", "help": "default: as it is"}
+_COUNT = {"type": count(0), "metavar": "COUNT", "help": "what the counter reads"}
+_ECC_COUNT = {"type": count(0), "metavar": "COUNT", "help": "default: as it is"}
 _CORE = {"type": int, "default": 0, "metavar": "CORE", "help": "physical core of the device (default: 0)"}
 _KIND = {"choices": _CORE_ERRORS, "default": _CORE_ERRORS[0], "help": "default: %(default)s"}
 
@@ -273,8 +272,14 @@ FAULTS: dict[str, tuple[str, Change, Flags]] = {
     ),
     "lnc": (
         "logical core size in the host's file",
-        lambda node, to: node.set_logical_core_size(to.size),
-        {"size": {"type": _size, "metavar": "N|none", "help": "the size; none removes the file"}},
+        lambda node, to: node.set_logical_core_size(None if to.size == "none" else int(to.size)),
+        {
+            "size": {
+                "type": matching(r"[0-9]+|none", "logical core size: a number, or none"),
+                "metavar": "N|none",
+                "help": "the size; none removes the file",
+            }
+        },
     ),
 }
 """Everything that can break: what it is, the change that it makes, and the arguments of the change."""

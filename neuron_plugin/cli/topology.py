@@ -48,10 +48,8 @@ Pairs: TypeAlias = list[tuple[int, int]]
 DESCRIPTION = """\
 Draw the devices of this machine with their links and holders, and say what can be requested.
 
-Each box is a device with its id; below it stands one mark a core: a letter for each pod (in colour
-on a terminal), "." for a free core. A stub at the edge of a torus continues at the opposite edge. A
-set of devices can be allocated together when its devices are linked; the list says which counts
-exist and which of their sets are free now."""
+Each box is a device with its id and one mark a core: a letter for each pod, "." for a free core. A
+stub at the edge of a torus continues at the opposite edge."""
 
 EXAMPLES = """
 neuron-plugin topology
@@ -100,7 +98,9 @@ def run(arguments: Namespace) -> int:
     grids = grids_of(machine.geometry.topology, machine.geometry.device_count)
     lines: list[Line] = plain(title_of(report), "")
     for grid in grids:
-        lines += [*drawn(grid, machine.links, marks, UNICODE if unicode else ASCII), []]
+        box = drawn(grid, machine.links, marks)
+        lines += box if unicode else [[(text.translate(TO_ASCII), style) for text, style in line] for line in box]
+        lines.append([])
     if further := undrawn(grids, machine.links):
         lines += plain("also linked: " + ", ".join(f"{one}-{other}" for one, other in further), "")
     lines += [[mark, *plain(f"  {text}")[0]] for mark, text in legend.items()]
@@ -167,27 +167,7 @@ _BOX_HEIGHT = 4
 _NARROWEST = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Strokes:
-    """The characters of a drawing.
-
-    ``top`` and ``bottom`` are a box's corners, ``joints`` where a link leaves it: right, left, below, above. ``across``
-    and ``down`` are links, and as ``stub_...`` those around the edge.
-    """
-
-    top: str
-    bottom: str
-    edge: str
-    side: str
-    across: str
-    down: str
-    stub_across: str
-    stub_down: str
-    joints: str
-
-
-UNICODE = Strokes("┌┐", "└┘", "─", "│", "──", "│", "╌╌", "╎", "├┤┬┴")
-ASCII = Strokes("++", "++", "-", "|", "--", "|", "~~", ":", "||++")
+TO_ASCII = str.maketrans("┌┐└┘─│╌╎├┤┬┴", "++++-|~:||++")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,43 +215,37 @@ def grids_of(topology: Topology, device_count: int) -> tuple[Grid, ...]:
     return (Grid(places),)
 
 
-def drawn(grid: Grid, links: Links, marks: Mapping[int, Sequence[Segment]], strokes: Strokes) -> list[Line]:
+def drawn(grid: Grid, links: Links, marks: Mapping[int, Sequence[Segment]]) -> list[Line]:
     """The drawing, line by line, without blanks at the ends; ``marks`` has a mark for each core of every device."""
     inner = max(_NARROWEST, *(len(marks[device]) for device in grid.places)) + 2
     middle = inner // 2 + 1
     canvas: dict[tuple[int, int], Segment] = {}
 
     def write(line: int, column: int, text: str, style: str = "") -> None:
-        for number, character in enumerate(text):
-            canvas[line, column + number] = character, style
+        canvas.update({(line, column + number): (character, style) for number, character in enumerate(text)})
 
     corners = {}
     for device, (row, at) in grid.places.items():
         line, column = corners[device] = 1 + row * (_BOX_HEIGHT + 1), _MARGIN + at * (inner + 2 + _GAP)
-        write(line, column, strokes.top[0] + strokes.edge * inner + strokes.top[1])
-        for below in (1, 2):
-            write(line + below, column, strokes.side)
-            write(line + below, column + inner + 1, strokes.side)
-        write(line + 3, column, strokes.bottom[0] + strokes.edge * inner + strokes.bottom[1])
+        blank = f"│{' ' * inner}│"
+        for below, text in enumerate((f"┌{'─' * inner}┐", blank, blank, f"└{'─' * inner}┘")):
+            write(line + below, column, text)
         write(line + 1, column + 2, str(device), style="bold")
-        for number, mark in enumerate(marks[device]):
-            canvas[line + 2, column + 2 + number] = mark
-    right, left, lower, upper = tuple(strokes.joints)
-    joined = [(pair, strokes.across, strokes.down) for pair in grid.neighbours()]
-    joined += [(pair, strokes.stub_across, strokes.stub_down) for pair in grid.around()]
+        canvas.update({(line + 2, column + 2 + number): mark for number, mark in enumerate(marks[device])})
+    joined = [(pair, "──", "│") for pair in grid.neighbours()] + [(pair, "╌╌", "╎") for pair in grid.around()]
     for (one, other), across, down in joined:
         if other not in links.get(one, frozenset()):
             continue
         (line, column), (far_line, far_column) = corners[one], corners[other]
         # A link is written after the one box and before the other: beside each other that is the same place.
         if grid.places[one][0] == grid.places[other][0]:
-            write(line + 1, column + inner + 1, right + across)
-            write(far_line + 1, far_column - _GAP, across + left)
+            write(line + 1, column + inner + 1, "├" + across)
+            write(far_line + 1, far_column - _GAP, across + "┤")
         else:
-            write(line + _BOX_HEIGHT - 1, column + middle, lower)
-            write(line + _BOX_HEIGHT, column + middle, down)
-            write(far_line - 1, far_column + middle, down)
-            write(far_line, far_column + middle, upper)
+            for at, text in ((line + 3, "┬"), (line + 4, down)):
+                write(at, column + middle, text)
+            for at, text in ((far_line - 1, down), (far_line, "┴")):
+                write(at, far_column + middle, text)
     lines: list[Line] = []
     for line in range(0 if grid.side else 1, max(line for line, _ in canvas) + 1):  # without stubs, no line for them
         end = max((column for at, column in canvas if at == line), default=-1)

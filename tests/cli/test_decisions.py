@@ -152,4 +152,4 @@ def test_without_an_address_the_daemon_here_is_asked_by_its_settings(
 @pytest.mark.parametrize("last", ["0", "-3", "few"])
 def test_less_than_one_decision_is_wrong_usage(cli: Cli, last: str) -> None:
     shown = cli("decisions", f"--last={last}")
-    assert (shown.status, f"'{last}' is no number of 1 or more" in shown.err) == (2, True)
+    assert (shown.status, f"'{last}' is no count of 1 or more" in shown.err) == (2, True)

@@ -12,7 +12,7 @@ import yaml
 
 from neuron_plugin.allocation import Allocation, Ledger, PodReference, PodUid, Resource
 from neuron_plugin.cli.command import Segment
-from neuron_plugin.cli.topology import ASCII, UNICODE, Grid, grids_of, undrawn
+from neuron_plugin.cli.topology import TO_ASCII, Grid, grids_of, undrawn
 from neuron_plugin.cli.topology import drawn as lines_of
 from neuron_plugin.cli.topology import occupancy as occupancy_of
 from neuron_plugin.simulation import SimulatedNode
@@ -250,7 +250,7 @@ def drawn(topology: Topology, count: int, cores: str = "..", links: Mapping[int,
     texts = []
     for grid in grids_of(topology, count):
         marks = {device: [(character, "") for character in cores] for device in grid.places}
-        lines = lines_of(grid, nominal, marks, UNICODE)
+        lines = lines_of(grid, nominal, marks)
         texts.append("\n".join("".join(character for character, _ in line) for line in lines))
     return "\n\n".join(texts)
 
@@ -352,8 +352,8 @@ def test_no_line_is_longer_than_80_columns_and_none_ends_in_blanks(instance: Ins
 def test_ascii_is_ascii() -> None:
     (grid,) = grids_of(Topology.TORUS, 16)
     marks = {device: [(".", ""), (".", "")] for device in grid.places}
-    lines = lines_of(grid, links_of(Topology.TORUS, 16), marks, ASCII)
-    text = "\n".join("".join(character for character, _ in line) for line in lines)
+    lines = lines_of(grid, links_of(Topology.TORUS, 16), marks)
+    text = "\n".join("".join(character for character, _ in line) for line in lines).translate(TO_ASCII)
     assert text.isascii()
     assert "~~| 0    |--| 1    |" in text
 
@@ -361,7 +361,7 @@ def test_ascii_is_ascii() -> None:
 def test_marks_keep_their_styles() -> None:
     (grid,) = grids_of(Topology.SINGLE, 1)
     marks: list[Segment] = [("A", "cyan"), (".", "green")]
-    assert [mark for mark in lines_of(grid, {}, {0: marks}, UNICODE)[2] if mark[1]] == marks
+    assert [mark for mark in lines_of(grid, {}, {0: marks})[2] if mark[1]] == marks
 
 
 def test_boxes_are_as_wide_as_their_cores() -> None:

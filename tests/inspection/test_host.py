@@ -14,8 +14,6 @@ from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.host import gather_host, gather_users
 from tests.inspection.doubles import MakeNode
 
-PROC_DEVICES = "Character devices:\n  1 mem\n243 neuron\n246 neuron-look-alike\n\nBlock devices:\n  7 neuron\n"
-
 
 def write(path: Path, text: str = "") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
