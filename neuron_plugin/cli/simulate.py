@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from neuron_plugin.allocation import IdListError, parse_ids
 from neuron_plugin.cli.command import (
@@ -85,11 +85,11 @@ def add_flags(parser: Parser) -> None:
     fault = add_command(actions, "fault", run_fault, summary=summary, examples=FAULT_EXAMPLES)
     fault.add_argument("directory", type=Path, metavar="DIR", help="a directory that 'simulate node' wrote")
     kinds = fault.add_subparsers(title="what breaks", metavar="WHAT", dest="what", required=True)
-    for name, (summary, _, flags) in FAULTS.items():
+    for name, (summary, _, arguments) in FAULTS.items():
         kind = add_command(kinds, name, run_fault, summary=summary)
         group = kind.add_mutually_exclusive_group(required=True) if name == "attribute" else kind
-        for flag, keywords in flags.items():
-            (group if flag.startswith("--") else kind).add_argument(flag, **keywords)  # type: ignore[arg-type]  # a table of argparse's own keywords
+        for argument in arguments.split():
+            (group if argument.startswith("--") else kind).add_argument(argument, **ARGUMENTS[argument])
 
 
 def known_types(name: str, file: Path | None = None) -> Catalogue:
@@ -201,85 +201,74 @@ def _set_attribute(node: SimulatedNode, to: Namespace) -> None:
 
 
 Change: TypeAlias = "Callable[[SimulatedNode, Namespace], None]"
-Flags: TypeAlias = dict[str, Mapping[str, object]]
 
-_DEVICE: Flags = {"device": {"type": int, "metavar": "DEVICE", "help": "device id, N of /dev/neuronN"}}
-_PRESENCE: Flags = {"presence": {"choices": ("gone", "back")}}
 _COUNT = {"type": count(0), "metavar": "COUNT", "help": "what the counter reads"}
 _ECC_COUNT = {"type": count(0), "metavar": "COUNT", "help": "default: as it is"}
-_CORE = {"type": int, "default": 0, "metavar": "CORE", "help": "physical core of the device (default: 0)"}
-_KIND = {"choices": _CORE_ERRORS, "default": _CORE_ERRORS[0], "help": "default: %(default)s"}
-
-FAULTS: dict[str, tuple[str, Change, Flags]] = {
-    "ecc": (
-        "counts of uncorrected memory errors",
-        _set_ecc,
-        _DEVICE | dict.fromkeys(("--sram", "--memory", "--repairable"), _ECC_COUNT),
-    ),
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "device": {"type": int, "metavar": "DEVICE", "help": "device id, N of /dev/neuronN"},
+    "presence": {"choices": ("gone", "back")},
+    **dict.fromkeys(("--sram", "--memory", "--repairable"), _ECC_COUNT),
+    "state": {"choices": ("resetting", "ready", "failed")},
+    "names": {"metavar": "NAMES|none", "help": "such as hbm,link_host"},
+    "--core": {"type": int, "default": 0, "metavar": "CORE", "help": "physical core of the device (default: 0)"},
+    "--kind": {"choices": _CORE_ERRORS, "default": _CORE_ERRORS[0], "help": "default: %(default)s"},
+    "--count": _COUNT | {"required": True},
+    "count": _COUNT,
+    "name": {"metavar": "NAME", "help": "path below the device, such as core_count"},
+    "--text": {"help": "what it reads; \\n is a newline"},
+    "--missing": {"action": "store_true", "help": "it is not there"},
+    "--restore": {"action": "store_true", "help": "it reads as it should"},
+    "text": {"help": "such as: nd3: NEURON_HW_ERR=DMA_ERROR on queue 4"},
+    "--forged": {"action": "store_true", "help": "as a process writes it, not the kernel"},
+    "size": {"type": matching(r"[0-9]+|none", "logical core size: a number, or none"), "metavar": "N|none"},
+}
+FAULTS: dict[str, tuple[str, Change, str]] = {
+    "ecc": ("counts of uncorrected memory errors", _set_ecc, "device --sram --memory --repairable"),
     "reset": (
         "state of its reset",
         lambda node, to: node.set_reset(to.device, ResetState[to.state.upper()]),
-        _DEVICE | {"state": {"choices": ("resetting", "ready", "failed")}},
+        "device state",
     ),
     "components": (
         "parts that firmware reports unhealthy",
         lambda node, to: node.set_unhealthy_components(to.device, [] if to.names == "none" else to.names.split(",")),
-        _DEVICE | {"names": {"metavar": "NAMES|none", "help": "such as hbm,link_host"}},
+        "device names",
     ),
     "core-errors": (
         "counts of hardware errors on one core",
         lambda node, to: node.set_core_errors(to.device, to.core, **{to.kind: to.count}),
-        _DEVICE | {"--core": _CORE, "--kind": _KIND, "--count": _COUNT | {"required": True}},
+        "device --core --kind --count",
     ),
     "error-events": (
         "firmware's counter of hardware errors (driver 2.28)",
         lambda node, to: node.set_error_events(to.device, to.count),
-        _DEVICE | {"count": _COUNT},
+        "device count",
     ),
     "device": (
         "the whole device",
         lambda node, to: (node.remove_device if to.presence == "gone" else node.restore_device)(to.device),
-        _DEVICE | _PRESENCE,
+        "device presence",
     ),
     "node": (
         "the device node /dev/neuronN only",
         lambda node, to: (node.remove_node if to.presence == "gone" else node.restore_node)(to.device),
-        _DEVICE | _PRESENCE,
+        "device presence",
     ),
     "driver": (
         "the driver, with everything",
         lambda node, to: (node.unload_driver if to.presence == "gone" else node.load_driver)(),
-        _PRESENCE,
+        "presence",
     ),
-    "attribute": (
-        "one sysfs attribute of a device",
-        _set_attribute,
-        {
-            **_DEVICE,
-            "name": {"metavar": "NAME", "help": "path below the device, such as core_count"},
-            "--text": {"help": "what it reads; \\n is a newline"},
-            "--missing": {"action": "store_true", "help": "it is not there"},
-            "--restore": {"action": "store_true", "help": "it reads as it should"},
-        },
-    ),
+    "attribute": ("one sysfs attribute of a device", _set_attribute, "device name --text --missing --restore"),
     "kmsg": (
         "a line in the kernel log",
         lambda node, to: node.log_kernel_message(to.text, by_kernel=not to.forged),
-        {
-            "text": {"help": "such as: nd3: NEURON_HW_ERR=DMA_ERROR on queue 4"},
-            "--forged": {"action": "store_true", "help": "as a process writes it, not the kernel"},
-        },
+        "text --forged",
     ),
     "lnc": (
-        "logical core size in the host's file",
+        "logical core size in the host's file; none removes it",
         lambda node, to: node.set_logical_core_size(None if to.size == "none" else int(to.size)),
-        {
-            "size": {
-                "type": matching(r"[0-9]+|none", "logical core size: a number, or none"),
-                "metavar": "N|none",
-                "help": "the size; none removes the file",
-            }
-        },
+        "size",
     ),
 }
 """Everything that can break: what it is, the change that it makes, and the arguments of the change."""

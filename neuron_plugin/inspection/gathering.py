@@ -155,7 +155,12 @@ async def gather_kubelet(directory: Path, pod_resources: Path, *, expected: bool
         return replace(kubelet, missing=True, unreadable=None if expected else kubelet.unreadable)
     except OSError as error:
         return _unreadable(directory, Unknown(f"{directory} cannot be listed ({error.strerror})", "run this as root"))
-    from neuron_plugin.kubelet import is_served
+    from neuron_plugin.kubelet import dial, is_served
+
+    async def seen(path: Path) -> SocketSeen:
+        served = is_served(path)
+        ours = served and path.name.startswith(OUR_SOCKETS)
+        return SocketSeen(path, served, (await dial(path, DIAL_SECONDS) or "") if ours else "")
 
     own, registry = directory / KUBELET_SOCKET, directory.parent / REGISTRY
     ours_or_dra = (*registry.glob(f"*{DRA_DRIVER}*.sock"), *registry.glob(f"{OUR_SOCKETS}*.sock"))
@@ -163,7 +168,7 @@ async def gather_kubelet(directory: Path, pod_resources: Path, *, expected: bool
     return Kubelet(
         directory,
         own_socket=SocketSeen(own, is_served(own)) if own in sockets else None,
-        plugins=tuple(await asyncio.gather(*map(_dialled, plugins))),
+        plugins=tuple(await asyncio.gather(*map(seen, plugins))),
         registry_seen=os.access(registry, os.R_OK | os.X_OK),
         allocatable=await ask(pod_resources, lambda kubelet: kubelet.allocatable()),
         pods=await ask(pod_resources, lambda kubelet: kubelet.list()),
@@ -173,14 +178,6 @@ async def gather_kubelet(directory: Path, pod_resources: Path, *, expected: bool
 
 def _unreadable(directory: Path, why: Unknown) -> Kubelet:
     return Kubelet(directory, unreadable=why, allocatable=why, pods=why, recorded=why)
-
-
-async def _dialled(path: Path) -> SocketSeen:
-    from neuron_plugin.kubelet import dial, is_served
-
-    served = is_served(path)
-    ours = served and path.name.startswith(OUR_SOCKETS)
-    return SocketSeen(path, served, (await dial(path, DIAL_SECONDS) or "") if ours else "")
 
 
 async def gather_cluster(kubeconfig: Path | None, node_name: str) -> Cluster | Unknown:

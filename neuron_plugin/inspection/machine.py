@@ -154,7 +154,18 @@ def look(settings: PluginSettings, environ: Mapping[str, str]) -> Machine:
         cores_per_device=inventory.cores_per_device,
         links={device: links for device, links in inventory.links.items()},  # noqa: C416 - widens the key's type
     )
-    memory = _read_memory(settings)
+    memory: Memory | Unknown
+    if settings.state_dir is None:
+        memory = Unknown("no state directory of the daemon is known", "give --config, the daemon's configuration")
+    else:
+        file = settings.state_dir / FILE_NAME
+        try:
+            file.read_bytes()
+            memory = load_memory(file, boot_id())
+        except FileNotFoundError:
+            memory = Unknown(f"{file} is not there", "the daemon writes it when it has seen a device")
+        except OSError as error:
+            memory = Unknown(f"{file} cannot be read ({error.strerror})", "run this as root")
     return Machine(
         paths=paths,
         inventory=inventory,
@@ -163,16 +174,3 @@ def look(settings: PluginSettings, environ: Mapping[str, str]) -> Machine:
         verdicts=judge_once(inventory, settings.health, memory if isinstance(memory, Memory) else Memory()),
         memory=memory,
     )
-
-
-def _read_memory(settings: PluginSettings) -> Memory | Unknown:
-    if settings.state_dir is None:
-        return Unknown("no state directory of the daemon is known", "give --config, the daemon's configuration")
-    file = settings.state_dir / FILE_NAME
-    try:
-        file.read_bytes()
-    except FileNotFoundError:
-        return Unknown(f"{file} is not there", "the daemon writes it when it has seen a device")
-    except OSError as error:
-        return Unknown(f"{file} cannot be read ({error.strerror})", "run this as root")
-    return load_memory(file, boot_id())
