@@ -42,7 +42,6 @@ for, one after the other."""
 EXAMPLES = """
 neuron-plugin demo
 neuron-plugin demo --type trn2.48xlarge --ask neuron=4 --ask neuron=7
-neuron-plugin demo --type inf2.48xlarge --ask neuroncore=1 --ask neuron=3,neuroncore=2
 neuron-plugin demo --keep ./demo && neuron-plugin devices --root ./demo/node
 """
 
@@ -67,7 +66,7 @@ STORY = (
 """Titles, pods and their containers without --ask."""
 
 
-def asked(text: str) -> Asked:
+def _asked(text: str) -> Asked:
     """``neuron=4,neuroncore=2``: two containers."""
     resources, found = {resource.short_name: resource for resource in Resource}, []
     for part in text.split(","):
@@ -81,7 +80,7 @@ def asked(text: str) -> Asked:
 def add_flags(parser: ArgumentParser) -> None:
     """Which machine and pods."""
     ask = "create a pod that asks for this, one container each; again for one more pod"
-    parser.add_argument("--ask", metavar="RESOURCE=COUNT[,...]", type=asked, action="append", help=ask)
+    parser.add_argument("--ask", metavar="RESOURCE=COUNT[,...]", type=_asked, action="append", help=ask)
     machine = f"the machine, with --ask (default: {INSTANCE_TYPE})"
     parser.add_argument("--type", metavar="TYPE", default=INSTANCE_TYPE, help=machine)
     numbering = "device numbers inside containers, as for 'run' (default: auto)"

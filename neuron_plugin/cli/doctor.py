@@ -42,7 +42,6 @@ EXAMPLES = """
 neuron-plugin doctor
 neuron-plugin doctor --kubeconfig /etc/kubernetes/kubelet.conf --node-name "$(hostname)"
 neuron-plugin doctor driver device-nodes
-neuron-plugin doctor -o json | jq '.findings[] | select(.level == "problem")'
 kubectl -n kube-system exec POD-OF-THE-PLUGIN -- neuron-plugin doctor
 neuron-plugin doctor --root ./trn1         # a simulated machine, see: neuron-plugin simulate --help
 """

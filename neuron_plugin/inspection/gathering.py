@@ -22,7 +22,7 @@ from neuron_plugin.inspection.holders import ask, read_recorded
 from neuron_plugin.inspection.host import gather_host, gather_users
 from neuron_plugin.inspection.machine import Node, configuration_file, look, node_of
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.plugin.settings import PluginSettings, check
+from neuron_plugin.plugin.settings import check
 from neuron_plugin.settings import SettingsError
 
 IN_POD = "KUBERNETES_SERVICE_HOST"
@@ -98,10 +98,9 @@ def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tu
         SettingsError: --config or --root does not exist.
     """
     file = configuration_file(flags)
-    fault: str | Unknown
     if file and not os.access(file, os.R_OK):
-        fault = unasked = Unknown(f"{file} may not be read", "run this as root")
-        return node_of(flags, {}, None), Daemon(file, fault, silent=unasked, unhealthy=unasked)
+        unread = Unknown(f"{file} may not be read", "run this as root")
+        return node_of(flags, {}, None), Daemon(file, unread, silent=unread, unhealthy=unread)
     try:
         node = node_of(flags, environ, file)
         check(node.settings)
@@ -113,17 +112,15 @@ def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tu
         unasked = Unknown("the daemon of a machine given by --root is not asked", "run this on that machine")
         return node, Daemon(file, silent=unasked, unhealthy=unasked)
     resources = frozenset(each.resource for each in node.settings.resources) if file else None
-    ready, metrics = _daemon_page(node.settings, "/readyz"), _daemon_page(node.settings, "/metrics")
+    if not (port := node.settings.health_port):
+        unasked = Unknown("the daemon serves no probes", "give it a --health-port to be asked about its sources")
+        return node, Daemon(file, resources=resources, silent=unasked, unhealthy=unasked)
+    address, away = node.settings.health_address, "run this in the plugin's pod"
+    pages = [page_of(address, port, path, seconds=DAEMON_SECONDS) for path in ("/readyz", "/metrics")]
+    ready, metrics = (Unknown(page.why, away) if isinstance(page, Unknown) else page for page in pages)
     silent = ready if isinstance(ready, Unknown) else tuple(line for line in ready.splitlines() if _SILENT in line)
     unhealthy = metrics if isinstance(metrics, Unknown) else tuple(sorted(map(int, _UNHEALTHY.findall(metrics))))
     return node, Daemon(file, resources=resources, silent=silent, unhealthy=unhealthy)
-
-
-def _daemon_page(settings: PluginSettings, path: str) -> str | Unknown:
-    if not settings.health_port:
-        return Unknown("the daemon serves no probes", "give it a --health-port to be asked about its sources")
-    page = page_of(settings.health_address, settings.health_port, path, seconds=DAEMON_SECONDS)
-    return Unknown(page.why, "run this in the plugin's pod") if isinstance(page, Unknown) else page
 
 
 def page_of(address: str, port: int, path: str, *, seconds: float = PAGE_SECONDS) -> str | Unknown:

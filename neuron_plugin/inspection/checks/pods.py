@@ -187,24 +187,20 @@ def check_node_annotations(facts: Facts) -> Findings:
         )
         return ""
     if here and published.geometry != here.geometry:
-        shapes = [
-            f"{each.instance_type}, {plural(each.device_count, 'device')} of "
-            f"{plural(each.cores_per_device, 'logical core')}"
+        there, machine = (
+            f"{each.instance_type}, {plural(each.device_count, 'device')} of {each.cores_per_device} logical cores"
             for each in (published.geometry, here.geometry)
-        ]
+        )
         yield problem(
-            f"the inventory of node {node} is of {shapes[0]}, this machine is {shapes[1]}",
+            f"the inventory of node {node} is of {there}, this machine is {machine}",
             "the extender chooses sets that do not exist here",
             f"{see}; is --node-name this node's?",
         )
-    elif here and (unhealthy := published.healthy_mask & ~here.healthy_mask):
-        skipped = {device.id for device in facts.machine.inventory.skipped}
-        if devices := set(here.geometry.devices_touched(unhealthy)) - skipped:
-            yield warning(
-                f"the inventory of node {node} lacks missing or unhealthy devices: {ranges(devices)}",
-                "the extender goes on choosing them",
-                see,
-            )
+    elif here:
+        unhealthy = here.geometry.devices_touched(published.healthy_mask & ~here.healthy_mask)
+        if devices := set(unhealthy) - {device.id for device in facts.machine.inventory.skipped}:
+            seen = f"the inventory of node {node} lacks missing or unhealthy devices: {ranges(devices)}"
+            yield warning(seen, "the extender goes on choosing them", see)
     return f"the inventory of node {node} is true"
 
 
