@@ -26,6 +26,7 @@ from neuron_plugin.inspection.facts import Cluster, Facts
 from neuron_plugin.inspection.findings import (
     Finding,
     Findings,
+    Unknown,
     known,
     named,
     note,
@@ -140,6 +141,8 @@ def _annotated(facts: Facts, pod: NeuronPod) -> Iterator[Finding]:
         )
     if not isinstance(ledger := facts.ledger, Ledger) or not isinstance(geometry := facts.geometry, Geometry):
         return
+    if isinstance(facts.kubelet.recorded, Unknown) and any(part.kind is ContainerKind.INIT for part in pod.requests):
+        return  # without the checkpoint it is not known what was given of a re-used init container's set
     given = {
         (each.container, each.resource): ids_of(geometry, each.resource.unit, each.mask)
         for each in ledger.allocations
