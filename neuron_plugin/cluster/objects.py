@@ -26,8 +26,6 @@ MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """On the API server's copy of a static pod, which only its kubelet manages (``pkg/kubelet/types/constants.go``)."""
 HOLDER_URL_KEY = "neuron-plugin.io/holder-url"
 """Annotation of a Lease: where its holder can be reached."""
-INITIAL_EVENTS_END = "k8s.io/initial-events-end"
-"""Annotation of the bookmark behind the last initial event of a WatchList (KEP-3157)."""
 
 PAGE_SIZE = 500
 """Objects per page of a list: decoded in some milliseconds, so memory and the event loop's pauses stay small."""
@@ -402,16 +400,7 @@ class WatchEvent(msgspec.Struct, frozen=True, gc=False):
     object: msgspec.Raw
 
 
-@dataclass(frozen=True, slots=True)
-class Bookmark:
-    """The server has sent every event up to ``version``; ``initial_end`` ends a WatchList's initial events."""
-
-    version: int
-    initial_end: bool
-
-
 _event_decoder = msgspec.json.Decoder(WatchEvent)
-_bookmark_decoder = msgspec.json.Decoder(ApiObject)
 
 
 def decode_event(line: bytes) -> WatchEvent:
@@ -421,16 +410,6 @@ def decode_event(line: bytes) -> WatchEvent:
         DecodeError: it is no watch event.
     """
     return _decode(_event_decoder, "a watch event", line)
-
-
-def decode_bookmark(data: bytes | msgspec.Raw) -> Bookmark:
-    """Read the object of a BOOKMARK event.
-
-    Raises:
-        DecodeError: it has no version.
-    """
-    found = _decode(_bookmark_decoder, "a bookmark", data)
-    return Bookmark(parse_version(found.resource_version), found.annotations.get(INITIAL_EVENTS_END) == "true")
 
 
 # Lists.

@@ -19,12 +19,10 @@ from neuron_plugin.cluster.objects import (
     LEASES,
     NODES,
     PODS,
-    Bookmark,
     Lease,
     Node,
     Pod,
     Scope,
-    decode_bookmark,
     decode_event,
     pages,
     parse_version,
@@ -285,12 +283,9 @@ def test_an_event_is_read_without_its_object() -> None:
     assert PODS.decode(decode_event(b'{"type":"ADDED","object":{"metadata":{"name":"a"}}}').object).name == "a"
 
 
-def test_a_bookmark_has_a_version_and_may_end_the_initial_events() -> None:
+def test_a_bookmark_is_an_object_with_a_version_alone() -> None:
     plain = b'{"kind":"Pod","metadata":{"resourceVersion":"12","creationTimestamp":null},"spec":{"containers":null}}'
-    assert decode_bookmark(plain) == Bookmark(12, initial_end=False)
-    end = b'{"metadata":{"resourceVersion":"12","annotations":{"k8s.io/initial-events-end":"true"}}}'
-    assert decode_bookmark(end) == Bookmark(12, initial_end=True)
-    assert decode_bookmark(end.replace(b"true", b"false")) == Bookmark(12, initial_end=False)
+    assert PODS.decode(plain).resource_version == "12"
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "0x10", "abc", "١٢", " 7", "9" * 5000])
@@ -320,13 +315,11 @@ def test_deep_nesting_is_a_decode_error() -> None:
         PODS.decode(deep)
     with pytest.raises(DecodeError):
         decode_event(b'{"type":"ADDED","object":' + deep + b"}")
-    with pytest.raises(DecodeError):
-        decode_bookmark(deep)
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_raise_anything_else(data: bytes) -> None:
-    for decode in (PODS.decode, PODS.decode_page, NODES.decode, LEASES.decode, decode_event, decode_bookmark):
+    for decode in (PODS.decode, PODS.decode_page, NODES.decode, LEASES.decode, decode_event):
         try:
             decode(data)
         except DecodeError:
