@@ -204,10 +204,7 @@ def create_lease(lease: LeaseName, *, duration_seconds: float, now: datetime) ->
     if lease.url:
         metadata["annotations"] = {HOLDER_URL_KEY: lease.url}
     if lease.owner is not None:
-        owner = lease.owner
-        metadata["ownerReferences"] = [
-            {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid}
-        ]
+        metadata["ownerReferences"] = [msgspec.to_builtins(lease.owner)]
     body: JsonObject = {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",

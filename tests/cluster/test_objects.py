@@ -4,7 +4,6 @@ import gc
 import json
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -146,25 +145,7 @@ def test_a_pod_is_what_the_allocation_library_reads() -> None:
     assert (found.node, found.priority) == ("trn1-a", 1000)
 
 
-# Who made a pod, when, and whether it has begun.
-
-
-def test_a_pod_knows_when_it_was_created() -> None:
-    assert pod(FULL).creation_timestamp == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    assert pod({"metadata": {"creationTimestamp": None}}).creation_timestamp is None
-
-
-def test_a_pods_owner_is_its_controller() -> None:
-    owners = [{"kind": "Queue", "name": "q", "uid": "1"}, {"kind": "Job", "name": "j", "uid": "2", "controller": True}]
-    found = pod({"metadata": {"ownerReferences": owners}}).owner
-    assert found is not None
-    assert (found.kind, found.name, found.uid) == ("Job", "j", "2")
-
-
-@pytest.mark.parametrize("references", [None, [], [{"kind": "Queue", "name": "q"}], [{"controller": None}]])
-def test_a_pod_without_a_controller_has_no_owner(references: object) -> None:
-    assert pod({"metadata": {"ownerReferences": references}}).owner is None
-
+# Whether a pod has begun.
 
 WAITING = {"name": "main", "started": False, "state": {"waiting": {"reason": "ContainerCreating"}}, "lastState": {}}
 
@@ -198,7 +179,7 @@ def test_a_pod_without_container_statuses_has_not_started(status: dict[str, Any]
 
 def test_records_are_not_tracked_by_the_garbage_collector() -> None:
     found = pod(FULL)
-    assert not any(map(gc.is_tracked, (found, found.metadata, found.owner, found.spec, found.status)))
+    assert not any(map(gc.is_tracked, (found, found.metadata, found.spec, found.status)))
 
 
 def test_records_cannot_be_changed() -> None:
