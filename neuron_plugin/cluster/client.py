@@ -147,9 +147,6 @@ def _open_socket(address: Any) -> socket.socket:
     return made
 
 
-# One call.
-
-
 async def _send(client: Any, request: ApiRequest, silence_seconds: float | None) -> Any:
     """Send one request; the caller closes the answer."""
     import aiohttp
@@ -204,15 +201,8 @@ def _library_errors(request: ApiRequest) -> Iterator[None]:
         raise UnreachableError(request.method, request.path, f"{error!r}", may_have_arrived=True) from error
 
 
-# Settings.
-
-
 async def _open_client(kubeconfig: Path | None) -> Any:
-    """Read the settings and make the library's client of them; no connection is opened yet.
-
-    Raises:
-        ConnectionSettingsError: the settings are missing or unusable.
-    """
+    """Make the library's client; whatever is wrong with the settings becomes a ``ConnectionSettingsError``."""
     source = str(kubeconfig) if kubeconfig else "the pod's service account"
     try:
         return await _load_client(kubeconfig)
@@ -269,9 +259,6 @@ def _environment_proxy(url: str) -> str | None:
     if not proxy or target.hostname in {"localhost", "127.0.0.1", "::1"} or proxy_bypass(target.netloc):
         return None
     return proxy if "://" in proxy else f"http://{proxy}"
-
-
-# The library.
 
 
 def _import_library() -> None:

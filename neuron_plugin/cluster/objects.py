@@ -32,9 +32,6 @@ _MAX_QUOTED = 120
 _MAX_VERSION_DIGITS = 20  # of a 64-bit number
 
 
-# Records.
-
-
 class _Wire(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """Base of all: names as on the wire, and no cycles, hence nothing for the garbage collector to visit."""
 
@@ -308,19 +305,11 @@ class ApiResource(Generic[R]):
         return f"{self.collection(namespace)}/{name}"
 
     def decode(self, data: bytes | msgspec.Raw) -> R:
-        """Read one object.
-
-        Raises:
-            DecodeError: it is not one.
-        """
+        """Read one object."""
         return _decode(self.record, self.plural, data)
 
     def decode_page(self, data: bytes) -> Page[R]:
-        """Read one page of a list.
-
-        Raises:
-            DecodeError: it is not one, or one of its objects is not of this resource.
-        """
+        """Read one page of a list."""
         kind: type[_WirePage[R]] = _WirePage[self.record]  # type: ignore[name-defined]  # msgspec reads it at run time
         page = _decode(kind, f"a list of {self.plural}", data)
         return Page(page.items or (), parse_version(page.metadata.resource_version), page.metadata.continuation)
@@ -336,9 +325,6 @@ def parse_version(text: str) -> int:
 
     Servers count writes, and from Kubernetes 1.35 the order is part of the contract (KEP-5504), so versions can be
     compared.
-
-    Raises:
-        DecodeError: it is not a decimal number.
     """
     if text.isascii() and text.isdecimal() and len(text) <= _MAX_VERSION_DIGITS:
         return int(text)
@@ -373,11 +359,7 @@ class WatchEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 def decode_event(line: bytes) -> WatchEvent:
-    """Read one line of a watch, leaving its object for later.
-
-    Raises:
-        DecodeError: it is no watch event.
-    """
+    """Read one line of a watch, leaving its object for later."""
     return _decode(WatchEvent, "a watch event", line)
 
 
