@@ -40,7 +40,9 @@ def add_flags(parser: argparse.ArgumentParser, settings: type[msgspec.Struct]) -
             names = [str(member.value) for member in typing.cast("type[enum.StrEnum]", kind)]
             parser.add_argument(flag, choices=names, help=text)
         else:
-            parser.add_argument(flag, metavar=_metavar_of(field), help=text)
+            words = {Path: "PATH", float: "SECONDS", int: "NUMBER"}
+            metavar = "LIST" if typing.get_origin(kind) is tuple else words.get(kind, "TEXT")
+            parser.add_argument(flag, metavar=metavar, help=text)
 
 
 def load(
@@ -97,11 +99,9 @@ def _from_file(settings: type[msgspec.Struct], file: Path) -> dict[str, Any]:
     values = read_yaml(file) or {}
     if not isinstance(values, dict):
         raise SettingsError(f"{file} holds {type(values).__name__}, expected settings by name, such as 'cdi: true'")
-    known = {field.encode_name for field in msgspec.structs.fields(settings)}
-    unknown = sorted(str(key) for key in values if key not in known)
-    if unknown:
-        raise SettingsError(f"{file} has the unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
     fields = {field.encode_name: field for field in msgspec.structs.fields(settings)}
+    if unknown := sorted(str(key) for key in values if key not in fields):
+        raise SettingsError(f"{file} has the unknown key {unknown[0]!r}; known keys: {', '.join(sorted(fields))}")
     return {key: _checked(fields[key], value, f"{key} in {file}", strict=True) for key, value in values.items()}
 
 
@@ -170,13 +170,5 @@ def _choices_of(field: msgspec.structs.FieldInfo) -> str:
     """The choices, which msgspec leaves out of its error for an unknown one."""
     kind = _kind_of(field)
     item = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
-    if not isinstance(item, enum.EnumType):
-        return ""
-    return f"; choose among {', '.join(typing.cast('type[enum.StrEnum]', item))}"
-
-
-def _metavar_of(field: msgspec.structs.FieldInfo) -> str:
-    kind = _kind_of(field)
-    if typing.get_origin(kind) is tuple:
-        return "LIST"
-    return {Path: "PATH", float: "SECONDS", int: "NUMBER"}.get(kind, "TEXT")
+    choices = typing.cast("type[enum.StrEnum]", item) if isinstance(item, enum.EnumType) else ()
+    return f"; choose among {', '.join(choices)}" if choices else ""

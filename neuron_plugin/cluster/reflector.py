@@ -208,7 +208,9 @@ class Reflector(Generic[R, V]):
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": str(self._store.version),
-            "timeoutSeconds": str(round(pace.watch_least + (pace.watch_most - pace.watch_least) * self._clock.chance())),
+            "timeoutSeconds": str(
+                round(pace.watch_least + (pace.watch_most - pace.watch_least) * self._clock.chance())
+            ),
         }
         request = ApiRequest("GET", self._path, query)
         async with self._api.stream(request, silence_seconds=pace.silence) as lines:

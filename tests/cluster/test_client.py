@@ -6,13 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from neuron_plugin.cluster.api import ApiError, ApiRequest, UnreachableError, send
 from neuron_plugin.cluster.client import KubernetesApi

@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from neuron_plugin.cluster.api import ApiRequest, ConnectionSettingsError, UnreachableError
-from neuron_plugin.cluster.client import KubernetesApi, connect, _environment_proxy
+from neuron_plugin.cluster.client import KubernetesApi, _environment_proxy, connect
 from neuron_plugin.simulation import StandInApiServer
 
 PODS = ApiRequest("GET", "/api/v1/pods")
