@@ -31,7 +31,7 @@ class Build(NamedTuple):
 
 @cache
 def build() -> Build:
-    """This build. gRPC is found by the form of the name that wheels are installed under: ``grpcio-1.85.1.dist-info``."""
+    """This build. gRPC is found by the name that wheels are installed under, such as ``grpcio-1.85.1.dist-info``."""
     revision = REVISION_FILE.read_text(encoding="utf-8").strip() if REVISION_FILE.exists() else ""
     installed = (path.stem for place in sys.path for path in Path(place).glob("grpcio-*.dist-info"))
     grpc = next(installed, "").rpartition("-")[2]

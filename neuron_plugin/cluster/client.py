@@ -36,7 +36,7 @@ _CONNECT_SECONDS = 10.0
 _RENEWAL_PAUSE_SECONDS = 10.0
 _LOADING_SECONDS = 20.0  # an exec plugin may have to ask an identity provider
 _BUFFER_BYTES = 16 << 20
-"""aiohttp refuses a watch's line of more than twice its buffer; the library's 2 MiB are too few for the largest pods."""
+"""aiohttp refuses a line of more than twice its buffer; the library's 2 MiB are too few for the largest pods."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
 """Notices within 30 s that the other end of a connection is gone, whether the connection waits or sends.

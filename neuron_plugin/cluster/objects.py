@@ -4,7 +4,7 @@ Only the fields that matter are decoded, straight from the server's bytes: a pod
 hundred bytes in about 15 µs because everything else is skipped unread. The structs follow the wire's nesting; the
 properties on top are what the rest of the code uses, with nothing None that need not be.
 
-Decoders are built once per resource. Whatever comes in, the only error that goes out is ``DecodeError``: a garbled
+Whatever comes in, the only error that goes out is ``DecodeError``: a garbled
 answer is one more failure of the cluster, never a crash.
 """
 
@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -334,18 +333,12 @@ def parse_version(text: str) -> int:
     )
 
 
-@cache
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
-
-
 def _decode(kind: type[T], what: str, data: bytes | msgspec.Raw) -> T:
     try:
-        decoded: T = _decoder(kind).decode(data)
+        return msgspec.json.decode(data, type=kind)
     except UNREADABLE as error:
         size, start = len(bytes(data)), bytes(data)[:_MAX_QUOTED].decode(errors="replace")
         raise DecodeError(f"{what} cannot be read: {error}; it starts with {start!r} ({size} bytes)") from error
-    return decoded
 
 
 # Lists and watches.

@@ -204,13 +204,12 @@ class Reflector(Generic[R, V]):
     async def _watch(self) -> None:
         """Apply the events after the present version until the watch ends."""
         pace = self._pace
+        lasting = pace.watch_least + (pace.watch_most - pace.watch_least) * self._clock.chance()
         query = self._scope.query() | {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": str(self._store.version),
-            "timeoutSeconds": str(
-                round(pace.watch_least + (pace.watch_most - pace.watch_least) * self._clock.chance())
-            ),
+            "timeoutSeconds": str(round(lasting)),
         }
         request = ApiRequest("GET", self._path, query)
         async with self._api.stream(request, silence_seconds=pace.silence) as lines:

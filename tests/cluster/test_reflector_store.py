@@ -48,7 +48,7 @@ def test_events_are_reported_with_old_and_new_value() -> None:
 
 
 def test_t31_one_uids_end_leaves_another_of_the_same_name() -> None:
-    store, _ = store_with({"first": (1, "web-0")}, 1)
+    store, _ = store_with({"first": "web-0"}, 1)
     store.put("second", 3, "web-0")
     store.put("first", 4, None)
     assert dict(store.values) == {"second": "web-0"}
