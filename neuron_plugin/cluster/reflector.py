@@ -113,11 +113,6 @@ class Reflector(Generic[R, V]):
         self._heard_at = clock.now()
         self._followed_since: float | None = None
 
-    @property
-    def version(self) -> int:
-        """The resourceVersion up to which ``values`` is complete; 0 before the first list."""
-        return self._store.version
-
     def age_seconds(self) -> float:
         """How long ago anything came from the server: a list, an event or a bookmark."""
         return self._clock.now() - self._heard_at

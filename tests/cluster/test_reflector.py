@@ -39,7 +39,7 @@ async def test_an_empty_cluster_is_a_synced_one(server: StandInApiServer, follow
     async with follow() as followed:
         await followed.until_watching()
         assert dict(followed.reflector.values) == {}
-        assert followed.reflector.version == server._objects.versions.current
+        assert followed.reflector._store.version == server._objects.versions.current
 
 
 async def test_a_list_of_1200_pods_is_read_in_pages_of_one_version(

@@ -92,7 +92,7 @@ async def test_t32_a_bookmark_moves_the_version_on(server: StandInApiServer, fol
             server.create_node({"metadata": {"name": f"n{number}"}})
         newest = server._objects.versions.current
         server.send_bookmarks()
-        await followed.until(lambda: followed.reflector.version == newest)
+        await followed.until(lambda: followed.reflector._store.version == newest)
         server.end_watches()
         await followed.until(lambda: len(watches(server)) == 2)
         assert watches(server)[1]["resourceVersion"] == str(server._objects.versions.current)
