@@ -60,9 +60,9 @@ def load(
     for field in _flat_fields(settings):
         variable = ENVIRONMENT_PREFIX + field.name.upper()
         if environment.get(variable):
-            values[field.encode_name] = _convert(field, environment[variable], variable)
+            values[field.encode_name] = _checked(field, environment[variable], variable, strict=False)
         if flags.get(field.name) is not None:
-            values[field.encode_name] = _convert(field, flags[field.name], f"--{field.encode_name}")
+            values[field.encode_name] = _checked(field, flags[field.name], f"--{field.encode_name}", strict=False)
     return msgspec.convert(values, settings, dec_hook=_decode)
 
 
@@ -76,8 +76,8 @@ def as_text(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, msgspec.Struct):
-        plain = [msgspec.to_builtins(each, enc_hook=str) for each in (value, type(value)())]
-        return msgspec.json.encode(_difference(*plain)).decode()
+        given, default = (msgspec.to_builtins(each, enc_hook=str) for each in (value, type(value)()))
+        return msgspec.json.encode({key: part for key, part in given.items() if part != default[key]}).decode()
     if isinstance(value, tuple):
         return ",".join(as_text(item) for item in value)
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -121,22 +121,10 @@ def _merged(default: object, value: object) -> object:
     return default | {key: _merged(default.get(key), item) for key, item in value.items()}
 
 
-def _difference(value: object, default: object) -> object:
-    """What has to be given over ``default`` to get ``value``."""
-    if not (isinstance(value, dict) and isinstance(default, dict)):
-        return value
-    return {key: _difference(item, default.get(key)) for key, item in value.items() if item != default.get(key)}
-
-
-def _convert(field: msgspec.structs.FieldInfo, value: object, source: str) -> object:
-    """One value given as text, in the type of its field; lists are comma separated."""
-    if isinstance(value, str) and typing.get_origin(_kind_of(field)) is tuple:
-        value = [item.strip() for item in value.split(",")]
-    return _checked(field, value, source, strict=False)
-
-
 def _checked(field: msgspec.structs.FieldInfo, value: object, source: str, *, strict: bool) -> object:
-    """The value in plain types, if the field can have it; ``strict`` takes no text for a number."""
+    """The value in plain types, if the field can have it; ``strict`` takes no text for a number or a list."""
+    if not strict and isinstance(value, str) and typing.get_origin(_kind_of(field)) is tuple:
+        value = [item.strip() for item in value.split(",")]
     complete = value
     if _is_section(field):  # what the file does not name keeps its default
         complete = _merged(msgspec.to_builtins(field.default, enc_hook=str), {} if value is None else value)

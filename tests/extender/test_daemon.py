@@ -14,11 +14,11 @@ from neuron_plugin.cluster import (
     KubernetesApi,
     LeaseName,
     create_lease,
-    release_lease,
     renew_lease,
     send,
     utc_now,
 )
+from neuron_plugin.cluster.writes import release_lease
 from neuron_plugin.extender import daemon as daemon_module
 from neuron_plugin.extender.settings import ExtenderSettings
 from neuron_plugin.simulation import (
