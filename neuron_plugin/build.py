@@ -31,18 +31,8 @@ class Build(NamedTuple):
 
 @cache
 def build() -> Build:
-    """This build."""
-    return Build(__version__, _revision(REVISION_FILE), platform.python_version(), _installed_version("grpcio"))
-
-
-def _revision(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8").strip() or UNKNOWN
-    except OSError:
-        return UNKNOWN
-
-
-def _installed_version(distribution: str) -> str:
-    """Read by the form of the name that wheels are installed under: ``grpcio-1.85.1.dist-info``."""
-    installed = (path.stem for place in sys.path for path in Path(place).glob(f"{distribution}-*.dist-info"))
-    return next(installed, UNKNOWN).rpartition("-")[2]
+    """This build. gRPC is found by the name that wheels are installed under, such as ``grpcio-1.85.1.dist-info``."""
+    revision = REVISION_FILE.read_text(encoding="utf-8").strip() if REVISION_FILE.exists() else ""
+    installed = (path.stem for place in sys.path for path in Path(place).glob("grpcio-*.dist-info"))
+    grpc = next(installed, "").rpartition("-")[2]
+    return Build(__version__, revision or UNKNOWN, platform.python_version(), grpc or UNKNOWN)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn, Protocol
@@ -33,7 +33,6 @@ RETRY_SECONDS = 10.0
 """Between two attempts to listen on an address that is in use."""
 
 _MAX_BODY_BYTES = 64 << 10
-_SERVICE_UNAVAILABLE = 503
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +75,13 @@ def status_application(status: Status, *, max_body_bytes: int = _MAX_BODY_BYTES)
     from aiohttp import web
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-    async def healthz(request: web.Request) -> web.Response:
-        return answer(request, await status.liveness())
+    def probe(ask: Callable[[], Awaitable[Health]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def page(request: web.Request) -> web.Response:
+            query = request.query
+            text, passed = probe_text(await ask(), verbose="verbose" in query, excluded=query.getall("exclude", []))
+            return web.Response(text=text, status=200 if passed else 503)
 
-    async def readyz(request: web.Request) -> web.Response:
-        return answer(request, await status.readiness())
-
-    def answer(request: web.Request, health: Health) -> web.Response:
-        query = request.query
-        text, passed = probe_text(health, verbose="verbose" in query, excluded=query.getall("exclude", []))
-        return web.Response(text=text, status=200 if passed else _SERVICE_UNAVAILABLE)
+        return page
 
     async def metrics(_: web.Request) -> web.Response:
         text = await asyncio.to_thread(generate_latest, status)
@@ -96,8 +92,8 @@ def status_application(status: Status, *, max_body_bytes: int = _MAX_BODY_BYTES)
         return web.Response(body=text, content_type="application/json")
 
     app = web.Application(client_max_size=max_body_bytes)
-    pages = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics, "/decisions": decisions}
-    app.add_routes([web.get(path, page) for path, page in pages.items()])
+    probes = [web.get("/healthz", probe(status.liveness)), web.get("/readyz", probe(status.readiness))]
+    app.add_routes([*probes, web.get("/metrics", metrics), web.get("/decisions", decisions)])
     return app
 
 
@@ -150,7 +146,8 @@ async def serving(
 
 async def serve_status(status: Status, address: str, port: int) -> NoReturn:
     """Serve the four pages until cancelled. While the address is in use, log that once and try again."""
-    await asyncio.to_thread(_import_libraries)
+    for library in ("aiohttp.web", "prometheus_client"):
+        await asyncio.to_thread(importlib.import_module, library)
     logged = False
     while True:
         try:
@@ -165,8 +162,3 @@ async def serve_status(status: Status, address: str, port: int) -> NoReturn:
                     extra={"address": address, "port": port, "error": error.strerror or str(error)},
                 )
         await asyncio.sleep(RETRY_SECONDS)
-
-
-def _import_libraries() -> None:
-    for name in ("aiohttp.web", "prometheus_client"):
-        importlib.import_module(name)

@@ -35,6 +35,7 @@ from neuron_plugin.topology import (
     catalogue,
 )
 
+_TORUS_DEVICES = TORUS_SIDE * TORUS_SIDE
 _Devices = Annotated[int, Meta(ge=1, le=MOST_DEVICES)]
 _Cores = Annotated[int, Meta(ge=1, le=MOST_CORES_PER_DEVICE)]
 
@@ -73,17 +74,10 @@ def load_catalogue(file: Path | None) -> dict[str, InstanceType]:
 def _instance_type(file: Path, entry: _Entry) -> InstanceType:
     if problem := next(_contradictions(entry), None):
         raise SettingsError(f"instance type {entry.name} of {file}: {problem}")
-    return InstanceType(
-        name=entry.name,
-        device_name=entry.device_name,
-        devices=entry.devices,
-        cores_per_device=entry.cores_per_device,
-        memory_gib=entry.memory_gib,
-        topology=entry.topology,
-        logical_core_size=entry.logical_core_size,
-        block_sizes=entry.block_sizes if entry.block_sizes is not None else BLOCKS.get(entry.topology, ()),
-        numa_nodes=entry.numa_nodes,
-    )
+    fields = msgspec.structs.asdict(entry)
+    if entry.block_sizes is None:
+        fields["block_sizes"] = BLOCKS.get(entry.topology, ())
+    return InstanceType(**fields)
 
 
 def _contradictions(entry: _Entry) -> Iterator[str]:
@@ -96,6 +90,3 @@ def _contradictions(entry: _Entry) -> Iterator[str]:
         yield f"single with {entry.devices} devices: say how they are linked, or unlinked"
     if entry.cores_per_device % entry.logical_core_size:
         yield f"logical-core-size {entry.logical_core_size} does not divide {entry.cores_per_device} cores-per-device"
-
-
-_TORUS_DEVICES = TORUS_SIDE * TORUS_SIDE

@@ -40,7 +40,9 @@ def add_flags(parser: argparse.ArgumentParser, settings: type[msgspec.Struct]) -
             names = [str(member.value) for member in typing.cast("type[enum.StrEnum]", kind)]
             parser.add_argument(flag, choices=names, help=text)
         else:
-            parser.add_argument(flag, metavar=_metavar_of(field), help=text)
+            words = {Path: "PATH", float: "SECONDS", int: "NUMBER"}
+            metavar = "LIST" if typing.get_origin(kind) is tuple else words.get(kind, "TEXT")
+            parser.add_argument(flag, metavar=metavar, help=text)
 
 
 def load(
@@ -58,9 +60,9 @@ def load(
     for field in _flat_fields(settings):
         variable = ENVIRONMENT_PREFIX + field.name.upper()
         if environment.get(variable):
-            values[field.encode_name] = _convert(field, environment[variable], variable)
+            values[field.encode_name] = _checked(field, environment[variable], variable, strict=False)
         if flags.get(field.name) is not None:
-            values[field.encode_name] = _convert(field, flags[field.name], f"--{field.encode_name}")
+            values[field.encode_name] = _checked(field, flags[field.name], f"--{field.encode_name}", strict=False)
     return msgspec.convert(values, settings, dec_hook=_decode)
 
 
@@ -74,8 +76,8 @@ def as_text(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, msgspec.Struct):
-        plain = [msgspec.to_builtins(each, enc_hook=str) for each in (value, type(value)())]
-        return msgspec.json.encode(_difference(*plain)).decode()
+        given, default = (msgspec.to_builtins(each, enc_hook=str) for each in (value, type(value)()))
+        return msgspec.json.encode({key: part for key, part in given.items() if part != default[key]}).decode()
     if isinstance(value, tuple):
         return ",".join(as_text(item) for item in value)
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -97,11 +99,9 @@ def _from_file(settings: type[msgspec.Struct], file: Path) -> dict[str, Any]:
     values = read_yaml(file) or {}
     if not isinstance(values, dict):
         raise SettingsError(f"{file} holds {type(values).__name__}, expected settings by name, such as 'cdi: true'")
-    known = {field.encode_name for field in msgspec.structs.fields(settings)}
-    unknown = sorted(str(key) for key in values if key not in known)
-    if unknown:
-        raise SettingsError(f"{file} has the unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
     fields = {field.encode_name: field for field in msgspec.structs.fields(settings)}
+    if unknown := sorted(str(key) for key in values if key not in fields):
+        raise SettingsError(f"{file} has the unknown key {unknown[0]!r}; known keys: {', '.join(sorted(fields))}")
     return {key: _checked(fields[key], value, f"{key} in {file}", strict=True) for key, value in values.items()}
 
 
@@ -121,22 +121,10 @@ def _merged(default: object, value: object) -> object:
     return default | {key: _merged(default.get(key), item) for key, item in value.items()}
 
 
-def _difference(value: object, default: object) -> object:
-    """What has to be given over ``default`` to get ``value``."""
-    if not (isinstance(value, dict) and isinstance(default, dict)):
-        return value
-    return {key: _difference(item, default.get(key)) for key, item in value.items() if item != default.get(key)}
-
-
-def _convert(field: msgspec.structs.FieldInfo, value: object, source: str) -> object:
-    """One value given as text, in the type of its field; lists are comma separated."""
-    if isinstance(value, str) and typing.get_origin(_kind_of(field)) is tuple:
-        value = [item.strip() for item in value.split(",")]
-    return _checked(field, value, source, strict=False)
-
-
 def _checked(field: msgspec.structs.FieldInfo, value: object, source: str, *, strict: bool) -> object:
-    """The value in plain types, if the field can have it; ``strict`` takes no text for a number."""
+    """The value in plain types, if the field can have it; ``strict`` takes no text for a number or a list."""
+    if not strict and isinstance(value, str) and typing.get_origin(_kind_of(field)) is tuple:
+        value = [item.strip() for item in value.split(",")]
     complete = value
     if _is_section(field):  # what the file does not name keeps its default
         complete = _merged(msgspec.to_builtins(field.default, enc_hook=str), {} if value is None else value)
@@ -170,13 +158,5 @@ def _choices_of(field: msgspec.structs.FieldInfo) -> str:
     """The choices, which msgspec leaves out of its error for an unknown one."""
     kind = _kind_of(field)
     item = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
-    if not isinstance(item, enum.EnumType):
-        return ""
-    return f"; choose among {', '.join(typing.cast('type[enum.StrEnum]', item))}"
-
-
-def _metavar_of(field: msgspec.structs.FieldInfo) -> str:
-    kind = _kind_of(field)
-    if typing.get_origin(kind) is tuple:
-        return "LIST"
-    return {Path: "PATH", float: "SECONDS", int: "NUMBER"}.get(kind, "TEXT")
+    choices = typing.cast("type[enum.StrEnum]", item) if isinstance(item, enum.EnumType) else ()
+    return f"; choose among {', '.join(choices)}" if choices else ""

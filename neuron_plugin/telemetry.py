@@ -62,9 +62,12 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Write a record on one line; a traceback or stack follows on its own lines."""
         fields = "".join(f" {key}={_text_of(value)}" for key, value in _fields_of(record).items())
-        line = f"{_time_of(record)} {record.levelname:<7} {_in_one_line(record.getMessage())}{fields}"
-        below = [self.formatException(record.exc_info)] if record.exc_info else []
-        return "\n".join([line, *below, *([record.stack_info] if record.stack_info else [])])
+        message = record.getMessage()
+        if not message.isprintable():  # a name with a newline in it must not look like a line of its own
+            message = repr(message)[1:-1]
+        line = f"{_time_of(record)} {record.levelname:<7} {message}{fields}"
+        traceback_text = self.formatException(record.exc_info) if record.exc_info else None
+        return "\n".join(filter(None, [line, traceback_text, record.stack_info]))
 
 
 def start_logging(log_format: LogFormat, level: LogLevel, stream: TextIO | None = None) -> None:
@@ -113,8 +116,3 @@ def _text_of(value: object) -> str:
     text = str(value)
     plain = text.isprintable() and text and not set(text) & set(" =\"'")
     return text if plain else repr(text)
-
-
-def _in_one_line(message: str) -> str:
-    """A name with a newline in it must not look like a line of its own."""
-    return message if message.isprintable() else repr(message)[1:-1]

@@ -77,4 +77,4 @@ def test_a_printed_section_is_whole_and_reads_back(file: Path) -> None:
 
 def test_in_a_log_line_a_section_is_what_differs_from_its_default() -> None:
     assert as_text(Section()) == "{}"
-    assert as_text(Section(first_one=Limits(9, "stop"))) == '{"first-one":{"most-errors":9}}'
+    assert as_text(Section(first_one=Limits(9, "stop"))) == '{"first-one":{"most-errors":9,"action":"stop"}}'

@@ -69,8 +69,6 @@ class UnreachableError(ClusterError):
 
     def __init__(self, method: str, path: str, cause: str, *, may_have_arrived: bool) -> None:
         super().__init__(f"{method} {path}: {cause}; is the API server up and reachable from here?")
-        self.method = method
-        self.path = path
         self.may_have_arrived = may_have_arrived
 
 
@@ -78,6 +76,7 @@ class DecodeError(ClusterError):
     """An answer that is not what the Kubernetes API promises; the text names what was read and where it broke."""
 
 
+@dataclass(eq=False, kw_only=True)
 class ApiError(ClusterError):
     """The API server refused: ``status`` is HTTP's, ``reason`` and ``message`` are those of its Status object.
 
@@ -85,23 +84,15 @@ class ApiError(ClusterError):
     there is no Status object (priority and fairness, a server that shuts down).
     """
 
-    def __init__(
-        self,
-        *,
-        status: int,
-        reason: str,
-        message: str,
-        method: str,
-        path: str,
-        retry_after_seconds: float | None = None,
-    ) -> None:
-        super().__init__(f"{method} {path}: {status} {reason}: {message}")
-        self.status = status
-        self.reason = reason
-        self.message = message
-        self.method = method
-        self.path = path
-        self.retry_after_seconds = retry_after_seconds
+    status: int
+    reason: str
+    message: str
+    method: str
+    path: str
+    retry_after_seconds: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}: {self.status} {self.reason}: {self.message}"
 
     @property
     def missing(self) -> bool:
@@ -161,16 +152,13 @@ class _Status(msgspec.Struct, frozen=True, rename="camel"):
     details: _Details | None = None
 
 
-_status_decoder = msgspec.json.Decoder(_Status)
-
-
 def refusal(response: Response, request: ApiRequest) -> ApiError:
     """Read a refusal; a body that is no Status object (a proxy's page, say) is quoted as it is.
 
     ``status`` 0 takes the Status object's own code: an ERROR event of a watch has no HTTP status.
     """
     try:
-        status = _status_decoder.decode(response.body)
+        status = msgspec.json.decode(response.body, type=_Status)
     except UNREADABLE:
         status = _Status(message=response.body[:_MAX_QUOTED].decode(errors="replace"))
     detailed = status.details.retry_after_seconds if status.details else None

@@ -6,7 +6,6 @@ libraries' many errors become ours.
 
 Tokens expire and CAs are rotated. A client reads both once (a service account's token every minute). When the server
 refuses the credentials, or the handshake fails, a new client is made from what the files say now, without a restart.
-Open watches keep the old client.
 
 This is the only module that imports the library, and only in ``connect``, in a thread: the plugin serves the sockets
 that the kubelet waits for first.
@@ -17,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import ipaddress
 import logging
 import socket
 import sys
@@ -37,8 +35,8 @@ log = logging.getLogger(__name__)
 _CONNECT_SECONDS = 10.0
 _RENEWAL_PAUSE_SECONDS = 10.0
 _LOADING_SECONDS = 20.0  # an exec plugin may have to ask an identity provider
-_MAX_LINE_BYTES = 64 << 20
-_USER_AGENT = "neuron-plugin"
+_BUFFER_BYTES = 16 << 20
+"""aiohttp refuses a line of more than twice its buffer; the library's 2 MiB are too few for the largest pods."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
 """Notices within 30 s that the other end of a connection is gone, whether the connection waits or sends.
@@ -62,9 +60,8 @@ async def connect(kubeconfig: Path | None, *, clock: Callable[[], float] = time.
 class KubernetesApi:
     """``ApiServer`` over HTTP. Made by ``connect``."""
 
-    def __init__(self, client: _Client, kubeconfig: Path | None, clock: Callable[[], float]) -> None:
+    def __init__(self, client: Any, kubeconfig: Path | None, clock: Callable[[], float]) -> None:
         self._client = client
-        self._replaced: _Client | None = None
         self._kubeconfig = kubeconfig
         self._clock = clock
         self._renewed_at = float("-inf")
@@ -78,9 +75,7 @@ class KubernetesApi:
 
     async def close(self) -> None:
         """Close the connections; calls under way fail."""
-        for client in (self._client, self._replaced):
-            if client is not None:
-                await client.close()
+        await self._client.close()
 
     async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
         """See ``ApiServer.request``; the deadline covers everything from loading credentials to the last byte."""
@@ -105,24 +100,21 @@ class KubernetesApi:
     @contextlib.asynccontextmanager
     async def _exchange(self, request: ApiRequest, silence_seconds: float | None = None) -> AsyncGenerator[Any, None]:
         """Send, again with new credentials if they were refused, and close the answer after the block."""
-        client = self._client
+        client, answer = self._client, None
         try:
             answer = await _send(client, request, silence_seconds)
         except _TlsError:
             if not await self._renew(client):
                 raise
+        if answer is None or (answer.status == HTTPStatus.UNAUTHORIZED and await self._renew(client)):
             answer = await _send(self._client, request, silence_seconds)
-        with contextlib.ExitStack() as stack:
-            stack.callback(answer.close)
-            if answer.status == HTTPStatus.UNAUTHORIZED and await self._renew(client):
-                answer = await _send(self._client, request, silence_seconds)
-                stack.callback(answer.close)
+        with contextlib.closing(answer):
             yield answer
 
-    async def _renew(self, refused: _Client) -> bool:
+    async def _renew(self, refused: Any) -> bool:
         """Load credentials again, at most every ten seconds; whether there is a newer client than ``refused``.
 
-        Calls under way and open watches keep the refused client until the next renewal.
+        The connections of the old client are closed: an open watch fails, and is opened again by its reflector.
         """
         async with self._renewing:
             if self._client is not refused:
@@ -131,40 +123,17 @@ class KubernetesApi:
                 return False
             self._renewed_at = self._clock()
             try:
-                client = await _open_client(self._kubeconfig)
+                self._client = await _open_client(self._kubeconfig)
             except ConnectionSettingsError as error:
                 log.warning("credentials for the API server cannot be loaded again", extra={"error": str(error)})
                 return False
-            oldest, self._replaced, self._client = self._replaced, refused, client
-        if oldest is not None:
-            await oldest.close()
+        await refused.close()
         log.info("credentials for the API server loaded again")
         return True
 
 
 class _TlsError(UnreachableError):
     """The handshake failed: the CA may have been rotated since it was read."""
-
-
-class _Client:
-    """The library's client with connections of its own."""
-
-    def __init__(self, settings: Any) -> None:
-        import aiohttp
-        from kubernetes.aio.client.api_client import ApiClient
-
-        self.library_client: Any = ApiClient(configuration=settings)
-        self.library_client.user_agent = _USER_AGENT
-        tls = self.library_client.rest_client.ssl_context
-        self._connector = aiohttp.TCPConnector(ssl=tls, socket_factory=_open_socket)
-        # Read at the first request. With a trusted environment aiohttp would look, at each request and in a thread,
-        # for a proxy and for a ``.netrc``, whose credentials are not for an API server and cannot stand beside a token.
-        settings.client_session_kwargs = {"connector": self._connector, "trust_env": False}
-
-    async def close(self) -> None:
-        """Close the connections; calls under way fail."""
-        await self.library_client.close()
-        await self._connector.close()
 
 
 def _open_socket(address: Any) -> socket.socket:
@@ -178,16 +147,13 @@ def _open_socket(address: Any) -> socket.socket:
     return made
 
 
-# One call.
-
-
-async def _send(client: _Client, request: ApiRequest, silence_seconds: float | None) -> Any:
+async def _send(client: Any, request: ApiRequest, silence_seconds: float | None) -> Any:
     """Send one request; the caller closes the answer."""
     import aiohttp
     from kubernetes.aio.config import ConfigException
 
     try:
-        message = await client.library_client.param_serialize(
+        message = await client.param_serialize(
             request.method,
             request.path,
             query_params=list(request.query.items()),
@@ -200,7 +166,7 @@ async def _send(client: _Client, request: ApiRequest, silence_seconds: float | N
         raise ConnectionSettingsError(cause) from error
     limits = aiohttp.ClientTimeout(total=None, connect=_CONNECT_SECONDS, sock_read=silence_seconds)
     with _library_errors(request):
-        return (await client.library_client.call_api(*message, _request_timeout=limits)).response
+        return (await client.call_api(*message, _request_timeout=limits)).response
 
 
 async def _read(request: ApiRequest, answer: Any) -> Response:
@@ -213,9 +179,9 @@ async def _read(request: ApiRequest, answer: Any) -> Response:
 
 async def _lines(request: ApiRequest, answer: Any) -> AsyncGenerator[bytes, None]:
     with _library_errors(request):
-        async with contextlib.aclosing(split_lines(answer.content.iter_any())) as lines:
-            async for line in lines:
-                yield line
+        async for line in answer.content:
+            if line.endswith(b"\n"):  # else it was cut off
+                yield line[:-1]
 
 
 @contextlib.contextmanager
@@ -229,65 +195,34 @@ def _library_errors(request: ApiRequest) -> Iterator[None]:
         raise _TlsError(request.method, request.path, f"{error}", may_have_arrived=False) from error
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise UnreachableError(request.method, request.path, f"{error}", may_have_arrived=False) from error
-    except (aiohttp.ClientError, OSError, ValueError, RuntimeError) as error:
-        # An OSError may be a TimeoutError; a RuntimeError is a connection that we have closed.
+    except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, OSError, ValueError, RuntimeError) as error:
+        # An OSError may be a TimeoutError, a RuntimeError is a connection that we have closed, and a line of a watch
+        # that is too long is an error of HTTP processing.
         raise UnreachableError(request.method, request.path, f"{error!r}", may_have_arrived=True) from error
 
 
-async def split_lines(chunks: AsyncIterator[bytes], max_bytes: int = _MAX_LINE_BYTES) -> AsyncGenerator[bytes, None]:
-    """Split a byte stream into lines; what follows the last newline was cut off and is dropped.
-
-    aiohttp's own ``readline`` refuses lines longer than its buffer, which one large pod reaches.
-
-    Raises:
-        ValueError: a line is longer than ``max_bytes``.
-    """
-    pending: list[bytes] = []
-    size = 0
-    async for chunk in chunks:
-        head, *rest = chunk.split(b"\n")
-        pending.append(head)
-        size += len(head)
-        if size > max_bytes:
-            raise ValueError(f"a line of the watch is longer than {max_bytes} bytes")
-        if rest:
-            yield b"".join(pending)
-            for line in rest[:-1]:
-                yield line
-            pending, size = [rest[-1]], len(rest[-1])
-
-
-# Settings.
-
-
-async def _open_client(kubeconfig: Path | None) -> _Client:
-    """Read the settings and make a client of them; no connection is opened yet.
-
-    Raises:
-        ConnectionSettingsError: the settings are missing or unusable.
-    """
+async def _open_client(kubeconfig: Path | None) -> Any:
+    """Make the library's client; whatever is wrong with the settings becomes a ``ConnectionSettingsError``."""
     source = str(kubeconfig) if kubeconfig else "the pod's service account"
     try:
-        return _Client(await _load_settings(kubeconfig))
-    except TimeoutError as error:
+        return await _load_client(kubeconfig)
+    except TimeoutError:
         cause = f"not loaded within {_LOADING_SECONDS:g} s; does its exec plugin wait for input?"
-        raise ConnectionSettingsError(f"API server settings from {source}: {cause}") from error
-    except Exception as error:
-        # The loader raises whatever the file made it stumble over: KeyError, YAMLError, binascii.Error.
-        if isinstance(error, (AttributeError, LookupError, TypeError)):
-            cause = "a part of it does not have the expected form"  # the loader's text is about Python's types
-        elif isinstance(error, OSError) and error.strerror:
-            other_file = error.filename and error.filename != str(kubeconfig)
-            cause = f"{error.strerror}: {error.filename}" if other_file else error.strerror
-        else:
-            cause = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        in_a_pod = "to run in a pod, or a kubeconfig to be given"
-        expected = "a kubeconfig that kubectl accepts: fix it, or give another" if kubeconfig else in_a_pod
-        raise ConnectionSettingsError(f"API server settings from {source}: {cause}; expected {expected}") from error
+    except OSError as error:
+        cause = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+    except (AttributeError, LookupError, TypeError):
+        cause = "a part of it does not have the expected form"  # the loader's text is about Python's types
+    except Exception as error:  # noqa: BLE001 - whatever the file made the loader raise: YAMLError, binascii.Error
+        cause = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    in_a_pod = "to run in a pod, or a kubeconfig to be given"
+    expected = "a kubeconfig that kubectl accepts: fix it, or give another" if kubeconfig else in_a_pod
+    raise ConnectionSettingsError(f"API server settings from {source}: {cause}; expected {expected}")
 
 
-async def _load_settings(kubeconfig: Path | None) -> Any:
+async def _load_client(kubeconfig: Path | None) -> Any:
+    import aiohttp
     from kubernetes.aio import config
+    from kubernetes.aio.client.api_client import ApiClient
     from kubernetes.aio.client.configuration import Configuration
 
     settings, loaders = Configuration(), cast("Any", config)
@@ -298,58 +233,40 @@ async def _load_settings(kubeconfig: Path | None) -> Any:
         await asyncio.to_thread(kubeconfig.stat)
         async with asyncio.timeout(_LOADING_SECONDS):
             await loaders.load_kube_config(str(kubeconfig), client_configuration=settings, persist_config=False)
-    settings.proxy = settings.proxy or environment_proxy(settings.host)
-    return settings
+        settings.proxy = settings.proxy or _environment_proxy(settings.host)
+    client: Any = ApiClient(configuration=settings)
+    client.user_agent = "neuron-plugin"
+    # With a trusted environment aiohttp would look, at each request and in a thread, for a proxy and for a ``.netrc``,
+    # whose credentials are not for an API server and cannot stand beside a token.
+    client.rest_client.pool_manager = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=client.rest_client.ssl_context, socket_factory=_open_socket),
+        read_bufsize=_BUFFER_BYTES,
+        trust_env=False,
+    )
+    return client
 
 
-def environment_proxy(url: str) -> str | None:
+def _environment_proxy(url: str) -> str | None:
     """The proxy that ``HTTPS_PROXY`` and ``NO_PROXY`` name for calls to ``url``; None to call it directly.
 
-    Clusters set these variables for Go, where networks count (``172.20.0.0/16``) and the machine itself is never
-    behind a proxy (``golang.org/x/net/http/httpproxy``). Python's own reading of them does not know networks, and in a
-    pod the API server *is* an address in the network of services.
+    Only for kubeconfigs: in a pod the API server is an address in the network of services, never behind a proxy.
     """
-    from urllib.request import getproxies
+    from urllib.request import getproxies, proxy_bypass
 
-    proxies = getproxies()  # by scheme, and the text of NO_PROXY under "no"
     target = urlsplit(url)
-    host, proxy = target.hostname, proxies.get(target.scheme)
-    if not proxy or not host:
+    proxy = getproxies().get(target.scheme)
+    # The machine itself is never behind a proxy (``golang.org/x/net/http/httpproxy``).
+    if not proxy or target.hostname in {"localhost", "127.0.0.1", "::1"} or proxy_bypass(target.netloc):
         return None
-    address = _network(host)
-    if host == "localhost" or (address and address.is_loopback):
-        return None
-    for written in proxies.get("no", "").lower().split(","):
-        entry = written.strip().removesuffix(f":{target.port}").strip("[]")
-        network = _network(entry)
-        if entry in {"*", host}:
-            return None
-        if address and network and address.version == network.version and address.subnet_of(network):  # type: ignore[arg-type]  # same version
-            return None
-        if not address and entry and host.endswith(f".{entry.removeprefix('*').removeprefix('.')}"):
-            return None
     return proxy if "://" in proxy else f"http://{proxy}"
-
-
-def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    """Read a network, or an address as the network of one."""
-    try:
-        return ipaddress.ip_network(text, strict=False)
-    except ValueError:
-        return None
-
-
-# The library.
 
 
 def _import_library() -> None:
     """Import only what is used of ``kubernetes``: its readers of settings and its bare HTTP client.
 
-    The two packages' ``__init__`` modules would bring along the synchronous client, requests, and jsonschema where it
-    is installed: 11 MB and 0.1 s of CPU in the image, 30 MB and 1.6 s in a development environment. No supported way
-    avoids them: the modules we use are behind those ``__init__``, and importlib's ``LazyLoader`` runs a package as
-    soon as one of its modules is asked for. So the version is held below the next major one, and
-    ``tests/cluster/test_client.py`` fails when this does not work, and when it is not needed any more.
+    The ``__init__`` modules of its packages would bring along the synchronous client, requests and jsonschema: 11 MB
+    and 0.1 s of CPU in the image. No supported way avoids them, importlib's ``LazyLoader`` neither. So the version is
+    held below the next major one, and a test fails when this does not work, or is not needed any more.
     """
     for package in ("kubernetes", "kubernetes.aio"):
         spec = None if package in sys.modules else importlib.util.find_spec(package)

@@ -15,8 +15,6 @@ import enum
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
-from http import HTTPStatus
 from typing import NoReturn, Protocol
 
 from neuron_plugin.backoff import CLOCK, Clock
@@ -53,16 +51,12 @@ class ObservedLease:
 class Terms:
     """The times of an election, in seconds; the defaults are kube-scheduler's.
 
-    ``renew_deadline`` must be below ``duration``, and ``retry_period`` well below ``renew_deadline``.
+    ``renew_deadline`` must be below ``duration``, or two may lead; ``retry_period`` well below ``renew_deadline``.
     """
 
     duration: float = 15.0
     renew_deadline: float = 10.0
     retry_period: float = 2.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.retry_period < self.renew_deadline < self.duration:
-            raise ValueError(f"lease terms {self} are unsafe, expected retry_period < renew_deadline < duration")
 
 
 TERMS = Terms()
@@ -106,7 +100,6 @@ class Election:
         settled: Callable[[], bool],
         terms: Terms = TERMS,
         clock: Clock = CLOCK,
-        wall: Callable[[], datetime] = utc_now,
     ) -> None:
         self._api = api
         self._lease = lease
@@ -114,9 +107,7 @@ class Election:
         self._settled = settled
         self._terms = terms
         self._clock = clock
-        self._wall = wall
         self._observed = ObservedLease()
-        self._held: Lease | None = None
         self._other_leader: Lease | None = None
         self._handed_over = False
         self._until = float("-inf")
@@ -154,8 +145,7 @@ class Election:
         finally:
             self._until = float("-inf")
             self._notice_change()
-            if self._held is not None:
-                await self._give_up(self._held)
+            await self._give_up()
 
     async def _take_turn(self) -> None:
         """Try once, and never for so long that the end of our leadership would go unnoticed."""
@@ -165,49 +155,42 @@ class Election:
         failure = ""
         try:
             async with asyncio.timeout(deadline):
-                self._held = await self._try_to_hold(deadline)
+                held = await self._try_to_hold(deadline)
+            self._until = begun + self._terms.renew_deadline if held else float("-inf")
         except TimeoutError:
             failure = f"no answer within {deadline:g} s"
-        except ApiError as error:
-            if not error.conflict:  # else another candidate was faster, which is no failure
-                forbidden = error.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
-                hint = "; is this account allowed to get, create and patch it?" if forbidden else ""
-                failure = f"{error}{hint}"
         except ClusterError as error:
-            failure = str(error)
-        else:
-            self._until = begun + self._terms.renew_deadline if self._held else float("-inf")
-        self._report(failure)
+            if not (isinstance(error, ApiError) and error.conflict):  # another writer was faster, which is no failure
+                failure = str(error)
+        if bool(failure) != self._failing:
+            self._failing = bool(failure)
+            fields = {"lease": f"{self._lease.namespace}/{self._lease.name}"}
+            if failure:
+                log.warning("the leader's lease cannot be read or written", extra={**fields, "error": failure})
+            else:
+                log.info("the leader's lease can be read and written again", extra=fields)
+        self._observer.heard(failure)
         self._notice_change()
 
-    async def _try_to_hold(self, timeout_seconds: float) -> Lease | None:
-        """Read the lease, and take or renew it if that is ours to do; None if another candidate holds it."""
-        observed = await self._observe(timeout_seconds)
-        if self._other_leader is not None:
-            return None
-        self._handed_over = observed is not None and not observed.holder
-        if observed is None:
-            request = create_lease(self._lease, duration_seconds=self._terms.duration, now=self._wall())
-        else:
-            request = claim_lease(self._lease, observed, duration_seconds=self._terms.duration, now=self._wall())
-        try:
-            return LEASES.decode(await send(self._api, request, timeout_seconds=timeout_seconds))
-        except ApiError as error:
-            if error.conflict and await self._observe(timeout_seconds) and self._other_leader is not None:
-                return None  # it was faster, and is known now
-            raise
-
-    async def _observe(self, timeout_seconds: float) -> Lease | None:
-        """Read the lease and find out which other candidate leads, if any."""
+    async def _try_to_hold(self, timeout_seconds: float) -> bool:
+        """Read the lease, and take or renew it if that is ours to do; whether it is ours now."""
         lease = await self._read(timeout_seconds)
         now = self._clock.now()
         if lease is not None:
             self._observed.observe(lease, now)
         # A lease that was deleted under a living leader is that leader's to create again, at its next turn.
-        other = self._other_leader if lease is None else lease
+        other = lease or self._other_leader
         theirs = other is not None and not self._lease.holds(other) and not self._observed.expired(other, now)
         self._other_leader = other if theirs else None
-        return lease
+        if theirs:
+            return False
+        self._handed_over = lease is not None and not lease.holder
+        if lease is None:
+            request = create_lease(self._lease, duration_seconds=self._terms.duration, now=utc_now())
+        else:
+            request = claim_lease(self._lease, lease, duration_seconds=self._terms.duration, now=utc_now())
+        await send(self._api, request, timeout_seconds=timeout_seconds)
+        return True
 
     async def _read(self, timeout_seconds: float) -> Lease | None:
         """Return the lease as it is; None if there is none."""
@@ -219,34 +202,22 @@ class Election:
                 return None
             raise
 
-    async def _give_up(self, held: Lease) -> None:
+    async def _give_up(self) -> None:
+        """Release the lease if it is ours; once more if a renewal that the end cut short came in between."""
+        seconds = self._terms.retry_period
         try:
-            async with asyncio.timeout(self._terms.retry_period):
-                try:
-                    await self._release(held)
-                except ApiError as error:
-                    if not error.conflict:
-                        raise
-                    # Most likely our own renewal, which the end cut short.
-                    lease = await self._read(self._terms.retry_period)
-                    if lease is not None and self._lease.holds(lease):
-                        await self._release(lease)
+            async with asyncio.timeout(seconds):
+                while (lease := await self._read(seconds)) and self._lease.holds(lease):
+                    request = release_lease(self._lease, lease, now=utc_now(), settled=self._settled())
+                    try:
+                        await send(self._api, request, timeout_seconds=seconds)
+                    except ApiError as error:
+                        if not error.conflict:
+                            raise
+                    else:
+                        return
         except (ClusterError, TimeoutError) as error:
             log.info("the lease was not given up", extra={"lease": self._lease.name, "error": repr(error)})
-
-    async def _release(self, held: Lease) -> None:
-        request = release_lease(self._lease, held, now=self._wall(), settled=self._settled())
-        await send(self._api, request, timeout_seconds=self._terms.retry_period)
-
-    def _report(self, failure: str) -> None:
-        """Log the first failure in a row, and the end of the row."""
-        fields = {"lease": f"{self._lease.namespace}/{self._lease.name}"}
-        if failure and not self._failing:
-            log.warning("the leader's lease cannot be read or written", extra={**fields, "error": failure})
-        elif self._failing and not failure:
-            log.info("the leader's lease can be read and written again", extra=fields)
-        self._failing = bool(failure)
-        self._observer.heard(failure)
 
     def _notice_change(self) -> None:
         """Report if leadership was won or lost since the last look."""

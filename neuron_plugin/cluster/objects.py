@@ -4,7 +4,7 @@ Only the fields that matter are decoded, straight from the server's bytes: a pod
 hundred bytes in about 15 µs because everything else is skipped unread. The structs follow the wire's nesting; the
 properties on top are what the rest of the code uses, with nothing None that need not be.
 
-Decoders are built once per resource. Whatever comes in, the only error that goes out is ``DecodeError``: a garbled
+Whatever comes in, the only error that goes out is ``DecodeError``: a garbled
 answer is one more failure of the cluster, never a crash.
 """
 
@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from functools import cached_property
 from typing import Generic, TypeVar
 
 import msgspec
@@ -22,12 +20,8 @@ from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.cluster.api import UNREADABLE, ApiRequest, ApiServer, DecodeError, send
 
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
-MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
-"""On the API server's copy of a static pod, which only its kubelet manages (``pkg/kubelet/types/constants.go``)."""
 HOLDER_URL_KEY = "neuron-plugin.io/holder-url"
 """Annotation of a Lease: where its holder can be reached."""
-INITIAL_EVENTS_END = "k8s.io/initial-events-end"
-"""Annotation of the bookmark behind the last initial event of a WatchList (KEP-3157)."""
 
 PAGE_SIZE = 500
 """Objects per page of a list: decoded in some milliseconds, so memory and the event loop's pauses stay small."""
@@ -35,9 +29,6 @@ PAGE_SIZE = 500
 _NONE: Mapping[str, str] = {}
 _MAX_QUOTED = 120
 _MAX_VERSION_DIGITS = 20  # of a 64-bit number
-
-
-# Records.
 
 
 class _Wire(msgspec.Struct, frozen=True, rename="camel", gc=False):
@@ -54,15 +45,6 @@ class ObjectReference(_Wire, frozen=True, omit_defaults=True):
     namespace: str = ""
 
 
-class OwnerReference(_Wire, frozen=True):
-    """An owner of an object; the ``controller`` made it and makes the next one."""
-
-    kind: str = ""
-    name: str = ""
-    uid: str = ""
-    controller: bool | None = None
-
-
 class Metadata(_Wire, frozen=True):
     """``metadata``; the server leaves empty parts out or sends null."""
 
@@ -70,11 +52,9 @@ class Metadata(_Wire, frozen=True):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
-    creation_timestamp: datetime | None = None
     deletion_timestamp: str | None = None
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
-    owner_references: tuple[OwnerReference, ...] | None = None
 
 
 class ApiObject(_Wire, frozen=True):
@@ -193,19 +173,9 @@ class Pod(ApiObject, frozen=True):
         return self.metadata.deletion_timestamp is not None
 
     @property
-    def creation_timestamp(self) -> datetime | None:
-        """When the API server created it, to the second; None on an object that was never stored."""
-        return self.metadata.creation_timestamp
-
-    @property
     def priority(self) -> int:
         """0 where no priority class says otherwise."""
         return self.spec.priority or 0
-
-    @property
-    def owner(self) -> OwnerReference | None:
-        """Its controller, such as a ReplicaSet or a Job; None for a pod that stands alone."""
-        return next((owner for owner in self.metadata.owner_references or () if owner.controller), None)
 
     @property
     def containers(self) -> Iterator[tuple[Container, ContainerKind]]:
@@ -307,19 +277,17 @@ class Page(Generic[R]):
     continuation: str
 
 
-class _ListMeta(
-    msgspec.Struct, frozen=True, rename={"resource_version": "resourceVersion", "continuation": "continue"}
-):
+class _ListMeta(_Wire, frozen=True):
     resource_version: str = ""
-    continuation: str = ""
+    continuation: str = msgspec.field(default="", name="continue")
 
 
-class _WirePage(msgspec.Struct, Generic[R], frozen=True):
+class _WirePage(_Wire, Generic[R], frozen=True):
     metadata: _ListMeta
     items: tuple[R, ...] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ApiResource(Generic[R]):
     """One resource of the API: the path of its group, its plural name, and the record it is read into."""
 
@@ -336,30 +304,14 @@ class ApiResource(Generic[R]):
         return f"{self.collection(namespace)}/{name}"
 
     def decode(self, data: bytes | msgspec.Raw) -> R:
-        """Read one object.
-
-        Raises:
-            DecodeError: it is not one.
-        """
-        return _decode(self._record_decoder, self.plural, data)
+        """Read one object."""
+        return _decode(self.record, self.plural, data)
 
     def decode_page(self, data: bytes) -> Page[R]:
-        """Read one page of a list.
-
-        Raises:
-            DecodeError: it is not one, or one of its objects is not of this resource.
-        """
-        page = _decode(self._page_decoder, f"a list of {self.plural}", data)
+        """Read one page of a list."""
+        kind: type[_WirePage[R]] = _WirePage[self.record]  # type: ignore[name-defined]  # msgspec reads it at run time
+        page = _decode(kind, f"a list of {self.plural}", data)
         return Page(page.items or (), parse_version(page.metadata.resource_version), page.metadata.continuation)
-
-    @cached_property
-    def _record_decoder(self) -> msgspec.json.Decoder[R]:
-        return msgspec.json.Decoder(self.record)
-
-    @cached_property
-    def _page_decoder(self) -> msgspec.json.Decoder[_WirePage[R]]:
-        page = _WirePage[self.record]  # type: ignore[name-defined]  # the record is known at run time only, msgspec reads it there
-        return msgspec.json.Decoder(page)
 
 
 PODS = ApiResource("/api/v1", "pods", Pod)
@@ -372,9 +324,6 @@ def parse_version(text: str) -> int:
 
     Servers count writes, and from Kubernetes 1.35 the order is part of the contract (KEP-5504), so versions can be
     compared.
-
-    Raises:
-        DecodeError: it is not a decimal number.
     """
     if text.isascii() and text.isdecimal() and len(text) <= _MAX_VERSION_DIGITS:
         return int(text)
@@ -384,15 +333,15 @@ def parse_version(text: str) -> int:
     )
 
 
-def _decode(decoder: msgspec.json.Decoder[T], what: str, data: bytes | msgspec.Raw) -> T:
+def _decode(kind: type[T], what: str, data: bytes | msgspec.Raw) -> T:
     try:
-        return decoder.decode(data)
+        return msgspec.json.decode(data, type=kind)
     except UNREADABLE as error:
         size, start = len(bytes(data)), bytes(data)[:_MAX_QUOTED].decode(errors="replace")
         raise DecodeError(f"{what} cannot be read: {error}; it starts with {start!r} ({size} bytes)") from error
 
 
-# Events of a watch.
+# Lists and watches.
 
 
 class WatchEvent(msgspec.Struct, frozen=True, gc=False):
@@ -402,38 +351,9 @@ class WatchEvent(msgspec.Struct, frozen=True, gc=False):
     object: msgspec.Raw
 
 
-@dataclass(frozen=True, slots=True)
-class Bookmark:
-    """The server has sent every event up to ``version``; ``initial_end`` ends a WatchList's initial events."""
-
-    version: int
-    initial_end: bool
-
-
-_event_decoder = msgspec.json.Decoder(WatchEvent)
-_bookmark_decoder = msgspec.json.Decoder(ApiObject)
-
-
 def decode_event(line: bytes) -> WatchEvent:
-    """Read one line of a watch, leaving its object for later.
-
-    Raises:
-        DecodeError: it is no watch event.
-    """
-    return _decode(_event_decoder, "a watch event", line)
-
-
-def decode_bookmark(data: bytes | msgspec.Raw) -> Bookmark:
-    """Read the object of a BOOKMARK event.
-
-    Raises:
-        DecodeError: it has no version.
-    """
-    found = _decode(_bookmark_decoder, "a bookmark", data)
-    return Bookmark(parse_version(found.resource_version), found.annotations.get(INITIAL_EVENTS_END) == "true")
-
-
-# Lists.
+    """Read one line of a watch, leaving its object for later."""
+    return _decode(WatchEvent, "a watch event", line)
 
 
 @dataclass(frozen=True, slots=True)

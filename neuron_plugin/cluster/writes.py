@@ -18,25 +18,14 @@ from neuron_plugin.cluster.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ApiReq
 from neuron_plugin.cluster.objects import HOLDER_URL_KEY, LEASES, NODES, PODS, Lease, ObjectReference
 
 _EVENTS = "/apis/events.k8s.io/v1"
-_CLUSTER_EVENTS_NAMESPACE = "default"
-"""Where events about cluster-wide objects live: their own empty namespace is refused."""
-
-_EVENT_NAME_SEED = 100
-"""Characters of the object's name in its event's: the server cuts a prefix to 58, and refuses one of more than 253."""
-
-MAX_NOTE_BYTES = 1024
-"""``pkg/apis/core/validation/events.go``: a longer note is refused."""
-
-_MAX_INSTANCE_BYTES = 128
-"""As above; a node's name may have 253."""
+_EVENT_NAME_SEED = 100  # characters: the server cuts a prefix to 58, and refuses one of more than 253
+MAX_NOTE_BYTES = 1024  # ``pkg/apis/core/validation/events.go`` refuses a longer note,
+_MAX_INSTANCE_BYTES = 128  # and a longer instance; a node's name may have 253
 
 
 def utc_now() -> datetime:
     """The wall clock's time, for people to read."""
     return datetime.now(UTC)
-
-
-# Pods.
 
 
 def bind_pod(*, namespace: str, name: str, uid: str, node: str, annotations: Mapping[str, str]) -> ApiRequest:
@@ -69,9 +58,6 @@ def read_pod(*, namespace: str, name: str) -> ApiRequest:
     return ApiRequest("GET", PODS.item(name, namespace))
 
 
-# Nodes.
-
-
 def read_node(name: str) -> ApiRequest:
     """Read one node from a quorum; decode with ``NODES.decode``."""
     return ApiRequest("GET", NODES.item(name))
@@ -93,17 +79,15 @@ def report_node_condition(
     name: str, *, condition: str, status: bool | None, reason: str, message: str, since: datetime, now: datetime
 ) -> ApiRequest:
     """Set one condition of a node's status; ``status`` None is Unknown."""
-    return _patch_node_condition(
-        name,
-        {
-            "type": condition,
-            "status": {True: "True", False: "False", None: "Unknown"}[status],
-            "reason": reason,
-            "message": message,
-            "lastTransitionTime": since.strftime("%Y-%m-%dT%H:%M:%SZ"),  # a metav1.Time
-            "lastHeartbeatTime": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        },
-    )
+    entry: JsonObject = {
+        "type": condition,
+        "status": "Unknown" if status is None else str(status),
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": since.strftime("%Y-%m-%dT%H:%M:%SZ"),  # a metav1.Time
+        "lastHeartbeatTime": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    return _patch_node_condition(name, entry)
 
 
 def remove_node_condition(name: str, condition: str) -> ApiRequest:
@@ -121,9 +105,6 @@ def _patch_node_condition(name: str, entry: JsonObject) -> ApiRequest:
     return ApiRequest("PATCH", f"{NODES.item(name)}/status", body=body, content_type=STRATEGIC_MERGE_PATCH)
 
 
-# Events.
-
-
 def create_event(
     regarding: ObjectReference,
     *,
@@ -138,10 +119,9 @@ def create_event(
     """Record an event about an object. The caller decides when to repeat it.
 
     ``reason`` and ``action`` are CamelCase words of at most 128 characters, ``reporter`` a qualified name such as
-    ``neuron-plugin.io/plugin``, ``instance`` the pod or node that reports. A note over 1024 bytes is cut, and
-    an instance over 128.
+    ``neuron-plugin.io/plugin``, ``instance`` the pod or node that reports. A note or an instance too long is cut.
     """
-    namespace = regarding.namespace or _CLUSTER_EVENTS_NAMESPACE
+    namespace = regarding.namespace or "default"  # a cluster-wide object's own empty namespace is refused
     body: JsonObject = {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
@@ -169,9 +149,6 @@ def _cut(text: str, limit_bytes: int) -> str:
         return text
     ellipsis = "…"
     return encoded[: limit_bytes - len(ellipsis.encode())].decode(errors="ignore") + ellipsis
-
-
-# Leases.
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +181,7 @@ def create_lease(lease: LeaseName, *, duration_seconds: float, now: datetime) ->
     if lease.url:
         metadata["annotations"] = {HOLDER_URL_KEY: lease.url}
     if lease.owner is not None:
-        owner = lease.owner
-        metadata["ownerReferences"] = [
-            {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid}
-        ]
+        metadata["ownerReferences"] = [msgspec.to_builtins(lease.owner)]
     body: JsonObject = {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",

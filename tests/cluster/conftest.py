@@ -18,7 +18,7 @@ from neuron_plugin.cluster.objects import PODS, Pod
 from neuron_plugin.cluster.reflector import Pace, Reflector
 from neuron_plugin.simulation import StandInApiServer
 
-QUICK = Pace(backoff_first=0.002, backoff_limit=0.02, initial_silence=2.0)
+QUICK = Pace(backoff_first=0.002, backoff_limit=0.02)
 PATIENCE_SECONDS = 10.0
 LOOK_AGAIN_SECONDS = 0.01
 
@@ -69,6 +69,10 @@ class Followed:
     def pod(self, name: str) -> Pod:
         (found,) = (pod for pod in self.reflector.values.values() if pod.name == name)
         return found
+
+    async def until_watching(self) -> None:
+        """Wait until the first list is in and a watch is open."""
+        await self.until(lambda: self.reflector.synced.is_set() and self.reflector.followed_seconds() > 0)
 
     async def until(self, happened: Callable[[], bool]) -> None:
         """Wait until it happened; changes and interruptions wake it, for bookmarks and requests it looks again."""

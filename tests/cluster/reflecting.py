@@ -29,27 +29,28 @@ def lists(server: StandInApiServer) -> list[dict[str, str]]:
 class ScriptedServer:
     """An API server whose every watch is made by a function; lists are empty."""
 
-    def __init__(self, lines: Callable[[], AsyncIterator[bytes]]) -> None:
+    def __init__(self, lines: Callable[[], AsyncIterator[bytes]], *, list_seconds: float = 0.0) -> None:
+        self.calls: list[str] = []
         self.opened_at: list[float] = []
         self.queries: list[dict[str, str]] = []
         self._lines = lines
+        self._list_seconds = list_seconds
 
     async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
         assert timeout_seconds > 0
         assert "limit" in request.query
+        self.calls.append("list")
+        await asyncio.sleep(self._list_seconds)
         return Response(200, b'{"metadata":{"resourceVersion":"1"}}')
 
     @asynccontextmanager
     async def stream(self, request: ApiRequest, *, silence_seconds: float) -> AsyncIterator[AsyncIterator[bytes]]:
         assert silence_seconds > 0
         assert request.query["watch"] == "true"
+        self.calls.append("watch")
         self.queries.append(dict(request.query))
         self.opened_at.append(asyncio.get_running_loop().time())
         yield self._lines()
 
 
-INITIAL_END = (
-    b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"5",'
-    b'"annotations":{"k8s.io/initial-events-end":"true"}}}}'
-)
 BOOKMARK = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9"}}}'

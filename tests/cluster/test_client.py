@@ -1,20 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from neuron_plugin.cluster.api import ApiError, ApiRequest, UnreachableError, send
-from neuron_plugin.cluster.client import KubernetesApi, split_lines
+from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.simulation import Fault, Match, StandInApiServer
 from tests.cluster.raw import CHUNKED, api_of, chunk
 
@@ -271,34 +268,29 @@ def timer_of_connection_to(server: StandInApiServer) -> str:
     return timer
 
 
-# Lines.
+async def test_a_line_that_was_cut_off_before_a_clean_end_is_dropped(tmp_path: Path) -> None:
+    async def three(writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED + chunk(b"one\ntw") + chunk(b"o\n\nthr") + chunk(b"ee") + b"0\r\n\r\n")
+        await writer.drain()
+
+    async with api_of(three, tmp_path) as api, api.stream(WATCH, silence_seconds=5) as lines:
+        assert [line async for line in lines] == [b"one", b"two", b""]
 
 
-async def chunks_of(chunks: list[bytes]) -> AsyncIterator[bytes]:
-    for each in chunks:
-        yield each
+async def test_an_endless_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuron_plugin.cluster.client._BUFFER_BYTES", 1 << 16)
 
+    async def endless(writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED + chunk(b"x" * 100_000 + b"\n"))
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1000):
+                writer.write(chunk(b"x" * 1000))
+                await writer.drain()
 
-async def lines_of(chunks: list[bytes], **options: Any) -> list[bytes]:
-    return [line async for line in split_lines(chunks_of(chunks), **options)]
-
-
-@given(st.lists(st.binary(max_size=6).map(lambda data: data.replace(b"a", b"\n"))))
-async def test_lines_do_not_depend_on_how_the_bytes_were_cut(chunks: list[bytes]) -> None:
-    assert await lines_of(chunks) == b"".join(chunks).split(b"\n")[:-1]
-
-
-async def test_what_was_cut_off_in_the_middle_is_dropped() -> None:
-    assert await lines_of([b"one\ntw", b"o\nthr", b"ee"]) == [b"one", b"two"]
-
-
-async def test_an_endless_line_is_refused() -> None:
-    with pytest.raises(ValueError, match="longer than 10 bytes"):
-        await lines_of([b"1234", b"5678", b"9abc"], max_bytes=10)
-    assert await lines_of([b"1234\n5678\n", b"9abc\n"], max_bytes=10) == [b"1234", b"5678", b"9abc"]
-    with pytest.raises(ValueError, match="longer than 10 bytes"):
-        await lines_of([b"1234\n56789abc", b"defg"], max_bytes=10)
-    assert await lines_of([b"12345", b"67890", b"\n"], max_bytes=10) == [b"1234567890"]
+    async with api_of(endless, tmp_path) as api, api.stream(WATCH, silence_seconds=5) as lines:
+        assert len(await anext(lines)) == 100_000
+        with pytest.raises(UnreachableError, match="LineTooLong"):
+            await anext(lines)
 
 
 UNUSED = ("kubernetes.client", "kubernetes.aio.dynamic", "requests", "jsonschema")

@@ -13,12 +13,11 @@ import pytest
 import trustme
 
 from neuron_plugin.cluster.api import ApiRequest, ConnectionSettingsError, UnreachableError
-from neuron_plugin.cluster.client import KubernetesApi, connect, environment_proxy
+from neuron_plugin.cluster.client import KubernetesApi, _environment_proxy, connect
 from neuron_plugin.simulation import StandInApiServer
 
 PODS = ApiRequest("GET", "/api/v1/pods")
 WATCH = ApiRequest("GET", "/api/v1/pods", {"watch": "true", "resourceVersion": "1", "allowWatchBookmarks": "true"})
-MANIFEST = {"metadata": {"name": "a"}, "spec": {"containers": []}}
 
 
 class FakeTime:
@@ -88,28 +87,14 @@ async def test_calls_refused_at_the_same_time_read_the_credentials_once(tmp_path
             assert [answer.status for answer in answers] == [200] * 8, "once: the clock stands still"
 
 
-async def test_an_open_watch_survives_that_its_client_is_replaced(tmp_path: Path) -> None:
+async def test_a_watch_on_credentials_that_were_replaced_ends(tmp_path: Path) -> None:
+    """The reflector opens it again; so that old connections do not pile up."""
     async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
         kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
         async with await connect(kubeconfig) as api, api.stream(WATCH, silence_seconds=5) as lines:
             server.rotate(token="second")  # noqa: S106 - as above
             server.write_kubeconfig(kubeconfig)
             assert (await api.request(PODS, timeout_seconds=5)).status == 200
-            server.create_pod(MANIFEST)
-            assert json.loads(await anext(lines))["type"] == "ADDED"
-
-
-async def test_a_watch_on_credentials_that_were_replaced_twice_ends(tmp_path: Path) -> None:
-    """The reflector opens it again; so that old connections do not pile up."""
-    time = FakeTime()
-    async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        async with await connect(kubeconfig, clock=time) as api, api.stream(WATCH, silence_seconds=5) as lines:
-            for token in ("second", "third"):
-                server.rotate(token=token)
-                server.write_kubeconfig(kubeconfig)
-                time.now += 10
-                assert (await api.request(PODS, timeout_seconds=5)).status == 200
             with pytest.raises(UnreachableError):
                 await anext(lines)
 
@@ -234,7 +219,7 @@ def service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def expire_token(api: KubernetesApi) -> None:
     """Let the minute pass after which the library reads the file again."""
-    hook = api._client.library_client.configuration.refresh_api_key_hook
+    hook = api._client.configuration.refresh_api_key_hook
     hook.__closure__[0].cell_contents.token_expires_at = datetime.min  # noqa: DTZ901 - as the library keeps it
 
 
@@ -345,7 +330,7 @@ async def test_a_kubeconfig_whose_exec_plugin_waits_for_input_is_an_error_that_n
 
 
 async def test_a_missing_kubeconfig_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ConnectionSettingsError, match="nowhere: No such file or directory; expected a kubeconfig"):
+    with pytest.raises(ConnectionSettingsError, match=r"nowhere: No such file or directory: .*; expected a kubeconfig"):
         await connect(tmp_path / "nowhere")
 
 
@@ -361,7 +346,7 @@ async def test_a_file_that_a_kubeconfig_names_is_named(tmp_path: Path, monkeypat
 
 PODS = ApiRequest("GET", "/api/v1/pods")
 PROXY = "http://proxy.example:3128"
-IN_A_POD = "https://172.20.0.1:443"
+BY_ADDRESS = "https://172.20.0.1:443"
 BY_NAME = "https://abc.gr7.eu-west-1.eks.amazonaws.com:443"
 
 
@@ -375,32 +360,27 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_without_a_proxy_in_the_environment_there_is_none() -> None:
-    assert environment_proxy(IN_A_POD) is None
+    assert _environment_proxy(BY_ADDRESS) is None
 
 
 def test_each_scheme_has_its_own(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("HTTPS_PROXY", PROXY)
-    assert environment_proxy(BY_NAME) == PROXY
-    assert environment_proxy("http://api.example") is None
+    assert _environment_proxy(BY_NAME) == PROXY
+    assert _environment_proxy("http://api.example") is None
 
 
 def test_a_proxy_without_a_scheme_is_an_http_one(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("https_proxy", "proxy.example:3128")
-    assert environment_proxy(BY_NAME) == PROXY
+    assert _environment_proxy(BY_NAME) == PROXY
 
 
 @pytest.mark.parametrize(
     ("no_proxy", "url"),
     [
-        ("*", IN_A_POD),
-        ("172.20.0.1", IN_A_POD),
-        ("localhost, 172.20.0.0/16 ,10.0.0.0/8", IN_A_POD),
-        ("172.20.0.1:443", IN_A_POD),
-        ("fd00::/8", "https://[fd00:10::1]:443"),
-        ("[fd00:10::1]", "https://[fd00:10::1]:443"),
-        ("fd00:10::1", "https://[fd00:10::1]"),
+        ("*", BY_ADDRESS),
+        ("172.20.0.1", BY_ADDRESS),
+        ("172.20.0.1:443", BY_ADDRESS),
         (".eks.amazonaws.com", BY_NAME),
-        ("*.eks.amazonaws.com", BY_NAME),
         ("EKS.amazonaws.com", BY_NAME),
         ("abc.gr7.eu-west-1.eks.amazonaws.com", BY_NAME),
         ("", "https://127.0.0.1:6443"),
@@ -411,25 +391,22 @@ def test_a_proxy_without_a_scheme_is_an_http_one(environment: pytest.MonkeyPatch
 def test_what_no_proxy_means_is_called_directly(environment: pytest.MonkeyPatch, no_proxy: str, url: str) -> None:
     environment.setenv("HTTPS_PROXY", PROXY)
     environment.setenv("NO_PROXY", no_proxy)
-    assert environment_proxy(url) is None
+    assert _environment_proxy(url) is None
 
 
 @pytest.mark.parametrize(
     ("no_proxy", "url"),
     [
-        ("", IN_A_POD),
-        ("172.21.0.0/16,10.0.0.0/8,.svc,,", IN_A_POD),
-        ("172.20.0.1:8443", IN_A_POD),
-        ("172.20.0.0/99", IN_A_POD),
-        ("fd00::/8", IN_A_POD),
+        ("", BY_ADDRESS),
+        ("172.21.0.0/16,10.0.0.0/8,.svc,,", BY_ADDRESS),
+        ("172.20.0.1:8443", BY_ADDRESS),
         ("amazonaws.org,s.amazonaws.com", BY_NAME),
-        (".abc.gr7.eu-west-1.eks.amazonaws.com", BY_NAME),
     ],
 )
 def test_what_no_proxy_does_not_mean_is_not(environment: pytest.MonkeyPatch, no_proxy: str, url: str) -> None:
     environment.setenv("HTTPS_PROXY", PROXY)
     environment.setenv("NO_PROXY", no_proxy)
-    assert environment_proxy(url) == PROXY
+    assert _environment_proxy(url) == PROXY
 
 
 # Which connections the client opens. The simulated server plays the proxy: a request to a proxy has the same path.
@@ -448,6 +425,19 @@ async def test_a_proxy_that_the_environment_names_is_used(
     environment.setenv("http_proxy", server.url)
     async with await connect(kubeconfig_behind_a_proxy(tmp_path / "kubeconfig")) as api:
         assert (await api.request(PODS, timeout_seconds=5)).status == 200
+
+
+async def test_in_a_pod_no_proxy_is_used(
+    service_account: Path, monkeypatch: pytest.MonkeyPatch, environment: pytest.MonkeyPatch
+) -> None:
+    authority = trustme.CA()
+    environment.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "172.20.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    (service_account / "token").write_text("first")
+    (service_account / "ca.crt").write_text(pem(authority))
+    async with await connect(None) as api:
+        assert api._client.configuration.proxy is None
 
 
 async def test_the_kubeconfigs_own_proxy_comes_first(

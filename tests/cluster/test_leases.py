@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from neuron_plugin.cluster.client import KubernetesApi
-from neuron_plugin.cluster.leases import Change, Election, ObservedLease, Terms
+from neuron_plugin.cluster.leases import Change, Election, ObservedLease
 from neuron_plugin.cluster.objects import LEASES, Lease
 from neuron_plugin.cluster.writes import LeaseName
 from neuron_plugin.simulation import StandInApiServer
@@ -65,12 +65,6 @@ def test_the_times_inside_a_lease_do_not_matter() -> None:
 
 
 # Elections.
-
-
-@pytest.mark.parametrize("terms", [(15, 15, 2), (15, 10, 10), (10, 15, 2), (15, 10, 0)])
-def test_unsafe_terms_are_refused(terms: tuple[float, float, float]) -> None:
-    with pytest.raises(ValueError, match="expected retry_period < renew_deadline < duration"):
-        Terms(*terms)
 
 
 @pytest.mark.looptime
@@ -216,7 +210,7 @@ async def test_being_slower_than_another_candidate_is_no_failure() -> None:
     cluster.delay_seconds = 0.3
     async with election_of(cluster) as stand:
         candidates = [stand(name) for name in "abc"]
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(4)
         assert leaders(*candidates) == 1, "all three tried to make the lease at the same moment"
         assert len({candidate.election.leader_url for candidate in candidates}) == 2, "both others know which"
         await asyncio.sleep(30)

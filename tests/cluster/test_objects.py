@@ -4,7 +4,6 @@ import gc
 import json
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -19,12 +18,10 @@ from neuron_plugin.cluster.objects import (
     LEASES,
     NODES,
     PODS,
-    Bookmark,
     Lease,
     Node,
     Pod,
     Scope,
-    decode_bookmark,
     decode_event,
     pages,
     parse_version,
@@ -148,25 +145,7 @@ def test_a_pod_is_what_the_allocation_library_reads() -> None:
     assert (found.node, found.priority) == ("trn1-a", 1000)
 
 
-# Who made a pod, when, and whether it has begun.
-
-
-def test_a_pod_knows_when_it_was_created() -> None:
-    assert pod(FULL).creation_timestamp == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    assert pod({"metadata": {"creationTimestamp": None}}).creation_timestamp is None
-
-
-def test_a_pods_owner_is_its_controller() -> None:
-    owners = [{"kind": "Queue", "name": "q", "uid": "1"}, {"kind": "Job", "name": "j", "uid": "2", "controller": True}]
-    found = pod({"metadata": {"ownerReferences": owners}}).owner
-    assert found is not None
-    assert (found.kind, found.name, found.uid) == ("Job", "j", "2")
-
-
-@pytest.mark.parametrize("references", [None, [], [{"kind": "Queue", "name": "q"}], [{"controller": None}]])
-def test_a_pod_without_a_controller_has_no_owner(references: object) -> None:
-    assert pod({"metadata": {"ownerReferences": references}}).owner is None
-
+# Whether a pod has begun.
 
 WAITING = {"name": "main", "started": False, "state": {"waiting": {"reason": "ContainerCreating"}}, "lastState": {}}
 
@@ -200,7 +179,7 @@ def test_a_pod_without_container_statuses_has_not_started(status: dict[str, Any]
 
 def test_records_are_not_tracked_by_the_garbage_collector() -> None:
     found = pod(FULL)
-    assert not any(map(gc.is_tracked, (found, found.metadata, found.owner, found.spec, found.status)))
+    assert not any(map(gc.is_tracked, (found, found.metadata, found.spec, found.status)))
 
 
 def test_records_cannot_be_changed() -> None:
@@ -285,12 +264,9 @@ def test_an_event_is_read_without_its_object() -> None:
     assert PODS.decode(decode_event(b'{"type":"ADDED","object":{"metadata":{"name":"a"}}}').object).name == "a"
 
 
-def test_a_bookmark_has_a_version_and_may_end_the_initial_events() -> None:
+def test_a_bookmark_is_an_object_with_a_version_alone() -> None:
     plain = b'{"kind":"Pod","metadata":{"resourceVersion":"12","creationTimestamp":null},"spec":{"containers":null}}'
-    assert decode_bookmark(plain) == Bookmark(12, initial_end=False)
-    end = b'{"metadata":{"resourceVersion":"12","annotations":{"k8s.io/initial-events-end":"true"}}}'
-    assert decode_bookmark(end) == Bookmark(12, initial_end=True)
-    assert decode_bookmark(end.replace(b"true", b"false")) == Bookmark(12, initial_end=False)
+    assert PODS.decode(plain).resource_version == "12"
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "0x10", "abc", "١٢", " 7", "9" * 5000])
@@ -320,13 +296,11 @@ def test_deep_nesting_is_a_decode_error() -> None:
         PODS.decode(deep)
     with pytest.raises(DecodeError):
         decode_event(b'{"type":"ADDED","object":' + deep + b"}")
-    with pytest.raises(DecodeError):
-        decode_bookmark(deep)
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_raise_anything_else(data: bytes) -> None:
-    for decode in (PODS.decode, PODS.decode_page, NODES.decode, LEASES.decode, decode_event, decode_bookmark):
+    for decode in (PODS.decode, PODS.decode_page, NODES.decode, LEASES.decode, decode_event):
         try:
             decode(data)
         except DecodeError:

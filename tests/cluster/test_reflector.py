@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import AsyncIterator
 
@@ -12,69 +11,44 @@ from neuron_plugin.cluster.api import ApiError, ClusterError, DecodeError, Unrea
 from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.objects import NODES, PODS, Node, Pod, Scope
 from neuron_plugin.cluster.reflector import Pace, Reflector
-from neuron_plugin.simulation import Fault, StandInApiServer, Target, WatchList
+from neuron_plugin.simulation import Fault, StandInApiServer, Target
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
 from tests.cluster.conftest import Recorder
-from tests.cluster.reflecting import INITIAL_END, LISTS, WATCHES, Follow, Manifest, ScriptedServer, lists, watches
+from tests.cluster.reflecting import LISTS, WATCHES, Follow, Manifest, ScriptedServer, lists, watches
 
 # The first state.
 
 
-async def test_the_first_state_comes_with_the_watch_where_the_server_has_watch_list(
+async def test_the_first_state_is_a_list_and_the_watch_goes_on_from_its_version(
     server: StandInApiServer, follow: Follow, pod: Manifest
 ) -> None:
     server.create_pod(pod("a"))
-    async with follow() as followed:
+    listed = server._objects.versions.current
+    async with follow(clock=Clock(now=lambda: 42.0)) as followed:
         assert not followed.reflector.synced.is_set()
         await followed.until(followed.reflector.synced.is_set)
         assert followed.names == ["a"]
-        server.create_pod(pod("b"))
-        await followed.until(lambda: followed.names == ["a", "b"])
-    assert lists(server) == []
-    assert len(watches(server)) == 1
-
-
-async def test_a_server_that_refuses_watch_list_is_listed_and_not_asked_again(
-    server: StandInApiServer, follow: Follow, pod: Manifest
-) -> None:
-    server._http.watch_list = WatchList.REFUSED
-    server.create_pod(pod("a"))
-    async with follow() as followed:
-        await followed.until(lambda: server.open_watches == 1)
-        server.expire_watches()
-        await followed.until(lambda: len(followed.recorder.lists) == 2)
-        assert followed.names == ["a"]
-    assert sum("sendInitialEvents" in query for query in watches(server)) == 1
-
-
-async def test_a_server_that_ignores_watch_list_is_listed_when_the_end_mark_does_not_come(
-    server: StandInApiServer, follow: Follow, pod: Manifest
-) -> None:
-    server._http.watch_list = WatchList.IGNORED
-    server.create_pod(pod("a"))
-    async with follow(pace=Pace(initial_silence=0.05, backoff_first=0.002)) as followed:
-        await followed.until(followed.reflector.synced.is_set)
-        assert followed.names == ["a"]
+        assert followed.reflector.listed_at == 42.0
         server.create_pod(pod("b"))
         await followed.until(lambda: followed.names == ["a", "b"])
     assert len(lists(server)) == 1
+    assert [query["resourceVersion"] for query in watches(server)] == [str(listed)]
 
 
 async def test_an_empty_cluster_is_a_synced_one(server: StandInApiServer, follow: Follow) -> None:
     async with follow() as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         assert dict(followed.reflector.values) == {}
-        assert followed.reflector.version == server._objects.versions.current
+        assert followed.reflector._store.version == server._objects.versions.current
 
 
 async def test_a_list_of_1200_pods_is_read_in_pages_of_one_version(
     server: StandInApiServer, follow: Follow, pod: Manifest
 ) -> None:
-    server._http.watch_list = WatchList.REFUSED
     for number in range(1200):
         server.create_pod(pod(f"p{number}"))
     async with follow() as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         assert len(followed.reflector.values) == 1200
         assert followed.recorder.lists == [1200]
     assert [query["limit"] for query in lists(server)] == ["500", "500", "500"]
@@ -84,7 +58,6 @@ async def test_a_list_of_1200_pods_is_read_in_pages_of_one_version(
 async def test_pods_created_between_two_pages_come_by_the_watch(
     server: StandInApiServer, follow: Follow, pod: Manifest
 ) -> None:
-    server._http.watch_list = WatchList.REFUSED
     for number in range(600):
         server.create_pod(pod(f"p{number}"))
     async with follow() as followed:
@@ -98,55 +71,6 @@ async def test_pods_created_between_two_pages_come_by_the_watch(
         assert len(followed.names) == 601
 
 
-@pytest.mark.looptime
-async def test_a_stream_that_ends_among_its_initial_events_is_no_first_state() -> None:
-    async def half() -> AsyncIterator[bytes]:
-        yield b'{"type":"ADDED","object":{"metadata":{"name":"a","uid":"u","resourceVersion":"3"}}}'
-
-    loop = asyncio.get_running_loop()
-    reflector: Reflector[Pod, Pod] = Reflector(
-        ScriptedServer(half), PODS, lambda pod: pod, clock=Clock(loop.time, asyncio.sleep)
-    )
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(10):
-            await reflector.run()
-    assert not reflector.synced.is_set()
-    assert dict(reflector.values) == {}
-
-
-@pytest.mark.looptime
-async def test_changes_among_the_initial_events_count() -> None:
-    """A server may begin to send changes before it has found the end mark's version."""
-
-    async def news() -> AsyncIterator[bytes]:
-        for change, name, version in (("ADDED", "a", 2), ("ADDED", "b", 3), ("MODIFIED", "a", 4), ("DELETED", "b", 5)):
-            metadata = f'{{"name":"{name}","uid":"{name}","resourceVersion":"{version}"}}'
-            yield f'{{"type":"{change}","object":{{"metadata":{metadata}}}}}'.encode()
-        yield b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"4"}}}'
-        yield INITIAL_END
-        await asyncio.Event().wait()
-
-    reflector: Reflector[Pod, str] = Reflector(ScriptedServer(news), PODS, lambda pod: pod.resource_version)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(1):
-            await reflector.run()
-    assert dict(reflector.values) == {"a": "4"}
-
-
-@pytest.mark.looptime
-async def test_a_busy_server_that_ignores_watch_list_is_listed_after_a_minute_of_events() -> None:
-    async def busy() -> AsyncIterator[bytes]:
-        for version in itertools.count(2):
-            yield b'{"type":"MODIFIED","object":{"metadata":{"uid":"a","resourceVersion":"%d"}}}' % version
-            await asyncio.sleep(1)
-
-    reflector: Reflector[Pod, Pod] = Reflector(ScriptedServer(busy), PODS, lambda pod: pod)
-    running = asyncio.create_task(reflector.run())
-    async with asyncio.timeout(62):
-        await reflector.synced.wait()
-    running.cancel()
-
-
 # Selection and reduction.
 
 
@@ -157,7 +81,7 @@ async def test_p36_a_node_daemon_follows_its_own_node_only(
     server.create_pod(pod("other", node="n2"))
     server.create_pod(pod("waiting"))
     async with follow(scope=Scope(field_selector="spec.nodeName=n1")) as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         assert followed.names == ["mine"]
         server.bind("default", "waiting", node="n1", annotations={"NEURON_DEVS": "0,1"})
         await followed.until(lambda: followed.names == ["mine", "waiting"])
@@ -173,7 +97,7 @@ async def test_a_selector_and_a_namespace_narrow_the_scope(
     elsewhere["metadata"]["namespace"] = "other"
     server.create_pod(elsewhere)
     async with follow(scope=Scope(namespace="default", field_selector="spec.nodeName=")) as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         assert followed.names == ["yes"]
         server.bind("default", "yes", node="n1")
         await followed.until(lambda: followed.names == [])
@@ -204,7 +128,7 @@ async def test_only_what_keep_returns_is_held(server: StandInApiServer, api: Kub
 async def test_t26_a_deleted_event_alone_frees_the_uid(server: StandInApiServer, follow: Follow, pod: Manifest) -> None:
     server.create_pod(pod("a", uid="uid-a"))
     async with follow() as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         server.delete_pod("default", "a", grace_seconds=0)
         await followed.until(lambda: not followed.reflector.values)
         (_, (uid, old, new)) = followed.changes
@@ -214,7 +138,7 @@ async def test_t26_a_deleted_event_alone_frees_the_uid(server: StandInApiServer,
 async def test_t27_a_deletion_time_alone_frees_nothing(server: StandInApiServer, follow: Follow, pod: Manifest) -> None:
     server.create_pod(pod("a", node="n1"))
     async with follow() as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         server.delete_pod("default", "a")
         await followed.until(lambda: followed.pod("a").terminating)
 
@@ -224,7 +148,7 @@ async def test_t31_the_same_name_with_a_new_uid_is_another_record(
 ) -> None:
     server.create_pod(pod("web-0", uid="first"))
     async with follow() as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         server.delete_pod("default", "web-0", grace_seconds=0)
         server.create_pod(pod("web-0", uid="second"))
         await followed.until(lambda: list(followed.reflector.values) == ["second"])
@@ -240,7 +164,7 @@ async def test_t31_a_pod_created_again_during_a_gap_frees_the_old_uid(
 ) -> None:
     server.create_pod(pod("web-0", uid="first"))
     async with follow() as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         await server.stop()
         server.delete_pod("default", "web-0", grace_seconds=0)
         server.create_pod(pod("web-0", uid="second"))
@@ -285,7 +209,7 @@ async def test_p36_a_consistent_list_shows_what_the_watch_has_not_sent_yet(
     server: StandInApiServer, follow: Follow, pod: Manifest
 ) -> None:
     async with follow() as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         server.mute_watches()
         server.create_pod(pod("decided"))
         assert followed.names == []
@@ -304,11 +228,11 @@ async def test_a_consistent_list_that_the_watch_overtook_changes_nothing(
 ) -> None:
     server.create_pod(pod("a"))
     async with follow() as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         stale = server._http._list(Target(SERVED_PODS), {})
         server.fail(Fault(LISTS, body=stale, gate=(gate := asyncio.Event())))
         listing = asyncio.create_task(followed.reflector.list_consistently(5), name="list")
-        await followed.until(lambda: bool(lists(server)))
+        await followed.until(lambda: len(lists(server)) == 2)
         server.delete_pod("default", "a", grace_seconds=0)
         server.create_pod(pod("b"))
         await followed.until(lambda: followed.names == ["b"])
@@ -321,7 +245,7 @@ async def test_events_older_than_a_consistent_list_change_nothing(
     server: StandInApiServer, follow: Follow, pod: Manifest
 ) -> None:
     async with follow() as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         gate = asyncio.Event()
         server.fail(Fault(WATCHES, gate=gate))
         server.end_watches()
@@ -386,13 +310,6 @@ async def test_the_time_of_the_last_consistent_list_is_that_of_its_request(
     gate.set()
     await slow
     assert reflector.listed_at == 110.0, "the slow list was asked for before"
-
-
-async def test_the_initial_events_of_a_watch_are_a_consistent_list(server: StandInApiServer, follow: Follow) -> None:
-    async with follow(clock=Clock(now=lambda: 42.0)) as followed:
-        await followed.until(followed.reflector.synced.is_set)
-        assert followed.reflector.listed_at == 42.0
-    assert lists(server) == []
 
 
 # Waits.

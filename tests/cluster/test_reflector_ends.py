@@ -14,10 +14,9 @@ from neuron_plugin.cluster.api import UnreachableError
 from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.objects import PODS, Pod, Scope
 from neuron_plugin.cluster.reflector import Pace, Reflector
-from neuron_plugin.simulation import Fault, Match, StandInApiServer, WatchList
+from neuron_plugin.simulation import Fault, Match, StandInApiServer
 from tests.cluster.reflecting import (
     BOOKMARK,
-    INITIAL_END,
     LISTS,
     WATCHES,
     Follow,
@@ -31,7 +30,7 @@ from tests.cluster.reflecting import (
 async def test_t32_410_inside_the_stream_lists_again(server: StandInApiServer, follow: Follow, pod: Manifest) -> None:
     server.create_pod(pod("a"))
     async with follow() as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         server.expire_watches()
         server.create_pod(pod("b"))
         server.delete_pod("default", "a", grace_seconds=0)
@@ -42,7 +41,7 @@ async def test_t32_410_inside_the_stream_lists_again(server: StandInApiServer, f
 
 async def test_t32_410_as_a_status_lists_again(server: StandInApiServer, follow: Follow, pod: Manifest) -> None:
     async with follow() as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         server.fail(Fault(WATCHES, status=410))
         server.end_watches()
         await followed.until(lambda: len(followed.recorder.lists) == 2)
@@ -56,7 +55,7 @@ async def test_t32_a_watch_too_old_for_a_compacted_history_lists_again(
 ) -> None:
     server.create_pod(pod("a"))
     async with follow() as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         gate = asyncio.Event()
         server.fail(Fault(WATCHES, gate=gate))
         server.end_watches()
@@ -71,7 +70,6 @@ async def test_t32_a_watch_too_old_for_a_compacted_history_lists_again(
 async def test_t32_a_list_whose_version_was_compacted_between_two_pages_begins_again(
     server: StandInApiServer, follow: Follow, pod: Manifest
 ) -> None:
-    server._http.watch_list = WatchList.REFUSED
     for number in range(600):
         server.create_pod(pod(f"p{number}"))
     server.fail(Fault(LISTS, delay_seconds=0.0))
@@ -81,7 +79,7 @@ async def test_t32_a_list_whose_version_was_compacted_between_two_pages_begins_a
         server.delete_pod("default", "p0", grace_seconds=0)
         server.compact()
         second_page.set()
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         assert "expired" in followed.recorder.causes
         assert followed.recorder.lists == [599]
 
@@ -89,12 +87,12 @@ async def test_t32_a_list_whose_version_was_compacted_between_two_pages_begins_a
 async def test_t32_a_bookmark_moves_the_version_on(server: StandInApiServer, follow: Follow) -> None:
     """So that a watch that ends after a quiet hour goes on from the bookmark, not from the hour before."""
     async with follow(scope=Scope(field_selector="spec.nodeName=n1")) as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         for number in range(3):
             server.create_node({"metadata": {"name": f"n{number}"}})
         newest = server._objects.versions.current
         server.send_bookmarks()
-        await followed.until(lambda: followed.reflector.version == newest)
+        await followed.until(lambda: followed.reflector._store.version == newest)
         server.end_watches()
         await followed.until(lambda: len(watches(server)) == 2)
         assert watches(server)[1]["resourceVersion"] == str(server._objects.versions.current)
@@ -105,7 +103,7 @@ async def test_t32_after_a_cut_connection_the_watch_goes_on_without_a_list(
 ) -> None:
     server.create_pod(pod("a"))
     async with follow() as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         server.cut_watches()
         server.create_pod(pod("b"))
         await followed.until(lambda: followed.names == ["a", "b"])
@@ -119,7 +117,7 @@ async def test_t46_an_api_server_gone_for_a_while_is_followed_again_without_a_re
     caplog.set_level(logging.INFO, "neuron_plugin.cluster")
     server.create_pod(pod("a"))
     async with follow() as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         await server.stop()
         await followed.until(lambda: len(followed.recorder.interruptions) > 5)
         assert followed.names == ["a"], "the last state is still served"
@@ -139,7 +137,7 @@ async def test_an_api_server_that_is_down_at_the_start_is_waited_for(
         await followed.until(lambda: len(followed.recorder.interruptions) > 2)
         assert not followed.reflector.synced.is_set()
         await server.start()
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         assert followed.names == ["a"]
 
 
@@ -147,7 +145,7 @@ async def test_a_silent_watch_is_given_up_at_its_read_deadline(
     server: StandInApiServer, follow: Follow, pod: Manifest
 ) -> None:
     async with follow(pace=Pace(silence=0.1, backoff_first=0.002)) as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         server.mute_watches()
         server.create_pod(pod("a"))
         await followed.until(lambda: "unreachable" in followed.recorder.causes)
@@ -157,7 +155,7 @@ async def test_a_silent_watch_is_given_up_at_its_read_deadline(
 
 async def test_a_garbled_event_lists_again(server: StandInApiServer, follow: Follow, pod: Manifest) -> None:
     async with follow() as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
         server.fail(Fault(WATCHES, body=b'{"type":"ADDED","object":{"metadata":[]}}\n'))
         server.end_watches()
         server.create_pod(pod("a"))
@@ -187,7 +185,7 @@ async def test_a_refusal_is_tried_again_no_sooner_than_the_server_asks(
 
 async def test_a_watch_asks_for_bookmarks_and_four_to_five_minutes(server: StandInApiServer, follow: Follow) -> None:
     async with follow() as followed:
-        await followed.until(followed.reflector.synced.is_set)
+        await followed.until_watching()
     (query,) = watches(server)
     assert query["allowWatchBookmarks"] == "true"
     assert 240 <= int(query["timeoutSeconds"]) <= 300
@@ -210,7 +208,8 @@ async def run_for(server: ScriptedServer, seconds: float) -> list[float]:
 @pytest.mark.looptime
 async def test_watches_that_end_at_once_are_backed_off() -> None:
     async def nothing() -> AsyncIterator[bytes]:
-        yield INITIAL_END
+        return
+        yield b""
 
     waits = await run_for(ScriptedServer(nothing), 600)
     assert 20 < len(waits) < 40
@@ -221,7 +220,6 @@ async def test_watches_that_end_at_once_are_backed_off() -> None:
 @pytest.mark.looptime
 async def test_watches_that_say_one_thing_each_are_backed_off_too() -> None:
     async def bookmark() -> AsyncIterator[bytes]:
-        yield INITIAL_END
         yield BOOKMARK
 
     waits = await run_for(ScriptedServer(bookmark), 3)
@@ -231,8 +229,8 @@ async def test_watches_that_say_one_thing_each_are_backed_off_too() -> None:
 @pytest.mark.looptime
 async def test_a_watch_that_lasted_makes_the_next_wait_short() -> None:
     async def five_minutes() -> AsyncIterator[bytes]:
-        yield INITIAL_END
         await asyncio.sleep(300)
+        yield BOOKMARK
 
     waits = await run_for(ScriptedServer(five_minutes), 3600)
     assert len(waits) >= 10
@@ -242,7 +240,8 @@ async def test_a_watch_that_lasted_makes_the_next_wait_short() -> None:
 @pytest.mark.looptime
 async def test_a_thousand_nodes_do_not_come_back_at_once() -> None:
     async def nothing() -> AsyncIterator[bytes]:
-        yield INITIAL_END
+        return
+        yield b""
 
     second_waits = {(await run_for(ScriptedServer(nothing), 5))[3] for _ in range(20)}
     assert len(second_waits) > 15
@@ -258,47 +257,37 @@ async def silence() -> AsyncIterator[bytes]:
     yield b""
 
 
-def with_initial_events(server: ScriptedServer) -> list[bool]:
-    """Of each watch, whether it began with the present state and not at a version."""
-    return ["sendInitialEvents" in query for query in server.queries]
-
-
 @pytest.mark.looptime
 async def test_t32_a_watch_that_sent_nothing_until_it_was_given_up_is_not_continued() -> None:
     """A server whose etcd was restored leaves out what is older than the version it was asked for."""
 
-    async def forgetful() -> AsyncIterator[bytes]:
-        yield INITIAL_END
-        async for line in silence():
-            yield line
-
-    server = ScriptedServer(forgetful)
+    server = ScriptedServer(silence)
     await run_for(server, 400)
-    assert with_initial_events(server) == [True, True, True]
+    assert server.calls == ["list", "watch"] * 3
 
 
 @pytest.mark.looptime
 async def test_t32_a_watch_that_fell_silent_after_a_bookmark_is_continued() -> None:
     async def died() -> AsyncIterator[bytes]:
-        yield INITIAL_END
         yield BOOKMARK
         async for line in silence():
             yield line
 
     server = ScriptedServer(died)
     await run_for(server, 200)
-    assert with_initial_events(server) == [True, False]
+    assert server.calls == ["list", "watch", "watch"]
     assert server.queries[1]["resourceVersion"] == "9"
 
 
 @pytest.mark.looptime
 async def test_watches_that_end_at_once_are_continued_without_a_list() -> None:
     async def nothing() -> AsyncIterator[bytes]:
-        yield INITIAL_END
+        return
+        yield b""
 
     server = ScriptedServer(nothing)
     await run_for(server, 60)
-    assert with_initial_events(server) == [True] + [False] * (len(server.queries) - 1)
+    assert server.calls == ["list"] + ["watch"] * len(server.queries)
     assert len(server.queries) > 5
 
 
@@ -306,12 +295,11 @@ async def test_watches_that_end_at_once_are_continued_without_a_list() -> None:
 @pytest.mark.parametrize("code", [500, 410, 429, 0])
 async def test_t32_an_error_event_lists_again_whatever_it_says(code: int) -> None:
     async def broken() -> AsyncIterator[bytes]:
-        yield INITIAL_END
         yield b'{"type":"ERROR","object":{"kind":"Status","code":%d,"message":"m"}}' % code
 
     server = ScriptedServer(broken)
     await run_for(server, 1)
-    assert with_initial_events(server) == [True] * len(server.queries)
+    assert server.calls == ["list", "watch"] * len(server.queries)
     assert len(server.queries) > 1
 
 
@@ -319,14 +307,9 @@ async def test_t32_an_error_event_lists_again_whatever_it_says(code: int) -> Non
 async def test_slow_lists_before_watches_that_fail_do_not_make_the_waits_short() -> None:
     """A server that is too busy to keep a watch is not asked for everything as fast as it can answer."""
 
-    async def slow_then_expired() -> AsyncIterator[bytes]:
-        await asyncio.sleep(4)
-        yield BOOKMARK
-        await asyncio.sleep(4)
-        yield BOOKMARK
-        await asyncio.sleep(4)
-        yield INITIAL_END
+    async def expired() -> AsyncIterator[bytes]:
         yield b'{"type":"ERROR","object":{"kind":"Status","code":410}}'
 
-    waits = [wait - 12 for wait in await run_for(ScriptedServer(slow_then_expired), 600)]
+    server = ScriptedServer(expired, list_seconds=12)
+    waits = [wait - 12 for wait in await run_for(server, 600)]
     assert waits[-1] > 10

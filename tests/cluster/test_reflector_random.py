@@ -12,7 +12,7 @@ import pytest
 
 from neuron_plugin.cluster.api import ClusterError
 from neuron_plugin.cluster.reflector import Pace
-from neuron_plugin.simulation import PODS, Fault, Match, Refusal, StandInApiServer, WatchList
+from neuron_plugin.simulation import PODS, Fault, Match, Refusal, StandInApiServer
 
 Manifest = Callable[..., dict[str, Any]]
 Follow = Callable[..., Any]
@@ -78,12 +78,10 @@ class Story:
         self._server.fail(self._dice.choice(faults))
 
 
-@pytest.mark.parametrize("watch_list", list(WatchList))
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(12))
 async def test_t32_t46_whatever_happened_the_copy_equals_the_original(
-    server: StandInApiServer, follow: Follow, pod: Manifest, seed: int, watch_list: WatchList
+    server: StandInApiServer, follow: Follow, pod: Manifest, seed: int
 ) -> None:
-    server._http.watch_list = watch_list
     story = Story(server, seed, pod)
     mirrored: dict[str, str] = {}
 
@@ -93,7 +91,7 @@ async def test_t32_t46_whatever_happened_the_copy_equals_the_original(
         if new:
             mirrored[uid] = new.resource_version
 
-    quick = Pace(backoff_first=0.001, backoff_limit=0.005, initial_silence=0.05)
+    quick = Pace(backoff_first=0.001, backoff_limit=0.005)
     async with follow(pace=quick) as followed:
         followed.reflector.subscribe(mirror)
         for _ in range(STEPS):

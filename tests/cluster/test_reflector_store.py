@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.cluster.reflector import Entries, Store
+from neuron_plugin.cluster.reflector import Store
 
 Changes = list[tuple[str, str | None, str | None]]
 
 
-def store_with(entries: Entries[str], version: int) -> tuple[Store[str], Changes]:
+def store_with(entries: dict[str, str], version: int) -> tuple[Store[str], Changes]:
     store: Store[str] = Store()
     changes: Changes = []
     store.subscribe(lambda uid, old, new: changes.append((uid, old, new)))
@@ -25,16 +25,16 @@ def test_a_new_store_knows_nothing() -> None:
 
 
 def test_a_list_is_put_in_place_in_one_step() -> None:
-    store, _ = store_with({"u1": (3, "a"), "u2": (4, "b")}, 9)
+    store, _ = store_with({"u1": "a", "u2": "b"}, 9)
     seen_by_listener: list[dict[str, str]] = []
     store.subscribe(lambda *_: seen_by_listener.append(dict(store.values)))
-    store.replace({"u2": (4, "b"), "u3": (10, "c")}, 12, version_at_start=9)
+    store.replace({"u2": "b", "u3": "c"}, 12, version_at_start=9)
     assert seen_by_listener == [{"u2": "b", "u3": "c"}] * 2
 
 
 def test_a_list_reports_only_what_is_different() -> None:
-    store, changes = store_with({"gone": (1, "a"), "same": (2, "b"), "changed": (3, "c")}, 5)
-    store.replace({"same": (2, "b"), "changed": (6, "C"), "new": (7, "d")}, 8, version_at_start=5)
+    store, changes = store_with({"gone": "a", "same": "b", "changed": "c"}, 5)
+    store.replace({"same": "b", "changed": "C", "new": "d"}, 8, version_at_start=5)
     assert changes == [("gone", "a", None), ("changed", "c", "C"), ("new", None, "d")]
 
 
@@ -42,26 +42,26 @@ def test_events_are_reported_with_old_and_new_value() -> None:
     store, changes = store_with({}, 1)
     store.put("u", 2, "a")
     store.put("u", 3, "b")
-    store.remove("u", 4)
+    store.put("u", 4, None)
     assert changes == [("u", None, "a"), ("u", "a", "b"), ("u", "b", None)]
     assert store.version == 4
 
 
 def test_t31_one_uids_end_leaves_another_of_the_same_name() -> None:
-    store, _ = store_with({"first": (1, "web-0")}, 1)
+    store, _ = store_with({"first": "web-0"}, 1)
     store.put("second", 3, "web-0")
-    store.remove("first", 4)
+    store.put("first", 4, None)
     assert dict(store.values) == {"second": "web-0"}
 
 
 def test_the_end_of_what_was_never_known_is_no_news() -> None:
     store, changes = store_with({}, 1)
-    store.remove("unknown", 2)
+    store.put("unknown", 2, None)
     assert changes == []
 
 
 def test_what_is_not_kept_is_not_held() -> None:
-    store, changes = store_with({"u": (1, "a")}, 1)
+    store, changes = store_with({"u": "a"}, 1)
     store.put("u", 2, None)
     store.put("v", 3, None)
     assert dict(store.values) == {}
@@ -69,39 +69,39 @@ def test_what_is_not_kept_is_not_held() -> None:
 
 
 def test_an_event_that_a_list_has_shown_already_is_old() -> None:
-    store, changes = store_with({"u": (5, "new")}, 9)
+    store, changes = store_with({"u": "new"}, 9)
     store.put("u", 4, "older")
     store.put("died-before-the-list", 8, "x")
-    store.remove("u", 9)
+    store.put("u", 9, None)
     assert dict(store.values) == {"u": "new"}
     assert changes == []
 
 
 def test_a_list_that_the_watch_overtook_is_dropped() -> None:
-    store, _ = store_with({"u": (1, "a")}, 5)
-    store.remove("u", 8)
-    assert store.replace({"u": (1, "a")}, 7, version_at_start=5) is False
+    store, _ = store_with({"u": "a"}, 5)
+    store.put("u", 8, None)
+    assert store.replace({"u": "a"}, 7, version_at_start=5) is False
     assert dict(store.values) == {}
 
 
 def test_a_list_from_before_a_bookmark_is_dropped() -> None:
     store, _ = store_with({}, 5)
     store.advance(20)
-    assert store.replace({"u": (9, "a")}, 10, version_at_start=5) is False
+    assert store.replace({"u": "a"}, 10, version_at_start=5) is False
 
 
 def test_a_history_that_was_rewritten_is_believed() -> None:
     """A restored etcd counts from yesterday: a quorum list is below what was known when it was asked for."""
-    store, _ = store_with({"u": (90, "a")}, 100)
-    assert store.replace({"v": (40, "b")}, 50, version_at_start=100) is True
+    store, _ = store_with({"u": "a"}, 100)
+    assert store.replace({"v": "b"}, 50, version_at_start=100) is True
     store.put("w", 51, "c")
     assert dict(store.values) == {"v": "b", "w": "c"}
 
 
 def test_of_two_lists_of_a_rewritten_history_the_newer_one_stays() -> None:
-    store, _ = store_with({"u": (90, "a")}, 100)
-    assert store.replace({"v": (51, "c")}, 52, version_at_start=100) is True
-    assert store.replace({"v": (40, "b")}, 50, version_at_start=100) is False
+    store, _ = store_with({"u": "a"}, 100)
+    assert store.replace({"v": "c"}, 52, version_at_start=100) is True
+    assert store.replace({"v": "b"}, 50, version_at_start=100) is False
     assert dict(store.values) == {"v": "c"}
 
 
@@ -112,7 +112,7 @@ def test_a_bookmark_never_moves_the_version_back() -> None:
 
 
 def test_values_cannot_be_written_from_outside() -> None:
-    store, _ = store_with({"u": (1, "a")}, 1)
+    store, _ = store_with({"u": "a"}, 1)
     assert not hasattr(store.values, "__setitem__")
 
 
@@ -122,13 +122,13 @@ def test_values_cannot_be_written_from_outside() -> None:
 @dataclass
 class Server:
     version: int = 1
-    objects: Entries[str] = field(default_factory=dict)
+    objects: dict[str, str] = field(default_factory=dict)
     events: list[tuple[int, str, str | None]] = field(default_factory=list)
 
     def write(self, uid: str) -> None:
         self.version += 1
-        self.objects[uid] = (self.version, f"{uid}@{self.version}")
-        self.events.append((self.version, uid, self.objects[uid][1]))
+        self.objects[uid] = f"{uid}@{self.version}"
+        self.events.append((self.version, uid, self.objects[uid]))
 
     def delete(self, uid: str) -> None:
         if uid in self.objects:
@@ -170,7 +170,7 @@ class Follower:
         self._server = server
         self._store = store
         self._sent = 0
-        self._asked: list[tuple[Entries[str], int, int]] = []
+        self._asked: list[tuple[dict[str, str], int, int]] = []
 
     @property
     def behind(self) -> bool:
@@ -190,10 +190,7 @@ class Follower:
     def watch(self) -> None:
         version, uid, value = self._server.events[self._sent]
         self._sent += 1
-        if value is None:
-            self._store.remove(uid, version)
-        else:
-            self._store.put(uid, version, value)
+        self._store.put(uid, version, value)
 
 
 @settings(max_examples=400, deadline=None)
@@ -211,4 +208,4 @@ def test_t32_any_mixture_of_watch_and_lists_ends_in_the_servers_state(steps: lis
             follower.step(step)
     while follower.behind:
         follower.watch()
-    assert dict(store.values) == {uid: value for uid, (_, value) in server.objects.items()} == mirror.values
+    assert dict(store.values) == server.objects == mirror.values

@@ -14,11 +14,11 @@ from neuron_plugin.cluster import (
     KubernetesApi,
     LeaseName,
     create_lease,
-    release_lease,
     renew_lease,
     send,
     utc_now,
 )
+from neuron_plugin.cluster.writes import release_lease
 from neuron_plugin.extender import daemon as daemon_module
 from neuron_plugin.extender.settings import ExtenderSettings
 from neuron_plugin.simulation import (
@@ -188,7 +188,7 @@ async def test_t50_a_start_takes_one_list_per_resource(server: StandInApiServer,
         await extender.ready()
         leases = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"  # which nothing waits for
         await until(lambda: any(request.path == leases for request in server.requests))
-        requests = Counter(request.path for request in server.requests if request.method == "GET")
+        requests = Counter(request.path for request in server.requests if request.query.get("limit"))
 
     assert requests == {"/api/v1/pods": 1, "/api/v1/nodes": 1, leases: 1}
 

@@ -264,7 +264,7 @@ async def test_without_the_right_to_the_lease_a_replica_says_so_and_is_no_standb
         await until(lambda: "403" in extender.daemon.ready.conditions["election"])
         status, why = await extender.get("/readyz?exclude=leader", health=True)
         assert status == 503
-        assert "allowed to get, create and patch it?" in why
+        assert "the leader's Lease cannot be read or written" in why
         assert (await extender.get("/healthz", health=True))[0] == 200, "a restart would mend nothing"
 
         server.forgive()
