@@ -163,10 +163,8 @@ class PluginClients(pb_grpc.RegistrationServicer):
         self._open: set[PluginConnection] = set()
         self._followers: set[asyncio.Task[None]] = set()
 
-    async def Register(  # noqa: N802 - the API's name
-        self,
-        request: pb.RegisterRequest,
-        context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty],
+    async def Register(
+        self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]
     ) -> pb.Empty:
         """Check, dial back, ask for options, answer; the stream is opened beside the answer.
 

@@ -60,9 +60,9 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
         self._limit = limit
         self._serves_get = serves_get
 
-    async def List(  # noqa: N802 - the API's name
+    async def List(
         self,
-        request: pb.ListPodResourcesRequest,  # noqa: ARG002 - the API's signature
+        request: pb.ListPodResourcesRequest,
         context: grpc.aio.ServicerContext[pb.ListPodResourcesRequest, pb.ListPodResourcesResponse],
     ) -> pb.ListPodResourcesResponse:
         """Every active pod; forgets what ended pods had, which may lose a reservation under way."""
@@ -70,7 +70,7 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
         self._devices.forget_pods({pod.uid for pod in self._active()})
         return pb.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self._active()])
 
-    async def Get(  # noqa: N802 - the API's name
+    async def Get(
         self,
         request: pb.GetPodResourcesRequest,
         context: grpc.aio.ServicerContext[pb.GetPodResourcesRequest, pb.GetPodResourcesResponse],
@@ -85,9 +85,9 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
         text = f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
         return await context.abort(grpc.StatusCode.UNKNOWN, text)
 
-    async def GetAllocatableResources(  # noqa: N802 - the API's name
+    async def GetAllocatableResources(
         self,
-        request: pb.AllocatableResourcesRequest,  # noqa: ARG002 - the API's signature
+        request: pb.AllocatableResourcesRequest,
         context: grpc.aio.ServicerContext[pb.AllocatableResourcesRequest, pb.AllocatableResourcesResponse],
     ) -> pb.AllocatableResourcesResponse:
         """The healthy devices, free or not."""
