@@ -224,6 +224,12 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         self.counters.refused_requests[self.resource, "Allocate"] += 1
         return await context.abort(code, text)
 
+    async def PreStartContainer(
+        self, request: pb.PreStartContainerRequest, context: Context
+    ) -> pb.PreStartContainerResponse:
+        """Let every container start; the options do not ask for this call."""
+        return pb.PreStartContainerResponse()
+
     def _begin_call(self, context: Context) -> None:
         """Count the call until gRPC has sent its answer, which is after the handler has returned."""
         self._calls += 1

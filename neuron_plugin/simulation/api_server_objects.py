@@ -26,8 +26,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     conflict,
     invalid,
 )
-from neuron_plugin.simulation.api_server_store import Collection, Stored, Versions
-from neuron_plugin.simulation.api_server_validation import check, check_prefix
+from neuron_plugin.simulation.api_server_store import Collection, Key, Stored, Versions
 
 STALE = "the object has been modified; please apply your changes to the latest version and try again"
 
@@ -37,13 +36,9 @@ _MAX_GENERATED_STEM = 58
 
 
 class ApiObjects:
-    """Every object of every kind.
-
-    ``keep_binding_annotations`` False plays a server that forgets the annotations of a binding.
-    """
+    """Every object of every kind."""
 
     def __init__(self) -> None:
-        self.keep_binding_annotations = True
         self.versions = Versions()
         self.collections: dict[ServedKind, Collection] = {kind: Collection(self.versions) for kind in KINDS}
 
@@ -54,13 +49,12 @@ class ApiObjects:
             Refusal: 409, the name is taken; 400 or 422, the body is wrong.
         """
         made = created(kind, namespace, body)
-        check(kind, made)
         name = made["metadata"]["name"]
         key = (made["metadata"]["namespace"] if kind.namespaced else "", name)
         if self.collections[kind].get(key):
             text = f'{kind.resource} "{name}" already exists'
             raise Refusal(409, text, reason="AlreadyExists", name=name, kind=kind.resource)
-        return self.collections[kind].put(key, made)
+        return self._store(kind, key, made)
 
     def read(self, target: Target) -> Stored:
         """Return an object as it is.
@@ -97,17 +91,9 @@ class ApiObjects:
             Refusal: 404, 409 or 400, as `bound` says.
         """
         pod = self.read(Target(PODS, namespace, name)).value
-        after = bound(pod, binding, keep_annotations=self.keep_binding_annotations)
-        self.collections[PODS].put((namespace, name), after)
+        self.collections[PODS].put((namespace, name), bound(pod, binding))
         details = {"name": name, "kind": "pods"}
-        return {
-            "kind": "Status",
-            "apiVersion": "v1",
-            "metadata": {},
-            "status": "Success",
-            "code": 200,
-            "details": details,
-        }
+        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
     def delete(self, target: Target, options: JsonObject | None = None) -> Stored:
         """Delete an object; a pod on a node only begins to end, until deleted with a grace period of 0.
@@ -123,8 +109,10 @@ class ApiObjects:
     def _change(self, target: Target, body: JsonObject, *, patch: bool) -> Stored:
         status = target.subresource == "status"
         after = updated(target.kind, self.read(target).value, body, status=status, patch=patch)
-        check(target.kind, after)
-        return self.collections[target.kind].put((target.namespace, target.name), after)
+        return self._store(target.kind, (target.namespace, target.name), after)
+
+    def _store(self, kind: ServedKind, key: Key, value: JsonObject) -> Stored:
+        return self.collections[kind].put(key, value)
 
 
 # Creation.
@@ -147,7 +135,6 @@ def created(kind: ServedKind, namespace: str, body: JsonObject) -> JsonObject:
         raise Refusal(400, "the namespace of the provided object does not match the namespace sent on the request")
     prefix = metadata.pop("generateName", "") if not metadata.get("name") else ""
     if prefix:
-        check_prefix(kind, prefix)
         metadata["name"] = f"{prefix[:_MAX_GENERATED_STEM]}{uuid.uuid4().hex[:5]}"
     if not metadata.get("name"):
         raise invalid(kind.kind, "", "metadata.name: Required value: name or generateName is required")
@@ -262,7 +249,7 @@ def _uid_precondition(wanted: str, present: str) -> str:
 # Bindings and deletions.
 
 
-def bound(pod: JsonObject, binding: JsonObject, *, keep_annotations: bool = True) -> JsonObject:
+def bound(pod: JsonObject, binding: JsonObject) -> JsonObject:
     """Return the pod as a binding leaves it: node, annotations and condition in one step.
 
     Raises:
@@ -276,8 +263,7 @@ def bound(pod: JsonObject, binding: JsonObject, *, keep_annotations: bool = True
         raise invalid("Binding", name, "target: Invalid value: a node with a name is expected")
     if why := _why_not_bound(pod, wanted):
         raise conflict("pods/binding", name, why)
-    written = (wanted.get("annotations") or {}) if keep_annotations else {}
-    annotations = {**(metadata.get("annotations") or {}), **written}
+    annotations = {**(metadata.get("annotations") or {}), **(wanted.get("annotations") or {})}
     scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": _now_text()}
     others = [entry for entry in pod["status"].get("conditions") or [] if entry["type"] != scheduled["type"]]
     status = {key: value for key, value in pod["status"].items() if key != "nominatedNodeName"}

@@ -27,19 +27,13 @@ from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import as_yaml
-from neuron_plugin.simulation import (
-    NODES,
-    Container,
-    Pod,
-    SimulatedNode,
-    StandInApiServer,
-    StandInKubelet,
-    pod_manifest,
-    write_node,
-)
+from neuron_plugin.simulation import NODES, Container, Pod, SimulatedNode, write_node
 from neuron_plugin.topology import catalogue
 from tests.cli.doubles import Cli
 from tests.inspection.doubles import MakeNode
+from tests.support.api_server import StandInApiServer
+from tests.support.kubelet import StandInKubelet
+from tests.support.manifests import pod_manifest
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -227,7 +221,9 @@ async def test_a_second_plugin_and_the_vendors_are_found_beside_ours(cli: Cli, n
     assert found["vendor-plugin"][0][0] == "problem"
 
 
-async def test_a_pod_that_the_kubelet_does_not_know_and_a_sick_device_under_a_pod_are_found(cli: Cli, node: Node) -> None:
+async def test_a_pod_that_the_kubelet_does_not_know_and_a_sick_device_under_a_pod_are_found(
+    cli: Cli, node: Node
+) -> None:
     await node.run_pod(
         "train", Resource.NEURONDEVICE, 1, NEURON_DEVS="2", NEURON_ALLOC_TIME="1", NEURON_ALLOCATED="false"
     )

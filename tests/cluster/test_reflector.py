@@ -12,10 +12,11 @@ from neuron_plugin.cluster.api import ApiError, ClusterError, DecodeError, Unrea
 from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.objects import NODES, PODS, Node, Pod, Scope
 from neuron_plugin.cluster.reflector import Pace, Reflector
-from neuron_plugin.simulation import Fault, StandInApiServer, Target, WatchList
+from neuron_plugin.simulation import Target
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
 from tests.cluster.conftest import Recorder
 from tests.cluster.reflecting import INITIAL_END, LISTS, WATCHES, Follow, Manifest, ScriptedServer, lists, watches
+from tests.support.api_server import Fault, StandInApiServer, WatchList
 
 # The first state.
 
@@ -37,7 +38,7 @@ async def test_the_first_state_comes_with_the_watch_where_the_server_has_watch_l
 async def test_a_server_that_refuses_watch_list_is_listed_and_not_asked_again(
     server: StandInApiServer, follow: Follow, pod: Manifest
 ) -> None:
-    server._http.watch_list = WatchList.REFUSED
+    server.watch_list = WatchList.REFUSED
     server.create_pod(pod("a"))
     async with follow() as followed:
         await followed.until(lambda: server.open_watches == 1)
@@ -50,7 +51,7 @@ async def test_a_server_that_refuses_watch_list_is_listed_and_not_asked_again(
 async def test_a_server_that_ignores_watch_list_is_listed_when_the_end_mark_does_not_come(
     server: StandInApiServer, follow: Follow, pod: Manifest
 ) -> None:
-    server._http.watch_list = WatchList.IGNORED
+    server.watch_list = WatchList.IGNORED
     server.create_pod(pod("a"))
     async with follow(pace=Pace(initial_silence=0.05, backoff_first=0.002)) as followed:
         await followed.until(followed.reflector.synced.is_set)
@@ -70,7 +71,7 @@ async def test_an_empty_cluster_is_a_synced_one(server: StandInApiServer, follow
 async def test_a_list_of_1200_pods_is_read_in_pages_of_one_version(
     server: StandInApiServer, follow: Follow, pod: Manifest
 ) -> None:
-    server._http.watch_list = WatchList.REFUSED
+    server.watch_list = WatchList.REFUSED
     for number in range(1200):
         server.create_pod(pod(f"p{number}"))
     async with follow() as followed:
@@ -84,7 +85,7 @@ async def test_a_list_of_1200_pods_is_read_in_pages_of_one_version(
 async def test_pods_created_between_two_pages_come_by_the_watch(
     server: StandInApiServer, follow: Follow, pod: Manifest
 ) -> None:
-    server._http.watch_list = WatchList.REFUSED
+    server.watch_list = WatchList.REFUSED
     for number in range(600):
         server.create_pod(pod(f"p{number}"))
     async with follow() as followed:
@@ -305,7 +306,7 @@ async def test_a_consistent_list_that_the_watch_overtook_changes_nothing(
     server.create_pod(pod("a"))
     async with follow() as followed:
         await followed.until(followed.reflector.synced.is_set)
-        stale = server._http._list(Target(SERVED_PODS), {})
+        stale = server._list(Target(SERVED_PODS), {})
         server.fail(Fault(LISTS, body=stale, gate=(gate := asyncio.Event())))
         listing = asyncio.create_task(followed.reflector.list_consistently(5), name="list")
         await followed.until(lambda: bool(lists(server)))

@@ -14,7 +14,6 @@ from neuron_plugin.cluster.api import UnreachableError
 from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.objects import PODS, Pod, Scope
 from neuron_plugin.cluster.reflector import Pace, Reflector
-from neuron_plugin.simulation import Fault, Match, StandInApiServer, WatchList
 from tests.cluster.reflecting import (
     BOOKMARK,
     INITIAL_END,
@@ -26,6 +25,7 @@ from tests.cluster.reflecting import (
     lists,
     watches,
 )
+from tests.support.api_server import Fault, Match, StandInApiServer, WatchList
 
 
 async def test_t32_410_inside_the_stream_lists_again(server: StandInApiServer, follow: Follow, pod: Manifest) -> None:
@@ -71,7 +71,7 @@ async def test_t32_a_watch_too_old_for_a_compacted_history_lists_again(
 async def test_t32_a_list_whose_version_was_compacted_between_two_pages_begins_again(
     server: StandInApiServer, follow: Follow, pod: Manifest
 ) -> None:
-    server._http.watch_list = WatchList.REFUSED
+    server.watch_list = WatchList.REFUSED
     for number in range(600):
         server.create_pod(pod(f"p{number}"))
     server.fail(Fault(LISTS, delay_seconds=0.0))

@@ -12,7 +12,8 @@ import pytest
 
 from neuron_plugin.cluster.api import ClusterError
 from neuron_plugin.cluster.reflector import Pace
-from neuron_plugin.simulation import PODS, Fault, Match, Refusal, StandInApiServer, WatchList
+from neuron_plugin.simulation import PODS, Refusal
+from tests.support.api_server import Fault, Match, StandInApiServer, WatchList
 
 Manifest = Callable[..., dict[str, Any]]
 Follow = Callable[..., Any]
@@ -83,7 +84,7 @@ class Story:
 async def test_t32_t46_whatever_happened_the_copy_equals_the_original(
     server: StandInApiServer, follow: Follow, pod: Manifest, seed: int, watch_list: WatchList
 ) -> None:
-    server._http.watch_list = watch_list
+    server.watch_list = watch_list
     story = Story(server, seed, pod)
     mirrored: dict[str, str] = {}
 

@@ -30,9 +30,9 @@ from neuron_plugin.inspection.checks import CHECKS
 from neuron_plugin.kubelet import AdvertisedDevice
 from neuron_plugin.kubelet.advertisement import Edition
 from neuron_plugin.kubelet.device_plugin import AllocationRefusedError, checked_ids
-from neuron_plugin.simulation import shipped_geometry
 from neuron_plugin.topology import Unit
 from tests.charts.rendering import CHART
+from tests.support.manifests import shipped_geometry
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -368,6 +368,15 @@ async def test_an_allocation_whose_kubelet_is_gone_is_cancelled(directory: Path)
     assert plugin.counters.refused_requests == {}
 
 
+# PreStartContainer
+
+
+async def test_pre_start_lets_every_container_start_even_on_an_unhealthy_device(directory: Path) -> None:
+    async with served(directory) as plugin:
+        answer = await plugin.stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=["3", "1"]))
+    assert answer == pb.PreStartContainerResponse()
+
+
 # Checks
 
 
@@ -455,9 +464,7 @@ async def test_a_cancelled_preference_is_cancelled_and_not_answered(
         ([["1", "5"]], Status.FAILED_PRECONDITION, "device 5: unhealthy"),
     ],
 )
-def test_p38_a_bad_request_is_refused_and_says_which(
-    containers: list[list[str]], status: Status, text: str
-) -> None:
+def test_p38_a_bad_request_is_refused_and_says_which(containers: list[list[str]], status: Status, text: str) -> None:
     with pytest.raises(AllocationRefusedError, match=text) as refusal:
         checked_ids(CORE, EDITION, containers)
     assert refusal.value.code is status

@@ -56,6 +56,11 @@ class Lister(pb_grpc.PodResourcesListerServicer):
         await self.fail(context)
         return pb.ListPodResourcesResponse(pod_resources=[POD])
 
+    async def Get(  # noqa: N802 - the API's name
+        self, request: pb.GetPodResourcesRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.GetPodResourcesResponse:
+        raise NotImplementedError
+
     async def GetAllocatableResources(  # noqa: N802 - the API's name
         self, request: pb.AllocatableResourcesRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> pb.AllocatableResourcesResponse:

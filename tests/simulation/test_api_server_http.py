@@ -9,9 +9,8 @@ import aiohttp
 import pytest
 
 from neuron_plugin.simulation import PODS
-from neuron_plugin.simulation.api_server import StandInApiServer
-from neuron_plugin.simulation.api_server_http import Fault, Match, take_fault
 from tests.simulation.api_client import LEASES_PATH, MERGE, PODS_PATH, Client, Json, names, pod, until_watched
+from tests.support.api_server import Fault, Match, StandInApiServer, take_fault
 
 # Lists.
 

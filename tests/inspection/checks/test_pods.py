@@ -8,7 +8,6 @@ from neuron_plugin.allocation import INVENTORY_KEY, NeuronPod, NodeInventory, wr
 from neuron_plugin.inspection.facts import Facts
 from neuron_plugin.inspection.findings import Level
 from neuron_plugin.inspection.text import Unknown
-from neuron_plugin.simulation import shipped_geometry
 from tests.inspection.cases import (
     NODE,
     api_pod,
@@ -21,6 +20,7 @@ from tests.inspection.cases import (
     with_kubelet,
 )
 from tests.inspection.doubles import MakeNode
+from tests.support.manifests import shipped_geometry
 
 
 def test_no_holder_is_fine(well: Facts) -> None:
