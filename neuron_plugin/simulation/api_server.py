@@ -202,8 +202,6 @@ class SimulatedApiServer:
             case "POST" if not target.name:
                 body.setdefault("metadata", {}).pop("uid", None)  # the server chooses it
                 return _bytes(self._objects.create(target.kind, body, target.namespace).encoded, 201)
-            case "PUT" if target.name and target.subresource != "binding":
-                return _bytes(self._objects.update(target, body).encoded)
             case "PATCH" if target.name and target.subresource != "binding":
                 if request.content_type not in PATCHES:
                     raise _unsupported(*PATCHES)

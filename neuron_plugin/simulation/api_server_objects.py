@@ -16,7 +16,6 @@ from typing import Any
 from neuron_plugin.cluster import MERGE_PATCH, STRATEGIC_MERGE_PATCH
 from neuron_plugin.simulation.api_server_kinds import (
     KINDS,
-    LEASES,
     NODES,
     PODS,
     JsonObject,
@@ -68,21 +67,15 @@ class ApiObjects:
             raise Refusal(404, f'{resource} "{target.name}" not found', name=target.name, kind=resource)
         return found
 
-    def update(self, target: Target, body: JsonObject) -> Stored:
-        """Replace an object, or its status.
-
-        Raises:
-            Refusal: 404, there is none; 409, another version or UID; 400 or 422, it would be wrong.
-        """
-        return self._change(target, body, patch=False)
-
     def patch(self, target: Target, change: JsonObject, content_type: str = MERGE_PATCH) -> Stored:
         """Patch an object, or its status.
 
         Raises:
             Refusal: 404, there is none; 409, another version; 400 or 422, another UID, or it would be wrong.
         """
-        return self._change(target, PATCHES[content_type](self.read(target).value, change), patch=True)
+        old = self.read(target).value
+        after = updated(target.kind, old, PATCHES[content_type](old, change), status=target.subresource == "status")
+        return self._store(target.kind, (target.namespace, target.name), after)
 
     def bind(self, namespace: str, name: str, binding: JsonObject) -> JsonObject:
         """Bind a pod: ``pods/binding``. Return the Status of success.
@@ -105,11 +98,6 @@ class ApiObjects:
         key = (target.namespace, target.name)
         collection = self.collections[target.kind]
         return collection.remove(key) if after is None else collection.put(key, after)
-
-    def _change(self, target: Target, body: JsonObject, *, patch: bool) -> Stored:
-        status = target.subresource == "status"
-        after = updated(target.kind, self.read(target).value, body, status=status, patch=patch)
-        return self._store(target.kind, (target.namespace, target.name), after)
 
     def _store(self, kind: ServedKind, key: Key, value: JsonObject) -> Stored:
         return self.collections[kind].put(key, value)
@@ -175,7 +163,7 @@ def _now_text() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-# Updates and patches.
+# Patches.
 
 
 def merge_patched(value: Any, patch: Any) -> Any:
@@ -214,8 +202,8 @@ PATCHES = {MERGE_PATCH: merge_patched, STRATEGIC_MERGE_PATCH: strategically_patc
 """The patch formats by content type."""
 
 
-def updated(kind: ServedKind, old: JsonObject, new: JsonObject, *, status: bool, patch: bool) -> JsonObject:
-    """Return what an update or a patch makes of the old object, after its preconditions.
+def updated(kind: ServedKind, old: JsonObject, new: JsonObject, *, status: bool) -> JsonObject:
+    """Return what a patch makes of the old object, after its preconditions.
 
     ``status`` is the subresource: it takes status and metadata, the object itself all but the status.
 
@@ -224,14 +212,10 @@ def updated(kind: ServedKind, old: JsonObject, new: JsonObject, *, status: bool,
     """
     before, after = old["metadata"], new.get("metadata") or {}
     name, version, uid = before["name"], after.get("resourceVersion", ""), after.get("uid") or before["uid"]
-    if not version and kind is LEASES and not patch:
-        raise invalid(kind.kind, name, "metadata.resourceVersion: Invalid value: 0: must be specified for an update")
     if version and version != before["resourceVersion"]:
         raise conflict(kind.resource, name, STALE)
-    if uid != before["uid"] and patch:
-        raise invalid(kind.kind, name, f'metadata.uid: Invalid value: "{uid}": field is immutable')
     if uid != before["uid"]:
-        raise conflict(kind.resource, name, _uid_precondition(uid, before["uid"]))
+        raise invalid(kind.kind, name, f'metadata.uid: Invalid value: "{uid}": field is immutable')
     metadata = {key: value for key, value in after.items() if value not in ({}, None)}
     for fixed in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp"):
         metadata.pop(fixed, None)

@@ -120,13 +120,8 @@ class SimulatedKubelet:
         self.devices = DeviceManager(self._random, numa_affinity=self._options.numa_affinity)
         self.devices.load(self.checkpoint.read())
         self.devices.sources_ready = False
-        self._clients = PluginClients(
-            self._directory,
-            self.devices,
-            self.checkpoint,
-            dial_seconds=self._options.dial_seconds,
-            grace_seconds=self._options.grace_seconds,
-        )
+        dial, grace = self._options.dial_seconds, self._options.grace_seconds
+        self._clients = PluginClients(self._directory, self.devices, self.checkpoint, dial, grace)
 
     async def start(self, *, api_reachable: bool = True) -> None:
         """Wipe the directory's sockets, serve, and admit the pods of before again.

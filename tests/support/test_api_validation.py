@@ -149,3 +149,10 @@ def test_an_event_that_breaks_a_rule_is_refused(field: str, value: object) -> No
 def test_an_event_about_a_node_lives_in_one_of_two_namespaces(namespace: str) -> None:
     made = ValidatingObjects().create(EVENTS, EVENT | {"regarding": {"kind": "Node", "name": "n"}}, namespace).value
     assert made["metadata"]["namespace"] == namespace
+
+
+@pytest.mark.parametrize("prefix", ["pod-a.", "Pod-a-", "-", "a" * 254])
+def test_a_prefix_that_kubernetes_takes_for_no_name_is_refused(prefix: str) -> None:
+    with pytest.raises(Refusal) as raised:
+        ValidatingObjects().create(EVENTS, {"metadata": {"generateName": prefix}}, "ns")
+    assert raised.value.code == 422
