@@ -2,8 +2,8 @@
 
 The daemon decides as a `DeviceHandler`, in values free of protobuf. Two rules hold here for every handler: no request
 for a device that is not advertised as healthy reaches it, and no mistake in choosing a preference becomes an error,
-because either would cost a pod its life. One service belongs to one server instance and counts that instance's streams
-and calls: an instance may only be stopped while no call is running, or the kubelet fails the pod of that call.
+because either would cost a pod its life. A service is one gRPC server on one socket and counts its streams and calls:
+it may only be stopped while no call is running, or the kubelet fails the pod of that call.
 
 Field meanings and numbers: ``protos/neuron_plugin/kubelet/_proto/deviceplugin/v1beta1/api.proto``.
 """
@@ -12,22 +12,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as watcher_grpc
 from neuron_plugin.kubelet.advertisement import Advertisement, Edition, in_numeric_order
+from neuron_plugin.kubelet.socket_watch import EndpointError, identity_of
 
 _log = logging.getLogger(__name__)
 
 API_VERSION = "v1beta1"
 OPTIONS = pb.DevicePluginOptions(get_preferred_allocation_available=True)
 """What the kubelet may ask for. Not PreStartContainer: it would keep containers from restarting without the plugin."""
+_CALLS_SECONDS = 1.0  # for running calls before a stop; with the grace below the whole stop takes less than 2 s
+_GRACE_SECONDS = 0.5  # for a stream that is stuck in a write
 _ALLOCATE_FOLLOWS_SECONDS = 0.1  # after a preference the kubelet does nothing else first (``dm/manager.go``)
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -131,6 +137,38 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         self._allocate_due_until = 0.0
         self.streams_open = 0
         self.streams_begun = 0
+
+    async def start(self, path: Path, *, watcher: watcher_grpc.RegistrationServicer | None = None) -> None:
+        """Bind ``path`` with mode 0600 and serve; ``watcher`` answers the kubelet's plugin watcher on the same socket.
+
+        No two live services share a path: grpc's ``stop`` unlinks its path even if a newer server has bound it.
+
+        Raises:
+            EndpointError: a file is there that is no socket, or the directory cannot be written to.
+        """
+        self._server, self.path = grpc.aio.server(), path
+        pb_grpc.add_DevicePluginServicer_to_server(self, self._server)
+        if watcher:
+            watcher_grpc.add_RegistrationServicer_to_server(watcher, self._server)
+        before = os.umask(0o177)  # process-wide, so only for the bind, in which nothing is awaited
+        try:
+            self._server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:  # gRPC gives no reason
+            hint = "is it writable, and has this process file descriptors left?"
+            raise EndpointError(f"no socket can be made in {path.parent}: {hint}") from error
+        finally:
+            os.umask(before)
+        self._identity = identity_of(path)
+        await self._server.start()
+
+    def is_reachable(self) -> bool:
+        """Whether our own socket is still at our path: a server whose file is gone runs on, but no client finds it."""
+        return self._identity is not None and identity_of(self.path) == self._identity
+
+    async def stop(self) -> None:
+        """End the streams, then the server, which removes its socket."""
+        await self.end_streams(_CALLS_SECONDS)
+        await self._server.stop(_GRACE_SECONDS)
 
     async def end_streams(self, patience_seconds: float) -> None:
         """End every stream as soon as no call is running, or after ``patience_seconds``; new streams end at once.

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
@@ -55,8 +54,6 @@ REGISTER_DEADLINE_SECONDS = 15.0
 """The kubelet dials back for up to 10 s before it answers; a shorter deadline would lose its own error text."""
 STANDING = "standing"
 """The token in the one socket path that a resource has in ``plugins_registry``."""
-_CALLS_SECONDS = 1.0  # for running calls before a stop; with the grace below the whole stop takes less than 2 s
-_GRACE_SECONDS = 0.5  # for a stream that is stuck in a write
 
 
 class RegistrationState(Enum):
@@ -177,31 +174,31 @@ class DevicePluginServer:
             preference_deadline_seconds=self.preference_deadline_seconds,
             on_stream_change=self._look.set,
         )
-        instance = await self._bind(service)
-        self.socket_path = instance.path
+        await self._start(service)
+        self.socket_path = service.path
         try:
-            cue = await self._register(instance)
+            cue = await self._register(service)
             if cue is None:
                 self.counters.registrations[self.resource, "accepted"] += 1
                 self._enter(RegistrationState.REGISTERED)
-                cue = await self._until_cue(instance)
+                cue = await self._until_cue(service)
             return cue
         finally:
             self._enter(RegistrationState.ENDING)
             self.socket_path = None
-            await instance.stop()
+            await service.stop()
 
-    async def _bind(self, service: DevicePluginService) -> ServerInstance:
+    async def _start(self, service: DevicePluginService) -> None:
         token = f"{self.random.getrandbits(32):08x}"  # not the process id: it repeats between containers
-        return await ServerInstance.start(service, endpoint_path(self.watch.directory, self.resource, token))
+        await service.start(endpoint_path(self.watch.directory, self.resource, token))
 
-    async def _register(self, instance: ServerInstance) -> str | None:
+    async def _register(self, service: DevicePluginService) -> str | None:
         """Call Register and return None, or a cue that came first. The kubelet calls back on this loop meanwhile."""
-        call = asyncio.create_task(register(instance.path, self.resource), name=f"register {self.resource}")
+        call = asyncio.create_task(register(service.path, self.resource), name=f"register {self.resource}")
         call.add_done_callback(lambda _: self._look.set())
         try:
             while not call.done():
-                if cue := self._cue(instance):
+                if cue := self._cue(service):
                     return cue
                 await self._wait_to_look()
             return call.result()
@@ -209,34 +206,34 @@ class DevicePluginServer:
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)  # ignores the call's end, not a cancellation of ours
 
-    async def _until_cue(self, instance: ServerInstance) -> str:
+    async def _until_cue(self, service: DevicePluginService) -> str:
         """Wait until the registration is lost, and return the reason."""
         loop = asyncio.get_running_loop()
         registered_at = loop.time()
         overdue_at = registered_at + self.times.stream_deadline
-        while (cue := self._cue(instance)) is None:
-            if instance.service.streams_open:
+        while (cue := self._cue(service)) is None:
+            if service.streams_open:
                 self.failure = None
                 self._enter(RegistrationState.ADVERTISED)
-            elif instance.service.streams_begun:
+            elif service.streams_begun:
                 cue = "the kubelet ended the ListAndWatch stream"
                 break
             elif loop.time() >= overdue_at:
                 cue = f"no ListAndWatch within {self.times.stream_deadline:g} s of Register"
                 break
-            await self._wait_to_look(None if instance.service.streams_open else overdue_at)
+            await self._wait_to_look(None if service.streams_open else overdue_at)
         if loop.time() - registered_at >= self.times.settled:
             self._backoff.reset()
         return cue
 
-    def _cue(self, instance: ServerInstance) -> str | None:
+    def _cue(self, service: DevicePluginService) -> str | None:
         """Why the instance has to be replaced, as far as `stop` and the files say."""
         if self._stopping:
             return "the plugin is stopping"
         if self._kubelet_identity() != self._kubelet_tried:
             return f"{KUBELET_SOCKET} was recreated or removed"
-        if not instance.is_reachable():
-            return f"our socket {instance.path.name} was removed or replaced"
+        if not service.is_reachable():
+            return f"our socket {service.path.name} was removed or replaced"
         return None
 
     async def _back_off(self) -> None:
@@ -303,16 +300,14 @@ class WatchedPluginServer(DevicePluginServer, watcher_grpc.RegistrationServicer)
     async def _wait_for_kubelet(self) -> None:
         """Serve at once: a kubelet that is away finds the socket when it starts."""
 
-    async def _bind(self, service: DevicePluginService) -> ServerInstance:
+    async def _start(self, service: DevicePluginService) -> None:
         self._accepted = False
-        return await ServerInstance.start(
-            service, endpoint_path(self.watch.directory, self.resource, STANDING), watcher=self
-        )
+        await service.start(endpoint_path(self.watch.directory, self.resource, STANDING), watcher=self)
 
-    async def _register(self, instance: ServerInstance) -> str | None:
+    async def _register(self, service: DevicePluginService) -> str | None:
         """Wait for the kubelet to find the socket and to accept it. An open stream means that it has."""
-        while not (self._accepted or instance.service.streams_begun):
-            if cue := self._cue(instance):
+        while not (self._accepted or service.streams_begun):
+            if cue := self._cue(service):
                 return cue
             await self._wait_to_look()
         return None
@@ -331,55 +326,6 @@ class WatchedPluginServer(DevicePluginServer, watcher_grpc.RegistrationServicer)
         else:
             self._fail(f"the kubelet refused {self.resource}: {request.error or 'it gives no reason'}")
         return watcher_pb.RegistrationStatusResponse()
-
-
-@dataclass(eq=False)
-class ServerInstance:
-    """A started server on ``path``; made by `start`.
-
-    Instances never share a path while both live: grpc's ``stop`` unlinks its path even if a newer server has bound it.
-    """
-
-    server: grpc.aio.Server
-    service: DevicePluginService
-    path: Path
-
-    def __post_init__(self) -> None:
-        self._identity = identity_of(self.path)
-
-    @classmethod
-    async def start(
-        cls, service: DevicePluginService, path: Path, *, watcher: watcher_grpc.RegistrationServicer | None = None
-    ) -> ServerInstance:
-        """Bind ``path`` with mode 0600 and serve; ``watcher`` answers the kubelet's plugin watcher on the same socket.
-
-        Raises:
-            EndpointError: a file is there that is no socket, or the directory cannot be written to.
-        """
-        server = grpc.aio.server()
-        pb_grpc.add_DevicePluginServicer_to_server(service, server)
-        if watcher:
-            watcher_grpc.add_RegistrationServicer_to_server(watcher, server)
-        before = os.umask(0o177)  # process-wide, so only for the bind, in which nothing is awaited
-        try:
-            server.add_insecure_port(f"unix:{path}")
-        except RuntimeError as error:  # gRPC gives no reason
-            hint = "is it writable, and has this process file descriptors left?"
-            raise EndpointError(f"no socket can be made in {path.parent}: {hint}") from error
-        finally:
-            os.umask(before)
-        instance = cls(server, service, path)
-        await server.start()
-        return instance
-
-    def is_reachable(self) -> bool:
-        """Whether our own socket is still at our path: a server whose file is gone runs on, but no client finds it."""
-        return self._identity is not None and identity_of(self.path) == self._identity
-
-    async def stop(self) -> None:
-        """End the streams, then the server, which removes its socket."""
-        await self.service.end_streams(_CALLS_SECONDS)
-        await self.server.stop(_GRACE_SECONDS)
 
 
 async def register(endpoint: Path, resource: str) -> None:

@@ -28,7 +28,6 @@ from neuron_plugin.kubelet.device_plugin import (
     lowest_ids,
     preference_fault,
 )
-from neuron_plugin.kubelet.registration import ServerInstance
 from neuron_plugin.kubelet.socket_watch import channel_to
 from tests.kubelet.fakes import CORE, FakeHandler, devices, eventually
 
@@ -64,11 +63,11 @@ async def served(directory: Path, preference_deadline_seconds: float = 4.0) -> A
     service = DevicePluginService(
         CORE, handler, advertisement, counters=counters, preference_deadline_seconds=preference_deadline_seconds
     )
-    instance = await ServerInstance.start(service, directory / "s")
+    await service.start(directory / "s")
     async with channel_to(directory / "s") as channel:
         stub: pb_grpc.DevicePluginAsyncStub = pb_grpc.DevicePluginStub(channel)
         yield Served(stub, service, handler, advertisement, counters)
-    await instance.stop()
+    await service.stop()
 
 
 async def refused(plugin: Served, *containers: Sequence[str]) -> tuple[Status, str]:

@@ -17,14 +17,15 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.advertisement import Advertisement
 from neuron_plugin.kubelet.device_plugin import OPTIONS, DevicePluginService
-from neuron_plugin.kubelet.registration import RegistrationError, ServerInstance, dial, register
+from neuron_plugin.kubelet.registration import RegistrationError, dial, register
 from neuron_plugin.kubelet.socket_watch import LONGEST_PATH_BYTES, EndpointError, channel_to, endpoint_path
 from tests.kubelet.fakes import CORE, FakeHandler, devices, eventually, running_plugin
 
 
-async def start(path: Path, count: int = 2) -> ServerInstance:
+async def start(path: Path, count: int = 2) -> DevicePluginService:
     service = DevicePluginService(CORE, FakeHandler(), Advertisement(devices(count)))
-    return await ServerInstance.start(service, path)
+    await service.start(path)
+    return service
 
 
 async def test_a_started_server_answers_on_a_private_socket(directory: Path) -> None:
@@ -92,7 +93,7 @@ async def test_p9_a_removed_or_replaced_socket_is_unreachable(directory: Path) -
 
 async def test_p13_stop_is_quick_with_a_stream_that_is_not_read(directory: Path) -> None:
     server = await start(directory / "s", count=128)
-    advertisement = server.service.advertisement
+    advertisement = server.advertisement
     async with channel_to(directory / "s") as channel:
         stream = pb_grpc.DevicePluginStub(channel).ListAndWatch(pb.Empty())
         await stream.read()
