@@ -17,8 +17,8 @@ from statistics import mean
 
 from neuron_plugin.allocation import costs, mask_of
 from neuron_plugin.allocation.placement import fitting
-from neuron_plugin.simulation import shipped_geometry
 from neuron_plugin.topology import CoreMask, Geometry, Unit
+from tests.support.manifests import shipped_geometry
 
 NODES, PODS, SEEDS = 6, 1500, 12
 LOSING_LOAD, WAITING_LOAD = 1.0, 0.75

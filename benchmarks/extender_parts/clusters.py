@@ -23,8 +23,9 @@ from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.server import ExtenderService
 from neuron_plugin.extender.settings import ExtenderSettings
 from neuron_plugin.extender.state import ClusterState, neuron_node
-from neuron_plugin.simulation import Fault, Match, StandInApiServer, container, node_manifest, pod_manifest
 from neuron_plugin.topology import catalogue
+from tests.support.api_server import Fault, Match, StandInApiServer
+from tests.support.manifests import container, node_manifest, pod_manifest
 
 TYPE = "trn1.32xlarge"
 

@@ -17,8 +17,8 @@ import aiohttp
 import msgspec
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.simulation import pod_manifest
 from neuron_plugin.telemetry import LogFormat, LogLevel, start_logging
+from tests.support.manifests import pod_manifest
 
 ROUNDS = 200
 

@@ -1,40 +1,24 @@
 """The kubelet's sockets and files: device plugin service, registration, checkpoint, PodResources."""
 
-from neuron_plugin.kubelet.advertisement import AdvertisedDevice, Advertisement, Edition, in_numeric_order
-from neuron_plugin.kubelet.checkpoint import (
-    CHECKPOINT,
-    Checkpoint,
-    CheckpointEntry,
-    CheckpointError,
-    CheckpointFile,
-    parse_checkpoint,
-)
+from neuron_plugin.kubelet.advertisement import AdvertisedDevice, Advertisement, in_numeric_order
+from neuron_plugin.kubelet.checkpoint import CHECKPOINT, Checkpoint, CheckpointEntry, CheckpointError, CheckpointFile
 from neuron_plugin.kubelet.device_plugin import (
     AllocationRefusedError,
     ContainerAllocation,
-    DeviceHandler,
     DeviceNode,
     KubeletCounters,
 )
 from neuron_plugin.kubelet.pod_resources import (
-    GetUnsupportedError,
     PodDevices,
     PodResourcesAbsentError,
     PodResourcesClient,
     PodResourcesError,
 )
-from neuron_plugin.kubelet.registration import (
-    KUBELET_SOCKET,
-    DevicePluginServer,
-    RegistrationState,
-    WatchedPluginServer,
-    dial,
-)
+from neuron_plugin.kubelet.registration import KUBELET_SOCKET, DevicePluginServer, WatchedPluginServer, dial
 from neuron_plugin.kubelet.socket_watch import (
     DirectoryWatch,
     SocketIdentity,
     channel_to,
-    endpoint_prefix,
     identity_of,
     is_served,
     server_pid,
@@ -51,26 +35,20 @@ __all__ = [
     "CheckpointError",
     "CheckpointFile",
     "ContainerAllocation",
-    "DeviceHandler",
     "DeviceNode",
     "DevicePluginServer",
     "DirectoryWatch",
-    "Edition",
-    "GetUnsupportedError",
     "KubeletCounters",
     "PodDevices",
     "PodResourcesAbsentError",
     "PodResourcesClient",
     "PodResourcesError",
-    "RegistrationState",
     "SocketIdentity",
     "WatchedPluginServer",
     "channel_to",
     "dial",
-    "endpoint_prefix",
     "identity_of",
     "in_numeric_order",
     "is_served",
-    "parse_checkpoint",
     "server_pid",
 ]

@@ -8,9 +8,10 @@ message is the whole list, so a slow stream may skip versions.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +29,11 @@ class AdvertisedDevice:
     reason: str = field(default="", compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Edition:
+class Edition(NamedTuple):
     """One version of the list, in numeric order of ids."""
 
     version: int
     devices: tuple[AdvertisedDevice, ...]
-    by_id: Mapping[str, AdvertisedDevice] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "by_id", {device.id: device for device in self.devices})
 
 
 class Advertisement:
@@ -58,11 +54,10 @@ class Advertisement:
         Raises:
             ValueError: an id occurs twice. The kubelet would silently count it once.
         """
-        ordered = _in_order(devices)
-        if ordered == self.latest.devices:
-            self.latest = Edition(self.latest.version, ordered)  # reasons may differ; the kubelet never sees them
+        before, self.latest = self.latest, self.latest._replace(devices=_in_order(devices))
+        if self.latest == before:  # reasons may differ; the kubelet never sees them
             return False
-        self._send(ordered)
+        self.rewrite()
         return True
 
     def rewrite(self) -> None:
@@ -71,10 +66,7 @@ class Advertisement:
         Any ListAndWatch message makes the kubelet write its whole memory, an identical one too (``dm/manager.go``,
         ``genericDeviceUpdateCallback``). Calls made before a stream has sent the last one become one message.
         """
-        self._send(self.latest.devices)
-
-    def _send(self, devices: tuple[AdvertisedDevice, ...]) -> None:
-        self.latest = Edition(self.latest.version + 1, devices)
+        self.latest = self.latest._replace(version=self.latest.version + 1)
         self.wake()
 
     async def changed(self) -> None:
@@ -88,13 +80,16 @@ class Advertisement:
 
 
 def _in_order(devices: Iterable[AdvertisedDevice]) -> tuple[AdvertisedDevice, ...]:
-    listed = list(devices)
-    if twice := [each for each, count in Counter(device.id for device in listed).items() if count > 1]:
+    ordered = tuple(sorted(devices, key=lambda device: _number(device.id)))
+    if twice := [one.id for one, other in pairwise(ordered) if one.id == other.id]:
         raise ValueError(f"device ids {', '.join(twice)} are advertised twice, expected each once")
-    by_id = {device.id: device for device in listed}
-    return tuple(by_id[device_id] for device_id in in_numeric_order(by_id))
+    return ordered
 
 
 def in_numeric_order(ids: Iterable[str]) -> list[str]:
     """Sort ids so that 10 comes after 9; ids that are no decimal numbers follow, as text."""
-    return sorted(ids, key=lambda text: (not text.isdecimal(), int(text) if text.isdecimal() else 0, text))
+    return sorted(ids, key=_number)
+
+
+def _number(text: str) -> tuple[bool, int, str]:
+    return not text.isdecimal(), int(text) if text.isdecimal() else 0, text

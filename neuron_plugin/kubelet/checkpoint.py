@@ -56,12 +56,12 @@ class Checkpoint:
     version: Version | None
 
 
+@dataclass(frozen=True, slots=True)
 class CheckpointFile:
     """The kubelet's checkpoint at ``path``; `read` returns the entries of ``resources`` only."""
 
-    def __init__(self, path: Path, resources: Collection[str]) -> None:
-        self._path = path
-        self._resources = frozenset(resources)
+    path: Path
+    resources: Collection[str]
 
     def version(self) -> Version | None:
         """Modification time in nanoseconds, size and inode of the file now, by one stat; None if there is no file.
@@ -69,7 +69,7 @@ class CheckpointFile:
         (0, 0, 0) if the stat fails for another reason: that is no version of any file, so `read` is called and raises.
         """
         try:
-            return _version_of(os.stat(self._path))  # noqa: PTH116 - half the time of Path.stat, in every Allocate
+            return _version_of(os.stat(self.path))  # noqa: PTH116 - half the time of Path.stat, in every Allocate
         except FileNotFoundError:
             return None
         except OSError:
@@ -82,17 +82,14 @@ class CheckpointFile:
             CheckpointError: the file cannot be opened, is larger than 64 MiB, or has an unknown shape.
         """
         try:
-            with self._path.open("rb") as file:
+            with self.path.open("rb") as file:
                 found = os.fstat(file.fileno())
                 data = file.read(MOST_BYTES + 1)
+            return Checkpoint(parse_checkpoint(data, self.resources), _version_of(found))
         except FileNotFoundError:
             return Checkpoint((), None)
-        except OSError as error:
-            raise CheckpointError(f"cannot read the kubelet's checkpoint: {error}") from error
-        try:
-            return Checkpoint(parse_checkpoint(data, self._resources), _version_of(found))
-        except CheckpointError as error:
-            raise CheckpointError(f"cannot read the kubelet's checkpoint {self._path}: {error}") from error
+        except (OSError, CheckpointError) as error:
+            raise CheckpointError(f"cannot read the kubelet's checkpoint {self.path}: {error}") from error
 
 
 def _version_of(found: os.stat_result) -> Version:
@@ -115,14 +112,19 @@ class _Entry(msgspec.Struct, frozen=True):
     reply: bytes = msgspec.field(name="AllocResp")  # base64 in JSON
 
 
+class _Data(msgspec.Struct, frozen=True):
+    """A kubelet always writes the key, with null for no entries: without it the shape is unknown."""
+
+    entries: list[msgspec.Raw] | None = msgspec.field(name="PodDeviceEntries")
+
+
 class _File(msgspec.Struct, frozen=True):
     """The checksum is not checked: it is a hash of how Go prints the kubelet's own types."""
 
-    data: dict[str, msgspec.Raw] = msgspec.field(name="Data")
+    data: _Data = msgspec.field(name="Data")
 
 
 _decode_file = msgspec.json.Decoder(_File).decode
-_decode_entries = msgspec.json.Decoder(list[msgspec.Raw] | None).decode
 _decode_resource_name = msgspec.json.Decoder(_ResourceName).decode
 _decode_entry = msgspec.json.Decoder(_Entry).decode
 _MALFORMED_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -133,18 +135,14 @@ def parse_checkpoint(data: bytes, resources: Collection[str]) -> tuple[Checkpoin
 
     Raises:
         CheckpointError: the text is no checkpoint, or an entry of ``resources`` lacks a field or has one of an unknown
-            type. A null ``PodDeviceEntries`` is an empty list: a new kubelet writes it so. A missing one
-            is, too, unless an unknown key may have taken its place.
+            type. A null ``PodDeviceEntries`` is an empty list: a new kubelet writes it so.
     """
     if len(data) > MOST_BYTES:
         raise CheckpointError(f"more than {MOST_BYTES} bytes, expected less")
     try:
-        sections = _decode_file(data).data
-        raw_entries = _decode_entries(sections.get("PodDeviceEntries", b"null")) or ()
+        raw_entries = _decode_file(data).data.entries or ()
     except _MALFORMED_JSON as error:
         raise CheckpointError(f"expected a JSON object with Data.PodDeviceEntries: {error}") from error
-    if "PodDeviceEntries" not in sections and (unknown := sections.keys() - {"RegisteredDevices"}):
-        raise CheckpointError(f"Data has {', '.join(sorted(unknown))} and no PodDeviceEntries")
     entries = []
     for index, raw in enumerate(raw_entries):
         try:

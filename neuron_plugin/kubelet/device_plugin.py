@@ -2,8 +2,8 @@
 
 The daemon decides as a `DeviceHandler`, in values free of protobuf. Two rules hold here for every handler: no request
 for a device that is not advertised as healthy reaches it, and no mistake in choosing a preference becomes an error,
-because either would cost a pod its life. One service belongs to one server instance and counts that instance's streams
-and calls: an instance may only be stopped while no call is running, or the kubelet fails the pod of that call.
+because either would cost a pod its life. A service is one gRPC server on one socket and counts its streams and calls:
+it may only be stopped while no call is running, or the kubelet fails the pod of that call.
 
 Field meanings and numbers: ``protos/neuron_plugin/kubelet/_proto/deviceplugin/v1beta1/api.proto``.
 """
@@ -12,24 +12,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as watcher_grpc
 from neuron_plugin.kubelet.advertisement import Advertisement, Edition, in_numeric_order
+from neuron_plugin.kubelet.socket_watch import EndpointError, identity_of
 
 _log = logging.getLogger(__name__)
 
 API_VERSION = "v1beta1"
-HEALTHY = "Healthy"
-UNHEALTHY = "Unhealthy"
 OPTIONS = pb.DevicePluginOptions(get_preferred_allocation_available=True)
 """What the kubelet may ask for. Not PreStartContainer: it would keep containers from restarting without the plugin."""
+_CALLS_SECONDS = 1.0  # for running calls before a stop; with the grace below the whole stop takes less than 2 s
+_GRACE_SECONDS = 0.5  # for a stream that is stuck in a write
 _ALLOCATE_FOLLOWS_SECONDS = 0.1  # after a preference the kubelet does nothing else first (``dm/manager.go``)
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -58,33 +62,16 @@ class ContainerAllocation:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
-class RefusalError(Exception):
-    """A request of the kubelet that is answered with a gRPC error; the text reaches the pod's status.
+class AllocationRefusedError(Exception):
+    """An Allocate that is answered with a gRPC error: the kubelet fails the pod for good, with this text.
 
-    ``code`` is the gRPC status that carries it.
+    ``code`` is INVALID_ARGUMENT for a malformed request, NOT_FOUND for ids that are not advertised, and
+    FAILED_PRECONDITION where devices are unhealthy or the daemon finds a lasting conflict.
     """
 
-    code = grpc.StatusCode.FAILED_PRECONDITION
-
-
-class MalformedRequestError(RefusalError):
-    """A request that no state of the node could satisfy: no ids, or an id twice."""
-
-    code = grpc.StatusCode.INVALID_ARGUMENT
-
-
-class UnknownDeviceError(RefusalError):
-    """A request for ids that were never advertised, or are gone."""
-
-    code = grpc.StatusCode.NOT_FOUND
-
-
-class UnhealthyDeviceError(RefusalError):
-    """A request for ids that are advertised as unhealthy."""
-
-
-class AllocationRefusedError(RefusalError):
-    """The daemon refuses because of a lasting conflict: the kubelet fails the pod for good."""
+    def __init__(self, text: str, code: grpc.StatusCode = grpc.StatusCode.FAILED_PRECONDITION) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class DeviceHandler(Protocol):
@@ -109,7 +96,7 @@ class DeviceHandler(Protocol):
         ``ids`` are advertised as healthy, distinct and in numeric order. The kubelet has no deadline of its own.
 
         Raises:
-            RefusalError: the request conflicts with something lasting. Nothing may have been recorded.
+            AllocationRefusedError: the request conflicts with something lasting. Nothing may have been recorded.
         """
 
 
@@ -126,28 +113,23 @@ class KubeletCounters:
     refused_requests: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
 
+@dataclass(eq=False)
 class DevicePluginService(pb_grpc.DevicePluginServicer):
-    """The five methods that a kubelet calls, for one resource on one socket.
+    """The methods that a kubelet calls, for one resource on one socket.
 
-    ``preference_deadline_seconds`` is how long the handler may take to choose a preference.
+    ``preference_deadline_seconds`` is how long the handler may take to choose a preference. ``on_stream_change`` is
+    called when a stream begins or ends.
     """
 
-    def __init__(
-        self,
-        resource: str,
-        handler: DeviceHandler,
-        advertisement: Advertisement,
-        *,
-        counters: KubeletCounters | None = None,
-        preference_deadline_seconds: float = 4.0,
-        on_stream_change: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._resource = resource
-        self._handler = handler
-        self._advertisement = advertisement
-        self._counters = counters or KubeletCounters()
-        self._preference_deadline_seconds = preference_deadline_seconds
-        self._on_stream_change = on_stream_change
+    resource: str
+    handler: DeviceHandler
+    advertisement: Advertisement
+    _: KW_ONLY
+    counters: KubeletCounters = field(default_factory=KubeletCounters)
+    preference_deadline_seconds: float = 4.0
+    on_stream_change: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         self._ending = False
         self._calls = 0
         self._idle = asyncio.Event()
@@ -155,6 +137,38 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         self._allocate_due_until = 0.0
         self.streams_open = 0
         self.streams_begun = 0
+
+    async def start(self, path: Path, *, watcher: watcher_grpc.RegistrationServicer | None = None) -> None:
+        """Bind ``path`` with mode 0600 and serve; ``watcher`` answers the kubelet's plugin watcher on the same socket.
+
+        No two live services share a path: grpc's ``stop`` unlinks its path even if a newer server has bound it.
+
+        Raises:
+            EndpointError: a file is there that is no socket, or the directory cannot be written to.
+        """
+        self._server, self.path = grpc.aio.server(), path
+        pb_grpc.add_DevicePluginServicer_to_server(self, self._server)
+        if watcher:
+            watcher_grpc.add_RegistrationServicer_to_server(watcher, self._server)
+        before = os.umask(0o177)  # process-wide, so only for the bind, in which nothing is awaited
+        try:
+            self._server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:  # gRPC gives no reason
+            hint = "is it writable, and has this process file descriptors left?"
+            raise EndpointError(f"no socket can be made in {path.parent}: {hint}") from error
+        finally:
+            os.umask(before)
+        self._identity = identity_of(path)
+        await self._server.start()
+
+    def is_reachable(self) -> bool:
+        """Whether our own socket is still at our path: a server whose file is gone runs on, but no client finds it."""
+        return self._identity is not None and identity_of(self.path) == self._identity
+
+    async def stop(self) -> None:
+        """End the streams, then the server, which removes its socket."""
+        await self.end_streams(_CALLS_SECONDS)
+        await self._server.stop(_GRACE_SECONDS)
 
     async def end_streams(self, patience_seconds: float) -> None:
         """End every stream as soon as no call is running, or after ``patience_seconds``; new streams end at once.
@@ -169,37 +183,37 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
                     await asyncio.sleep(left)
                     await self._idle.wait()
         except TimeoutError:
-            _log.warning("stopping with calls running", extra={"resource": self._resource, "calls": self._calls})
+            _log.warning("stopping with calls running", extra={"resource": self.resource, "calls": self._calls})
         self._ending = True
-        self._advertisement.wake()
+        self.advertisement.wake()
 
-    async def GetDevicePluginOptions(self, request: pb.Empty, context: Context) -> pb.DevicePluginOptions:  # noqa: ARG002, N802 - the API's signature
+    async def GetDevicePluginOptions(self, request: pb.Empty, context: Context) -> pb.DevicePluginOptions:
         """Say what the kubelet may ask for; it asks while our Register call is still waiting."""
         return OPTIONS
 
     # A coroutine that writes, which grpc.aio accepts, and not the generator of the stubs: a generator cancelled in a
     # write is closed by the garbage collector only, and would be counted as an open stream until then.
-    async def ListAndWatch(self, request: pb.Empty, context: Context) -> None:  # type: ignore[override]  # noqa: ARG002, N802 - as above
+    async def ListAndWatch(self, request: pb.Empty, context: Context) -> None:  # type: ignore[override]
         """Send the whole list, and again with each newer edition, until the kubelet or `end_streams` ends it."""
         self.streams_open += 1
         self.streams_begun += 1
-        self._advertisement.streams += 1
-        self._on_stream_change()
+        self.advertisement.streams += 1
+        self.on_stream_change()
         sent: int | None = None
         try:
             while not self._ending:
-                edition = self._advertisement.latest
+                edition = self.advertisement.latest
                 if edition.version == sent:
-                    await self._advertisement.changed()
+                    await self.advertisement.changed()
                 else:
                     sent = edition.version
                     await context.write(device_list(edition))
         finally:
             self.streams_open -= 1
-            self._advertisement.streams -= 1
-            self._on_stream_change()
+            self.advertisement.streams -= 1
+            self.on_stream_change()
 
-    async def GetPreferredAllocation(  # noqa: N802 - the API's name
+    async def GetPreferredAllocation(
         self, request: pb.PreferredAllocationRequest, context: Context
     ) -> pb.PreferredAllocationResponse:
         """Choose ids for each container; never an error, which would fail the pod for good."""
@@ -214,10 +228,10 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
 
     async def _preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
         """The handler's choice if it comes in time and the kubelet would take exactly it, else the lowest ids."""
-        deadline_seconds = self._preference_deadline_seconds
+        deadline_seconds = self.preference_deadline_seconds
         try:
             async with asyncio.timeout(deadline_seconds):
-                ids = await self._handler.preferred(self._resource, available, must_include, size)
+                ids = await self.handler.preferred(self.resource, available, must_include, size)
                 fault = preference_fault(ids, available, must_include, size)
         except TimeoutError:
             fault = f"took longer than {deadline_seconds:g} s"
@@ -225,33 +239,31 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
             fault = f"failed: {type(error).__name__}: {error}"
         if fault is None:
             return in_numeric_order(ids)
-        _log.error("preference replaced", extra={"resource": self._resource, "fault": fault})
-        self._counters.preferences_replaced[self._resource] += 1
+        _log.error("preference replaced", extra={"resource": self.resource, "fault": fault})
+        self.counters.preferences_replaced[self.resource] += 1
         return lowest_ids(available, must_include, size)
 
-    async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:  # noqa: N802 - the API's name
+    async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
         """Answer one response for each container, in order, or an error; never an empty answer."""
         self._begin_call(context)
         try:
             containers = [each.devices_ids for each in request.container_requests]
-            checked = checked_ids(self._resource, self._advertisement.latest, containers)
-            responses = [container_response(await self._handler.allocate(self._resource, ids)) for ids in checked]
-        except RefusalError as error:
+            checked = checked_ids(self.resource, self.advertisement.latest, containers)
+            responses = [container_response(await self.handler.allocate(self.resource, ids)) for ids in checked]
+        except AllocationRefusedError as error:
             code, text, exc_info = error.code, str(error), None
         except Exception as error:  # noqa: BLE001 - the kubelet gets every error as a status
             code, exc_info = grpc.StatusCode.INTERNAL, error
-            text = f"Allocate of {self._resource} failed: {type(error).__name__}: {error}"
+            text = f"Allocate of {self.resource} failed: {type(error).__name__}: {error}"
         else:
             return pb.AllocateResponse(container_responses=responses)
         level = logging.ERROR if exc_info else logging.WARNING
-        _log.log(level, "Allocate refused", extra={"resource": self._resource, "error": text}, exc_info=exc_info)
-        self._counters.refused_requests[self._resource, "Allocate"] += 1
+        _log.log(level, "Allocate refused", extra={"resource": self.resource, "error": text}, exc_info=exc_info)
+        self.counters.refused_requests[self.resource, "Allocate"] += 1
         return await context.abort(code, text)
 
-    async def PreStartContainer(  # noqa: N802 - the API's name
-        self,
-        request: pb.PreStartContainerRequest,  # noqa: ARG002 - the API's signature
-        context: Context,  # noqa: ARG002 - the API's signature
+    async def PreStartContainer(
+        self, request: pb.PreStartContainerRequest, context: Context
     ) -> pb.PreStartContainerResponse:
         """Let every container start; the options do not ask for this call."""
         return pb.PreStartContainerResponse()
@@ -272,22 +284,24 @@ def checked_ids(resource: str, edition: Edition, containers: Sequence[Sequence[s
     """The ids of each container request in numeric order, all of them advertised, healthy and asked for once.
 
     Raises:
-        MalformedRequestError: no request, a request without ids, or an id twice.
-        UnknownDeviceError: an id that is not advertised.
-        UnhealthyDeviceError: an id that is advertised as unhealthy.
+        AllocationRefusedError: no request, one without ids or with an id twice, or an id that is not advertised, or is
+            as unhealthy.
     """
+    malformed = grpc.StatusCode.INVALID_ARGUMENT
     if not containers or not all(containers):
-        raise MalformedRequestError(f"a request for {resource} names no device ids, expected at least one")
+        raise AllocationRefusedError(f"a request for {resource} names no device ids, expected at least one", malformed)
     everything = [each for ids in containers for each in ids]
     if len(set(everything)) != len(everything):
         twice = [each for each, count in Counter(everything).items() if count > 1]
-        raise MalformedRequestError(f"a request for {resource} names {_listed(twice)} twice, expected each id once")
-    known = edition.by_id
+        text = f"a request for {resource} names {_listed(twice)} twice, expected each id once"
+        raise AllocationRefusedError(text, malformed)
+    known = {device.id: device for device in edition.devices}
     if unknown := [each for each in everything if each not in known]:
-        raise UnknownDeviceError(f"{resource} has no device {_listed(unknown)}: it was never advertised, or is gone")
+        text = f"{resource} has no device {_listed(unknown)}: it was never advertised, or is gone"
+        raise AllocationRefusedError(text, grpc.StatusCode.NOT_FOUND)
     if unhealthy := [each for each in everything if not known[each].healthy]:
         reasons = (f"device {each}: {known[each].reason or 'unhealthy'}" for each in in_numeric_order(unhealthy))
-        raise UnhealthyDeviceError(f"{resource} cannot be allocated: {'; '.join(reasons)}")
+        raise AllocationRefusedError(f"{resource} cannot be allocated: {'; '.join(reasons)}")
     return [in_numeric_order(ids) for ids in containers]
 
 
@@ -295,15 +309,10 @@ def preference_fault(
     ids: Sequence[str], available: Sequence[str], must_include: Sequence[str], size: int
 ) -> str | None:
     """What is wrong with ``ids`` as a preference, or None if the kubelet would take exactly them."""
-    if len(set(ids)) != len(ids):
-        return "names an id twice"
-    if len(ids) != size:
-        return f"names {len(ids)} ids, expected {size}"
-    if unavailable := set(ids) - set(available):  # the ids of must_include are among the available ones
-        return f"names {_listed(unavailable)}, which the kubelet does not offer"
-    if missing := set(must_include) - set(ids):
-        return f"leaves out {_listed(missing)}, which the kubelet has already taken"
-    return None
+    if len(ids) == len(set(ids)) == size and set(must_include) <= set(ids) <= set(available):
+        return None
+    wanted = f"{size} of {_listed(available)}" + (f" with {_listed(must_include)}" if must_include else "")
+    return f"names {_listed(ids) or 'nothing'}, expected {wanted}"
 
 
 def lowest_ids(available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
@@ -324,7 +333,7 @@ def device_list(edition: Edition) -> pb.ListAndWatchResponse:
     """An edition as the message that ListAndWatch sends."""
     message = pb.ListAndWatchResponse()
     for device in edition.devices:
-        listed = message.devices.add(ID=device.id, health=HEALTHY if device.healthy else UNHEALTHY)
+        listed = message.devices.add(ID=device.id, health="Healthy" if device.healthy else "Unhealthy")
         for node in device.numa_nodes:
             listed.topology.nodes.add(ID=node)
     return message

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import TypeVar
@@ -32,14 +32,6 @@ class PodResourcesAbsentError(PodResourcesError):
     """No kubelet serves the socket, or the directory is not mounted."""
 
 
-class PodResourcesThrottledError(PodResourcesError):
-    """The rate limit, shared by all clients of the node, left no room within the deadline."""
-
-
-class GetUnsupportedError(PodResourcesError):
-    """This kubelet has no `Get` (before 1.27), or its gate is off (before 1.34): use `list` with care."""
-
-
 @dataclass(frozen=True, slots=True)
 class ContainerDevices:
     """The ids of one resource in one container, in numeric order."""
@@ -58,81 +50,48 @@ class PodDevices:
     containers: tuple[ContainerDevices, ...]
 
 
+@dataclass(frozen=True, slots=True)
 class PodResourcesClient:
-    """Asks the kubelet on ``socket``. Each method answers or raises within ``deadline_seconds``."""
+    """Asks the kubelet on ``socket``. Each method answers or raises `PodResourcesError` within ``deadline_seconds``."""
 
-    def __init__(self, socket: Path, *, deadline_seconds: float = 5.0, random: Random | None = None) -> None:
-        self._socket = socket
-        self._deadline_seconds = deadline_seconds
-        self._random = random or Random()  # noqa: S311 - spreads retries, guards nothing
+    socket: Path
+    deadline_seconds: float = 5.0
+    random: Random = field(default_factory=Random)  # spreads retries, guards nothing
 
     async def list(self) -> tuple[PodDevices, ...]:
         """Every active pod (before Kubernetes 1.34: every known pod, finished ones too).
 
         Never while an Allocate is under way: the kubelet may lose its reservation and hand a device out twice
         (kubernetes/kubernetes#137534).
-
-        Raises:
-            PodResourcesError: no answer; subclasses tell absent from throttled.
         """
         answer = await self._ask(lambda stub, left: stub.List(pb.ListPodResourcesRequest(), timeout=left))
         return tuple(_pod_devices(pod) for pod in answer.pod_resources)
 
-    async def get(self, namespace: str, name: str) -> PodDevices | None:
-        """One pod, or None if the kubelet knows no active pod of that name. Without side effect.
-
-        Raises:
-            GetUnsupportedError: the kubelet does not offer this.
-            PodResourcesError: no answer; subclasses tell absent from throttled.
-        """
-        request = pb.GetPodResourcesRequest(pod_namespace=namespace, pod_name=name)
-        try:
-            answer = await self._ask(lambda stub, left: stub.Get(request, timeout=left))
-        except PodResourcesError as error:
-            if not isinstance(answered := error.__cause__, grpc.aio.AioRpcError):
-                raise
-            code, details = answered.code(), answered.details() or ""
-            # UNIMPLEMENTED before 1.27, then UNKNOWN while the gate is off (pkg/kubelet/apis/podresources/server_v1.go)
-            if code is grpc.StatusCode.UNIMPLEMENTED or details.endswith("Get method disabled"):
-                raise GetUnsupportedError(f"the kubelet does not serve PodResources Get: {details}") from error
-            # UNKNOWN, with "pod NAME in namespace NAMESPACE not found"
-            if code is grpc.StatusCode.NOT_FOUND or (details.startswith("pod ") and details.endswith(" not found")):
-                return None
-            raise
-        return _pod_devices(answer.pod_resources)
-
     async def allocatable(self) -> dict[str, tuple[str, ...]]:
-        """The healthy ids of each resource, whether free or not; nothing while the plugin is away.
-
-        Raises:
-            PodResourcesError: no answer; subclasses tell absent from throttled.
-        """
-        answer = await self._ask(
-            lambda stub, left: stub.GetAllocatableResources(pb.AllocatableResourcesRequest(), timeout=left)
-        )
+        """The healthy ids of each resource, whether free or not; nothing while the plugin is away."""
+        request = pb.AllocatableResourcesRequest()
+        answer = await self._ask(lambda stub, left: stub.GetAllocatableResources(request, timeout=left))
         return _summed_up(answer.devices)
 
     async def _ask(self, call: Callable[[pb_grpc.PodResourcesListerAsyncStub, float], Awaitable[_Answer]]) -> _Answer:
         """Call once, and again while the kubelet's rate limit refuses it and the deadline allows."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._deadline_seconds
-        backoff = Backoff(self._random.random, first_seconds=0.05, longest_seconds=1.0)
+        deadline = loop.time() + self.deadline_seconds
+        backoff = Backoff(self.random.random, first_seconds=0.05, longest_seconds=1.0)
         while True:
-            async with channel_to(self._socket) as channel:
+            async with channel_to(self.socket) as channel:
                 try:
                     return await call(pb_grpc.PodResourcesListerStub(channel), deadline - loop.time())
                 except grpc.aio.AioRpcError as error:
-                    code, details = error.code(), error.details()
+                    code = error.code()
                     if code is grpc.StatusCode.UNAVAILABLE:
                         raise PodResourcesAbsentError(
-                            f"no kubelet answers on {self._socket} ({connection_fault(error)}): "
+                            f"no kubelet answers on {self.socket} ({connection_fault(error)}): "
                             "is the kubelet running and the directory mounted?"
                         ) from error
-                    if code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                        raise PodResourcesError(f"PodResources answered {code.name}: {details}") from error
-            delay = backoff.next_seconds()
-            if loop.time() + delay >= deadline:
-                raise PodResourcesThrottledError(f"{self._socket}: {details}")
+                    delay = backoff.next_seconds()
+                    if code is not grpc.StatusCode.RESOURCE_EXHAUSTED or loop.time() + delay >= deadline:
+                        raise PodResourcesError(f"PodResources answered {code.name}: {error.details()}") from error
             await asyncio.sleep(delay)
 
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from pathlib import Path
 from random import Random
@@ -46,7 +45,6 @@ from neuron_plugin.kubelet.socket_watch import (
     connection_fault,
     endpoint_path,
     identity_of,
-    require_vacant,
 )
 
 _log = logging.getLogger(__name__)
@@ -56,8 +54,6 @@ REGISTER_DEADLINE_SECONDS = 15.0
 """The kubelet dials back for up to 10 s before it answers; a shorter deadline would lose its own error text."""
 STANDING = "standing"
 """The token in the one socket path that a resource has in ``plugins_registry``."""
-_CALLS_SECONDS = 1.0  # for running calls before a stop; with the grace below the whole stop takes less than 2 s
-_GRACE_SECONDS = 0.5  # for a stream that is stuck in a write
 
 
 class RegistrationState(Enum):
@@ -91,72 +87,50 @@ class RegistrationTimes:
     longest_delay: float = 15.0
 
 
+@dataclass(eq=False)
 class DevicePluginServer:
     """Keeps one resource registered for as long as `run` runs.
 
-    ``watch`` is shared by all resources of the daemon, which also runs it. All public attributes may be read at any
-    time on the event loop: ``registered`` is set exactly in state `ADVERTISED`; ``failure`` is why the last attempt
-    failed, None after a success.
+    ``watch`` is shared by all resources of the daemon, which also runs it. ``on_change`` is called on the event loop
+    when ``state`` or ``failure`` has changed; it must not block. ``other_route`` is the directory where a server of
+    this resource that registers by the other route would have its socket. ``registered`` is set exactly in state
+    `ADVERTISED`; ``failure`` is why the last attempt failed, None after a success; ``socket_path`` is where the
+    resource is served at present.
     """
 
-    def __init__(
-        self,
-        resource: str,
-        handler: DeviceHandler,
-        advertisement: Advertisement,
-        watch: DirectoryWatch,
-        *,
-        counters: KubeletCounters | None = None,
-        on_change: Callable[[], None] = lambda: None,
-        preference_deadline_seconds: float = 4.0,
-        times: RegistrationTimes | None = None,
-        random: Random | None = None,
-        other_route: Path | None = None,
-    ) -> None:
-        """``on_change`` is called on the event loop when ``state`` or ``failure`` has changed; it must not block.
+    resource: str
+    handler: DeviceHandler
+    advertisement: Advertisement
+    watch: DirectoryWatch
+    _: KW_ONLY
+    counters: KubeletCounters = field(default_factory=KubeletCounters)
+    on_change: Callable[[], None] = lambda: None
+    preference_deadline_seconds: float = 4.0
+    times: RegistrationTimes = RegistrationTimes()
+    random: Random = field(default_factory=Random)  # spreads retries and names sockets, guards nothing
+    other_route: Path | None = None
 
-        ``other_route`` is the directory where a server of this resource that registers by the other route would have
-        its socket.
-        """
-        self.resource = resource
+    def __post_init__(self) -> None:
         self.state = RegistrationState.STOPPED
         self.registered = asyncio.Event()
         self.failure: str | None = None
-        self._handler = handler
-        self._advertisement = advertisement
-        self._watch = watch
-        self._counters = counters or KubeletCounters()
-        self._on_change = on_change
-        self._preference_deadline_seconds = preference_deadline_seconds
-        self._times = times or RegistrationTimes()
-        self._random = random or Random()  # noqa: S311 - spreads retries and names sockets, guards nothing
         self._backoff = Backoff(
-            self._random.random,
-            first_seconds=self._times.first_delay,
-            longest_seconds=self._times.longest_delay,
+            self.random.random, first_seconds=self.times.first_delay, longest_seconds=self.times.longest_delay
         )
-        self._other_route = other_route
         self._look = asyncio.Event()
         self._stopping = False
-        self._running = False
         self._stopped = asyncio.Event()
-        self._instance: ServerInstance | None = None
+        self._stopped.set()
+        self.socket_path: Path | None = None
         self._kubelet_tried: SocketIdentity | None = None
-
-    @property
-    def socket_path(self) -> Path | None:
-        """Where this resource is served at present, for probes that dial it."""
-        return self._instance.path if self._instance else None
 
     async def run(self) -> None:
         """Keep the resource registered until `stop` or cancellation; after any failure, try again."""
-        self._running = True
-        with self._watch.listening(self._look.set):
+        self._stopped.clear()
+        with self.watch.listening(self._look.set):
             try:
                 while not self._stopping:
-                    await self._wait_for_kubelet()
-                    if not self._stopping:
-                        await self._attempt()
+                    await self._attempt()
                     await self._back_off()
             finally:
                 self._enter(RegistrationState.STOPPED)
@@ -166,16 +140,13 @@ class DevicePluginServer:
         """End the streams, remove the socket, and return when `run` has ended (under 2 s). May be called again."""
         self._stopping = True
         self._look.set()
-        if self._running:
-            await self._stopped.wait()
-
-    async def _wait_for_kubelet(self) -> None:
-        while not self._stopping and self._kubelet_identity() is None:
-            self._enter(RegistrationState.WAITING)
-            await self._wait_to_look()
+        await self._stopped.wait()
 
     async def _attempt(self) -> None:
         """One server instance from bind to its full stop; every failure is logged here, and the same one once."""
+        await self._wait_for_kubelet()
+        if self._stopping:
+            return
         try:
             cue = await self._serve_until_cue()
         except (RegistrationError, EndpointError, OSError) as error:  # an OSError: no descriptor, space or permission
@@ -185,44 +156,49 @@ class DevicePluginServer:
         else:
             _log.info("registration ended", extra={"resource": self.resource, "cue": cue})
 
+    async def _wait_for_kubelet(self) -> None:
+        while not self._stopping and self._kubelet_identity() is None:
+            self._enter(RegistrationState.WAITING)
+            await self._wait_to_look()
+
     async def _serve_until_cue(self) -> str:
         self._kubelet_tried = self._kubelet_identity()
         self._enter(RegistrationState.REGISTERING)
-        for directory in (self._watch.directory, self._other_route):
-            if directory:
-                clear_strays(directory, self.resource)
+        for directory in filter(None, (self.watch.directory, self.other_route)):
+            clear_strays(directory, self.resource)
         service = DevicePluginService(
             self.resource,
-            self._handler,
-            self._advertisement,
-            counters=self._counters,
-            preference_deadline_seconds=self._preference_deadline_seconds,
+            self.handler,
+            self.advertisement,
+            counters=self.counters,
+            preference_deadline_seconds=self.preference_deadline_seconds,
             on_stream_change=self._look.set,
         )
-        self._instance = instance = await self._bind(service)
+        await self._start(service)
+        self.socket_path = service.path
         try:
-            cue = await self._register(instance)
+            cue = await self._register(service)
             if cue is None:
-                self._counters.registrations[self.resource, "accepted"] += 1
+                self.counters.registrations[self.resource, "accepted"] += 1
                 self._enter(RegistrationState.REGISTERED)
-                cue = await self._until_cue(instance)
+                cue = await self._until_cue(service)
             return cue
         finally:
             self._enter(RegistrationState.ENDING)
-            self._instance = None
-            await instance.stop()
+            self.socket_path = None
+            await service.stop()
 
-    async def _bind(self, service: DevicePluginService) -> ServerInstance:
-        token = f"{self._random.getrandbits(32):08x}"  # not the process id: it repeats between containers
-        return await ServerInstance.start(service, endpoint_path(self._watch.directory, self.resource, token))
+    async def _start(self, service: DevicePluginService) -> None:
+        token = f"{self.random.getrandbits(32):08x}"  # not the process id: it repeats between containers
+        await service.start(endpoint_path(self.watch.directory, self.resource, token))
 
-    async def _register(self, instance: ServerInstance) -> str | None:
+    async def _register(self, service: DevicePluginService) -> str | None:
         """Call Register and return None, or a cue that came first. The kubelet calls back on this loop meanwhile."""
-        call = asyncio.create_task(register(instance.path, self.resource), name=f"register {self.resource}")
+        call = asyncio.create_task(register(service.path, self.resource), name=f"register {self.resource}")
         call.add_done_callback(lambda _: self._look.set())
         try:
             while not call.done():
-                if cue := self._cue(instance):
+                if cue := self._cue(service):
                     return cue
                 await self._wait_to_look()
             return call.result()
@@ -230,34 +206,34 @@ class DevicePluginServer:
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)  # ignores the call's end, not a cancellation of ours
 
-    async def _until_cue(self, instance: ServerInstance) -> str:
+    async def _until_cue(self, service: DevicePluginService) -> str:
         """Wait until the registration is lost, and return the reason."""
         loop = asyncio.get_running_loop()
         registered_at = loop.time()
-        overdue_at = registered_at + self._times.stream_deadline
-        while (cue := self._cue(instance)) is None:
-            if instance.service.streams_open:
+        overdue_at = registered_at + self.times.stream_deadline
+        while (cue := self._cue(service)) is None:
+            if service.streams_open:
                 self.failure = None
                 self._enter(RegistrationState.ADVERTISED)
-            elif instance.service.streams_begun:
+            elif service.streams_begun:
                 cue = "the kubelet ended the ListAndWatch stream"
                 break
             elif loop.time() >= overdue_at:
-                cue = f"no ListAndWatch within {self._times.stream_deadline:g} s of Register"
+                cue = f"no ListAndWatch within {self.times.stream_deadline:g} s of Register"
                 break
-            await self._wait_to_look(None if instance.service.streams_open else overdue_at)
-        if loop.time() - registered_at >= self._times.settled:
+            await self._wait_to_look(None if service.streams_open else overdue_at)
+        if loop.time() - registered_at >= self.times.settled:
             self._backoff.reset()
         return cue
 
-    def _cue(self, instance: ServerInstance) -> str | None:
+    def _cue(self, service: DevicePluginService) -> str | None:
         """Why the instance has to be replaced, as far as `stop` and the files say."""
         if self._stopping:
             return "the plugin is stopping"
         if self._kubelet_identity() != self._kubelet_tried:
             return f"{KUBELET_SOCKET} was recreated or removed"
-        if not instance.is_reachable():
-            return f"our socket {instance.path.name} was removed or replaced"
+        if not service.is_reachable():
+            return f"our socket {service.path.name} was removed or replaced"
         return None
 
     async def _back_off(self) -> None:
@@ -282,7 +258,7 @@ class DevicePluginServer:
         self._look.clear()
 
     def _kubelet_identity(self) -> SocketIdentity | None:
-        return identity_of(self._watch.directory / KUBELET_SOCKET)
+        return identity_of(self.watch.directory / KUBELET_SOCKET)
 
     def _enter(self, state: RegistrationState) -> None:
         if state is self.state:
@@ -294,15 +270,15 @@ class DevicePluginServer:
         else:
             self.registered.clear()
             _log.debug("registration state", extra={"resource": self.resource, "state": state.value})
-        self._on_change()
+        self.on_change()
 
     def _fail(self, text: str) -> None:
         """Count a failure, and log it unless the last attempt failed for the same reason."""
-        self._counters.registrations[self.resource, "failed"] += 1
+        self.counters.registrations[self.resource, "failed"] += 1
         if text != self.failure:
             _log.warning("not registered", extra={"resource": self.resource, "reason": text})
         self.failure = text
-        self._on_change()
+        self.on_change()
 
 
 class WatchedPluginServer(DevicePluginServer, watcher_grpc.RegistrationServicer):
@@ -324,28 +300,24 @@ class WatchedPluginServer(DevicePluginServer, watcher_grpc.RegistrationServicer)
     async def _wait_for_kubelet(self) -> None:
         """Serve at once: a kubelet that is away finds the socket when it starts."""
 
-    async def _bind(self, service: DevicePluginService) -> ServerInstance:
+    async def _start(self, service: DevicePluginService) -> None:
         self._accepted = False
-        return await ServerInstance.start(
-            service, endpoint_path(self._watch.directory, self.resource, STANDING), watcher=self
-        )
+        await service.start(endpoint_path(self.watch.directory, self.resource, STANDING), watcher=self)
 
-    async def _register(self, instance: ServerInstance) -> str | None:
+    async def _register(self, service: DevicePluginService) -> str | None:
         """Wait for the kubelet to find the socket and to accept it. An open stream means that it has."""
-        while not (self._accepted or instance.service.streams_begun):
-            if cue := self._cue(instance):
+        while not (self._accepted or service.streams_begun):
+            if cue := self._cue(service):
                 return cue
             await self._wait_to_look()
         return None
 
-    async def GetInfo(self, request: watcher_pb.InfoRequest, context: Context) -> watcher_pb.PluginInfo:  # noqa: ARG002, N802 - the API's signature
+    async def GetInfo(self, request: watcher_pb.InfoRequest, context: Context) -> watcher_pb.PluginInfo:
         """Say what this socket is. No endpoint: the device plugin service is on this very socket."""
         return watcher_pb.PluginInfo(type="DevicePlugin", name=self.resource, supported_versions=[API_VERSION])
 
-    async def NotifyRegistrationStatus(  # noqa: N802 - the API's name
-        self,
-        request: watcher_pb.RegistrationStatus,
-        context: Context,  # noqa: ARG002 - the API's signature
+    async def NotifyRegistrationStatus(
+        self, request: watcher_pb.RegistrationStatus, context: Context
     ) -> watcher_pb.RegistrationStatusResponse:
         """Take the outcome. After a refusal the kubelet calls GetInfo again after a while, by itself."""
         if request.plugin_registered:
@@ -354,54 +326,6 @@ class WatchedPluginServer(DevicePluginServer, watcher_grpc.RegistrationServicer)
         else:
             self._fail(f"the kubelet refused {self.resource}: {request.error or 'it gives no reason'}")
         return watcher_pb.RegistrationStatusResponse()
-
-
-class ServerInstance:
-    """A started server on ``path``; made by `start`.
-
-    Instances never share a path while both live: grpc's ``stop`` unlinks its path even if a newer server has bound it.
-    """
-
-    def __init__(self, server: grpc.aio.Server, service: DevicePluginService, path: Path) -> None:
-        self._server = server
-        self._identity = identity_of(path)
-        self.service = service
-        self.path = path
-
-    @classmethod
-    async def start(
-        cls, service: DevicePluginService, path: Path, *, watcher: watcher_grpc.RegistrationServicer | None = None
-    ) -> ServerInstance:
-        """Bind ``path`` with mode 0600 and serve; ``watcher`` answers the kubelet's plugin watcher on the same socket.
-
-        Raises:
-            EndpointError: something is there already, or the directory cannot be written to.
-        """
-        require_vacant(path)
-        server = grpc.aio.server()
-        pb_grpc.add_DevicePluginServicer_to_server(service, server)
-        if watcher:
-            watcher_grpc.add_RegistrationServicer_to_server(watcher, server)
-        before = os.umask(0o177)  # process-wide, so only for the bind, in which nothing is awaited
-        try:
-            server.add_insecure_port(f"unix:{path}")
-        except RuntimeError as error:  # gRPC gives no reason
-            hint = "is it writable, and has this process file descriptors left?"
-            raise EndpointError(f"no socket can be made in {path.parent}: {hint}") from error
-        finally:
-            os.umask(before)
-        instance = cls(server, service, path)
-        await server.start()
-        return instance
-
-    def is_reachable(self) -> bool:
-        """Whether our own socket is still at our path: a server whose file is gone runs on, but no client finds it."""
-        return self._identity is not None and identity_of(self.path) == self._identity
-
-    async def stop(self) -> None:
-        """End the streams, then the server, which removes its socket."""
-        await self.service.end_streams(_CALLS_SECONDS)
-        await self._server.stop(_GRACE_SECONDS)
 
 
 async def register(endpoint: Path, resource: str) -> None:

@@ -17,7 +17,7 @@ import stat
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import grpc
@@ -37,17 +37,12 @@ _CHANNEL_OPTIONS = (
 )
 
 
+SocketIdentity = tuple[int, int, int]
+"""What distinguishes a socket file from the next one under the same name: device, inode, nanoseconds of its change."""
+
+
 class EndpointError(Exception):
-    """A socket of ours cannot be made at the path; the text says what is there."""
-
-
-@dataclass(frozen=True, slots=True)
-class SocketIdentity:
-    """What distinguishes one socket file from the next one under the same name."""
-
-    device: int
-    inode: int
-    changed_ns: int
+    """A socket of ours cannot be made at the path; the text says why."""
 
 
 def identity_of(path: Path) -> SocketIdentity | None:
@@ -58,7 +53,7 @@ def identity_of(path: Path) -> SocketIdentity | None:
         return None
     if not stat.S_ISSOCK(found.st_mode):
         return None
-    return SocketIdentity(found.st_dev, found.st_ino, found.st_ctime_ns)
+    return found.st_dev, found.st_ino, found.st_ctime_ns
 
 
 def is_served(path: Path) -> bool:
@@ -144,32 +139,20 @@ def clear_strays(directory: Path, resource: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def require_vacant(path: Path) -> None:
-    """Make sure that binding ``path`` takes it from no other process; a dead socket is removed.
-
-    Raises:
-        EndpointError: a live server or something that is no socket is there.
-    """
-    if not os.path.lexists(path):
-        return
-    if identity_of(path) is None:
-        raise EndpointError(f"{path} exists and is not a socket; remove it, it is not ours")
-    if is_served(path):
-        raise EndpointError(f"{path} is served by another process; stop that one first")
-    path.unlink(missing_ok=True)
-
-
+@dataclass(eq=False)
 class DirectoryWatch:
     """Hints that something in the kubelet's ``directory`` may have changed, given while `run` runs.
 
-    inotify reports a change within a millisecond, and nothing of a directory that was itself replaced. So an event is
+    inotify reports a change within a millisecond, and nothing of a directory whose parent was replaced. So an event is
     only a hint to look, and every ``period_seconds`` there is a hint without an event. Listeners look at the files they
     care about. One watch serves all resources of the daemon.
     """
 
-    def __init__(self, directory: Path, *, period_seconds: float = 3.0) -> None:
-        self.directory = directory
-        self._period_seconds = period_seconds
+    directory: Path
+    _: KW_ONLY
+    period_seconds: float = 3.0
+
+    def __post_init__(self) -> None:
         self._listeners: set[Callable[[], None]] = set()
         self._logged_errno: int | None = None
 
@@ -188,36 +171,31 @@ class DirectoryWatch:
             try:
                 await self._follow()
             except OSError as error:
-                missing = isinstance(error, FileNotFoundError | NotADirectoryError)  # its users report that
-                if not missing and error.errno != self._logged_errno:
+                # The users of the directory report a missing one.
+                if error.errno not in {errno.ENOENT, errno.ENOTDIR, self._logged_errno}:
                     self._logged_errno = error.errno
                     remedy = "raise the node's fs.inotify.max_user_instances or max_user_watches"
                     fields = {"directory": str(self.directory), "error": str(error), "remedy": remedy}
                     _log.warning("a restarted kubelet is noticed late: no inotify", extra=fields)
-                await asyncio.sleep(self._period_seconds)
+                await asyncio.sleep(self.period_seconds)
             self._hint()
 
     async def _follow(self) -> None:
-        """Pass on events until the directory at the path is no longer the one that is watched."""
+        """Pass on events until the watched directory is removed or renamed."""
         with Inotify() as inotify:
-            watched = self._directory_identity()  # before the watch: a replacement in between shows as a difference
             inotify.add_watch(self.directory, _EVENTS)
             self._logged_errno = None
             self._hint()
-            while self._directory_identity() == watched:
+            while True:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(self._period_seconds):
+                    async with asyncio.timeout(self.period_seconds):
                         event = await inotify.get()
-                    if Mask.IGNORED in event.mask:
-                        return  # the directory was removed: a new one may have its inode number, not its watch
+                    if event.mask & (Mask.IGNORED | Mask.DELETE_SELF | Mask.MOVE_SELF):
+                        return
                     # The kubelet writes its checkpoint as ``.<random>`` and renames it: only the new name matters.
                     if event.name and event.name.name.startswith("."):
                         continue
                 self._hint()
-
-    def _directory_identity(self) -> tuple[int, int]:
-        found = self.directory.stat()
-        return found.st_dev, found.st_ino
 
     def _hint(self) -> None:
         for listener in tuple(self._listeners):

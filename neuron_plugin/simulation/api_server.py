@@ -3,9 +3,9 @@
 It keeps pods, nodes, leases and events in memory and speaks their API over HTTP on loopback: lists with selectors and
 pages, watches with bookmarks and everything that ends them, bindings, patches, preconditions, graceful deletion. It
 promises what Kubernetes 1.36 documents and does for the few calls that this project makes, and nothing about others.
-There is no admission, no validation of specs and no garbage collection.
+There is no admission, no validation and no garbage collection, and every client is let in.
 
-    async with StandInApiServer() as api:
+    async with SimulatedApiServer() as api:
         api.create_node({"metadata": {"name": "worker-1"}})
         api.create_pod({"metadata": {"name": "a"}, "spec": {"containers": []}})
         api.bind("default", "a", node="worker-1", annotations={"NEURON_DEVS": "0"})
@@ -18,57 +18,58 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import socket
 from typing import TYPE_CHECKING, Self
 
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.cluster import MERGE_PATCH
-from neuron_plugin.simulation.api_server_http import ApiHttp, Fault, Guard, SeenRequest
-from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, JsonObject, ServedKind, Target
-from neuron_plugin.simulation.api_server_objects import ApiObjects
-from neuron_plugin.simulation.api_server_watch import WatchList
+from neuron_plugin.cluster import JSON, MERGE_PATCH
+from neuron_plugin.simulation.api_server_kinds import (
+    EVENTS,
+    LEASES,
+    NODES,
+    PODS,
+    JsonObject,
+    Refusal,
+    Selector,
+    ServedKind,
+    Target,
+    parse_path,
+    selector,
+)
+from neuron_plugin.simulation.api_server_objects import PATCHES, ApiObjects
+from neuron_plugin.simulation.api_server_watch import CutError, Watch, WatchQuery, WatchState
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["EVENTS", "LEASES", "NODES", "PODS", "StandInApiServer"]
+    from neuron_plugin.simulation.api_server_store import Stored
+
+__all__ = ["EVENTS", "LEASES", "NODES", "PODS", "SimulatedApiServer"]
 
 _LOOPBACK = "127.0.0.1"
+_MAX_BODY_BYTES = 4 << 20
 _TURNS_OF_AN_ACCEPT = 5
 """Turns of the event loop from accepting a connection until aiohttp knows of it: three in asyncio, and some."""
 
 
-class StandInApiServer:
+class SimulatedApiServer:
     """The server. Its methods play all others: users, schedulers, kubelets.
 
-    An empty ``token`` lets every client in. It listens on a free port, and keeps it over ``stop`` and ``start``.
-    ``watch_list`` says how it takes requests for ``sendInitialEvents``. With ``tls`` it serves HTTPS; ``ca`` is then
-    the PEM text of the authority that clients are to trust.
+    It listens on a free port, and keeps it over ``stop`` and ``start``.
     """
 
-    def __init__(
-        self,
-        *,
-        token: str = "",
-        watch_list: WatchList = WatchList.SERVED,
-        bookmark_seconds: float = 60.0,
-        tls: ssl.SSLContext | None = None,
-        ca: str = "",
-    ) -> None:
+    def __init__(self) -> None:
         self._objects = ApiObjects()
-        self._http = ApiHttp(self._objects, token=token, watch_list=watch_list)
-        self._http.watches.bookmark_seconds = bookmark_seconds
-        self._tls = tls
-        self._ca = ca
+        self._watches = WatchState()
+        self._tls: ssl.SSLContext | None = None
         self._port = 0
         self._runner: web.AppRunner | None = None
         self._listening: socket.socket | None = None
-
-    # Life.
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -79,8 +80,8 @@ class StandInApiServer:
 
     async def start(self) -> None:
         """Listen, after a ``stop`` again on the same port and with the same objects."""
-        self._http.watches.stopping = False
-        self._runner = web.AppRunner(self._http.application(), shutdown_timeout=1.0, access_log=None)
+        self._watches.stopping = False
+        self._runner = web.AppRunner(self._application(), shutdown_timeout=1.0, access_log=None)
         await self._runner.setup()
         self._listening = socket.create_server((_LOOPBACK, self._port))
         self._port = self._listening.getsockname()[1]
@@ -89,8 +90,9 @@ class StandInApiServer:
     async def stop(self) -> None:
         """Stop listening and cut all watches."""
         if self._runner is not None:
-            self._http.watches.stopping = True  # a watch that is just being opened would be waited for
-            self.cut_watches()
+            self._watches.stopping = True  # a watch that is just being opened would be waited for
+            self._watches.cuts += 1
+            self._wake_watches()
             # asyncio (3.11) leaks, open, a connection whose server is closed between its acceptance and its
             # announcement; its client would wait for ever. So accept no more, and let the accepted ones arrive.
             if self._listening is not None:
@@ -105,33 +107,19 @@ class StandInApiServer:
         """Where it listens."""
         return f"{'https' if self._tls else 'http'}://{_LOOPBACK}:{self._port}"
 
-    def guard_by(self, guard: Guard) -> None:
-        """Ask ``guard`` about every request from now on."""
-        self._http.guard = guard
-
     def write_kubeconfig(self, path: Path, user: str = "") -> Path:
-        """Write a kubeconfig for this server and return its path (mode 0600): its CA, and its token or the user's."""
-        token = user or self._http.token
-        cluster: JsonObject = {"server": self.url}
-        if self._ca:
-            cluster["certificate-authority-data"] = base64.b64encode(self._ca.encode()).decode()
+        """Write a kubeconfig for this server and return its path (mode 0600); the user's token is its name."""
         config: JsonObject = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "simulated",
-            "clusters": [{"name": "simulated", "cluster": cluster}],
-            "users": [{"name": "simulated", "user": {"token": token} if token else {}}],
+            "clusters": [{"name": "simulated", "cluster": {"server": self.url}}],
+            "users": [{"name": "simulated", "user": {"token": user} if user else {}}],
             "contexts": [{"name": "simulated", "context": {"cluster": "simulated", "user": "simulated"}}],
         }
         path.touch(mode=0o600)
         path.write_bytes(msgspec.json.encode(config))  # JSON is YAML
         return path
-
-    def rotate(self, *, token: str = "", tls: ssl.SSLContext | None = None, ca: str = "") -> None:
-        """Change the token at once; a certificate and its CA at the next ``start``."""
-        self._http.token = token or self._http.token
-        self._tls = tls or self._tls
-        self._ca = ca or self._ca
 
     # What users, schedulers and kubelets do.
 
@@ -148,17 +136,9 @@ class StandInApiServer:
         metadata: JsonObject = {"name": name, "annotations": dict(annotations or {})}
         self._objects.bind(namespace, name, {"metadata": metadata, "target": {"kind": "Node", "name": node}})
 
-    def patch_pod(self, namespace: str, name: str, change: JsonObject) -> JsonObject:
-        """Merge-patch a pod, as a user would."""
-        return self._objects.patch(Target(PODS, namespace, name), change, MERGE_PATCH).value
-
     def set_pod_status(self, namespace: str, name: str, status: JsonObject) -> JsonObject:
         """Merge-patch a pod's status, as a kubelet would: ``{"phase": "Running"}``."""
         return self._objects.patch(Target(PODS, namespace, name, "status"), {"status": status}, MERGE_PATCH).value
-
-    def patch_node(self, name: str, change: JsonObject, *, status: bool = False) -> JsonObject:
-        """Merge-patch a node, or its status."""
-        return self._objects.patch(Target(NODES, "", name, "status" if status else ""), change, MERGE_PATCH).value
 
     def delete_pod(self, namespace: str, name: str, *, grace_seconds: int | None = None) -> None:
         """Delete a pod.
@@ -168,10 +148,6 @@ class StandInApiServer:
         options = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
         self._objects.delete(Target(PODS, namespace, name), options)
 
-    def delete_node(self, name: str) -> None:
-        """Delete a node."""
-        self._objects.delete(Target(NODES, "", name))
-
     def get(self, kind: ServedKind, name: str, namespace: str = "") -> JsonObject:
         """Return an object.
 
@@ -180,66 +156,6 @@ class StandInApiServer:
         """
         return self._objects.read(Target(kind, namespace, name)).value
 
-    def objects(self, kind: ServedKind) -> list[JsonObject]:
-        """Return all objects of a kind, by namespace and name."""
-        return [stored.value for stored in self._objects.collections[kind].snapshot().objects]
-
-    # Faults.
-
-    def fail(self, fault: Fault) -> None:
-        """Let a fault happen to the next requests that match it."""
-        self._http.faults.append(fault)
-
-    def forgive(self) -> None:
-        """Remove all faults that have not happened yet."""
-        self._http.faults.clear()
-
-    def compact(self) -> None:
-        """Forget the history: watches from older versions and further pages of older lists get a 410.
-
-        Open watches stay.
-        """
-        for collection in self._objects.collections.values():
-            collection.compact()
-
-    def expire_watches(self) -> None:
-        """End all open watches with a 410 inside the stream."""
-        for collection in self._objects.collections.values():
-            collection.expire_followers()
-
-    def end_watches(self) -> None:
-        """End all open watches cleanly."""
-        self._http.watches.endings += 1
-        self._wake_watches()
-
-    def cut_watches(self) -> None:
-        """Cut the connections of all open watches."""
-        self._http.watches.cuts += 1
-        self._wake_watches()
-
-    def send_bookmarks(self) -> None:
-        """Send a bookmark on every open watch that asked for them, now."""
-        self._http.watches.bookmarks += 1
-        self._wake_watches()
-
-    def mute_watches(self, *, muted: bool = True) -> None:
-        """Keep watches open and silent, as behind a dead connection; what they leave out is never sent."""
-        self._http.watches.muted = muted
-
-    def drop_binding_annotations(self) -> None:
-        """Forget the annotations of bindings from now on."""
-        self._objects.keep_binding_annotations = False
-
-    @property
-    def requests(self) -> list[SeenRequest]:
-        """The latest requests, oldest first."""
-        return list(self._http.seen)
-
-    @property
-    def open_watches(self) -> int:
-        """How many watches are being served."""
-        return self._http.watches.open
-
     def _create(self, kind: ServedKind, manifest: JsonObject, namespace: str) -> JsonObject:
         namespace = (manifest.get("metadata") or {}).get("namespace", namespace)
         return self._objects.create(kind, manifest, namespace).value
@@ -247,3 +163,126 @@ class StandInApiServer:
     def _wake_watches(self) -> None:
         for collection in self._objects.collections.values():
             collection.wake()
+
+    # Requests.
+
+    def _application(self) -> web.Application:
+        application = web.Application(client_max_size=_MAX_BODY_BYTES)
+        application.router.add_route("*", "/{path:.*}", self._handle)
+        return application
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        try:
+            return await self._serve(request, parse_path(request.path))
+        except Refusal as refusal:
+            return _json(refusal.status(), refusal.code)
+        except CutError:
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response(status=500)  # never sent
+
+    async def _serve(self, request: web.Request, target: Target) -> web.StreamResponse:
+        if request.method != "GET":
+            return self._write(request, target, await _body(request))
+        if target.subresource == "binding":
+            raise Refusal(405, "the server does not allow this method on the requested resource")
+        if target.name:
+            return _bytes(self._objects.read(target).encoded)
+        query = dict(request.query)
+        return (
+            await self._watch(request, target, query)
+            if query.get("watch") == "true"
+            else _bytes(self._list(target, query))
+        )
+
+    def _write(self, request: web.Request, target: Target, body: JsonObject) -> web.Response:
+        match request.method:
+            case "POST" if target.subresource == "binding":
+                return _json(self._objects.bind(target.namespace, target.name, body), 201)
+            case "POST" if not target.name:
+                body.setdefault("metadata", {}).pop("uid", None)  # the server chooses it
+                return _bytes(self._objects.create(target.kind, body, target.namespace).encoded, 201)
+            case "PATCH" if target.name and target.subresource != "binding":
+                if request.content_type not in PATCHES:
+                    raise _unsupported(*PATCHES)
+                return _bytes(self._objects.patch(target, body, request.content_type).encoded)
+            case "DELETE" if target.name and not target.subresource:
+                if (seconds := request.query.get("gracePeriodSeconds")) is not None:
+                    body |= {"gracePeriodSeconds": int(seconds)}
+                return _bytes(self._objects.delete(target, body).encoded)
+        raise Refusal(405, "the server does not allow this method on the requested resource")
+
+    def _list(self, target: Target, query: dict[str, str]) -> bytes:
+        """Answer one page, all pages of a list from one version."""
+        collection = self._objects.collections[target.kind]
+        version, start = _place(query.get("continue", ""))
+        snapshot = collection.snapshot_at(version) if version else collection.snapshot()
+        meant, following = _meant(target, query), 0
+        limit = int(query.get("limit", "0")) or len(snapshot.objects)
+        chosen: list[Stored] = []
+        for place in range(start, len(snapshot.objects)):
+            if meant(snapshot.objects[place].value):
+                if len(chosen) == limit:
+                    following = place
+                    break
+                chosen.append(snapshot.objects[place])
+        metadata = {"resourceVersion": str(snapshot.version)}
+        if following:
+            metadata["continue"] = base64.urlsafe_b64encode(f"{snapshot.version}:{following}".encode()).decode()
+        head = {"kind": f"{target.kind.kind}List", "apiVersion": target.kind.version, "metadata": metadata}
+        items = b",".join(stored.encoded for stored in chosen)
+        return msgspec.json.encode(head)[:-1] + b',"items":[' + items + b"]}"
+
+    async def _watch(self, request: web.Request, target: Target, query: dict[str, str]) -> web.StreamResponse:
+        meant = _meant(target, query)
+        wanted = WatchQuery.parse(query)
+        answer = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await answer.prepare(request)
+        collection = self._objects.collections[target.kind]
+        with contextlib.suppress(ConnectionError):  # the client left
+            await Watch(target.kind, collection, meant, wanted, self._watches).run(request, answer)
+        return answer
+
+
+async def _body(request: web.Request) -> JsonObject:
+    data = await request.read()
+    if not data:
+        return {}
+    if request.content_type not in (JSON, *PATCHES):
+        raise _unsupported(JSON, *PATCHES)
+    try:
+        return msgspec.json.decode(data, type=dict)
+    except msgspec.DecodeError as error:
+        raise Refusal(400, f"the object provided is unrecognized (must be of type JSON): {error}") from error
+
+
+def _unsupported(*accepted: str) -> Refusal:
+    text = "the body of the request was in an unknown format - accepted media types include: "
+    return Refusal(415, text + ", ".join(accepted))
+
+
+def _meant(target: Target, query: dict[str, str]) -> Selector:
+    """Return what the query selects, in the path's namespace."""
+    if "labelSelector" in query:
+        raise Refusal(400, "the simulated API server selects by fields only")
+    within = f"metadata.namespace={target.namespace}" if target.namespace else ""
+    return selector(target.kind, f"{query.get('fieldSelector', '')},{within}")
+
+
+def _place(token: str) -> tuple[int, int]:
+    """The version and the place of a further page; zeros for the first."""
+    if not token:
+        return 0, 0
+    try:
+        version, _, place = base64.urlsafe_b64decode(token).decode().partition(":")
+        return int(version), int(place)
+    except ValueError as error:
+        raise Refusal(400, "continue key is not valid") from error
+
+
+def _json(value: JsonObject, status: int = 200) -> web.Response:
+    return _bytes(msgspec.json.encode(value), status)
+
+
+def _bytes(body: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=body, status=status, content_type="application/json")

@@ -16,7 +16,6 @@ from typing import Any
 from neuron_plugin.cluster import MERGE_PATCH, STRATEGIC_MERGE_PATCH
 from neuron_plugin.simulation.api_server_kinds import (
     KINDS,
-    LEASES,
     NODES,
     PODS,
     JsonObject,
@@ -26,8 +25,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     conflict,
     invalid,
 )
-from neuron_plugin.simulation.api_server_store import Collection, Stored, Versions
-from neuron_plugin.simulation.api_server_validation import check, check_prefix
+from neuron_plugin.simulation.api_server_store import Collection, Key, Stored, Versions
 
 STALE = "the object has been modified; please apply your changes to the latest version and try again"
 
@@ -37,13 +35,9 @@ _MAX_GENERATED_STEM = 58
 
 
 class ApiObjects:
-    """Every object of every kind.
-
-    ``keep_binding_annotations`` False plays a server that forgets the annotations of a binding.
-    """
+    """Every object of every kind."""
 
     def __init__(self) -> None:
-        self.keep_binding_annotations = True
         self.versions = Versions()
         self.collections: dict[ServedKind, Collection] = {kind: Collection(self.versions) for kind in KINDS}
 
@@ -54,13 +48,12 @@ class ApiObjects:
             Refusal: 409, the name is taken; 400 or 422, the body is wrong.
         """
         made = created(kind, namespace, body)
-        check(kind, made)
         name = made["metadata"]["name"]
         key = (made["metadata"]["namespace"] if kind.namespaced else "", name)
         if self.collections[kind].get(key):
             text = f'{kind.resource} "{name}" already exists'
             raise Refusal(409, text, reason="AlreadyExists", name=name, kind=kind.resource)
-        return self.collections[kind].put(key, made)
+        return self._store(kind, key, made)
 
     def read(self, target: Target) -> Stored:
         """Return an object as it is.
@@ -74,21 +67,15 @@ class ApiObjects:
             raise Refusal(404, f'{resource} "{target.name}" not found', name=target.name, kind=resource)
         return found
 
-    def update(self, target: Target, body: JsonObject) -> Stored:
-        """Replace an object, or its status.
-
-        Raises:
-            Refusal: 404, there is none; 409, another version or UID; 400 or 422, it would be wrong.
-        """
-        return self._change(target, body, patch=False)
-
     def patch(self, target: Target, change: JsonObject, content_type: str = MERGE_PATCH) -> Stored:
         """Patch an object, or its status.
 
         Raises:
             Refusal: 404, there is none; 409, another version; 400 or 422, another UID, or it would be wrong.
         """
-        return self._change(target, PATCHES[content_type](self.read(target).value, change), patch=True)
+        old = self.read(target).value
+        after = updated(target.kind, old, PATCHES[content_type](old, change), status=target.subresource == "status")
+        return self._store(target.kind, (target.namespace, target.name), after)
 
     def bind(self, namespace: str, name: str, binding: JsonObject) -> JsonObject:
         """Bind a pod: ``pods/binding``. Return the Status of success.
@@ -97,17 +84,9 @@ class ApiObjects:
             Refusal: 404, 409 or 400, as `bound` says.
         """
         pod = self.read(Target(PODS, namespace, name)).value
-        after = bound(pod, binding, keep_annotations=self.keep_binding_annotations)
-        self.collections[PODS].put((namespace, name), after)
+        self.collections[PODS].put((namespace, name), bound(pod, binding))
         details = {"name": name, "kind": "pods"}
-        return {
-            "kind": "Status",
-            "apiVersion": "v1",
-            "metadata": {},
-            "status": "Success",
-            "code": 200,
-            "details": details,
-        }
+        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
     def delete(self, target: Target, options: JsonObject | None = None) -> Stored:
         """Delete an object; a pod on a node only begins to end, until deleted with a grace period of 0.
@@ -120,11 +99,8 @@ class ApiObjects:
         collection = self.collections[target.kind]
         return collection.remove(key) if after is None else collection.put(key, after)
 
-    def _change(self, target: Target, body: JsonObject, *, patch: bool) -> Stored:
-        status = target.subresource == "status"
-        after = updated(target.kind, self.read(target).value, body, status=status, patch=patch)
-        check(target.kind, after)
-        return self.collections[target.kind].put((target.namespace, target.name), after)
+    def _store(self, kind: ServedKind, key: Key, value: JsonObject) -> Stored:
+        return self.collections[kind].put(key, value)
 
 
 # Creation.
@@ -147,7 +123,6 @@ def created(kind: ServedKind, namespace: str, body: JsonObject) -> JsonObject:
         raise Refusal(400, "the namespace of the provided object does not match the namespace sent on the request")
     prefix = metadata.pop("generateName", "") if not metadata.get("name") else ""
     if prefix:
-        check_prefix(kind, prefix)
         metadata["name"] = f"{prefix[:_MAX_GENERATED_STEM]}{uuid.uuid4().hex[:5]}"
     if not metadata.get("name"):
         raise invalid(kind.kind, "", "metadata.name: Required value: name or generateName is required")
@@ -188,7 +163,7 @@ def _now_text() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-# Updates and patches.
+# Patches.
 
 
 def merge_patched(value: Any, patch: Any) -> Any:
@@ -227,8 +202,8 @@ PATCHES = {MERGE_PATCH: merge_patched, STRATEGIC_MERGE_PATCH: strategically_patc
 """The patch formats by content type."""
 
 
-def updated(kind: ServedKind, old: JsonObject, new: JsonObject, *, status: bool, patch: bool) -> JsonObject:
-    """Return what an update or a patch makes of the old object, after its preconditions.
+def updated(kind: ServedKind, old: JsonObject, new: JsonObject, *, status: bool) -> JsonObject:
+    """Return what a patch makes of the old object, after its preconditions.
 
     ``status`` is the subresource: it takes status and metadata, the object itself all but the status.
 
@@ -237,14 +212,10 @@ def updated(kind: ServedKind, old: JsonObject, new: JsonObject, *, status: bool,
     """
     before, after = old["metadata"], new.get("metadata") or {}
     name, version, uid = before["name"], after.get("resourceVersion", ""), after.get("uid") or before["uid"]
-    if not version and kind is LEASES and not patch:
-        raise invalid(kind.kind, name, "metadata.resourceVersion: Invalid value: 0: must be specified for an update")
     if version and version != before["resourceVersion"]:
         raise conflict(kind.resource, name, STALE)
-    if uid != before["uid"] and patch:
-        raise invalid(kind.kind, name, f'metadata.uid: Invalid value: "{uid}": field is immutable')
     if uid != before["uid"]:
-        raise conflict(kind.resource, name, _uid_precondition(uid, before["uid"]))
+        raise invalid(kind.kind, name, f'metadata.uid: Invalid value: "{uid}": field is immutable')
     metadata = {key: value for key, value in after.items() if value not in ({}, None)}
     for fixed in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp"):
         metadata.pop(fixed, None)
@@ -262,7 +233,7 @@ def _uid_precondition(wanted: str, present: str) -> str:
 # Bindings and deletions.
 
 
-def bound(pod: JsonObject, binding: JsonObject, *, keep_annotations: bool = True) -> JsonObject:
+def bound(pod: JsonObject, binding: JsonObject) -> JsonObject:
     """Return the pod as a binding leaves it: node, annotations and condition in one step.
 
     Raises:
@@ -276,8 +247,7 @@ def bound(pod: JsonObject, binding: JsonObject, *, keep_annotations: bool = True
         raise invalid("Binding", name, "target: Invalid value: a node with a name is expected")
     if why := _why_not_bound(pod, wanted):
         raise conflict("pods/binding", name, why)
-    written = (wanted.get("annotations") or {}) if keep_annotations else {}
-    annotations = {**(metadata.get("annotations") or {}), **written}
+    annotations = {**(metadata.get("annotations") or {}), **(wanted.get("annotations") or {})}
     scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": _now_text()}
     others = [entry for entry in pod["status"].get("conditions") or [] if entry["type"] != scheduled["type"]]
     status = {key: value for key, value in pod["status"].items() if key != "nominatedNodeName"}

@@ -9,29 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from enum import Enum
 
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.simulation.api_server_kinds import JsonObject, Refusal, Selector, ServedKind, invalid
+from neuron_plugin.simulation.api_server_kinds import JsonObject, Refusal, Selector, ServedKind
 from neuron_plugin.simulation.api_server_store import Collection, Cursor, event_line
-
-_SWITCHED_OFF = (
-    "sendInitialEvents: Forbidden: "
-    "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
-)
-_NEEDS_MATCH = (
-    "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
-)
-
-
-class WatchList(Enum):
-    """What the server does when asked for ``sendInitialEvents``."""
-
-    SERVED = "served"
-    REFUSED = "refused"
-    IGNORED = "ignored"
 
 
 @dataclass(slots=True)
@@ -57,21 +40,12 @@ class WatchQuery:
     timeout_seconds: float
 
     @classmethod
-    def parse(cls, query: dict[str, str], watch_list: WatchList) -> WatchQuery:
-        """Read the query of a watch.
-
-        Raises:
-            Refusal: 422, WatchList is asked for and switched off.
-        """
-        wants_initial = query.get("sendInitialEvents") == "true"
-        if wants_initial and watch_list is WatchList.REFUSED:
-            raise invalid("ListOptions.meta.k8s.io", "", _SWITCHED_OFF)
-        if wants_initial and query.get("resourceVersionMatch") != "NotOlderThan":
-            raise invalid("ListOptions.meta.k8s.io", "", _NEEDS_MATCH)
+    def parse(cls, query: dict[str, str]) -> WatchQuery:
+        """Read the query of a watch."""
         version = query.get("resourceVersion", "")
         return cls(
             version=int(version) if version not in {"", "0"} else None,
-            initial_events=wants_initial and watch_list is WatchList.SERVED,
+            initial_events=query.get("sendInitialEvents") == "true",
             bookmarks=query.get("allowWatchBookmarks") == "true",
             timeout_seconds=float(query.get("timeoutSeconds", "1800")),
         )

@@ -24,13 +24,13 @@ from neuron_plugin.allocation import Resource
 from neuron_plugin.cluster import PODS
 from neuron_plugin.cluster import Pod as PodRecord
 from neuron_plugin.extender.state import NODE_REFUSALS
-from neuron_plugin.simulation.api_server import StandInApiServer
+from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
 from neuron_plugin.simulation.api_server_kinds import JsonObject
-from neuron_plugin.simulation.kubelet import StandInKubelet
+from neuron_plugin.simulation.kubelet import SimulatedKubelet
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod, Container, Pod, PodRejectedError
 from neuron_plugin.simulation.node import SimulatedNode, write_node
-from neuron_plugin.simulation.scheduler import FilterAnswer, StandInScheduler
+from neuron_plugin.simulation.scheduler import FilterAnswer, SimulatedScheduler
 
 NODE_NAME = "simulated-node"
 READY_SECONDS = 60.0
@@ -71,14 +71,14 @@ class SimulatedCluster:
         self.node: SimulatedNode = write_node(root / "node", instance_type, usage_counters=False)
         for directory in (self.kubelet_dir, self.pod_resources_dir):
             directory.mkdir()
-        self.api = StandInApiServer()
+        self.api = SimulatedApiServer()
         chance = Random(0)  # noqa: S311 - chooses ids, guards nothing; every demo goes the same way
-        self.kubelet = StandInKubelet(
+        self.kubelet = SimulatedKubelet(
             self.kubelet_dir, self.pod_resources_dir, random=chance, cgroup_root=self.cgroup_root
         )
         self._daemon: asyncio.subprocess.Process | None = None
         self._extender: asyncio.subprocess.Process | None = None
-        self._scheduler: StandInScheduler | None = None
+        self._scheduler: SimulatedScheduler | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -144,7 +144,7 @@ class SimulatedCluster:
         }
         self._extender = await self._start("extender", "extender", flags)
         url = f"http://127.0.0.1:{await self._extender_port(self._extender)}"
-        self._scheduler = await StandInScheduler(f"{url}/scheduler").__aenter__()
+        self._scheduler = await SimulatedScheduler(f"{url}/scheduler").__aenter__()
         await self._wait_until_ready(f"{url}/readyz")
 
     async def _extender_port(self, extender: asyncio.subprocess.Process) -> int:
@@ -204,7 +204,7 @@ class SimulatedCluster:
         """
         await self._open_scheduler().bind(self.api.get(SERVED_PODS, name, "default"), NODE_NAME)
 
-    def _open_scheduler(self) -> StandInScheduler:
+    def _open_scheduler(self) -> SimulatedScheduler:
         if self._scheduler is None:
             raise RuntimeError("the simulated cluster is not up: use it as 'async with SimulatedCluster(...)'")
         return self._scheduler

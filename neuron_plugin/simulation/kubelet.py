@@ -5,7 +5,7 @@ plugins back, admits pods one after the other, remembers what it allocated and w
 order, the texts and the faults of Kubernetes 1.36 as far as they concern a plugin. It runs no containers: what a
 container would have received can be read, and the cgroup of a pod says whether it would have processes.
 
-    async with StandInKubelet(Path("/run/sim/device-plugins"), Path("/run/sim/pod-resources")) as kubelet:
+    async with SimulatedKubelet(Path("/run/sim/device-plugins"), Path("/run/sim/pod-resources")) as kubelet:
         await kubelet.wait_for_capacity("aws.amazon.com/neuroncore", 32)
         admitted = await kubelet.admit(pod)
 """
@@ -16,12 +16,10 @@ import asyncio
 import contextlib
 import socket
 import stat
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from types import TracebackType
 from typing import Self
 
 import grpc
@@ -78,11 +76,11 @@ class _LivePod:
     known: bool = True
 
 
-class StandInKubelet:
+class SimulatedKubelet:
     """One node's kubelet, on ``directory`` and, if given, ``pod_resources_directory``.
 
-    ``cgroup_root`` is a directory that it keeps like ``/sys/fs/cgroup``. ``checkpoint`` is its file; tests put faults
-    into it. ``rejections`` are the pods it failed, by UID.
+    ``cgroup_root`` is a directory that it keeps like ``/sys/fs/cgroup``. ``checkpoint`` is its file; ``rejections`` are
+    the pods it failed, by UID.
     """
 
     def __init__(
@@ -103,7 +101,6 @@ class StandInKubelet:
         self._random = random or Random()  # noqa: S311 - the order of Go's maps, guards nothing
         self._pods: dict[str, _LivePod] = {}
         self._terminating: dict[str, asyncio.TimerHandle] = {}
-        self._registrations: Counter[str] = Counter()
         self._admission = asyncio.Lock()
         self._stops = 0
         self._servers: list[tuple[grpc.aio.Server, Path]] = []
@@ -113,9 +110,7 @@ class StandInKubelet:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     # The process.
@@ -125,13 +120,8 @@ class StandInKubelet:
         self.devices = DeviceManager(self._random, numa_affinity=self._options.numa_affinity)
         self.devices.load(self.checkpoint.read())
         self.devices.sources_ready = False
-        self._clients = PluginClients(
-            self._directory,
-            self.devices,
-            self.checkpoint,
-            dial_seconds=self._options.dial_seconds,
-            grace_seconds=self._options.grace_seconds,
-        )
+        dial, grace = self._options.dial_seconds, self._options.grace_seconds
+        self._clients = PluginClients(self._directory, self.devices, self.checkpoint, dial, grace)
 
     async def start(self, *, api_reachable: bool = True) -> None:
         """Wipe the directory's sockets, serve, and admit the pods of before again.
@@ -169,14 +159,12 @@ class StandInKubelet:
     async def stop(self) -> None:
         """End as a kubelet does: streams end, calls are cut off, dead socket files stay behind."""
         self._stops += 1
-        self.checkpoint.abandon_writes()
         await self._clients.close()
         for server, path in self._servers:
             await server.stop(None)
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
                 dead.bind(str(path))
         self._servers.clear()
-        self._registrations.update(self._clients.registrations)
         self._begin_process()
 
     async def restart(self) -> None:
@@ -184,25 +172,11 @@ class StandInKubelet:
         await self.stop()
         await self.start()
 
-    def spoil_checkpoint(self, content: bytes | None = b"spoiled") -> None:
-        """Put other content in the checkpoint's place; None removes the file.
-
-        A kubelet that runs replaces it at its next write, one that starts cannot read what was allocated and goes on.
-        """
-        if content is None:
-            self.checkpoint.path.unlink(missing_ok=True)
-        else:
-            self.checkpoint.replace(content)
-
     # Resources.
 
     def capacity(self, resource: str) -> Capacity:
         """What the node shows of a resource, without the up to 10 s until the API server hears of it."""
         return self._clients.capacity(resource)
-
-    def registration_count(self, resource: str) -> int:
-        """Accepted registrations of a resource since the beginning, over all restarts."""
-        return self._registrations[resource] + self._clients.registrations[resource]
 
     async def wait_for_capacity(self, resource: str, allocatable: int, *, timeout_seconds: float = 10.0) -> Capacity:
         """Wait until so many devices are allocatable.
@@ -218,18 +192,6 @@ class StandInKubelet:
         except TimeoutError as error:
             raise TimeoutError(f"{resource}: {self.capacity(resource)} after {timeout_seconds:g} s") from error
         return shown
-
-    async def connect(self, resource: str, socket: Path) -> None:
-        """Register a plugin by its socket, as the plugin watcher does.
-
-        Raises:
-            PluginCallError: an impossible name, or the plugin does not answer.
-        """
-        await self._clients.connect(resource, socket)
-
-    async def disconnect(self, resource: str) -> None:
-        """Drop a live plugin for no reason it could know of, as the kubelet's book-keeping by name can."""
-        await self._clients.disconnect(resource)
 
     # Pods.
 
@@ -270,40 +232,11 @@ class StandInKubelet:
         self._random.shuffle(allocations)
         return received(container, allocations, waiting)
 
-    async def resize(self, uid: str) -> None:
-        """Admit a live pod again with other CPU or memory; no plugin is asked, and nothing a pod holds changes.
-
-        Raises:
-            PodRejectedError: it is not granted, and the pod runs on as it was.
-        """
-        async with self._admission:
-            await self._allocate(self._pods[uid])
-
-    def stop_container(self, uid: str, name: str) -> None:
-        """A container of a live pod has died; what it holds stays its own."""
-        self._pods[uid].running.discard(name)
-
     def finish(self, uid: str) -> None:
         """A pod has ended or was deleted and its containers are dead. Its devices come free at some later call."""
         live = self._pods.pop(uid)
         if self._cgroups:
             self._cgroups.remove(live.pod)
-
-    def remove_while_running(self, uid: str) -> None:
-        """A pod is gone though its processes run on: force deletion, a lost Node object, a static manifest removed.
-
-        The kubelet keeps its entry until the next cleaning of memory, and may offer its devices from then on. The
-        processes run for ``termination_seconds``.
-        """
-        self._terminate(self._pods.pop(uid).pod)
-
-    def device_health(self, uid: str, container: str) -> Mapping[str, str]:
-        """The health of each id a container holds, as the pod's status shows it: an absent device looks Healthy."""
-        return {
-            each: device.health if (device := self.devices.devices(allocation.resource).get(each)) else "Healthy"
-            for allocation in self.devices.of_container(uid, container)
-            for each in allocation.ids
-        }
 
     def _active_pods(self) -> Collection[Pod]:
         """The pods whose devices are not free, and that PodResources lists."""

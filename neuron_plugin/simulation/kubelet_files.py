@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import errno
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from neuron_plugin.kubelet import CHECKPOINT
-from neuron_plugin.simulation.kubelet_device_manager import AllocationError, DeviceManager
+from neuron_plugin.simulation.kubelet_device_manager import DeviceManager
 from neuron_plugin.simulation.kubelet_pods import Pod
-
-
-@dataclass(slots=True)
-class WriteFault:
-    """What happens to the next write of the checkpoint after an allocation or, with ``of_list``, after a device list.
-
-    The kubelet takes the snapshot and writes it under different locks. So a write that is held back ``until`` an event
-    can be overtaken, and an older snapshot then overwrites a newer one.
-    """
-
-    until: asyncio.Event | None = None
-    fails: bool = False
-    of_list: bool = False
 
 
 class CheckpointFile:
     """``kubelet_internal_checkpoint``, replaced by rename as the kubelet does; but not synced to disk.
 
-    ``faults`` are those of the writes to come. ``flat_ids`` writes the format of a kubelet before 1.20.
+    ``flat_ids`` writes the format of a kubelet before 1.20.
     """
 
     def __init__(self, directory: Path, *, flat_ids: bool = False) -> None:
         self.path = directory / CHECKPOINT
-        self.faults: list[WriteFault] = []
         self._flat_ids = flat_ids
-        self._process = 0
 
     def read(self) -> bytes | None:
         """The content; None if there is no file."""
@@ -48,27 +30,16 @@ class CheckpointFile:
         except FileNotFoundError:
             return None
 
-    async def write(self, devices: DeviceManager, *, of_list: bool = False) -> None:
-        """Write the whole memory of the device manager.
+    async def write(self, devices: DeviceManager, *, of_list: bool = False) -> None:  # noqa: ARG002 - for one that fails
+        """Write the whole memory of the device manager, after an allocation or, with ``of_list``, a device list.
 
         Raises:
             AllocationError: the write failed; memory keeps everything.
         """
-        fault = next((each for each in self.faults if each.of_list == of_list), None)
-        if fault is None:
-            self.save(devices)
-            return
-        self.faults.remove(fault)
-        snapshot, process = devices.checkpoint_bytes(flat_ids=self._flat_ids), self._process
-        if fault.until:
-            await fault.until.wait()
-        if fault.fails or process != self._process:
-            why = f"open {self.path}: {os.strerror(errno.ENOSPC).lower()}"
-            raise AllocationError(f'failed to write checkpoint file "{CHECKPOINT}": {why}')
-        self.replace(snapshot)
+        self.save(devices)
 
     def save(self, devices: DeviceManager) -> None:
-        """Write the whole memory of the device manager without a fault."""
+        """Write the whole memory of the device manager."""
         self.replace(devices.checkpoint_bytes(flat_ids=self._flat_ids))
 
     def replace(self, content: bytes) -> None:
@@ -77,10 +48,6 @@ class CheckpointFile:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
         Path(temporary).replace(self.path)
-
-    def abandon_writes(self) -> None:
-        """The kubelet has ended: a write that is held back never happens."""
-        self._process += 1
 
 
 class PodCgroups:

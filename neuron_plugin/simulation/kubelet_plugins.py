@@ -135,6 +135,7 @@ class PluginConnection:
             raise PluginCallError(f"{prefix}endpoint {self.resource} has been stopped")
 
 
+@dataclass(eq=False)
 class PluginClients(pb_grpc.RegistrationServicer):
     """Takes registrations and follows the plugins' streams, in tasks of its own; `close` ends them.
 
@@ -142,31 +143,22 @@ class PluginClients(pb_grpc.RegistrationServicer):
     everything that may change a capacity. For ``grace_seconds`` after its stream ended a resource is still shown.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        devices: DeviceManager,
-        checkpoint: CheckpointFile,
-        *,
-        dial_seconds: float,
-        grace_seconds: float,
-    ) -> None:
+    directory: Path
+    devices: DeviceManager
+    checkpoint: CheckpointFile
+    dial_seconds: float
+    grace_seconds: float
+
+    def __post_init__(self) -> None:
         self.registrations: Counter[str] = Counter()
-        self.endpoints: dict[str, PluginConnection | None] = dict.fromkeys(devices.resources())
+        self.endpoints: dict[str, PluginConnection | None] = dict.fromkeys(self.devices.resources())
         self.changed = asyncio.Event()
-        self._directory = directory
-        self._devices = devices
-        self._checkpoint = checkpoint
-        self._dial_seconds = dial_seconds
-        self._grace_seconds = grace_seconds
         self._clients: dict[str, PluginConnection] = {}
         self._open: set[PluginConnection] = set()
         self._followers: set[asyncio.Task[None]] = set()
 
-    async def Register(  # noqa: N802 - the API's name
-        self,
-        request: pb.RegisterRequest,
-        context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty],
+    async def Register(
+        self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]
     ) -> pb.Empty:
         """Check, dial back, ask for options, answer; the stream is opened beside the answer.
 
@@ -177,7 +169,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
             await context.abort(grpc.StatusCode.UNKNOWN, f'{text}Supported version is ["{_VERSION}"]')
         try:
             # A path joined the way Go does it: an absolute endpoint ends up below the directory, and is not there.
-            await self.connect(request.resource_name, self._directory / request.endpoint.lstrip("/"))
+            await self.connect(request.resource_name, self.directory / request.endpoint.lstrip("/"))
         except PluginCallError as error:
             await context.abort(grpc.StatusCode.UNKNOWN, str(error))
         return pb.Empty()
@@ -191,7 +183,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
         if not is_extended_resource_name(resource):
             raise PluginCallError(f'the ResourceName "{resource}" is invalid')
         try:
-            connection = await PluginConnection.dial(resource, socket, self._dial_seconds)
+            connection = await PluginConnection.dial(resource, socket, self.dial_seconds)
         except PluginCallError:
             self._clients.pop(resource, None)  # even that of a live registration beside this one
             raise
@@ -209,7 +201,7 @@ class PluginClients(pb_grpc.RegistrationServicer):
             return
         if (endpoint := self.endpoints.get(resource)) is not None:
             endpoint.stopped_at = asyncio.get_running_loop().time()
-        self._devices.mark_unhealthy(resource)
+        self.devices.mark_unhealthy(resource)
         self.changed.set()
         self._open.discard(connection)
         await connection.close()
@@ -227,11 +219,11 @@ class PluginClients(pb_grpc.RegistrationServicer):
         """What the next node status would show of a resource."""
         endpoint = self.endpoints.get(resource)
         stopped_at = endpoint.stopped_at if endpoint is not None else None
-        if stopped_at is not None and asyncio.get_running_loop().time() - stopped_at > self._grace_seconds:
+        if stopped_at is not None and asyncio.get_running_loop().time() - stopped_at > self.grace_seconds:
             del self.endpoints[resource]
-            self._devices.remove_resource(resource)
-            self._checkpoint.save(self._devices)
-        return Capacity(len(self._devices.devices(resource)), len(self._devices.healthy(resource)))
+            self.devices.remove_resource(resource)
+            self.checkpoint.save(self.devices)
+        return Capacity(len(self.devices.devices(resource)), len(self.devices.healthy(resource)))
 
     def endpoint(self, resource: str) -> PluginConnection:
         """The plugin to call for a resource.
@@ -251,10 +243,10 @@ class PluginClients(pb_grpc.RegistrationServicer):
                     Device(each.ID, each.health, tuple(node.ID for node in each.topology.nodes))
                     for each in message.devices
                 ]
-                self._devices.update_devices(resource, devices)
+                self.devices.update_devices(resource, devices)
                 self.changed.set()
                 with contextlib.suppress(AllocationError):  # the kubelet only logs it
-                    await self._checkpoint.write(self._devices, of_list=True)
+                    await self.checkpoint.write(self.devices, of_list=True)
         await self.disconnect(resource)  # by name: this may be another, newer client
 
 

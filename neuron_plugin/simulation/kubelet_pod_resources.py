@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc
@@ -41,63 +42,56 @@ class RateLimit:
         return True
 
 
+@dataclass(eq=False)
 class PodResourcesService(pb_grpc.PodResourcesListerServicer):
     """Serves what ``devices`` records of the ``active`` pods.
 
     All clients share one ``limit``. ``serves_get`` False is a kubelet whose gate is off.
     """
 
-    def __init__(
-        self,
-        devices: DeviceManager,
-        active: Callable[[], Collection[Pod]],
-        limit: RateLimit,
-        *,
-        serves_get: bool = True,
-    ) -> None:
-        self._devices = devices
-        self._active = active
-        self._limit = limit
-        self._serves_get = serves_get
+    devices: DeviceManager
+    active: Callable[[], Collection[Pod]]
+    limit: RateLimit
+    serves_get: bool = True
 
-    async def List(  # noqa: N802 - the API's name
+    async def List(
         self,
-        request: pb.ListPodResourcesRequest,  # noqa: ARG002 - the API's signature
+        request: pb.ListPodResourcesRequest,
         context: grpc.aio.ServicerContext[pb.ListPodResourcesRequest, pb.ListPodResourcesResponse],
     ) -> pb.ListPodResourcesResponse:
         """Every active pod; forgets what ended pods had, which may lose a reservation under way."""
         await self._admit(context)
-        self._devices.forget_pods({pod.uid for pod in self._active()})
-        return pb.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self._active()])
+        self.devices.forget_pods({pod.uid for pod in self.active()})
+        return pb.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self.active()])
 
-    async def Get(  # noqa: N802 - the API's name
+    async def Get(
         self,
         request: pb.GetPodResourcesRequest,
         context: grpc.aio.ServicerContext[pb.GetPodResourcesRequest, pb.GetPodResourcesResponse],
     ) -> pb.GetPodResourcesResponse:
         """One active pod."""
         await self._admit(context)
-        if not self._serves_get:
+        if not self.serves_get:
             await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
-        for pod in self._active():
+        for pod in self.active():
             if (pod.namespace, pod.name) == (request.pod_namespace, request.pod_name):
                 return pb.GetPodResourcesResponse(pod_resources=self._pod(pod))
         text = f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
         return await context.abort(grpc.StatusCode.UNKNOWN, text)
 
-    async def GetAllocatableResources(  # noqa: N802 - the API's name
+    async def GetAllocatableResources(
         self,
-        request: pb.AllocatableResourcesRequest,  # noqa: ARG002 - the API's signature
+        request: pb.AllocatableResourcesRequest,
         context: grpc.aio.ServicerContext[pb.AllocatableResourcesRequest, pb.AllocatableResourcesResponse],
     ) -> pb.AllocatableResourcesResponse:
         """The healthy devices, free or not."""
         await self._admit(context)
-        resources = self._devices.resources()
-        healthy = [self._entry(resource, each) for resource in resources for each in self._devices.healthy(resource)]
+        resources = self.devices.resources()
+        healthy = [self._entry(resource, each) for resource in resources for each in self.devices.healthy(resource)]
         return pb.AllocatableResourcesResponse(devices=healthy)
 
     async def _admit(self, context: grpc.aio.ServicerContext[_Request, _Response]) -> None:
-        if not self._limit.allows(asyncio.get_running_loop().time()):
+        if not self.limit.allows(asyncio.get_running_loop().time()):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
     def _pod(self, pod: Pod) -> pb.PodResources:
@@ -106,7 +100,7 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
                 name=container.name,
                 devices=[
                     self._entry(allocation.resource, each)
-                    for allocation in self._devices.of_container(pod.uid, container.name)
+                    for allocation in self.devices.of_container(pod.uid, container.name)
                     for each in allocation.ids
                 ],
             )
@@ -117,7 +111,7 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
 
     def _entry(self, resource: str, device_id: str) -> pb.ContainerDevices:
         entry = pb.ContainerDevices(resource_name=resource, device_ids=[device_id])
-        device = self._devices.devices(resource).get(device_id)
+        device = self.devices.devices(resource).get(device_id)
         if device and device.numa_nodes:
             entry.topology.nodes.extend(pb.NUMANode(ID=node) for node in device.numa_nodes)
         return entry

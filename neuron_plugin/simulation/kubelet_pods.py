@@ -5,7 +5,6 @@ Only what device allocation looks at: names, the UID, and how many of which reso
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,12 +60,6 @@ class Pod:
     def container(self, name: str) -> Container:
         """The container of that name; KeyError if there is none."""
         return {container.name: container for container in self.containers}[name]
-
-
-def static_pod(namespace: str, name: str, node: str, *containers: Container) -> Pod:
-    """A pod from a manifest file of a node. The same manifest always gives the same UID (``config/common.go``)."""
-    manifest = repr((namespace, name, node, containers))
-    return Pod(hashlib.md5(manifest.encode(), usedforsecurity=False).hexdigest(), namespace, name, containers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,19 @@
-"""What kube-scheduler does with an extender: filter, prioritize, bind, and preempt.
+"""What kube-scheduler does with an extender: filter and bind.
 
 It sends what kube-scheduler 1.36 sends (Go's capitalised names, NodeNames with Nodes null, keep-alive) and reads
 answers as it does: only a 200 counts, a name that was not asked about fails the attempt, a node that the answer does
 not name is unresolvable. It has none of the scheduler's own plugins: every node given is offered. Source:
 pkg/scheduler/extender.go and staging/src/k8s.io/kube-scheduler/extender/v1/types.go.
 
-    async with StandInScheduler("http://127.0.0.1:12345") as scheduler:
-        placed = await scheduler.schedule(pod, ["worker-1", "worker-2"])
+    async with SimulatedScheduler("http://127.0.0.1:12345") as scheduler:
+        answer = await scheduler.filter(pod, ["worker-1", "worker-2"])
 """
 
 from __future__ import annotations
 
 import ssl
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -48,15 +48,7 @@ class FilterAnswer:
         return f"0/{asked} nodes are available: {parts}."
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """The end of one attempt: a node, or a message."""
-
-    node: str = ""
-    message: str = ""
-
-
-class StandInScheduler:
+class SimulatedScheduler:
     """A client of one extender. Use it as an asynchronous context manager."""
 
     def __init__(self, url_prefix: str, *, tls: ssl.SSLContext | None = None) -> None:
@@ -74,19 +66,6 @@ class StandInScheduler:
     async def __aexit__(self, *_: object) -> None:
         if self._session:
             await self._session.close()
-
-    async def schedule(self, pod: JsonObject, nodes: Sequence[str]) -> Placed:
-        """One scheduling attempt; of equally scored nodes the first."""
-        try:
-            found = await self.filter(pod, nodes)
-            if not found.nodes:
-                return Placed(message=found.message(len(nodes)))
-            scores = await self.prioritize(pod, found.nodes) if len(found.nodes) > 1 else {}
-            chosen = max(found.nodes, key=lambda node: scores.get(node, 0))
-            await self.bind(pod, chosen)
-        except ExtenderCallError as error:
-            return Placed(message=str(error))
-        return Placed(node=chosen)
 
     async def filter(self, pod: JsonObject, nodes: Sequence[str]) -> FilterAnswer:
         """The filter verb, as with nodeCacheCapable.
@@ -106,17 +85,6 @@ class StandInScheduler:
         unnamed = dict.fromkeys((name for name in nodes if name not in {*names, *failed, *unresolvable}), _UNRESOLVABLE)
         return FilterAnswer(names, failed, {**unresolvable, **unnamed})
 
-    async def prioritize(self, pod: JsonObject, nodes: Sequence[str]) -> dict[str, int]:
-        """The prioritize verb; like the scheduler, nothing on any failure."""
-        try:
-            answer = await self._call("prioritize", {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)})
-        except ExtenderCallError:
-            return {}
-        scores = answer if isinstance(answer, list) else []
-        if not all(type(entry["Score"]) is int for entry in scores):
-            return {}  # Go cannot read 5.0 into an int64
-        return {entry["Host"]: entry["Score"] for entry in scores}
-
     async def bind(self, pod: JsonObject, node: str) -> None:
         """The bind verb.
 
@@ -134,37 +102,9 @@ class StandInScheduler:
         if answer.get("Error"):
             raise ExtenderCallError(answer["Error"])
 
-    async def preempt(
-        self, pod: JsonObject, victims: Mapping[str, Sequence[str]], present: Mapping[str, Collection[str]]
-    ) -> dict[str, list[str]]:
-        """The preempt verb: victims by UID per node, in falling priority; the answer likewise.
-
-        ``present`` are all pods of each node: of these the extender may name others than the victims
-        (convertPodUIDToPod in pkg/scheduler/extender.go).
-
-        Raises:
-            ExtenderCallError: no 200, a victim that is not on its node, or a node without any.
-        """
-        offered = {
-            node: {"Pods": [{"UID": uid} for uid in uids], "NumPDBViolations": 0} for node, uids in victims.items()
-        }
-        answer = await self._call("preempt", {"Pod": pod, "NodeNameToVictims": None, "NodeNameToMetaVictims": offered})
-        chosen = answer.get("NodeNameToMetaVictims") or {}
-        found = {node: [each["UID"] for each in entry["Pods"]] for node, entry in chosen.items()}
-        for node, uids in found.items():
-            if not uids:
-                raise ExtenderCallError(f'expected at least one victim pod on node "{node}"')
-            for uid in uids:
-                if uid not in present.get(node, ()):
-                    raise ExtenderCallError(
-                        f"extender: {self._prefix} claims to preempt pod (UID: {uid}) on node: {node}, "
-                        "but the pod is not found on that node"
-                    )
-        return found
-
     async def _call(self, verb: str, args: JsonObject) -> Any:
         if self._session is None:
-            raise RuntimeError("the simulated scheduler is not open: use it as 'async with StandInScheduler(...)'")
+            raise RuntimeError("the simulated scheduler is not open: use it as 'async with SimulatedScheduler(...)'")
         url = f"{self._prefix}/{verb}"
         try:
             async with self._session.post(url, data=msgspec.json.encode(args)) as response:

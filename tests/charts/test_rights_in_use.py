@@ -12,19 +12,11 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from neuron_plugin.allocation import ALLOCATED_KEY, Resource
-from neuron_plugin.simulation import (
-    EVENTS,
-    NODE_NAME,
-    Fault,
-    Match,
-    SimulatedCluster,
-    SimulatedPod,
-    StandInApiServer,
-    WatchList,
-)
+from neuron_plugin.simulation import EVENTS, NODE_NAME, SimulatedCluster, SimulatedPod
 from tests.charts.manifests import of_kind
 from tests.charts.test_rbac import rules
 from tests.support.api_access import Access, Right, in_namespace
+from tests.support.api_server import Fault, Match, StandInApiServer, WatchList
 
 CONDITION = "NeuronDevicesHealthy"
 USERS = {
@@ -79,29 +71,29 @@ async def until_all_are_used(access: Access, user: str) -> None:
         await until(lambda: access.used[user] == rights_of(user))
 
 
-def reporters(cluster: SimulatedCluster) -> set[str]:
-    return {event["reportingController"] for event in cluster.api.objects(EVENTS)}
+def reporters(server: StandInApiServer) -> set[str]:
+    return {event["reportingController"] for event in server.objects(EVENTS)}
 
 
-async def place_a_pod_though_the_binding_s_answer_is_lost(cluster: SimulatedCluster) -> None:
+async def place_a_pod_though_the_binding_s_answer_is_lost(cluster: SimulatedCluster, server: StandInApiServer) -> None:
     cluster.api.create_pod(SimulatedPod("first", {"main": {Resource.NEURONCORE.value: 2}}).manifest())
     assert (await cluster.filter("first")).nodes
-    cluster.api.fail(Fault(Match(path="/binding$"), lose_answer=True))
+    server.fail(Fault(Match(path="/binding$"), lose_answer=True))
     await cluster.bind("first")
     await cluster.admit("first")
     await cluster.wait_for_annotation("first", ALLOCATED_KEY, "true")
 
 
 async def test_p81_the_daemons_need_every_right_they_have_and_no_other(
-    cluster: SimulatedCluster, access: Access
+    cluster: SimulatedCluster, server: StandInApiServer, access: Access
 ) -> None:
-    await place_a_pod_though_the_binding_s_answer_is_lost(cluster)
+    await place_a_pod_though_the_binding_s_answer_is_lost(cluster, server)
     cluster.node.set_ecc(3, sram=1)
     second = SimulatedPod("second", {"main": {Resource.NEURONCORE.value: 1}}).manifest()
     second["metadata"]["annotations"] = {"NEURON_CORES": "all of them"}
     second["spec"]["nodeName"] = NODE_NAME
     cluster.api.create_pod(second)
-    await until(lambda: {"neuron-plugin.io/plugin", "neuron-plugin.io/extender"} <= reporters(cluster))
+    await until(lambda: {"neuron-plugin.io/plugin", "neuron-plugin.io/extender"} <= reporters(server))
     for user in ("plugin", "extender"):
         await until_all_are_used(access, user)
         assert access.used[user] == rights_of(user)

@@ -25,19 +25,13 @@ from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import as_yaml
-from neuron_plugin.simulation import (
-    NODES,
-    Container,
-    Pod,
-    SimulatedNode,
-    StandInApiServer,
-    StandInKubelet,
-    pod_manifest,
-    write_node,
-)
+from neuron_plugin.simulation import NODES, Container, Pod, SimulatedNode, write_node
 from neuron_plugin.topology import catalogue
 from tests.cli.doubles import Cli
 from tests.inspection.doubles import MakeNode
+from tests.support.api_server import StandInApiServer
+from tests.support.kubelet import StandInKubelet
+from tests.support.manifests import pod_manifest
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -14,9 +14,10 @@ from aiohttp import web
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.extender.explain import inspection_routes
-from neuron_plugin.simulation import StandInApiServer, node_manifest, pod_manifest
 from tests.cli.doubles import Cli
 from tests.extender.world import World
+from tests.support.api_server import StandInApiServer
+from tests.support.manifests import node_manifest, pod_manifest
 
 DEVICE = Resource.NEURON
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.allocation import INVENTORY_KEY
-from neuron_plugin.simulation import StandInApiServer, api_server
+from neuron_plugin.simulation import api_server
 from tests.cli.doubles import Cli, Outcome
+from tests.support.api_server import StandInApiServer
 
 
 def uninstalled(cli: Cli, kubeconfig: Path, *arguments: str) -> tuple[Outcome, list[str]]:

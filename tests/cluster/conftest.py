@@ -16,7 +16,7 @@ from neuron_plugin.cluster.api import ApiServer
 from neuron_plugin.cluster.client import KubernetesApi, connect
 from neuron_plugin.cluster.objects import PODS, Pod
 from neuron_plugin.cluster.reflector import Pace, Reflector
-from neuron_plugin.simulation import StandInApiServer
+from tests.support.api_server import StandInApiServer
 
 QUICK = Pace(backoff_first=0.002, backoff_limit=0.02)
 PATIENCE_SECONDS = 10.0

@@ -15,7 +15,8 @@ from neuron_plugin.cluster.api import ApiRequest, Response, UnreachableError
 from neuron_plugin.cluster.leases import Change, Election
 from neuron_plugin.cluster.objects import LEASES, Lease
 from neuron_plugin.cluster.writes import LeaseName
-from neuron_plugin.simulation import ApiObjects, JsonObject, Refusal, Target, parse_path
+from neuron_plugin.simulation import JsonObject, Refusal, Target, parse_path
+from tests.support.api_validation import ValidatingObjects
 
 PATH = LEASES.item("neuron-extender", "kube-system")
 
@@ -24,7 +25,7 @@ class Cluster:
     """An API server in the same loop: a call takes ``delay_seconds``, and may be cut off for one candidate."""
 
     def __init__(self) -> None:
-        self.objects = ApiObjects()
+        self.objects = ValidatingObjects()
         self.delay_seconds = 0.0
 
     def lease(self) -> Lease:

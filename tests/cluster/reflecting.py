@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from neuron_plugin.cluster.api import ApiRequest, Response
-from neuron_plugin.simulation import Match, StandInApiServer
+from tests.support.api_server import Match, StandInApiServer
 
 # What conftest.py hands over.
 Manifest = Callable[..., dict[str, Any]]

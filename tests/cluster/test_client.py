@@ -12,8 +12,8 @@ import pytest
 
 from neuron_plugin.cluster.api import ApiError, ApiRequest, UnreachableError, send
 from neuron_plugin.cluster.client import KubernetesApi
-from neuron_plugin.simulation import Fault, Match, StandInApiServer
 from tests.cluster.raw import CHUNKED, api_of, chunk
+from tests.support.api_server import Fault, Match, StandInApiServer
 
 PODS = ApiRequest("GET", "/api/v1/pods")
 WATCH = ApiRequest("GET", "/api/v1/pods", {"watch": "true", "resourceVersion": "1", "allowWatchBookmarks": "true"})

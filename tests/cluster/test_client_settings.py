@@ -14,7 +14,7 @@ import trustme
 
 from neuron_plugin.cluster.api import ApiRequest, ConnectionSettingsError, UnreachableError
 from neuron_plugin.cluster.client import KubernetesApi, _environment_proxy, connect
-from neuron_plugin.simulation import StandInApiServer
+from tests.support.api_server import StandInApiServer
 
 PODS = ApiRequest("GET", "/api/v1/pods")
 WATCH = ApiRequest("GET", "/api/v1/pods", {"watch": "true", "resourceVersion": "1", "allowWatchBookmarks": "true"})

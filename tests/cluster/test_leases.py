@@ -10,9 +10,9 @@ from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.leases import Change, Election, ObservedLease
 from neuron_plugin.cluster.objects import LEASES, Lease
 from neuron_plugin.cluster.writes import LeaseName
-from neuron_plugin.simulation import StandInApiServer
 from neuron_plugin.simulation import api_server as stand_in
 from tests.cluster.elections import Cluster, News, election_of, leaders
+from tests.support.api_server import StandInApiServer
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 NAME = LeaseName("kube-system", "neuron-extender", "me")

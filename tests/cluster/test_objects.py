@@ -26,7 +26,7 @@ from neuron_plugin.cluster.objects import (
     pages,
     parse_version,
 )
-from neuron_plugin.simulation import Fault, StandInApiServer
+from tests.support.api_server import Fault, StandInApiServer
 
 
 def pod(value: dict[str, Any]) -> Pod:

@@ -11,10 +11,11 @@ from neuron_plugin.cluster.api import ApiError, ClusterError, DecodeError, Unrea
 from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.objects import NODES, PODS, Node, Pod, Scope
 from neuron_plugin.cluster.reflector import Pace, Reflector
-from neuron_plugin.simulation import Fault, StandInApiServer, Target
+from neuron_plugin.simulation import Target
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
 from tests.cluster.conftest import Recorder
 from tests.cluster.reflecting import LISTS, WATCHES, Follow, Manifest, ScriptedServer, lists, watches
+from tests.support.api_server import Fault, StandInApiServer
 
 # The first state.
 

@@ -14,7 +14,6 @@ from neuron_plugin.cluster.api import UnreachableError
 from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.objects import PODS, Pod, Scope
 from neuron_plugin.cluster.reflector import Pace, Reflector
-from neuron_plugin.simulation import Fault, Match, StandInApiServer
 from tests.cluster.reflecting import (
     BOOKMARK,
     LISTS,
@@ -25,6 +24,7 @@ from tests.cluster.reflecting import (
     lists,
     watches,
 )
+from tests.support.api_server import Fault, Match, StandInApiServer
 
 
 async def test_t32_410_inside_the_stream_lists_again(server: StandInApiServer, follow: Follow, pod: Manifest) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from neuron_plugin.cluster.api import ClusterError
 from neuron_plugin.cluster.reflector import Pace
-from neuron_plugin.simulation import PODS, Fault, Match, Refusal, StandInApiServer
+from neuron_plugin.simulation import PODS, Refusal
+from tests.support.api_server import Fault, Match, StandInApiServer
 
 Manifest = Callable[..., dict[str, Any]]
 Follow = Callable[..., Any]

@@ -14,8 +14,8 @@ from neuron_plugin.cluster.api import ApiError, ApiRequest, UnreachableError, se
 from neuron_plugin.cluster.client import KubernetesApi
 from neuron_plugin.cluster.objects import HOLDER_URL_KEY, LEASES, NODES, PODS, Lease, ObjectReference
 from neuron_plugin.cluster.writes import LeaseName
-from neuron_plugin.simulation import Fault, Match, StandInApiServer
 from neuron_plugin.simulation import api_server as stand_in
+from tests.support.api_server import Fault, Match, StandInApiServer
 
 Manifest = Callable[..., dict[str, Any]]
 

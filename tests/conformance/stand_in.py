@@ -25,7 +25,6 @@ from neuron_plugin.simulation import (
     JsonObject,
     KubeletOptions,
     PodRejectedError,
-    StandInApiServer,
     kubelet_pods,
     write_node,
 )
@@ -41,6 +40,7 @@ from tests.conformance.node import (
     PodView,
     Received,
 )
+from tests.support.api_server import StandInApiServer
 from tests.support.plugin_watcher import WatchingKubelet
 
 NODE = "stand-in"

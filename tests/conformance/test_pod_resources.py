@@ -25,6 +25,7 @@ from tests.conformance.steps import (
     shows,
     start_offering,
 )
+from tests.support.pod_resources import get_pod
 
 CPU, MEMORY = {"cpu": "10m"}, {"cpu": "10m", "memory": "32Mi"}
 OF_EVERY_QUALITY = (
@@ -50,8 +51,8 @@ async def test_pod_resources_knows_running_pods_by_name_and_no_others(node: Node
     found = await listed(node, "with")
     assert found is not None
     assert found.containers
-    assert await node.pod_resources.get(found.namespace, found.name) == found
-    assert await node.pod_resources.get(found.namespace, "np-conformance-nobody") is None
+    assert await get_pod(node.pod_resources.socket, found.namespace, found.name) == found
+    assert await get_pod(node.pod_resources.socket, found.namespace, "np-conformance-absent") is None
     assert not await held(node, "without")
 
 
@@ -63,7 +64,7 @@ async def test_pod_resources_forgets_a_pod_that_has_completed(node: Node) -> Non
     running = await listed(node, "running")
     assert running is not None
     assert await listed(node, "done") is None
-    assert await node.pod_resources.get(running.namespace, running.name.replace("running", "done")) is None
+    assert await get_pod(node.pod_resources.socket, running.namespace, running.name.replace("running", "done")) is None
 
 
 async def test_pod_resources_lists_pods_of_every_quality_of_service_also_after_a_kubelet_restart(node: Node) -> None:

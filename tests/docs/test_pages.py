@@ -24,8 +24,9 @@ from neuron_plugin.cli.main import main
 from neuron_plugin.extender.events import EVENT_REASONS
 from neuron_plugin.extender.state import NODE_REFUSALS
 from neuron_plugin.inspection.checks import CHECKS
-from neuron_plugin.kubelet import AdvertisedDevice, AllocationRefusedError, Checkpoint, CheckpointEntry, Edition
-from neuron_plugin.kubelet.device_plugin import RefusalError, checked_ids
+from neuron_plugin.kubelet import AdvertisedDevice, AllocationRefusedError, Checkpoint, CheckpointEntry
+from neuron_plugin.kubelet.advertisement import Edition
+from neuron_plugin.kubelet.device_plugin import checked_ids
 from neuron_plugin.plugin import allocator as allocating
 from neuron_plugin.plugin import node as nodes
 from neuron_plugin.plugin.allocator import Allocator
@@ -261,7 +262,7 @@ def refused_allocate(node: Node, *ids: str) -> str:
 
 def refused(containers: list[list[str]], reason: str = "") -> str:
     devices = tuple(AdvertisedDevice(str(number), healthy=not reason, reason=reason) for number in range(16))
-    with pytest.raises(RefusalError) as error:
+    with pytest.raises(AllocationRefusedError) as error:
         checked_ids(NEURON.value, Edition(1, devices), containers)
     return str(error.value)
 
@@ -273,10 +274,8 @@ def test_troubleshooting_has_every_text_of_an_admission_error_and_no_other(monke
 
 
 RAISED = {
-    "AllocationRefusedError": 1,  # no machine; a conflict, an unservable pod, an unlinked set are made by ``_refused``
-    "MalformedRequestError": 2,
-    "UnknownDeviceError": 1,
-    "UnhealthyDeviceError": 1,
+    # no machine, malformed (2), unknown or unhealthy ids; a conflict, an unservable pod, an unlinked set are `_refused`
+    "AllocationRefusedError": 5,
 }
 """How often the code raises what the kubelet shows in a pod's status; each is in ``admission_texts``."""
 
@@ -285,8 +284,7 @@ def test_p82_a_new_way_to_refuse_is_on_the_page_too() -> None:
     source = "".join(
         file.read_text() for room in ("kubelet", "plugin") for file in (ROOT / "neuron_plugin" / room).glob("*.py")
     )
-    refusals = {kind.__name__ for kind in RefusalError.__subclasses__()}
-    raised = Counter(name for name in re.findall(r"raise (\w+)\(", source) if name in refusals)
+    raised = Counter(name for name in re.findall(r"raise (\w+)\(", source) if name in RAISED)
     assert raised == RAISED, "put the text into troubleshooting.md and admission_texts, then count it here"
     assert source.count("raise self._refused(") == 3, "a conflict, an unservable pod, an unlinked set"
 

@@ -7,11 +7,12 @@ import pytest
 
 from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.extender import events, informers
-from neuron_plugin.simulation import StandInApiServer, StandInScheduler
 from tests.extender.bench import Bench
 from tests.extender.running import Extender, client_of, extender_on
 from tests.extender.served import TRN1, serving
 from tests.extender.world import World
+from tests.support.api_server import StandInApiServer
+from tests.support.scheduler import StandInScheduler
 
 
 @pytest.fixture

@@ -16,8 +16,10 @@ from neuron_plugin.cluster import TERMS, KubernetesApi, Terms, connect
 from neuron_plugin.extender.binding import TIMES, BindTimes
 from neuron_plugin.extender.daemon import ExtenderDaemon
 from neuron_plugin.extender.settings import ExtenderSettings
-from neuron_plugin.simulation import PODS, JsonObject, Match, StandInApiServer, node_manifest
+from neuron_plugin.simulation import PODS, JsonObject
 from neuron_plugin.topology import catalogue
+from tests.support.api_server import Match, StandInApiServer
+from tests.support.manifests import node_manifest
 
 SETTINGS = ExtenderSettings(port=0, health_port=0, health_address="127.0.0.1", leader_election=False)
 DEADLINE_SECONDS = 20.0

@@ -19,9 +19,9 @@ from neuron_plugin.extender.binding import Binder
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.server import ExtenderService, verb_routes
-from neuron_plugin.simulation import pod_manifest
 from tests.extender.pod_server import PodServer
 from tests.extender.world import DEVICE, World
+from tests.support.manifests import pod_manifest
 
 TRN1 = "trn1.32xlarge"
 

@@ -8,10 +8,12 @@ from neuron_plugin.allocation import Dialect
 from neuron_plugin.cluster import ApiError, ApiRequest, Clock, KubernetesApi, Response, UnreachableError
 from neuron_plugin.extender.binding import TIMES, Binder, Ending, may_have_happened
 from neuron_plugin.extender.leadership import Readiness
-from neuron_plugin.simulation import PODS, StandInApiServer, node_manifest, pod_manifest
+from neuron_plugin.simulation import PODS
 from tests.extender.bench import TRN1, Bench
 from tests.extender.pod_server import lost, never_sent, refused
 from tests.extender.world import CORE, DEVICE, World, pod_of
+from tests.support.api_server import StandInApiServer
+from tests.support.manifests import node_manifest, pod_manifest
 
 
 @pytest.mark.parametrize("error", [refused(500), refused(503), refused(504), lost()], ids=str)

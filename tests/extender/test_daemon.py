@@ -21,20 +21,12 @@ from neuron_plugin.cluster import (
 from neuron_plugin.cluster.writes import release_lease
 from neuron_plugin.extender import daemon as daemon_module
 from neuron_plugin.extender.settings import ExtenderSettings
-from neuron_plugin.simulation import (
-    EVENTS,
-    PODS,
-    ExtenderCallError,
-    Fault,
-    Match,
-    StandInApiServer,
-    StandInScheduler,
-    container,
-    node_manifest,
-    pod_manifest,
-)
+from neuron_plugin.simulation import EVENTS, PODS, ExtenderCallError
 from tests.extender.running import BINDING, SETTINGS, TRN1, Extender, add_node, add_pod, extender_on, until, written
 from tests.extender.world import CORE, DEVICE
+from tests.support.api_server import Fault, Match, StandInApiServer
+from tests.support.manifests import container, node_manifest, pod_manifest
+from tests.support.scheduler import StandInScheduler
 
 
 async def test_t14_the_seeds_example_nine_cores_on_an_inf1_of_four_devices(

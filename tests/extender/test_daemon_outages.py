@@ -11,9 +11,11 @@ import pytest
 from neuron_plugin.cluster import KubernetesApi, Terms
 from neuron_plugin.extender.leadership import _TAKING_OVER
 from neuron_plugin.extender.settings import ExtenderSettings
-from neuron_plugin.simulation import LEASES, Fault, Match, StandInApiServer, node_manifest, pod_manifest
+from neuron_plugin.simulation import LEASES
 from tests.extender.running import Extender, client_of, extender_on, until
 from tests.extender.world import DEVICE
+from tests.support.api_server import Fault, Match, StandInApiServer
+from tests.support.manifests import node_manifest, pod_manifest
 
 ELECTED = ExtenderSettings(port=0, health_port=0, health_address="127.0.0.1", identity="one")
 ENDS_WITHIN_SECONDS = 5.0

@@ -24,18 +24,12 @@ from neuron_plugin.extender.binding import BindTimes
 from neuron_plugin.extender.leadership import NOT_LEADER
 from neuron_plugin.extender.server import redirect_to_leader
 from neuron_plugin.extender.settings import ExtenderSettings
-from neuron_plugin.simulation import (
-    LEASES,
-    PODS,
-    Fault,
-    Match,
-    StandInApiServer,
-    StandInScheduler,
-    node_manifest,
-    pod_manifest,
-)
+from neuron_plugin.simulation import LEASES, PODS
 from tests.extender.running import Extender, client_of, extender_on, until
 from tests.extender.world import DEVICE
+from tests.support.api_server import Fault, Match, StandInApiServer
+from tests.support.manifests import node_manifest, pod_manifest
+from tests.support.scheduler import StandInScheduler
 
 QUICK = BindTimes(landing=0.2)
 

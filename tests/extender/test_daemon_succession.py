@@ -8,9 +8,12 @@ from pathlib import Path
 from neuron_plugin.cluster import KubernetesApi, Terms
 from neuron_plugin.extender.binding import BindTimes
 from neuron_plugin.extender.settings import ExtenderSettings
-from neuron_plugin.simulation import PODS, Fault, Match, StandInApiServer, StandInScheduler, node_manifest, pod_manifest
+from neuron_plugin.simulation import PODS
 from tests.extender.running import BINDING, TRN1, Extender, add_pod, client_of, extender_on, until, written
 from tests.extender.world import DEVICE
+from tests.support.api_server import Fault, Match, StandInApiServer
+from tests.support.manifests import node_manifest, pod_manifest
+from tests.support.scheduler import StandInScheduler
 
 QUICK_TERMS = Terms(duration=1.0, renew_deadline=0.6, retry_period=0.1)
 

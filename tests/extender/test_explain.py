@@ -8,9 +8,9 @@ import aiohttp
 import pytest
 
 from neuron_plugin.extender.explain import inspection_routes
-from neuron_plugin.simulation import container
 from tests.extender.served import served
 from tests.extender.world import CORE, DEVICE, World
+from tests.support.manifests import container
 
 TRN1 = "trn1.32xlarge"
 

@@ -14,9 +14,9 @@ from neuron_plugin.extender import filter as module
 from neuron_plugin.extender import state as state_module
 from neuron_plugin.extender.filter import ByCapacity, VerdictMemo, cost_on, judge, scores
 from neuron_plugin.extender.state import NODE_REFUSALS, STALE_PLUGIN, UNKNOWN_NODE, Capacity, capacity_of
-from neuron_plugin.simulation import container, node_manifest, pod_manifest, shipped_geometry
 from neuron_plugin.topology import CoreMask
 from tests.extender.world import CORE, DEVICE, World, record_of, request_of
+from tests.support.manifests import container, node_manifest, pod_manifest, shipped_geometry
 
 TRN1 = "trn1.32xlarge"
 

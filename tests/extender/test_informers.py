@@ -36,9 +36,10 @@ from neuron_plugin.extender.informers import (
     survey,
 )
 from neuron_plugin.extender.state import ClusterState
-from neuron_plugin.simulation import Fault, Match, StandInApiServer, container, node_manifest, pod_manifest
 from tests.extender.running import Extender, until
 from tests.extender.world import CORE, DEVICE, TYPES, World, record_of, request_of
+from tests.support.api_server import Fault, Match, StandInApiServer
+from tests.support.manifests import container, node_manifest, pod_manifest
 
 LEASE = LeaseName("kube-system", "neuron-plugin-node", "node")
 

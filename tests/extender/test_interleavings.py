@@ -20,9 +20,9 @@ from neuron_plugin.cluster import ApiError, Clock, Response
 from neuron_plugin.extender.binding import SUCCESSES, Binder, Ending, Outcome
 from neuron_plugin.extender.filter import filter_nodes
 from neuron_plugin.extender.leadership import Readiness
-from neuron_plugin.simulation import node_manifest, pod_manifest
 from tests.extender.pod_server import Manifest, PodServer, lost, refused
 from tests.extender.world import CORE, DEVICE, World, pod_of, record_of, request_of
+from tests.support.manifests import node_manifest, pod_manifest
 
 STEPS = 25_000
 """Per seed; four seeds make the 10^5 that are promised."""

@@ -8,8 +8,8 @@ from prometheus_client.registry import Collector
 
 from neuron_plugin.build import build
 from neuron_plugin.extender.metrics import ExtenderMetrics, fragmentation, state_metrics
-from neuron_plugin.simulation import shipped_geometry
 from tests.extender.world import DEVICE, World
+from tests.support.manifests import shipped_geometry
 
 TRN1 = shipped_geometry("trn1.32xlarge")
 

@@ -12,9 +12,9 @@ import pytest
 from neuron_plugin.extender import monitor as module
 from neuron_plugin.extender.monitor import Json, Monitor, node_object, pod_object
 from neuron_plugin.extender.state import NodeInfo
-from neuron_plugin.simulation import container, node_manifest, pod_manifest
 from tests.extender.served import served
 from tests.extender.world import CORE, DEVICE, World, record_of
+from tests.support.manifests import container, node_manifest, pod_manifest
 
 TRN1 = "trn1.32xlarge"
 BASE = "/apis/neuron-plugin.io/v1"

@@ -12,8 +12,8 @@ from neuron_plugin.extender import preemption as module
 from neuron_plugin.extender.preemption import preempt
 from neuron_plugin.extender.state import AssumedPod
 from neuron_plugin.extender.wire import Victims
-from neuron_plugin.simulation import container, pod_manifest
 from tests.extender.world import CORE, DEVICE, World, record_of, request_of
+from tests.support.manifests import container, pod_manifest
 
 TRN1 = "trn1.32xlarge"
 

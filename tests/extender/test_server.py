@@ -19,11 +19,12 @@ from neuron_plugin.extender.binding import SUCCESSES, Binder, Ending, Outcome
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.server import PREFIXES, ExtenderService
-from neuron_plugin.simulation import StandInScheduler, container, node_manifest, pod_manifest
 from tests.extender.pod_server import PodServer
 from tests.extender.running import until
 from tests.extender.served import TRN1, answers, args, closed, error_of, post, request_for, served, service_on
 from tests.extender.world import CORE, DEVICE, World, pod_of
+from tests.support.manifests import container, node_manifest, pod_manifest
+from tests.support.scheduler import StandInScheduler
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ import pytest
 import trustme
 
 from neuron_plugin.extender.server import ServerCertificate
-from neuron_plugin.simulation import StandInScheduler, container, pod_manifest
 from tests.extender.served import TRN1, closed, serving
 from tests.extender.world import DEVICE, World
+from tests.support.manifests import container, pod_manifest
+from tests.support.scheduler import StandInScheduler
 
 
 @pytest.fixture

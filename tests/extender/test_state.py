@@ -9,8 +9,8 @@ import pytest
 from neuron_plugin.allocation import NeuronPod, PodUid
 from neuron_plugin.extender import state as module
 from neuron_plugin.extender.state import AssumedPod, NodeInfo
-from neuron_plugin.simulation import pod_manifest
 from tests.extender.world import CORE, DEVICE, World, pod_of, record_of
+from tests.support.manifests import pod_manifest
 
 TRN1 = "trn1.32xlarge"
 

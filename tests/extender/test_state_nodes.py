@@ -24,8 +24,8 @@ from neuron_plugin.extender.state import (
     NeuronNode,
     node_info,
 )
-from neuron_plugin.simulation import container, node_manifest, pod_manifest, shipped_geometry
 from tests.extender.world import CORE, DEVICE, node_of, record_of
+from tests.support.manifests import container, node_manifest, pod_manifest, shipped_geometry
 
 TRN1 = shipped_geometry("trn1.32xlarge")
 INF1 = shipped_geometry("inf1.6xlarge")

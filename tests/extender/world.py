@@ -12,8 +12,8 @@ from neuron_plugin.cluster import NODES, PODS
 from neuron_plugin.extender.filter import Filtered, VerdictMemo, filter_nodes, score_nodes
 from neuron_plugin.extender.informers import keep_pod
 from neuron_plugin.extender.state import ClusterState, NeuronNode, neuron_node
-from neuron_plugin.simulation import node_manifest, pod_manifest
 from neuron_plugin.topology import catalogue
+from tests.support.manifests import node_manifest, pod_manifest
 
 CORE, DEVICE = Resource.NEURONCORE, Resource.NEURON
 

@@ -31,8 +31,10 @@ from neuron_plugin.inspection.gathering import (
 from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError
-from neuron_plugin.simulation import Fault, Match, StandInApiServer, StandInKubelet, node_manifest, pod_manifest
 from tests.inspection.doubles import MakeNode
+from tests.support.api_server import Fault, Match, StandInApiServer
+from tests.support.kubelet import StandInKubelet
+from tests.support.manifests import node_manifest, pod_manifest
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ async def running_plugin(
         counters=observer.counters,
         on_change=observer.on_change,
         times=times,
-        random=random,
+        random=random or Random(),  # noqa: S311 - spreads retries
         other_route=other_route,
     )
     observer.server = server

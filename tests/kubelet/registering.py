@@ -14,8 +14,9 @@ import grpc
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.socket_watch import endpoint_prefix
-from neuron_plugin.simulation import SOCKET_NAME, StandInKubelet
+from neuron_plugin.simulation import SOCKET_NAME
 from tests.kubelet.fakes import CORE, RunningPlugin, eventually
+from tests.support.kubelet import StandInKubelet
 
 
 def sockets_of(directory: Path, resource: str = CORE) -> list[Path]:

@@ -117,7 +117,11 @@ def test_a_wrong_checksum_does_not_matter() -> None:
 
 @pytest.mark.parametrize(
     "empty",
-    [b"{}", b'{"PodDeviceEntries": null}', b'{"PodDeviceEntries": []}', b'{"RegisteredDevices": {"a": ["0"]}}'],
+    [
+        b'{"PodDeviceEntries": null}',
+        b'{"PodDeviceEntries": []}',
+        b'{"PodDeviceEntries": null, "RegisteredDevices": {"a": ["0"]}}',
+    ],
 )
 def test_the_file_of_a_new_kubelet_is_empty(empty: bytes) -> None:
     assert parse_checkpoint(b'{"Data": %s, "Checksum": 1}' % empty, OURS) == ()
@@ -169,6 +173,8 @@ def test_p61_an_entry_of_an_unknown_shape_makes_the_file_unreadable_and_is_named
         b"{}",
         b'{"Data": null}',
         b'{"Data": []}',
+        b'{"Data": {}}',
+        b'{"Data": {"RegisteredDevices": {}}}',
         b'{"Data": {"PodDeviceEntries": {}}}',
         b'{"Data": {"PodDeviceEntries": "none"}}',
         b'{"Data": {"ContainerDeviceEntries": []}}',

@@ -13,12 +13,10 @@ from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.pod_resources import (
     ContainerDevices,
-    GetUnsupportedError,
     PodDevices,
     PodResourcesAbsentError,
     PodResourcesClient,
     PodResourcesError,
-    PodResourcesThrottledError,
 )
 from tests.kubelet.fakes import CORE, DEVICE
 
@@ -44,7 +42,6 @@ POD_DEVICES = PodDevices(
 class Lister(pb_grpc.PodResourcesListerServicer):
     def __init__(self, *failures: tuple[grpc.StatusCode, str]) -> None:
         self.failures = list(failures)
-        self.asked: list[tuple[str, str]] = []
         self.calls = 0
 
     async def fail(self, context: grpc.aio.ServicerContext[object, object]) -> None:
@@ -62,9 +59,7 @@ class Lister(pb_grpc.PodResourcesListerServicer):
     async def Get(  # noqa: N802 - the API's name
         self, request: pb.GetPodResourcesRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> pb.GetPodResourcesResponse:
-        self.asked.append((request.pod_namespace, request.pod_name))
-        await self.fail(context)
-        return pb.GetPodResourcesResponse(pod_resources=POD)
+        raise NotImplementedError
 
     async def GetAllocatableResources(  # noqa: N802 - the API's name
         self, request: pb.AllocatableResourcesRequest, context: grpc.aio.ServicerContext[object, object]
@@ -89,61 +84,25 @@ async def test_the_entries_of_a_resource_are_summed_up_in_numeric_order(director
         assert await client.list() == (POD_DEVICES,)
 
 
-async def test_one_pod_is_asked_for_by_namespace_and_name(directory: Path) -> None:
-    lister = Lister()
-    async with client_of(lister, directory) as client:
-        assert await client.get("ns", "pod") == POD_DEVICES
-    assert lister.asked == [("ns", "pod")]
-
-
 async def test_allocatable_ids_come_by_resource(directory: Path) -> None:
     async with client_of(Lister(), directory) as client:
         assert await client.allocatable() == {CORE: ("9", "10")}
 
 
-async def test_a_pod_the_kubelet_does_not_know_is_none(directory: Path) -> None:
-    unknown = (grpc.StatusCode.UNKNOWN, "pod pod in namespace ns not found")
-    async with client_of(Lister(unknown), directory) as client:
-        assert await client.get("ns", "pod") is None
-
-
-@pytest.mark.parametrize(
-    "failure",
-    [
-        (grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled"),
-        (grpc.StatusCode.UNIMPLEMENTED, "unknown method Get for service v1.PodResourcesLister"),
-    ],
-)
-async def test_p62_a_kubelet_without_get_has_an_error_of_its_own(
-    directory: Path, failure: tuple[grpc.StatusCode, str]
-) -> None:
-    async with client_of(Lister(failure), directory) as client:
-        with pytest.raises(GetUnsupportedError, match="does not serve PodResources Get"):
-            await client.get("ns", "pod")
-
-
-async def test_a_service_that_lacks_the_method_altogether_is_one_without_get(directory: Path) -> None:
-    server = grpc.aio.server()
-    server.add_insecure_port(f"unix:{directory / 's'}")
-    await server.start()
-    with pytest.raises(GetUnsupportedError):
-        await PodResourcesClient(directory / "s").get("ns", "pod")
-    await server.stop(None)
-
-
 async def test_p62_a_throttled_call_is_tried_again(directory: Path) -> None:
     throttled = (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
-    not_found = (grpc.StatusCode.UNKNOWN, "pod pod in namespace ns not found")
-    lister = Lister(throttled, throttled, not_found)
+    broken = (grpc.StatusCode.INTERNAL, "broken")
+    lister = Lister(throttled, throttled, broken)
     async with client_of(lister, directory) as client:
-        assert await client.get("ns", "pod") is None
+        with pytest.raises(PodResourcesError, match="INTERNAL: broken"):
+            await client.list()
     assert lister.calls == 3
 
 
-async def test_p62_a_call_throttled_past_its_deadline_has_its_own_error(directory: Path) -> None:
+async def test_p62_a_call_throttled_past_its_deadline_is_an_error(directory: Path) -> None:
     lister = Lister((grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"))
     async with client_of(lister, directory, deadline=0.2) as client:
-        with pytest.raises(PodResourcesThrottledError, match="rejected by rate limit"):
+        with pytest.raises(PodResourcesError, match="RESOURCE_EXHAUSTED: rejected by rate limit"):
             await client.list()
     assert 2 <= lister.calls <= 5
 
@@ -159,7 +118,7 @@ async def test_p62_a_dead_socket_is_absent_too(directory: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(directory / "s"))
     with pytest.raises(PodResourcesAbsentError, match="Connection refused"):
-        await PodResourcesClient(directory / "s").get("ns", "pod")
+        await PodResourcesClient(directory / "s").list()
 
 
 async def test_the_kubelet_is_found_again_at_once_when_it_returns(directory: Path) -> None:
@@ -177,7 +136,7 @@ async def test_any_other_error_names_its_status(directory: Path, failure: tuple[
     code, text = failure
     async with client_of(Lister(failure), directory) as client:
         with pytest.raises(PodResourcesError, match=f"PodResources answered {code.name}: {text}"):
-            await client.get("ns", "pod")
+            await client.list()
 
 
 async def test_a_hung_kubelet_is_given_up_at_the_deadline(directory: Path) -> None:

@@ -12,9 +12,10 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.registration import RegistrationState
 from neuron_plugin.kubelet.socket_watch import channel_to, endpoint_path
-from neuron_plugin.simulation import SOCKET_NAME, StandInKubelet
+from neuron_plugin.simulation import SOCKET_NAME
 from tests.kubelet.fakes import CORE, DEVICE, eventually, running_plugin, seeded
 from tests.kubelet.registering import ScriptedRegistration, modes_of, scripted_kubelet, sockets_of
+from tests.support.kubelet import StandInKubelet
 
 State = RegistrationState
 
@@ -263,7 +264,7 @@ async def test_p14_a_directory_that_takes_no_socket_is_logged_once(
 
 WITHOUT_DESCRIPTORS = """
 import asyncio, logging, os, pathlib, resource, sys
-from neuron_plugin.simulation.kubelet import StandInKubelet
+from tests.support.kubelet import StandInKubelet
 from tests.kubelet.fakes import CORE, running_plugin
 
 class Reasons(logging.Handler):

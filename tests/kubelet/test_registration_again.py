@@ -12,11 +12,12 @@ import pytest
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet.device_plugin import DevicePluginService
-from neuron_plugin.kubelet.registration import RegistrationState, RegistrationTimes, ServerInstance
+from neuron_plugin.kubelet.registration import RegistrationState, RegistrationTimes
 from neuron_plugin.kubelet.socket_watch import identity_of
-from neuron_plugin.simulation import SOCKET_NAME, Container, KubeletOptions, Pod, StandInKubelet
+from neuron_plugin.simulation import SOCKET_NAME, Container, KubeletOptions, Pod
 from tests.kubelet.fakes import CORE, DEVICE, QUICK, eventually, running_plugin
 from tests.kubelet.registering import ScriptedRegistration, advertised_again, scripted_kubelet, sockets_of
+from tests.support.kubelet import StandInKubelet
 
 State = RegistrationState
 
@@ -264,20 +265,20 @@ async def test_p12_no_server_starts_before_the_last_one_has_stopped_fully(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    start, stop = ServerInstance.start, ServerInstance.stop
+    start, stop = DevicePluginService.start, DevicePluginService.stop
 
-    async def logged_start(service: DevicePluginService, path: Path) -> ServerInstance:
+    async def logged_start(self: DevicePluginService, path: Path) -> None:
         events.append("start")
-        return await start(service, path)
+        await start(self, path)
 
-    async def slow_stop(self: ServerInstance) -> None:
+    async def slow_stop(self: DevicePluginService) -> None:
         events.append("stop")
         await asyncio.sleep(0.1)
         await stop(self)
         events.append("stopped")
 
-    monkeypatch.setattr(ServerInstance, "start", logged_start)
-    monkeypatch.setattr(ServerInstance, "stop", slow_stop)
+    monkeypatch.setattr(DevicePluginService, "start", logged_start)
+    monkeypatch.setattr(DevicePluginService, "stop", slow_stop)
     async with StandInKubelet(directory) as kubelet, running_plugin(directory) as plugin:
         for count in range(2, 4):
             await kubelet.wait_for_capacity(CORE, 4)

@@ -12,9 +12,10 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet.advertisement import Advertisement
 from neuron_plugin.kubelet.registration import DevicePluginServer, RegistrationState, RegistrationTimes
 from neuron_plugin.kubelet.socket_watch import DirectoryWatch
-from neuron_plugin.simulation import SOCKET_NAME, Container, Pod, StandInKubelet
+from neuron_plugin.simulation import SOCKET_NAME, Container, Pod
 from tests.kubelet.fakes import CORE, FakeHandler, eventually, running_plugin
 from tests.kubelet.registering import ScriptedRegistration, scripted_kubelet, sockets_of
+from tests.support.kubelet import StandInKubelet
 
 State = RegistrationState
 

@@ -35,12 +35,12 @@ from neuron_plugin.simulation import (
     KubeletOptions,
     Pod,
     SimulatedNode,
-    StandInApiServer,
-    StandInKubelet,
     write_node,
 )
 from neuron_plugin.topology import catalogue
 from tests.plugin.world import TRN1, assignment, uid_of
+from tests.support.api_server import StandInApiServer
+from tests.support.kubelet import StandInKubelet
 
 NODE = "worker-1"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - private directories in it

@@ -7,8 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from neuron_plugin.kubelet import CHECKPOINT, PodDevices, PodResourcesClient
-from neuron_plugin.kubelet.pod_resources import PodResourcesThrottledError
+from neuron_plugin.kubelet import CHECKPOINT, PodDevices, PodResourcesClient, PodResourcesError
 from neuron_plugin.plugin import daemon as daemon_module
 from neuron_plugin.simulation import LEASES, AdmittedPod
 from tests.plugin.site import NODE, Site, a_site, decision_of, eventually, ids
@@ -106,7 +105,7 @@ async def test_a_plugin_that_waits_for_the_kubelets_account_is_alive_watches_and
 
     async def refuse(_: PodResourcesClient) -> tuple[PodDevices, ...]:
         refused.set()
-        raise PodResourcesThrottledError("rejected by rate limit")
+        raise PodResourcesError("rejected by rate limit")
 
     monkeypatch.setattr(PodResourcesClient, "list", refuse)
     async with a_site() as site, asyncio.timeout(50):

@@ -14,7 +14,8 @@ import pytest
 from neuron_plugin.cluster import LEASES, KubernetesApi, ObservedLease, connect, delete_lease, send
 from neuron_plugin.extender.informers import LEASE_PREFIX as EXTENDERS_PREFIX
 from neuron_plugin.plugin.node_lease import LEASE_PREFIX, LeaseTimes, NodeLease, node_lease
-from neuron_plugin.simulation import ApiHttp, Fault, Match, StandInApiServer, api_server
+from neuron_plugin.simulation import SimulatedApiServer, api_server
+from tests.support.api_server import Fault, Match, StandInApiServer
 
 NAMESPACE, NODE = "kube-system", "worker-1"
 TIMES = LeaseTimes(duration=8, renew=30)
@@ -80,13 +81,13 @@ async def renewing(api: KubernetesApi, lease: NodeLease, *, often: bool = True) 
 def note_writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The methods of writes that the API server has done or refused, from now on."""
     served: list[str] = []
-    write = ApiHttp._write
+    write = SimulatedApiServer._write
 
-    def noted(http: ApiHttp, request: Any, target: Any, body: Any) -> Any:
+    def noted(http: SimulatedApiServer, request: Any, target: Any, body: Any) -> Any:
         served.append(request.method)
         return write(http, request, target, body)
 
-    monkeypatch.setattr(ApiHttp, "_write", noted)
+    monkeypatch.setattr(SimulatedApiServer, "_write", noted)
     return served
 
 

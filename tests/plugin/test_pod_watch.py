@@ -15,10 +15,10 @@ from neuron_plugin.plugin import pod_watch as module
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.node import Node
 from neuron_plugin.plugin.pod_watch import PodWatch
-from neuron_plugin.simulation import Fault, Match, StandInApiServer
 from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet
 from tests.plugin.site import NAMESPACE, NODE, eventually, manifest
 from tests.plugin.world import STATIC_UID, app, inventory, uid_of
+from tests.support.api_server import Fault, Match, StandInApiServer
 
 
 @dataclass

@@ -12,8 +12,9 @@ from neuron_plugin.cluster import ApiError, KubernetesApi, LeaseName, connect, c
 from neuron_plugin.plugin.node_lease import node_lease
 from neuron_plugin.plugin.publisher import publication
 from neuron_plugin.plugin.uninstall import installed_nodes, uninstall_nodes
-from neuron_plugin.simulation import Fault, Match, StandInApiServer, api_server
+from neuron_plugin.simulation import api_server
 from tests.plugin.world import inventory
+from tests.support.api_server import Fault, Match, StandInApiServer
 
 NAMESPACE = "kube-system"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from neuron_plugin.simulation.api_server import StandInApiServer
+from tests.support.api_server import StandInApiServer
 
 Json = dict[str, Any]
 PODS_PATH = "/api/v1/namespaces/default/pods"

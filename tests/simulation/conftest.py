@@ -7,10 +7,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from neuron_plugin.simulation.api_server import StandInApiServer
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 from tests.simulation.api_client import Client
 from tests.simulation.node_tree import MakeNode
+from tests.support.api_server import StandInApiServer
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from neuron_plugin.simulation import EVENTS, LEASES, NODES, PODS, Refusal
-from neuron_plugin.simulation.api_server import StandInApiServer
+from tests.support.api_server import StandInApiServer
 
 if TYPE_CHECKING:
     from pathlib import Path

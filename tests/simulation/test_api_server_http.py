@@ -9,9 +9,8 @@ import aiohttp
 import pytest
 
 from neuron_plugin.simulation import PODS
-from neuron_plugin.simulation.api_server import StandInApiServer
-from neuron_plugin.simulation.api_server_http import Fault, Match, take_fault
 from tests.simulation.api_client import LEASES_PATH, MERGE, PODS_PATH, Client, Json, names, pod, until_watched
+from tests.support.api_server import Fault, Match, StandInApiServer, take_fault
 
 # Lists.
 
@@ -124,12 +123,10 @@ async def test_a_patch_with_another_uid_is_refused(client: Client, server: Stand
     assert "metadata.uid" in refusal["message"]
 
 
-@pytest.mark.parametrize("method", ["PATCH", "PUT"])
-async def test_a_stale_version_is_refused(client: Client, server: StandInApiServer, method: str) -> None:
+async def test_a_stale_version_is_refused(client: Client, server: StandInApiServer) -> None:
     server.create_pod(pod("a"))
     body = {"metadata": {"name": "a", "resourceVersion": "1"}, "spec": {}}
-    headers = MERGE if method == "PATCH" else {}
-    status, refusal = await client.ask(method, f"{PODS_PATH}/a", body, headers=headers)
+    status, refusal = await client.ask("PATCH", f"{PODS_PATH}/a", body, headers=MERGE)
     assert (status, refusal["reason"]) == (409, "Conflict")
     assert refusal["message"] == (
         'Operation cannot be fulfilled on pods "a": the object has been modified; please apply your changes to the '
@@ -137,18 +134,11 @@ async def test_a_stale_version_is_refused(client: Client, server: StandInApiServ
     )
 
 
-async def test_of_two_updates_of_one_version_one_wins(client: Client) -> None:
+async def test_of_two_patches_of_one_version_one_wins(client: Client) -> None:
     _, made = await client.ask("POST", LEASES_PATH, {"metadata": {"name": "l"}, "spec": {"holderIdentity": "a"}})
     claims = [{**made, "spec": {"holderIdentity": who}} for who in "bc"]
-    answers = [await client.ask("PUT", f"{LEASES_PATH}/l", claim) for claim in claims]
+    answers = [await client.ask("PATCH", f"{LEASES_PATH}/l", claim, headers=MERGE) for claim in claims]
     assert [status for status, _ in answers] == [200, 409]
-
-
-async def test_a_lease_is_not_updated_without_a_version(client: Client) -> None:
-    await client.ask("POST", LEASES_PATH, {"metadata": {"name": "l"}, "spec": {}})
-    status, refusal = await client.ask("PUT", f"{LEASES_PATH}/l", {"metadata": {"name": "l"}, "spec": {}})
-    assert status == 422
-    assert "must be specified for an update" in refusal["message"]
 
 
 @pytest.mark.parametrize("content_type", ["application/json-patch+json", "application/apply-patch+yaml", "text/plain"])
@@ -204,7 +194,7 @@ async def test_a_binding_of_a_pod_that_is_gone_is_404(client: Client) -> None:
     assert (await client.ask("POST", f"{PODS_PATH}/a/binding", binding()))[0] == 404
 
 
-async def test_a_server_can_be_told_to_lose_a_bindings_annotations(client: Client, server: StandInApiServer) -> None:
+async def test_a_server_can_lose_a_bindings_annotations(client: Client, server: StandInApiServer) -> None:
     server.create_pod(pod("a"))
     server.drop_binding_annotations()
     await client.ask("POST", f"{PODS_PATH}/a/binding", binding(annotations={"NEURON_DEVS": "0"}))

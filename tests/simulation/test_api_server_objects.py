@@ -66,13 +66,6 @@ def test_what_cannot_be_created_is_refused(metadata: Json, code: int) -> None:
     assert raised.value.code == code
 
 
-@pytest.mark.parametrize("prefix", ["pod-a.", "Pod-a-", "-", "a" * 254])
-def test_a_prefix_that_kubernetes_takes_for_no_name_is_refused(prefix: str) -> None:
-    with pytest.raises(Refusal) as raised:
-        created(EVENTS, "ns", {"metadata": {"generateName": prefix}})
-    assert raised.value.code == 422
-
-
 # Patches.
 
 

@@ -8,9 +8,8 @@ import json
 import aiohttp
 import pytest
 
-from neuron_plugin.simulation import WatchList
-from neuron_plugin.simulation.api_server import StandInApiServer
 from tests.simulation.api_client import Client, pod, until_watched
+from tests.support.api_server import StandInApiServer, WatchList
 
 
 async def test_a_watch_shows_what_happens_after_its_version(client: Client, server: StandInApiServer) -> None:

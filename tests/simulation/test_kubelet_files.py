@@ -16,17 +16,7 @@ from asyncinotify import Inotify, Mask
 
 from neuron_plugin.kubelet import CHECKPOINT, PodResourcesClient
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
-from neuron_plugin.simulation import (
-    PODS,
-    Container,
-    KubeletOptions,
-    Pod,
-    StandInApiServer,
-    StandInKubelet,
-    WriteFault,
-    mirror_manifest,
-    static_pod,
-)
+from neuron_plugin.simulation import PODS, Container, KubeletOptions, Pod
 from neuron_plugin.simulation.kubelet import KubeletStoppedError
 from neuron_plugin.simulation.kubelet_files import CheckpointFile, PodCgroups
 from tests.kubelet.fakes import CORE, DEVICE, eventually, seeded
@@ -41,6 +31,9 @@ from tests.simulation.kubelet_node import (
     serving,
     wants,
 )
+from tests.support.api_server import StandInApiServer
+from tests.support.kubelet import StandInKubelet, WriteFault
+from tests.support.manifests import mirror_manifest, static_pod
 
 API_UID = "0f1c2d3e-4a5b-6c7d-8e9f-001122334455"
 

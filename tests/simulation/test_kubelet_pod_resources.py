@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+import grpc
 import pytest
 
 from neuron_plugin.allocation import ContainerKind
-from neuron_plugin.kubelet import AdvertisedDevice, GetUnsupportedError, PodDevices, PodResourcesClient, channel_to
+from neuron_plugin.kubelet import AdvertisedDevice, PodDevices, PodResourcesClient, channel_to
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.kubelet.pod_resources import ContainerDevices, PodResourcesThrottledError
-from neuron_plugin.simulation.kubelet import KubeletOptions, StandInKubelet
+from neuron_plugin.kubelet.pod_resources import ContainerDevices, PodResourcesError
+from neuron_plugin.simulation.kubelet import KubeletOptions
 from neuron_plugin.simulation.kubelet_pod_resources import RateLimit
 from neuron_plugin.simulation.kubelet_pods import Container, Pod
 from tests.kubelet.fakes import CORE, RunningPlugin, eventually, running_plugin
+from tests.support.kubelet import StandInKubelet
+from tests.support.pod_resources import get_pod
 
 UNLIMITED = KubeletOptions(pod_resources_per_second=0)
 
@@ -53,7 +56,7 @@ async def test_a_pod_is_listed_with_its_ids(directory: Path) -> None:
         await n.kubelet.admit(pod("a", ("c", 2, APP)))
         expected = PodDevices("ns", "a", (ContainerDevices("c", CORE, ("0", "1")),))
         assert await n.client.list() == (expected,)
-        assert await n.client.get("ns", "a") == expected
+        assert await get_pod(n.socket, "ns", "a") == expected
 
 
 async def test_there_is_one_entry_for_each_id(directory: Path) -> None:
@@ -83,8 +86,8 @@ async def test_unknown_and_ended_pods_are_not_found(directory: Path) -> None:
     async with node(directory) as n:
         await n.kubelet.admit(pod("a", ("c", 1, APP)))
         n.kubelet.finish("uid-a")
-        assert await n.client.get("ns", "a") is None
-        assert await n.client.get("ns", "never") is None
+        assert await get_pod(n.socket, "ns", "a") is None
+        assert await get_pod(n.socket, "ns", "never") is None
         assert await n.client.list() == ()
 
 
@@ -100,10 +103,10 @@ async def test_a_pod_under_admission_is_already_known_but_holds_nothing_yet(dire
         n.plugin.handler.prefer = slow
         admission = asyncio.create_task(n.kubelet.admit(pod("a", ("c", 1, APP))))
         await eventually(lambda: bool(n.plugin.handler.preferences))
-        assert await n.client.get("ns", "a") == PodDevices("ns", "a", ())
+        assert await get_pod(n.socket, "ns", "a") == PodDevices("ns", "a", ())
         release.set()
         await admission
-        assert (await n.client.get("ns", "a")) == PodDevices("ns", "a", (ContainerDevices("c", CORE, ("0",)),))
+        assert (await get_pod(n.socket, "ns", "a")) == PodDevices("ns", "a", (ContainerDevices("c", CORE, ("0",)),))
 
 
 async def test_allocatable_lists_healthy_devices_whether_free_or_not(directory: Path) -> None:
@@ -139,7 +142,7 @@ async def test_a_list_frees_what_ended_pods_held_and_get_does_not(directory: Pat
     async with node(directory) as n:
         await n.kubelet.admit(pod("a", ("c", 4, APP)))
         n.kubelet.finish("uid-a")
-        await n.client.get("ns", "a")
+        await get_pod(n.socket, "ns", "a")
         assert n.kubelet.devices.entries()
         await n.client.list()
         assert not n.kubelet.devices.entries()
@@ -168,8 +171,8 @@ async def test_a_list_during_an_allocate_can_hand_one_device_to_two_pods(directo
 
 async def test_a_kubelet_whose_gate_is_off_says_that_get_is_disabled(directory: Path) -> None:
     async with node(directory, KubeletOptions(pod_resources_get=False)) as n:
-        with pytest.raises(GetUnsupportedError, match="PodResources API Get method disabled"):
-            await n.client.get("ns", "a")
+        with pytest.raises(grpc.aio.AioRpcError, match="PodResources API Get method disabled"):
+            await get_pod(n.socket, "ns", "a")
 
 
 class NoJitter(Random):
@@ -183,7 +186,7 @@ async def test_a_tight_loop_is_throttled(directory: Path) -> None:
     async with node(directory, KubeletOptions(pod_resources_per_second=0.001, pod_resources_burst=3)) as n:
         for _ in range(3):
             await n.client.list()
-        with pytest.raises(PodResourcesThrottledError, match="rejected by rate limit"):
+        with pytest.raises(PodResourcesError, match="rejected by rate limit"):
             await PodResourcesClient(n.socket, deadline_seconds=2.0, random=NoJitter()).list()
 
 

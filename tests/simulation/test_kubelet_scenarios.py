@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.allocation import ContainerKind
-from neuron_plugin.kubelet import ContainerAllocation, PodResourcesClient
-from neuron_plugin.simulation.kubelet import KubeletOptions, KubeletStoppedError, StandInKubelet
+from neuron_plugin.kubelet import ContainerAllocation
+from neuron_plugin.simulation.kubelet import KubeletOptions, KubeletStoppedError
 from neuron_plugin.simulation.kubelet_plugins import Capacity
 from neuron_plugin.simulation.kubelet_pods import Container, Pod, PodRejectedError
 from tests.kubelet.fakes import CORE, DEVICE, devices, eventually, running_plugin
+from tests.support.kubelet import StandInKubelet
+from tests.support.pod_resources import get_pod
 
 
 def pod(name: str, count: int = 1) -> Pod:
@@ -31,7 +33,7 @@ async def test_p72_a_pod_sees_exactly_its_device_and_pod_resources_agrees(direct
     async with StandInKubelet(directory, directory / "pr") as kubelet, running_plugin(directory):
         await kubelet.wait_for_capacity(CORE, 4)
         received = (await kubelet.admit(pod("a"))).container("c")
-        listed = await PodResourcesClient(directory / "pr" / "kubelet.sock").get("ns", "a")
+        listed = await get_pod(directory / "pr" / "kubelet.sock", "ns", "a")
     assert [node.host_path for node in received.devices] == ["/dev/neuron0"]
     assert listed is not None
     assert [(each.container, each.resource, each.ids) for each in listed.containers] == [("c", CORE, ("0",))]

@@ -9,8 +9,9 @@ import pytest
 from aiohttp import web
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.simulation.manifests import pod_manifest
-from neuron_plugin.simulation.scheduler import ExtenderCallError, StandInScheduler
+from neuron_plugin.simulation.scheduler import ExtenderCallError
+from tests.support.manifests import pod_manifest
+from tests.support.scheduler import StandInScheduler
 
 POD = pod_manifest("pod", Resource.NEURON, 1)
 Answers = dict[str, Callable[[dict[str, Any]], Any]]

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from neuron_plugin.simulation import Refusal, StandInApiServer, Target
+from neuron_plugin.simulation import Refusal, Target
+from tests.support.api_server import StandInApiServer
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 

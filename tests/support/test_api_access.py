@@ -6,8 +6,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from neuron_plugin.simulation import StandInApiServer
 from tests.support.api_access import Access, Right, in_namespace
+from tests.support.api_server import StandInApiServer
 
 LEASES = "coordination.k8s.io"
 MERGE = {"Content-Type": "application/merge-patch+json"}

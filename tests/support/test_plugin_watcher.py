@@ -15,8 +15,8 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as plugin_
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as plugin_grpc
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.simulation.kubelet import StandInKubelet
 from tests.kubelet.fakes import eventually
+from tests.support.kubelet import StandInKubelet
 from tests.support.plugin_watcher import PluginWatcher, WatchingKubelet
 
 RESOURCE = "example.com/dummy"

@@ -1,1 +1,1 @@
-"""Generated stubs of the kubelet's gRPC APIs; the texts are in protos/, `nox -s protos` makes these anew."""
+"""Generated stubs of the kubelet's gRPC APIs; the texts are in protos/, `nox -s protos` generates these again."""

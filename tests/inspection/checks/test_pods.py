@@ -9,7 +9,6 @@ from neuron_plugin.inspection.facts import Facts
 from neuron_plugin.inspection.findings import Level, Unknown
 from neuron_plugin.kubelet import CheckpointEntry
 from neuron_plugin.plugin.inputs import ALLOCATION_KEY, reply_for
-from neuron_plugin.simulation import shipped_geometry
 from tests.inspection.cases import (
     NODE,
     POD_UID,
@@ -25,6 +24,7 @@ from tests.inspection.cases import (
     with_users,
 )
 from tests.inspection.doubles import MakeNode
+from tests.support.manifests import shipped_geometry
 
 
 def test_no_holder_is_fine(well: Facts) -> None:

@@ -4,7 +4,7 @@ import msgspec
 
 from neuron_plugin.allocation import INVENTORY_KEY, ContainerKind, Resource, read_inventory
 from neuron_plugin.cluster import NODES, PODS
-from neuron_plugin.simulation.manifests import container, node_manifest, pod_manifest, shipped_geometry
+from tests.support.manifests import container, node_manifest, pod_manifest, shipped_geometry
 
 
 def test_a_node_manifest_agrees_with_its_inventory_and_counts_what_is_present() -> None:

@@ -1,13 +1,13 @@
-"""Nodes and pods with Neuron, as JSON for the simulated API server, the demo and tests."""
+"""Nodes and pods with Neuron, as JSON for the simulated API server."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import count
 
 from neuron_plugin.allocation import INVENTORY_KEY, ContainerKind, NodeInventory, Resource, write_inventory
-from neuron_plugin.simulation.api_server_kinds import JsonObject
-from neuron_plugin.simulation.kubelet_pods import Pod
+from neuron_plugin.simulation import Container, JsonObject, Pod
 from neuron_plugin.topology import Geometry, catalogue
 
 _uids = count(1)
@@ -81,6 +81,12 @@ def container(name: str, resource: Resource | str, amount: int | str, *, sidecar
     quantities = {str(resource): str(amount)} if amount else {}
     found: JsonObject = {"name": name, "image": "neuron", "resources": {"limits": quantities, "requests": quantities}}
     return {**found, "restartPolicy": "Always"} if sidecar else found
+
+
+def static_pod(namespace: str, name: str, node: str, *containers: Container) -> Pod:
+    """A pod from a manifest file of a node. The same manifest always gives the same UID (``config/common.go``)."""
+    manifest = repr((namespace, name, node, containers))
+    return Pod(hashlib.md5(manifest.encode(), usedforsecurity=False).hexdigest(), namespace, name, containers)
 
 
 def mirror_manifest(pod: Pod, node: str) -> JsonObject:

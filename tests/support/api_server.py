@@ -1,0 +1,298 @@
+"""The simulated API server as tests need it: it validates what it stores, and fails as a test asks.
+
+Faults are injected before a request reaches the server: refusals, delays, cut connections, watches that end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+
+from neuron_plugin.cluster import MERGE_PATCH
+from neuron_plugin.simulation import NODES, PODS, JsonObject, Refusal, SimulatedApiServer, Target, parse_path
+from neuron_plugin.simulation.api_server_kinds import ServedKind, invalid
+from tests.support.api_validation import ValidatingObjects
+
+_REMEMBERED_REQUESTS = 10_000
+_SWITCHED_OFF = (
+    "sendInitialEvents: Forbidden: "
+    "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"
+)
+_NEEDS_MATCH = (
+    "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
+)
+
+
+class WatchList(Enum):
+    """What the server does when asked for ``sendInitialEvents``."""
+
+    SERVED = "served"
+    REFUSED = "refused"
+    IGNORED = "ignored"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Which requests: all by default. ``path`` is a regular expression found anywhere in the path."""
+
+    method: str = ""
+    path: str = ""
+    watch: bool | None = None
+
+    def meets(self, method: str, path: str, *, watch: bool) -> bool:
+        """Whether a request is meant."""
+        return (
+            self.method in {"", method}
+            and (self.watch is None or self.watch == watch)
+            and re.search(self.path, path) is not None
+        )
+
+
+@dataclass(slots=True)
+class Fault:
+    """One fault of the server, for the next ``times`` requests that match.
+
+    In this order: the request is held until ``gate`` is set, and ``delay_seconds``; ``drop`` cuts the connection
+    before anything is done, ``status`` refuses instead of doing it (``retry_after_seconds`` goes with it);
+    ``lose_answer`` does it and cuts the connection, so that a write is done and its writer does not know;
+    ``ends`` answers a watch with 200 and ends it at once; ``body`` answers 200 with these bytes.
+    """
+
+    match: Match = field(default_factory=Match)
+    times: int = 1
+    gate: asyncio.Event | None = None
+    delay_seconds: float = 0.0
+    drop: bool = False
+    status: int = 0
+    retry_after_seconds: int | None = None
+    lose_answer: bool = False
+    ends: bool = False
+    body: bytes | None = None
+
+
+def take_fault(faults: list[Fault], method: str, path: str, *, watch: bool) -> Fault | None:
+    """Return the first fault that is meant for a request, and count it."""
+    fault = next((each for each in faults if each.match.meets(method, path, watch=watch)), None)
+    if fault:
+        fault.times -= 1
+        if fault.times <= 0:
+            faults.remove(fault)
+    return fault
+
+
+class Guard(Protocol):
+    """Decides who may do what. Without one every user may do everything."""
+
+    def check(self, user: str, method: str, target: Target, *, watch: bool) -> None:
+        """Let a request pass, or raise a `Refusal`. A user's token is its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRequest:
+    """A request that came in, faulty or not, for tests to look at."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    content_type: str
+
+
+class StandInApiServer(SimulatedApiServer):
+    """The server. Its methods play all others: users, schedulers, kubelets.
+
+    An empty ``token`` lets every client in. ``watch_list`` says how it takes requests for ``sendInitialEvents``. With
+    ``tls`` it serves HTTPS; ``ca`` is then the PEM text of the authority that clients are to trust.
+    """
+
+    def __init__(
+        self,
+        *,
+        token: str = "",
+        watch_list: WatchList = WatchList.SERVED,
+        bookmark_seconds: float = 60.0,
+        tls: ssl.SSLContext | None = None,
+        ca: str = "",
+    ) -> None:
+        super().__init__()
+        self._validating = ValidatingObjects()
+        self._objects = self._validating
+        self._watches.bookmark_seconds = bookmark_seconds
+        self._token = token
+        self.watch_list = watch_list
+        self._tls = tls
+        self._ca = ca
+        self._guard: Guard | None = None
+        self._faults: list[Fault] = []
+        self._seen: deque[SeenRequest] = deque(maxlen=_REMEMBERED_REQUESTS)
+
+    def guard_by(self, guard: Guard) -> None:
+        """Ask ``guard`` about every request from now on."""
+        self._guard = guard
+
+    def write_kubeconfig(self, path: Path, user: str = "") -> Path:
+        """As `SimulatedApiServer`, with the server's CA, and its token unless a user is given."""
+        super().write_kubeconfig(path, user or self._token)
+        if self._ca:
+            config = msgspec.json.decode(path.read_bytes())
+            authority = base64.b64encode(self._ca.encode()).decode()
+            config["clusters"][0]["cluster"]["certificate-authority-data"] = authority
+            path.write_bytes(msgspec.json.encode(config))
+        return path
+
+    def rotate(self, *, token: str = "", tls: ssl.SSLContext | None = None, ca: str = "") -> None:
+        """Change the token at once; a certificate and its CA at the next ``start``."""
+        self._token = token or self._token
+        self._tls = tls or self._tls
+        self._ca = ca or self._ca
+
+    # What users, schedulers and kubelets do.
+
+    def patch_pod(self, namespace: str, name: str, change: JsonObject) -> JsonObject:
+        """Merge-patch a pod, as a user would."""
+        return self._objects.patch(Target(PODS, namespace, name), change, MERGE_PATCH).value
+
+    def patch_node(self, name: str, change: JsonObject, *, status: bool = False) -> JsonObject:
+        """Merge-patch a node, or its status."""
+        return self._objects.patch(Target(NODES, "", name, "status" if status else ""), change, MERGE_PATCH).value
+
+    def delete_node(self, name: str) -> None:
+        """Delete a node."""
+        self._objects.delete(Target(NODES, "", name))
+
+    def objects(self, kind: ServedKind) -> list[JsonObject]:
+        """Return all objects of a kind, by namespace and name."""
+        return [stored.value for stored in self._objects.collections[kind].snapshot().objects]
+
+    # Faults.
+
+    def fail(self, fault: Fault) -> None:
+        """Let a fault happen to the next requests that match it."""
+        self._faults.append(fault)
+
+    def forgive(self) -> None:
+        """Remove all faults that have not happened yet."""
+        self._faults.clear()
+
+    def compact(self) -> None:
+        """Forget the history: watches from older versions and further pages of older lists get a 410.
+
+        Open watches stay.
+        """
+        for collection in self._objects.collections.values():
+            collection.compact()
+
+    def expire_watches(self) -> None:
+        """End all open watches with a 410 inside the stream."""
+        for collection in self._objects.collections.values():
+            collection.expire_followers()
+
+    def end_watches(self) -> None:
+        """End all open watches cleanly."""
+        self._watches.endings += 1
+        self._wake_watches()
+
+    def cut_watches(self) -> None:
+        """Cut the connections of all open watches."""
+        self._watches.cuts += 1
+        self._wake_watches()
+
+    def send_bookmarks(self) -> None:
+        """Send a bookmark on every open watch that asked for them, now."""
+        self._watches.bookmarks += 1
+        self._wake_watches()
+
+    def mute_watches(self, *, muted: bool = True) -> None:
+        """Keep watches open and silent, as behind a dead connection; what they leave out is never sent."""
+        self._watches.muted = muted
+
+    def drop_binding_annotations(self) -> None:
+        """Forget the annotations of bindings from now on."""
+        self._validating.keep_binding_annotations = False
+
+    @property
+    def requests(self) -> list[SeenRequest]:
+        """The latest requests, oldest first."""
+        return list(self._seen)
+
+    @property
+    def open_watches(self) -> int:
+        """How many watches are being served."""
+        return self._watches.open
+
+    # Requests.
+
+    def _application(self) -> web.Application:
+        application = super()._application()
+        application.middlewares.append(self._intercept)
+        return application
+
+    @web.middleware
+    async def _intercept(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """See every request, let a fault happen to it, check its token, and let the server do the rest."""
+        query = dict(request.query)
+        watch = query.get("watch") == "true"
+        self._seen.append(SeenRequest(request.method, request.path, query, request.content_type))
+        fault = take_fault(self._faults, request.method, request.path, watch=watch)
+        try:
+            if fault and (injected := await _injected(request, fault)):
+                return injected
+            self._admit(request, watch=watch)
+            if watch and query.get("sendInitialEvents") == "true":
+                request = self._initial_events(request, query)
+        except Refusal as refusal:
+            body = msgspec.json.encode(refusal.status())
+            return web.Response(body=body, status=refusal.code, content_type="application/json")
+        answer = await handler(request)
+        return _cut(request) if fault and fault.lose_answer else answer
+
+    def _admit(self, request: web.Request, *, watch: bool) -> None:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if self._token and (scheme.lower(), token) != ("bearer", self._token):
+            raise Refusal(401, "Unauthorized")
+        if self._guard:
+            self._guard.check(token, request.method, parse_path(request.path), watch=watch)
+
+    def _initial_events(self, request: web.Request, query: dict[str, str]) -> web.Request:
+        """The request for ``sendInitialEvents`` as this server takes it."""
+        if self.watch_list is WatchList.REFUSED:
+            raise invalid("ListOptions.meta.k8s.io", "", _SWITCHED_OFF)
+        if query.get("resourceVersionMatch") != "NotOlderThan":
+            raise invalid("ListOptions.meta.k8s.io", "", _NEEDS_MATCH)
+        if self.watch_list is WatchList.SERVED:
+            return request
+        return request.clone(rel_url=request.rel_url.without_query_params("sendInitialEvents"))
+
+
+async def _injected(request: web.Request, fault: Fault) -> web.Response | None:
+    """Do what the fault says before the request is served; an answer means that it is not served."""
+    if fault.gate is not None:
+        await fault.gate.wait()
+    await asyncio.sleep(fault.delay_seconds)
+    if fault.drop:
+        return _cut(request)
+    if fault.status:
+        details = {} if fault.retry_after_seconds is None else {"retryAfterSeconds": fault.retry_after_seconds}
+        raise Refusal(fault.status, "the test asked for this refusal", reason="InjectedFault", **details)
+    if fault.ends:
+        return web.Response(body=b"", content_type="application/json")
+    return None if fault.body is None else web.Response(body=fault.body, content_type="application/json")
+
+
+def _cut(request: web.Request) -> web.Response:
+    """Cut the connection under the request; the answer is never sent."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=500)
