@@ -32,7 +32,7 @@ import grpc
 from neuron_plugin.allocation import Resource
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.plugin.health_rules import HealthRules
+from neuron_plugin.plugin.health import HealthRules
 from neuron_plugin.simulation import (
     Container,
     Pod,

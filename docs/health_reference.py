@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from neuron_plugin.hardware import Signal
-from neuron_plugin.plugin.health_rules import HealthRules, SignalRule, rule_of
+from neuron_plugin.plugin.health import HealthRules, SignalRule, rule_of
 from neuron_plugin.settings import as_text
 
 HOW = """\

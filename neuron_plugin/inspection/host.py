@@ -72,7 +72,7 @@ def gather_host(root: Path | None, paths: MachinePaths, *, in_pod: bool) -> Host
     numbers: dict[int, tuple[int, int] | None] = {}
     for device in listed:
         try:
-            numbers[device] = sysfs.device(device).numbers()
+            numbers[device] = sysfs.numbers(device)
         except SysfsError:
             numbers[device] = None
     return Host(
@@ -133,7 +133,7 @@ def gather_users(nodes: Mapping[int, Path], proc: Path, kubelet_socket: Path) ->
     if not proc.is_dir():
         return Unknown(f"there is no {proc}", "run this on the machine itself")
     denied: list[Path] = []
-    opened = device_processes(list(nodes.values()), proc, denied.append)
+    opened = device_processes(list(nodes.values()), proc, denied)
     devices: dict[int, set[int]] = {}
     processes: dict[int, Process] = {}
     for device, node in nodes.items():

@@ -9,7 +9,7 @@ from neuron_plugin.allocation import NodeInventory
 from neuron_plugin.hardware import EVERY_DEVICE, Inventory, MachinePaths, Verdict, read_inventory
 from neuron_plugin.inspection.text import Unknown
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.plugin.health import FILE_NAME, Memory, boot_id, load
+from neuron_plugin.plugin.health import FILE_NAME, Baseline, load
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.topology import DeviceId, Geometry, InstanceType, Topology, geometry_of, links_of
 
@@ -26,7 +26,7 @@ class Machine:
     geometry: Geometry | None
     instance: InstanceType | None
     verdicts: Mapping[DeviceId, Verdict]
-    memory: Memory | Unknown = field(default_factory=Memory)
+    memory: Baseline | Unknown = field(default_factory=dict)
 
     @property
     def node_inventory(self) -> NodeInventory | None:
@@ -89,12 +89,12 @@ def look(settings: PluginSettings, environ: Mapping[str, str]) -> Machine:
         inventory=inventory,
         geometry=geometry if inventory.devices else None,
         instance=types.get(name),
-        verdicts=judge_once(inventory, settings.health, memory if isinstance(memory, Memory) else Memory()),
+        verdicts=judge_once(inventory, settings.health, {} if isinstance(memory, Unknown) else memory),
         memory=memory,
     )
 
 
-def _read_memory(settings: PluginSettings) -> Memory | Unknown:
+def _read_memory(settings: PluginSettings) -> Baseline | Unknown:
     if settings.state_dir is None:
         return Unknown("no state directory of the daemon is known", "give --config, the daemon's configuration")
     file = settings.state_dir / FILE_NAME
@@ -104,4 +104,4 @@ def _read_memory(settings: PluginSettings) -> Memory | Unknown:
         return Unknown(f"{file} is not there", "the daemon writes it when it has seen a device")
     except OSError as error:
         return Unknown(f"{file} cannot be read ({error.strerror})", "run this as root")
-    return load(file, boot_id())
+    return load(file)

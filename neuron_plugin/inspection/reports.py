@@ -38,7 +38,7 @@ class Health(enum.StrEnum):
 
 
 _BY_SEVERITY = {
-    Severity.IGNORED: Health.HEALTHY,
+    Severity.HEALTHY: Health.HEALTHY,
     Severity.WARNING: Health.WARNING,
     Severity.PASSING: Health.RESETTING,
     Severity.UNHEALTHY: Health.UNHEALTHY,
@@ -131,7 +131,7 @@ def _devices(machine: Machine, holders: Holders) -> tuple[DeviceReport, ...]:
     for device in machine.inventory.devices:
         mask, ecc = geometry.device_mask(device.id) if geometry else CoreMask(0), device.health.ecc
         findings = machine.verdicts[device.id].findings
-        worst = max((finding.severity for finding in findings), default=Severity.IGNORED)
+        worst = max((finding.severity for finding in findings), default=Severity.HEALTHY)
         held = None
         if geometry and holders.ledger is not None:
             held = tuple(

@@ -61,7 +61,6 @@ def _as_seen(
     skipped = {int(device.id): device.reason for device in seen.skipped}
     present = tuple(map(int, seen.device_ids))
     absent = {device: skipped.get(device, MISSING) for device in nominal if DeviceId(device) not in seen.device_ids}
-    server = seen.ultraserver
     return NodeInventory(
         geometry=geometry,
         present=present,
@@ -70,17 +69,7 @@ def _as_seen(
         driver_version=seen.driver_version.text if seen.driver_version else "",
         logical_core_size=seen.logical_core_size.size,
         physical_cores_per_device=seen.physical_cores_per_device,
-        ultraserver={
-            name: value
-            for name, value in (
-                ("mode", server.mode if server else ""),
-                ("serverId2", server.server_id_2 if server else ""),
-                ("nodeId2", server.node_id_2 if server else ""),
-                ("serverId4", server.server_id_4 if server else ""),
-                ("nodeId4", server.node_id_4 if server else ""),
-            )
-            if value
-        },
+        ultraserver=seen.ultraserver,
     )
 
 

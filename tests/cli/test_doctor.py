@@ -227,7 +227,9 @@ async def test_a_second_plugin_and_the_vendors_are_found_beside_ours(cli: Cli, n
     assert found["vendor-plugin"][0][0] == "problem"
 
 
-async def test_a_pod_that_the_kubelet_does_not_know_and_a_sick_device_under_a_pod_are_found(cli: Cli, node: Node) -> None:
+async def test_a_pod_that_the_kubelet_does_not_know_and_a_sick_device_under_a_pod_are_found(
+    cli: Cli, node: Node
+) -> None:
     await node.run_pod(
         "train", Resource.NEURONDEVICE, 1, NEURON_DEVS="2", NEURON_ALLOC_TIME="1", NEURON_ALLOCATED="false"
     )

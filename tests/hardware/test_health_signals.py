@@ -8,21 +8,17 @@ from typing import Any
 import pytest
 
 from neuron_plugin.hardware import (
-    CoreErrors,
     Device,
-    EccCounts,
-    HealthReadings,
     Inventory,
-    NodeState,
     Observation,
     ResetState,
     Signal,
     blind_spots,
-    device_key,
     observe,
     parse_driver_version,
     unreadable,
 )
+from neuron_plugin.hardware.device import CoreErrors, EccCounts, HealthReadings, NodeState
 from neuron_plugin.topology import DeviceId
 
 SOUND = Device(

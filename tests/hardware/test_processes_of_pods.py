@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.hardware import is_populated, populated_pods
+from neuron_plugin.hardware import is_populated
 from neuron_plugin.hardware import processes as module
 
 UID = "0f1c2d3e-4a5b-6c7d-8e9f-001122334455"

@@ -5,12 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neuron_plugin.hardware import device_key
 from neuron_plugin.inspection.machine import look
 from neuron_plugin.inspection.node import node_of
 from neuron_plugin.inspection.text import Unknown
-from neuron_plugin.plugin.health import FILE_NAME, DeviceMemory, Memory, boot_id, save
-from neuron_plugin.plugin.health_rules import HealthRules, SignalRule
+from neuron_plugin.plugin.health import FILE_NAME, DeviceMemory, HealthRules, Memory, SignalRule, boot_id, save
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.topology import Topology

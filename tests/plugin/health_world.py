@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from neuron_plugin.hardware import Device, EccCounts, Inventory, KernelError, ResetState
-from neuron_plugin.hardware.device import CoreErrors, HealthReadings, NodeState
-from neuron_plugin.plugin.health import HealthState, Memory, Transition, health_after, transitions
-from neuron_plugin.plugin.health_rules import HealthRules
+from neuron_plugin.hardware import Device, Inventory, KernelError, ResetState
+from neuron_plugin.hardware.device import CoreErrors, EccCounts, HealthReadings, NodeState
+from neuron_plugin.plugin.health import HealthRules, HealthState, Memory, Transition, health_after, transitions
 from neuron_plugin.topology import DeviceId
 
 HOUR = 3600.0

@@ -7,21 +7,20 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.hardware import (
-    MISSING,
-    CoreErrors,
-    EccCounts,
-    Finding,
-    Inventory,
-    NodeState,
-    ResetState,
-    Severity,
-    Signal,
-    SkippedDevice,
-    Verdict,
+from neuron_plugin.hardware import MISSING, Finding, Inventory, ResetState, Severity, Signal, Verdict
+from neuron_plugin.hardware.device import CoreErrors, EccCounts, NodeState, SkippedDevice
+from neuron_plugin.plugin.health import (
+    MOST_DEVICES,
+    Action,
+    Baseline,
+    DeviceMemory,
+    HealthRules,
+    Memory,
+    Recovery,
+    SignalRule,
+    Transition,
+    health_after,
 )
-from neuron_plugin.plugin.health import MOST_DEVICES, DeviceMemory, Memory, Transition, health_after
-from neuron_plugin.plugin.health_rules import Action, Baseline, HealthRules, Recovery, SignalRule
 from neuron_plugin.topology import DeviceId
 from tests.plugin.health_world import HOUR, World, changed, device, error
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.hardware import Observation, Signal
-from neuron_plugin.plugin.health import Condition, Phase, Sighting, next_change, step
-from neuron_plugin.plugin.health_rules import HealthRules, Recovery, SignalRule
+from neuron_plugin.plugin.health import Condition, HealthRules, Phase, Recovery, Sighting, SignalRule, next_change, step
 
 RULES = HealthRules()
 BROKEN = Observation(Signal.COMPONENTS, "firmware reports hbm unhealthy", part="hbm")

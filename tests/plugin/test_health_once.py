@@ -9,21 +9,18 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.hardware import (
-    CoreErrors,
-    Device,
-    EccCounts,
-    HealthReadings,
-    Inventory,
-    NodeState,
-    ResetState,
-    Severity,
-    Signal,
-    Verdict,
-    read_inventory,
+from neuron_plugin.hardware import Device, Inventory, ResetState, Severity, Signal, Verdict, read_inventory
+from neuron_plugin.hardware.device import CoreErrors, EccCounts, HealthReadings, NodeState
+from neuron_plugin.plugin.health import (
+    Action,
+    Baseline,
+    DeviceMemory,
+    HealthRules,
+    Memory,
+    Recovery,
+    SignalRule,
+    judge_once,
 )
-from neuron_plugin.plugin.health import DeviceMemory, Memory, judge_once
-from neuron_plugin.plugin.health_rules import Action, Baseline, HealthRules, Recovery, SignalRule
 from neuron_plugin.simulation import SimulatedNode, write_node
 from neuron_plugin.topology import DeviceId
 from tests.plugin.health_world import device, machine

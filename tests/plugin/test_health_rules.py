@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from neuron_plugin.hardware import Signal
-from neuron_plugin.plugin.health_rules import (
+from neuron_plugin.plugin.health import (
     Action,
     Baseline,
     HealthRules,

@@ -15,20 +15,11 @@ from typing import Any
 import pytest
 
 from neuron_plugin.cluster import ApiRequest
-from neuron_plugin.hardware import (
-    CoreErrors,
-    EccCounts,
-    KernelNews,
-    KernelRecord,
-    NodeState,
-    ResetState,
-    Uevents,
-    parse_driver_version,
-    parse_error,
-)
+from neuron_plugin.hardware import KernelNews, ResetState, Uevents, parse_driver_version
+from neuron_plugin.hardware.device import CoreErrors, EccCounts, NodeState
+from neuron_plugin.hardware.kernel_log import KernelRecord, parse_error
 from neuron_plugin.plugin import health_watch
-from neuron_plugin.plugin.health import load
-from neuron_plugin.plugin.health_rules import Action, HealthRules, SignalRule
+from neuron_plugin.plugin.health import Action, HealthRules, SignalRule, load
 from neuron_plugin.plugin.health_watch import KERNEL_LOG, MEMORY, SYSFS, UEVENTS, HealthWatch
 from neuron_plugin.plugin.settings import PluginSettings
 from tests.plugin.health_world import device, machine

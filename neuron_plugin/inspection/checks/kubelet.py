@@ -208,7 +208,7 @@ def check_configuration(facts: Facts) -> Findings:
 
 
 def check_sources(facts: Facts) -> Findings:
-    """The daemon's sources work: uevents, firmware's notices, sysfs, the kernel log, its record of old errors."""
+    """The daemon's sources work: uevents, sysfs, the kernel log, its record of old errors."""
     silent = facts.daemon.silent
     if isinstance(silent, Unknown):
         yield unchecked(silent)

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.hardware import ResetState, device_key
+from neuron_plugin.hardware import ResetState
 from neuron_plugin.inspection.facts import Daemon, Facts, NodeFile
 from neuron_plugin.inspection.findings import Level
 from neuron_plugin.inspection.text import Unknown
-from neuron_plugin.plugin.health import DeviceMemory, Memory, judge_once
-from neuron_plugin.plugin.health_rules import Action, HealthRules, SignalRule
+from neuron_plugin.plugin.health import Action, DeviceMemory, HealthRules, Memory, SignalRule, judge_once
 from neuron_plugin.simulation import SimulatedNode, write_node
 from tests.inspection.cases import ask, facts_of, is_fine, the_finding, with_host
 from tests.inspection.doubles import MakeNode
