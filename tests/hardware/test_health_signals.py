@@ -84,11 +84,6 @@ def test_what_cannot_be_read_is_no_sign_of_health() -> None:
     assert unreadable(with_health(unhealthy_components=None)) == {Signal.COMPONENTS}
 
 
-def test_a_memory_belongs_to_the_chip_and_not_to_its_place() -> None:
-    assert device_key(SOUND) == "00000b1c2d3e4f53"
-    assert device_key(replace(SOUND, serial_number="")) == "neuron3"
-
-
 @pytest.mark.parametrize("node", [NodeState.ABSENT, NodeState.NOT_A_DEVICE, NodeState.STALE])
 def test_p67_a_node_that_cannot_be_opened_is_named_with_its_state(node: NodeState) -> None:
     (seen,) = [one for one in observe(replace(SOUND, node=node)) if one.count is None]

@@ -104,7 +104,7 @@ class AnyHistory(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         now = self.world.now
-        self.world = World(memory=self.world.state.memory)
+        self.world = World(baseline=self.world.state.baseline)
         self.world.now = now
         self.reported = {}
 
@@ -117,7 +117,7 @@ class AnyHistory(RuleBasedStateMachine):
     @invariant()
     def the_next_judgement_is_not_due_already(self) -> None:
         due = self.world.state.next_change
-        assert due is None or due > self.world.now
+        assert due > self.world.now
 
     def teardown(self) -> None:
         self.world.see(device(0), device(1))
