@@ -64,7 +64,9 @@ def device_processes(
             for descriptor in (process / "fd").iterdir():
                 try:
                     node = wanted.get(_identity(descriptor.stat()))
-                except FileNotFoundError:
+                except PermissionError:
+                    raise
+                except OSError:
                     continue  # it has just been closed
                 if node is not None:
                     opened.setdefault(node, []).append(descriptor.name)

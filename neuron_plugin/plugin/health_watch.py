@@ -179,8 +179,8 @@ def health_event(transition: Transition, node_name: str, now: datetime) -> ApiRe
     """An event on the node. It is found under the node's name as UID, as the kubelet writes its own."""
     match transition.after:
         case Severity.HEALTHY:
-            over = "given to new pods" if transition.before is Severity.UNHEALTHY else "the warning is over"
-            reason, note = "NeuronDeviceHealthy", f"healthy again: {over}"
+            over = " and given to new pods" if transition.before is Severity.UNHEALTHY else ", the warning is over"
+            reason, note = "NeuronDeviceHealthy", f"healthy again{over}"
         case Severity.UNHEALTHY:
             reason, note = "NeuronDeviceUnhealthy", f"not given to new pods: {transition.reason}"
         case _:

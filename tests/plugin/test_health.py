@@ -323,21 +323,12 @@ def test_p68_errors_after_a_driver_reload_hold_a_device_that_waits_for_quiet() -
 
 def test_p67_a_serial_number_that_comes_late_brings_what_is_known_under_it() -> None:
     """Firmware may answer only after the first look."""
-    known = DeviceMemory(accepted={"hw-nc-ue-error": 3, "sram-ecc": 2})
-    world = World(baseline=Memory({"aa": known}))
+    world = World(baseline={"aa": {"hw-nc-ue-error": 3, "sram-ecc": 2}})
     errors: dict[str, Any] = {"core_errors": (CoreErrors(0, hw_nc_ue_error=4),), "ecc": EccCounts(sram=2)}
-    assert changed(world.see(device(0, serial="neuron0", **errors), device(1))) == [((0,), "unhealthy")]
+    unnamed = replace(device(0, **errors), serial_number="")
+    assert changed(world.see(unnamed, device(1))) == [((0,), "unhealthy")]
     world.see(device(0, serial="aa", **errors), device(1))
     assert world.state.devices[0].verdict.reason == "4 uncorrectable core errors on physical core 0, 3 of them old"
-    assert "aa" in world.state.baseline
-    assert "neuron0" not in world.state.baseline
-
-
-def test_p67_what_waits_for_a_reload_is_taken_up_under_a_serial_number_that_comes_late() -> None:
-    settings = HealthRules(reset_failed=SignalRule(recovery=Recovery.RELOAD))
-    world = World(settings, Memory({"aa": DeviceMemory(latched={"reset-failed": "it failed"})}))
-    world.see(device(0, serial="neuron0"), device(1))
-    assert changed(world.see(device(0, serial="aa"), device(1))) == [((0,), "unhealthy")]
 
 
 def test_p67_chips_that_come_back_under_each_others_numbers_bring_what_is_known_of_them() -> None:

@@ -34,14 +34,14 @@ CALMED = Transition((0, 1), Severity.WARNING, Severity.HEALTHY, "")
     ("transition", "kind", "reason", "note"),
     [
         (FELL, "Warning", "NeuronDeviceUnhealthy", "neuron device 1 is not given to new pods: /dev/neuron1 is absent"),
-        (ROSE, "Normal", "NeuronDeviceHealthy", "neuron device 1 is healthy again: given to new pods"),
+        (ROSE, "Normal", "NeuronDeviceHealthy", "neuron device 1 is healthy again and given to new pods"),
         (
             WARNED,
             "Warning",
             "NeuronDeviceWarning",
             "neuron devices 0,1 are still given to pods, with a warning: 2 hardware errors",
         ),
-        (CALMED, "Normal", "NeuronDeviceHealthy", "neuron devices 0,1 are healthy again: the warning is over"),
+        (CALMED, "Normal", "NeuronDeviceHealthy", "neuron devices 0,1 are healthy again, the warning is over"),
     ],
 )
 def test_p67_every_change_is_an_event_on_the_node(transition: Transition, kind: str, reason: str, note: str) -> None:
