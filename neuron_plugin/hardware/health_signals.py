@@ -114,6 +114,11 @@ class Verdict:
         return max((finding.severity for finding in self.findings), default=Severity.HEALTHY)
 
     @property
+    def lasting(self) -> Verdict:
+        """Without what ends by itself."""
+        return Verdict(tuple(finding for finding in self.findings if finding.severity is not Severity.PASSING))
+
+    @property
     def healthy(self) -> bool:
         """Whether the device may be offered."""
         return self.severity is not Severity.UNHEALTHY

@@ -391,7 +391,6 @@ def _sightings(
     return found
 
 
-_ORDER = {signal: number for number, signal in enumerate(Signal)}
 _SEVERITIES = {
     (Phase.FIRING, Action.UNHEALTHY): Severity.UNHEALTHY,
     (Phase.FIRING, Action.WARN): Severity.WARNING,
@@ -400,13 +399,13 @@ _SEVERITIES = {
 
 
 def _verdict(conditions: Mapping[str, Condition], rules: HealthRules) -> Verdict:
-    findings = [
-        Finding(signal, severity, condition.text)
-        for label, condition in conditions.items()
-        for signal in (_signal_of(label),)
-        if (severity := _SEVERITIES.get((condition.phase, rule_of(rules, signal).action)))
-    ]
-    return Verdict(tuple(sorted(findings, key=lambda one: (-one.severity, _ORDER[one.signal], one.text))))
+    findings: list[Finding] = []
+    for label, condition in conditions.items():
+        signal = _signal_of(label)
+        if severity := _SEVERITIES.get((condition.phase, rule_of(rules, signal).action)):
+            findings.append(Finding(signal, severity, condition.text))
+    order = list(Signal).index
+    return Verdict(tuple(sorted(findings, key=lambda one: (-one.severity, order(one.signal), one.text))))
 
 
 def _signal_of(label: str) -> Signal:
@@ -429,16 +428,12 @@ def transitions(before: HealthState, after: HealthState) -> tuple[Transition, ..
     Conditions that are only pending are left out: they would be reported each time they come and go.
     """
 
-    def lasting(state: HealthState, number: int) -> tuple[Severity, str]:
-        findings = state.devices[number].verdict.findings if number in state.devices else ()
-        verdict = Verdict(tuple(finding for finding in findings if finding.severity is not Severity.PASSING))
-        return verdict.severity, verdict.reason
-
     news: dict[tuple[Severity, Severity, str], list[int]] = {}
-    for number in after.devices:
-        was, now = lasting(before, number), lasting(after, number)
-        if was != now:
-            news.setdefault((was[0], *now), []).append(number)
+    for number, one in after.devices.items():
+        last = before.devices[number].verdict if number in before.devices else Verdict()
+        was, now = last.lasting, one.verdict.lasting
+        if (was.severity, was.reason) != (now.severity, now.reason):
+            news.setdefault((was.severity, now.severity, now.reason), []).append(number)
     return tuple(Transition(tuple(devices), *change) for change, devices in news.items())
 
 
