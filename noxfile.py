@@ -31,7 +31,7 @@ def layers(session: nox.Session) -> None:
 
 @nox.session
 def protos(session: nox.Session) -> None:
-    """Make the gRPC stubs anew from protos/."""
+    """Make the gRPC stubs from protos/."""
     session.run("python", "protos/generate.py")
 
 
@@ -66,13 +66,13 @@ def sbom(session: nox.Session) -> None:
 
 @nox.session
 def audit(session: nox.Session) -> None:
-    """Whether a fault is known of what the image holds. Asks PyPI's database of advisories: needs the network."""
+    """Known faults of the packages in the image. Asks PyPI's database of advisories: needs the network."""
     session.run("pip-audit", "--strict", "--disable-pip", "--require-hashes", "--requirement", "locks/runtime.txt")
 
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Make the pages that come from the code anew."""
+    """Make the pages that come from the code."""
     session.run("python", "docs/generate.py")
 
 
@@ -105,7 +105,7 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session
 def lock(session: nox.Session) -> None:
-    """Resolve both locks anew: versions and hashes for every platform, no index named."""
+    """Resolve both locks again: versions and hashes for every platform, no index named."""
     common = ("--universal", "--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate", "--quiet")
     session.run("uv", "pip", "compile", "pyproject.toml", *common, "--output-file", "locks/runtime.txt")
     session.run("uv", "pip", "compile", "pyproject.toml", "--group", "dev", *common, "--output-file", "locks/dev.txt")

@@ -172,7 +172,8 @@ async def compare_allocate(there: World, calls: int) -> None:
     for name, of in (("p50", statistics.median), ("p99", percentile_99)):
         plugin, bare = of(plugin_us[WARM_UP_CALLS:]), of(floor_us[WARM_UP_CALLS:])
         print(
-            f"Allocate {name}: plugin {plugin:.0f} us, floor {bare:.0f} us, ratio {plugin / bare:.2f} ({calls} calls each)"
+            f"Allocate {name}: plugin {plugin:.0f} us, floor {bare:.0f} us, "
+            f"ratio {plugin / bare:.2f} ({calls} calls each)"
         )
 
 

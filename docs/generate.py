@@ -3,7 +3,7 @@
     python docs/generate.py           write them
     python docs/generate.py --check   exit 1 and name the pages that are out of date
 
-What is written by hand stands in the other pages; a page made here says so at its top.
+The other pages are written by hand; a page made here says so at its top.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ os.environ["COLUMNS"] = "110"  # argparse wraps help to the terminal's width, wh
 
 import health_reference
 import msgspec
-from neuron_plugin.plugin.metrics import METRICS
 
 from neuron_plugin.build import build
 from neuron_plugin.cli.main import build_parser
@@ -26,6 +25,7 @@ from neuron_plugin.extender import ExtenderSettings
 from neuron_plugin.extender.metrics import ExtenderMetrics, state_metrics
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.plugin.status import METRICS, PREFIX
 from neuron_plugin.settings import ENVIRONMENT_PREFIX, as_text, description_of
 from neuron_plugin.topology import catalogue
 
@@ -40,13 +40,13 @@ one line that names it. `--print-config` prints the settings in force as such a 
 too."""
 
 METRICS_INTRODUCTION = """\
-Both daemons serve `/metrics` in the Prometheus text format beside `/healthz` and `/readyz`. No series outlives what it
-speaks of: gauges are read off the state at each scrape."""
+Both daemons serve `/metrics` in the Prometheus text format beside `/healthz` and `/readyz`. Gauges are read from the
+state at each scrape, so the series of a pod or device that is gone goes with it."""
 
 TYPES_INTRODUCTION = """\
-What is known of each type. The machine's own sysfs is asked first; a type of yours goes into a file for
-`--instance-types` (its form is told in `neuron_plugin/instance_file.py`). Cores are physical; `neuroncore`s are
-logical, at the product's default LNC."""
+What is known about each type. The machine's own sysfs comes first; describe a further type in a file for
+`--instance-types` (`neuron_plugin/instance_file.py` says in which form). Cores are physical; `neuroncore`s are logical,
+at the product's default LNC."""
 
 
 def configuration() -> str:
@@ -85,7 +85,10 @@ def metrics() -> str:
         "## The plugin",
         _table(
             ("metric", "type", "labels", "meaning"),
-            [(f"`{one.name}`", one.kind.value, ", ".join(one.labels) or "-", one.meaning) for one in METRICS.values()],
+            [
+                (f"`{PREFIX}{name}`", kind, ", ".join(labels) or "-", text)
+                for name, (kind, labels, text) in METRICS.items()
+            ],
         ),
         "## The extender",
         _table(("metric", "type", "labels", "meaning"), sorted(_extender_metrics())),

@@ -148,15 +148,15 @@ def answer_for(
     pod = next((one.pod for one in snapshot.ledger.overlapping(own) if one.resource is resource), None)
     container = _next_container(snapshot, pod, resource, count) if pod else ""
     others = [
-        one
-        for one in snapshot.ledger.overlapping(drawn & ~own)
-        if pod is None or (one.pod.uid, one.resource) != (pod.uid, resource)
+        each
+        for each in snapshot.ledger.overlapping(drawn & ~own)
+        if pod is None or (each.pod.uid, each.resource) != (pod.uid, resource)
     ]
     if others:
         texts = []
-        for one in others:
-            shared = format_ids(number for number in ids if _mask(snapshot, resource, (number,)) & one.mask)
-            texts.append(f"{resource.value} {shared} is in use by {named(one.pod)} as {one.resource.value}")
+        for each in others:
+            shared = format_ids(number for number in ids if _mask(snapshot, resource, (number,)) & each.mask)
+            texts.append(f"{resource.value} {shared} is in use by {named(each.pod)} as {each.resource.value}")
         return Conflict("; ".join(dict.fromkeys(texts)))
     if held := [one for one in snapshot.inputs.hold_downs if one.mask & drawn & ~own]:
         return Conflict(

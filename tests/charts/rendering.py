@@ -1,7 +1,7 @@
 """The chart's renderings: what Helm makes of it, and what of that is kept as files.
 
 Helm is not needed to test the chart: for each file of ``values/`` its rendering stands in ``golden/`` and is judged
-there. Where Helm is on the PATH, ``test_goldens`` renders anew and compares. ``python -m tests.charts.rendering``
+there. Where Helm is on the PATH, ``test_goldens`` renders again and compares. ``python -m tests.charts.rendering``
 writes the files, also those that ``neuron-plugin manifests`` prints.
 """
 
@@ -28,7 +28,7 @@ PLAIN_NAMESPACE = "namespace-of-neuron-plugin"
 """Stands in the plain manifests for the namespace; never a real one's name."""
 
 _NO_ADDRESS = "192.0.2.45"
-"""Nobody's (RFC 5737): the values take nothing but an address where the plain manifests have a name."""
+"""For documentation (RFC 5737): the values take only an address where the plain manifests have a name."""
 
 _CERTIFICATE = re.compile(r"^(  (?:ca\.crt|tls\.crt|tls\.key)): \S+$", re.MULTILINE)
 _HELMS_LABELS = re.compile(r"^ +(app\.kubernetes\.io/managed-by: Helm|helm\.sh/chart: .*)\n", re.MULTILINE)
@@ -73,7 +73,7 @@ def targets() -> Iterator[tuple[Path, str]]:
 
 
 def main() -> None:
-    """Write every kept file anew."""
+    """Write every kept file."""
     for file, text in targets():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from neuron_plugin.plugin.exposition import MetricKind
-from neuron_plugin.plugin.metrics import METRICS
 
 from neuron_plugin.extender.metrics import ExtenderMetrics, state_metrics
 from neuron_plugin.extender.state import NODE_REFUSALS, ClusterState
+from neuron_plugin.plugin.status import METRICS, PREFIX
 from tests.charts.manifests import Manifest, of_kind, pod_templates
 from tests.charts.rendering import CHART
 
@@ -29,11 +28,8 @@ def own_series() -> set[str]:
     families = list(ExtenderMetrics().registry.collect())
     families += state_metrics(ClusterState(), ages={}, unseen=0, under_way=0, leading=True)
     own = set()
-    for metric in METRICS.values():
-        own |= {
-            metric.name + suffix
-            for suffix in (["_bucket", "_sum", "_count"] if metric.kind is MetricKind.HISTOGRAM else [""])
-        }
+    for name, (kind, _labels, _meaning) in METRICS.items():
+        own |= {PREFIX + name + suffix for suffix in (["_bucket", "_sum", "_count"] if kind == "histogram" else [""])}
     suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""], "info": ["_info"]}
     return own | {family.name + suffix for family in families for suffix in suffixes[family.type]}
 

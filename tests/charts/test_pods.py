@@ -205,6 +205,8 @@ def test_the_kubelet_s_directories_are_mounted_where_the_plugin_looks(name: str)
             assert paths["plugins-registry"] == mounts["plugins-registry"] == config["plugins-registry"]
             assert config["registration"] == "watcher"
         assert mounts.get("proc") == config.get("proc")
+        assert paths["cgroup"] == "/sys/fs/cgroup"
+        assert mounts["cgroup"] == config["cgroup"]
 
 
 def test_what_is_mounted_only_when_asked_for() -> None:
@@ -236,7 +238,7 @@ def test_a_rollout_of_the_extender_takes_no_pod_before_another_stands_by(name: s
 
 
 @pytest.mark.parametrize(("name", "workload"), EXTENDER)
-def test_a_standby_is_told_where_the_leader_is_reached(name: str, workload: str, tmp_path: Path) -> None:
+def test_a_standby_knows_where_the_leader_is_reached(name: str, workload: str, tmp_path: Path) -> None:
     (container,) = pod_templates(name)[workload]["spec"]["containers"]
     (variable,) = container["env"]
     assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}

@@ -10,7 +10,6 @@ import re
 
 import pytest
 import yaml
-from neuron_plugin.plugin.publish import LABEL_PREFIX, PUBLISHED_LABELS
 
 from neuron_plugin.allocation import (
     ALLOC_TIME_KEY,
@@ -22,6 +21,7 @@ from neuron_plugin.allocation import (
 )
 from neuron_plugin.allocation.assignment import VENDOR_RESOURCE_KEY
 from neuron_plugin.extender.informers import LEASE_PREFIX
+from neuron_plugin.plugin.publisher import LABEL_PREFIX, PUBLISHED_LABELS
 from tests.charts.manifests import NAMES, Manifest, of_kind
 
 FENCED = [name for name in NAMES if name != "without-fences"]

@@ -15,7 +15,7 @@ TEXT = README.read_text(encoding="utf-8")
 
 
 def test_p82_the_table_of_values_is_that_of_values_yaml() -> None:
-    assert readme() == TEXT, "make it anew: python -m tests.charts.values_table"
+    assert readme() == TEXT, "write it: python -m tests.charts.values_table"
 
 
 def test_every_value_is_explained_where_it_stands() -> None:

@@ -1,4 +1,4 @@
-"""What kube-scheduler is told about the extender, in a second scheduler and in the cluster's own."""
+"""What kube-scheduler's configuration says about the extender, in a second scheduler and in the cluster's own."""
 
 from __future__ import annotations
 

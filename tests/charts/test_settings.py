@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from neuron_plugin.cli.main import build_parser
-from neuron_plugin.extender.settings import ExtenderSettings, check
+from neuron_plugin.extender import ExtenderSettings, check
 from neuron_plugin.inspection import USUAL_FILE
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.health import Action, HealthRules, SignalRule
@@ -28,8 +28,8 @@ DEFINITIONS: Manifest = json.loads((CHART / "values.schema.json").read_text(enco
 SET_BY_THE_CHART = {
     "pluginSettings": {
         "node-name", "cluster", "kubeconfig", "instance-types", "cdi-dir", "logical-core-file", "kubelet-dir",
-        "pod-resources-socket", "plugins-registry", "proc", "health-address", "health-port", "lease-namespace",
-        "kmsg", "state-dir",
+        "pod-resources-socket", "plugins-registry", "proc", "cgroup", "health-address", "health-port",
+        "lease-namespace", "kmsg", "state-dir",
     },
     "extenderSettings": {
         "address", "port", "tls-cert", "tls-key", "client-ca", "insecure", "health-address", "health-port",
@@ -74,7 +74,7 @@ def test_p82_choices_of_a_setting_are_the_daemon_s(definition: str) -> None:
             assert choices(offered[field.encode_name]) == members, field.name
 
 
-def test_p82_a_condition_of_somebody_else_s_is_refused_as_by_the_daemon() -> None:
+def test_p82_a_condition_that_another_program_writes_is_refused_as_by_the_daemon() -> None:
     assert set(DEFINITIONS["pluginSettings"]["properties"]["node-condition"]["not"]["enum"]) == set(TAKEN_CONDITIONS)
 
 
@@ -164,7 +164,8 @@ def test_the_daemons_parsers_accept_the_arguments_of_every_rendering(name: str) 
                 assert str(parsed.config) == "/etc/neuron-plugin/config.yaml"
 
 
-def test_the_plugin_is_told_its_node_by_the_downward_api() -> None:
+def test_the_plugin_learns_its_node_and_its_own_uid_from_the_downward_api() -> None:
     container = pod_templates("device-plugin")["neuron-plugin"]["spec"]["containers"][0]
     environment = {entry["name"]: entry for entry in container["env"]}
     assert environment["NODE_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
+    assert environment["POD_UID"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.uid"

@@ -63,5 +63,5 @@ def test_the_runbook_of_an_alert_is_its_section(alert: Manifest) -> None:
 def test_reasons_and_endings_in_the_sections_are_those_of_the_code() -> None:
     named = set(re.findall(r"reason `([a-z-]+)`|\(`([a-z]+-assignment)`\)|ending `(\w+)`", TEXT))
     codes = {refusal.code for refusal in NODE_REFUSALS} | {ending.value for ending in Ending}
-    told = {each for found in named for each in found if each}
-    assert told == {"stale-plugin", "unreadable-assignment", "no-assignment", "failed"} <= codes
+    quoted = {each for found in named for each in found if each}
+    assert quoted == {"stale-plugin", "unreadable-assignment", "no-assignment", "failed"} <= codes

@@ -62,8 +62,8 @@ def cells(row: str) -> list[str]:
 
 
 def test_p82_the_keys_on_the_page_are_those_of_the_documents_in_their_order() -> None:
-    told = [(re.findall(r"`([^`]+)`", cells(row)[0])[0], re.findall(r"`([^`]+)`", cells(row)[2])) for row in TABLE]
-    assert [row for row in told if row[1]] == [(name, list(promised)) for name, promised in PROMISED]
+    stated = [(re.findall(r"`([^`]+)`", cells(row)[0])[0], re.findall(r"`([^`]+)`", cells(row)[2])) for row in TABLE]
+    assert [row for row in stated if row[1]] == [(name, list(promised)) for name, promised in PROMISED]
 
 
 def outputs(parser: argparse.ArgumentParser, above: str = "") -> dict[str, list[str]]:
@@ -79,8 +79,8 @@ def outputs(parser: argparse.ArgumentParser, above: str = "") -> dict[str, list[
 
 
 def test_p82_the_page_has_every_command_with_its_forms() -> None:
-    told = {cells(row)[0].strip("`"): cells(row)[1].split(", ") for row in TABLE if cells(row)[1]}
-    assert told == outputs(build_parser())
+    stated = {cells(row)[0].strip("`"): cells(row)[1].split(", ") for row in TABLE if cells(row)[1]}
+    assert stated == outputs(build_parser())
 
 
 @pytest.mark.parametrize("status", Exit)

@@ -37,7 +37,7 @@ ELSEWHERE = {"kubectl", "docker", "git", "hostname", "systemctl", "kill", "pgrep
 """Programs that need a cluster or a host, or are not ours to try."""
 
 EXIT_STATUSES = {0, 1}
-"""An example may show trouble; it must not be wrong usage."""
+"""An example may show a failure; it must not be wrong usage."""
 
 NEEDS_MORE = {"run", "extender", "decisions", "explain", "uninstall-node", "demo"}
 """Commands that need a cluster or a running daemon, or take long and are run elsewhere: their arguments are parsed."""

@@ -29,6 +29,6 @@ def test_p84_a_line_on_the_page_is_written_at_its_level(message: str, level: str
 
 
 def test_the_page_tells_of_every_level() -> None:
-    told = re.findall(r"^\| `(\w+)` \| (?!\w+ \| )", TEXT, re.MULTILINE)
-    assert sorted(told) == sorted(LogLevel)
+    named = re.findall(r"^\| `(\w+)` \| (?!\w+ \| )", TEXT, re.MULTILINE)
+    assert sorted(named) == sorted(LogLevel)
     assert len(LINES) >= 15

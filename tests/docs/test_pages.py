@@ -6,33 +6,36 @@ is shown below it must be in its output ("..." for what is left out). ``sh`` blo
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import yaml
-from neuron_plugin.plugin.pods import node_pod
-from neuron_plugin.plugin.quarantine import Suspect, described
-from neuron_plugin.plugin.wording import NO_MACHINE, conflict_text
 
-from neuron_plugin.allocation import ContainerSpec, Holder, Holding, PodReference, PodUid, Rejection, Resource
+from neuron_plugin.allocation import PodUid, Rejection
 from neuron_plugin.allocation import rejection as rejections
 from neuron_plugin.cli.main import main
 from neuron_plugin.extender.events import EVENT_REASONS
 from neuron_plugin.extender.state import NODE_REFUSALS
-from neuron_plugin.hardware import Process
 from neuron_plugin.inspection.checks import CHECKS
-from neuron_plugin.kubelet import AdvertisedDevice
-from neuron_plugin.kubelet.advertisement import Edition
+from neuron_plugin.kubelet import AdvertisedDevice, AllocationRefusedError, Checkpoint, CheckpointEntry, Edition
 from neuron_plugin.kubelet.device_plugin import RefusalError, checked_ids
-from neuron_plugin.simulation import shipped_geometry
+from neuron_plugin.plugin import allocator as allocating
+from neuron_plugin.plugin import node as nodes
+from neuron_plugin.plugin.allocator import Allocator
+from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.inputs import NodePods
+from neuron_plugin.plugin.node import Node
+from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.topology import Unit
 from tests.charts.rendering import CHART
+from tests.plugin.world import CORE, NEURON, TRN1, app, inventory, pod, uid_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -45,11 +48,6 @@ HAND_WRITTEN = [page for page in PAGES if "Made by docs/generate.py" not in page
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-
-TRN1 = shipped_geometry("trn1.32xlarge")
-NEURON, CORE = Resource.NEURON, Resource.NEURONCORE
-TRAIN = PodReference(PodUid("1"), "default", "train")
-SERVE = PodReference(PodUid("2"), "default", "serve")
 
 QUOTED_REFUSALS = {
     "unsupported_count": (Unit.DEVICE, 7),
@@ -88,8 +86,8 @@ class Step:
 
     @property
     def status(self) -> int:
-        told = re.search(r"# exit status (\d+)", self.line)
-        return int(told[1]) if told else 0
+        found = re.search(r"# exit status (\d+)", self.line)
+        return int(found[1]) if found else 0
 
 
 def steps(page: Path) -> list[Step]:
@@ -157,7 +155,7 @@ def quoted(heading: str) -> set[str]:
 
 
 def refusal_texts() -> set[str]:
-    """One text of each kind of refusal; a new kind has to be told here, and on the page."""
+    """One text of each kind of refusal; a new kind has to be added here and on the page."""
     made: dict[str, Callable[..., Rejection]] = {
         name: function
         for name, function in inspect.getmembers(rejections, inspect.isfunction)
@@ -193,26 +191,72 @@ def test_troubleshooting_quotes_what_a_failed_bind_says() -> None:
 
 def admission_texts() -> set[str]:
     """Every text with which the plugin refuses an Allocate, as the code words it."""
-    held = Holder(SERVE, (Holding("app", CORE, TRN1.cores_mask((8, 9))),))
-    both = node_pod(TRAIN, [ContainerSpec("main", limits={NEURON.value: "1", CORE.value: "1"})], {})
-    assert both
-    vanished = Suspect(
-        PodReference(PodUid("3"), "default", "old"), TRN1.cores_mask((6, 7)), 0.0, 30.0, seen=still_open()
+    node = a_node()
+    in_use, held_down = (
+        next(one.reason for one in node.snapshot.advertised(NEURON) if one.id == id_) if node.snapshot else ""
+        for id_ in ("4", "3")
     )
-    sick = ("held by pod default/serve as aws.amazon.com/neuroncore", "1 uncorrected SRAM error", vanished.reason)
+    both = pod("train", replace(app(1, name="main"), limits={NEURON.value: "1", CORE.value: "1"}))
     return {
-        conflict_text(TRN1, NEURON, (4, 5, 6, 7), f"pod {TRAIN}", [held]),
-        both.problem,
-        NO_MACHINE,
-        *(refused([["3"]], reason) for reason in sick),
+        refused_allocate(node, "4", "5", "6", "7"),
+        refused_allocate(node, "3"),
+        refused_allocate(Node(NoFile(()), NoProcess())),
+        str(both.request),
+        *(refused([["3"]], reason) for reason in (in_use, held_down, "1 uncorrected SRAM error")),
         refused([["17"]]),
         refused([[]]),
         refused([["3", "3"]]),
     }
 
 
-def still_open() -> str:
-    return described([(3, Process(4711, "python", uses=True))])
+@dataclass(frozen=True)
+class NoFile:
+    """A checkpoint with these entries that the kubelet never writes again."""
+
+    entries: tuple[CheckpointEntry, ...]
+
+    def version(self) -> tuple[int, int, int]:
+        return 1, 1, 1
+
+    def read(self) -> Checkpoint:
+        return Checkpoint(self.entries, self.version())
+
+
+class NoProcess:
+    """Cgroups in which a process of every pod lives."""
+
+    def is_populated(self, _uid: str) -> bool:
+        return True
+
+
+def a_node() -> Node:
+    """A node on which serve has two cores, and processes of old, which was deleted, are alive."""
+    old = PodUid(uid_of("old"))
+    node = Node(
+        NoFile(
+            (
+                CheckpointEntry(uid_of("serve"), "app", CORE.value, frozenset({"8", "9"}), {}, ()),
+                CheckpointEntry(old, "app", NEURON.value, frozenset({"3"}), {}, ()),
+            )
+        ),
+        NoProcess(),
+    )
+    node.see_inventory(inventory())
+    live = {one.uid: one for one in (pod("serve", app(2, CORE)), pod("old", app(1)))}
+    node.see_pods(NodePods(live))
+    node.see_pods(node.pods.without(old, stopped=False))
+    return node
+
+
+def refused_allocate(node: Node, *ids: str) -> str:
+    """Why an Allocate of these devices is refused, which only the pod train can have asked for."""
+    if node.snapshot:
+        wanted = pod("train", app(len(ids)))
+        node.see_pods(node.pods.with_pod(wanted))
+    allocator = Allocator(node, PluginSettings(node_name="node"), None, Counters())
+    with pytest.raises(AllocationRefusedError) as error:
+        asyncio.run(allocator.allocate(NEURON.value, ids))
+    return str(error.value)
 
 
 def refused(containers: list[list[str]], reason: str = "") -> str:
@@ -222,35 +266,29 @@ def refused(containers: list[list[str]], reason: str = "") -> str:
     return str(error.value)
 
 
-def test_troubleshooting_has_every_text_of_an_admission_error_and_no_other() -> None:
+def test_troubleshooting_has_every_text_of_an_admission_error_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "REWRITE_SECONDS", 0.0)
+    monkeypatch.setattr(allocating, "RECONSIDER_SECONDS", 0.0)
     assert quoted("A pod failed with UnexpectedAdmissionError") == admission_texts()
 
 
 RAISED = {
-    "AllocationRefusedError": 4,  # a conflict, an unservable pod, an unlinked set, no machine
+    "AllocationRefusedError": 1,  # no machine; a conflict, an unservable pod, an unlinked set are made by ``_refused``
     "MalformedRequestError": 2,
     "UnknownDeviceError": 1,
     "UnhealthyDeviceError": 1,
-    "NotYetError": 1,
 }
-"""How often the code raises what the kubelet shows in a pod's status; each is in ``admission_texts``, or in "waits"."""
+"""How often the code raises what the kubelet shows in a pod's status; each is in ``admission_texts``."""
 
 
-def test_p82_a_new_way_to_refuse_is_told_on_the_page_too() -> None:
+def test_p82_a_new_way_to_refuse_is_on_the_page_too() -> None:
     source = "".join(
         file.read_text() for room in ("kubelet", "plugin") for file in (ROOT / "neuron_plugin" / room).glob("*.py")
     )
     refusals = {kind.__name__ for kind in RefusalError.__subclasses__()}
     raised = Counter(name for name in re.findall(r"raise (\w+)\(", source) if name in refusals)
     assert raised == RAISED, "put the text into troubleshooting.md and admission_texts, then count it here"
-
-
-def test_troubleshooting_has_the_texts_of_a_container_that_waits() -> None:
-    waits = {f"the container has to wait: {still_open()}", "the container has to wait: neuron3 is being reset"}
-    assert quoted("A container waits in CreateContainerConfigError") == waits
-    gate = (ROOT / "neuron_plugin/plugin/gate.py").read_text()
-    assert "the container has to wait: " in gate
-    assert "is being reset" in gate
+    assert source.count("raise self._refused(") == 3, "a conflict, an unservable pod, an unlinked set"
 
 
 def test_troubleshooting_names_events_of_the_plugin_that_exist() -> None:
@@ -258,7 +296,7 @@ def test_troubleshooting_names_events_of_the_plugin_that_exist() -> None:
     named = quoted("Events of the plugin on a pod") | set(
         re.findall(r"`(NeuronDevice\w+)`", section("A device is unhealthy"))
     )
-    assert {"DeviceConflict", "NeuronDeviceUnhealthy"} <= named
+    assert {"AllocationRefused", "NeuronDeviceUnhealthy"} <= named
     assert [reason for reason in named if f'"{reason}"' not in source] == []
 
 

@@ -45,13 +45,13 @@ def typed(command: str, directory: Path) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
     with (directory / "printed").open(
         "w+", encoding="utf-8"
-    ) as printed:  # no pipe: nobody who keeps it open is waited for
+    ) as printed:  # no pipe, which a process left behind could keep open
         done = subprocess.run(  # noqa: S603 - the README's own lines
             ["/bin/sh", "-c", command], cwd=directory, env=environment, stdout=printed, stderr=printed, check=False
         )
-    told = (directory / "printed").read_text(encoding="utf-8")
-    assert done.returncode == 0, f"{command}: {told[-2000:]}"
-    return told
+    output = (directory / "printed").read_text(encoding="utf-8")
+    assert done.returncode == 0, f"{command}: {output[-2000:]}"
+    return output
 
 
 @pytest.mark.timeout(300)  # real daemons, twice, on a machine that may be busy

@@ -80,12 +80,20 @@ class MemoryKubelet:
 
     async def follow(self, advertisement: Advertisement) -> None:
         """A ListAndWatch stream."""
-        with advertisement.subscribe() as editions:
-            async for _ in editions:
+        advertisement.streams += 1
+        sent = 0
+        try:
+            while True:
+                if advertisement.latest.version == sent:
+                    await advertisement.changed()
+                    continue
+                sent = advertisement.latest.version
                 self.messages += 1
                 if self.writes:
                     await asyncio.sleep(0.002)
                     self.write()
+        finally:
+            advertisement.streams -= 1
 
 
 @dataclass

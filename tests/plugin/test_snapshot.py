@@ -383,8 +383,8 @@ def test_the_record_counts_and_not_the_annotation_where_both_are_there() -> None
 
 
 def test_an_annotation_that_cannot_be_followed_counts_for_nothing() -> None:
-    for annotations in ({"NEURON_DEVS": "x"}, {"NEURON_DEVS": "77"}, {}):
-        assert derive(inputs(pod("a", app(1), annotations=annotations, started=True))).ledger.used_mask == NO_CORES
+    for found in ({"NEURON_DEVS": "x"}, {"NEURON_DEVS": "77"}, {}):
+        assert derive(inputs(pod("a", app(1), annotations=found, started=True))).ledger.used_mask == NO_CORES
 
 
 def test_p46_what_was_given_counts_and_the_kubelets_ids_are_remembered() -> None:
@@ -426,12 +426,12 @@ def test_a_snapshot_is_a_function_of_its_inputs_and_nobody_has_a_core_that_no_in
     )
     for resource in Resource:
         assert one.advertised(resource) == other.advertised(resource)
-    given_masks = NO_CORES
+    given_masks = 0
     for recorded in made.recorded.entries.values():
         given_masks |= recorded.on(made.inventory, ref("x")).mask
     for pending in made.pending:
         given_masks |= pending.on(made.inventory).mask
-    assert one.ledger.used_mask & ~given_masks == NO_CORES
+    assert one.ledger.used_mask & ~given_masks == 0
     for waiting in one.waiting:
         assert all(holder.pod.uid == waiting.pod.uid for holder in one.ledger.overlapping(waiting.mask))
 
@@ -563,7 +563,7 @@ def swapped(**fields: Any) -> Inputs:
     )
 
 
-def annotations(snapshot: Snapshot) -> list[tuple[str, str | None, str | None, str | None]]:
+def written(snapshot: Snapshot) -> list[tuple[object, ...]]:
     keys = ("NEURON_DEVS", "NEURON_ALLOC_TIME", "NEURON_ALLOCATED")
     return [(one.pod.name, *(one.annotations.get(key) for key in keys)) for one in snapshot.writes]
 
@@ -574,7 +574,7 @@ def test_p56_after_a_swap_the_set_left_over_waits_for_the_pod_whose_own_is_gone(
 
 def test_p56_p63_a_swap_is_written_on_the_unserved_pod_first_and_reported_on_both() -> None:
     snapshot = derive(swapped())
-    assert annotations(snapshot) == [("a", "6", "1", "false"), ("b", "5", "2", "true")]
+    assert written(snapshot) == [("a", "6", "1", "false"), ("b", "5", "2", "true")]
     assert [(one.pod.name, one.reason) for one in snapshot.events] == [
         ("a", "AssignmentCorrected"),
         ("b", "AssignmentCorrected"),
@@ -589,7 +589,7 @@ def test_p56_a_pod_that_asks_for_something_else_takes_nothing_over() -> None:
         recorded=[entry(B, "app", NEURON, 5)],
     )
     assert waiting(derive(before)) == []
-    assert [name for name, *_ in annotations(derive(before))] == ["b"]
+    assert [name for name, *_ in written(derive(before))] == ["b"]
 
 
 def test_a_set_left_over_that_another_pod_has_by_now_waits_for_no_pod() -> None:

@@ -46,8 +46,8 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- toJson $asked }}
 {{- end }}
 
-{{/* The keys of a decision on a pod, as a CEL list. */}}
-{{- define "neuron-plugin.decisionKeys" -}}
+{{/* The keys of an assignment on a pod, as a CEL list. */}}
+{{- define "neuron-plugin.assignmentKeys" -}}
 ['NEURON_DEVS', 'NEURON_CORES', 'NEURON_ALLOC_TIME', 'NEURON_ALLOCATED', 'AWS_NEURON_IDS', 'NEURON_RESOURCE_TYPE']
 {{- end }}
 
@@ -56,7 +56,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 ['neuron.amazonaws.com/ultraserver-mode', 'neuron.amazonaws.com/ultraserver-server-id-2', 'neuron.amazonaws.com/ultraserver-node-id-2', 'neuron.amazonaws.com/ultraserver-server-id-4', 'neuron.amazonaws.com/ultraserver-node-id-4']
 {{- end }}
 
-{{/* The node of the pod that a request's token was issued to, in CEL; empty for a token without one. */}}
+{{/* The node named in the token of a request, in CEL; empty for a token without one. */}}
 {{- define "neuron-plugin.callersNode" -}}
 request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][0].orValue('')
 {{- end }}
