@@ -232,7 +232,11 @@ class _Reading:
         generation = GENERATIONS.get(device_name)
         assumed = generation.device_arch if generation else ""
         architecture = self.required("info/architecture/arch_type", parse_word, assumed)
-        health = self.health(cores)
+        made = [core for core in range(cores) if os.path.lexists(self.tree.located(f"neuron_core{core}"))]
+        health = self.health(made)
+        if made and (masked := [f"neuron_core{core}" for core in range(cores) if core not in made]):
+            names = ", ".join(masked)
+            self.problems.append(f"{self.tree.path} has no {names}: masked by the module parameter dev_nc_map?")
         return Device(
             id=device,
             cores=cores,
@@ -245,7 +249,7 @@ class _Reading:
             problems=tuple(self.problems),
         )
 
-    def health(self, cores: int) -> HealthReadings:
+    def health(self, cores: Sequence[int]) -> HealthReadings:
         """All health attributes; ``reset`` is made with the required ones, so without it they are not complete."""
         try:
             reset = self.tree.read("reset", parse_reset)
@@ -257,7 +261,7 @@ class _Reading:
                 self.problems.append(str(error))
         ecc = self.counts([self.tree.located(f"stats/hardware/{name}") for name in ECC_COUNTERS])
         problems, core_errors = len(self.problems), list[CoreErrors]()
-        for core in range(cores):
+        for core in cores:
             status = self.tree.located(f"neuron_core{core}") / "stats/status"
             if counts := self.counts([status / name / "total" for name in CORE_ERROR_COUNTERS]):
                 core_errors.append(CoreErrors(core, *counts))

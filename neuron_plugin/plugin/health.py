@@ -427,7 +427,6 @@ def transitions(before: HealthState, after: HealthState) -> tuple[Transition, ..
 
     Conditions that are only pending are left out: they would be reported each time they come and go.
     """
-
     news: dict[tuple[Severity, Severity, str], list[int]] = {}
     for number, one in after.devices.items():
         last = before.devices[number].verdict if number in before.devices else Verdict()

@@ -254,6 +254,14 @@ def test_a_driver_before_2_28_has_no_counters_of_firmware(make_node: MakeNode) -
     assert health.unhealthy_components is None
 
 
+def test_a_masked_core_is_reported(make_node: MakeNode) -> None:
+    node = make_node()
+    node.remove_attribute(1, "neuron_core1/info/architecture/arch_type")
+    for directory in ("neuron_core1/info/architecture", "neuron_core1/info", "neuron_core1"):
+        (node.paths.sysfs / "class/neuron_device/neuron1" / directory).rmdir()
+    assert "has no neuron_core1: masked by the module parameter dev_nc_map?" in read_known(node).problems[0]
+
+
 def state_of(node: SimulatedNode, device: int = 1) -> NodeState:
     return node_state(Sysfs(node.paths.sysfs), node.paths.dev, DeviceId(device))
 
