@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from neuron_plugin.hardware import Signal
-from neuron_plugin.plugin.health_rules import HealthRules, SignalRule, rule_of
+from neuron_plugin.plugin.health import HealthRules, SignalRule, rule_of
 from neuron_plugin.settings import as_text
 
 HOW = """\
@@ -27,15 +27,11 @@ _KEYS = {
         "`ignore`; `warn`: reported in log, event, node condition and metric, and handed out; "
         "`unhealthy`: not handed out, pods that have the device keep it"
     ),
-    "for-seconds": "fires once it has been seen for so long",
-    "threshold": "for counters: fires from so many errors above the baseline on",
-    "baseline": (
-        "for counters: `zero` counts from power-up; "
-        "`first-sight` accepts what is there when the plugin first sees the device"
-    ),
-    "recovery": (
-        "resolved when: `gone`, its cause has not been seen for the time to keep firing; `quiet`, no further error for "
-        "that time; `driver-reload`, the device has gone and come back, or the machine was booted"
+    "for-seconds": "fires once it has been seen for so long; a kernel message fires at once",
+    "threshold": "for counters: fires from so many errors on",
+    "only-new-errors": (
+        "for counters: errors that are there when the plugin first sees the device do not count, nor does what was "
+        "counted once there was no further error for the time to keep firing; else all since power-up count"
     ),
     "keep-firing-for-seconds": "the time to keep firing after the cause has gone",
 }

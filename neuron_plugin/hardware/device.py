@@ -10,22 +10,30 @@ from __future__ import annotations
 import enum
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from neuron_plugin.hardware.sysfs import (
+    HEALTH_STATUS,
     UNHEALTHY_COMPONENTS,
-    AttributeMissingError,
     DeviceTree,
     DriverVersion,
     ResetState,
     Sysfs,
     SysfsError,
-    SysfsFormatError,
     counts_errors,
+    names_in,
+    parse_components,
+    parse_connected_devices,
+    parse_core_count,
+    parse_counter,
+    parse_reset,
+    parse_serial_number,
+    parse_word,
+    read_attribute,
 )
 from neuron_plugin.topology import MOST_DEVICES, DeviceId, InstanceType
 
@@ -34,6 +42,7 @@ SIMULATED_MARKER = ".neuron-simulated"
 making character devices takes root. A real /dev is root's, so no other user can put the marker there."""
 
 ECC_COUNTERS = ("sram_ecc_uncorrected", "mem_ecc_uncorrected", "mem_ecc_repairable_uncorrected")
+"""Below ``stats/hardware``, since driver 2.14.5. Not on Inf1."""
 CORE_ERROR_COUNTERS = ("hw_error", "hw_nc_ue_error", "hw_hbm_ue_error", "hw_dma_abort_error")
 
 HAS_CONNECTED_DEVICES = (2, 13, 4)
@@ -172,19 +181,18 @@ def read_device(
     tree = sysfs.device(device)
     if device >= MOST_DEVICES:
         return SkippedDevice(device, f"{tree.path} is beyond the {MOST_DEVICES} devices that the runtime looks for")
-    node = node_state(dev, device, tree)
-    attributes = _Attributes(tree, settled=settled)
+    node = node_state(sysfs, dev, device)
     try:
-        found: Device | SkippedDevice = attributes.device(device, node, known, driver)
+        found: Device | SkippedDevice = _Reading(tree, settled=settled).device(device, node, known, driver)
     except SysfsError as error:
-        incomplete = _is_missing(error) and not settled
+        incomplete = (error.missing or error.empty) and not settled
         reason = f"{error}; the driver is still making its attributes" if incomplete else str(error)
         found = SkippedDevice(device, reason, incomplete=incomplete)
     # Checked last: between listing and reading the driver may have taken the device away.
     return found if os.path.isdir(tree.path) else None  # noqa: PTH112 - Path.is_dir raises on EACCES
 
 
-def node_state(dev: Path, device: DeviceId, tree: DeviceTree) -> NodeState:
+def node_state(sysfs: Sysfs, dev: Path, device: DeviceId) -> NodeState:
     """What stands at ``dev/neuronN``, by its kind and numbers; it is never opened (that would wait for a reset)."""
     try:
         node = (dev / f"neuron{device}").stat()
@@ -194,13 +202,13 @@ def node_state(dev: Path, device: DeviceId, tree: DeviceTree) -> NodeState:
         simulated = stat.S_ISREG(node.st_mode) and os.path.exists(dev / SIMULATED_MARKER)  # noqa: PTH110 - as above
         return NodeState.PRESENT if simulated else NodeState.NOT_A_DEVICE
     try:
-        numbers = tree.numbers()
+        numbers = sysfs.numbers(device)
     except SysfsError:
         return NodeState.PRESENT  # a node of the right kind and name; nothing to compare it with
     return NodeState.PRESENT if numbers == (os.major(node.st_rdev), os.minor(node.st_rdev)) else NodeState.STALE
 
 
-class _Attributes:
+class _Reading:
     """One pass over a device's attributes; ``problems`` collects what could not be used on the way."""
 
     def __init__(self, tree: DeviceTree, *, settled: bool) -> None:
@@ -216,17 +224,17 @@ class _Attributes:
         Raises:
             SysfsError: an attribute that the device cannot be offered without is missing or unreadable.
         """
-        cores = self.required(self.tree.core_count, known.cores_per_device if known else None)
+        cores = self.required("core_count", parse_core_count, known.cores_per_device if known else None)
         connected = none = frozenset[DeviceId]()
         if driver is None or driver.at_least(*HAS_CONNECTED_DEVICES):
-            connected = self.required(self.tree.connected_devices, none)
-        device_name = self.required(self.tree.device_name, known.device_name if known else "")
+            connected = self.required("connected_devices", parse_connected_devices, none)
+        device_name = self.required("info/architecture/device_name", parse_word, known.device_name if known else "")
         generation = GENERATIONS.get(device_name)
-        architecture = self.required(self.tree.architecture, generation.device_arch if generation else "")
-        core_ids = self.optional(self.tree.core_ids) or frozenset()
-        health = self.health(core_ids)
-        masked = [f"neuron_core{core}" for core in range(cores) if core_ids and core not in core_ids]
-        if masked:
+        assumed = generation.device_arch if generation else ""
+        architecture = self.required("info/architecture/arch_type", parse_word, assumed)
+        made = [core for core in range(cores) if os.path.lexists(self.tree.located(f"neuron_core{core}"))]
+        health = self.health(made)
+        if made and (masked := [f"neuron_core{core}" for core in range(cores) if core not in made]):
             names = ", ".join(masked)
             self.problems.append(f"{self.tree.path} has no {names}: masked by the module parameter dev_nc_map?")
         return Device(
@@ -236,63 +244,62 @@ class _Attributes:
             architecture=architecture,
             connected=connected - {device},
             node=node,
-            serial_number=self.optional(self.tree.serial_number) or "",
+            serial_number=self.optional(lambda: self.tree.read("info/serial_number", parse_serial_number)) or "",
             health=health,
             problems=tuple(self.problems),
         )
 
-    def health(self, core_ids: frozenset[int]) -> HealthReadings:
+    def health(self, cores: Sequence[int]) -> HealthReadings:
         """All health attributes; ``reset`` is made with the required ones, so without it they are not complete."""
         try:
-            reset = self.tree.reset()
+            reset = self.tree.read("reset", parse_reset)
         except SysfsError as error:
-            reset = None
-            if not isinstance(error, AttributeMissingError):
-                self.problems.append(str(error))
-            elif not self.settled:
+            if error.missing and not self.settled:
                 raise
-        ecc = self.counts([partial(self.tree.hardware_counter, name) for name in ECC_COUNTERS])
+            reset = None
+            if not error.missing:
+                self.problems.append(str(error))
+        ecc = self.counts([self.tree.located(f"stats/hardware/{name}") for name in ECC_COUNTERS])
+        problems, core_errors = len(self.problems), list[CoreErrors]()
+        for core in cores:
+            status = self.tree.located(f"neuron_core{core}") / "stats/status"
+            if counts := self.counts([status / name / "total" for name in CORE_ERROR_COUNTERS]):
+                core_errors.append(CoreErrors(core, *counts))
+        if len(self.problems) > problems:
+            core_errors = []  # they are added up, and the sum must not fall because one cannot be read just now
+        components = f"{HEALTH_STATUS}/{UNHEALTHY_COMPONENTS}"  # since driver 2.30.2
         return HealthReadings(
             reset=reset,
             ecc=EccCounts(*ecc) if ecc else None,
-            unhealthy_components=self.optional(self.tree.unhealthy_components),
-            core_errors=self.core_errors(core_ids),
+            unhealthy_components=self.optional(lambda: self.tree.read(components, parse_components)),
+            core_errors=tuple(core_errors),
             status_counts=tuple(self.status_counts()),
         )
 
-    def core_errors(self, core_ids: frozenset[int]) -> tuple[CoreErrors, ...]:
-        """Of every core, or of none where one fails just now: they are added up, and the sum must not fall for that."""
-        problems = len(self.problems)
-        found = []
-        for core in sorted(core_ids):
-            counts = self.counts([partial(self.tree.core_error_count, core, name) for name in CORE_ERROR_COUNTERS])
-            if counts:
-                found.append(CoreErrors(core, *counts))
-        return tuple(found) if len(self.problems) == problems else ()
-
-    def counts(self, reads: list[Callable[[], int]]) -> list[int]:
+    def counts(self, paths: Sequence[Path]) -> list[int]:
         """Counters that belong together: 0 for one this driver does not have, none at all if one fails just now."""
         problems = len(self.problems)
-        counts = [self.optional(read) for read in reads]
+        counts = [self.optional(partial(read_attribute, path, parse_counter)) for path in paths]
         if len(self.problems) > problems or all(count is None for count in counts):
             return []
         return [count or 0 for count in counts]
 
     def status_counts(self) -> Iterator[tuple[str, int]]:
         """Error counters of ``health_status``. Their names are unpublished: files that are no counters are skipped."""
-        for name in self.optional(self.tree.health_status_names) or ():
+        directory = self.tree.located(HEALTH_STATUS)
+        for name in self.optional(lambda: names_in(directory)) or ():
             if name != UNHEALTHY_COMPONENTS and counts_errors(name):
                 try:
-                    yield name, self.tree.health_status_count(name)
+                    yield name, read_attribute(directory / name, parse_counter)
                 except SysfsError:
                     continue
 
-    def required(self, read: Callable[[], Value], assumed: Value | None) -> Value:
+    def required(self, usual: str, parse: Callable[[str], Value], assumed: Value | None) -> Value:
         """An attribute that the device cannot be offered without; once settled, ``assumed`` replaces a missing one."""
         try:
-            return read()
+            return self.tree.read(usual, parse)
         except SysfsError as error:
-            if not (self.settled and _is_missing(error)) or assumed is None:
+            if not self.settled or not (error.missing or error.empty) or assumed is None:
                 raise
             self.problems.append(f"{error}; {assumed or 'nothing'} is assumed")
             return assumed
@@ -301,15 +308,7 @@ class _Attributes:
         """An attribute that not every product or driver has."""
         try:
             return read()
-        except AttributeMissingError:
-            return None
         except SysfsError as error:
-            self.problems.append(str(error))
+            if not error.missing:
+                self.problems.append(str(error))
             return None
-
-
-def _is_missing(error: SysfsError) -> bool:
-    """Not there, or there and still without text: both are how a new device looks for a moment."""
-    return isinstance(error, AttributeMissingError) or (
-        isinstance(error, SysfsFormatError) and not error.text.strip("\n")
-    )

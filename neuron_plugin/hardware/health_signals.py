@@ -7,18 +7,18 @@ observations (errors that rise, hold times, flapping, accepted errors), and say 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from neuron_plugin.hardware.device import GENERATIONS, Device, NodeState
 from neuron_plugin.hardware.inventory import Inventory
 from neuron_plugin.hardware.sysfs import ResetState
-from neuron_plugin.topology import DeviceId
 
 MISSING = "missing: the driver does not list it"
 
 HAS_ECC_COUNTERS = (2, 14, 5)
-"""The first driver that prints ECC counts, of every product but Inf1."""
+"""The first driver that prints ECC counts."""
+_HAVE_ECC_COUNTERS = frozenset(GENERATIONS) - {"Inferentia"}
 
 
 class Signal(enum.StrEnum):
@@ -45,11 +45,18 @@ class Signal(enum.StrEnum):
     """A hardware error in the kernel log that names no device: it may be any."""
 
 
+_CORE_ERRORS = (
+    (Signal.NC_UNCORRECTABLE, "uncorrectable core error", "hw_nc_ue_error"),
+    (Signal.HBM_UNCORRECTABLE, "uncorrectable HBM error", "hw_hbm_ue_error"),
+    (Signal.DMA_ABORT, "aborted DMA transfer", "hw_dma_abort_error"),
+    (Signal.HW_ERROR, "hardware error", "hw_error"),
+)
+
+
 class Severity(enum.IntEnum):
     """The consequence of a signal for its device."""
 
     HEALTHY = 0
-    IGNORED = 0
     WARNING = 1
     """Reported; the device is handed out."""
     PASSING = 2
@@ -72,6 +79,11 @@ class Observation:
     part: str = ""
     count: int | None = None
     where: str = ""
+
+    @property
+    def label(self) -> str:
+        """What the signal is remembered under."""
+        return f"{self.signal.value}/{self.part}" if self.part else self.signal.value
 
     def worded(self, accepted: int = 0) -> str:
         """In words for the operator; ``accepted`` errors are old ones."""
@@ -102,6 +114,11 @@ class Verdict:
         return max((finding.severity for finding in self.findings), default=Severity.HEALTHY)
 
     @property
+    def lasting(self) -> Verdict:
+        """Without what ends by itself."""
+        return Verdict(tuple(finding for finding in self.findings if finding.severity is not Severity.PASSING))
+
+    @property
     def healthy(self) -> bool:
         """Whether the device may be offered."""
         return self.severity is not Severity.UNHEALTHY
@@ -110,11 +127,6 @@ class Verdict:
     def reason(self) -> str:
         """The worst findings in one line; empty without any."""
         return "; ".join(finding.text for finding in self.findings if finding.severity is self.severity)
-
-
-def device_key(device: Device) -> str:
-    """What a device's memory is kept under: the serial number, as a chip may be replaced; else the device's name."""
-    return device.serial_number or f"neuron{device.id}"
 
 
 def observe(device: Device) -> Iterator[Observation]:
@@ -133,21 +145,13 @@ def observe(device: Device) -> Iterator[Observation]:
         yield Observation(Signal.SRAM_ECC, "uncorrected SRAM error", count=ecc.sram)
         yield Observation(Signal.MEMORY_ECC, "uncorrected memory error", count=ecc.memory)
         yield Observation(Signal.REPAIRABLE_ECC, "repairable memory error", count=ecc.repairable)
-    if cores := readings.core_errors:  # since the driver was loaded, added up over the device's cores
-        for signal, text, counts in (
-            (Signal.NC_UNCORRECTABLE, "uncorrectable core error", {one.core: one.hw_nc_ue_error for one in cores}),
-            (Signal.HBM_UNCORRECTABLE, "uncorrectable HBM error", {one.core: one.hw_hbm_ue_error for one in cores}),
-            (Signal.DMA_ABORT, "aborted DMA transfer", {one.core: one.hw_dma_abort_error for one in cores}),
-            (Signal.HW_ERROR, "hardware error", {one.core: one.hw_error for one in cores}),
-        ):
-            yield Observation(signal, text, count=sum(counts.values()), where=_on_cores(counts))
+    for signal, text, name in _CORE_ERRORS if readings.core_errors else ():  # since the driver was loaded
+        counts = {one.core: getattr(one, name) for one in readings.core_errors}
+        cores = [str(core) for core, count in sorted(counts.items()) if count]
+        where = f" on physical core{'' if len(cores) == 1 else 's'} {', '.join(cores)}" if cores else ""
+        yield Observation(signal, text, count=sum(counts.values()), where=where)
     for file, count in readings.status_counts:
         yield Observation(Signal.HEALTH_STATUS, "error", part=file, count=count, where=f" in health_status/{file}")
-
-
-def _on_cores(counts: Mapping[int, int]) -> str:
-    cores = [str(core) for core, count in sorted(counts.items()) if count]
-    return f" on physical core{'' if len(cores) == 1 else 's'} {', '.join(cores)}" if cores else ""
 
 
 def unreadable(device: Device) -> frozenset[Signal]:
@@ -157,28 +161,19 @@ def unreadable(device: Device) -> frozenset[Signal]:
     return frozenset(unknown | ({Signal.COMPONENTS} if readings.unhealthy_components is None else set()))
 
 
-def without_error_counters(inventory: Inventory) -> tuple[DeviceId, ...]:
-    """Devices without ECC counts, though their product has them and the driver is new enough to print them."""
-    driver = inventory.driver_version
-    if driver and not driver.at_least(*HAS_ECC_COUNTERS):
-        return ()
-    return tuple(
-        device.id
-        for device in inventory.devices
-        if device.health.ecc is None
-        and (generation := GENERATIONS.get(device.device_name))
-        and generation.device_arch != "NDv1"
-    )
-
-
 def blind_spots(inventory: Inventory) -> str:
     """What every driver shows to root, and these devices do not; empty where nothing is hidden."""
-    blind = [f"neuron{device.id}" for device in inventory.devices if device.health.reset is None]
-    uncounted = [f"neuron{device}" for device in without_error_counters(inventory)]
-    problems = (
-        f"the reset state of {', '.join(blind)} cannot be read: it takes root" if blind else "",
-        f"{', '.join(uncounted)} without counters of memory errors: see 'neuron-plugin doctor sysfs'"
-        if uncounted
-        else "",
-    )
-    return "; ".join(filter(None, problems))
+    driver, problems = inventory.driver_version, []
+    if blind := [f"neuron{device.id}" for device in inventory.devices if device.health.reset is None]:
+        problems.append(f"the reset state of {', '.join(blind)} cannot be read: it takes root")
+    if driver is None or driver.at_least(*HAS_ECC_COUNTERS):
+        uncounted = [
+            f"neuron{device.id}"
+            for device in inventory.devices
+            if device.health.ecc is None and device.device_name in _HAVE_ECC_COUNTERS
+        ]
+        if uncounted:
+            problems.append(
+                f"{', '.join(uncounted)} without counters of memory errors: see 'neuron-plugin doctor sysfs'"
+            )
+    return "; ".join(problems)

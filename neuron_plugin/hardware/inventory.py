@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from neuron_plugin.hardware.device import GENERATIONS, Device, SkippedDevice, read_device
-from neuron_plugin.hardware.sysfs import AttributeMissingError, DriverVersion, Sysfs, SysfsError, read_text
-from neuron_plugin.topology import MOST_DEVICES, Catalogue, DeviceId, InstanceType, catalogue
+from neuron_plugin.hardware.sysfs import (
+    DriverVersion,
+    Sysfs,
+    SysfsError,
+    parse_elected,
+    read_attribute,
+    read_text,
+)
+from neuron_plugin.topology import MOST_DEVICES, Catalogue, DeviceId, catalogue
 
 EVERY_DEVICE = frozenset(DeviceId(device) for device in range(MOST_DEVICES))
 """For a single read: no device is given more time, what is known is what counts."""
@@ -28,8 +36,15 @@ ENVIRONMENT_KEYS = ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE")
 _COMMENT = re.compile(r"#.*")
 _ASSIGNMENT = re.compile(r"""^\s*(?:export\s+)?NEURON_LOGICAL_NC_CONFIG\s*=\s*["']?(.*?)["']?\s*$""", re.MULTILINE)
 
-_NO_SERVER = {"", "0000000000000000", "busy"}
-_NO_NODE = {"", "-1", "busy"}
+ELECTED = {
+    "mode": "ultraserver_mode",
+    "serverId2": "server_id_2",
+    "nodeId2": "node_id_2",
+    "serverId4": "server_id_4",
+    "nodeId4": "node_id_4",
+}
+"""What the driver elects about UltraServers of two and of four nodes: our names and the class attributes."""
+_NOT_ELECTED = frozenset({"", "0000000000000000", "-1", "busy"})
 
 Value = TypeVar("Value")
 
@@ -58,26 +73,12 @@ class LogicalCoreSize:
 
 
 @dataclass(frozen=True, slots=True)
-class UltraServer:
-    """Ids of this node in its UltraServer of two and of four nodes; empty where there is none.
-
-    ``mode`` is the driver's list of possible modes, such as ``1,3,4``; it differs between versions and is kept as read.
-    """
-
-    mode: str
-    server_id_2: str
-    node_id_2: str
-    server_id_4: str
-    node_id_4: str
-
-
-@dataclass(frozen=True, slots=True)
 class Inventory:
     """One snapshot of a machine's Neuron hardware. Devices ascend by id and may have gaps.
 
     All devices have the same number of cores: one that differs from most is among the skipped.
-    ``instance_type`` is the EC2 type by DMI, empty if this is none. ``absence`` says why there is no device at all,
-    and is empty where there is one.
+    ``instance_type`` is the EC2 type by DMI, empty if this is none. ``ultraserver`` has this node's ids by the names
+    of ``ELECTED``. ``absence`` says why there is no device at all, and is empty where there is one.
     """
 
     devices: tuple[Device, ...] = ()
@@ -85,7 +86,7 @@ class Inventory:
     driver_version: DriverVersion | None = None
     instance_type: str = ""
     logical_core_size: LogicalCoreSize = LogicalCoreSize(1, "hardware default")
-    ultraserver: UltraServer | None = None
+    ultraserver: Mapping[str, str] = field(default_factory=dict)
     absence: str = ""
     problems: tuple[str, ...] = ()
 
@@ -138,143 +139,103 @@ def read_inventory(
     problems: list[str] = []
     instance_type = _read_or(sysfs.instance_type, "", problems)  # no DMI in some containers
     known = (catalogue() if types is None else types).get(instance_type)
-    listed, absence = _listed(sysfs)
+    listed, absence = list[DeviceId](), f"{sysfs.class_dir} lists no device: the driver found no Neuron hardware"
+    try:
+        listed = sysfs.device_ids()
+    except SysfsError as error:
+        loaded = "the Neuron driver is not loaded, or sysfs is not mounted here"
+        absence = f"{sysfs.class_dir} does not exist: {loaded}" if error.missing else str(error)
     driver = _read_or(sysfs.driver_version, None, problems)
     read = [
         read_device(sysfs, paths.dev, device, settled=device in settled, known=known, driver=driver)
         for device in listed
     ]
-    devices, odd = _alike([device for device in read if isinstance(device, Device)])
+    complete = [device for device in read if isinstance(device, Device)]
+    kinds = {one.id: f"{one.device_name or 'unnamed'} with core_count {one.cores}" for one in complete}
+    usual = Counter(kinds.values()).most_common(1)[0][0] if kinds else ""
+    devices = tuple(device for device in complete if kinds[device.id] == usual)
+    # Core ids are device * cores + k, so one device with another number of cores would move the ids of all.
+    reason = "neuron{} is {}, most devices here are {}"
+    odd = [SkippedDevice(one, reason.format(one, kind, usual)) for one, kind in kinds.items() if kind != usual]
     skipped = sorted([*(device for device in read if isinstance(device, SkippedDevice)), *odd], key=lambda one: one.id)
     host_file = _read_or(partial(read_text, paths.logical_nc_config), "", problems)
-    lnc = _logical_core_size(devices, known, environ or {}, host_file)
-    if not devices and not absence:
+    first = devices[0] if devices else None
+    lnc = choose_logical_core_size(
+        first.device_name if first else known.device_name if known else "",
+        first.cores if first else known.cores_per_device if known else 0,
+        known.logical_core_size if known else 1,
+        environ or {},
+        host_file,
+    )
+    if skipped:
+        absence = f"none of {len(skipped)} devices can be used; neuron{skipped[0].id}: {skipped[0].reason}"
+    elif listed:
         absence = "every device vanished while it was read"
-        if skipped:
-            first = skipped[0]
-            absence = f"none of {len(skipped)} devices can be used; neuron{first.id}: {first.reason}"
     return Inventory(
-        devices=tuple(devices),
+        devices=devices,
         skipped=tuple(skipped),
         driver_version=driver,
         instance_type=instance_type,
         logical_core_size=lnc,
         ultraserver=read_ultraserver(sysfs),
-        absence=absence,
+        absence="" if devices else absence,
         problems=(*problems, *lnc.problems),
     )
-
-
-def _listed(sysfs: Sysfs) -> tuple[Sequence[DeviceId], str]:
-    """Devices the driver lists, and what to say if there are none."""
-    try:
-        listed = sysfs.device_ids()
-    except AttributeMissingError:
-        return (), f"{sysfs.class_dir} does not exist: the Neuron driver is not loaded, or sysfs is not mounted here"
-    except SysfsError as error:
-        return (), str(error)
-    return listed, "" if listed else f"{sysfs.class_dir} lists no device: the driver found no Neuron hardware"
-
-
-def _alike(devices: list[Device]) -> tuple[list[Device], list[SkippedDevice]]:
-    """Separate devices of the machine's kind from odd ones.
-
-    Core ids are ``device * cores + k``, so one device with another number of cores would move the ids of all.
-    """
-    kinds = Counter((device.device_name, device.cores) for device in devices)
-    usual = kinds.most_common(1)[0][0] if kinds else ("", 0)
-
-    def kind(device_name: str, cores: int) -> str:
-        return f"{device_name or 'unnamed'} with core_count {cores}"
-
-    alike: list[Device] = []
-    odd: list[SkippedDevice] = []
-    for device in devices:
-        if (device.device_name, device.cores) == usual:
-            alike.append(device)
-        else:
-            own = kind(device.device_name, device.cores)
-            reason = f"neuron{device.id} is {own}, most devices here are {kind(*usual)}"
-            odd.append(SkippedDevice(device.id, reason))
-    return alike, odd
 
 
 def _read_or(read: Callable[[], Value], default: Value, problems: list[str]) -> Value:
     """What the machine says of itself, all of it refinements; ``default`` where it does not say."""
     try:
         return read()
-    except AttributeMissingError:
-        pass
     except SysfsError as error:
-        problems.append(str(error))
-    return default
-
-
-def _logical_core_size(
-    devices: Sequence[Device], known: InstanceType | None, environ: Mapping[str, str], host_file: str
-) -> LogicalCoreSize:
-    """LNC by the product of the devices, else by the instance type, else one."""
-    cores = devices[0].cores if devices else known.cores_per_device if known else 0
-    if not cores:
-        return LogicalCoreSize(1, "no device present")
-    generation = GENERATIONS.get(devices[0].device_name if devices else known.device_name if known else "")
-    default = generation.default_logical_core_size if generation else known.logical_core_size if known else 1
-    return choose_logical_core_size(
-        default=default if default in range(1, cores + 1) and cores % default == 0 else 1,
-        largest=generation.largest_logical_core_size if generation else cores,
-        cores_per_device=cores,
-        environ=environ,
-        host_file=host_file,
-    )
+        if not error.missing:
+            problems.append(str(error))
+        return default
 
 
 def choose_logical_core_size(
-    *, default: int, largest: int, cores_per_device: int, environ: Mapping[str, str], host_file: str
+    device_name: str, cores: int, nominal: int, environ: Mapping[str, str], host_file: str
 ) -> LogicalCoreSize:
-    """The logical core size in force.
+    """The logical core size in force, of a product with so many physical ``cores`` a device.
 
     sysfs counts physical cores; Kubernetes, the runtime and all our ids count logical ones, so this number decides what
     an id means. Sources in order: the environment, ``host_file`` (the text of ``/opt/aws/neuron/logical_nc_config``,
-    such as ``NEURON_LOGICAL_NC_CONFIG=1``; empty where there is none), the product's default. Legal is a power of two
-    that divides ``cores_per_device`` and is at most ``largest``: ids by any other size would be refused by the runtime,
-    so an illegal value is ignored and reported.
+    such as ``NEURON_LOGICAL_NC_CONFIG=1``; empty where there is none), the product's default; ``nominal``, the instance
+    type's, for a product that is not known. Legal is a power of two that divides ``cores`` and that the runtime allows:
+    it would refuse ids by any other size, so an illegal value is ignored and reported.
     """
+    if not cores:
+        return LogicalCoreSize(1, "no device present")
+    generation = GENERATIONS.get(device_name)
+    largest = generation.largest_logical_core_size if generation else cores
+    legal = {str(size): size for size in (1, 2, 4, 8) if size <= largest and cores % size == 0}
     sources = [(key, environ[key].strip()) for key in ENVIRONMENT_KEYS if environ.get(key)]
-    setting = _COMMENT.sub("", host_file).strip()
-    if setting:
+    if setting := _COMMENT.sub("", host_file).strip():
         assignments = _ASSIGNMENT.findall(setting)  # the last one counts, as in a shell
         sources.append(("logical_nc_config", assignments[-1] if assignments else setting))
-    legal = {str(1 << bit) for bit in range(8) if 1 << bit <= largest and cores_per_device % (1 << bit) == 0}
     problems: list[str] = []
     for source, text in sources:
-        if re.match(r"[0-9]{1,3}\Z", text) and str(int(text)) in legal:
-            return LogicalCoreSize(int(text), source, tuple(problems))
+        if text in legal:
+            return LogicalCoreSize(legal[text], source, tuple(problems))
         problems.append(
-            f"{source} says {text[:40]!r}, expected a power of two, at most {largest}, that divides "
-            f"{cores_per_device} cores: ignored, correct or remove it"
+            f"{source} says {text[:40]!r}, expected a power of two, at most {largest}, that divides {cores} cores: "
+            "ignored, correct or remove it"
         )
-    return LogicalCoreSize(default, "hardware default", tuple(problems))
+    default = generation.default_logical_core_size if generation else nominal
+    return LogicalCoreSize(legal.get(str(default), 1), "hardware default", tuple(problems))
 
 
-def read_ultraserver(sysfs: Sysfs) -> UltraServer | None:
-    """The UltraServer of this node; None where it is in none, or while the election runs.
+def read_ultraserver(sysfs: Sysfs) -> dict[str, str]:
+    """The ids of this node in its UltraServer; empty where it is in none, or while the election runs.
 
-    The driver elects it over the links between servers and prints ``busy`` meanwhile (up to 600 s). Source: Neuron
-    driver 2.24.7, class attributes.
+    The driver elects it over the links between servers and prints ``busy`` meanwhile (up to 600 s). ``mode`` is its
+    list of possible modes, such as ``1,3,4``; it differs between versions and is kept as read. Source: Neuron driver
+    2.24.7, class attributes.
     """
-
-    def elected(name: str, nothing: set[str]) -> str:
-        try:
-            text = sysfs.elected(name)
-        except SysfsError:
-            return ""  # other products have other files, and none of them matters to what is handed out
-        return "" if text in nothing else text
-
-    found = UltraServer(
-        mode=elected("ultraserver_mode", {"busy"}),
-        server_id_2=elected("server_id_2", _NO_SERVER),
-        node_id_2=elected("node_id_2", _NO_NODE),
-        server_id_4=elected("server_id_4", _NO_SERVER),
-        node_id_4=elected("node_id_4", _NO_NODE),
-    )
-    return found if found.server_id_2 or found.server_id_4 else None
+    found: dict[str, str] = {}
+    for name, attribute in ELECTED.items():
+        with suppress(SysfsError):  # other products have other files, and none of them matters to what is handed out
+            text = read_attribute(sysfs.class_dir / attribute, parse_elected)
+            if text not in _NOT_ELECTED:
+                found[name] = text
+    return found if found.keys() & {"serverId2", "serverId4"} else {}

@@ -27,9 +27,8 @@ import ctypes
 import errno
 import os
 import re
-import stat
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +41,6 @@ RETRY_SECONDS = 60.0
 
 _KMSG = Path("/dev/kmsg")
 _READ_ALL, _SIZE_BUFFER = 3, 10
-_REMEDY = "give this process CAP_SYSLOG (devicePlugin.kernelLog in the chart)"
 
 _SYSLOG_LINE = re.compile(rb"<(\d{1,10})>(?:\[ *(\d{1,10}\.\d{6})\])?(?:\[ *[TC]\d{1,10}\])? ?(.*)\Z", re.DOTALL)
 """``<priority>[seconds][thread or processor] text``: seconds unless printk's are off, the third if so configured."""
@@ -61,7 +59,6 @@ _DEVICE = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _SERIAL = re.compile(r"(?<![a-z0-9_-])serial-num=([0-9a-f]{1,32})(?![a-z0-9_])", re.IGNORECASE)
-_RESET = re.compile(r"\bnd\d{1,2}: .*\breset\b")
 
 NO_PROOF = frozenset({"HANG_ON_COLLECTIVES"})
 """Kinds that something other than this machine's hardware may cause; the vendor stopped watching for this one."""
@@ -92,14 +89,6 @@ class KernelError:
         return bool(self.devices or self.serial_number) and self.kind not in NO_PROOF
 
 
-@dataclass(frozen=True, slots=True)
-class KernelNews:
-    """What is new in the log. ``reset``: the driver reports a reset, which sends no uevent."""
-
-    errors: tuple[KernelError, ...] = ()
-    reset: bool = False
-
-
 class KernelLog:
     """One kernel log from its oldest record on. ``problem`` says why it cannot be read now; empty while it can."""
 
@@ -109,44 +98,28 @@ class KernelLog:
         self._new_lines = NewLines()
         self.problem = ""
 
-    async def news(self) -> AsyncIterator[KernelNews]:
-        """What is new, at once and then whenever there is something, or ``problem`` has changed. Endless."""
+    async def news(self) -> AsyncIterator[tuple[KernelError, ...]]:
+        """New errors, at once and then whenever there are some, or ``problem`` has changed. Endless."""
         first = True
         while True:
-            problem, news = "", KernelNews()
+            problem, by_syslog = "", self._path == _KMSG
+            errors: tuple[KernelError, ...] = ()
             try:
-                news = await asyncio.to_thread(self.read)
+                by_syslog = by_syslog or self._path.is_char_device()
+                errors = await asyncio.to_thread(self._new, read_syslog if by_syslog else self._path.read_bytes)
             except OSError as error:
-                problem = self._problem(error)
-            if first or news != KernelNews() or problem != self.problem:
+                what = "the kernel log cannot be read by syslog(2)" if by_syslog else f"{self._path} cannot be read"
+                problem = f"{what}: {error.strerror}"
+                if by_syslog and isinstance(error, PermissionError):
+                    problem += "; give this process CAP_SYSLOG (devicePlugin.kernelLog in the chart)"
+            if first or errors or problem != self.problem:
                 first, self.problem = False, problem
-                yield news
-            usual = SYSLOG_SECONDS if self._is_the_kernels() else FILE_SECONDS
-            await asyncio.sleep(RETRY_SECONDS if problem else usual)
+                yield errors
+            await asyncio.sleep(RETRY_SECONDS if problem else SYSLOG_SECONDS if by_syslog else FILE_SECONDS)
 
-    def read(self) -> KernelNews:
-        """What is new since the last read. Blocks for some milliseconds.
-
-        Raises:
-            OSError: the log cannot be read.
-        """
-        text = read_syslog() if self._is_the_kernels() else self._path.read_bytes()
-        records = self._new_lines.records(text, time.clock_gettime(time.CLOCK_MONOTONIC))
-        return KernelNews(
-            tuple(error for record in records if (error := parse_error(record))), any(map(reports_reset, records))
-        )
-
-    def _is_the_kernels(self) -> bool:
-        try:
-            return self._path == _KMSG or stat.S_ISCHR(self._path.stat().st_mode)
-        except OSError:
-            return False
-
-    def _problem(self, error: OSError) -> str:
-        if not self._is_the_kernels():
-            return f"{self._path} cannot be read: {error.strerror}"
-        remedy = f"; {_REMEDY}" if error.errno in {errno.EPERM, errno.EACCES} else ""
-        return f"the kernel log cannot be read by syslog(2): {error.strerror}{remedy}"
+    def _new(self, read: Callable[[], bytes]) -> tuple[KernelError, ...]:
+        records = self._new_lines.records(read(), time.clock_gettime(time.CLOCK_MONOTONIC))
+        return tuple(error for record in records if (error := parse_error(record)))
 
 
 def read_syslog() -> bytes:
@@ -192,29 +165,11 @@ class NewLines:
         complete = text.split(b"\n")[:-1]  # the last may still be written, the first may have lost its beginning
         lines = [line for line in complete if _SYSLOG_LINE.match(line) or _RECORD.match(line)]
         last, self._last = self._last, lines
-        if last is None or {_is_dated(last), _is_dated(lines)} == {True, False}:
+        if last is None:
             return [record for line in lines if (record := parse_line(line, None))]
-        return [record for line in _after(last, lines) if (record := parse_line(line, now))]
-
-
-def _after(last: list[bytes], lines: list[bytes]) -> list[bytes]:
-    start = -1
-    while lines and last:
-        try:
-            start = last.index(lines[0], start + 1)
-        except ValueError:
-            return lines
-        if last[start:] == lines[: len(last) - start]:
-            return lines[len(last) - start :]
-    return lines
-
-
-def _is_dated(lines: list[bytes]) -> bool | None:
-    """Whether the newest line has a time: that can be switched while the kernel runs. None without a line."""
-    if not lines:
-        return None
-    match = _SYSLOG_LINE.match(lines[-1])
-    return match is None or match[2] is not None
+        begins = (place for place, line in enumerate(last) if lines and line == lines[0])
+        known = next((len(last) - place for place in begins if last[place:] == lines[: len(last) - place]), 0)
+        return [record for line in lines[known:] if (record := parse_line(line, now))]
 
 
 def parse_line(line: bytes, now: float | None) -> KernelRecord | None:
@@ -240,8 +195,3 @@ def parse_error(record: KernelRecord) -> KernelError | None:
         return KernelError(record.at, match[1].upper(), frozenset(), record.by_kernel, serial[1].lower())
     named = frozenset(DeviceId(int(number)) for number in _DEVICE.findall(rest) if int(number) < MOST_DEVICES)
     return KernelError(record.at, match[1].upper(), named, record.by_kernel)
-
-
-def reports_reset(record: KernelRecord) -> bool:
-    """Whether the driver reports a reset, of which there is no other sign than the ``reset`` attribute."""
-    return record.by_kernel and _RESET.search(record.text) is not None

@@ -65,7 +65,7 @@ def gather_host(root: Path | None, paths: MachinePaths, *, in_pod: bool) -> Host
         for device in sysfs.device_ids():
             numbers[device] = None
             with suppress(SysfsError):
-                numbers[device] = sysfs.device(device).numbers()
+                numbers[device] = sysfs.numbers(device)
     pci: tuple[str, ...] | Unknown = Unknown(f"there is no PCI bus at {paths.sysfs}")
     with suppress(OSError):
         functions = sorted((paths.sysfs / "bus/pci/devices").iterdir())
@@ -116,7 +116,7 @@ def gather_users(nodes: Mapping[int, Path], proc: Path, kubelet_socket: Path) ->
     if not proc.is_dir():
         return Unknown(f"there is no {proc}", "run this on the machine itself")
     denied: list[Path] = []
-    opened = device_processes(list(nodes.values()), proc, denied.append)
+    opened = device_processes(list(nodes.values()), proc, denied)
     found: dict[int, tuple[Process, list[int]]] = {}
     for device, node in sorted(nodes.items()):
         for process in opened.get(node, ()):

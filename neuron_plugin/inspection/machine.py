@@ -20,8 +20,8 @@ from neuron_plugin.allocation import NodeInventory
 from neuron_plugin.hardware import EVERY_DEVICE, Inventory, MachinePaths, Verdict, read_inventory
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.plugin.health import FILE_NAME, Memory, boot_id, judge_once
-from neuron_plugin.plugin.health import load as load_memory
+from neuron_plugin.plugin.health import FILE_NAME, Baseline, judge_once
+from neuron_plugin.plugin.health import load as load_baseline
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError, load
 from neuron_plugin.topology import DeviceId, Geometry, InstanceType, Topology, geometry_of, links_of
@@ -99,7 +99,7 @@ class Machine:
     geometry: Geometry | None
     instance: InstanceType | None
     verdicts: Mapping[DeviceId, Verdict]
-    memory: Memory | Unknown = field(default_factory=Memory)
+    memory: Baseline | Unknown = field(default_factory=dict)
 
     @property
     def node_inventory(self) -> NodeInventory | None:
@@ -154,14 +154,14 @@ def look(settings: PluginSettings, environ: Mapping[str, str]) -> Machine:
         cores_per_device=inventory.cores_per_device,
         links={device: links for device, links in inventory.links.items()},  # noqa: C416 - widens the key's type
     )
-    memory: Memory | Unknown
+    memory: Baseline | Unknown
     if settings.state_dir is None:
         memory = Unknown("no state directory of the daemon is known", "give --config, the daemon's configuration")
     else:
         file = settings.state_dir / FILE_NAME
         try:
             file.read_bytes()
-            memory = load_memory(file, boot_id())
+            memory = load_baseline(file)
         except FileNotFoundError:
             memory = Unknown(f"{file} is not there", "the daemon writes it when it has seen a device")
         except OSError as error:
@@ -171,6 +171,6 @@ def look(settings: PluginSettings, environ: Mapping[str, str]) -> Machine:
         inventory=inventory,
         geometry=geometry if inventory.devices else None,
         instance=types.get(name),
-        verdicts=judge_once(inventory, settings.health, memory if isinstance(memory, Memory) else Memory()),
+        verdicts=judge_once(inventory, settings.health, {} if isinstance(memory, Unknown) else memory),
         memory=memory,
     )

@@ -33,7 +33,7 @@ class Health(enum.StrEnum):
 
 
 _BY_SEVERITY = {
-    Severity.IGNORED: Health.HEALTHY,
+    Severity.HEALTHY: Health.HEALTHY,
     Severity.WARNING: Health.WARNING,
     Severity.PASSING: Health.RESETTING,
     Severity.UNHEALTHY: Health.UNHEALTHY,
@@ -95,7 +95,7 @@ def machine_report(machine: Machine, holders: Holders) -> MachineReport:
     for device in inventory.devices:
         mask = geometry.device_mask(device.id) if geometry else CoreMask(0)
         findings, reset = machine.verdicts[device.id].findings, device.health.reset
-        worst = max((finding.severity for finding in findings), default=Severity.IGNORED)
+        worst = max((finding.severity for finding in findings), default=Severity.HEALTHY)
         held = holders.ledger.overlapping(mask) if holders.ledger else ()
         report = DeviceReport(
             id=device.id,

@@ -25,9 +25,8 @@ from neuron_plugin.hardware import (
     InventoryWatcher,
     MachinePaths,
     WatchPeriods,
-    has_kernel_threads,
+    device_processes,
     is_populated,
-    look_at_processes,
     open_uevents,
     read_inventory,
 )
@@ -194,12 +193,12 @@ class NodeDaemon:
         paths = MachinePaths(self._settings.sysfs, self._settings.dev, self._settings.logical_core_file)
         read = partial(read_inventory, paths, environ=os.environ, types=self._types)
         changed = self._hardware_changed
-        with closing(await open_uevents(changed)) as uevents, self.health.listening(paths.sysfs, changed, uevents):
+        with closing(await open_uevents(changed)) as uevents:
             watcher = InventoryWatcher(read, changed, WatchPeriods(rescan_seconds=self._settings.rescan_seconds))
             judging = asyncio.create_task(self._follow_health(), name="health changes")
             try:
                 async for inventory in watcher.changes():
-                    self.health.look(inventory)
+                    self.health.look(inventory, uevents.problem)
                     self._see_hardware()
             finally:
                 judging.cancel()
@@ -369,13 +368,12 @@ class NodeDaemon:
         nodes = {settings.dev / f"neuron{device}": device for device in snapshot.inventory.listed}
         try:
             async with asyncio.timeout(START_LOOK_SECONDS):
-                whole = has_kernel_threads(settings.proc)
-                look = await asyncio.to_thread(look_at_processes, list(nodes), settings.proc, whole_machine=whole)
+                users = await asyncio.to_thread(device_processes, list(nodes), settings.proc)
         except TimeoutError:
             logger.warning("offering devices without a look at who has them open")
             return
         opened: Counter[str] = Counter()
-        for node, processes in look.processes.items():
+        for node, processes in users.items():
             for process in processes:
                 if process.uses and process.pod_uid:
                     opened[process.pod_uid] |= snapshot.inventory.geometry.devices_mask((nodes[node],))

@@ -1,4 +1,4 @@
-"""The health of a node's devices over time: one state machine, as values.
+"""The health of a node's devices over time: what each signal means, and one state machine, as values.
 
 ``health_after`` takes the last state, the inventory and new kernel errors, and gives the next state. It reads no file
 and no clock. Each signal on a device is a condition, in Prometheus' words:
@@ -7,9 +7,8 @@ and no clock. Each signal on a device is a condition, in Prometheus' words:
                         |                ^                                        |
                         +--gone--> (none)+----------- seen again, held longer ----+
 
-``health_rules`` say what a firing condition means for its device. Unhealthy stops new allocations only: pods keep the
-devices they have. ``load`` and ``save`` keep the baseline (which errors are old, what waits for a driver reload) over a
-restart.
+``HealthRules`` say what a firing condition means for its device. Unhealthy stops new allocations only: pods keep the
+devices they have. ``load`` and ``save`` keep the baseline (which errors are old) over a restart.
 """
 
 from __future__ import annotations
@@ -21,8 +20,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from neuron_plugin.hardware import (
     MISSING,
@@ -34,24 +35,14 @@ from neuron_plugin.hardware import (
     Severity,
     Signal,
     Verdict,
-    device_key,
     observe,
     unreadable,
-)
-from neuron_plugin.plugin.health_rules import (
-    KERNEL_SIGNALS,
-    Action,
-    Baseline,
-    HealthRules,
-    Recovery,
-    SignalRule,
-    hold_seconds,
-    rule_of,
 )
 from neuron_plugin.topology import DeviceId
 
 logger = logging.getLogger(__name__)
 
+KERNEL_SIGNALS = frozenset({Signal.KERNEL_MESSAGE, Signal.KERNEL_MESSAGE_UNNAMED})
 COUNTERS = frozenset(
     {
         *(Signal.SRAM_ECC, Signal.MEMORY_ECC, Signal.REPAIRABLE_ECC, Signal.HEALTH_STATUS),
@@ -59,10 +50,94 @@ COUNTERS = frozenset(
     }
 )
 """Signals that sysfs counts. One that cannot be read says nothing, so its condition stays as it is."""
-_SURVIVES_A_RELOAD = COUNTERS | KERNEL_SIGNALS | {Signal.MISSING}
 
-Name = tuple[Signal, str]
-"""A signal, and its part if several can be seen at once."""
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+_HOUR = 3600.0
+
+
+class Action(enum.StrEnum):
+    """What follows from a firing condition."""
+
+    IGNORE = "ignore"
+    WARN = "warn"
+    """Reported in log, event, node condition and metric; the device is handed out."""
+    UNHEALTHY = "unhealthy"
+    """Not handed out; pods that have the device keep it."""
+
+
+class SignalRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """What one signal means.
+
+    It fires once it has been seen for ``for_seconds``, and until its cause has been gone for
+    ``keep_firing_for_seconds``. The rest is for counters: the signal is seen from ``threshold`` errors on, counted from
+    power-up. With ``only_new_errors`` those do not count that are there when the daemon first sees the device, and the
+    cause of a firing condition is gone as soon as there is no further error: it counts no more once it is resolved.
+    """
+
+    action: Action = Action.UNHEALTHY
+    for_seconds: Seconds = 0.0
+    threshold: Annotated[int, Meta(ge=1)] = 1
+    only_new_errors: bool = False
+    keep_firing_for_seconds: Seconds = 0.0
+
+
+_NEW_ERRORS = SignalRule(only_new_errors=True, keep_firing_for_seconds=_HOUR)
+_NEW_ERRORS_WARN = msgspec.structs.replace(_NEW_ERRORS, action=Action.WARN)
+
+
+class HealthRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """The section ``health:`` of the configuration file: a rule for each signal, and how flapping is damped.
+
+        health:
+          sram-ecc: {threshold: 5}
+          hw-error: {action: unhealthy, keep-firing-for-seconds: 600}
+
+    What is not named keeps its default. The defaults are strict with what the hardware reports, and careful with the
+    kernel log, in which a pod that has any Neuron device can write about every device: a line that names a device stops
+    new pods on that device for an hour; a line that names none is a warning, because one line must not empty a node.
+    A device that is missing cannot be handed out, so there is no rule for that.
+
+    A condition that returns within ``flapping_window_seconds`` keeps firing for at least ``first_hold_seconds`` after
+    its cause has gone, twice as long each further time, up to ``longest_hold_seconds``: however fast a signal flaps,
+    the number of transitions grows like the logarithm of time. A window of 0 turns that off. ``trust_user_messages``
+    believes kernel log lines that processes have written, too.
+    """
+
+    node: SignalRule = SignalRule()
+    reset_failed: SignalRule = SignalRule()
+    components: SignalRule = SignalRule()
+    sram_ecc: SignalRule = SignalRule()
+    memory_ecc: SignalRule = SignalRule()
+    hw_nc_ue_error: SignalRule = _NEW_ERRORS
+    hw_hbm_ue_error: SignalRule = _NEW_ERRORS
+    kernel_message: SignalRule = SignalRule(keep_firing_for_seconds=_HOUR)
+    resetting: SignalRule = SignalRule(for_seconds=120.0)
+    hw_dma_abort_error: SignalRule = _NEW_ERRORS_WARN
+    hw_error: SignalRule = _NEW_ERRORS_WARN
+    health_status: SignalRule = _NEW_ERRORS_WARN
+    repairable_ecc: SignalRule = SignalRule(action=Action.WARN)
+    kernel_message_unnamed: SignalRule = SignalRule(action=Action.WARN, keep_firing_for_seconds=_HOUR)
+    flapping_window_seconds: Seconds = 600.0
+    first_hold_seconds: Seconds = 10.0
+    longest_hold_seconds: Seconds = 900.0
+    trust_user_messages: bool = False
+
+
+def rule_of(rules: HealthRules, signal: Signal) -> SignalRule:
+    """What ``signal`` means. A kernel message is an event: it cannot last, so it fires at once."""
+    if signal is Signal.MISSING:
+        return SignalRule()
+    rule: SignalRule = getattr(rules, signal.value.replace("-", "_"))
+    return msgspec.structs.replace(rule, for_seconds=0.0) if signal in KERNEL_SIGNALS and rule.for_seconds else rule
+
+
+def hold_seconds(rules: HealthRules, rule: SignalRule, times_fired: int) -> float:
+    """How long a cause must be gone until its condition is resolved; ``times_fired``: how often it fired lately."""
+    if times_fired <= 1:
+        return rule.keep_firing_for_seconds
+    first = max(rule.keep_firing_for_seconds, rules.first_hold_seconds)
+    doubled = first * 2.0 ** min(times_fired - 2, 32)
+    return max(rule.keep_firing_for_seconds, min(doubled, rules.longest_hold_seconds))
 
 
 class Phase(enum.Enum):
@@ -76,11 +151,11 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A signal as it is seen, and when (a message may be older than its reading); ``accepted`` errors are old ones."""
+    """A signal as it is seen, in words, and when; ``count`` is a counter's, which is not 0 then."""
 
-    observation: Observation
+    text: str
     at: float
-    accepted: int = 0
+    count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +170,7 @@ class Condition:
     since: float
     last_seen: float
     times_fired: int = 0
-    count: int | None = None
+    count: int = 0
     reported_count: int = 0
 
 
@@ -103,8 +178,8 @@ def step(
     before: Condition | None, seen: Sighting | None, rule: SignalRule, rules: HealthRules, now: float
 ) -> Condition | None:
     """The condition after a reading at ``now``. None, as ``before``: nothing to remember."""
-    counted = before.count if before and before.phase is Phase.FIRING and rule.recovery is Recovery.QUIET else None
-    if seen and counted is not None and (seen.observation.count or 0) <= counted:
+    firing = before is not None and before.phase is Phase.FIRING
+    if seen and before and firing and rule.only_new_errors and 0 < seen.count <= before.count:
         seen = None  # errors that are only counted still are no further errors
     within_window = before is not None and now < before.since + rules.flapping_window_seconds
     if seen is None:
@@ -112,27 +187,23 @@ def step(
             return None
         if before.phase is Phase.RESOLVED:
             return before if within_window else None
-        if before.phase is Phase.FIRING and now < resolves_at(before, rule, rules):
+        if firing and now < resolves_at(before, rule, rules):
             return before
         return replace(before, phase=Phase.RESOLVED, since=now)
-    observed = seen.observation
     if before is None or before.phase is Phase.RESOLVED:
         times_fired = before.times_fired if before and within_window else 0
-        text, count = observed.worded(seen.accepted), observed.count
-        after = Condition(Phase.PENDING, text, now, seen.at, times_fired, count, count or 0)
+        after = Condition(Phase.PENDING, seen.text, now, seen.at, times_fired, seen.count, seen.count)
     else:
-        after = replace(before, last_seen=seen.at, count=observed.count)
-        if observed.count is not None and observed.count >= 2 * before.reported_count:
-            after = replace(after, text=observed.worded(seen.accepted), reported_count=observed.count)
+        after = replace(before, last_seen=seen.at, count=seen.count)
+        if seen.count and seen.count >= 2 * before.reported_count:
+            after = replace(after, text=seen.text, reported_count=seen.count)
     if after.phase is Phase.PENDING and now - after.since >= rule.for_seconds:
         return replace(after, phase=Phase.FIRING, times_fired=after.times_fired + 1)
     return after
 
 
 def resolves_at(firing: Condition, rule: SignalRule, rules: HealthRules) -> float:
-    """When a firing condition is resolved if its cause is not seen any more; infinity for one that needs a reload."""
-    if rule.recovery is Recovery.RELOAD:
-        return float("inf")
+    """When a firing condition is resolved if its cause is not seen any more."""
     return firing.last_seen + hold_seconds(rules, rule, firing.times_fired)
 
 
@@ -140,72 +211,41 @@ def next_change(condition: Condition, rule: SignalRule, rules: HealthRules, *, s
     """When ``step`` could give something else though all stays as it is ``seen`` now; infinity for never."""
     if condition.phase is Phase.PENDING:
         return condition.since + rule.for_seconds
-    quiet = rule.recovery is Recovery.QUIET and condition.count is not None
-    if condition.phase is Phase.FIRING and (quiet or not seen):
+    still_seen = seen and not (rule.only_new_errors and condition.count)
+    if condition.phase is Phase.FIRING and not still_seen:
         return resolves_at(condition, rule, rules)
     return float("inf")  # forgetting changes nothing that is visible
 
 
 FILE_NAME = "health.json"
-_VERSION = 1
+_VERSION = 2
 MOST_DEVICES = 256
 """Of devices that were here once; the oldest are forgotten."""
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
+Baseline = Mapping[str, Mapping[str, int]]
+"""How many errors of each counter are old, by serial number, as a chip may be replaced, else by the device's name.
 
-class DeviceMemory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Accepted counts, and the texts of conditions that need a driver reload, each by the name of its signal."""
-
-    accepted: Mapping[str, int] = {}
-    latched: Mapping[str, str] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What outlives a restart, by serial number, as a chip may be replaced; else by the device's name.
-
-    Losing it costs little: accepted errors count again where they count from zero, and elsewhere errors from before the
-    restart are accepted.
-    """
-
-    devices: Mapping[str, DeviceMemory] = field(default_factory=dict)
-
-    def of(self, key: str) -> DeviceMemory:
-        """What is known of one device."""
-        return self.devices.get(key, DeviceMemory())
+Losing it costs little: errors from before the restart are old then."""
 
 
 class _File(msgspec.Struct, frozen=True):
     version: int
-    boot: str
-    devices: dict[str, DeviceMemory]
+    devices: dict[str, dict[str, int]]
 
 
-def boot_id() -> str:
-    """The kernel's id of this boot; empty where it cannot be read."""
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
-def load(path: Path, boot: str) -> Memory:
-    """What was kept; nothing where there is no usable file. A boot ends what waits for a driver reload."""
+def load(path: Path) -> Baseline:
+    """What was kept; nothing where there is no usable file."""
     try:
         kept = msgspec.json.decode(path.read_bytes(), type=_File)
     except FileNotFoundError:
-        return Memory()
+        return {}
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         logger.warning("cannot read the health file, starting without", extra={"file": str(path), "why": str(error)})
-        return Memory()
-    if kept.version != _VERSION:
-        return Memory()
-    if kept.boot == boot:
-        return Memory(kept.devices)
-    return Memory({key: DeviceMemory(accepted=known.accepted) for key, known in kept.devices.items()})
+        return {}
+    return kept.devices if kept.version == _VERSION else {}
 
 
-def save(path: Path, memory: Memory, boot: str) -> None:
+def save(path: Path, baseline: Baseline) -> None:
     """Replace the file as a whole.
 
     Raises:
@@ -213,46 +253,30 @@ def save(path: Path, memory: Memory, boot: str) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_bytes(msgspec.json.encode(_File(_VERSION, boot, dict(memory.devices))))
+    aside.write_bytes(msgspec.json.encode({"version": _VERSION, "devices": baseline}))
     aside.replace(path)
-
-
-_NAMED = "neuron"
-"""How the key of a device without a serial number begins; serial numbers are hexadecimal."""
-_MOST_WAITING = 1000
-"""Kernel errors that may wait for the first device."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """All that is remembered of one device, and its verdict. ``key`` is its serial number or name.
+    """What is remembered of one device, and its verdict. ``key`` is what its baseline is kept under.
 
-    ``present``: it was in the last inventory. ``counts`` are those of its counters that could be read last.
-    ``held_until``: until then nothing but flapping keeps the device unhealthy. ``next_change``: infinity for never.
+    ``conditions`` are by ``Observation.label``. ``present``: it was in the last inventory.
     """
 
     key: str
     present: bool = True
-    counts: Mapping[Name, int] = field(default_factory=dict)
-    memory: DeviceMemory = field(default_factory=DeviceMemory)
-    messages: Mapping[Signal, Sighting] = field(default_factory=dict)
-    conditions: Mapping[Name, Condition] = field(default_factory=dict)
+    conditions: Mapping[str, Condition] = field(default_factory=dict)
     verdict: Verdict = field(default_factory=Verdict)
     next_change: float = float("inf")
-    held_until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HealthState:
-    """The health of every device that was ever seen. ``started``: when the daemon was, by CLOCK_MONOTONIC.
+    """The health of every device that was seen by this daemon, and the baseline of every device that ever was."""
 
-    ``known`` is the memory of devices that are not here; ``waiting`` are kernel errors from before the first device.
-    """
-
-    started: float
-    known: Memory = field(default_factory=Memory)
+    baseline: Baseline = field(default_factory=dict)
     devices: Mapping[int, DeviceHealth] = field(default_factory=dict)
-    waiting: tuple[KernelError, ...] = ()
 
     @property
     def unhealthy(self) -> dict[int, str]:
@@ -260,22 +284,9 @@ class HealthState:
         return {number: one.verdict.reason for number, one in self.devices.items() if not one.verdict.healthy}
 
     @property
-    def flapping(self) -> dict[int, float]:
-        """Those of the unhealthy whose cause has gone and that are held down as they keep coming back, until when."""
-        return {number: one.held_until for number, one in self.devices.items() if one.held_until is not None}
-
-    @property
-    def next_change(self) -> float | None:
-        """When to call ``health_after`` again if nothing happens before; None for never."""
-        soonest = min((one.next_change for one in self.devices.values()), default=float("inf"))
-        return None if soonest == float("inf") else soonest
-
-    @property
-    def memory(self) -> Memory:
-        """What to save: of devices that were here once, and of those that are here, last."""
-        here = {one.key: one.memory for one in self.devices.values()}
-        others = [(key, known) for key, known in self.known.devices.items() if key not in here]
-        return Memory(dict([*others, *here.items()][-MOST_DEVICES:]))
+    def next_change(self) -> float:
+        """When to call ``health_after`` again if nothing happens before; infinity for never."""
+        return min((one.next_change for one in self.devices.values()), default=float("inf"))
 
 
 def health_after(
@@ -283,162 +294,103 @@ def health_after(
 ) -> HealthState:
     """The state at ``now`` (CLOCK_MONOTONIC, as kernel messages), given the last inventory and new kernel errors.
 
-    Call it for every new inventory, for new errors (with an empty ``Inventory`` before the first), and at
-    ``next_change``. A device that was here once and is not in the inventory is missing.
+    Call it for every new inventory, for new errors once there is a device, and at ``next_change``. A device that was
+    here once and is not in the inventory is missing.
     """
-    rule = {signal: rule_of(rules, signal) for signal in Signal}
-    known, devices = _identified(state, inventory, rule, now)
-    waiting = (*state.waiting, *(error for error in errors if error.by_kernel or rules.trust_user_messages))
-    if devices:
-        for error in waiting:
-            _take_in(error, devices, rule, now, state.started)
-        waiting = ()
-    present = {int(device.id): device for device in inventory.devices}
-    skipped = {int(device.id): device.reason for device in inventory.skipped}
+    devices, baseline = dict(state.devices), dict(state.baseline)
+    uses = Counter(device.serial_number for device in inventory.devices)
+    for device in inventory.devices:
+        serial = device.serial_number if uses[device.serial_number] == 1 else ""  # given twice, it identifies no chip
+        last = devices.get(device.id)
+        if last is None or (serial and serial != last.key):  # else it is the same chip, also with no serial just now
+            devices[device.id] = DeviceHealth(serial or f"neuron{device.id}")
+    messages = _messages(errors, devices, rules, now)
+    present = {device.id: device for device in inventory.devices}
+    skipped = {device.id: device.reason for device in inventory.skipped}
     for number, last in sorted(devices.items()):
-        device = present.get(number)
-        missing = Observation(Signal.MISSING, skipped.get(number, MISSING))
-        observed = tuple(observe(device)) if device else (missing,)
-        devices[number] = _judged(last, device, observed, rule, rules, now)
-    return HealthState(state.started, known, dict(sorted(devices.items())), waiting[-_MOST_WAITING:])
+        found = present.get(DeviceId(number))
+        missing = Observation(Signal.MISSING, skipped.get(DeviceId(number), MISSING))
+        observed = tuple(observe(found)) if found else (missing,)
+        accepted = dict(baseline.pop(last.key, {}))
+        devices[number] = _judged(last, found, observed, messages.get(number, {}), accepted, rules, now)
+        baseline[last.key] = accepted  # those that are here come last
+    return HealthState(dict(list(baseline.items())[-MOST_DEVICES:]), dict(sorted(devices.items())))
 
 
-def _identified(
-    state: HealthState, inventory: Inventory, rule: Mapping[Signal, SignalRule], now: float
-) -> tuple[Memory, dict[int, DeviceHealth]]:
-    """The memory of devices that are not here, and the devices by number, each under its key and with its memory."""
-    known, devices = state.known, dict(state.devices)
-    keys = {int(device.id): device_key(device) for device in inventory.devices}
-    uses = Counter(keys.values())
-    for number, named in keys.items():
-        key = named if uses[named] == 1 else f"{_NAMED}{number}"  # a serial number given twice identifies none
-        last = devices.get(number)
-        if last and key != last.key and not last.key.startswith(_NAMED) and not key.startswith(_NAMED):
-            last, known = None, state.memory  # another chip; the one that was here may return under another number
-        if last and (key == last.key or key.startswith(_NAMED)):
-            continue  # a serial number that cannot be read just now means nothing
-        base, remembered = last or DeviceHealth(key), known.of(key)
-        latched = {
-            name: Condition(Phase.FIRING, text, now, now, times_fired=1)
-            for label, text in remembered.latched.items()
-            if (name := _parsed(label)) and rule[name[0]].recovery is Recovery.RELOAD
-        }
-        accepted = {**base.memory.accepted, **remembered.accepted}
-        conditions = {**base.conditions, **latched}
-        devices[number] = replace(base, key=key, memory=DeviceMemory(accepted), conditions=conditions)
-    return known, devices
-
-
-def _take_in(
-    error: KernelError, devices: dict[int, DeviceHealth], rule: Mapping[Signal, SignalRule], now: float, started: float
-) -> None:
-    """Count a kernel error as a message on the devices it names, else on all; one after a long quiet is the first."""
-    if error.serial_number:  # says more than any number
-        named = {number for number, one in devices.items() if one.key == error.serial_number}
-    else:
-        named = devices.keys() & {int(device) for device in error.devices}
-    signal = Signal.KERNEL_MESSAGE if error.proves and named else Signal.KERNEL_MESSAGE_UNNAMED
-    keep_firing = rule[signal].keep_firing_for_seconds
-    quiet = rule[signal].recovery is Recovery.QUIET
-    if now - error.at >= keep_firing if quiet else error.at < started:
-        return  # too old; what waits for a driver reload may have been reloaded before our start
-    where = f" of NEURON_HW_ERR={error.kind}" + ("" if named else ", naming no device of this node")
-    for number in named or list(devices):
-        last = devices[number].messages.get(signal)
-        count = (last.observation.count or 0) + 1 if last and error.at - last.at <= keep_firing else 1
-        message = Sighting(Observation(signal, "kernel message", count=count, where=where), error.at)
-        devices[number] = replace(devices[number], messages={**devices[number].messages, signal: message})
+def _messages(
+    errors: Iterable[KernelError], devices: Mapping[int, DeviceHealth], rules: HealthRules, now: float
+) -> dict[int, dict[str, Sighting]]:
+    """What kernel errors say of each device: of the devices they name, else of all."""
+    found: dict[int, dict[str, Sighting]] = {}
+    for error in errors:
+        if error.serial_number:  # says more than any number
+            named = {number for number, one in devices.items() if one.key == error.serial_number}
+        else:
+            named = devices.keys() & {int(device) for device in error.devices}
+        signal = Signal.KERNEL_MESSAGE if named and error.proves else Signal.KERNEL_MESSAGE_UNNAMED
+        rule = rule_of(rules, signal)
+        believed = rule.action is not Action.IGNORE and (error.by_kernel or rules.trust_user_messages)
+        if believed and now - error.at < rule.keep_firing_for_seconds:  # else it is over already
+            text = f"kernel message NEURON_HW_ERR={error.kind}" + ("" if named else ", naming no device of this node")
+            for number in named or devices:
+                found.setdefault(number, {})[signal.value] = Sighting(text, error.at)
+    return found
 
 
 def _judged(
     last: DeviceHealth,
     device: Device | None,
     observed: Sequence[Observation],
-    rule: Mapping[Signal, SignalRule],
+    messages: Mapping[str, Sighting],
+    accepted: dict[str, int],
     rules: HealthRules,
     now: float,
 ) -> DeviceHealth:
-    """The health of one device after a reading that shows ``observed``; ``device`` is None where it is missing."""
-    accepted, messages, conditions = dict(last.memory.accepted), dict(last.messages), dict(last.conditions)
-    counts = {(seen.signal, seen.part): seen.count for seen in observed if seen.count is not None}
-    last_counts = {**last.counts, **counts}
-    has_gone = last.present and device is None
-    for name, condition in last.conditions.items():
-        if has_gone and name[0] not in _SURVIVES_A_RELOAD:  # its node goes a moment apart from it: no flapping
-            del conditions[name]
-        elif has_gone and rule[name[0]].recovery is Recovery.RELOAD and condition.phase is not Phase.RESOLVED:
-            conditions[name] = replace(condition, phase=Phase.RESOLVED, since=now)
-            messages.pop(name[0], None)
-        elif condition.count is not None and counts.get(name, condition.count) < condition.count:  # it was zeroed
-            conditions[name] = replace(condition, count=0, reported_count=0)
-    sightings = _sightings(observed, accepted, rule, now)
-    sightings |= {
-        (signal, ""): message
-        for signal, message in messages.items()
-        if (message.observation.count or 0) >= rule[signal].threshold
-    }
-    sightings = {name: seen for name, seen in sightings.items() if rule[name[0]].action is not Action.IGNORE}
-    unread = unreadable(device) if device else frozenset()
-    readable = [
-        name
-        for name in dict.fromkeys([*conditions, *sightings])
-        if (name in counts if name[0] in COUNTERS else name[0] not in unread)
-    ]
-    for name in readable:
-        after = step(conditions.pop(name, None), sightings.get(name), rule[name[0]], rules, now)
-        if after is not None:
-            conditions[name] = after
-    for name, condition in conditions.items():
-        before = last.conditions.get(name)
-        resolved = before and before.phase is Phase.FIRING and condition.phase is Phase.RESOLVED
-        if before and resolved and rule[name[0]].recovery is not Recovery.GONE:  # what was counted is accepted
-            messages.pop(name[0], None)
-            if name[0] in COUNTERS and name in last_counts:
-                accepted[_label(name)] = last_counts[name]
-    due = [
-        next_change(conditions[name], rule[name[0]], rules, seen=name in sightings)
-        for name in readable
-        if name in conditions
-    ]
-    latched = {
-        _label(name): condition.text
-        for name, condition in conditions.items()
-        if condition.phase is Phase.FIRING and rule[name[0]].recovery is Recovery.RELOAD
-    }
-    return DeviceHealth(
-        key=last.key,
-        present=device is not None,
-        counts=last_counts,
-        memory=DeviceMemory(accepted, latched),
-        messages=messages,
-        conditions=conditions,
-        verdict=_verdict(conditions, rule),
-        next_change=min(due, default=float("inf")),
-        held_until=_held_until(conditions, sightings, rule, rules),
-    )
+    """The health of a device after a reading; ``device`` is None where it is missing. Updates ``accepted``."""
+    counts = {seen.label: seen.count for seen in observed if seen.count is not None}
+    conditions: dict[str, Condition] = {}
+    for label, condition in last.conditions.items():
+        outlives_it = _signal_of(label) in COUNTERS | KERNEL_SIGNALS | {Signal.MISSING}
+        if last.present and device is None and not outlives_it:
+            continue  # a device's node goes and comes a moment apart from it: no flapping
+        was_zeroed = counts.get(label, condition.count) < condition.count
+        conditions[label] = replace(condition, count=0, reported_count=0) if was_zeroed else condition
+    sightings = {**_sightings(observed, accepted, rules, now), **messages}
+    unread, due = unreadable(device) if device else frozenset(), float("inf")
+    for label in dict.fromkeys([*conditions, *sightings]):
+        signal = _signal_of(label)
+        if label not in counts if signal in COUNTERS else signal in unread:
+            continue
+        before, seen, rule = conditions.pop(label, None), sightings.get(label), rule_of(rules, signal)
+        after = step(before, seen, rule, rules, now)
+        if after is None:
+            continue
+        conditions[label] = after
+        due = min(due, next_change(after, rule, rules, seen=seen is not None and label not in messages))
+        resolved = before and before.phase is Phase.FIRING and after.phase is Phase.RESOLVED
+        if resolved and rule.only_new_errors and label in counts:
+            accepted[label] = counts[label]
+    return DeviceHealth(last.key, device is not None, conditions, _verdict(conditions, rules), due)
 
 
 def _sightings(
-    observed: Iterable[Observation], accepted: dict[str, int], rule: Mapping[Signal, SignalRule], now: float
-) -> dict[Name, Sighting]:
+    observed: Iterable[Observation], accepted: dict[str, int], rules: HealthRules, now: float
+) -> dict[str, Sighting]:
     """What is wrong now: counters only above their baseline, which is brought up to date in ``accepted``."""
-    found: dict[Name, Sighting] = {}
+    found: dict[str, Sighting] = {}
     for seen in observed:
-        name, baseline = (seen.signal, seen.part), 0
+        rule = rule_of(rules, seen.signal)
         if seen.count is not None:
-            label = _label(name)
-            if rule[seen.signal].baseline is Baseline.FIRST_SIGHT:
-                accepted.setdefault(label, seen.count)
-            if seen.count < accepted.get(label, 0):  # zeroed by a power cycle or driver reload: all it has are new
-                accepted[label] = 0
-            baseline = accepted.get(label, 0)
-            if seen.count - baseline < rule[seen.signal].threshold:
-                continue
-        found[name] = Sighting(seen, now, baseline)
+            if rule.only_new_errors:
+                accepted.setdefault(seen.label, seen.count)
+            if seen.count < accepted.get(seen.label, 0):  # zeroed by a power cycle or driver reload: all it has are new
+                accepted[seen.label] = 0
+        old = accepted.get(seen.label, 0)
+        if rule.action is not Action.IGNORE and (seen.count is None or seen.count - old >= rule.threshold):
+            found[seen.label] = Sighting(seen.worded(old), now, seen.count or 0)
     return found
 
 
-_ORDER = {signal: number for number, signal in enumerate(Signal)}
 _SEVERITIES = {
     (Phase.FIRING, Action.UNHEALTHY): Severity.UNHEALTHY,
     (Phase.FIRING, Action.WARN): Severity.WARNING,
@@ -446,42 +398,18 @@ _SEVERITIES = {
 }
 
 
-def _verdict(conditions: Mapping[Name, Condition], rule: Mapping[Signal, SignalRule]) -> Verdict:
-    findings = [
-        Finding(name[0], severity, condition.text)
-        for name, condition in conditions.items()
-        if (severity := _SEVERITIES.get((condition.phase, rule[name[0]].action)))
-    ]
-    findings.sort(key=lambda finding: (-finding.severity, _ORDER[finding.signal], finding.text))
-    return Verdict(tuple(findings))
+def _verdict(conditions: Mapping[str, Condition], rules: HealthRules) -> Verdict:
+    findings: list[Finding] = []
+    for label, condition in conditions.items():
+        signal = _signal_of(label)
+        if severity := _SEVERITIES.get((condition.phase, rule_of(rules, signal).action)):
+            findings.append(Finding(signal, severity, condition.text))
+    order = list(Signal).index
+    return Verdict(tuple(sorted(findings, key=lambda one: (-one.severity, order(one.signal), one.text))))
 
 
-def _held_until(
-    conditions: Mapping[Name, Condition],
-    sightings: Mapping[Name, Sighting],
-    rule: Mapping[Signal, SignalRule],
-    rules: HealthRules,
-) -> float | None:
-    """Until when flapping alone keeps a device unhealthy; None where another condition does, or none."""
-    until: list[float] = []
-    for name, condition in conditions.items():
-        own = rule[name[0]]
-        if condition.phase is Phase.FIRING and own.action is Action.UNHEALTHY:
-            longer = hold_seconds(rules, own, condition.times_fired) > own.keep_firing_for_seconds
-            if name in sightings or own.recovery is Recovery.RELOAD or not longer:
-                return None
-            until.append(resolves_at(condition, own, rules))
-    return max(until, default=None)
-
-
-def _label(name: Name) -> str:
-    """What a signal is remembered under."""
-    return f"{name[0].value}/{name[1]}" if name[1] else name[0].value
-
-
-def _parsed(label: str) -> Name | None:
-    signal, _, part = label.partition("/")
-    return (Signal(signal), part) if signal in set(Signal) else None
+def _signal_of(label: str) -> Signal:
+    return Signal(label.partition("/")[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,35 +427,29 @@ def transitions(before: HealthState, after: HealthState) -> tuple[Transition, ..
 
     Conditions that are only pending are left out: they would be reported each time they come and go.
     """
-
-    def lasting(state: HealthState, number: int) -> tuple[Severity, str]:
-        findings = state.devices[number].verdict.findings if number in state.devices else ()
-        verdict = Verdict(tuple(finding for finding in findings if finding.severity is not Severity.PASSING))
-        return verdict.severity, verdict.reason
-
     news: dict[tuple[Severity, Severity, str], list[int]] = {}
-    for number in after.devices:
-        was, now = lasting(before, number), lasting(after, number)
-        if was != now:
-            news.setdefault((was[0], *now), []).append(number)
+    for number, one in after.devices.items():
+        last = before.devices[number].verdict if number in before.devices else Verdict()
+        was, now = last.lasting, one.verdict.lasting
+        if (was.severity, was.reason) != (now.severity, now.reason):
+            news.setdefault((was.severity, now.severity, now.reason), []).append(number)
     return tuple(Transition(tuple(devices), *change) for change, devices in news.items())
 
 
-def judge_once(inventory: Inventory, rules: HealthRules, memory: Memory) -> dict[DeviceId, Verdict]:
-    """Judge every device by one reading, for the command line; ``memory`` is what the daemon has saved, if known.
+def judge_once(inventory: Inventory, rules: HealthRules, baseline: Baseline) -> dict[DeviceId, Verdict]:
+    """Judge every device by one reading, for the command line; ``baseline`` is what the daemon has saved, if known.
 
-    A condition that has to last before it fires is only passing here. Errors of which only the rise would count, and of
-    which no earlier count is known, are a warning.
+    A condition that has to last before it fires is only passing here. Errors that would have to be new, and of which no
+    earlier count is known, are a warning.
     """
-    state = health_after(HealthState(0.0, memory), inventory, 0.0, rules)
+    state = health_after(HealthState(baseline), inventory, 0.0, rules)
     verdicts: dict[DeviceId, Verdict] = {}
     for device in inventory.devices:
-        findings = list(state.devices[int(device.id)].verdict.findings)
-        known = memory.of(device_key(device)).accepted
+        judged = state.devices[device.id]
+        findings = list(judged.verdict.findings)
         for seen in observe(device):
-            rule = rule_of(rules, seen.signal)
-            rising = rule.baseline is Baseline.FIRST_SIGHT and rule.action is not Action.IGNORE
-            if rising and seen.count and _label((seen.signal, seen.part)) not in known:
+            rule, is_known = rule_of(rules, seen.signal), seen.label in baseline.get(judged.key, {})
+            if seen.count and rule.only_new_errors and rule.action is not Action.IGNORE and not is_known:
                 findings.append(Finding(seen.signal, Severity.WARNING, f"{seen.worded()}, which may be old"))
         verdicts[device.id] = Verdict(tuple(sorted(findings, key=lambda finding: -finding.severity)))
     return verdicts

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from neuron_plugin.allocation import NodeInventory
-from neuron_plugin.hardware import MISSING, Inventory, UltraServer
+from neuron_plugin.hardware import MISSING, Inventory
 from neuron_plugin.topology import Catalogue, DeviceId, Geometry, Topology, geometry_of
 
 
@@ -69,16 +69,8 @@ def _as_seen(
         driver_version=seen.driver_version.text if seen.driver_version else "",
         logical_core_size=seen.logical_core_size.size,
         physical_cores_per_device=seen.physical_cores_per_device,
-        ultraserver=_ultraserver(seen.ultraserver),
+        ultraserver=seen.ultraserver,
     )
-
-
-def _ultraserver(server: UltraServer | None) -> dict[str, str]:
-    if server is None:
-        return {}
-    names = ("mode", "serverId2", "nodeId2", "serverId4", "nodeId4")
-    values = (server.mode, server.server_id_2, server.node_id_2, server.server_id_4, server.node_id_4)
-    return {name: value for name, value in zip(names, values, strict=True) if value}
 
 
 def _completeness(geometry: Geometry) -> tuple[int, bool]:

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.plugin.health_rules import HealthRules
+from neuron_plugin.plugin.health import HealthRules
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.telemetry import LogFormat, LogLevel
 

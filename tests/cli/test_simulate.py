@@ -8,17 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from neuron_plugin.hardware import (
-    EVERY_DEVICE,
-    CoreErrors,
-    Device,
-    EccCounts,
-    Inventory,
-    MachinePaths,
-    NodeState,
-    ResetState,
-    read_inventory,
-)
+from neuron_plugin.hardware import EVERY_DEVICE, Device, Inventory, MachinePaths, ResetState, read_inventory
+from neuron_plugin.hardware.device import CoreErrors, EccCounts, NodeState
 from neuron_plugin.hardware.kernel_log import parse_line
 from neuron_plugin.simulation import SimulatedNode, write_node
 from neuron_plugin.topology import catalogue

@@ -230,7 +230,7 @@ async def test_a_consistent_list_that_the_watch_overtook_changes_nothing(
     server.create_pod(pod("a"))
     async with follow() as followed:
         await followed.until_watching()
-        stale = server._http._list(Target(SERVED_PODS), {})
+        stale = server._list(Target(SERVED_PODS), {})
         server.fail(Fault(LISTS, body=stale, gate=(gate := asyncio.Event())))
         listing = asyncio.create_task(followed.reflector.list_consistently(5), name="list")
         await followed.until(lambda: len(lists(server)) == 2)

@@ -263,7 +263,7 @@ def test_a_masked_core_is_reported(make_node: MakeNode) -> None:
 
 
 def state_of(node: SimulatedNode, device: int = 1) -> NodeState:
-    return node_state(node.paths.dev, DeviceId(device), Sysfs(node.paths.sysfs).device(DeviceId(device)))
+    return node_state(Sysfs(node.paths.sysfs), node.paths.dev, DeviceId(device))
 
 
 def test_p67_a_node_that_is_not_there_is_absent(make_node: MakeNode) -> None:

@@ -8,21 +8,17 @@ from typing import Any
 import pytest
 
 from neuron_plugin.hardware import (
-    CoreErrors,
     Device,
-    EccCounts,
-    HealthReadings,
     Inventory,
-    NodeState,
     Observation,
     ResetState,
     Signal,
     blind_spots,
-    device_key,
     observe,
     parse_driver_version,
     unreadable,
 )
+from neuron_plugin.hardware.device import CoreErrors, EccCounts, HealthReadings, NodeState
 from neuron_plugin.topology import DeviceId
 
 SOUND = Device(
@@ -86,11 +82,6 @@ def test_what_cannot_be_read_is_no_sign_of_health() -> None:
     assert unreadable(SOUND) == frozenset()
     assert unreadable(with_health(reset=None)) == {Signal.RESETTING, Signal.RESET_FAILED}
     assert unreadable(with_health(unhealthy_components=None)) == {Signal.COMPONENTS}
-
-
-def test_a_memory_belongs_to_the_chip_and_not_to_its_place() -> None:
-    assert device_key(SOUND) == "00000b1c2d3e4f53"
-    assert device_key(replace(SOUND, serial_number="")) == "neuron3"
 
 
 @pytest.mark.parametrize("node", [NodeState.ABSENT, NodeState.NOT_A_DEVICE, NodeState.STALE])

@@ -15,7 +15,6 @@ from neuron_plugin.hardware.inventory import (
     Inventory,
     LogicalCoreSize,
     MachinePaths,
-    UltraServer,
     choose_logical_core_size,
     read_inventory,
     read_ultraserver,
@@ -371,12 +370,10 @@ def test_inventories_are_compared_by_value() -> None:
 
 
 def chosen(
-    *, environ: Mapping[str, str] | None = None, host_file: str = "", default: int = 2, largest: int = 2, cores: int = 8
+    *, environ: Mapping[str, str] | None = None, host_file: str = "", product: str = "Trainium2", cores: int = 8
 ) -> LogicalCoreSize:
     """On a Trn2, unless said otherwise."""
-    return choose_logical_core_size(
-        default=default, largest=largest, cores_per_device=cores, environ=environ or {}, host_file=host_file
-    )
+    return choose_logical_core_size(product, cores, 1, environ or {}, host_file)
 
 
 def test_without_a_setting_the_hardware_decides() -> None:
@@ -440,13 +437,13 @@ def test_after_an_illegal_variable_the_next_source_is_asked() -> None:
 
 
 def test_products_before_trn2_know_only_one() -> None:
-    found = chosen(host_file="NEURON_LOGICAL_NC_CONFIG=2", default=1, largest=1, cores=2)
+    found = chosen(host_file="NEURON_LOGICAL_NC_CONFIG=2", product="Trainium1", cores=2)
     assert found.size == 1
     assert found.problems
 
 
 def test_a_larger_size_is_legal_where_the_product_allows_it() -> None:
-    assert chosen(host_file="NEURON_LOGICAL_NC_CONFIG=4", largest=8).size == 4
+    assert chosen(host_file="NEURON_LOGICAL_NC_CONFIG=4", product="Trainium3").size == 4
 
 
 def with_class_files(node: SimulatedNode, **texts: str) -> Sysfs:
@@ -458,7 +455,7 @@ def with_class_files(node: SimulatedNode, **texts: str) -> Sysfs:
 
 
 def test_a_machine_alone_is_in_none(make_node: MakeNode) -> None:
-    assert read_ultraserver(Sysfs(make_node("trn2.3xlarge").paths.sysfs)) is None
+    assert read_ultraserver(Sysfs(make_node("trn2.3xlarge").paths.sysfs)) == {}
 
 
 def test_a_member_of_four_knows_its_ids(make_node: MakeNode) -> None:
@@ -470,33 +467,32 @@ def test_a_member_of_four_knows_its_ids(make_node: MakeNode) -> None:
         server_id_2="00000000000000aa\n",
         node_id_2="0\n",
     )
-    assert read_ultraserver(sysfs) == UltraServer(
-        mode="1,3,4", server_id_2="00000000000000aa", node_id_2="0", server_id_4="0a1b2c3d4e5f6071", node_id_4="2"
-    )
+    assert read_ultraserver(sysfs) == {
+        "mode": "1,3,4",
+        "serverId2": "00000000000000aa",
+        "nodeId2": "0",
+        "serverId4": "0a1b2c3d4e5f6071",
+        "nodeId4": "2",
+    }
 
 
 def test_a_pair_has_no_ids_of_four(make_node: MakeNode) -> None:
     sysfs = with_class_files(
         make_node("trn2.3xlarge"), ultraserver_mode="2,4\n", server_id_2="00000000000000aa\n", node_id_2="1\n"
     )
-    found = read_ultraserver(sysfs)
-    assert found is not None
-    assert (found.server_id_4, found.node_id_4) == ("", "")
-    assert (found.server_id_2, found.node_id_2) == ("00000000000000aa", "1")
+    assert read_ultraserver(sysfs) == {"mode": "2,4", "serverId2": "00000000000000aa", "nodeId2": "1"}
 
 
 def test_during_the_election_nothing_is_said(make_node: MakeNode) -> None:
     busy = {"ultraserver_mode": "busy\n", "node_id_2": "busy\n", "node_id_4": "busy\n"}
-    assert read_ultraserver(with_class_files(make_node("trn2.3xlarge"), **busy)) is None
+    assert read_ultraserver(with_class_files(make_node("trn2.3xlarge"), **busy)) == {}
 
 
 def test_what_no_election_prints_is_not_published(make_node: MakeNode) -> None:
     """Published to the cluster, a page of text would make the extender refuse the whole inventory."""
     sysfs = with_class_files(make_node("trn2.3xlarge"), server_id_4="a" * 4096, server_id_2="00000000000000aa\n")
-    found = read_ultraserver(sysfs)
-    assert found is not None
-    assert (found.server_id_4, found.server_id_2) == ("", "00000000000000aa")
+    assert read_ultraserver(sysfs) == {"serverId2": "00000000000000aa"}
 
 
 def test_a_switched_type_has_other_files_and_is_in_none(make_node: MakeNode) -> None:
-    assert read_ultraserver(Sysfs(make_node("trn3s.48xlarge").paths.sysfs)) is None
+    assert read_ultraserver(Sysfs(make_node("trn3s.48xlarge").paths.sysfs)) == {}

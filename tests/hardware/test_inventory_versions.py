@@ -12,13 +12,13 @@ import pytest
 
 from neuron_plugin.hardware.device import Device, EccCounts
 from neuron_plugin.hardware.inventory import read_inventory
-from neuron_plugin.hardware.sysfs import ResetState, Sysfs, by_name
+from neuron_plugin.hardware.sysfs import HEALTH_STATUS, ResetState, Sysfs, by_name, names_in
 from neuron_plugin.simulation import SimulatedNode, write_node
 from tests.hardware.conftest import MakeNode
 
 COUNTERS = (2, 14, 5)
 LINKS = (2, 13, 4)
-HEALTH_STATUS = (2, 28)
+NOTICES = (2, 28)
 COMPONENTS = (2, 30, 2)
 
 VERSIONS = (
@@ -77,7 +77,7 @@ def test_every_driver_version_is_read_for_all_that_it_tells(make_node: MakeNode,
     assert first.connected == ({12, 1, 3, 4} if since(*LINKS) else set())
     assert first.health.reset is ResetState.READY
     assert first.health.ecc == (EccCounts(sram=1) if since(*COUNTERS) else None)
-    assert bool(first.health.status_counts) is since(*HEALTH_STATUS)
+    assert bool(first.health.status_counts) is since(*NOTICES)
     assert first.health.unhealthy_components == (frozenset() if since(*COMPONENTS) else None)
 
 
@@ -102,14 +102,8 @@ def test_what_was_moved_is_found_by_its_name(tmp_path: Path, moves: dict[str, st
 def test_moved_files_of_health_are_looked_for_where_they_are(tmp_path: Path) -> None:
     node = moved(write_node(tmp_path / "node", "inf2.xlarge"), MOVES)
     tree = Sysfs(node.paths.sysfs).device(the_device(node).id)
-    assert tree.health_status == tree.path / "health/health_status"
-    assert tree.health_status_names() == ["hw_error_events", "unhealthy_components"]
-
-
-def test_a_cores_counters_may_lie_elsewhere_below_the_core(tmp_path: Path) -> None:
-    node = spoiled(write_node(tmp_path / "node", "inf2.xlarge"))
-    moved(node, {"neuron_core1/stats/status": "neuron_core1/errors/by_kind"})
-    assert the_device(node).health.core_errors[1].hw_nc_ue_error == 4
+    assert tree.located(HEALTH_STATUS) == tree.path / "health/health_status"
+    assert names_in(tree.located(HEALTH_STATUS)) == ["hw_error_events", "unhealthy_components"]
 
 
 def test_a_name_that_is_there_twice_or_is_a_directory_is_not_guessed(tmp_path: Path, make_node: MakeNode) -> None:
@@ -124,16 +118,14 @@ def test_a_name_that_is_there_twice_or_is_a_directory_is_not_guessed(tmp_path: P
     assert by_name(tmp_path / "tree")["core_count"].is_dir()
 
 
-def test_the_least_deep_of_a_name_counts_and_links_and_cores_are_passed_over(tmp_path: Path) -> None:
-    for path in ("deep/er/reset", "shallow/reset", "neuron_core0/info/reset", "power/control", "stats/power/control"):
+def test_cores_and_the_kernels_own_directories_are_not_searched(tmp_path: Path) -> None:
+    for path in ("deep/er/reset", "neuron_core0/info/reset", "power/control", "deep/control"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("1\n")
-    (tmp_path / "subsystem").symlink_to(tmp_path / "deep")
     found = by_name(tmp_path)
-    assert found["reset"] == tmp_path / "shallow/reset"
-    assert found["control"] == tmp_path / "stats/power/control"
+    assert found["reset"] == tmp_path / "deep/er/reset"
+    assert found["control"] == tmp_path / "deep/control"
     assert found["neuron_core0"] == tmp_path / "neuron_core0"
-    assert "subsystem" not in found
     assert by_name(tmp_path / "nothing") == {}
 
 

@@ -18,13 +18,11 @@ from hypothesis import strategies as st
 from neuron_plugin.hardware import kernel_log
 from neuron_plugin.hardware.kernel_log import (
     KernelLog,
-    KernelNews,
     KernelRecord,
     NewLines,
     parse_error,
     parse_line,
     read_syslog,
-    reports_reset,
 )
 
 
@@ -148,21 +146,6 @@ def test_no_line_breaks_the_reader(text: str) -> None:
         parsed = parse_record(line)
         if parsed:
             parse_error(parsed)
-            reports_reset(parsed)
-
-
-@pytest.mark.parametrize(
-    ("text", "by_kernel", "reported"),
-    [
-        ("nd3: initiating device reset request 5", True, True),
-        ("nd3: reset request 5 failed", True, True),
-        ("nd3: reset request 5 failed", False, False),
-        ("usb 1-1: reset high-speed device", True, False),
-        ("nd3: Neuron Driver Started", True, False),
-    ],
-)
-def test_the_driver_reports_resets(text: str, by_kernel: bool, reported: bool) -> None:  # noqa: FBT001 - data
-    assert reports_reset(record(text, by_kernel=by_kernel)) is reported
 
 
 def test_dictionary_lines_after_a_record_are_left_out() -> None:
@@ -272,10 +255,6 @@ def test_without_times_a_line_after_a_clearing_is_new() -> None:
     assert new_texts(of("<3>a"), of(), of("<3>b")) == [[], [], ["b"]]
 
 
-def test_times_that_are_switched_off_make_nothing_old_new() -> None:
-    assert new_texts(of(dated(1)), of("<6>1", "<6>2"), of("<6>1", "<6>2", "<6>3")) == [["1"], [], ["3"]]
-
-
 @given(sights=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), max_size=8))
 def test_whatever_a_ring_loses_at_its_front_each_line_it_shows_is_news_once_in_its_order(
     sights: list[tuple[int, int]],
@@ -341,13 +320,11 @@ class Followed:
         self.log = log
         self.kinds: list[str] = []
         self.problems: list[str] = []
-        self.resets = 0
         self.news = asyncio.Event()
 
     async def run(self) -> None:
         async for news in self.log.news():
-            self.kinds += [error.kind for error in news.errors]
-            self.resets += news.reset
+            self.kinds += [error.kind for error in news]
             if self.problems[-1:] != [self.log.problem]:
                 self.problems.append(self.log.problem)
             self.news.set()
@@ -406,20 +383,13 @@ async def test_p67_errors_that_are_there_and_that_come_are_news(monkeypatch: pyt
         assert log.problems == [""]
 
 
-@pytest.mark.usefixtures("hasty")
-async def test_a_reset_that_the_driver_reports_is_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    syslog(monkeypatch, of(dated(1)), of(dated(1), dated(2, "nd3: reset request 5 failed")))
-    async with following(KMSG) as log:
-        await log.until(lambda: log.resets == 1)
-
-
 @pytest.mark.looptime
 async def test_a_log_with_nothing_new_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
     syslog(monkeypatch, of(dated(1)), of(dated(1), dated(2)), of(dated(1), dated(2), error_line(3, "A_ERROR")))
     news = aiter(KernelLog(KMSG).news())
-    assert await anext(news) == KernelNews()  # the first: the log can be read
+    assert await anext(news) == ()  # the first: the log can be read
     begun = asyncio.get_running_loop().time()
-    assert [error.kind for error in (await anext(news)).errors] == ["A_ERROR"]
+    assert [error.kind for error in await anext(news)] == ["A_ERROR"]
     assert asyncio.get_running_loop().time() - begun >= 2 * kernel_log.SYSLOG_SECONDS
 
 
@@ -502,7 +472,7 @@ async def test_a_simulated_machine_never_reads_the_real_ones_log(
         await log.until(lambda: bool(log.problems))
 
 
-def test_a_character_device_is_the_kernels_own_log(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_character_device_is_the_kernels_own_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the host's, mounted at another path."""
     syslog(monkeypatch, of(error_line(1, "A_ERROR")))
-    assert [error.kind for error in KernelLog(Path("/dev/null")).read().errors] == ["A_ERROR"]
+    assert [error.kind for error in await anext(aiter(KernelLog(Path("/dev/null")).news()))] == ["A_ERROR"]

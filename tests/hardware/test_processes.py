@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.hardware.processes import Process, device_processes, has_kernel_threads, look_at_processes
+from neuron_plugin.hardware.processes import Process, device_processes, has_kernel_threads
 
 
 def make_process(proc: Path, pid: int, opened: list[Path], cmdline: bytes = b"python\0train.py\0") -> None:
@@ -170,22 +170,11 @@ def test_flags_that_cannot_be_read_count_as_use(proc: ProcTree, node: Path) -> N
     assert device_processes([node], proc.root)[node][0].uses
 
 
-def test_a_look_is_complete_where_every_process_of_the_machine_is_seen(proc: ProcTree, node: Path) -> None:
-    proc.add(7, [node])
-    assert look_at_processes([node], proc.root, whole_machine=True).complete
-    assert not look_at_processes([node], proc.root, whole_machine=False).complete
-
-
-@pytest.mark.parametrize(
-    ("cgroup", "complete"),
-    [(IN_POD, False), ("0::/init.scope\n", True), ("", False)],
-    ids=["of a pod", "of the machine", "unknown"],
-)
-def test_a_process_that_may_not_be_looked_into_makes_a_look_incomplete_unless_it_is_of_no_pod(
-    proc: ProcTree, node: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, *, complete: bool
+def test_a_process_that_may_not_be_looked_into_is_named(
+    proc: ProcTree, node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proc.add(7, [node])
-    proc.add(8, [], cgroup=cgroup)
+    proc.add(8, [])
     listed = Path.iterdir
 
     def denying(path: Path) -> object:
@@ -194,9 +183,9 @@ def test_a_process_that_may_not_be_looked_into_makes_a_look_incomplete_unless_it
         return listed(path)
 
     monkeypatch.setattr(Path, "iterdir", denying)
-    look = look_at_processes([node], proc.root, whole_machine=True)
-    assert [each.pid for each in look.processes[node]] == [7]
-    assert look.complete is complete
+    denied: list[Path] = []
+    assert [each.pid for each in device_processes([node], proc.root, denied)[node]] == [7]
+    assert denied == [proc.root / "8"]
 
 
 def test_a_process_whose_descriptors_may_be_listed_but_not_followed_may_not_be_looked_into(
@@ -204,7 +193,7 @@ def test_a_process_whose_descriptors_may_be_listed_but_not_followed_may_not_be_l
 ) -> None:
     """So it is with the right to list, and without that to trace."""
     proc.add(7, [node])
-    proc.add(8, [node], cgroup=IN_POD)
+    proc.add(8, [node])
     followed = Path.stat
 
     def denying(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
@@ -213,21 +202,17 @@ def test_a_process_whose_descriptors_may_be_listed_but_not_followed_may_not_be_l
         return followed(path, follow_symlinks=follow_symlinks)
 
     monkeypatch.setattr(Path, "stat", denying)
-    look = look_at_processes([node], proc.root, whole_machine=True)
-    assert [each.pid for each in look.processes[node]] == [7]
-    assert not look.complete
+    denied: list[Path] = []
+    assert [each.pid for each in device_processes([node], proc.root, denied)[node]] == [7]
+    assert denied == [proc.root / "8"]
 
 
-def test_a_descriptor_that_was_closed_meanwhile_leaves_a_look_complete(proc: ProcTree, node: Path) -> None:
+def test_a_descriptor_or_process_that_has_just_gone_is_passed_over(proc: ProcTree, node: Path) -> None:
     proc.add(7, [node / "closed", node])
-    look = look_at_processes([node], proc.root, whole_machine=True)
-    assert [each.pid for each in look.processes[node]] == [7]
-    assert look.complete
-
-
-def test_a_process_that_ended_meanwhile_leaves_a_look_complete(proc: ProcTree, node: Path) -> None:
     (proc.root / "9").mkdir()
-    assert look_at_processes([node], proc.root, whole_machine=True).complete
+    denied: list[Path] = []
+    assert [each.pid for each in device_processes([node], proc.root, denied)[node]] == [7]
+    assert denied == []
 
 
 def test_a_machines_own_namespace_is_known_by_its_kernel_threads(proc: ProcTree) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.hardware import is_populated, populated_pods
+from neuron_plugin.hardware import is_populated
 from neuron_plugin.hardware import processes as module
 
 UID = "0f1c2d3e-4a5b-6c7d-8e9f-001122334455"
@@ -80,7 +80,6 @@ def cgroups(request: pytest.FixtureRequest, tmp_path: Path) -> Cgroups:
 def test_a_pod_with_a_process_is_populated(cgroups: Cgroups, quality: str) -> None:
     cgroups.add(UID, quality)
     cgroups.add(OTHER, quality, populated=False)
-    assert populated_pods(cgroups.root) == frozenset({UID})
     assert is_populated(cgroups.root, UID) is True
     assert is_populated(cgroups.root, OTHER) is False
 
@@ -88,7 +87,6 @@ def test_a_pod_with_a_process_is_populated(cgroups: Cgroups, quality: str) -> No
 @pytest.mark.parametrize("quality", QUALITIES)
 def test_a_static_pods_uid_has_no_dashes(cgroups: Cgroups, quality: str) -> None:
     cgroups.add(STATIC, quality)
-    assert populated_pods(cgroups.root) == frozenset({STATIC})
     assert is_populated(cgroups.root, STATIC) is True
 
 
@@ -96,11 +94,10 @@ def test_pods_of_every_class_of_service_are_found(cgroups: Cgroups) -> None:
     uids = {f"{number}1111111-2222-3333-4444-555555555555": quality for number, quality in enumerate(QUALITIES)}
     for uid, quality in uids.items():
         cgroups.add(uid, quality)
-    assert populated_pods(cgroups.root) == frozenset(uids)
+    assert all(is_populated(cgroups.root, uid) for uid in uids)
 
 
 def test_a_pod_whose_cgroup_is_gone_has_no_process(cgroups: Cgroups) -> None:
-    assert populated_pods(cgroups.root) == frozenset()
     assert is_populated(cgroups.root, UID) is False
 
 
@@ -115,33 +112,25 @@ def test_the_last_process_to_end_ends_the_pod(cgroups: Cgroups) -> None:
     assert is_populated(cgroups.root, UID) is True
     cgroups.add(UID, populated=False)
     assert is_populated(cgroups.root, UID) is False
-    assert populated_pods(cgroups.root) == frozenset()
-
-
-def test_processes_of_the_machine_are_no_pods(cgroups: Cgroups) -> None:
-    assert populated_pods(cgroups.root) == frozenset()
 
 
 def test_without_a_directory_of_pods_the_answer_is_unknown(tmp_path: Path) -> None:
     """As in a container with a cgroup namespace of its own, and no mount of the host's."""
-    assert populated_pods(tmp_path / "nowhere") is None
     assert is_populated(tmp_path / "nowhere", UID) is None
     (tmp_path / "cgroup.controllers").touch()
     (tmp_path / "cgroup.procs").write_text("1\n")
-    assert populated_pods(tmp_path) is None
     assert is_populated(tmp_path, UID) is None
 
 
 def test_pods_deeper_than_the_grandchildren_of_the_root_are_not_searched_for(tmp_path: Path) -> None:
     Cgroups(tmp_path / "cgroup", 2, systemd=False, prefix="a/b").add(UID)
-    assert populated_pods(tmp_path / "cgroup") is None
+    assert is_populated(tmp_path / "cgroup", UID) is None
 
 
 def test_a_kubelet_in_a_container_has_a_tree_of_its_own(tmp_path: Path) -> None:
     """As kind on a Kubernetes node: both trees are in sight."""
     Cgroups(tmp_path / "cgroup").add(UID)
     Cgroups(tmp_path / "cgroup", systemd=False, prefix="kubelet").add(OTHER)
-    assert populated_pods(tmp_path / "cgroup") == frozenset({UID, OTHER})
     assert is_populated(tmp_path / "cgroup", UID) is True
     assert is_populated(tmp_path / "cgroup", OTHER) is True
 
@@ -153,7 +142,7 @@ def test_a_controller_that_has_no_pods_is_passed_over(tmp_path: Path) -> None:
         path.rmdir() if path.is_dir() else path.unlink()
     (tmp_path / "cgroup/memory/kubepods.slice/cgroup.procs").unlink(missing_ok=True)
     (tmp_path / "cgroup/memory/kubepods.slice").rmdir()
-    assert populated_pods(tmp_path / "cgroup") == frozenset({UID})
+    assert is_populated(tmp_path / "cgroup", UID) is True
 
 
 def test_a_look_at_one_pod_reads_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,5 +165,4 @@ def test_a_look_at_one_pod_reads_no_other(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.skipif(not os.path.isdir("/sys/fs/cgroup"), reason="no cgroups here")  # noqa: PTH112 - at import
 def test_the_cgroups_of_this_machine_can_be_read() -> None:
-    found = populated_pods(Path("/sys/fs/cgroup"))
-    assert found is None or all(is_populated(Path("/sys/fs/cgroup"), uid) is not None for uid in found)
+    assert is_populated(Path("/sys/fs/cgroup"), UID) in {None, False}

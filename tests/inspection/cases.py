@@ -24,7 +24,6 @@ from neuron_plugin.inspection.findings import Finding, Level, Unknown
 from neuron_plugin.inspection.host import gather_host
 from neuron_plugin.inspection.machine import Machine, look, node_of
 from neuron_plugin.kubelet.socket_watch import endpoint_path
-from neuron_plugin.plugin.health import Memory
 from neuron_plugin.simulation import SimulatedNode
 from tests.inspection.doubles import Container, Pod
 
@@ -40,7 +39,7 @@ def looked(node: SimulatedNode, **flags: str | None) -> Machine:
 
 def facts_of(node: SimulatedNode, *, instance_type: str | None = None) -> Facts:
     """What is seen of a simulated machine, with a kubelet, our plugin and an API server as they should be."""
-    seen = replace(looked(node, instance_type=instance_type), memory=Memory())
+    seen = replace(looked(node, instance_type=instance_type), memory={})
     host = gather_host(node.root, node.paths, in_pod=False)
     geometry = seen.geometry
     mask = seen.usable_mask

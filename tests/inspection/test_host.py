@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -172,11 +171,11 @@ def test_processes_that_may_not_be_looked_into_are_counted_and_ask_for_the_right
     process = make_process(tmp_path / "proc", 2)
     (process / "comm").write_text("kthreadd\n")
 
-    def denied(_nodes: object, _proc: Path, on_denied: Callable[[Path], None]) -> dict[Path, object]:
-        on_denied(process)
+    def refuse(_nodes: object, _proc: Path, denied: list[Path]) -> dict[Path, object]:
+        denied.append(process)
         return {}
 
-    monkeypatch.setattr(processes, "device_processes", denied)
+    monkeypatch.setattr(processes, "device_processes", refuse)
     found = gather_users({}, tmp_path / "proc", NOWHERE)
     assert found == DeviceUsers(
         (),

@@ -5,11 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neuron_plugin.hardware import device_key
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.machine import configuration_file, look, node_of
-from neuron_plugin.plugin.health import FILE_NAME, DeviceMemory, Memory, boot_id, save
-from neuron_plugin.plugin.health_rules import HealthRules, SignalRule
+from neuron_plugin.plugin.health import FILE_NAME, HealthRules, SignalRule, save
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.topology import Topology
@@ -100,8 +98,8 @@ def test_health_is_judged_by_the_node_s_own_policies_and_what_its_daemon_remembe
     node = make_node("inf2.24xlarge")
     node.set_ecc(1, sram=1)
     node.set_error_events(4, 5)
-    key = device_key(looked(node).inventory.devices[4])
-    save(tmp_path / FILE_NAME, Memory({key: DeviceMemory({"health-status/hw_error_events": 5})}), boot_id())
+    key = looked(node).inventory.devices[4].serial_number
+    save(tmp_path / FILE_NAME, {key: {"health-status/hw_error_events": 5}})
     health = HealthRules(sram_ecc=SignalRule(threshold=2))
     settings = node_of({"root": str(node.root)}, {}, None).settings
     seen = look(msgspec.structs.replace(settings, health=health, state_dir=tmp_path), {})

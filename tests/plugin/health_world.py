@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from neuron_plugin.hardware import Device, EccCounts, Inventory, KernelError, ResetState
-from neuron_plugin.hardware.device import CoreErrors, HealthReadings, NodeState
-from neuron_plugin.plugin.health import HealthState, Memory, Transition, health_after, transitions
-from neuron_plugin.plugin.health_rules import HealthRules
+from neuron_plugin.hardware import Device, Inventory, KernelError, ResetState
+from neuron_plugin.hardware.device import CoreErrors, EccCounts, HealthReadings, NodeState
+from neuron_plugin.plugin.health import Baseline, HealthRules, HealthState, Transition, health_after, transitions
 from neuron_plugin.topology import DeviceId
 
 HOUR = 3600.0
@@ -49,10 +48,10 @@ def changed(found: tuple[Transition, ...]) -> list[tuple[tuple[int, ...], str]]:
 class World:
     """The health of a node, and the clock."""
 
-    def __init__(self, rules: HealthRules | None = None, memory: Memory | None = None) -> None:
+    def __init__(self, rules: HealthRules | None = None, baseline: Baseline | None = None) -> None:
         self.now = 1000.0
         self.rules = rules or HealthRules()
-        self.state = HealthState(self.now, memory or Memory())
+        self.state = HealthState(baseline or {})
         self.inventory = Inventory()
         self._reported = self.state
 

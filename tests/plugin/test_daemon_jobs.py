@@ -96,8 +96,8 @@ def test_p12_a_resource_is_registered_by_one_route_and_its_server_knows_the_othe
     assert {type(server) for server in socket.servers} == {DevicePluginServer}
     assert {type(server) for server in watcher.servers} == {WatchedPluginServer}
     settings = PluginSettings()
-    assert {server._other_route for server in socket.servers} == {settings.plugins_registry}
-    assert {server._other_route for server in watcher.servers} == {settings.kubelet_dir}
+    assert {server.other_route for server in socket.servers} == {settings.plugins_registry}
+    assert {server.other_route for server in watcher.servers} == {settings.kubelet_dir}
 
 
 # PodResources.

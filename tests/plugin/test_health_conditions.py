@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.hardware import Observation, Signal
-from neuron_plugin.plugin.health import Condition, Phase, Sighting, next_change, step
-from neuron_plugin.plugin.health_rules import HealthRules, Recovery, SignalRule
+from neuron_plugin.plugin.health import Condition, HealthRules, Phase, Sighting, SignalRule, next_change, step
 
 RULES = HealthRules()
-BROKEN = Observation(Signal.COMPONENTS, "firmware reports hbm unhealthy", part="hbm")
+BROKEN = "firmware reports hbm unhealthy"
 
 
 def rule(**fields: object) -> SignalRule:
@@ -25,7 +24,7 @@ def seen(at: float = 0.0) -> Sighting:
 
 
 def counted(count: int, at: float) -> Sighting:
-    return Sighting(Observation(Signal.HW_ERROR, "hardware error", count=count), at)
+    return Sighting(Observation(Signal.HW_ERROR, "hardware error", count=count).worded(), at, count)
 
 
 def run(steps: list[tuple[float, Sighting | None]], by: SignalRule) -> Condition | None:
@@ -97,7 +96,7 @@ def test_watching_again_does_not_forget_how_often_it_came() -> None:
     assert (condition.phase, condition.times_fired) == (Phase.FIRING, 2)
 
 
-QUIET = {"recovery": Recovery.QUIET, "keep_firing_for_seconds": 100.0}
+QUIET = {"only_new_errors": True, "keep_firing_for_seconds": 100.0}
 
 
 def test_p68_errors_that_stand_still_are_over_after_the_quiet_time() -> None:
@@ -122,14 +121,6 @@ def test_an_old_message_counts_from_its_own_time() -> None:
     assert phase(run([(1000, counted(1, 950)), (1050, counted(1, 950))], rule(**QUIET))) is Phase.RESOLVED
 
 
-def test_p68_a_latched_signal_waits_for_a_reload_however_long() -> None:
-    by = rule(recovery=Recovery.RELOAD)
-    condition = run([(0, seen()), (10**6, None)], by)
-    assert condition
-    assert condition.phase is Phase.FIRING
-    assert next_change(condition, by, RULES, seen=False) == math.inf
-
-
 def test_p69_errors_that_go_on_are_news_when_they_have_doubled() -> None:
     texts = []
     condition = None
@@ -147,7 +138,6 @@ def test_p69_errors_that_go_on_are_news_when_they_have_doubled() -> None:
         (Phase.FIRING, {"keep_firing_for_seconds": 50.0}, False, 150.0),
         (Phase.FIRING, {"keep_firing_for_seconds": 50.0}, True, math.inf),
         (Phase.FIRING, QUIET, True, 200.0),
-        (Phase.FIRING, {"recovery": Recovery.RELOAD}, False, math.inf),
         (Phase.RESOLVED, {}, False, math.inf),
     ],
 )
@@ -175,7 +165,7 @@ def test_p69_whatever_flaps_the_changes_are_bounded_by_the_logarithm_of_time(mom
 
 def test_waiting_for_quiet_without_a_count_is_no_reason_to_look_again_at_once() -> None:
     """Such a signal is seen or not; with no time to recover its next change would be now, for ever."""
-    by = rule(recovery=Recovery.QUIET)
+    by = rule(only_new_errors=True)
     condition = step(None, seen(0), by, RULES, 0)
     assert condition
     assert next_change(condition, by, RULES, seen=True) == float("inf")

@@ -107,7 +107,7 @@ async def test_p67_errors_of_a_core_and_kernel_messages_reach_the_kubelet() -> N
                 node.inventory().get("unhealthy")
                 == {
                     "1": "1 uncorrectable core error on physical core 0",
-                    "4": "1 kernel message of NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR",
+                    "4": "kernel message NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR",
                 }
             )
         )

@@ -9,10 +9,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from neuron_plugin.hardware import MISSING, EccCounts, ResetState, Severity
-from neuron_plugin.hardware.device import CoreErrors, NodeState
-from neuron_plugin.plugin.health import Transition
-from neuron_plugin.plugin.health_rules import HealthRules
+from neuron_plugin.hardware import MISSING, ResetState, Severity
+from neuron_plugin.hardware.device import CoreErrors, EccCounts, NodeState
+from neuron_plugin.plugin.health import HealthRules, Transition
 from tests.plugin.health_world import HOUR, World, changed, device, error
 
 
@@ -105,7 +104,7 @@ class AnyHistory(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         now = self.world.now
-        self.world = World(memory=self.world.state.memory)
+        self.world = World(baseline=self.world.state.baseline)
         self.world.now = now
         self.reported = {}
 
@@ -118,7 +117,7 @@ class AnyHistory(RuleBasedStateMachine):
     @invariant()
     def the_next_judgement_is_not_due_already(self) -> None:
         due = self.world.state.next_change
-        assert due is None or due > self.world.now
+        assert due > self.world.now
 
     def teardown(self) -> None:
         self.world.see(device(0), device(1))

@@ -9,21 +9,9 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.hardware import (
-    CoreErrors,
-    Device,
-    EccCounts,
-    HealthReadings,
-    Inventory,
-    NodeState,
-    ResetState,
-    Severity,
-    Signal,
-    Verdict,
-    read_inventory,
-)
-from neuron_plugin.plugin.health import DeviceMemory, Memory, judge_once
-from neuron_plugin.plugin.health_rules import Action, Baseline, HealthRules, Recovery, SignalRule
+from neuron_plugin.hardware import Device, Inventory, ResetState, Severity, Signal, Verdict, read_inventory
+from neuron_plugin.hardware.device import CoreErrors, EccCounts, HealthReadings, NodeState
+from neuron_plugin.plugin.health import Action, HealthRules, SignalRule, judge_once
 from neuron_plugin.simulation import SimulatedNode, write_node
 from neuron_plugin.topology import DeviceId
 from tests.plugin.health_world import device, machine
@@ -32,8 +20,8 @@ KEY = f"{0:016x}"
 ERRORS = (CoreErrors(0, hw_nc_ue_error=4),)
 
 
-def verdict(settings: HealthRules | None = None, memory: DeviceMemory | None = None, **seen: Any) -> Verdict:
-    kept = Memory({KEY: memory} if memory else {})
+def verdict(settings: HealthRules | None = None, accepted: dict[str, int] | None = None, **seen: Any) -> Verdict:
+    kept = {KEY: accepted} if accepted else {}
     return judge_once(machine(device(0, **seen)), settings or HealthRules(), kept)[DeviceId(0)]
 
 
@@ -77,16 +65,9 @@ def test_errors_that_only_count_by_rising_may_be_old_where_no_earlier_count_is_k
 
 
 def test_what_the_daemon_has_accepted_is_no_error_and_what_came_after_is() -> None:
-    assert verdict(memory=DeviceMemory({"hw-nc-ue-error": 4}), core_errors=ERRORS) == Verdict()
-    risen = verdict(memory=DeviceMemory({"hw-nc-ue-error": 3}), core_errors=ERRORS)
+    assert verdict(accepted={"hw-nc-ue-error": 4}, core_errors=ERRORS) == Verdict()
+    risen = verdict(accepted={"hw-nc-ue-error": 3}, core_errors=ERRORS)
     assert severities(risen) == [(Signal.NC_UNCORRECTABLE, Severity.UNHEALTHY)]
-
-
-def test_what_waits_for_a_reload_is_still_wrong() -> None:
-    policy = SignalRule(recovery=Recovery.RELOAD, baseline=Baseline.ZERO)
-    latched = DeviceMemory(latched={"reset-failed": "its last reset failed"})
-    found = verdict(HealthRules(reset_failed=policy), latched)
-    assert severities(found) == [(Signal.RESET_FAILED, Severity.UNHEALTHY)]
 
 
 DEVICE = device(3)
@@ -94,11 +75,11 @@ DEVICE = device(3)
 
 def assess(seen: Device) -> Verdict:
     """By the default rules, without a memory."""
-    return judge_once(Inventory(devices=(seen,)), HealthRules(), Memory())[seen.id]
+    return judge_once(Inventory(devices=(seen,)), HealthRules(), {})[seen.id]
 
 
 def assess_all(node: SimulatedNode) -> dict[DeviceId, Verdict]:
-    return judge_once(read_inventory(node.paths), HealthRules(), Memory())
+    return judge_once(read_inventory(node.paths), HealthRules(), {})
 
 
 def with_health(**fields: Any) -> Device:
@@ -196,13 +177,11 @@ def test_p68_a_device_is_healthy_again_when_the_cause_is_gone(tmp_path: Path, fa
     fault(node)
     assert [
         device
-        for device, verdict in judge_once(read_inventory(node.paths), HealthRules(), Memory()).items()
+        for device, verdict in judge_once(read_inventory(node.paths), HealthRules(), {}).items()
         if not verdict.healthy
     ] == [2]
     remedy(node)
-    assert all(
-        verdict == Verdict() for verdict in judge_once(read_inventory(node.paths), HealthRules(), Memory()).values()
-    )
+    assert all(verdict == Verdict() for verdict in judge_once(read_inventory(node.paths), HealthRules(), {}).values())
 
 
 def test_errors_survive_a_driver_reload(tmp_path: Path) -> None:

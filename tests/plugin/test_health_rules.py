@@ -8,15 +8,7 @@ import msgspec
 import pytest
 
 from neuron_plugin.hardware import Signal
-from neuron_plugin.plugin.health_rules import (
-    Action,
-    Baseline,
-    HealthRules,
-    Recovery,
-    SignalRule,
-    hold_seconds,
-    rule_of,
-)
+from neuron_plugin.plugin.health import Action, HealthRules, SignalRule, hold_seconds, rule_of
 from neuron_plugin.plugin.settings import PluginSettings, check
 from neuron_plugin.settings import SettingsError, as_yaml, load
 
@@ -49,7 +41,7 @@ def test_a_threshold_alone_leaves_the_rest_of_a_policy(tmp_path: Path) -> None:
     file.write_text("health: {hw-nc-ue-error: {threshold: 3}}\n")
     policy = rule_of(load(PluginSettings, {}, {}, file).health, Signal.NC_UNCORRECTABLE)
     assert policy == msgspec.structs.replace(rule_of(DEFAULTS, Signal.NC_UNCORRECTABLE), threshold=3)
-    assert policy.baseline is Baseline.FIRST_SIGHT
+    assert policy.only_new_errors
 
 
 def test_the_printed_policies_read_back(tmp_path: Path) -> None:
@@ -64,10 +56,10 @@ def test_p67_a_line_that_names_no_device_does_not_take_a_node_out_by_default() -
     assert not DEFAULTS.trust_user_messages
 
 
-def test_a_message_is_over_by_quiet_even_where_the_file_says_gone() -> None:
-    settings = HealthRules(kernel_message=SignalRule(recovery=Recovery.GONE, keep_firing_for_seconds=60))
+def test_a_message_fires_at_once_whatever_the_file_says() -> None:
+    settings = HealthRules(kernel_message=SignalRule(for_seconds=30, keep_firing_for_seconds=60))
     policy = rule_of(settings, Signal.KERNEL_MESSAGE)
-    assert (policy.recovery, policy.keep_firing_for_seconds) == (Recovery.QUIET, 60)
+    assert (policy.for_seconds, policy.keep_firing_for_seconds) == (0, 60)
 
 
 def test_p69_a_signal_that_comes_back_is_held_twice_as_long_each_time_up_to_a_limit() -> None:

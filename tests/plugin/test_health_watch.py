@@ -15,21 +15,13 @@ from typing import Any
 import pytest
 
 from neuron_plugin.cluster import ApiRequest
-from neuron_plugin.hardware import (
-    CoreErrors,
-    EccCounts,
-    KernelNews,
-    KernelRecord,
-    NodeState,
-    ResetState,
-    Uevents,
-    parse_driver_version,
-    parse_error,
-)
+from neuron_plugin.hardware import Inventory, KernelError, ResetState, parse_driver_version
+from neuron_plugin.hardware.device import CoreErrors, EccCounts, NodeState
+from neuron_plugin.hardware.kernel_log import KernelRecord, parse_error
 from neuron_plugin.plugin import health_watch
-from neuron_plugin.plugin.health import load
-from neuron_plugin.plugin.health_rules import Action, HealthRules, SignalRule
+from neuron_plugin.plugin.health import Action, HealthRules, SignalRule, load
 from neuron_plugin.plugin.health_watch import KERNEL_LOG, MEMORY, SYSFS, UEVENTS, HealthWatch
+from neuron_plugin.plugin.publisher import Publisher
 from neuron_plugin.plugin.settings import PluginSettings
 from tests.plugin.health_world import device, machine
 
@@ -43,46 +35,49 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self.path, self.problem = path, ""
-        self._news: asyncio.Queue[KernelNews] = asyncio.Queue()
+        self._news: asyncio.Queue[tuple[KernelError, ...]] = asyncio.Queue()
         Log.last = self
 
-    async def news(self) -> AsyncIterator[KernelNews]:
+    async def news(self) -> AsyncIterator[tuple[KernelError, ...]]:
         while True:
             yield await self._news.get()
 
     async def fail(self, problem: str) -> None:
         self.problem = problem
-        self._news.put_nowait(KernelNews())
+        self._news.put_nowait(())
         await asyncio.sleep(0.01)
 
     async def error(self, text: str) -> None:
         error = parse_error(KernelRecord(asyncio.get_running_loop().time(), text, by_kernel=True))
         assert error
-        self._news.put_nowait(KernelNews((error,)))
+        self._news.put_nowait((error,))
         await asyncio.sleep(0.01)
-
-    def reset(self) -> None:
-        self._news.put_nowait(KernelNews(reset=True))
 
 
 @pytest.fixture(autouse=True)
 def log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_watch, "KernelLog", Log)
+    monkeypatch.setattr(health_watch, "utc_now", lambda: START + timedelta(seconds=int(_loop_time())))
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
 
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 
-class Api:
+class Api(Publisher):
     """What was to be written, by subject and in order."""
 
     def __init__(self) -> None:
+        super().__init__("worker-1")
         self.requests: list[tuple[str, ApiRequest]] = []
 
-    def write(self, subject: str, request: ApiRequest) -> None:
+    def tell(self, subject: str, request: ApiRequest) -> None:
         self.requests.append((subject, request))
 
-    write_on_node = write
+    tell_of_node = tell
 
     @property
     def event_subjects(self) -> list[str]:
@@ -100,10 +95,7 @@ class Run:
     def __init__(self, settings: PluginSettings) -> None:
         self.changes = 0
         self.api = Api()
-        loop = asyncio.get_running_loop()
-        self.watch = HealthWatch(
-            settings, self._count, self.api, loop.time, lambda: START + timedelta(seconds=int(loop.time()))
-        )
+        self.watch = HealthWatch(settings, self._count, self.api)
 
     def _count(self) -> None:
         self.changes += 1
@@ -185,6 +177,7 @@ async def test_without_an_api_server_the_log_is_all_there_is(caplog: pytest.LogC
 async def test_p67_p68_a_kernel_message_takes_a_device_out_and_time_brings_it_back() -> None:
     async with running() as run:
         run.watch.look(machine(device(0), device(1)))
+        await asyncio.sleep(0.01)
         await Log.last.error("nd1: NEURON_HW_ERR=DMA_ERROR on queue 3")
         await asyncio.sleep(0.01)
         assert list(run.watch.unhealthy) == [1]
@@ -224,6 +217,8 @@ async def test_p70_a_source_that_does_not_work_is_reported_once_and_the_others_g
 ) -> None:
     caplog.set_level(logging.INFO, health_watch.__name__)
     async with running() as run:
+        run.watch.look(machine(device(0)))
+        await asyncio.sleep(0.01)
         for _ in range(3):
             await Log.last.fail("/dev/kmsg cannot be opened")
         run.watch.look(machine(device(0, node=NodeState.ABSENT)))
@@ -231,18 +226,16 @@ async def test_p70_a_source_that_does_not_work_is_reported_once_and_the_others_g
         assert list(run.watch.unhealthy) == [0]
         await Log.last.fail("")
         assert not run.watch.silent_sources
-    assert [record.message for record in caplog.records if record.name == health_watch.__name__] == [
+    messages = [record.message for record in caplog.records if record.name == health_watch.__name__]
+    assert [message for message in messages if "source" in message] == [
         "a source of health does not work",
-        "the health of Neuron devices has changed",
         "a source of health works again",
     ]
 
 
-async def test_p70_uevents_and_reset_states_that_are_not_there_are_named(tmp_path: Path) -> None:
+async def test_p70_uevents_and_reset_states_that_are_not_there_are_named() -> None:
     async with running() as run:
-        changed = asyncio.Event()
-        with run.watch.listening(tmp_path, changed, Uevents(changed, None, "no uevents: no libudev")):
-            run.watch.look(machine(device(0, reset=None), device(1)))
+        run.watch.look(machine(device(0, reset=None), device(1)), "no uevents: no libudev")
         assert run.watch.silent_sources == {
             UEVENTS: "no uevents: no libudev",
             SYSFS: "the reset state of neuron0 cannot be read: it takes root",
@@ -264,8 +257,21 @@ async def test_p70_a_log_that_no_rule_needs_is_not_read() -> None:
     ignored = SignalRule(action=Action.IGNORE)
     settings = PluginSettings(health=HealthRules(kernel_message=ignored, kernel_message_unnamed=ignored))
     Log.last = Log(Path("none"))
-    async with running(settings):
+    async with running(settings) as run:
+        run.watch.look(machine(device(0)))
+        await asyncio.sleep(0.01)
         assert Log.last.path == Path("none")
+
+
+async def test_the_log_is_read_once_there_is_a_device_to_judge() -> None:
+    Log.last = Log(Path("none"))
+    async with running() as run:
+        run.watch.look(Inventory(absence="no driver"))
+        await asyncio.sleep(1)
+        assert Log.last.path == Path("none")
+        run.watch.look(machine(device(0)))
+        await asyncio.sleep(0.01)
+        assert Log.last.path == Path("/dev/kmsg")
 
 
 @pytest.mark.parametrize(
@@ -277,19 +283,10 @@ async def test_p70_a_log_that_no_rule_needs_is_not_read() -> None:
     ],
 )
 async def test_the_log_is_beside_the_device_nodes_unless_set_otherwise(settings: PluginSettings, path: str) -> None:
-    async with running(settings):
-        assert Log.last.path == Path(path)
-
-
-async def test_a_reset_that_the_driver_reports_is_an_event(tmp_path: Path) -> None:
-    async with running() as run:
-        changed = asyncio.Event()
-        with run.watch.listening(tmp_path, changed, Uevents(changed, None)):
-            Log.last.reset()
-            async with asyncio.timeout(1):
-                await changed.wait()
-        Log.last.reset()  # after the end of the listening
+    async with running(settings) as run:
+        run.watch.look(machine(device(0)))
         await asyncio.sleep(0.01)
+        assert Log.last.path == Path(path)
 
 
 async def test_what_is_to_be_known_after_a_restart_is_written_when_it_changes(tmp_path: Path) -> None:
@@ -297,7 +294,7 @@ async def test_what_is_to_be_known_after_a_restart_is_written_when_it_changes(tm
     async with running(settings) as run:
         run.watch.look(machine(device(0, core_errors=(CoreErrors(0, hw_error=4),))))
         await eventually((tmp_path / "state/health.json").is_file)
-    assert load(tmp_path / "state/health.json", "").of(f"{0:016x}").accepted["hw-error"] == 4
+    assert load(tmp_path / "state/health.json")[f"{0:016x}"]["hw-error"] == 4
     async with running(settings) as again:
         again.watch.look(machine(device(0, core_errors=(CoreErrors(0, hw_error=5),))))
         assert again.watch.state.devices[0].verdict.reason == "5 hardware errors on physical core 0, 4 of them old"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.allocation import NodeInventory
-from neuron_plugin.hardware import MISSING, Device, Inventory, SkippedDevice, parse_driver_version, read_inventory
-from neuron_plugin.hardware.device import NodeState
+from neuron_plugin.hardware import MISSING, Device, Inventory, parse_driver_version, read_inventory
+from neuron_plugin.hardware.device import NodeState, SkippedDevice
 from neuron_plugin.hardware.inventory import LogicalCoreSize
 from neuron_plugin.plugin.node_inventory import node_inventory
 from neuron_plugin.simulation import write_node

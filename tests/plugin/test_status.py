@@ -53,13 +53,9 @@ class Server(DevicePluginServer):
 
     def __init__(self, resource: Resource, *, registered: bool = True, socket: Path | None = Path("/x.sock")) -> None:
         super().__init__(resource.value, FakeHandler(), Advertisement(), DirectoryWatch(Path("/nowhere")))
-        self.path = socket
+        self.socket_path = socket
         if registered:
             self.registered.set()
-
-    @property
-    def socket_path(self) -> Path | None:
-        return self.path
 
 
 @dataclass
@@ -154,7 +150,7 @@ async def test_a_server_that_is_replaced_while_it_is_dialled_is_alive(monkeypatc
     server = Server(NEURON)
 
     async def dial(_socket: Path, _seconds: float) -> str | None:
-        server.path = Path("/next.sock")
+        server.socket_path = Path("/next.sock")
         return "No such file"
 
     monkeypatch.setattr(module, "dial", dial)

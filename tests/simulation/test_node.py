@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.hardware import ResetState, parse_error, read_inventory
-from neuron_plugin.hardware.kernel_log import parse_line
+from neuron_plugin.hardware import ResetState, read_inventory
+from neuron_plugin.hardware.kernel_log import parse_error, parse_line
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.simulation.node_tree import SimulationError
 from neuron_plugin.simulation.node_writer import DESCRIPTION_FILE, TreeWriter, append_record

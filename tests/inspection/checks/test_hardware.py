@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.hardware import ResetState, device_key
+from neuron_plugin.hardware import ResetState
 from neuron_plugin.inspection.facts import Daemon, Facts, NodeFile
 from neuron_plugin.inspection.findings import Level, Unknown
-from neuron_plugin.plugin.health import DeviceMemory, Memory, judge_once
-from neuron_plugin.plugin.health_rules import Action, HealthRules, SignalRule
+from neuron_plugin.plugin.health import Action, HealthRules, SignalRule, judge_once
 from neuron_plugin.simulation import SimulatedNode, write_node
 from tests.inspection.cases import ask, facts_of, is_fine, the_finding, with_host
 from tests.inspection.doubles import MakeNode
@@ -204,8 +203,8 @@ def test_a_missing_node_is_left_to_its_own_check(make_node: MakeNode) -> None:
 def judged(node: SimulatedNode, settings: HealthRules, accepted: dict[str, int] | None = None) -> Facts:
     """Facts as a daemon with these policies, and with device 4's errors of old, would have them."""
     facts = facts_of(node)
-    key = device_key(facts.machine.inventory.devices[4])
-    memory = Memory({key: DeviceMemory(accepted)} if accepted else {})
+    key = facts.machine.inventory.devices[4].serial_number
+    memory = {key: accepted} if accepted else {}
     verdicts = judge_once(facts.machine.inventory, settings, memory)
     return replace(facts, machine=replace(facts.machine, verdicts=verdicts))
 

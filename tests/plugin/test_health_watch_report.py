@@ -16,7 +16,7 @@ START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 
 def node(**verdicts: Verdict) -> HealthState:
-    return HealthState(0.0, devices={int(name[1:]): DeviceHealth(name, verdict=one) for name, one in verdicts.items()})
+    return HealthState(devices={int(name[1:]): DeviceHealth(name, verdict=one) for name, one in verdicts.items()})
 
 
 def found(severity: Severity, text: str) -> Verdict:
