@@ -74,10 +74,10 @@ class Api(Publisher):
         super().__init__("worker-1")
         self.requests: list[tuple[str, ApiRequest]] = []
 
-    def tell(self, subject: str, request: ApiRequest) -> None:
+    def write(self, subject: str, request: ApiRequest) -> None:
         self.requests.append((subject, request))
 
-    tell_of_node = tell
+    write_on_node = write
 
     @property
     def event_subjects(self) -> list[str]:
