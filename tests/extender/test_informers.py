@@ -115,18 +115,19 @@ async def test_e04_a_pod_is_unbound_while_it_lives_and_has_no_node(
     assert not informers.any_unbound()
 
 
-INITIAL_END = {"resourceVersion": "1", "annotations": {"k8s.io/initial-events-end": "true"}}
-
-
 class ScriptedServer:
-    """An API server whose watches say what the test says, when it says it."""
+    """An API server that lists what was shown before it was asked, and whose watches say what is shown later."""
 
     def __init__(self) -> None:
+        self._items: dict[str, list[dict[str, Any]]] = {}
         self._lines: dict[str, asyncio.Queue[bytes]] = {}
         self._version = 1
 
     async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
-        raise AssertionError(f"{request.path} was not to be asked within {timeout_seconds} s")
+        assert timeout_seconds > 0
+        items = self._items.pop(request.path, [])
+        self._queue(request.path)
+        return Response(200, msgspec.json.encode({"metadata": {"resourceVersion": str(self._version)}, "items": items}))
 
     @asynccontextmanager
     async def stream(self, request: ApiRequest, *, silence_seconds: float) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -134,17 +135,14 @@ class ScriptedServer:
         yield self._spoken(self._queue(request.path))
 
     def show(self, kind: str, change: str, manifest: Mapping[str, Any]) -> None:
-        """Put one event on the watch of a kind: ``pods`` or ``nodes``."""
+        """Have one change of a kind, ``pods`` or ``nodes``, in its list, or on its watch once it was listed."""
         self._version += 1
-        metadata = {**manifest["metadata"], "resourceVersion": str(self._version)}
-        self._say(f"/api/v1/{kind}", change, {**manifest, "metadata": metadata})
-
-    def end_of_list(self, kind: str) -> None:
-        """What was shown so far is the first list."""
-        self._say(f"/api/v1/{kind}", "BOOKMARK", {"metadata": INITIAL_END})
-
-    def _say(self, path: str, change: str, content: Mapping[str, Any]) -> None:
-        self._queue(path).put_nowait(msgspec.json.encode({"type": change, "object": content}))
+        path, metadata = f"/api/v1/{kind}", {**manifest["metadata"], "resourceVersion": str(self._version)}
+        content = {**manifest, "metadata": metadata}
+        if path in self._lines:
+            self._lines[path].put_nowait(msgspec.json.encode({"type": change, "object": content}))
+        else:
+            self._items.setdefault(path, []).append(content)
 
     def _queue(self, path: str) -> asyncio.Queue[bytes]:
         return self._lines.setdefault(path, asyncio.Queue())
@@ -158,8 +156,6 @@ class ScriptedServer:
 async def following(server: ScriptedServer, world: World) -> AsyncIterator[None]:
     """The informers of a state, synced, for the length of the block."""
     informers = Informers(server, world.state, TYPES)
-    for kind in ("nodes", "pods"):
-        server.end_of_list(kind)
     task = asyncio.create_task(informers.run())
     await informers.synced()
     try:
