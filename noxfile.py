@@ -80,7 +80,7 @@ def docs(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Every benchmark, with its floor."""
     for script in sorted(Path("benchmarks").glob("*.py")):
-        session.run("python", str(script), *session.posargs)
+        session.run("python", str(script), *session.posargs, env={"PYTHONPATH": "."})
 
 
 @nox.session

@@ -1,12 +1,15 @@
 """How far one request travels through the code: files, functions, and returns to a file that was left already.
 
 A reader who wants to know why an Allocate did what it did has to open these files. Only calls into ``neuron_plugin``
-count: transport (gRPC, aiohttp) and framework are left out, and so is what runs after the answer.
+count: transport (gRPC, aiohttp, the API server's client) and framework are left out, and so is what runs after the
+answer. The value types of ``topology/`` and ``allocation/`` count as what they are called from, ``placement`` apart:
+there it is decided. With ``-v`` every function is listed, theirs too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -16,6 +19,11 @@ from types import FrameType
 from typing import Any
 
 import neuron_plugin
+from neuron_plugin.allocation import Dialect
+from neuron_plugin.extender.binding import Binder
+from neuron_plugin.extender.leadership import Readiness
+from neuron_plugin.extender.metrics import ExtenderMetrics
+from neuron_plugin.extender.server import ExtenderService
 from neuron_plugin.kubelet import CHECKPOINT, CheckpointFile
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet.device_plugin import DevicePluginService
@@ -24,6 +32,8 @@ from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import NodePods
 from neuron_plugin.plugin.node import Node
 from neuron_plugin.plugin.settings import PluginSettings
+from tests.extender.pod_server import PodServer
+from tests.extender.world import World
 from tests.plugin.world import NEURON, app, assigned, inventory
 
 _ROOT = str(Path(neuron_plugin.__file__).parent)
@@ -46,11 +56,21 @@ class Trace:
         if not self.files or self.files[-1] != file:
             self.files.append(file)
 
+    def decided_in(self) -> tuple[list[str], int]:
+        """The files passed, in order, and how many functions, without those of value types and transport."""
+        files = [file for file in self.files if not _is_left_out(file)]
+        turns = [file for place, file in enumerate(files) if not place or files[place - 1] != file]
+        return turns, sum(not _is_left_out(file) for file, _ in self.functions)
+
     def __str__(self) -> str:
-        returns = len(self.files) - len(set(self.files))
-        return (
-            f"{len(set(self.files))} files, {len(self.functions)} functions, {returns} returns to a file already left"
-        )
+        files, functions = self.decided_in()
+        different = len(set(files))
+        return f"{different} files, {functions} functions, {len(files) - different} returns to a file already left"
+
+
+def _is_left_out(file: str) -> bool:
+    room = file.partition("/")[0]
+    return file == "cluster/api.py" or (room in ("topology", "allocation") and file != "allocation/placement.py")
 
 
 @contextmanager
@@ -120,10 +140,31 @@ async def plugin_paths(*, verbose: bool) -> None:
         show("a pod's end", path, verbose=verbose)
 
 
+async def extender_paths(*, verbose: bool) -> None:
+    """A filter of one node and the bind that follows, on a cluster whose state is remembered from an earlier pod."""
+    world, server = World(), PodServer()
+    world.node("node", "trn1.32xlarge")
+    binder = Binder(world.state, server, Readiness({}), dialects=(Dialect.NEURON_PLUGIN,))
+    service = ExtenderService(world.state, binder, Readiness({}), ExtenderMetrics())
+    for name in ("first", "second"):
+        manifest = world.pod(name, NEURON, 4)
+        server.add(manifest)
+        body = json.dumps({"Pod": manifest, "NodeNames": ["node"]}).encode()
+        with traced() as filter_trace:
+            service.answer("filter", body)
+        uid = manifest["metadata"]["uid"]
+        body = json.dumps({"PodName": name, "PodNamespace": "default", "PodUID": uid, "Node": "node"}).encode()
+        with traced() as bind_trace:
+            await service.bind(body)
+    show("filter", filter_trace, verbose=verbose)
+    show("bind", bind_trace, verbose=verbose)
+
+
 class _NoCgroups:
     def is_populated(self, _uid: str) -> bool | None:
         return None
 
 
 if __name__ == "__main__":
-    asyncio.run(plugin_paths(verbose="-v" in sys.argv))
+    for paths in (plugin_paths, extender_paths):
+        asyncio.run(paths(verbose="-v" in sys.argv))

@@ -1,22 +1,33 @@
-"""What all commands have in common: how they are parsed, and how they say that something went wrong.
+"""What all commands have in common: how they are parsed, how they print, and how they say that something went wrong.
 
 A command is a module of this package with ``DESCRIPTION``, ``EXAMPLES``, ``add_flags(parser)`` and ``run(arguments)``,
 which returns the exit status. ``main`` has the table of commands and imports only the module of the one that runs.
+
+A document for scripts is an interface: within its ``version`` keys are added, and none is renamed or removed. The keys
+are listed in ``docs/command-line.md``, and a test compares them with the code. Tables are plain columns, for ``grep``
+and ``awk`` too: no cell is cut and no row folded. rich is used for colours only: a pipe must not wait the 0.1 s that it
+takes to import, nor be laid out for 80 columns.
 """
 
 from __future__ import annotations
 
 import argparse
+import enum
+import os
+import re
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
-from enum import IntEnum
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn, TypeAlias
 
-Run: TypeAlias = Callable[[argparse.Namespace], int]
+import msgspec
+
+Segment: TypeAlias = tuple[str, str]
+"""A text and its style, in rich's words; the empty style is none."""
+Line: TypeAlias = Sequence[Segment]
 
 
-class Exit(IntEnum):
+class Exit(enum.IntEnum):
     """Exit statuses of every command."""
 
     SUCCESS = 0
@@ -71,6 +82,7 @@ class Parser(argparse.ArgumentParser):
 
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 - argparse gives it no public name
+Run: TypeAlias = Callable[[argparse.Namespace], int]
 
 
 def add_command(
@@ -90,6 +102,119 @@ def add_command(
     )
     parser.set_defaults(run=run)
     return parser
+
+
+def count(least: int) -> Callable[[str], int]:
+    """The type of an argument that is a decimal number of ``least`` or more."""
+
+    def parse(text: str) -> int:
+        if text.isascii() and text.isdecimal() and int(text) >= least:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is no count of {least} or more")
+
+    return parse
+
+
+def matching(pattern: str, expected: str) -> Callable[[str], str]:
+    """The type of an argument that has to match ``pattern``."""
+
+    def parse(text: str) -> str:
+        if re.fullmatch(pattern, text):
+            return text
+        raise argparse.ArgumentTypeError(f"{text!r} is no {expected}")
+
+    return parse
+
+
+def server_url(flag: str, text: str) -> str:
+    """``text`` if it is an HTTP URL.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if text.startswith(("http://", "https://")):
+        return text
+    raise UsageError(f"{flag} is {text!r}, expected it to begin with http:// or https://")
+
+
+class Form(enum.StrEnum):
+    """What ``--output`` takes."""
+
+    TEXT = "text"
+    """For people."""
+    WIDE = "wide"
+    """The same with more columns, for ``devices`` alone."""
+    JSON = "json"
+    YAML = "yaml"
+
+
+REPORT = (Form.TEXT, Form.JSON, Form.YAML)
+OBJECTS = (Form.YAML, Form.JSON)
+"""Where the output is Kubernetes objects."""
+
+
+def add_output_flag(parser: argparse.ArgumentParser, forms: Sequence[Form] = REPORT) -> None:
+    """Add ``-o``, ``--output``; the first of ``forms`` is the default."""
+    names = [form.value for form in forms]
+    text = f"{', '.join(names[:-1])} or {names[-1]} (default: {names[0]})"
+    parser.add_argument("-o", "--output", choices=names, default=names[0], metavar="FORM", help=text)
+
+
+def show(form: str, content: object, lines: Iterable[Line]) -> None:
+    """Print ``lines`` for people, or the document ``content`` for scripts, as ``--output`` says."""
+    if form in {Form.TEXT, Form.WIDE}:
+        print_lines(list(lines))
+    else:
+        print(document(form, content), end="")
+
+
+def document(form: str, content: object) -> str:
+    """``content`` as JSON or YAML, with a newline at its end: plain values, or a msgspec Struct."""
+    if form == Form.JSON:
+        return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
+    import yaml
+
+    return str(yaml.safe_dump(msgspec.to_builtins(content), sort_keys=False))
+
+
+def plain(*texts: str) -> list[Line]:
+    """Lines without a style."""
+    return [[(printable(text), "")] for text in texts]
+
+
+def table(headers: Sequence[str], rows: Iterable[Line]) -> list[Line]:
+    """Cells two or more blanks apart; ``-`` for an empty one. Only cells of the last column may hold blanks."""
+    cells = [
+        [(printable(text) or "-", style) for text, style in row]
+        for row in ([(each, "bold") for each in headers], *rows)
+    ]
+    widths = [max(len(text) for text, _ in column) + 2 for column in zip(*cells, strict=True)]
+    lines: list[Line] = []
+    for row in cells:
+        line: list[Segment] = []
+        for (text, style), width in zip(row, widths, strict=True):  # blanks without style: it could be a background
+            line += [(text, style), (" " * (width - len(text)), "")]
+        lines.append(line[:-1])
+    return lines
+
+
+def print_lines(lines: Sequence[Line]) -> None:
+    """Print lines, in colour on a terminal that can, unless the user has set NO_COLOR (no-color.org)."""
+    if not on_terminal() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        print("\n".join("".join(text for text, _ in line) for line in lines), flush=True)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    for line in lines:
+        # Text, never str: "[/dev/neuron0]" would be read as markup.
+        console.print(Text.assemble(*line), soft_wrap=True)
+
+
+def on_terminal() -> bool:
+    """Whether a person looks at standard output directly."""
+    return sys.stdout.isatty()
 
 
 def complain(message: str) -> None:

@@ -18,15 +18,11 @@ from neuron_plugin.topology import catalogue
 SHELLS = ("bash", "zsh", "fish")
 
 DESCRIPTION = """\
-Print a script that completes commands, flags, their choices, instance types and paths in your shell.
-
-The first example lasts as long as the shell. The second one needs the package bash-completion."""
+Print a script that completes commands, flags, their choices, instance types and paths in your shell."""
 
 EXAMPLES = """
 source <(neuron-plugin completion bash)
 neuron-plugin completion bash > ~/.local/share/bash-completion/completions/neuron-plugin
-neuron-plugin completion zsh > "${fpath[1]}/_neuron-plugin"
-neuron-plugin completion fish > ~/.config/fish/completions/neuron-plugin.fish
 """
 
 

@@ -66,20 +66,19 @@ def run_daemon(name: str, settings: msgspec.Struct, log_format: LogFormat, log_l
     start_logging(log_format, log_level)
     shown = {field: as_text(value) for field, value in msgspec.structs.asdict(settings).items()}
     logger.info("%s starts", name, extra=build()._asdict() | shown)
+
+    async def until_signal() -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGUSR1, log_stacks)
+        await serve(stop)
+
     try:
-        asyncio.run(_until_signal(serve))
+        asyncio.run(until_signal())
     except (CommandError, SettingsError, OSError):
         raise
     except Exception as error:
         logger.exception("%s has failed", name)
         raise CommandError(f"{name} has failed ({error!r}): its log has the stack, please report it") from error
     logger.info("%s has ended", name)
-
-
-async def _until_signal(serve: Serve) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGUSR1, log_stacks)
-    await serve(stop)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from neuron_plugin.cli.command import CommandError, Exit, UsageError
-from neuron_plugin.cli.output import add_output_flag, show, table
+from neuron_plugin.cli.command import CommandError, Exit, UsageError, add_output_flag, count, show, table
 from neuron_plugin.cli.target import settings_here
 from neuron_plugin.inspection import Unknown, page_of
 
@@ -28,7 +27,6 @@ JSON and YAML have what each choice was made from, too: the ids offered, demande
 EXAMPLES = """
 neuron-plugin decisions
 neuron-plugin decisions --pod default/train
-neuron-plugin decisions --last 10 -o json
 kubectl -n kube-system exec ds/neuron-plugin -- neuron-plugin decisions
 """
 
@@ -41,15 +39,9 @@ def add_flags(parser: ArgumentParser) -> None:
     """Which decisions, and of which daemon."""
     add_output_flag(parser)
     parser.add_argument("--pod", metavar="NAMESPACE/NAME", default="", help="only those about this pod")
-    parser.add_argument("--last", metavar="NUMBER", type=_count, default=0, help="only so many, the newest")
+    parser.add_argument("--last", metavar="NUMBER", type=count(1), default=0, help="only so many, the newest")
     server = f"a daemon's --health-address and --health-port (default: the daemon here by its settings, else {SERVER})"
     parser.add_argument("--server", metavar="HOST:PORT", help=server)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        raise ArgumentTypeError(f"{text!r} is no number of 1 or more")
-    return int(text)
 
 
 def run(arguments: Namespace) -> int:
@@ -68,26 +60,16 @@ def run(arguments: Namespace) -> int:
     try:
         decisions: Sequence[Mapping[str, Any]] = json.loads(page)["decisions"]
         chosen = [each for each in decisions if not arguments.pod or each["pod"] == arguments.pod][-arguments.last :]
-        rows = [[(cell, "") for cell in _row(decision)] for decision in chosen]
+        rows = []
+        for each in chosen:
+            candidates = [f"{one['ids']}({one['cost']})" for one in each["candidates"]]
+            if (more := each["candidateCount"] - len(candidates)) > 0:
+                candidates.append(f"+{more}")
+            at = datetime.fromtimestamp(each["timeNs"] / 1e9, UTC).isoformat(timespec="milliseconds")
+            names = [each["step"], each["pod"], each["container"], each["resource"].rpartition("/")[2], each["ids"]]
+            cells = (at.replace("+00:00", "Z"), *names, ";".join(candidates), each["reason"])
+            rows.append([(cell, "") for cell in cells])
     except (ValueError, KeyError, TypeError):
         raise CommandError(f"{host}:{port} answers /decisions with something else: is it a neuron-plugin?") from None
     show(arguments.output, {"version": VERSION, "decisions": chosen}, table(HEADERS, rows))
     return Exit.SUCCESS
-
-
-def _row(decision: Mapping[str, Any]) -> tuple[str, ...]:
-    """A decision, as ``allocation.decision_log`` writes it, below ``HEADERS``."""
-    at = datetime.fromtimestamp(decision["timeNs"] / 1e9, UTC)
-    candidates = [f"{each['ids']}({each['cost']})" for each in decision["candidates"]]
-    if (more := decision["candidateCount"] - len(candidates)) > 0:
-        candidates.append(f"+{more}")
-    return (
-        at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        decision["step"],
-        decision["pod"],
-        decision["container"],
-        decision["resource"].rpartition("/")[2],
-        decision["ids"],
-        ";".join(candidates),
-        decision["reason"],
-    )

@@ -42,12 +42,39 @@ for, one after the other."""
 EXAMPLES = """
 neuron-plugin demo
 neuron-plugin demo --type trn2.48xlarge --ask neuron=4 --ask neuron=7
-neuron-plugin demo --type inf2.48xlarge --ask neuroncore=1 --ask neuron=3,neuroncore=2
 neuron-plugin demo --keep ./demo && neuron-plugin devices --root ./demo/node
 """
 
 Asked: TypeAlias = tuple[tuple[Resource, int], ...]
 """What one pod asks for, container by container."""
+
+
+STORY = (
+    (
+        "A pod with two containers: one device for the loader, a row of four for the trainer",
+        "train",
+        {"loader": (Resource.NEURONDEVICE, 1), "trainer": (Resource.NEURONDEVICE, 4)},
+    ),
+    ("A pod that needs two cores", "serve", {"server": (Resource.NEURONCORE, 2)}),
+    ("A pod that asks for seven devices, which no Trn1 can link", "seven", {"main": (Resource.NEURONDEVICE, 7)}),
+    (
+        "The same devices under another name: all 32 cores, while pods hold some as devices",
+        "greedy",
+        {"main": (Resource.NEURONCORE, 32)},
+    ),
+)
+"""Titles, pods and their containers without --ask."""
+
+
+def _asked(text: str) -> Asked:
+    """``neuron=4,neuroncore=2``: two containers."""
+    resources, found = {resource.short_name: resource for resource in Resource}, []
+    for part in text.split(","):
+        name, _, number = part.partition("=")
+        if name not in resources or not (number.isascii() and number.isdigit() and int(number)):
+            raise ArgumentTypeError(f"{part!r} is no request: expected one of {', '.join(resources)}, =, and a count")
+        found.append((resources[name], int(number)))
+    return tuple(found)
 
 
 def add_flags(parser: ArgumentParser) -> None:
@@ -60,18 +87,6 @@ def add_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--numbering", choices=("auto", "host", "container"), default="auto", help=numbering)
     keep = "leave the simulated node and all logs in this directory"
     parser.add_argument("--keep", metavar="DIR", type=Path, help=keep)
-
-
-def _asked(text: str) -> Asked:
-    """``neuron=4,neuroncore=2``: two containers."""
-    resources = {resource.short_name: resource for resource in Resource}
-    found: list[tuple[Resource, int]] = []
-    for part in text.split(","):
-        name, _, count = part.partition("=")
-        if name not in resources or not (count.isascii() and count.isdigit() and int(count)):
-            raise ArgumentTypeError(f"{part!r} is no request: expected one of {', '.join(resources)}, =, and a count")
-        found.append((resources[name], int(count)))
-    return tuple(found)
 
 
 def run(arguments: Namespace) -> int:
@@ -125,11 +140,16 @@ async def _play(root: Path, arguments: Namespace) -> None:
         offered = ", ".join(f"{resource.value}: {count}" for resource, count in counts.items())
         _step(2, f"the kubelet advertises them: {offered}")
         if not arguments.ask:
-            await _story(cluster)
-        for number, asked in enumerate(arguments.ask or (), 1):
-            requests = ", ".join(f"{resource.short_name}={count}" for resource, count in asked)
+            for title, name, containers in STORY:
+                _title(title)
+                await _schedule(cluster, name, containers)
+            free = cluster.kubelet.capacity(Resource.NEURON.value)
+            offered = f"{Resource.NEURON.value} has {free.capacity} devices and {free.allocatable} to give"
+            print(f"     The kubelet knows it without the extender, too: {offered}.")
+        for number, requested in enumerate(arguments.ask or (), 1):
+            requests = ", ".join(f"{resource.short_name}={count}" for resource, count in requested)
             _title(f"pod-{number} asks for {requests}")
-            containers = {f"container-{place}": request for place, request in enumerate(asked, 1)}
+            containers = {f"container-{place}": request for place, request in enumerate(requested, 1)}
             await _schedule(cluster, f"pod-{number}", containers)
         root_flags = ["--root", str(cluster.node.root), "--pod-resources-socket", str(cluster.pod_resources_socket)]
         for command in ("devices", "topology"):  # what an administrator sees on the node
@@ -138,21 +158,6 @@ async def _play(root: Path, arguments: Namespace) -> None:
     print("\nEverything above went over the real protocols. To go on:")
     print("  neuron-plugin demo --ask neuron=4 --ask neuron=7    your own pods; --type for another machine")
     print("  neuron-plugin --help")
-
-
-async def _story(cluster: SimulatedCluster) -> None:
-    device, core = Resource.NEURONDEVICE, Resource.NEURONCORE
-    _title("A pod with two containers: one device for the loader, a row of four for the trainer")
-    await _schedule(cluster, "train", {"loader": (device, 1), "trainer": (device, 4)})
-    _title("A pod that needs two cores")
-    await _schedule(cluster, "serve", {"server": (core, 2)})
-    _title("A pod that asks for seven devices, which no Trn1 can link")
-    await _schedule(cluster, "seven", {"main": (device, 7)})
-    _title("The same devices under another name: all 32 cores, while pods hold some as devices")
-    await _schedule(cluster, "greedy", {"main": (core, 32)})
-    free = cluster.kubelet.capacity(Resource.NEURON.value)
-    offered = f"{Resource.NEURON.value} has {free.capacity} devices and {free.allocatable} to give"
-    print(f"     The kubelet knows it without the extender, too: {offered}.")
 
 
 async def _schedule(cluster: SimulatedCluster, name: str, containers: Mapping[str, tuple[Resource, int]]) -> None:

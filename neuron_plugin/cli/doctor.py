@@ -8,10 +8,18 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from neuron_plugin.cli.command import Exit, UsageError, printable
-from neuron_plugin.cli.output import Line, Segment, add_output_flag, print_lines, show, table
+from neuron_plugin.cli.command import (
+    Exit,
+    Line,
+    UsageError,
+    add_output_flag,
+    print_lines,
+    printable,
+    show,
+    table,
+)
 from neuron_plugin.cli.target import EVERYTHING, add_node_flags
-from neuron_plugin.inspection import CHECKS, Finding, Level, Report, examine, gather, plural, report_of
+from neuron_plugin.inspection import CHECKS, Level, Report, examine, gather, plural, report_of
 
 DESCRIPTION = """\
 Look at everything between the Neuron driver and the pods of this node, and say what is wrong, why
@@ -34,8 +42,6 @@ EXAMPLES = """
 neuron-plugin doctor
 neuron-plugin doctor --kubeconfig /etc/kubernetes/kubelet.conf --node-name "$(hostname)"
 neuron-plugin doctor driver device-nodes
-neuron-plugin doctor --config /etc/neuron-plugin.yaml health
-neuron-plugin doctor -o json | jq '.findings[] | select(.level == "problem")'
 kubectl -n kube-system exec POD-OF-THE-PLUGIN -- neuron-plugin doctor
 neuron-plugin doctor --root ./trn1         # a simulated machine, see: neuron-plugin simulate --help
 """
@@ -59,10 +65,9 @@ def run(arguments: Namespace) -> int:
         rows = [[(check.name, ""), (check.looks_at, "")] for check in CHECKS]
         print_lines(table(("CHECK", "IS FINE WHEN"), rows))
         return Exit.SUCCESS
-    names = {check.name for check in CHECKS}
+    names = [check.name for check in CHECKS]
     if unknown := [name for name in arguments.checks if name not in names]:
-        known = ", ".join(check.name for check in CHECKS)
-        raise UsageError(f"there is no check {unknown[0]}: choose among {known}")
+        raise UsageError(f"there is no check {unknown[0]}: choose among {', '.join(names)}")
     checks = [check for check in CHECKS if not arguments.checks or check.name in arguments.checks]
     report = report_of(examine(gather(vars(arguments), os.environ), checks))
     show(arguments.output, report, report_lines(report))
@@ -77,27 +82,21 @@ def report_lines(report: Report) -> Iterator[Line]:
     """
     said: set[str] = set()
     for finding, following in zip_longest(report.findings, report.findings[1:]):
-        yield _line((finding.level.value, _STYLES[finding.level]), (finding.check, ""), finding.seen)
         same_action = following and (following.check, following.action) == (finding.check, finding.action)
+        lines = [(finding.level.value, _STYLES[finding.level], finding.check, "", finding.seen)]
         if finding.why and not (same_action and following.why == finding.why):
-            yield _line(("", ""), (" why", "dim"), finding.why)
+            lines.append(("", "", " why", "dim", finding.why))
         if finding.action and not same_action and (finding.checked or finding.action not in said):
-            yield _line(("", ""), ("  do", "dim"), finding.action)
+            lines.append(("", "", "  do", "dim", finding.action))
             said.add(finding.action)
-    yield []
-    yield [(_summary(report.findings), _STYLES[report.worst])]
-
-
-def _line(first: Segment, second: Segment, text: str) -> Line:
-    return [(first[0].ljust(_LEVEL_WIDTH), first[1]), (second[0].ljust(_NAME_WIDTH), second[1]), (printable(text), "")]
-
-
-def _summary(findings: tuple[Finding, ...]) -> str:
-    counts = Counter(finding.level for finding in findings)
-    unchecked = sum(not finding.checked for finding in findings)
+        for level, style, name, name_style, text in lines:
+            yield [(level.ljust(_LEVEL_WIDTH), style), (name.ljust(_NAME_WIDTH), name_style), (printable(text), "")]
+    counts = Counter(finding.level for finding in report.findings)
+    unchecked = sum(not finding.checked for finding in report.findings)
     parts = [
         plural(counts[Level.PROBLEM], "problem") if counts[Level.PROBLEM] else "no problem",
         *(plural(counts[level], level.value) for level in (Level.WARNING, Level.NOTE) if counts[level]),
         f"{counts[Level.OK]} ok",
     ]
-    return ", ".join(parts) + (f" ({unchecked} not checked)" if unchecked else "")
+    yield []
+    yield [(", ".join(parts) + (f" ({unchecked} not checked)" if unchecked else ""), _STYLES[report.worst])]

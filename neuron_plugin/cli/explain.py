@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from neuron_plugin.cli.command import CommandError, Exit, UsageError
-from neuron_plugin.cli.output import Form, add_output_flag, plain, show
+from neuron_plugin.cli.command import CommandError, Exit, Form, UsageError, add_output_flag, plain, server_url, show
 from neuron_plugin.cli.target import add_kubeconfig_flag, kubeconfig_of, settings_here
 from neuron_plugin.instance_file import load_catalogue
 
@@ -53,32 +52,29 @@ def run(arguments: Namespace) -> int:
     namespace, _, name = arguments.pod.rpartition("/")
     if not name or "/" in namespace:
         raise UsageError(f"the pod is {arguments.pod!r}, expected POD or NAMESPACE/POD")
+    namespace = namespace or "default"
     if arguments.extender:
-        answer = _ask_extender(arguments.extender, namespace or "default", name, arguments.output)
-        found, text = ({}, answer) if arguments.output == Form.TEXT else (json.loads(answer), "")
+        url, form = server_url("--extender", arguments.extender), Form.TEXT
+        if arguments.output != Form.TEXT:
+            form = Form.JSON
+        path = f"/explain/{urllib.parse.quote(namespace)}/{urllib.parse.quote(name)}?format={form}"
+        try:
+            with urllib.request.urlopen(url.rstrip("/") + path, timeout=_TIMEOUT_SECONDS) as page:  # noqa: S310 - HTTP
+                answer = str(page.read().decode())
+        except urllib.error.HTTPError as error:
+            with error:
+                raise CommandError(f"{url}: {error.read(500).decode(errors='replace').strip()}") from None
+        except (urllib.error.URLError, TimeoutError) as error:
+            why = getattr(error, "reason", error)
+            raise CommandError(f"{url} does not answer: {why}; is the extender there?") from None
+        found, text = ({}, answer) if form is Form.TEXT else (json.loads(answer), "")
     else:
         from neuron_plugin.extender.explain import explain_text
 
-        explanation = asyncio.run(_work_out(arguments, namespace or "default", name))
+        explanation = asyncio.run(_work_out(arguments, namespace, name))
         found, text = msgspec.to_builtins(explanation), explain_text(explanation)
     show(arguments.output, {"version": VERSION, **found}, plain(*text.splitlines()))
     return Exit.SUCCESS
-
-
-def _ask_extender(url: str, namespace: str, name: str, form: str) -> str:
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"--extender is {url!r}, expected it to begin with http:// or https://")
-    asked = form if form == Form.TEXT else Form.JSON
-    path = f"/explain/{urllib.parse.quote(namespace)}/{urllib.parse.quote(name)}?format={asked}"
-    try:
-        with urllib.request.urlopen(url.rstrip("/") + path, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310 - checked above
-            return str(answer.read().decode())
-    except urllib.error.HTTPError as error:
-        with error:
-            raise CommandError(f"{url}: {error.read(500).decode(errors='replace').strip()}") from None
-    except (urllib.error.URLError, TimeoutError) as error:
-        why = getattr(error, "reason", error)
-        raise CommandError(f"{url} does not answer: {why}; is the extender there?") from None
 
 
 async def _work_out(arguments: Namespace, namespace: str, name: str) -> Explanation:

@@ -12,13 +12,9 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from contextlib import suppress
 from importlib import resources
-from typing import TypeAlias
 
 from neuron_plugin import __version__
-from neuron_plugin.cli.command import Exit, UsageError
-from neuron_plugin.cli.output import ObjectForm, add_output_flag, document
-
-_Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+from neuron_plugin.cli.command import OBJECTS, Exit, Form, UsageError, add_output_flag, document, matching
 
 PARTS = {
     "device-plugin": "the device plugin alone",
@@ -41,22 +37,24 @@ SECRETS = """\
 #   neuron-plugin-scheduler-tls  for its client, kube-scheduler
 """
 
-_VERSION = re.compile(r"v?(\d+\.\d+\.\d+)([-+].*)?")
+_NAMESPACE = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_IMAGE = r"[A-Za-z0-9][\w./:@-]*"
+_VERSION = r"v?(\d+\.\d+\.\d+)([-+].*)?"
 
 
 def add_flags(parser: ArgumentParser) -> None:
     """Which manifests, and what replaces their placeholders."""
     parts = "; ".join(f"{part}: {text}" for part, text in PARTS.items())
     parser.add_argument("part", metavar="PART", choices=tuple(PARTS), help=parts)
-    add_output_flag(parser, ObjectForm)
-    parser.add_argument(
-        "--namespace", type=_namespace, default="kube-system", metavar="NAME", help="namespace (default: kube-system)"
-    )
+    add_output_flag(parser, OBJECTS)
     image = f"neuron-plugin:{__version__}"
-    image_help = f"this project's image (default: {image})"
-    parser.add_argument("--image", type=_image, default=image, metavar="IMAGE", help=image_help)
-    version = "the cluster's version, for second-scheduler"
-    parser.add_argument("--kubernetes-version", type=_version, metavar="VERSION", help=version)
+    for flag, metavar, default, pattern, meaning, expected in (
+        ("--namespace", "NAME", "kube-system", _NAMESPACE, "namespace", "namespace: lower case, digits and dashes"),
+        ("--image", "IMAGE", image, _IMAGE, "this project's image", f"image, such as registry.example.com/{image}"),
+        ("--kubernetes-version", "VERSION", None, _VERSION, "the cluster's, for second-scheduler", "version: v1.36.2"),
+    ):
+        text = f"{meaning} (default: {default})" if default else meaning
+        parser.add_argument(flag, type=matching(pattern, expected), default=default, metavar=metavar, help=text)
     address = "a free Service address, for default-scheduler; where it is IPv6 our pods listen on IPv6"
     parser.add_argument("--extender-address", type=_address, metavar="ADDRESS", help=address)
 
@@ -64,13 +62,15 @@ def add_flags(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Print the manifests of one part."""
     text = resources.files("neuron_plugin.cli").joinpath(f"rendered/{arguments.part}.yaml").read_text("utf-8")
-    address = arguments.extender_address
+    address, version = arguments.extender_address, arguments.kubernetes_version
+    if version:  # the tag of kube-scheduler's image; a provider's suffix is dropped: v1.33.4-eks-1a2b3c is v1.33.4
+        version = re.sub(_VERSION, r"v\1", version)
     if isinstance(address, ipaddress.IPv6Address):  # a cluster whose Services have IPv6 is taken to have nothing else
         text = text.replace('"0.0.0.0"', '"::"').replace("https://address-of-the-extender", f"https://[{address}]")
     for placeholder, value, flag in (
         ("namespace-of-neuron-plugin", arguments.namespace, "--namespace"),
         ("image-of-neuron-plugin:its-tag", arguments.image, "--image"),
-        ("version-of-kubernetes", arguments.kubernetes_version, "--kubernetes-version"),
+        ("version-of-kubernetes", version, "--kubernetes-version"),
         ("address-of-the-extender", address, "--extender-address"),
     ):
         if placeholder in text:
@@ -78,39 +78,19 @@ def run(arguments: Namespace) -> int:
                 raise UsageError(f"{arguments.part} needs {flag}; see: neuron-plugin manifests --help")
             text = text.replace(placeholder, str(value))
     before = "" if arguments.part == "device-plugin" else SECRETS.format(namespace=arguments.namespace)
-    if arguments.output == ObjectForm.YAML:
+    if arguments.output == Form.YAML:
         print(before + text, end="")
         return Exit.SUCCESS
     import yaml
 
     print(before, end="", file=sys.stderr)  # JSON has no comments
     items = [each for each in yaml.safe_load_all(text) if each]
-    print(document(ObjectForm.JSON, {"apiVersion": "v1", "kind": "List", "items": items}), end="")
+    print(document(Form.JSON, {"apiVersion": "v1", "kind": "List", "items": items}), end="")
     return Exit.SUCCESS
 
 
-def _namespace(text: str) -> str:
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", text):
-        raise ArgumentTypeError(f"{text!r} is no namespace: lower case letters, digits and dashes, at most 63")
-    return text
-
-
-def _image(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]*", text):
-        raise ArgumentTypeError(f"{text!r} is no image, such as registry.example.com/neuron-plugin:0.1.0")
-    return text
-
-
-def _version(text: str) -> str:
-    """The tag of kube-scheduler's image; a provider's suffix is dropped: v1.33.4-eks-1a2b3c is v1.33.4."""
-    if not (found := _VERSION.fullmatch(text)):
-        raise ArgumentTypeError(f"{text!r} is no version such as v1.36.2; `kubectl version` shows the server's")
-    return f"v{found[1]}"
-
-
-def _address(text: str) -> _Address:
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     with suppress(ValueError):
-        address = ipaddress.ip_address(text)
         if "%" not in text:  # a zone's name means something on one machine only
-            return address
+            return ipaddress.ip_address(text)
     raise ArgumentTypeError(f"{text!r} is no IP address, such as 10.96.100.45 or fd00:10:96::45")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from neuron_plugin.cli.command import Exit, UsageError
-from neuron_plugin.cli.output import ObjectForm, add_output_flag, document
+from neuron_plugin.cli.command import OBJECTS, Exit, UsageError, add_output_flag, document, server_url
 from neuron_plugin.extender import (
     DEFAULT_SCHEDULER,
     SECOND_SCHEDULER,
@@ -28,7 +27,7 @@ URL = "http://127.0.0.1:12345"
 
 def add_flags(parser: ArgumentParser) -> None:
     """Which scheduler, and how it reaches the extender."""
-    add_output_flag(parser, ObjectForm)
+    add_output_flag(parser, OBJECTS)
     which = parser.add_mutually_exclusive_group()
     name = f"name that pods give as schedulerName (default: {SECOND_SCHEDULER})"
     which.add_argument("--scheduler-name", metavar="NAME", default=SECOND_SCHEDULER, help=name)
@@ -45,9 +44,7 @@ def add_flags(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Print the configuration."""
-    url = str(arguments.url)
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"--url is {url!r}, expected it to begin with http:// or https://")
+    url = server_url("--url", arguments.url)
     if url.startswith("https:") and not arguments.ca_file:
         raise UsageError(f"--url is {url}: kube-scheduler verifies nothing without --ca-file; give the extender's CA")
     if bool(arguments.client_cert) != bool(arguments.client_key):

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
-
-import msgspec
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from neuron_plugin.allocation import IdListError, parse_ids
-from neuron_plugin.cli.command import Exit, Parser, Subparsers, UsageError, add_command
-from neuron_plugin.cli.output import add_output_flag, plain, show, table
+from neuron_plugin.cli.command import (
+    Exit,
+    Parser,
+    UsageError,
+    add_command,
+    add_output_flag,
+    count,
+    matching,
+    plain,
+    show,
+    table,
+)
 from neuron_plugin.hardware import ResetState
 from neuron_plugin.inspection import plural, ranges
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.topology import Catalogue, Geometry, InstanceType, Unit, valid_counts
+from neuron_plugin.topology import Catalogue, Geometry, Unit, valid_counts
 
 if TYPE_CHECKING:
     from neuron_plugin.simulation import SimulatedNode
-
-Change: TypeAlias = "Callable[[SimulatedNode, Namespace], None]"
 
 DESCRIPTION = """\
 Write a machine with Neuron hardware into a directory, to try things without one.
@@ -32,13 +38,10 @@ EXAMPLES = """
 neuron-plugin simulate types
 neuron-plugin simulate node ./trn1 --type trn1.32xlarge
 neuron-plugin devices --root ./trn1
-neuron-plugin simulate fault ./trn1 ecc 3 --sram 1
 neuron-plugin simulate fault ./trn1 device 5 gone
-neuron-plugin simulate fault ./trn1 device 5 back
 """
 
 NODE_EXAMPLES = """
-neuron-plugin simulate node ./trn1 --type trn1.32xlarge
 neuron-plugin simulate node ./trn2 --type trn2.48xlarge --lnc 1
 neuron-plugin simulate node ./broken --type inf2.48xlarge --missing 3,7
 neuron-plugin simulate node ./old --type inf2.24xlarge --driver-version 2.10.11.0
@@ -48,50 +51,16 @@ FAULT_EXAMPLES = """
 neuron-plugin simulate fault ./trn1 ecc 3 --sram 1
 neuron-plugin simulate fault ./trn1 reset 3 failed
 neuron-plugin simulate fault ./trn1 components 3 hbm,link_host
-neuron-plugin simulate fault ./trn1 components 3 none
 neuron-plugin simulate fault ./trn1 core-errors 3 --core 1 --kind hw_nc_ue_error --count 1
 neuron-plugin simulate fault ./trn1 error-events 3 7
 neuron-plugin simulate fault ./trn1 kmsg "nd3: NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR on HBM 0"
 neuron-plugin simulate fault ./trn1 device 5 gone
-neuron-plugin simulate fault ./trn1 node 5 gone
-neuron-plugin simulate fault ./trn1 driver gone
 neuron-plugin simulate fault ./trn1 attribute 3 core_count --text garbage
 """
 
 VERSION = 1
 HEADERS = ("TYPE", "DEVICES", "PRODUCT", "CORES/DEVICE", "LNC", "MEMORY/DEVICE", "TOPOLOGY", "DEVICE-COUNTS")
 _CORE_ERRORS = ("hw_error", "hw_nc_ue_error", "hw_hbm_ue_error", "hw_dma_abort_error")
-
-
-class NodeReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A machine as it was written; ``missing`` are the devices that never came up."""
-
-    version: int = VERSION
-    root: str
-    instance_type: str
-    devices: tuple[int, ...]
-    missing: tuple[int, ...]
-    driver_version: str
-
-
-class TypeReport(msgspec.Struct, frozen=True, rename="camel"):
-    """One instance type. ``cores_per_device`` are physical; ``device_counts`` are what one can ask for."""
-
-    name: str
-    devices: int
-    product: str
-    cores_per_device: int
-    logical_core_size: int
-    memory_gib_per_device: int
-    topology: str
-    device_counts: tuple[int, ...]
-
-
-class TypesReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Every known type, by ascending name."""
-
-    version: int = VERSION
-    types: tuple[TypeReport, ...]
 
 
 def add_flags(parser: Parser) -> None:
@@ -112,15 +81,15 @@ def add_flags(parser: Parser) -> None:
     node.add_argument("--no-usage-counters", dest="usage_counters", action="store_false", help=counters)
     for each in (types, node):
         each.add_argument("--instance-types", type=Path, metavar="FILE", help="YAML file of further instance types")
-    fault = add_command(
-        actions,
-        "fault",
-        run_fault,
-        summary="break something on a simulated machine, or repair it",
-        examples=FAULT_EXAMPLES,
-    )
+    summary = "break something on a simulated machine, or repair it"
+    fault = add_command(actions, "fault", run_fault, summary=summary, examples=FAULT_EXAMPLES)
     fault.add_argument("directory", type=Path, metavar="DIR", help="a directory that 'simulate node' wrote")
-    _add_faults(fault.add_subparsers(title="what breaks", metavar="WHAT", dest="what", required=True))
+    kinds = fault.add_subparsers(title="what breaks", metavar="WHAT", dest="what", required=True)
+    for name, (summary, _, arguments) in FAULTS.items():
+        kind = add_command(kinds, name, run_fault, summary=summary)
+        group = kind.add_mutually_exclusive_group(required=True) if name == "attribute" else kind
+        for argument in arguments.split():
+            (group if argument.startswith("--") else kind).add_argument(argument, **ARGUMENTS[argument])
 
 
 def known_types(name: str, file: Path | None = None) -> Catalogue:
@@ -138,31 +107,25 @@ def known_types(name: str, file: Path | None = None) -> Catalogue:
 
 def run_types(arguments: Namespace) -> int:
     """List the instance types that are known."""
-    types = load_catalogue(arguments.instance_types)
-    found = tuple(_type_report(types[name]) for name in sorted(types))
-    rows = []
-    for each in found:
-        cells = list(map(str, msgspec.structs.astuple(each)))
-        cells[5] += "Gi"
-        rows.append([(cell, "") for cell in (*cells[:-1], ranges(each.device_counts))])
-    show(arguments.output, TypesReport(types=found), table(HEADERS, rows))
+    found, rows = [], []
+    for _, each in sorted(load_catalogue(arguments.instance_types).items()):
+        cores = each.cores_per_device // each.logical_core_size
+        geometry = Geometry(each.name, each.topology, each.devices, cores, each.block_sizes)
+        report = {
+            "name": each.name,
+            "devices": each.devices,
+            "product": each.device_name,
+            "coresPerDevice": each.cores_per_device,
+            "logicalCoreSize": each.logical_core_size,
+            "memoryGibPerDevice": each.memory_gib,
+            "topology": each.topology.value,
+            "deviceCounts": (counts := valid_counts(geometry, Unit.DEVICE)),
+        }
+        found.append(report)
+        cells = report | {"memoryGibPerDevice": f"{each.memory_gib}Gi", "deviceCounts": ranges(counts)}
+        rows.append([(str(cell), "") for cell in cells.values()])
+    show(arguments.output, {"version": VERSION, "types": found}, table(HEADERS, rows))
     return Exit.SUCCESS
-
-
-def _type_report(instance: InstanceType) -> TypeReport:
-    size = instance.logical_core_size
-    cores = instance.cores_per_device // size
-    geometry = Geometry(instance.name, instance.topology, instance.devices, cores, instance.block_sizes)
-    return TypeReport(
-        instance.name,
-        instance.devices,
-        instance.device_name,
-        instance.cores_per_device,
-        size,
-        instance.memory_gib,
-        instance.topology.value,
-        valid_counts(geometry, Unit.DEVICE),
-    )
 
 
 def run(arguments: Namespace) -> int:
@@ -190,18 +153,18 @@ def run(arguments: Namespace) -> int:
     except SimulationError as error:
         raise UsageError(str(error)) from error
     written = node.description
-    report = NodeReport(
-        root=str(node.root),
-        instance_type=written.instance_type,
-        devices=written.chips,
-        missing=written.missing,
-        driver_version=written.driver_version,
-    )
-    without = f", without {ranges(report.missing)}" if report.missing else ""
-    devices = plural(len(report.devices), "device") + without
+    report = {
+        "version": VERSION,
+        "root": str(node.root),
+        "instanceType": written.instance_type,
+        "devices": written.chips,
+        "missing": written.missing,
+        "driverVersion": written.driver_version,
+    }
+    devices = plural(len(written.chips), "device") + (f", without {ranges(written.missing)}" if written.missing else "")
     lines = plain(
-        f"{report.root}: {report.instance_type}, {devices}, driver {report.driver_version}",
-        f"Look at it: neuron-plugin devices --root {report.root}",
+        f"{node.root}: {written.instance_type}, {devices}, driver {written.driver_version}",
+        f"Look at it: neuron-plugin devices --root {node.root}",
     )
     show(arguments.output, report, lines)
     return Exit.SUCCESS
@@ -216,93 +179,16 @@ def run_fault(arguments: Namespace) -> int:
     from neuron_plugin.simulation import SimulatedNode, SimulationError
 
     try:
-        arguments.change(SimulatedNode.open(arguments.directory), arguments)
+        FAULTS[arguments.what][1](SimulatedNode.open(arguments.directory), arguments)
     except SimulationError as error:
         raise UsageError(str(error)) from error
     return Exit.SUCCESS
-
-
-def _add_faults(kinds: Subparsers) -> None:
-    """A sub-command for each kind of fault, with the change that it makes."""
-
-    def kind(name: str, change: Change, summary: str, *, of_device: bool = True) -> ArgumentParser:
-        parser = add_command(kinds, name, run_fault, summary=summary)
-        parser.set_defaults(change=change)
-        if of_device:
-            parser.add_argument("device", type=int, metavar="DEVICE", help="device id, N of /dev/neuronN")
-        return parser
-
-    ecc = kind("ecc", _set_ecc, "counts of uncorrected memory errors")
-    for memory in ("sram", "memory", "repairable"):
-        ecc.add_argument(f"--{memory}", type=_count, metavar="COUNT", help="default: as it is")
-    reset = kind(
-        "reset", lambda node, to: node.set_reset(to.device, ResetState[to.state.upper()]), "state of its reset"
-    )
-    reset.add_argument("state", choices=("resetting", "ready", "failed"))
-    components = kind("components", _set_components, "parts that firmware reports unhealthy")
-    components.add_argument("names", metavar="NAMES|none", help="such as hbm,link_host")
-    errors = kind(
-        "core-errors",
-        lambda node, to: node.set_core_errors(to.device, to.core, **{to.kind: to.count}),
-        "counts of hardware errors on one core",
-    )
-    errors.add_argument("--core", type=int, default=0, metavar="CORE", help="physical core of the device (default: 0)")
-    errors.add_argument("--kind", choices=_CORE_ERRORS, default=_CORE_ERRORS[0], help="default: %(default)s")
-    errors.add_argument("--count", type=_count, required=True, metavar="COUNT", help="what the counter reads")
-    events = kind(
-        "error-events",
-        lambda node, to: node.set_error_events(to.device, to.count),
-        "firmware's counter of hardware errors (driver 2.28)",
-    )
-    events.add_argument("count", type=_count, metavar="COUNT", help="what the counter reads")
-    for name, summary, of_device in (
-        ("device", "the whole device", True),
-        ("node", "the device node /dev/neuronN only", True),
-        ("driver", "the driver, with everything", False),
-    ):
-        kind(name, _set_presence, summary, of_device=of_device).add_argument("presence", choices=("gone", "back"))
-    attribute = kind("attribute", _set_attribute, "one sysfs attribute of a device")
-    attribute.add_argument("name", metavar="NAME", help="path below the device, such as core_count")
-    what = attribute.add_mutually_exclusive_group(required=True)
-    what.add_argument("--text", help="what it reads; \\n is a newline")
-    what.add_argument("--missing", action="store_true", help="it is not there")
-    what.add_argument("--restore", action="store_true", help="it reads as it should")
-    kmsg = kind(
-        "kmsg",
-        lambda node, to: node.log_kernel_message(to.text, by_kernel=not to.forged),
-        "a line in the kernel log",
-        of_device=False,
-    )
-    kmsg.add_argument("text", help="such as: nd3: NEURON_HW_ERR=DMA_ERROR on queue 4")
-    kmsg.add_argument("--forged", action="store_true", help="as a process writes it, not the kernel")
-    lnc = kind("lnc", _set_lnc, "logical core size in the host's file", of_device=False)
-    lnc.add_argument("size", metavar="N|none", help="the size; none removes the file")
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise ArgumentTypeError(f"{text!r} is no count of 0 or more")
-    return int(text)
 
 
 def _set_ecc(node: SimulatedNode, to: Namespace) -> None:
     if to.sram is to.memory is to.repairable is None:
         raise UsageError("ecc changes nothing without --sram, --memory or --repairable COUNT")
     node.set_ecc(to.device, sram=to.sram, memory=to.memory, repairable=to.repairable)
-
-
-def _set_components(node: SimulatedNode, to: Namespace) -> None:
-    node.set_unhealthy_components(to.device, [] if to.names == "none" else to.names.split(","))
-
-
-def _set_presence(node: SimulatedNode, to: Namespace) -> None:
-    gone = to.presence == "gone"
-    if to.what == "driver":
-        (node.unload_driver if gone else node.load_driver)()
-    elif to.what == "node":
-        (node.remove_node if gone else node.restore_node)(to.device)
-    else:
-        (node.remove_device if gone else node.restore_device)(to.device)
 
 
 def _set_attribute(node: SimulatedNode, to: Namespace) -> None:
@@ -314,7 +200,75 @@ def _set_attribute(node: SimulatedNode, to: Namespace) -> None:
         node.set_attribute(to.device, to.name, to.text.replace("\\n", "\n"))
 
 
-def _set_lnc(node: SimulatedNode, to: Namespace) -> None:
-    if to.size != "none" and not (to.size.isascii() and to.size.isdigit()):
-        raise UsageError(f"lnc {to.size}: expected a number, or none")
-    node.set_logical_core_size(None if to.size == "none" else int(to.size))
+Change: TypeAlias = "Callable[[SimulatedNode, Namespace], None]"
+
+_COUNT = {"type": count(0), "metavar": "COUNT", "help": "what the counter reads"}
+_ECC_COUNT = {"type": count(0), "metavar": "COUNT", "help": "default: as it is"}
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "device": {"type": int, "metavar": "DEVICE", "help": "device id, N of /dev/neuronN"},
+    "presence": {"choices": ("gone", "back")},
+    **dict.fromkeys(("--sram", "--memory", "--repairable"), _ECC_COUNT),
+    "state": {"choices": ("resetting", "ready", "failed")},
+    "names": {"metavar": "NAMES|none", "help": "such as hbm,link_host"},
+    "--core": {"type": int, "default": 0, "metavar": "CORE", "help": "physical core of the device (default: 0)"},
+    "--kind": {"choices": _CORE_ERRORS, "default": _CORE_ERRORS[0], "help": "default: %(default)s"},
+    "--count": _COUNT | {"required": True},
+    "count": _COUNT,
+    "name": {"metavar": "NAME", "help": "path below the device, such as core_count"},
+    "--text": {"help": "what it reads; \\n is a newline"},
+    "--missing": {"action": "store_true", "help": "it is not there"},
+    "--restore": {"action": "store_true", "help": "it reads as it should"},
+    "text": {"help": "such as: nd3: NEURON_HW_ERR=DMA_ERROR on queue 4"},
+    "--forged": {"action": "store_true", "help": "as a process writes it, not the kernel"},
+    "size": {"type": matching(r"[0-9]+|none", "logical core size: a number, or none"), "metavar": "N|none"},
+}
+FAULTS: dict[str, tuple[str, Change, str]] = {
+    "ecc": ("counts of uncorrected memory errors", _set_ecc, "device --sram --memory --repairable"),
+    "reset": (
+        "state of its reset",
+        lambda node, to: node.set_reset(to.device, ResetState[to.state.upper()]),
+        "device state",
+    ),
+    "components": (
+        "parts that firmware reports unhealthy",
+        lambda node, to: node.set_unhealthy_components(to.device, [] if to.names == "none" else to.names.split(",")),
+        "device names",
+    ),
+    "core-errors": (
+        "counts of hardware errors on one core",
+        lambda node, to: node.set_core_errors(to.device, to.core, **{to.kind: to.count}),
+        "device --core --kind --count",
+    ),
+    "error-events": (
+        "firmware's counter of hardware errors (driver 2.28)",
+        lambda node, to: node.set_error_events(to.device, to.count),
+        "device count",
+    ),
+    "device": (
+        "the whole device",
+        lambda node, to: (node.remove_device if to.presence == "gone" else node.restore_device)(to.device),
+        "device presence",
+    ),
+    "node": (
+        "the device node /dev/neuronN only",
+        lambda node, to: (node.remove_node if to.presence == "gone" else node.restore_node)(to.device),
+        "device presence",
+    ),
+    "driver": (
+        "the driver, with everything",
+        lambda node, to: (node.unload_driver if to.presence == "gone" else node.load_driver)(),
+        "presence",
+    ),
+    "attribute": ("one sysfs attribute of a device", _set_attribute, "device name --text --missing --restore"),
+    "kmsg": (
+        "a line in the kernel log",
+        lambda node, to: node.log_kernel_message(to.text, by_kernel=not to.forged),
+        "text --forged",
+    ),
+    "lnc": (
+        "logical core size in the host's file; none removes it",
+        lambda node, to: node.set_logical_core_size(None if to.size == "none" else int(to.size)),
+        "size",
+    ),
+}
+"""Everything that can break: what it is, the change that it makes, and the arguments of the change."""

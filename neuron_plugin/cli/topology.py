@@ -1,4 +1,9 @@
-"""``neuron-plugin topology``: how a machine's devices are linked, who has them, and which sets are free."""
+"""``neuron-plugin topology``: how a machine's devices are linked, who has them, and which sets are free.
+
+The devices are drawn as boxes with their links: a line, a ring folded into two rows, or tori of 4 x 4. Each box has the
+device's id and one mark a core. Links between boxes that stand beside each other are drawn, a torus' links around the
+edge are stubs at both ends; ``undrawn`` names all others.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,24 @@ import os
 import string
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from neuron_plugin.allocation import Ledger
-from neuron_plugin.cli.command import CommandError, Exit, complain
+from neuron_plugin.cli.command import (
+    CommandError,
+    Exit,
+    Form,
+    Line,
+    Segment,
+    add_output_flag,
+    complain,
+    plain,
+    print_lines,
+    show,
+)
 from neuron_plugin.cli.devices import title_of
-from neuron_plugin.cli.drawing import ASCII, UNICODE, drawn, grids_of, undrawn
-from neuron_plugin.cli.output import Form, Line, Segment, add_output_flag, document, plain, print_lines
 from neuron_plugin.cli.target import HOLDERS, add_node_flags, node_from
 from neuron_plugin.inspection import (
     HolderReading,
@@ -24,15 +40,16 @@ from neuron_plugin.inspection import (
     ranges,
     topology_report,
 )
-from neuron_plugin.topology import Geometry, Unit, cores_in
+from neuron_plugin.topology import TORUS_SIDE, Geometry, Topology, Unit, cores_in
+
+Links: TypeAlias = Mapping[int, frozenset[int]]
+Pairs: TypeAlias = list[tuple[int, int]]
 
 DESCRIPTION = """\
 Draw the devices of this machine with their links and holders, and say what can be requested.
 
-Each box is a device with its id; below it stands one mark a core: a letter for each pod (in colour
-on a terminal), "." for a free core. A stub at the edge of a torus continues at the opposite edge. A
-set of devices can be allocated together when its devices are linked; the list says which counts
-exist and which of their sets are free now."""
+Each box is a device with its id and one mark a core: a letter for each pod, "." for a free core. A
+stub at the edge of a torus continues at the opposite edge."""
 
 EXAMPLES = """
 neuron-plugin topology
@@ -74,14 +91,16 @@ def run(arguments: Namespace) -> int:
     report = machine_report(machine, holders)
     found = topology_report(machine, machine.geometry, holders, report)
     if arguments.output != Form.TEXT:
-        print(document(arguments.output, found), end="")
+        show(arguments.output, found, ())
         return Exit.SUCCESS
     unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf") and not arguments.ascii
     marks, legend = occupancy(machine, machine.geometry, holders.ledger)
     grids = grids_of(machine.geometry.topology, machine.geometry.device_count)
     lines: list[Line] = plain(title_of(report), "")
     for grid in grids:
-        lines += [*drawn(grid, machine.links, marks, UNICODE if unicode else ASCII), []]
+        box = drawn(grid, machine.links, marks)
+        lines += box if unicode else [[(text.translate(TO_ASCII), style) for text, style in line] for line in box]
+        lines.append([])
     if further := undrawn(grids, machine.links):
         lines += plain("also linked: " + ", ".join(f"{one}-{other}" for one, other in further), "")
     lines += [[mark, *plain(f"  {text}")[0]] for mark, text in legend.items()]
@@ -137,3 +156,105 @@ def request_lines(report: TopologyReport) -> Iterator[str]:
         yield f"  {each.count:>2}: {len(each.free_sets):>2} of {len(each.sets):<2}  {listed}".rstrip()
     state = "free now" if known else "free unless a pod holds them"
     yield f"Counts of cores that are {state}: {ranges(report.free_core_counts) if report.free_core_counts else 'none'}."
+
+
+LONGEST_ROW = 8
+"""Eight boxes of four cores are 80 columns."""
+
+_GAP = 2  # columns between boxes; the link is as long
+_MARGIN = 2  # columns before the first box, for stubs
+_BOX_HEIGHT = 4
+_NARROWEST = 4
+
+
+TO_ASCII = str.maketrans("┌┐└┘─│╌╎├┤┬┴", "++++-|~:||++")
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Where devices stand, as (row, column). ``side`` is 0 unless rows and columns close around the edge."""
+
+    places: Mapping[int, tuple[int, int]]
+    side: int = 0
+
+    def neighbours(self) -> Pairs:
+        """Devices that stand beside each other, left or upper one first."""
+        devices = {place: device for device, place in self.places.items()}
+        beside = [
+            (device, place)
+            for device, (row, column) in self.places.items()
+            for place in ((row, column + 1), (row + 1, column))
+        ]
+        return [(device, devices[place]) for device, place in beside if place in devices]
+
+    def around(self) -> Pairs:
+        """Devices that are beside each other around the edge, right or lower one first."""
+        devices, last = {place: device for device, place in self.places.items()}, self.side - 1
+        rows = [(devices[number, last], devices[number, 0]) for number in range(self.side)]
+        return rows + [(devices[last, number], devices[0, number]) for number in range(self.side)]
+
+
+def grids_of(topology: Topology, device_count: int) -> tuple[Grid, ...]:
+    """The grids to draw, with linked ids beside each other: rows of a line or ring turn at each end."""
+    if topology is Topology.TORUS:
+        size = TORUS_SIDE * TORUS_SIDE
+        blocks = [range(first, min(first + size, device_count)) for first in range(0, device_count, size)]
+        return tuple(
+            Grid(
+                {device: divmod(number, TORUS_SIDE) for number, device in enumerate(block)},
+                TORUS_SIDE if len(block) == size else 0,
+            )
+            for block in blocks
+        )
+    width = LONGEST_ROW
+    if topology is Topology.RING:  # folded in two where that fits: the ends meet
+        width = min(LONGEST_ROW, (device_count + 1) // 2)
+    places = {device: divmod(device, width) for device in range(device_count)}
+    if topology in {Topology.LINE, Topology.RING}:
+        places = {each: (row, width - 1 - at if row % 2 else at) for each, (row, at) in places.items()}
+    return (Grid(places),)
+
+
+def drawn(grid: Grid, links: Links, marks: Mapping[int, Sequence[Segment]]) -> list[Line]:
+    """The drawing, line by line, without blanks at the ends; ``marks`` has a mark for each core of every device."""
+    inner = max(_NARROWEST, *(len(marks[device]) for device in grid.places)) + 2
+    middle = inner // 2 + 1
+    canvas: dict[tuple[int, int], Segment] = {}
+
+    def write(line: int, column: int, text: str, style: str = "") -> None:
+        canvas.update({(line, column + number): (character, style) for number, character in enumerate(text)})
+
+    corners = {}
+    for device, (row, at) in grid.places.items():
+        line, column = corners[device] = 1 + row * (_BOX_HEIGHT + 1), _MARGIN + at * (inner + 2 + _GAP)
+        blank = f"│{' ' * inner}│"
+        for below, text in enumerate((f"┌{'─' * inner}┐", blank, blank, f"└{'─' * inner}┘")):
+            write(line + below, column, text)
+        write(line + 1, column + 2, str(device), style="bold")
+        canvas.update({(line + 2, column + 2 + number): mark for number, mark in enumerate(marks[device])})
+    joined = [(pair, "──", "│") for pair in grid.neighbours()] + [(pair, "╌╌", "╎") for pair in grid.around()]
+    for (one, other), across, down in joined:
+        if other not in links.get(one, frozenset()):
+            continue
+        (line, column), (far_line, far_column) = corners[one], corners[other]
+        # A link is written after the one box and before the other: beside each other that is the same place.
+        if grid.places[one][0] == grid.places[other][0]:
+            write(line + 1, column + inner + 1, "├" + across)
+            write(far_line + 1, far_column - _GAP, across + "┤")
+        else:
+            for at, text in ((line + 3, "┬"), (line + 4, down)):
+                write(at, column + middle, text)
+            for at, text in ((far_line - 1, down), (far_line, "┴")):
+                write(at, far_column + middle, text)
+    lines: list[Line] = []
+    for line in range(0 if grid.side else 1, max(line for line, _ in canvas) + 1):  # without stubs, no line for them
+        end = max((column for at, column in canvas if at == line), default=-1)
+        lines.append([canvas.get((line, column), (" ", "")) for column in range(end + 1)])
+    return lines
+
+
+def undrawn(grids: Sequence[Grid], links: Links) -> Pairs:
+    """Links that no grid shows, lower id first."""
+    shown = {frozenset(pair) for grid in grids for pair in (*grid.neighbours(), *grid.around())}
+    pairs = {(min(one, other), max(one, other)) for one, others in links.items() for other in others}
+    return sorted(pair for pair in pairs if frozenset(pair) not in shown)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
-from neuron_plugin.cli.command import CommandError, Exit, UsageError
-from neuron_plugin.cli.output import add_output_flag, plain, show
+from neuron_plugin.cli.command import CommandError, Exit, UsageError, add_output_flag, plain, show
 from neuron_plugin.cli.target import add_kubeconfig_flag, kubeconfig_of
 from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
 
@@ -53,19 +51,18 @@ def run(arguments: Namespace) -> int:
     if names == [""]:
         raise UsageError("no node: give names of nodes, --all, or set NODE_NAME")
     kubeconfig = kubeconfig_of(arguments.kubeconfig)
-    done = asyncio.run(_uninstall(names, kubeconfig, arguments.lease_namespace, arguments.node_condition))
-    lines = [f"{name} is cleared" for name in done] or ["nothing of the plugin's was found"]
-    show(arguments.output, {"version": VERSION, "cleared": done}, plain(*lines))
-    return Exit.SUCCESS
-
-
-async def _uninstall(names: list[str], kubeconfig: Path | None, namespace: str, condition: str) -> list[str]:
     from neuron_plugin.cluster import ClusterError, connect
     from neuron_plugin.plugin.uninstall import installed_nodes, uninstall_nodes
 
-    try:
+    async def uninstall() -> list[str]:
+        written = arguments.lease_namespace, arguments.node_condition
         async with await connect(kubeconfig) as api:
-            chosen = names or await installed_nodes(api, namespace, condition)
-            return await uninstall_nodes(api, chosen, namespace, condition)
+            return await uninstall_nodes(api, names or await installed_nodes(api, *written), *written)
+
+    try:
+        done = asyncio.run(uninstall())
     except ClusterError as error:
         raise CommandError(str(error)) from error
+    lines = [f"{name} is cleared" for name in done] or ["nothing of the plugin's was found"]
+    show(arguments.output, {"version": VERSION, "cleared": done}, plain(*lines))
+    return Exit.SUCCESS

@@ -1,21 +1,18 @@
 """One node inspected from outside its daemon: what is there, who holds it, what is wrong."""
 
 from neuron_plugin.inspection.checks import CHECKS, examine
-from neuron_plugin.inspection.findings import Finding, Level, Report, report_of
+from neuron_plugin.inspection.findings import Finding, Level, Report, Unknown, named, plural, ranges, report_of
 from neuron_plugin.inspection.gathering import gather, page_of
 from neuron_plugin.inspection.holders import HolderReading, Holders
-from neuron_plugin.inspection.machine import Machine, look
-from neuron_plugin.inspection.node import USUAL_FILE, Node, configuration_file, node_of
+from neuron_plugin.inspection.machine import USUAL_FILE, Machine, Node, configuration_file, look, node_of
 from neuron_plugin.inspection.reports import (
     DeviceReport,
     Health,
     MachineReport,
     TopologyReport,
     machine_report,
-    neuron_ls_of,
     topology_report,
 )
-from neuron_plugin.inspection.text import Unknown, named, plural, ranges
 
 __all__ = [
     "CHECKS",
@@ -38,7 +35,6 @@ __all__ = [
     "look",
     "machine_report",
     "named",
-    "neuron_ls_of",
     "node_of",
     "page_of",
     "plural",

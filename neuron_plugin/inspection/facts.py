@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuron_plugin.allocation import Ledger, NeuronPod, Resource
+from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import Holders, holders_of
 from neuron_plugin.inspection.machine import Machine
-from neuron_plugin.inspection.text import Unknown
+from neuron_plugin.topology import Geometry
 
 if TYPE_CHECKING:
     from neuron_plugin.kubelet import CheckpointEntry, PodDevices
@@ -23,7 +24,7 @@ OUR_SOCKETS = "neuron-plugin."
 VENDOR_SOCKETS = ("neuron-devplugin.sock", "neuroncore-devplugin.sock")
 """The vendor's device plugin, by the names of its sockets (2.16 to 2.32)."""
 DRA_DRIVER = "neuron.aws.com"
-"""The vendor's DRA driver; its sockets and directories carry the name."""
+"""The vendor's DRA driver; its socket in the kubelet's plugin registry carries the name."""
 OCI_HOOK = "oci_neuron_hook"
 """Part of the names of all files of the vendor's OCI hook."""
 NO_DEVICE = Unknown("there is no device", "fix what the checks 'driver' and 'devices' report first")
@@ -43,20 +44,18 @@ class NodeFile:
 class Host:
     """The machine outside the driver's own tree.
 
-    ``simulated``: plain files may stand for device nodes. ``major`` is the driver's, None while the kernel lists none.
-    ``numbers`` are sysfs's major and minor of every listed device, None where it has none. ``pci`` are the products of
-    the Neuron chips on the PCI bus. ``hook_files`` are the OCI hook's, ``runtime_files`` the texts of the container
-    runtimes' configurations.
+    ``simulated``: plain files may be there for device nodes. ``numbers`` are sysfs's major and minor of every listed
+    device, None where it has none. ``pci`` are the products of the Neuron chips on the PCI bus. ``hook_files`` are the
+    OCI hook's, ``runtime_files`` the texts of the container runtimes' configurations.
     """
 
-    simulated: bool = False
-    driver_loaded: bool = True
-    major: int | Unknown | None = field(default_factory=lambda: Unknown("/proc/devices is another machine's"))
-    nodes: tuple[NodeFile, ...] | Unknown = ()
-    numbers: Mapping[int, tuple[int, int] | None] = field(default_factory=dict)
-    pci: tuple[str, ...] | Unknown = field(default_factory=lambda: Unknown("there is no PCI bus here"))
-    hook_files: tuple[str, ...] = ()
-    runtime_files: Mapping[str, str | Unknown] | Unknown = field(default_factory=dict)
+    simulated: bool
+    driver_loaded: bool
+    nodes: tuple[NodeFile, ...] | Unknown
+    numbers: Mapping[int, tuple[int, int] | None]
+    pci: tuple[str, ...] | Unknown
+    hook_files: tuple[str, ...]
+    runtime_files: Mapping[str, str | Unknown] | Unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +76,8 @@ class SocketSeen:
 class Kubelet:
     """The kubelet's side. ``unreadable`` says why its directory could not be listed; ``missing``: it does not exist.
 
-    ``own_socket`` is kubelet.sock, ``plugins`` the other sockets beside it and in the directories of drivers;
-    ``drivers_seen`` is whether those could be listed. ``pods`` are PodResources', ``recorded`` the checkpoint's.
+    ``own_socket`` is kubelet.sock, ``plugins`` the other sockets beside it and those of Neuron in the plugin registry;
+    ``registry_seen`` is whether that could be listed. ``pods`` are PodResources', ``recorded`` the checkpoint's.
     """
 
     directory: Path
@@ -86,7 +85,7 @@ class Kubelet:
     missing: bool = False
     own_socket: SocketSeen | None = None
     plugins: tuple[SocketSeen, ...] = ()
-    drivers_seen: bool = True
+    registry_seen: bool = True
     allocatable: Mapping[str, tuple[str, ...]] | Unknown = field(default_factory=dict)
     pods: tuple[PodDevices, ...] | Unknown = ()
     recorded: tuple[CheckpointEntry, ...] | Unknown = ()
@@ -104,16 +103,12 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUser:
-    """A process with devices open. ``pod_uid`` is empty outside of pods.
-
-    ``inside`` maps the numbers of the device nodes that it sees to the host's, None where they could not be seen.
-    """
+    """A process with devices open. ``pod_uid`` is empty outside of pods."""
 
     pid: int
     command: str
     devices: tuple[int, ...]
     pod_uid: str = ""
-    inside: Mapping[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,24 +147,20 @@ class Facts:
     daemon: Daemon = field(default_factory=Daemon)
 
     @property
-    def active_pods(self) -> tuple[PodDevices, ...] | Unknown:
-        """PodResources' list without pods that have ended: before 1.34 kubelets list those, too."""
-        if isinstance(self.kubelet.pods, Unknown):
-            return self.kubelet.pods
-        known = self.cluster.pods if isinstance(self.cluster, Cluster) else ()
-        ended = {(pod.reference.namespace, pod.reference.name) for pod in known if pod.ended}
-        return tuple(pod for pod in self.kubelet.pods if (pod.namespace, pod.name) not in ended)
+    def geometry(self) -> Geometry | Unknown:
+        """The machine's devices, cores and links."""
+        return self.machine.geometry or NO_DEVICE
 
     @property
     def holders(self) -> Holders:
-        """Who holds what, and what is uncertain about it."""
-        node = self.machine.node_inventory
-        if node is None:
-            return Holders(None)
-        live = None
+        """Who holds what, and what is uncertain about it. Kubelets before 1.34 list pods that have ended, too."""
+        listed, live = self.kubelet.pods, None
         if isinstance(self.cluster, Cluster):
             live = {str(pod.kubelet_uid): pod.reference for pod in self.cluster.pods if not pod.ended}
-        return holders_of(node, self.kubelet.recorded, self.active_pods, live)
+            ended = {str(pod.reference) for pod in self.cluster.pods if pod.ended}
+            if not isinstance(listed, Unknown):
+                listed = tuple(pod for pod in listed if f"{pod.namespace}/{pod.name}" not in ended)
+        return holders_of(self.machine.node_inventory, self.kubelet.recorded, listed, live)
 
     @property
     def ledger(self) -> Ledger | Unknown:
@@ -177,16 +168,12 @@ class Facts:
         unknown = self.kubelet.pods if isinstance(self.kubelet.pods, Unknown) else NO_DEVICE
         return unknown if (ledger := self.holders.ledger) is None else ledger
 
-    def sockets_of(self, resource: Resource) -> tuple[SocketSeen, ...]:
-        """Sockets of this project's plugin for one resource."""
+    def sockets_of(self, resource: Resource) -> list[SocketSeen]:
+        """Sockets on which this project's plugin serves one resource."""
         prefix = f"{OUR_SOCKETS}{resource.short_name}."
-        return tuple(socket for socket in self.kubelet.plugins if socket.name.startswith(prefix))
-
-    def is_served(self, resource: Resource) -> bool:
-        """Whether a plugin of ours serves the resource."""
-        return any(socket.served for socket in self.sockets_of(resource))
+        return [socket for socket in self.kubelet.plugins if socket.served and socket.name.startswith(prefix)]
 
     @property
     def we_serve(self) -> bool:
         """Whether this project's plugin runs here."""
-        return any(self.is_served(resource) for resource in Resource)
+        return any(self.sockets_of(resource) for resource in Resource)

@@ -1,4 +1,4 @@
-"""What a check of ``doctor`` says: how bad, what was seen, why it matters and what to do.
+"""What an inspection says: facts that are not known, findings of ``doctor``, and how ids and counts are written.
 
 A finding is written for somebody who does not know this program and has a node that does not work: everything but "ok"
 says what to do next. A check that could not look is a note that says so; it is never silent and never guesses.
@@ -8,13 +8,38 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Generator, Iterable
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from neuron_plugin.inspection.text import Unknown
+_Fact = TypeVar("_Fact")
 
-VERSION = 1
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A fact that could not be learned: why not, and what would help. The inspection goes on without it."""
+
+    why: str
+    action: str = ""
+
+
+class NotCheckedError(Exception):
+    """A check needs a fact that is ``unknown``."""
+
+    def __init__(self, unknown: Unknown) -> None:
+        self.unknown = unknown
+
+
+def known(fact: _Fact | Unknown) -> _Fact:
+    """The fact, for a check that can say nothing without it.
+
+    Raises:
+        NotCheckedError: it is not known.
+    """
+    if isinstance(fact, Unknown):
+        raise NotCheckedError(fact)
+    return fact
 
 
 class Level(enum.StrEnum):
@@ -47,7 +72,7 @@ Findings: TypeAlias = Generator[Finding, None, str]
 class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """All findings; ``worst`` is the worst level among them. Within a ``version`` keys are only added."""
 
-    version: int = VERSION
+    version: int = 1
     worst: Level
     findings: tuple[Finding, ...]
 
@@ -81,3 +106,25 @@ def report_of(findings: Iterable[Finding]) -> Report:
     """The findings as one document."""
     found, order = tuple(findings), list(Level)
     return Report(worst=max((each.level for each in found), key=order.index, default=Level.OK), findings=found)
+
+
+def ranges(ids: Iterable[int]) -> str:
+    """Ids ascending with runs joined: ``0-3,8``; ``-`` for none."""
+    runs: list[tuple[int, int]] = []
+    for number in sorted(set(ids)):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs) or "-"
+
+
+def named(noun: str, ids: Iterable[int]) -> str:
+    """``device 3``, ``devices 0-2,5``."""
+    numbers = set(ids)
+    return f"{noun}{'' if len(numbers) == 1 else 's'} {ranges(numbers)}"
+
+
+def plural(count: int, noun: str, several: str = "") -> str:
+    """``1 device``, ``2 devices``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {several or noun + 's'}"

@@ -17,13 +17,12 @@ from pathlib import Path
 
 from neuron_plugin.allocation import neuron_pod
 from neuron_plugin.inspection.facts import DRA_DRIVER, OUR_SOCKETS, Cluster, Daemon, Facts, Kubelet, SocketSeen
+from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import ask, read_recorded
 from neuron_plugin.inspection.host import gather_host, gather_users
-from neuron_plugin.inspection.machine import look
-from neuron_plugin.inspection.node import Node, configuration_file, node_of
-from neuron_plugin.inspection.text import Unknown
+from neuron_plugin.inspection.machine import Node, configuration_file, look, node_of
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.plugin.settings import PluginSettings, check
+from neuron_plugin.plugin.settings import check
 from neuron_plugin.settings import SettingsError
 
 IN_POD = "KUBERNETES_SERVICE_HOST"
@@ -56,30 +55,30 @@ def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
     machine = look(node.settings, environ)
     host = gather_host(node.root, machine.paths, in_pod=IN_POD in environ)
     expected = flags.get("kubelet_dir") is not None or not host.simulated
+    settings, name = node.settings, node.settings.node_name or environ.get("NODE_NAME") or platform.node().lower()
+
+    async def ask_servers() -> tuple[Kubelet | BaseException, Cluster | Unknown | BaseException]:
+        known = settings.kubeconfig is not None or (node.root is None and IN_POD in environ)
+        return await asyncio.gather(
+            gather_kubelet(settings.kubelet_dir, settings.pod_resources_socket, expected=expected),
+            gather_cluster(settings.kubeconfig, name) if known else asyncio.sleep(0, _NO_CLUSTER),
+            return_exceptions=True,
+        )
+
     # A loop of its own leaves the thread's loop, if it has one, as it is.
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        kubelet, cluster = runner.run(_ask(node, environ, expected=expected))
+        kubelet, cluster = runner.run(ask_servers())
+    if isinstance(kubelet, BaseException):
+        kubelet = _unreadable(settings.kubelet_dir, _failed(kubelet))
+    if isinstance(cluster, BaseException):
+        cluster = _failed(cluster)
     files = () if isinstance(host.nodes, Unknown) else host.nodes
     nodes = {file.device: machine.paths.dev / f"neuron{file.device}" for file in files}
     try:
-        users = gather_users(nodes, node.proc, node.settings.kubelet_dir / KUBELET_SOCKET)
+        users = gather_users(nodes, node.proc, settings.kubelet_dir / KUBELET_SOCKET)
     except Exception as error:  # noqa: BLE001 - on a broken node the rest is wanted most
         users = _failed(error)
     return Facts(machine, host, kubelet, cluster, users, time.time_ns(), daemon)
-
-
-async def _ask(node: Node, environ: Mapping[str, str], *, expected: bool) -> tuple[Kubelet, Cluster | Unknown]:
-    settings = node.settings
-    in_cluster = settings.kubeconfig is not None or (node.root is None and IN_POD in environ)
-    name = settings.node_name or environ.get("NODE_NAME") or platform.node().lower()
-    kubelet, cluster = await asyncio.gather(
-        gather_kubelet(settings.kubelet_dir, settings.pod_resources_socket, expected=expected),
-        gather_cluster(settings.kubeconfig, name) if in_cluster else asyncio.sleep(0, _NO_CLUSTER),
-        return_exceptions=True,
-    )
-    if isinstance(kubelet, BaseException):
-        kubelet = _unreadable(settings.kubelet_dir, _failed(kubelet))
-    return kubelet, _failed(cluster) if isinstance(cluster, BaseException) else cluster
 
 
 _NO_CLUSTER = Unknown("no API server is known", "give --kubeconfig (and --node-name)")
@@ -99,10 +98,9 @@ def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tu
         SettingsError: --config or --root does not exist.
     """
     file = configuration_file(flags)
-    fault: str | Unknown
     if file and not os.access(file, os.R_OK):
-        fault = unasked = Unknown(f"{file} may not be read", "run this as root")
-        return node_of(flags, {}, None), Daemon(file, fault, silent=unasked, unhealthy=unasked)
+        unread = Unknown(f"{file} may not be read", "run this as root")
+        return node_of(flags, {}, None), Daemon(file, unread, silent=unread, unhealthy=unread)
     try:
         node = node_of(flags, environ, file)
         check(node.settings)
@@ -114,17 +112,15 @@ def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tu
         unasked = Unknown("the daemon of a machine given by --root is not asked", "run this on that machine")
         return node, Daemon(file, silent=unasked, unhealthy=unasked)
     resources = frozenset(each.resource for each in node.settings.resources) if file else None
-    ready, metrics = _daemon_page(node.settings, "/readyz"), _daemon_page(node.settings, "/metrics")
+    if not (port := node.settings.health_port):
+        unasked = Unknown("the daemon serves no probes", "give it a --health-port to be asked about its sources")
+        return node, Daemon(file, resources=resources, silent=unasked, unhealthy=unasked)
+    address, away = node.settings.health_address, "run this in the plugin's pod"
+    pages = [page_of(address, port, path, seconds=DAEMON_SECONDS) for path in ("/readyz", "/metrics")]
+    ready, metrics = (Unknown(page.why, away) if isinstance(page, Unknown) else page for page in pages)
     silent = ready if isinstance(ready, Unknown) else tuple(line for line in ready.splitlines() if _SILENT in line)
     unhealthy = metrics if isinstance(metrics, Unknown) else tuple(sorted(map(int, _UNHEALTHY.findall(metrics))))
     return node, Daemon(file, resources=resources, silent=silent, unhealthy=unhealthy)
-
-
-def _daemon_page(settings: PluginSettings, path: str) -> str | Unknown:
-    if not settings.health_port:
-        return Unknown("the daemon serves no probes", "give it a --health-port to be asked about its sources")
-    page = page_of(settings.health_address, settings.health_port, path, seconds=DAEMON_SECONDS)
-    return Unknown(page.why, "run this in the plugin's pod") if isinstance(page, Unknown) else page
 
 
 def page_of(address: str, port: int, path: str, *, seconds: float = PAGE_SECONDS) -> str | Unknown:
@@ -156,18 +152,21 @@ async def gather_kubelet(directory: Path, pod_resources: Path, *, expected: bool
         return replace(kubelet, missing=True, unreadable=None if expected else kubelet.unreadable)
     except OSError as error:
         return _unreadable(directory, Unknown(f"{directory} cannot be listed ({error.strerror})", "run this as root"))
-    from neuron_plugin.kubelet import is_served
+    from neuron_plugin.kubelet import dial, is_served
+
+    async def seen(path: Path) -> SocketSeen:
+        served = is_served(path)
+        ours = served and path.name.startswith(OUR_SOCKETS)
+        return SocketSeen(path, served, (await dial(path, DIAL_SECONDS) or "") if ours else "")
 
     own, registry = directory / KUBELET_SOCKET, directory.parent / REGISTRY
-    # Never deeper than this: below ``plugins`` lie the volumes that drivers mount.
-    drivers = [path for path in registry.glob("*.sock") if DRA_DRIVER in path.name or path.name.startswith(OUR_SOCKETS)]
-    drivers += (directory.parent / "plugins").glob(f"*{DRA_DRIVER}*/*.sock")
-    plugins = [path for path in sockets if path != own] + sorted(drivers)
+    ours_or_dra = (*registry.glob(f"*{DRA_DRIVER}*.sock"), *registry.glob(f"{OUR_SOCKETS}*.sock"))
+    plugins = [path for path in sockets if path != own] + sorted(ours_or_dra)
     return Kubelet(
         directory,
         own_socket=SocketSeen(own, is_served(own)) if own in sockets else None,
-        plugins=tuple(await asyncio.gather(*map(_dialled, plugins))),
-        drivers_seen=os.access(registry, os.R_OK | os.X_OK),
+        plugins=tuple(await asyncio.gather(*map(seen, plugins))),
+        registry_seen=os.access(registry, os.R_OK | os.X_OK),
         allocatable=await ask(pod_resources, lambda kubelet: kubelet.allocatable()),
         pods=await ask(pod_resources, lambda kubelet: kubelet.list()),
         recorded=read_recorded(directory),
@@ -176,14 +175,6 @@ async def gather_kubelet(directory: Path, pod_resources: Path, *, expected: bool
 
 def _unreadable(directory: Path, why: Unknown) -> Kubelet:
     return Kubelet(directory, unreadable=why, allocatable=why, pods=why, recorded=why)
-
-
-async def _dialled(path: Path) -> SocketSeen:
-    from neuron_plugin.kubelet import dial, is_served
-
-    served = is_served(path)
-    ours = served and path.name.startswith(OUR_SOCKETS)
-    return SocketSeen(path, served, (await dial(path, DIAL_SECONDS) or "") if ours else "")
 
 
 async def gather_cluster(kubeconfig: Path | None, node_name: str) -> Cluster | Unknown:

@@ -1,9 +1,8 @@
-"""Which containers hold which cores, by the kubelet's checkpoint and PodResources.
+"""Which containers hold which cores, by the kubelet's checkpoint.
 
-The checkpoint knows what PodResources does not: pod UIDs, plain init containers, and our own reply, which says what a
-container was really given. It keeps entries of ended pods for a while, and has no names. PodResources knows the names
-of the active pods. So the checkpoint says who has what, PodResources (or the API server) which pods those are, and
-where the checkpoint cannot be read PodResources stands alone.
+The checkpoint has pod UIDs, plain init containers, and our own reply, which says what a container was given. It has no
+names and keeps entries of ended pods for a while: PodResources or the API server says which pods are active. Where the
+checkpoint cannot be read or has no entry, PodResources' own list is taken.
 
 PodResources ``List`` may, in rare moments, lose a reservation that is being made (kubernetes/kubernetes#137534), so a
 command that keeps watching asks seldom, however often it looks at the hardware.
@@ -20,16 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from neuron_plugin.allocation import Allocation, Ledger, NodeInventory, PodReference, PodUid, Resource, mask_of
-from neuron_plugin.inspection.text import Unknown
-from neuron_plugin.plugin.inputs import ALLOCATION_KEY, Reply, read_reply
+from neuron_plugin.allocation import Ledger, NodeInventory, PodReference, PodUid, Resource, ids_of
+from neuron_plugin.inspection.findings import Unknown
+from neuron_plugin.plugin.inputs import recorded_allocation
 
 if TYPE_CHECKING:
     from neuron_plugin.kubelet import CheckpointEntry, PodDevices, PodResourcesClient
 
 _Answer = TypeVar("_Answer")
-_DEADLINE_SECONDS = 3.0
-_RESOURCES = {resource.value: resource for resource in Resource}
+DEADLINE_SECONDS = 3.0
+_RESOURCES = frozenset(resource.value for resource in Resource)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,75 +54,72 @@ class HolderReading:
         self._socket = socket
         self._seconds = seconds
         self._clock = clock
-        self._read_at: float | None = None
+        self._read_at = float("-inf")
         self._recorded: tuple[CheckpointEntry, ...] | Unknown = ()
         self._listed: tuple[PodDevices, ...] | Unknown = ()
 
-    def read(self, node: NodeInventory) -> Holders:
-        """The holders, in terms of what the node has."""
+    def read(self, node: NodeInventory | None) -> Holders:
+        """The holders, in terms of what the node has; None: it has no device."""
         now = self._clock()
-        if self._read_at is None or now - self._read_at >= self._seconds:
+        if node and now - self._read_at >= self._seconds:
             self._read_at = now
             self._recorded, self._listed = read_recorded(self._kubelet_dir), ask_kubelet(self._socket)
         return holders_of(node, self._recorded, self._listed)
 
 
 def holders_of(
-    node: NodeInventory,
+    node: NodeInventory | None,
     recorded: Collection[CheckpointEntry] | Unknown,
     listed: Collection[PodDevices] | Unknown,
     live_pods: Mapping[str, PodReference] | None = None,
 ) -> Holders:
-    """Join the checkpoint's entries with the active pods; our own reply in an entry says what the container was given.
+    """The checkpoint's entries with the names of their pods; our own reply in an entry says what the container has.
 
     ``live_pods`` are the API server's, by the UID that the kubelet uses. An entry of a pod that neither PodResources
     nor the API server has is of an ended pod and left out; if both are unknown, its pod is named ``uid/UID``.
     """
+    if node is None:
+        return Holders(None)
     if isinstance(listed, Unknown) and isinstance(recorded, Unknown):
-        return Holders(
-            None, "; ".join(part for part in (f"holders are not known: {listed.why}", listed.action) if part)
-        )
-    geometry, note = node.geometry, ""
-    if isinstance(recorded, Unknown):
-        note = f"holders are taken from PodResources, which does not list plain init containers: {recorded.why}"
+        return Holders(None, f"holders are not known: {listed.why}; {listed.action}".removesuffix("; "))
+    notes = []
     entries = () if isinstance(recorded, Unknown) else recorded
-    active = () if isinstance(listed, Unknown) else listed
     pods = dict(live_pods or {})
-    if isinstance(listed, Unknown) and live_pods is None:
-        note = f"pods are named by their UIDs, and some may have ended: {listed.why}"
-        pods = {entry.pod_uid: PodReference(PodUid(entry.pod_uid), "uid", entry.pod_uid) for entry in entries}
-    uids = {(entry.container, entry.resource, entry.ids): entry.pod_uid for entry in entries}
-    held: dict[tuple[str, str, str, str], Collection[str]] = {}
-    replies: dict[tuple[str, str, str, str], Reply] = {}
-    for pod in active:
-        for part in pod.containers:
-            held[pod.namespace, pod.name, part.container, part.resource] = part.ids
-            if uid := uids.get((part.container, part.resource, frozenset(part.ids))):
-                pods.setdefault(uid, PodReference(PodUid(uid), pod.namespace, pod.name))
-    for entry in entries:
-        if known := pods.get(entry.pod_uid):
-            held[known.namespace, known.name, entry.container, entry.resource] = entry.ids
-            if reply := read_reply(entry.annotations.get(ALLOCATION_KEY, "")):
-                replies[known.namespace, known.name, entry.container, entry.resource] = reply
-    references = {(pod.namespace, pod.name): pod for pod in pods.values()}
+    if isinstance(recorded, Unknown):
+        notes.append(f"holders are taken from PodResources, which does not list plain init containers: {recorded.why}")
+    if isinstance(listed, Unknown):
+        if live_pods is None:
+            notes.append(f"pods are named by their UIDs, and some may have ended: {listed.why}")
+            pods = {entry.pod_uid: PodReference(PodUid(entry.pod_uid), "uid", entry.pod_uid) for entry in entries}
+    elif entries:
+        uids = {(entry.container, entry.resource, entry.ids): entry.pod_uid for entry in entries}
+        for pod in listed:
+            for part in pod.containers:
+                if uid := uids.get((part.container, part.resource, frozenset(part.ids))):
+                    pods.setdefault(uid, PodReference(PodUid(uid), pod.namespace, pod.name))
+    else:
+        from neuron_plugin.kubelet import CheckpointEntry as Entry
+
+        references = {str(pod): pod for pod in pods.values()}
+        for pod in listed:
+            name = f"{pod.namespace}/{pod.name}"
+            pods[name] = references.get(name, PodReference(PodUid(name), pod.namespace, pod.name))
+            entries = (
+                *entries,
+                *(Entry(name, part.container, part.resource, frozenset(part.ids), {}, ()) for part in pod.containers),
+            )
     allocations, foreign = [], []
-    for (namespace, name, container, resource_name), texts in held.items():
-        if (resource := _RESOURCES.get(resource_name)) is None:
+    for entry in entries:
+        if entry.resource not in _RESOURCES or (reference := pods.get(entry.pod_uid)) is None:
             continue
-        reference = references.get((namespace, name), PodReference(PodUid(f"{namespace}/{name}"), namespace, name))
-        numbers = {text: int(text) for text in texts if text.isascii() and text.isdigit()}
-        absent = [text for text in texts if not mask_of(geometry, resource.unit, (numbers.get(text, -1),))]
-        if absent:
+        here = ids_of(node.geometry, Resource(entry.resource).unit, node.geometry.all_mask)
+        if absent := entry.ids - set(map(str, here)):
             ids = ", ".join(map(repr, sorted(absent)))
-            foreign.append(f"{reference}/{container} holds {resource_name} {ids}")
-        drawn = mask_of(geometry, resource.unit, tuple(numbers.values()))
-        reply = replies.get((namespace, name, container, resource_name))
-        mask = reply.mask_on(node) if reply else drawn
-        allocations.append(Allocation(reference, container, resource, mask, drawn))
+            foreign.append(f"{reference}/{entry.container} holds {entry.resource} {ids}")
+        allocations.append(recorded_allocation(entry).on(node, reference))
     if foreign:
-        found = f"ids that this machine does not have (is another device plugin running?): {'; '.join(foreign)}"
-        note = "; ".join(part for part in (note, found) if part)
-    return Holders(Ledger(tuple(allocations)), note, tuple(foreign))
+        notes.append(f"ids that this machine does not have (is another device plugin running?): {'; '.join(foreign)}")
+    return Holders(Ledger(tuple(allocations)), "; ".join(notes), tuple(foreign))
 
 
 def read_recorded(kubelet_dir: Path) -> tuple[CheckpointEntry, ...] | Unknown:
@@ -133,7 +129,7 @@ def read_recorded(kubelet_dir: Path) -> tuple[CheckpointEntry, ...] | Unknown:
     from neuron_plugin.kubelet import CHECKPOINT, CheckpointError, CheckpointFile
 
     try:
-        return CheckpointFile(kubelet_dir / CHECKPOINT, list(_RESOURCES)).read().entries
+        return CheckpointFile(kubelet_dir / CHECKPOINT, _RESOURCES).read().entries
     except CheckpointError as error:
         return Unknown(str(error), "run this as root")
 
@@ -158,6 +154,6 @@ async def ask(socket: Path, question: Callable[[PodResourcesClient], Awaitable[_
     from neuron_plugin.kubelet import PodResourcesClient, PodResourcesError
 
     try:
-        return await question(PodResourcesClient(socket, deadline_seconds=_DEADLINE_SECONDS))
+        return await question(PodResourcesClient(socket, deadline_seconds=DEADLINE_SECONDS))
     except PodResourcesError as error:
         return Unknown(str(error), "see the kubelet's log")

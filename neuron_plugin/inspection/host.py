@@ -7,7 +7,6 @@ opened but plain text files, and nothing that is missing is an error here.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,11 +21,9 @@ from neuron_plugin.hardware import (
     SysfsError,
     device_processes,
     has_kernel_threads,
-    identity_of,
 )
 from neuron_plugin.inspection.facts import OCI_HOOK, DeviceUser, DeviceUsers, Host, NodeFile
-from neuron_plugin.inspection.text import Unknown, plural
-from neuron_plugin.topology import DeviceId
+from neuron_plugin.inspection.findings import Unknown, plural
 
 _AMAZON = "0x1d0f"
 _PRODUCTS = {
@@ -38,7 +35,6 @@ _PRODUCTS = {
 }
 """PCI device ids of the Neuron driver, 2.24.7 and 2.25.4."""
 
-_CHARACTER_DEVICES = re.compile(r"^\s*(\d+) neuron$", re.MULTILINE)
 _RUNTIME_FILES = (
     "etc/docker/daemon.json",
     "etc/containerd/config.toml",
@@ -64,54 +60,41 @@ def gather_host(root: Path | None, paths: MachinePaths, *, in_pod: bool) -> Host
             "the container runtime's configuration is the host's, and a pod does not see it",
             "run this as root on the node; it may hold passwords of registries, so do not mount it in the plugin's pod",
         )
-    devices = _text(base / "proc/devices")
-    major = None if isinstance(devices, Unknown) else _CHARACTER_DEVICES.search(devices.partition("Block devices:")[0])
-    listed: tuple[DeviceId, ...] = ()
-    with suppress(SysfsError):
-        listed = tuple(sysfs.device_ids())
     numbers: dict[int, tuple[int, int] | None] = {}
-    for device in listed:
-        try:
-            numbers[device] = sysfs.device(device).numbers()
-        except SysfsError:
+    with suppress(SysfsError):
+        for device in sysfs.device_ids():
             numbers[device] = None
+            with suppress(SysfsError):
+                numbers[device] = sysfs.device(device).numbers()
+    pci: tuple[str, ...] | Unknown = Unknown(f"there is no PCI bus at {paths.sysfs}")
+    with suppress(OSError):
+        functions = sorted((paths.sysfs / "bus/pci/devices").iterdir())
+        ids = [[str(_text(function / name)).strip() for name in ("vendor", "device")] for function in functions]
+        pci = tuple(_PRODUCTS[device] for vendor, device in ids if vendor == _AMAZON and device in _PRODUCTS)
     return Host(
         simulated=_exists(paths.dev / SIMULATED_MARKER),
         driver_loaded=_exists(sysfs.class_dir) or _exists(paths.sysfs / "module/neuron"),
-        major=devices if isinstance(devices, Unknown) else int(major[1]) if major else None,
         nodes=_nodes(paths.dev),
         numbers=numbers,
-        pci=_pci(paths.sysfs / "bus/pci/devices"),
+        pci=pci,
         hook_files=tuple(str(path) for pattern in _HOOK_FILES for path in sorted(base.glob(pattern))),
         runtime_files=runtime_files,
     )
 
 
 def _nodes(dev: Path) -> tuple[NodeFile, ...] | Unknown:
+    nodes = []
     try:
         names = sorted(entry.name for entry in dev.iterdir() if DEVICE_NAME.match(entry.name))
     except OSError as error:
         return Unknown(f"{dev} cannot be listed ({error.strerror})", "run this as root, or give --dev")
-    nodes = []
     for name in names:
-        try:
+        with suppress(OSError):  # gone meanwhile, or a dangling link: the same as missing
             status = (dev / name).stat()
-        except OSError:
-            continue  # gone meanwhile, or a dangling link: the same as missing
-        numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
-        mode, device = status.st_mode, int(name.removeprefix("neuron"))
-        nodes.append(NodeFile(device, stat.S_ISCHR(mode), stat.S_IMODE(mode), numbers))
+            numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
+            mode, device = status.st_mode, int(name.removeprefix("neuron"))
+            nodes.append(NodeFile(device, stat.S_ISCHR(mode), stat.S_IMODE(mode), numbers))
     return tuple(nodes)
-
-
-def _pci(bus: Path) -> tuple[str, ...] | Unknown:
-    """The product of each Neuron chip."""
-    try:
-        functions = sorted(bus.iterdir())
-    except OSError:
-        return Unknown(f"there is no PCI bus at {bus}")
-    ids = (tuple(str(_text(function / name)).strip() for name in ("vendor", "device")) for function in functions)
-    return tuple(_PRODUCTS[device] for vendor, device in ids if vendor == _AMAZON and device in _PRODUCTS)
 
 
 def _text(path: Path) -> str | Unknown:
@@ -134,44 +117,32 @@ def gather_users(nodes: Mapping[int, Path], proc: Path, kubelet_socket: Path) ->
         return Unknown(f"there is no {proc}", "run this on the machine itself")
     denied: list[Path] = []
     opened = device_processes(list(nodes.values()), proc, denied.append)
-    devices: dict[int, set[int]] = {}
-    processes: dict[int, Process] = {}
-    for device, node in nodes.items():
+    found: dict[int, tuple[Process, list[int]]] = {}
+    for device, node in sorted(nodes.items()):
         for process in opened.get(node, ()):
             if process.uses:
-                processes[process.pid] = process
-                devices.setdefault(process.pid, set()).add(device)
-    identities = {identity: device for device, node in nodes.items() if (identity := identity_of(node))}
-    users = []
-    for pid, process in sorted(processes.items()):
-        inside: dict[int, int] | None = {}
-        try:
-            entries = [entry for entry in (proc / str(pid) / "root/dev").iterdir() if DEVICE_NAME.match(entry.name)]
-            found = {int(entry.name.removeprefix("neuron")): identity_of(entry) for entry in entries}
-            inside = {number: identities[each] for number, each in found.items() if each and each in identities}
-        except OSError:
-            inside = None
-        users.append(DeviceUser(pid, process.command, tuple(sorted(devices[pid])), process.pod_uid, inside))
-    return DeviceUsers(tuple(users), _hidden(proc, kubelet_socket, len(denied)))
-
-
-def _hidden(proc: Path, kubelet_socket: Path, denied: int) -> Unknown | None:
-    """Why processes may have been missed. What the chart can do about it is said only where it would help."""
+                found.setdefault(process.pid, (process, []))[1].append(device)
+    users = tuple(
+        DeviceUser(pid, process.command, tuple(devices), process.pod_uid)
+        for pid, (process, devices) in sorted(found.items())
+    )
+    hidden = None
     if not shows_containers(kubelet_socket, proc):
+        # What the chart can do about it is said only where it would help.
+        hidden = Unknown(
+            f"{proc} is not the machine's own and does not show the kubelet: processes of pods may be missing",
+            "run this as root on the machine itself",
+        )
         if proc == Path("/proc"):
-            return Unknown(
+            hidden = Unknown(
                 "processes of other containers cannot be seen from here",
                 "run this as root on the node itself; in the plugin's pod it takes devicePlugin.watchProcesses of the "
                 "chart (the host's /proc, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH)",
             )
-        return Unknown(
-            f"{proc} is not the machine's own and does not show the kubelet: processes of pods may be missing",
-            "run this as root on the machine itself",
-        )
-    if denied:
+    elif denied:
         action = "run this as root; in a pod it takes CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
-        return Unknown(f"{plural(denied, 'process', 'processes')} may not be looked into", action)
-    return None
+        hidden = Unknown(f"{plural(len(denied), 'process', 'processes')} may not be looked into", action)
+    return DeviceUsers(users, hidden)
 
 
 def shows_containers(kubelet_socket: Path, proc: Path) -> bool:

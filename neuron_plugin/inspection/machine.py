@@ -1,17 +1,90 @@
-"""A node's Neuron hardware, read once: this machine's, a mounted host's, or a simulated one's."""
+"""Which node is inspected, by which settings, and its Neuron hardware, read once.
+
+Settings are read as the daemon reads them: flags win over the environment, the environment over the daemon's file, the
+file over the defaults. In the plugin's pod file and environment are the daemon's own, so no flag is needed there.
+A node given by ``--root`` is another machine: its paths lie below the root, and neither the environment nor the usual
+file here applies to it. A file that is named with ``--config`` applies, but only its health policies: its paths are
+those of that machine.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
 
 from neuron_plugin.allocation import NodeInventory
 from neuron_plugin.hardware import EVERY_DEVICE, Inventory, MachinePaths, Verdict, read_inventory
-from neuron_plugin.inspection.text import Unknown
+from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.plugin.health import FILE_NAME, Memory, boot_id, load
+from neuron_plugin.plugin.health import FILE_NAME, Memory, boot_id, judge_once
+from neuron_plugin.plugin.health import load as load_memory
 from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.settings import SettingsError, load
 from neuron_plugin.topology import DeviceId, Geometry, InstanceType, Topology, geometry_of, links_of
+
+USUAL_FILE = Path("/etc/neuron-plugin/config.yaml")
+"""Where the chart mounts the daemon's configuration."""
+
+_PATHS = ("sysfs", "dev", "logical_core_file", "kubelet_dir", "pod_resources_socket")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """``root`` is None for this machine."""
+
+    settings: PluginSettings
+    root: Path | None = None
+
+    @property
+    def proc(self) -> Path:
+        """The host's /proc where it is mounted: below the root, or where the daemon looks; else this machine's."""
+        mounted = self.root / "proc" if self.root else self.settings.proc
+        return mounted if os.path.isdir(mounted) else Path("/proc")  # noqa: PTH112 - Path.is_dir raises on EACCES
+
+
+def node_of(flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None) -> Node:
+    """The node that ``flags`` mean: ``root``, and settings of the daemon by their fields' names.
+
+    ``file`` is the daemon's configuration, see ``configuration_file``.
+
+    Raises:
+        SettingsError: the root is not a directory, the type is not known, or the settings cannot be used.
+    """
+    root = Path(str(flags["root"])) if flags.get("root") else None
+    if root is None:
+        settings = load(PluginSettings, flags, environ, file)
+    elif not root.is_dir():
+        raise SettingsError(f"--root {root} is no directory: expected one with sys/ and dev/ in it")
+    else:
+        defaults = PluginSettings()
+        below = {name: str(root / str(getattr(defaults, name)).lstrip("/")) for name in _PATHS}
+        given = {name: value for name, value in flags.items() if value is not None}
+        health = load(PluginSettings, {}, {}, file).health
+        settings = msgspec.structs.replace(load(PluginSettings, below | given, {}), health=health)
+    # The daemon starts with a type that it does not know; on a command line an unknown type is a typing error.
+    if (name := flags.get("instance_type")) and name not in load_catalogue(settings.instance_types):
+        raise SettingsError(
+            f"--instance-type {name} is not known: see 'neuron-plugin simulate types', "
+            "or describe it in a file for --instance-types"
+        )
+    return Node(settings, root)
+
+
+def configuration_file(flags: Mapping[str, object]) -> Path | None:
+    """The daemon's configuration: the one named by ``config``, or on this machine the one in the usual place.
+
+    Raises:
+        SettingsError: the named file does not exist.
+    """
+    if named := flags.get("config"):
+        if not os.path.lexists(str(named)):
+            raise SettingsError(f"--config {named} is not there: expected the YAML file of 'neuron-plugin run'")
+        return Path(str(named))
+    return USUAL_FILE if not flags.get("root") and os.path.lexists(USUAL_FILE) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +143,6 @@ def look(settings: PluginSettings, environ: Mapping[str, str]) -> Machine:
     Raises:
         SettingsError: the file of instance types cannot be used.
     """
-    from neuron_plugin.plugin.health import judge_once
-
     types = load_catalogue(settings.instance_types)
     paths = MachinePaths(settings.sysfs, settings.dev, settings.logical_core_file)
     inventory = read_inventory(paths, environ=environ, settled=EVERY_DEVICE, types=types)
@@ -83,7 +154,18 @@ def look(settings: PluginSettings, environ: Mapping[str, str]) -> Machine:
         cores_per_device=inventory.cores_per_device,
         links={device: links for device, links in inventory.links.items()},  # noqa: C416 - widens the key's type
     )
-    memory = _read_memory(settings)
+    memory: Memory | Unknown
+    if settings.state_dir is None:
+        memory = Unknown("no state directory of the daemon is known", "give --config, the daemon's configuration")
+    else:
+        file = settings.state_dir / FILE_NAME
+        try:
+            file.read_bytes()
+            memory = load_memory(file, boot_id())
+        except FileNotFoundError:
+            memory = Unknown(f"{file} is not there", "the daemon writes it when it has seen a device")
+        except OSError as error:
+            memory = Unknown(f"{file} cannot be read ({error.strerror})", "run this as root")
     return Machine(
         paths=paths,
         inventory=inventory,
@@ -92,16 +174,3 @@ def look(settings: PluginSettings, environ: Mapping[str, str]) -> Machine:
         verdicts=judge_once(inventory, settings.health, memory if isinstance(memory, Memory) else Memory()),
         memory=memory,
     )
-
-
-def _read_memory(settings: PluginSettings) -> Memory | Unknown:
-    if settings.state_dir is None:
-        return Unknown("no state directory of the daemon is known", "give --config, the daemon's configuration")
-    file = settings.state_dir / FILE_NAME
-    try:
-        file.read_bytes()
-    except FileNotFoundError:
-        return Unknown(f"{file} is not there", "the daemon writes it when it has seen a device")
-    except OSError as error:
-        return Unknown(f"{file} cannot be read ({error.strerror})", "run this as root")
-    return load(file, boot_id())

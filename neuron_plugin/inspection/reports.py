@@ -1,24 +1,19 @@
 """What ``devices`` and ``topology`` report, as documents for scripts.
 
 The shapes are an interface: within a ``version`` keys are only added. Unlike ``neuron-ls`` they also hold devices that
-should be present and are not, why a device is not allocatable, and who holds what. ``neuron_ls_of`` is the same machine
-in the shape of ``neuron-ls -j``, as far as sysfs and /proc show it.
+should be present and are not, why a device is not allocatable, and who holds what.
 """
 
 from __future__ import annotations
 
 import enum
-import re
-from pathlib import Path
 
 import msgspec
 
-from neuron_plugin.hardware import Severity, device_processes
+from neuron_plugin.hardware import EccCounts, Severity
 from neuron_plugin.inspection.holders import Holders
 from neuron_plugin.inspection.machine import Machine
-from neuron_plugin.topology import CoreMask, Geometry, Topology, Unit, cores_in, valid_counts, valid_sets
-
-VERSION = 1
+from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, valid_counts, valid_sets
 
 
 class Health(enum.StrEnum):
@@ -55,14 +50,6 @@ class HolderReport(msgspec.Struct, frozen=True, rename="camel"):
     cores: tuple[int, ...]
 
 
-class EccReport(msgspec.Struct, frozen=True, rename="camel"):
-    """Uncorrected errors since the last power cycle."""
-
-    sram: int
-    memory: int
-    repairable: int
-
-
 class DeviceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One device. ``holders`` is None where they are not known; any other unknown value is None or empty."""
 
@@ -79,14 +66,14 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     memory_bytes: int | None = None
     serial_number: str = ""
     reset: str | None = None
-    ecc: EccReport | None = None
+    ecc: EccCounts | None = None
     holders: tuple[HolderReport, ...] | None = None
 
 
 class MachineReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One machine. ``absence`` says why there is no device; ``links_from`` is ``driver`` or ``instance-type``."""
 
-    version: int = VERSION
+    version: int = 1
     instance_type: str
     topology: str
     device_count: int
@@ -102,44 +89,14 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 def machine_report(machine: Machine, holders: Holders) -> MachineReport:
     """The report of ``devices``."""
-    inventory, geometry = machine.inventory, machine.geometry
-    assumed = "the driver prints no links (it does so while a device is missing): those of the instance type are shown"
-    return MachineReport(
-        instance_type=inventory.instance_type or (machine.instance.name if machine.instance else ""),
-        topology=geometry.topology.value if geometry else "",
-        device_count=geometry.device_count if geometry else 0,
-        cores_per_device=inventory.cores_per_device,
-        logical_core_size=inventory.logical_core_size.size,
-        driver_version=inventory.driver_version.text if inventory.driver_version else None,
-        links_from="instance-type" if machine.links_are_assumed else "driver",
-        devices=_devices(machine, holders),
-        holders_known=holders.ledger is not None,
-        absence=inventory.absence,
-        notes=(
-            *inventory.problems,
-            *([assumed] if machine.links_are_assumed else []),
-            *([holders.note] if holders.note else []),
-        ),
-    )
-
-
-def _devices(machine: Machine, holders: Holders) -> tuple[DeviceReport, ...]:
-    """Every device: usable, skipped or missing, by ascending id."""
-    geometry, instance, links, dev = machine.geometry, machine.instance, machine.links, machine.paths.dev
-    numa_nodes = instance.numa_nodes if instance else ()
-    reports = []
-    for device in machine.inventory.devices:
-        mask, ecc = geometry.device_mask(device.id) if geometry else CoreMask(0), device.health.ecc
-        findings = machine.verdicts[device.id].findings
+    inventory, geometry, instance, dev = machine.inventory, machine.geometry, machine.instance, machine.paths.dev
+    numa_nodes, links = instance.numa_nodes if instance else (), machine.links
+    devices = []
+    for device in inventory.devices:
+        mask = geometry.device_mask(device.id) if geometry else CoreMask(0)
+        findings, reset = machine.verdicts[device.id].findings, device.health.reset
         worst = max((finding.severity for finding in findings), default=Severity.IGNORED)
-        held = None
-        if geometry and holders.ledger is not None:
-            held = tuple(
-                HolderReport(
-                    each.pod.namespace, each.pod.name, each.container, each.resource.value, cores_in(each.mask & mask)
-                )
-                for each in holders.ledger.overlapping(mask)
-            )
+        held = holders.ledger.overlapping(mask) if holders.ledger else ()
         report = DeviceReport(
             id=device.id,
             node=str(dev / f"neuron{device.id}"),
@@ -153,17 +110,38 @@ def _devices(machine: Machine, holders: Holders) -> tuple[DeviceReport, ...]:
             numa_node=numa_nodes[device.id] if device.id < len(numa_nodes) else None,
             memory_bytes=(instance.memory_gib if instance else 0) * 2**30 or None,
             serial_number=device.serial_number,
-            reset=device.health.reset.name.lower() if device.health.reset is not None else None,
-            ecc=EccReport(ecc.sram, ecc.memory, ecc.repairable) if ecc else None,
-            holders=held,
+            reset=reset.name.lower() if reset is not None else None,
+            ecc=device.health.ecc,
+            holders=tuple(
+                HolderReport(
+                    each.pod.namespace, each.pod.name, each.container, each.resource.value, cores_in(each.mask & mask)
+                )
+                for each in held
+            )
+            if holders.ledger is not None
+            else None,
         )
-        reports.append(report)
-    absent = [(int(skipped.id), Health.SKIPPED, skipped.reason) for skipped in machine.inventory.skipped]
-    reason = f"{machine.inventory.instance_type or 'this type'} has it, the driver does not list it"
+        devices.append(report)
+    absent = [(int(skipped.id), Health.SKIPPED, skipped.reason) for skipped in inventory.skipped]
+    reason = f"{inventory.instance_type or 'this type'} has it, the driver does not list it"
     absent += [(missing, Health.MISSING, reason) for missing in machine.missing]
     for number, health, why in absent:
-        reports.append(DeviceReport(id=number, node=str(dev / f"neuron{number}"), health=health, reasons=(why,)))
-    return tuple(sorted(reports, key=lambda report: report.id))
+        devices.append(DeviceReport(id=number, node=str(dev / f"neuron{number}"), health=health, reasons=(why,)))
+    assumed = "the driver prints no links (it does so while a device is missing): those of the instance type are shown"
+    notes = [*inventory.problems, assumed if machine.links_are_assumed else "", holders.note]
+    return MachineReport(
+        instance_type=inventory.instance_type or (instance.name if instance else ""),
+        topology=geometry.topology.value if geometry else "",
+        device_count=geometry.device_count if geometry else 0,
+        cores_per_device=inventory.cores_per_device,
+        logical_core_size=inventory.logical_core_size.size,
+        driver_version=inventory.driver_version.text if inventory.driver_version else None,
+        links_from="instance-type" if machine.links_are_assumed else "driver",
+        devices=tuple(sorted(devices, key=lambda each: each.id)),
+        holders_known=holders.ledger is not None,
+        absence=inventory.absence,
+        notes=tuple(note for note in notes if note),
+    )
 
 
 class LinkedDevice(msgspec.Struct, frozen=True, rename="camel"):
@@ -186,7 +164,7 @@ class DeviceSets(msgspec.Struct, frozen=True, rename="camel"):
 class TopologyReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One machine. Without ``holders_known``, what is called free is free unless a pod holds it."""
 
-    version: int = VERSION
+    version: int = 1
     instance_type: str
     topology: str
     links_from: str
@@ -207,10 +185,10 @@ def topology_report(machine: Machine, geometry: Geometry, holders: Holders, repo
         fitting = tuple(geometry.whole_devices(mask) for mask in masks if mask & free == mask)
         sets.append(DeviceSets(count, tuple(geometry.whole_devices(mask) for mask in masks), fitting))
     counts = valid_counts(geometry, Unit.CORE)
-    core_sets = {count: valid_sets(geometry, Unit.CORE, count) for count in counts}
+    fits = {count: any(mask & free == mask for mask in valid_sets(geometry, Unit.CORE, count)) for count in counts}
     for device in range(geometry.device_count):
         mask, connected = geometry.device_mask(device), tuple(sorted(links.get(device, ())))
-        devices.append(LinkedDevice(device, connected, cores_in(mask), cores_in(CoreMask(mask & free))))
+        devices.append(LinkedDevice(device, connected, cores_in(mask), cores_in(mask & free)))
     return TopologyReport(
         instance_type=report.instance_type,
         topology=report.topology,
@@ -219,68 +197,6 @@ def topology_report(machine: Machine, geometry: Geometry, holders: Holders, repo
         devices=tuple(devices),
         device_sets=tuple(sets),
         core_counts=counts,
-        free_core_counts=tuple(count for count in counts if any(mask & free == mask for mask in core_sets[count])),
+        free_core_counts=tuple(count for count in counts if fits[count]),
         notes=report.notes,
     )
-
-
-class NeuronLsProcess(msgspec.Struct, frozen=True):
-    """A process as neuron-ls prints it. Only the runtime itself knows its version."""
-
-    pid: int
-    command: str
-    neuron_runtime_version: str = ""
-
-
-class NeuronLsDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """One device, keys as neuron-ls prints them. ``nc_count`` and ``neuroncore_ids`` are logical cores."""
-
-    instance_type: str
-    instance_id: str
-    neuron_device: int
-    bdf: str
-    cpu_affinity: str
-    numa_node: str
-    connected_to: tuple[int, ...] | None
-    nc_count: int
-    logical_neuroncore_config: int
-    memory_size: int
-    neuroncore_ids: tuple[int, ...]
-    neuron_processes: tuple[NeuronLsProcess, ...]
-
-
-def neuron_ls_of(machine: Machine, report: MachineReport, proc: Path = Path("/proc")) -> tuple[NeuronLsDevice, ...]:
-    """The devices that neuron-ls would list: the usable ones.
-
-    ``bdf`` and the runtime versions of processes, which neuron-ls learns by ioctl, are empty.
-    """
-    usable = [device for device in report.devices if device.id in machine.inventory.device_ids]
-    processes = device_processes([Path(device.node) for device in usable], proc)
-    sysfs = machine.paths.sysfs
-    asset_tag = _read(sysfs / "class/dmi/id/board_asset_tag")  # on Nitro machines EC2 writes the instance id there
-    return tuple(
-        NeuronLsDevice(
-            instance_type=report.instance_type,
-            instance_id=asset_tag if re.fullmatch(r"i-[0-9a-f]{8,32}", asset_tag) else "",
-            neuron_device=device.id,
-            bdf="",
-            cpu_affinity=_read(sysfs / f"devices/system/node/node{device.numa_node}/cpulist"),
-            numa_node=str(-1 if device.numa_node is None else device.numa_node),
-            connected_to=None if report.topology == Topology.SINGLE else device.connected,
-            nc_count=len(device.cores),
-            logical_neuroncore_config=report.logical_core_size,
-            memory_size=device.memory_bytes or 0,
-            neuroncore_ids=device.cores,
-            neuron_processes=tuple(
-                NeuronLsProcess(process.pid, process.command) for process in processes.get(Path(device.node), ())
-            ),
-        )
-        for device in usable
-    )
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

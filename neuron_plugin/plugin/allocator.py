@@ -203,7 +203,8 @@ def _of_init_containers(
     """A later container's share of what its pod's init containers have: the kubelet draws that at random, unasked.
 
     The container gets its assigned share, or a linked part where the kubelet drew one that is not. Of a pod that the
-    API server has not shown, nothing tells init containers from others: it has to be the one that is being admitted.
+    API server has not shown, it is not known which containers are init containers: it has to be the pod that is being
+    admitted.
     """
     geometry, unit = snapshot.inventory.geometry, resource.unit
     for pod in snapshot.inputs.pods.asking:
@@ -291,7 +292,7 @@ class PodLister(Protocol):
 class Allocator:
     """Answers the kubelet for all resources of the node.
 
-    ``events`` are those of refused calls, for whoever publishes them. ``last_call`` is when the kubelet last asked for
+    ``events`` are those of refused calls, for the publisher. ``last_call`` is when the kubelet last asked for
     something, on the node's clock: PodResources is never listed while a call is under way.
     """
 
@@ -328,7 +329,7 @@ class Allocator:
                 await self._reconsider(lambda: preference_for(self._snapshot(), request).enough)
                 preference = preference_for(self._snapshot(), request)
             self._last_preference = request, preference.ids
-        self._afterwards(self._log_preference, request, preference)
+        self._afterwards(self._log_preference, self._snapshot(), request, preference)
         return [str(number) for number in preference.ids]
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
@@ -357,17 +358,8 @@ class Allocator:
         """Remember that a pod's assignment was corrected to what it was given."""
         snapshot = self._snapshot()
         for one in snapshot.ledger.of(write.pod.uid):
-            self._record(
-                snapshot,
-                Step.CORRECTED,
-                one.resource,
-                one.mask,
-                write.correction,
-                (),
-                pod=write.pod,
-                container=one.container,
-                usable=NO_CORES,
-            )
+            what = (one.resource, one.mask, write.correction)
+            self._record(snapshot, Step.CORRECTED, *what, pod=write.pod, container=one.container, usable=NO_CORES)
 
     def name_decisions(self) -> None:
         """Put the pod into decisions on calls whose pod was not known: the kubelet's record names it afterwards."""
@@ -459,7 +451,7 @@ class Allocator:
         return snapshot
 
     def _caller_is_known(self, request: PreferenceRequest) -> bool:
-        """Whether a pod that may be calling is known and has no assignment, so that a LIST would tell nothing new."""
+        """Whether a pod that may be calling is known and has no assignment, so that a LIST would show nothing new."""
         return any(
             (part.resource, part.count) == (request.resource, request.size)
             for pod in self._snapshot().unassigned
@@ -502,27 +494,28 @@ class Allocator:
             self._afterwards(_observe, latencies, resource, time.perf_counter() - started)
 
     def _afterwards(self, work: Callable[..., None], *arguments: object) -> None:
-        """Do what nobody waits for once the kubelet has its answer."""
+        """Do this once the kubelet has its answer."""
         asyncio.get_running_loop().call_soon(work, *arguments)
 
     # What can be explained later.
 
-    def _log_preference(self, request: PreferenceRequest, preference: Preference) -> None:
-        snapshot, one = self._snapshot(), preference.waiting
-        geometry, unit = snapshot.inventory.geometry, request.resource.unit
-        must = mask_of(geometry, unit, request.must_include)
-        offered = mask_of(geometry, unit, request.available)
+    def _log_preference(self, snapshot: Snapshot, request: PreferenceRequest, preference: Preference) -> None:
+        one, resource = preference.waiting, request.resource
+        chosen, must = _mask(snapshot, resource, preference.ids), _mask(snapshot, resource, request.must_include)
+        reason = (
+            "the oldest waiting assignment of this size" if one else "no assignment fits: the best set that is free"
+        )
+        free = snapshot.offered_mask & ~snapshot.ledger.used_mask if one else snapshot.free_mask
         self._preferred = self._record(
             snapshot,
             Step.PREFERRED,
-            request.resource,
-            mask_of(geometry, unit, preference.ids),
-            "the oldest waiting assignment of this size" if one else "no assignment fits: the best set that is free",
+            resource,
+            chosen,
+            reason,
             request.available,
             pod=one.pod if one else None,
             container=one.container if one else "",
-            usable=(offered & (snapshot.offered_mask & ~snapshot.ledger.used_mask if one else snapshot.free_mask))
-            | must,
+            usable=_mask(snapshot, resource, request.available) & free | must,
             must_include=must,
         )
 
@@ -535,16 +528,8 @@ class Allocator:
         given: ContainerAllocation,
         reply_id: str,
     ) -> None:
-        decision = self._record(
-            snapshot,
-            Step.ALLOCATED,
-            resource,
-            answer.mask,
-            answer.reason,
-            ids,
-            pod=answer.pod,
-            container=answer.container,
-        )
+        what = (resource, answer.mask, answer.reason, ids)
+        decision = self._record(snapshot, Step.ALLOCATED, *what, pod=answer.pod, container=answer.container)
         asked, self._preferred = self._preferred, None
         if not (answer.pod and answer.container):
             same_call = asked and asked.pod is None and (asked.resource, asked.chosen) == (resource, decision.offered)
@@ -570,7 +555,7 @@ class Allocator:
         resource: Resource,
         chosen: int,
         reason: str,
-        offered: Sequence[int],
+        offered: Sequence[int] = (),
         *,
         pod: PodReference | None = None,
         container: str = "",

@@ -74,13 +74,22 @@ def container_allocation(
 ) -> ContainerAllocation:
     """Nodes and environment for exactly the cores of ``mask``, requested as ``resource``.
 
-    Remembered, because Allocate waits for it and a node has few sets; nobody changes what is returned.
+    Remembered, because Allocate waits for it and a node has few sets. Do not change what is returned.
     """
-    nodes = _nodes(geometry, mask, style)
+    hosts, renumber = tuple(map(int, geometry.devices_touched(mask))), style.numbering is Numbering.CONTAINER
+    inside = {host: place if renumber else host for place, host in enumerate(hosts)}
+    envs = {}
+    if style.logical_core_size is not None:
+        envs[LOGICAL_CORE_CONFIG] = str(style.logical_core_size)
+    if resource.unit is Unit.CORE:
+        size = geometry.cores_per_device  # the runtime counts cores from the first device that it sees
+        envs[VISIBLE_CORES] = format_ids(inside[core // size] * size + core % size for core in cores_in(mask))
+    elif not renumber or style.visible_devices_env:
+        envs[VISIBLE_DEVICES] = format_ids(hosts)
     return ContainerAllocation(
-        envs=_environment(geometry, resource, mask, style),
-        devices=() if style.cdi else tuple(node for _, node in nodes),
-        cdi_devices=tuple(f"{CDI_KIND}={name}" for name, _ in nodes) if style.cdi else (),
+        envs=envs,
+        devices=() if style.cdi else tuple(_node(style, *numbers) for numbers in inside.items()),
+        cdi_devices=tuple(f"{CDI_KIND}={_cdi_name(*numbers)}" for numbers in inside.items()) if style.cdi else (),
     )
 
 
@@ -100,41 +109,16 @@ def cdi_specification(geometry: Geometry, style: ContainerStyle) -> dict[str, ob
         "devices": [
             {
                 "name": _cdi_name(host, inside),
-                "containerEdits": {"deviceNodes": [_cdi_node(_node(style, host, inside))]},
+                "containerEdits": {
+                    "deviceNodes": [
+                        {"path": node.container_path, "hostPath": node.host_path, "permissions": node.permissions}
+                    ]
+                },
             }
             for host, inside in pairs
+            for node in [_node(style, host, inside)]
         ],
     }
-
-
-def _nodes(geometry: Geometry, mask: int, style: ContainerStyle) -> list[tuple[str, DeviceNode]]:
-    """The CDI name and the node of every device touched, ascending by host id."""
-    renumber = style.numbering is Numbering.CONTAINER
-    numbered = [(host, place if renumber else host) for place, host in enumerate(geometry.devices_touched(mask))]
-    return [(_cdi_name(host, inside), _node(style, host, inside)) for host, inside in numbered]
-
-
-def _environment(geometry: Geometry, resource: Resource, mask: int, style: ContainerStyle) -> dict[str, str]:
-    envs = {}
-    devices = geometry.devices_touched(mask)
-    if style.logical_core_size is not None:
-        envs[LOGICAL_CORE_CONFIG] = str(style.logical_core_size)
-    if resource.unit is Unit.CORE:
-        envs[VISIBLE_CORES] = format_ids(_visible_cores(geometry, mask, style))
-    elif style.numbering is Numbering.HOST or style.visible_devices_env:
-        envs[VISIBLE_DEVICES] = format_ids(devices)
-    return envs
-
-
-def _visible_cores(geometry: Geometry, mask: int, style: ContainerStyle) -> list[int]:
-    """Core ids as the container's runtime counts them."""
-    if style.numbering is Numbering.HOST:
-        return list(cores_in(mask))
-    place = {device: index for index, device in enumerate(geometry.devices_touched(mask))}
-    size = geometry.cores_per_device
-    return [
-        place[device] * size + core % size for core in cores_in(mask) for device in geometry.devices_touched(1 << core)
-    ]
 
 
 def _node(style: ContainerStyle, host: int, inside: int) -> DeviceNode:
@@ -147,10 +131,6 @@ def _node(style: ContainerStyle, host: int, inside: int) -> DeviceNode:
 
 def _cdi_name(host: int, inside: int) -> str:
     return f"{host}-{inside}"
-
-
-def _cdi_node(node: DeviceNode) -> dict[str, str]:
-    return {"path": node.container_path, "hostPath": node.host_path, "permissions": node.permissions}
 
 
 def write_cdi_specification(directory: Path, specification: dict[str, object]) -> bool:

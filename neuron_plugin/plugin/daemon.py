@@ -79,8 +79,8 @@ START_POLL_SECONDS = 0.1
 UNDER_WAY_SECONDS = 0.3
 """Until a binding that the extender sent before it heard of our end has reached us and the kubelet."""
 LEAVE_SECONDS = 1.6
-"""For closing the node and for admitting pods that are bound here already. A plugin that is told to end has ended
-within two seconds."""
+"""For closing the node and for admitting pods that are bound here already. The whole end takes less than two
+seconds."""
 CONNECT_RETRY_SECONDS = 10.0
 """Between two looks for usable API server settings: a service account's files may come late."""
 CDI_SECONDS = 5.0
@@ -277,7 +277,7 @@ class NodeDaemon:
             overdue = not self._settings.node_lease and time.monotonic() - last >= REPEAT_SECONDS
             if self.lease.created_again != seen or overdue:
                 seen, last = self.lease.created_again, time.monotonic()
-                self.publisher.tell_of_node_again()
+                self.publisher.write_on_node_again()
 
     async def _take_turns(self) -> None:
         """What changes without an event, and what is due; some microseconds if nothing is."""
@@ -299,7 +299,7 @@ class NodeDaemon:
         """Ask the kubelet for its pods: in place of a checkpoint that cannot be read, and about pods that seem over.
 
         The kubelet forgets an ended pod only when something is allocated or its pods are listed. A pod whose end no
-        API server tells would stay in the checkpoint for ever.
+        API server shows would stay in the checkpoint for ever.
         """
         empty_since: dict[PodUid, float] = {}
         listed_at = float("-inf")
@@ -383,7 +383,7 @@ class NodeDaemon:
         """Hold down what processes of pods have open that neither the API server nor the checkpoint names.
 
         Such a pod may have been deleted by force while the plugin was away. A pod that only watches devices is known
-        to the API server, and is let off when its pods are listed.
+        to the API server, and is no longer held down when the pods are listed.
         """
         snapshot, settings = self.node.snapshot, self._settings
         if snapshot is None:
@@ -416,16 +416,11 @@ class NodeDaemon:
                 continue
             self.allocator.name_decisions()
             if self._settings.cluster:
-                self.publisher.publish(snapshot)
-                self._log_corrections()
+                for write in self.publisher.publish(snapshot):
+                    self.counters.corrections += 1
+                    self.allocator.log_correction(write)
             while self.allocator.events:
                 self.publisher.report([self.allocator.events.popleft()])
-
-    def _log_corrections(self) -> None:
-        for write in self.publisher.corrections:
-            self.counters.corrections += 1
-            self.allocator.log_correction(write)
-        self.publisher.corrections.clear()
 
     async def _keep_cdi_specification(self) -> None:
         reported = ""

@@ -1,6 +1,12 @@
-"""Keeps the health state of the node's devices: its sources, its timer, its file, and where it is reported.
+"""Keeps the health state of the node's devices: its sources, its timer, its file, and how it is reported.
 
 A source that cannot start is named, in readiness and metrics, and the others go on.
+
+Health is reported in log lines, in events on the node, and in a node condition if one is wanted. The condition is True
+when all is well, like the node's ``Ready``: True with every device healthy, False with one that is not handed out,
+Unknown before any device was seen. ``--node-condition`` names it, and the name may not be that of a condition that
+another program writes. In particular it is not the node problem detector's ``NeuronHealth``, which is True when
+something is *wrong*; ``NeuronDevicesHealthy`` says what it means.
 """
 
 from __future__ import annotations
@@ -8,28 +14,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
 from neuron_plugin.allocation import format_ids
-from neuron_plugin.cluster import ApiRequest, report_node_condition, utc_now
-from neuron_plugin.hardware import HealthFiles, Inventory, KernelLog, Sysfs, Uevents, blind_spots
+from neuron_plugin.cluster import ApiRequest, ObjectReference, create_event, report_node_condition, utc_now
+from neuron_plugin.hardware import HealthFiles, Inventory, KernelLog, Severity, Sysfs, Uevents, blind_spots
 from neuron_plugin.hardware import KernelError as Error
 from neuron_plugin.plugin.health import (
     FILE_NAME,
     HealthState,
     Memory,
+    Transition,
     boot_id,
     health_after,
     load,
     save,
     transitions,
 )
-from neuron_plugin.plugin.health_report import health_event, log_transition, node_condition
 from neuron_plugin.plugin.health_rules import reads_kernel_log
+from neuron_plugin.plugin.publisher import REPORTER
 from neuron_plugin.plugin.settings import PluginSettings
 
 logger = logging.getLogger(__name__)
@@ -41,10 +48,10 @@ UEVENTS, NOTICES, KERNEL_LOG, SYSFS, MEMORY = "uevents", "notices", "kernel-log"
 class Cluster(Protocol):
     """Where requests to the API server go. Neither method blocks; the newest on a subject counts."""
 
-    def tell(self, subject: str, request: ApiRequest) -> None:
+    def write(self, subject: str, request: ApiRequest) -> None:
         """Have a request sent to the API server."""
 
-    def tell_of_node(self, subject: str, request: ApiRequest) -> None:
+    def write_on_node(self, subject: str, request: ApiRequest) -> None:
         """Have a write on the Node object sent, and again when that was created again."""
 
 
@@ -147,7 +154,7 @@ class HealthWatch:
             log_transition(transition)
             if self._cluster:
                 subject = f"health event {transition.after.name} of {format_ids(transition.devices)}"
-                self._cluster.tell(subject, health_event(transition, self._settings.node_name, self._now()))
+                self._cluster.write(subject, health_event(transition, self._settings.node_name, self._now()))
         if (changes or first) and self._cluster and self._settings.node_condition:
             self._write_condition(self._cluster)
         return bool(changes)
@@ -170,7 +177,7 @@ class HealthWatch:
             since=since,
             now=now,
         )
-        cluster.tell_of_node("health condition", request)
+        cluster.write_on_node("health condition", request)
 
     def _report(self, source: str, problem: str) -> None:
         """Note whether a source works; a change is logged once."""
@@ -195,3 +202,69 @@ class HealthWatch:
             return
         self._saved = memory
         self._report(MEMORY, "")
+
+
+# How it is reported.
+
+_MOST_MESSAGE = 1024
+
+
+def log_transition(transition: Transition) -> None:
+    """One line for each change."""
+    fields = {"devices": format_ids(transition.devices), "was": transition.before.name.lower()}
+    if transition.after is Severity.HEALTHY:
+        logger.info("Neuron devices are healthy again", extra=fields)
+    else:
+        state = {"is": transition.after.name.lower(), "reason": transition.reason}
+        logger.warning("the health of Neuron devices has changed", extra=fields | state)
+
+
+def health_event(transition: Transition, node_name: str, now: datetime) -> ApiRequest:
+    """An event on the node. It is found under the node's name as UID, as the kubelet writes its own."""
+    reasons = {Severity.HEALTHY: "NeuronDeviceHealthy", Severity.UNHEALTHY: "NeuronDeviceUnhealthy"}
+    return create_event(
+        ObjectReference("Node", node_name, node_name, "v1"),
+        reason=reasons.get(transition.after, "NeuronDeviceWarning"),
+        note=_sentence(transition),
+        action="HealthCheck",
+        reporter=REPORTER,
+        instance=node_name,
+        now=now,
+        warning=transition.after is not Severity.HEALTHY,
+    )
+
+
+def _sentence(transition: Transition) -> str:
+    subject = f"{_named(transition.devices)} {'is' if len(transition.devices) == 1 else 'are'}"
+    match transition.after:
+        case Severity.HEALTHY if transition.before is Severity.UNHEALTHY:
+            return f"{subject} healthy again and given to new pods"
+        case Severity.HEALTHY:
+            return f"{subject} healthy again, the warning is over"
+        case Severity.UNHEALTHY:
+            return f"{subject} not given to new pods: {transition.reason}"
+        case _:
+            return f"{subject} still given to pods, with a warning: {transition.reason}"
+
+
+def node_condition(state: HealthState) -> tuple[bool | None, str, str]:
+    """Status, reason and message of the node condition."""
+    if not state.devices:
+        return None, "NoDevices", "no Neuron device has been seen on this node yet"
+    if unhealthy := _listed(state, Severity.UNHEALTHY):
+        return False, "UnhealthyDevices", unhealthy[:_MOST_MESSAGE]
+    if warnings := _listed(state, Severity.WARNING):
+        return True, "DevicesWithWarnings", warnings[:_MOST_MESSAGE]
+    return True, "AllDevicesHealthy", f"all {len(state.devices)} Neuron devices are healthy"
+
+
+def _listed(state: HealthState, severity: Severity) -> str:
+    by_reason: dict[str, list[int]] = {}
+    for number, one in state.devices.items():
+        if one.verdict.severity is severity:
+            by_reason.setdefault(one.verdict.reason, []).append(number)
+    return ". ".join(f"{_named(numbers)}: {reason}" for reason, numbers in by_reason.items())
+
+
+def _named(numbers: Sequence[int]) -> str:
+    return f"neuron device{'' if len(numbers) == 1 else 's'} {format_ids(tuple(numbers))}"

@@ -266,7 +266,7 @@ class NodePods:
     def asking(self) -> tuple[NeuronPod, ...]:
         """The pods that ask for Neuron and can be served, oldest assignment first."""
         asking = [pod for pod in self.pods.values() if pod.requests]
-        return tuple(sorted(asking, key=_alloc_time_ns))
+        return tuple(sorted(asking, key=lambda pod: getattr(pod.assignment, "alloc_time_ns", 0)))
 
     def with_pod(self, pod: NeuronPod) -> NodePods:
         """Take in a pod that was added or changed."""
@@ -373,7 +373,3 @@ def made_by_api_server(uid: PodUid) -> bool:
 
 def _latest(ended: dict[PodUid, bool]) -> dict[PodUid, bool]:
     return dict(list(ended.items())[-MOST_ENDED:]) if len(ended) > MOST_ENDED else ended
-
-
-def _alloc_time_ns(pod: NeuronPod) -> int:
-    return getattr(pod.assignment, "alloc_time_ns", 0)

@@ -56,7 +56,7 @@ class CheckpointSource(Protocol):
     """The kubelet's checkpoint file."""
 
     def version(self) -> tuple[int, int, int] | None:
-        """What tells one version of the file from another, by one stat."""
+        """What differs between two versions of the file, by one stat."""
 
     def read(self) -> Checkpoint:
         """Read the file, or raise CheckpointError."""
@@ -248,7 +248,7 @@ class Node:
             self._replace(replace(self._inputs, hold_downs=(*self._inputs.hold_downs, one)))
 
     def look_again(self) -> None:
-        """Let time and cgroups have their say: the next snapshot is derived from the inputs once more."""
+        """Derive the snapshot again where time or cgroups may have changed it."""
         if self._inputs and (self._inputs.hold_downs or self._inputs.pending or pods_to_look_at(self._inputs)):
             before, self._snapshot = self._snapshot, None
             after = self.snapshot

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from neuron_plugin.allocation import NodeInventory
-from neuron_plugin.hardware import MISSING, Inventory
+from neuron_plugin.hardware import MISSING, Inventory, UltraServer
 from neuron_plugin.topology import Catalogue, DeviceId, Geometry, Topology, geometry_of
 
 
@@ -61,7 +61,6 @@ def _as_seen(
     skipped = {int(device.id): device.reason for device in seen.skipped}
     present = tuple(map(int, seen.device_ids))
     absent = {device: skipped.get(device, MISSING) for device in nominal if DeviceId(device) not in seen.device_ids}
-    server = seen.ultraserver
     return NodeInventory(
         geometry=geometry,
         present=present,
@@ -70,18 +69,16 @@ def _as_seen(
         driver_version=seen.driver_version.text if seen.driver_version else "",
         logical_core_size=seen.logical_core_size.size,
         physical_cores_per_device=seen.physical_cores_per_device,
-        ultraserver={
-            name: value
-            for name, value in (
-                ("mode", server.mode if server else ""),
-                ("serverId2", server.server_id_2 if server else ""),
-                ("nodeId2", server.node_id_2 if server else ""),
-                ("serverId4", server.server_id_4 if server else ""),
-                ("nodeId4", server.node_id_4 if server else ""),
-            )
-            if value
-        },
+        ultraserver=_ultraserver(seen.ultraserver),
     )
+
+
+def _ultraserver(server: UltraServer | None) -> dict[str, str]:
+    if server is None:
+        return {}
+    names = ("mode", "serverId2", "nodeId2", "serverId4", "nodeId4")
+    values = (server.mode, server.server_id_2, server.node_id_2, server.server_id_4, server.node_id_4)
+    return {name: value for name, value in zip(names, values, strict=True) if value}
 
 
 def _completeness(geometry: Geometry) -> tuple[int, bool]:

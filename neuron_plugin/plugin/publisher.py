@@ -1,8 +1,9 @@
 """Everything that the node daemon writes to the API server: one queue, filled from snapshots.
 
-Nobody waits for it. A snapshot says what pods and node should say; what differs from what was last queued goes into the
-queue, and the newest request on a subject replaces an unsent older one. Silence is tried again. A refusal is final,
-except "not permitted": rights may come after the daemon, so such a request is set aside and tried again now and then.
+No call of the kubelet waits for it. A snapshot says what pods and node should say. What differs from what was last
+queued goes into the queue, and the newest request on a subject replaces an unsent older one. A request without an
+answer is tried again. A refusal is final, except "not permitted": rights may come after the daemon, so such a request
+is set aside and tried again now and then.
 """
 
 from __future__ import annotations
@@ -144,8 +145,6 @@ class Publisher:
 
     def __init__(self, node_name: str, now_ns: Callable[[], int] = time.time_ns) -> None:
         self.queue = WriteQueue()
-        self.corrections: list[PodWrite] = []
-        """Assignments that were corrected since this list was last emptied."""
         self._node_name = node_name
         self._now_ns = now_ns
         self._inventory: NodeInventory | None = None
@@ -153,12 +152,13 @@ class Publisher:
         self._on_pods: dict[PodUid, Mapping[str, str | None]] = {}
         self._events: OrderedDict[PodEvent, None] = OrderedDict()
 
-    def publish(self, snapshot: Snapshot) -> None:
-        """Queue what the API server does not know yet."""
+    def publish(self, snapshot: Snapshot) -> list[PodWrite]:
+        """Queue what the API server does not know yet; the writes that correct an assignment."""
+        corrections = []
         inventory = snapshot.published_inventory
         if inventory != self._inventory:
             self._inventory = inventory
-            self.tell_of_node("inventory", publication(self._node_name, inventory))
+            self.write_on_node("inventory", publication(self._node_name, inventory))
         wanted: dict[PodUid, Mapping[str, str | None]] = {}
         for write in snapshot.writes:
             wanted[write.pod.uid] = write.annotations
@@ -170,9 +170,10 @@ class Publisher:
                 request = annotate_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, annotations=annotations)
                 self.queue.put(f"assignment of {pod.uid}", request)
                 if write.correction:
-                    self.corrections.append(write)
+                    corrections.append(write)
         self._on_pods = wanted
         self.report(snapshot.events)
+        return corrections
 
     def report(self, events: Iterable[PodEvent]) -> None:
         """Log each event and write it on its pod, once."""
@@ -196,16 +197,16 @@ class Publisher:
             )
             self.queue.put(f"event {event.reason} of {pod.uid}: {event.text}", request)
 
-    def tell(self, subject: str, request: ApiRequest) -> None:
+    def write(self, subject: str, request: ApiRequest) -> None:
         """Have a request sent; an unsent one on the same subject is out of date."""
         self.queue.put(subject, request)
 
-    def tell_of_node(self, subject: str, request: ApiRequest) -> None:
+    def write_on_node(self, subject: str, request: ApiRequest) -> None:
         """Have something written on the Node object, and again when the object was created again."""
         self._on_node[subject] = request
         self.queue.put(subject, request)
 
-    def tell_of_node_again(self) -> None:
+    def write_on_node_again(self) -> None:
         """Write everything on the Node object once more: it was created again, or may have been."""
         for subject, request in self._on_node.items():
             self.queue.put(subject, request)

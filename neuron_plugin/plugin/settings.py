@@ -88,7 +88,7 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cdi: Annotated[bool, Meta(description="hand devices over by CDI names instead of device nodes")] = False
     cdi_dir: Annotated[Path, Meta(description="where the CDI specification is written")] = Path("/var/run/cdi")
     instance_types: Annotated[Path | None, Meta(description="YAML file of further instance types")] = None
-    instance_type: Annotated[str, Meta(description="EC2 instance type when the machine does not tell it")] = ""
+    instance_type: Annotated[str, Meta(description="EC2 instance type when the machine does not name its own")] = ""
     sysfs: Annotated[Path, Meta(description="where sysfs is mounted")] = Path("/sys")
     dev: Annotated[Path, Meta(description="directory of the device nodes, as the host has it")] = Path("/dev")
     logical_core_file: Annotated[Path, Meta(description="the host's LNC setting")] = Path(
@@ -118,10 +118,10 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(ge=0, le=600, description="how long devices of a deleted pod rest where its cgroup cannot be seen"),
     ] = 30.0
     numa_hints: Annotated[
-        bool, Meta(description="tell the kubelet each device's NUMA node; it then may choose without asking")
+        bool, Meta(description="advertise each device's NUMA node; the kubelet then may choose without asking")
     ] = False
     rescan_seconds: Annotated[
-        float, Meta(ge=1, le=3600, description="how often the hardware is read anew without a hint")
+        float, Meta(ge=1, le=3600, description="how often the hardware is read again without an event")
     ] = 10.0
     kmsg: Annotated[
         Path | None,

@@ -1,7 +1,7 @@
 """What follows from the inputs of one moment: who has what, who waits for what, what is advertised, what to write.
 
-Two pure functions. ``settle`` ends what is over and starts its hold-down; ``derive`` says what the rest means. Nobody
-releases anything: an allocation is in the ledger for as long as the inputs say that its pod may use it.
+Two pure functions. ``settle`` ends what is over and starts its hold-down; ``derive`` says what the rest means. Nothing
+is released: an allocation is in the ledger for as long as the inputs say that its pod may use it.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class Snapshot:
     def waiting(self) -> tuple[WaitingAssignment, ...]:
         """The assigned sets that can still be given, oldest first; of each pod that of its next container.
 
-        A pod with a started container waits for nothing: if the kubelet has lost its record of that pod, nobody else
+        A pod with a started container waits for nothing: if the kubelet has lost its record of that pod, no other pod
         may be given its set.
         """
         found = []

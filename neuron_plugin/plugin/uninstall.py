@@ -7,7 +7,7 @@ gone for good, from anywhere.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable
 
 from neuron_plugin.cluster import (
     LEASES,
@@ -32,17 +32,20 @@ TIMEOUT_SECONDS = 30.0
 async def uninstall_nodes(api: ApiServer, names: Iterable[str], namespace: str, condition: str = "") -> list[str]:
     """Take back what was said of these nodes; those where there was something. A node that is gone is no error.
 
-    ``condition`` is the node condition that the plugins kept, if any: they are told its name, so nothing else shows
-    that it is theirs.
+    ``condition`` is the node condition that the plugins kept, if any: its name is one of their settings, so nothing
+    else shows that it is theirs.
 
     Raises:
         ClusterError: the API server refused or did not answer; what was done is done, and doing it again is harmless.
     """
     done = []
     for name in names:
-        node = await _read(api, name)
-        said = await _withdraw(api, node, condition) if node else False
-        if await _delete_lease(api, namespace, name) or said:
+        found = await _answer(api, read_node(name))
+        patches = _patches(NODES.decode(found), condition) if found is not None else []
+        for patch in patches:
+            await send(api, patch, timeout_seconds=TIMEOUT_SECONDS)
+        lease = await _answer(api, delete_lease(node_lease(namespace, name)))
+        if lease is not None or patches:
             done.append(name)
     return done
 
@@ -53,57 +56,31 @@ async def installed_nodes(api: ApiServer, namespace: str, condition: str = "") -
     Raises:
         ClusterError: as above.
     """
-    described = {node.name: any(_patches(node, condition)) async for node in _nodes(api)}
-    leased = {node async for node, held in _leased(api, namespace) if held or node in described}
-    return sorted(leased.union(name for name, is_described in described.items() if is_described))
+    described: dict[str, bool] = {}
+    async for nodes in pages(api, NODES, page_timeout_seconds=TIMEOUT_SECONDS):
+        described |= {node.name: bool(_patches(node, condition)) for node in nodes.records}
+    found = {name for name, is_described in described.items() if is_described}
+    async for leases in pages(api, LEASES, Scope(namespace), page_timeout_seconds=TIMEOUT_SECONDS):
+        for lease in leases.records:
+            name = lease.name.removeprefix(LEASE_PREFIX)
+            given_up = not lease.holder and name in described  # such a Lease may only have a similar name
+            if lease.name != name and (lease.holder == name or given_up):
+                found.add(name)
+    return sorted(found)
 
 
-async def _nodes(api: ApiServer) -> AsyncIterator[Node]:
-    async for page in pages(api, NODES, page_timeout_seconds=TIMEOUT_SECONDS):
-        for node in page.records:
-            yield node
+def _patches(node: Node, condition: str) -> list[ApiRequest]:
+    """What takes back all that is said of a node; nothing where nothing is."""
+    removal = [remove_node_condition(node.name, condition)] if condition in node.condition_types else []
+    patch = withdrawal(node)
+    return [patch, *removal] if patch else removal
 
 
-async def _leased(api: ApiServer, namespace: str) -> AsyncIterator[tuple[str, bool]]:
-    """Nodes by the name of a Lease, and whether that is held: one that was given up may be only called alike."""
-    async for page in pages(api, LEASES, Scope(namespace), page_timeout_seconds=TIMEOUT_SECONDS):
-        for lease in page.records:
-            node = lease.name.removeprefix(LEASE_PREFIX)
-            if lease.name != node and lease.holder in {"", node}:
-                yield node, bool(lease.holder)
-
-
-async def _read(api: ApiServer, name: str) -> Node | None:
+async def _answer(api: ApiServer, request: ApiRequest) -> bytes | None:
+    """The API server's answer; None where the object is gone."""
     try:
-        return NODES.decode(await send(api, read_node(name), timeout_seconds=TIMEOUT_SECONDS))
+        return await send(api, request, timeout_seconds=TIMEOUT_SECONDS)
     except ApiError as error:
         if error.missing:
             return None
         raise
-
-
-def _patches(node: Node, condition: str) -> Iterator[ApiRequest]:
-    """What takes back all that is said of a node; nothing where nothing is."""
-    patch = withdrawal(node)
-    if patch:
-        yield patch
-    if condition in node.condition_types:
-        yield remove_node_condition(node.name, condition)
-
-
-async def _withdraw(api: ApiServer, node: Node, condition: str) -> bool:
-    said = False
-    for patch in _patches(node, condition):
-        await send(api, patch, timeout_seconds=TIMEOUT_SECONDS)
-        said = True
-    return said
-
-
-async def _delete_lease(api: ApiServer, namespace: str, name: str) -> bool:
-    try:
-        await send(api, delete_lease(node_lease(namespace, name)), timeout_seconds=TIMEOUT_SECONDS)
-    except ApiError as error:
-        if error.missing:
-            return False
-        raise
-    return True

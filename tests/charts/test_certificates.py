@@ -69,7 +69,7 @@ def test_cert_manager_issues_what_is_mounted(name: str) -> None:
     assert server["dnsNames"][0] == f"{service}.kube-system.svc"
 
 
-def test_cert_manager_makes_a_ca_that_signs_nothing_else_unless_told_of_one() -> None:
+def test_cert_manager_makes_a_ca_that_signs_nothing_else_unless_an_issuer_is_named() -> None:
     assert set(of_kind("cert-manager", "Issuer")) == {"neuron-plugin-self-signed", "neuron-plugin-ca"}
     assert of_kind("cert-manager", "Issuer")["neuron-plugin-ca"]["spec"]["ca"]["secretName"] == "neuron-plugin-ca"
     assert issued("cert-manager")["neuron-plugin-ca"]["isCA"] is True

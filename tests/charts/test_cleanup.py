@@ -59,7 +59,7 @@ def test_it_ends_before_helm_stops_waiting() -> None:
     assert job()["template"]["spec"]["restartPolicy"] == "Never"
 
 
-def test_p80_it_is_nobody_and_has_nothing_of_the_host() -> None:
+def test_p80_it_runs_unprivileged_and_has_nothing_of_the_host() -> None:
     spec = job()["template"]["spec"]
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert not {"volumes", "hostNetwork", "hostPID"} & set(spec)

@@ -87,7 +87,7 @@ def test_image_and_chart_are_of_the_version_of_the_package() -> None:
     assert chart["version"] == __version__
 
 
-def test_the_revision_is_told_where_the_program_reads_it() -> None:
+def test_the_revision_is_written_where_the_program_reads_it() -> None:
     (line,) = (line for line in BUILD if "${REVISION}" in line)
     assert line.endswith(f"/site-packages/{REVISION_FILE.relative_to(REPOSITORY)}")
     assert line.startswith("RUN printf '%s\\n' ")

@@ -57,7 +57,7 @@ def test_the_notes_speak_of_what_is_installed_only(name: str) -> None:
     )
 
 
-def test_pods_are_told_the_name_to_write() -> None:
+def test_the_notes_say_which_scheduler_name_pods_write() -> None:
     assert "schedulerName: neuron-scheduler\n" in notes("second-scheduler")
     assert "schedulerName: my-scheduler\n" in notes("vendor-migration")
 
@@ -73,7 +73,7 @@ def test_files_for_the_control_plane_go_where_its_configuration_looks() -> None:
 
 
 @pytest.mark.skipif(helm() is None, reason="no helm on the PATH")
-def test_an_address_that_comes_too_late_for_the_service_is_told_how_to_come(tmp_path: Path) -> None:
+def test_the_notes_say_what_to_do_when_the_service_has_no_fixed_address(tmp_path: Path) -> None:
     values = tmp_path / "values.yaml"
     values.write_text("scheduler: {enabled: true, defaultScheduler: {enabled: true}}", encoding="utf-8")
     assert "kubectl -n kube-system delete service neuron-plugin-extender\n" in render_notes(values)

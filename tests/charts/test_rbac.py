@@ -61,7 +61,7 @@ def test_p81_rights_in_the_namespace_are_exactly_these() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_p81_nobody_may_write_pods_or_everything(name: str) -> None:
+def test_p81_no_account_may_write_pods_or_everything(name: str) -> None:
     for role in (*of_kind(name, "ClusterRole").values(), *of_kind(name, "Role").values()):
         for group, resource, verb, _ in rules(role):
             assert "*" not in (group, resource, verb)

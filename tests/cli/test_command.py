@@ -1,8 +1,32 @@
 from __future__ import annotations
 
-import pytest
+import argparse
+import json
+import sys
 
-from neuron_plugin.cli.command import CommandError, Exit, Parser, UsageError, add_command, complain, printable
+import msgspec
+import pytest
+import yaml
+
+from neuron_plugin.cli.command import (
+    OBJECTS,
+    REPORT,
+    CommandError,
+    Exit,
+    Form,
+    Parser,
+    UsageError,
+    add_command,
+    add_output_flag,
+    complain,
+    document,
+    on_terminal,
+    print_lines,
+    printable,
+    show,
+    table,
+)
+from neuron_plugin.cli.main import build_parser
 
 
 def parser_with_a_command(**texts: str) -> Parser:
@@ -54,3 +78,151 @@ def test_characters_that_steer_a_terminal_are_replaced() -> None:
 
 def test_ordinary_text_stays_as_it_is() -> None:
     assert printable("default/träin-0[2,3]") == "default/träin-0[2,3]"
+
+
+WITHOUT_DOCUMENTS = {
+    "neuron-plugin completion",  # a script for a shell
+    "neuron-plugin demo",  # a story; its log and machine are kept with --keep
+    "neuron-plugin extender",  # a daemon: --log-format, --print-config
+    "neuron-plugin run",  # as above
+    "neuron-plugin simulate",  # its actions have them
+    "neuron-plugin simulate fault",  # prints nothing: see what became of it with devices
+}
+
+
+class Sample(msgspec.Struct, rename="camel"):
+    some_ids: tuple[int, ...]
+    who: str | None
+
+
+@pytest.mark.parametrize("content", [Sample((1, 2), None), {"someIds": [1, 2], "who": None}])
+def test_json_and_yaml_say_the_same(content: object) -> None:
+    assert json.loads(document(Form.JSON, content)) == yaml.safe_load(document(Form.YAML, content))
+    assert document(Form.JSON, content).endswith("\n}\n")
+
+
+@pytest.mark.parametrize(("forms", "expected"), [(REPORT, "text"), (OBJECTS, "yaml")])
+def test_the_first_form_is_the_default_and_an_unknown_one_is_refused(
+    forms: tuple[Form, ...], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_output_flag(parser, forms)
+    assert parser.parse_args([]).output == expected
+    with pytest.raises(SystemExit):
+        parser.parse_args(["-o", "xml"])
+    assert "json" in capsys.readouterr().err
+
+
+def commands(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """Every command below ``parser`` but the many kinds of a fault."""
+    found = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                found += [command, *([] if command.prog.endswith(" DIR") else commands(command))]
+    return found
+
+
+def test_every_command_with_something_to_tell_tells_it_to_scripts() -> None:
+    without = {
+        command.prog.removesuffix(" DIR")
+        for command in commands(build_parser())
+        if not any("--output" in action.option_strings for action in command._actions)
+    }
+    assert {
+        command for command in without if not command.startswith("neuron-plugin simulate fault ")
+    } == WITHOUT_DOCUMENTS
+
+
+HEADERS = ("DEVICE", "HOLDERS")
+
+
+def pretend_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def joined(headers: tuple[str, ...], rows: list[list[tuple[str, str]]]) -> list[str]:
+    return ["".join(text for text, _ in line) for line in table(headers, rows)]
+
+
+def test_columns_stand_under_their_headers() -> None:
+    assert joined(HEADERS, [[("0", ""), ("a/b/c", "")], [("11", ""), ("d", "")]]) == [
+        "DEVICE  HOLDERS",
+        "0       a/b/c",
+        "11      d",
+    ]
+
+
+def test_an_empty_cell_is_a_dash_so_that_awk_counts_right() -> None:
+    assert joined(("A", "B", "C"), [[("", ""), ("x", ""), ("", "")]]) == ["A  B  C", "-  x  -"]
+
+
+def test_a_long_row_is_one_line_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
+    print_lines(table(HEADERS, [[("0", ""), ("x" * 500, "")]]))
+    assert capsys.readouterr().out.splitlines()[1] == "0       " + "x" * 500
+
+
+def test_no_colour_where_no_terminal_is_and_rich_is_not_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_lines([[("red", "red"), (" plain", "")]])
+    assert capsys.readouterr().out == "red plain\n"
+
+
+def test_a_terminal_gets_colour(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_terminal(monkeypatch)
+    print_lines([[("bad", "red"), (" plain", "")]])
+    assert capsys.readouterr().out == "\x1b[31mbad\x1b[0m plain\n"
+
+
+@pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_a_terminal_that_wants_no_colour_gets_no_escape_at_all(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    pretend_terminal(monkeypatch)
+    monkeypatch.setenv(variable, value)
+    print_lines([[("bad", "bold red"), (" plain", "")]])
+    assert capsys.readouterr().out == "bad plain\n"
+
+
+def test_an_empty_no_color_is_as_good_as_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_terminal(monkeypatch)
+    monkeypatch.setenv("NO_COLOR", "")
+    print_lines([[("bad", "red")]])
+    assert capsys.readouterr().out == "\x1b[31mbad\x1b[0m\n"
+
+
+@pytest.mark.parametrize("text", ["[gpu]", "[/dev/neuron0]", "pod[2,3]"])
+def test_brackets_are_text_and_no_markup(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    pretend_terminal(monkeypatch)
+    print_lines(table(HEADERS, [[("0", ""), (text, "")]]))
+    assert text in capsys.readouterr().out
+
+
+def test_a_terminal_narrower_than_a_row_loses_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_terminal(monkeypatch)
+    print_lines(table(HEADERS, [[("0", ""), ("default/a-rather-long-name/main", "")]]))
+    assert "default/a-rather-long-name/main\n" in capsys.readouterr().out
+
+
+def test_control_characters_in_a_cell_are_replaced() -> None:
+    assert joined(("A",), [[("\x1b[2J", "")]])[1] == "\N{REPLACEMENT CHARACTER}[2J"
+
+
+def test_a_captured_stdout_is_no_terminal() -> None:
+    assert not on_terminal()
+
+
+@pytest.mark.parametrize(("form", "printed"), [("text", "a line\n"), ("json", '{\n  "a": 1\n}\n'), ("yaml", "a: 1\n")])
+def test_the_form_decides_between_lines_and_the_document(
+    capsys: pytest.CaptureFixture[str], form: str, printed: str
+) -> None:
+    show(form, {"a": 1}, [[("a line", "")]])
+    assert capsys.readouterr().out == printed

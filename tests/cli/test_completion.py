@@ -51,7 +51,7 @@ def test_flags_are_those_of_the_command(bash: Path) -> None:
 
 
 def test_choices_of_a_flag_are_offered(bash: Path) -> None:
-    assert offered(bash, "devices", "-o", "") == {"text", "wide", "json", "yaml", "neuron-ls"}
+    assert offered(bash, "devices", "-o", "") == {"text", "wide", "json", "yaml"}
     assert offered(bash, "run", "--numbering", "") == {"auto", "host", "container"}
     assert offered(bash, "manifests", "s") == {"second-scheduler"}
 

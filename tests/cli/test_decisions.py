@@ -16,7 +16,7 @@ from tests.cli.doubles import Cli
 from tests.topology.oracle import TRN1
 
 
-def journal() -> DecisionLog:
+def decision_log() -> DecisionLog:
     """As a plugin keeps it: two pods, one of them refused."""
     kept = DecisionLog()
     for number, (name, step) in enumerate(
@@ -43,7 +43,7 @@ class Daemon:
     """Answers one page, with what a test says."""
 
     def __init__(self) -> None:
-        self.body, self.status, self.asked = decisions_document(journal()), 200, list[str]()
+        self.body, self.status, self.asked = decisions_document(decision_log()), 200, list[str]()
         daemon = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -152,4 +152,4 @@ def test_without_an_address_the_daemon_here_is_asked_by_its_settings(
 @pytest.mark.parametrize("last", ["0", "-3", "few"])
 def test_less_than_one_decision_is_wrong_usage(cli: Cli, last: str) -> None:
     shown = cli("decisions", f"--last={last}")
-    assert (shown.status, f"'{last}' is no number of 1 or more" in shown.err) == (2, True)
+    assert (shown.status, f"'{last}' is no count of 1 or more" in shown.err) == (2, True)

@@ -1,21 +1,19 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from itertools import takewhile
-from pathlib import Path
 
 import msgspec
 import pytest
 import yaml
 
-from neuron_plugin.cli.command import CommandError
-from neuron_plugin.cli.devices import Form, Sight, changes, device_lines, show_once, title_of, watch
+from neuron_plugin.cli.command import CommandError, Form
+from neuron_plugin.cli.devices import changes, device_lines, show_once, title_of, watch
+from neuron_plugin.hardware import EccCounts
 from neuron_plugin.inspection.holders import Holders
 from neuron_plugin.inspection.reports import (
     DeviceReport,
-    EccReport,
     Health,
     HolderReport,
     MachineReport,
@@ -77,7 +75,7 @@ def test_one_of_sixteen_missing_keeps_every_other_id(cli: Cli, make_node: MakeNo
     assert "the driver prints no links" in shown.err
 
 
-@pytest.mark.parametrize("form", ["text", "wide", "neuron-ls"])
+@pytest.mark.parametrize("form", ["text", "wide"])
 def test_no_driver_is_status_one_and_an_empty_stdout(cli: Cli, make_node: MakeNode, form: str) -> None:
     node = make_node("inf2.xlarge")
     node.unload_driver()
@@ -140,43 +138,40 @@ def test_a_pipe_gets_plain_columns_of_any_width(cli_process: CliProcess, make_no
 NOTE = "the kubelet is away"
 
 
-def sight(node: SimulatedNode) -> Sight:
-    seen = looked(node)
-    return Sight(seen, machine_report(seen, Holders(None, NOTE)))
+def report_on(node: SimulatedNode) -> MachineReport:
+    return machine_report(looked(node), Holders(None, NOTE))
 
 
 @pytest.fixture
-def three_sights(make_node: MakeNode) -> list[Sight]:
+def three_reports(make_node: MakeNode) -> list[MachineReport]:
     """A device breaks, then the driver goes."""
     node = make_node("inf2.24xlarge")
-    sights = [sight(node)]
+    reports = [report_on(node)]
     node.set_ecc(4, sram=1)
-    sights.append(sight(node))
+    reports.append(report_on(node))
     node.unload_driver()
-    return [*sights, sight(node)]
+    return [*reports, report_on(node)]
 
 
 @pytest.mark.parametrize("form", Form)
 def test_every_form_shows_every_device(make_node: MakeNode, capsys: pytest.CaptureFixture[str], form: Form) -> None:
-    shown = sight(make_node("inf2.24xlarge"))
+    shown = report_on(make_node("inf2.24xlarge"))
     assert show_once(form, shown) == 0
     out = capsys.readouterr().out
     match form:
         case Form.JSON:
-            assert json.loads(out) == json.loads(msgspec.json.encode(shown.report))
+            assert json.loads(out) == json.loads(msgspec.json.encode(shown))
         case Form.YAML:
-            assert yaml.safe_load(out) == json.loads(msgspec.json.encode(shown.report))
-        case Form.NEURON_LS:
-            assert [device["neuron_device"] for device in json.loads(out)] == [0, 1, 2, 3, 4, 5]
+            assert yaml.safe_load(out) == json.loads(msgspec.json.encode(shown))
         case _:
             assert [line.split()[0] for line in out.splitlines()] == ["DEVICE", "0", "1", "2", "3", "4", "5"]
 
 
-@pytest.mark.parametrize("form", [Form.TEXT, Form.WIDE, Form.NEURON_LS])
+@pytest.mark.parametrize("form", [Form.TEXT, Form.WIDE])
 def test_notes_go_to_standard_error_where_the_form_has_no_place_for_them(
     make_node: MakeNode, capsys: pytest.CaptureFixture[str], form: Form
 ) -> None:
-    show_once(form, sight(make_node("inf2.xlarge")))
+    show_once(form, report_on(make_node("inf2.xlarge")))
     captured = capsys.readouterr()
     assert NOTE not in captured.out
     assert captured.err == f"neuron-plugin: note: {NOTE}\n"
@@ -184,7 +179,7 @@ def test_notes_go_to_standard_error_where_the_form_has_no_place_for_them(
 
 @pytest.mark.parametrize("form", [Form.JSON, Form.YAML])
 def test_notes_are_inside_the_documents(make_node: MakeNode, capsys: pytest.CaptureFixture[str], form: Form) -> None:
-    show_once(form, sight(make_node("inf2.xlarge")))
+    show_once(form, report_on(make_node("inf2.xlarge")))
     captured = capsys.readouterr()
     assert yaml.safe_load(captured.out)["notes"] == [NOTE]
     assert captured.err == ""
@@ -192,15 +187,15 @@ def test_notes_are_inside_the_documents(make_node: MakeNode, capsys: pytest.Capt
 
 @pytest.mark.parametrize("form", Form)
 def test_no_device_is_a_failure_in_every_form(
-    three_sights: list[Sight], capsys: pytest.CaptureFixture[str], form: Form
+    three_reports: list[MachineReport], capsys: pytest.CaptureFixture[str], form: Form
 ) -> None:
     with pytest.raises(CommandError, match=r"no Neuron device: .*the Neuron driver is not loaded"):
-        show_once(form, three_sights[-1])
+        show_once(form, three_reports[-1])
     out = capsys.readouterr().out
     if form in {Form.JSON, Form.YAML}:
         assert yaml.safe_load(out)["devices"] == []
     else:
-        assert out == "", "neuron-ls, too, prints nothing without a device"
+        assert out == ""
 
 
 def test_devices_that_cannot_be_used_are_shown_though_there_is_none(
@@ -209,34 +204,29 @@ def test_devices_that_cannot_be_used_are_shown_though_there_is_none(
     node = make_node("inf2.xlarge")
     node.set_attribute(0, "core_count", "x")
     with pytest.raises(CommandError, match="none of 1 devices can be used"):
-        show_once(Form.TEXT, sight(node))
+        show_once(Form.TEXT, report_on(node))
     assert "skipped" in capsys.readouterr().out
 
 
-def test_a_watch_prints_one_json_document_a_line(three_sights: list[Sight], capsys: pytest.CaptureFixture[str]) -> None:
-    watch(Form.JSON, three_sights)
+def test_a_watch_prints_one_json_document_a_line(
+    three_reports: list[MachineReport], capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch(Form.JSON, three_reports)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [len(line["devices"]) for line in lines] == [6, 6, 0]
     assert [line["devices"][4]["health"] for line in lines[:2]] == ["healthy", "unhealthy"]
     assert "not loaded" in lines[2]["absence"]
 
 
-def test_a_watch_prints_yaml_documents(three_sights: list[Sight], capsys: pytest.CaptureFixture[str]) -> None:
-    watch(Form.YAML, three_sights)
+def test_a_watch_prints_yaml_documents(three_reports: list[MachineReport], capsys: pytest.CaptureFixture[str]) -> None:
+    watch(Form.YAML, three_reports)
     assert [len(each["devices"]) for each in yaml.safe_load_all(capsys.readouterr().out)] == [6, 6, 0]
 
 
-def test_a_watch_in_the_shape_of_neuron_ls_shows_that_all_are_gone(
-    three_sights: list[Sight], capsys: pytest.CaptureFixture[str]
-) -> None:
-    watch(Form.NEURON_LS, three_sights)
-    assert [len(json.loads(line)) for line in capsys.readouterr().out.splitlines()] == [6, 6, 0]
-
-
 def test_tables_of_a_watch_are_a_blank_line_apart(
-    three_sights: list[Sight], capsys: pytest.CaptureFixture[str]
+    three_reports: list[MachineReport], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    watch(Form.TEXT, three_sights[:2])
+    watch(Form.TEXT, three_reports[:2])
     first, second = capsys.readouterr().out.split("\n\n")
     assert first.startswith("DEVICE")
     assert "1 uncorrected SRAM error" in second
@@ -245,17 +235,17 @@ def test_tables_of_a_watch_are_a_blank_line_apart(
 def test_a_watch_prints_a_note_once_and_again_after_it_was_gone(
     make_node: MakeNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    noted = sight(make_node("inf2.xlarge"))
-    quiet = Sight(noted.machine, msgspec.structs.replace(noted.report, notes=()))
+    noted = report_on(make_node("inf2.xlarge"))
+    quiet = msgspec.structs.replace(noted, notes=())
     watch(Form.TEXT, [noted, noted, quiet, noted])
     assert capsys.readouterr().err.count(NOTE) == 2
 
 
 def test_a_watch_on_a_terminal_draws_over_the_last_table(
-    three_sights: list[Sight], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    three_reports: list[MachineReport], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    watch(Form.TEXT, three_sights)
+    watch(Form.TEXT, three_reports)
     screens = capsys.readouterr().out.split("\x1b[2J\x1b[H")
     assert len(screens) == 4
     assert all(screen.endswith("Ctrl-C ends.\n") for screen in screens[1:])
@@ -330,7 +320,7 @@ def test_a_device_that_is_not_there_has_no_unknown_holders() -> None:
 
 def test_details_are_written_short() -> None:
     device = msgspec.structs.replace(
-        DEVICE, connected=(0, 2), numa_node=0, memory_bytes=32 * 2**30, ecc=EccReport(1, 2, 3), reset="ready"
+        DEVICE, connected=(0, 2), numa_node=0, memory_bytes=32 * 2**30, ecc=EccCounts(1, 2, 3), reset="ready"
     )
     headings = ("LINKS", "NUMA", "MEMORY", "ECC(SRAM/MEM/REPAIRABLE)", "RESET", "DRIVER", "CORES")
     assert [cell(heading, device) for heading in headings] == ["0,2", "0", "32Gi", "1/2/3", "ready", "2.26.5.0", "2-3"]
@@ -360,79 +350,3 @@ def test_every_state_of_health_has_a_colour() -> None:
 )
 def test_the_title_is_the_machine_in_one_line(report: MachineReport, title: str) -> None:
     assert title_of(report) == title
-
-
-KEYS = [
-    *("instance_type", "instance_id", "neuron_device", "bdf", "cpu_affinity", "numa_node", "connected_to", "nc_count"),
-    *("logical_neuroncore_config", "memory_size", "neuroncore_ids", "neuron_processes"),
-]
-
-
-def devices(cli: Cli, root: Path) -> list[dict[str, object]]:
-    shown = cli("devices", "-o", "neuron-ls", "--root", root)
-    assert shown.status == 0
-    decoded: list[dict[str, object]] = json.loads(shown.out)
-    return decoded
-
-
-def test_a_trn2_device_reads_as_neuron_ls_prints_it(cli: Cli, make_node: MakeNode) -> None:
-    thirteenth = devices(cli, make_node("trn2.48xlarge").root)[13]
-    assert list(thirteenth) == KEYS
-    assert thirteenth == {
-        "instance_type": "trn2.48xlarge",
-        "instance_id": "",
-        "neuron_device": 13,
-        "bdf": "",
-        "cpu_affinity": "",
-        "numa_node": "1",
-        "connected_to": [1, 9, 12, 14],
-        "nc_count": 4,
-        "logical_neuroncore_config": 2,
-        "memory_size": 103079215104,
-        "neuroncore_ids": [52, 53, 54, 55],
-        "neuron_processes": [],
-    }
-
-
-def test_a_single_device_has_null_for_its_links(cli: Cli, make_node: MakeNode) -> None:
-    (device,) = devices(cli, make_node("trn1.2xlarge").root)
-    assert device["connected_to"] is None
-    assert device["numa_node"] == "-1", "as the kernel says it"
-
-
-def test_unusable_and_missing_devices_are_left_out_as_there(cli: Cli, make_node: MakeNode) -> None:
-    node = make_node("inf2.24xlarge", missing=[5])
-    node.set_attribute(1, "core_count", "x")
-    assert [device["neuron_device"] for device in devices(cli, node.root)] == [0, 2, 3, 4]
-
-
-def test_cpus_come_from_the_numa_node(cli: Cli, make_node: MakeNode) -> None:
-    node = make_node("trn1.32xlarge")
-    cpulist = node.root / "sys/devices/system/node/node1/cpulist"
-    cpulist.parent.mkdir(parents=True)
-    cpulist.write_text("32-63,96-127\n")
-    found = devices(cli, node.root)
-    assert (found[2]["cpu_affinity"], found[0]["cpu_affinity"]) == ("32-63,96-127", "")
-
-
-@pytest.mark.parametrize(
-    ("tag", "expected"),
-    [("i-0123456789abcdef0\n", "i-0123456789abcdef0"), ("Not Specified\n", ""), ("i-xyz\n", "")],
-)
-def test_the_instance_id_is_the_asset_tag_if_that_is_one(
-    cli: Cli, make_node: MakeNode, tag: str, expected: str
-) -> None:
-    node = make_node("inf2.xlarge")
-    (node.root / "sys/class/dmi/id/board_asset_tag").write_text(tag)
-    assert devices(cli, node.root)[0]["instance_id"] == expected
-
-
-def test_a_process_with_the_device_open_is_named(cli: Cli, make_node: MakeNode) -> None:
-    node = make_node("inf2.24xlarge")
-    with (node.root / "dev/neuron2").open("rb"):
-        found = devices(cli, node.root)
-    processes = found[2]["neuron_processes"]
-    assert isinstance(processes, list)
-    assert [process["pid"] for process in processes] == [os.getpid()]
-    assert list(processes[0]) == ["pid", "command", "neuron_runtime_version"]
-    assert found[1]["neuron_processes"] == []

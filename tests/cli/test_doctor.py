@@ -17,12 +17,10 @@ import yaml
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.cli import doctor
-from neuron_plugin.cli.command import Exit
+from neuron_plugin.cli.command import Exit, Form, show
 from neuron_plugin.cli.doctor import report_lines
-from neuron_plugin.cli.output import Form, show
 from neuron_plugin.inspection.checks import CHECKS
-from neuron_plugin.inspection.findings import Finding, Level, note, ok, problem, report_of, unchecked, warning
-from neuron_plugin.inspection.text import Unknown
+from neuron_plugin.inspection.findings import Finding, Level, Unknown, note, ok, problem, report_of, unchecked, warning
 from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings

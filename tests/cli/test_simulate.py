@@ -263,7 +263,7 @@ def test_the_logical_core_size_is_set_and_taken_back(cli: Cli, make_node: MakeNo
         (("device", "3"), 2, "presence"),
         (("attribute", "3", "core_count"), 2, "one of the arguments --text --missing --restore is required"),
         (("attribute", "3", "../../etc", "--missing"), 2, "expected a path below the device"),
-        (("lnc", "two"), 2, "lnc two: expected a number, or none"),
+        (("lnc", "two"), 2, "'two' is no logical core size: a number, or none"),
         (("lnc", "0"), 2, "logical core size 0"),
         (("meteor", "3"), 2, "invalid choice: 'meteor'"),
     ],

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
@@ -10,10 +11,13 @@ import pytest
 import yaml
 
 from neuron_plugin.allocation import Allocation, Ledger, PodReference, PodUid, Resource
-from neuron_plugin.cli.output import Segment
+from neuron_plugin.cli.command import Segment
+from neuron_plugin.cli.topology import TO_ASCII, Grid, grids_of, undrawn
+from neuron_plugin.cli.topology import drawn as lines_of
 from neuron_plugin.cli.topology import occupancy as occupancy_of
 from neuron_plugin.simulation import SimulatedNode
-from neuron_plugin.topology import CoreMask
+from neuron_plugin.topology import CoreMask, InstanceType, Topology, links_of
+from neuron_plugin.topology.instances import SHIPPED
 from tests.cli.doubles import Cli, Hold
 from tests.inspection.cases import looked
 from tests.inspection.doubles import MakeNode
@@ -239,3 +243,126 @@ def test_neighbouring_letters_differ_in_colour(make_node: MakeNode, count: int) 
     ledger = held(*((f"p{core}", "x", Resource.NEURONCORE, 1 << core) for core in range(count)))
     styles = [style for _, style in occupancy(make_node("inf2.24xlarge"), ledger)[1]][:count]
     assert all(one != other for one, other in pairwise(styles))
+
+
+def drawn(topology: Topology, count: int, cores: str = "..", links: Mapping[int, frozenset[int]] | None = None) -> str:
+    nominal = links_of(topology, count) if links is None else links
+    texts = []
+    for grid in grids_of(topology, count):
+        marks = {device: [(character, "") for character in cores] for device in grid.places}
+        lines = lines_of(grid, nominal, marks)
+        texts.append("\n".join("".join(character for character, _ in line) for line in lines))
+    return "\n\n".join(texts)
+
+
+def rows(grid: Grid) -> list[list[int]]:
+    """Device ids as they stand."""
+    lines: dict[int, dict[int, int]] = {}
+    for device, (row, column) in grid.places.items():
+        lines.setdefault(row, {})[column] = device
+    return [[line[column] for column in sorted(line)] for _, line in sorted(lines.items())]
+
+
+def test_a_single_device_is_one_box() -> None:
+    assert drawn(Topology.SINGLE, 1, "....") == ("  ┌──────┐\n  │ 0    │\n  │ .... │\n  └──────┘")
+
+
+def test_a_line_has_no_link_from_its_end_to_its_beginning() -> None:
+    assert drawn(Topology.LINE, 4).splitlines() == [
+        "  ┌──────┐  ┌──────┐  ┌──────┐  ┌──────┐",
+        "  │ 0    ├──┤ 1    ├──┤ 2    ├──┤ 3    │",
+        "  │ ..   │  │ ..   │  │ ..   │  │ ..   │",
+        "  └──────┘  └──────┘  └──────┘  └──────┘",
+    ]
+
+
+def test_a_ring_is_folded_so_that_its_ends_meet() -> None:
+    assert drawn(Topology.RING, 6).splitlines() == [
+        "  ┌──────┐  ┌──────┐  ┌──────┐",
+        "  │ 0    ├──┤ 1    ├──┤ 2    │",
+        "  │ ..   │  │ ..   │  │ ..   │",
+        "  └───┬──┘  └──────┘  └───┬──┘",
+        "      │                   │",
+        "  ┌───┴──┐  ┌──────┐  ┌───┴──┐",
+        "  │ 5    ├──┤ 4    ├──┤ 3    │",
+        "  │ ..   │  │ ..   │  │ ..   │",
+        "  └──────┘  └──────┘  └──────┘",
+    ]
+
+
+def test_a_torus_has_stubs_on_all_four_edges() -> None:
+    lines = drawn(Topology.TORUS, 16).splitlines()
+    assert lines[0] == lines[-1] == "      ╎         ╎         ╎         ╎"
+    assert lines[2] == "╌╌┤ 0    ├──┤ 1    ├──┤ 2    ├──┤ 3    ├╌╌"
+    assert lines[17] == "╌╌┤ 12   ├──┤ 13   ├──┤ 14   ├──┤ 15   ├╌╌"
+
+
+def test_a_missing_device_has_no_links() -> None:
+    links = {device: near - {1} for device, near in links_of(Topology.TORUS, 16).items() if device != 1}
+    lines = drawn(Topology.TORUS, 16, links=links).splitlines()
+    assert lines[0] == "      ╎                   ╎         ╎"
+    assert lines[2] == "╌╌┤ 0    │  │ 1    │  │ 2    ├──┤ 3    ├╌╌"
+    assert lines[5] == "      │                   │         │"
+
+
+def test_thirty_two_devices_are_two_tori() -> None:
+    first, second = grids_of(Topology.TORUS, 32)
+    assert rows(first)[0] == [0, 1, 2, 3]
+    assert rows(second)[3] == [28, 29, 30, 31]
+    assert undrawn((first, second), links_of(Topology.TORUS, 32)) == []
+
+
+def test_a_long_line_turns_like_a_snake() -> None:
+    (grid,) = grids_of(Topology.LINE, 10)
+    assert rows(grid) == [[0, 1, 2, 3, 4, 5, 6, 7], [9, 8]]
+    assert grid.places[8][1] == 7, "below its neighbour 7"
+    assert undrawn((grid,), links_of(Topology.LINE, 10)) == []
+
+
+@pytest.mark.parametrize("instance", SHIPPED, ids=lambda instance: instance.name)
+def test_every_link_of_every_shipped_type_is_drawn(instance: InstanceType) -> None:
+    links = links_of(instance.topology, instance.devices)
+    grids = grids_of(instance.topology, instance.devices)
+    assert sorted(device for grid in grids for device in grid.places) == list(range(instance.devices))
+    assert undrawn(grids, links) == []
+
+
+@pytest.mark.parametrize(("count", "left"), [(5, [(0, 4)]), (6, []), (16, []), (32, [(0, 31)])])
+def test_a_ring_that_does_not_close_on_paper_leaves_one_link_to_be_listed(
+    count: int, left: list[tuple[int, int]]
+) -> None:
+    assert undrawn(grids_of(Topology.RING, count), links_of(Topology.RING, count)) == left
+
+
+def test_links_of_devices_of_unknown_topology_are_reported() -> None:
+    grids = grids_of(Topology.UNLINKED, 4)
+    links = {0: frozenset({1, 3}), 1: frozenset({0}), 2: frozenset[int](), 3: frozenset({0})}
+    assert undrawn(grids, links) == [(0, 3)]
+    assert "0    ├──┤ 1" in drawn(Topology.UNLINKED, 4, links=links)
+
+
+@pytest.mark.parametrize("instance", SHIPPED, ids=lambda instance: instance.name)
+def test_no_line_is_longer_than_80_columns_and_none_ends_in_blanks(instance: InstanceType) -> None:
+    cores = "." * (instance.cores_per_device // instance.logical_core_size)
+    for line in drawn(instance.topology, instance.devices, cores).splitlines():
+        assert len(line) <= 80
+        assert line == line.rstrip()
+
+
+def test_ascii_is_ascii() -> None:
+    (grid,) = grids_of(Topology.TORUS, 16)
+    marks = {device: [(".", ""), (".", "")] for device in grid.places}
+    lines = lines_of(grid, links_of(Topology.TORUS, 16), marks)
+    text = "\n".join("".join(character for character, _ in line) for line in lines).translate(TO_ASCII)
+    assert text.isascii()
+    assert "~~| 0    |--| 1    |" in text
+
+
+def test_marks_keep_their_styles() -> None:
+    (grid,) = grids_of(Topology.SINGLE, 1)
+    marks: list[Segment] = [("A", "cyan"), (".", "green")]
+    assert [mark for mark in lines_of(grid, {}, {0: marks})[2] if mark[1]] == marks
+
+
+def test_boxes_are_as_wide_as_their_cores() -> None:
+    assert drawn(Topology.SINGLE, 1, "AABBCCDD").splitlines()[2] == "  │ AABBCCDD │"

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import io
+import json
 import re
 from collections.abc import Iterable
+from contextlib import redirect_stdout
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
 import pytest
 
 from neuron_plugin.allocation import LoggedDecision, Resource, Step, explain_decision
 from neuron_plugin.cli.command import Exit
-from neuron_plugin.cli.main import build_parser
-from neuron_plugin.cli.simulate import NodeReport, TypeReport, TypesReport
+from neuron_plugin.cli.main import build_parser, main
 from neuron_plugin.extender.explain import BlockedSet, Explanation, NodeExplanation
 from neuron_plugin.inspection.findings import Finding, Report
 from neuron_plugin.inspection.reports import (
@@ -36,6 +40,18 @@ def keys(document: type[msgspec.Struct]) -> list[str]:
 
 DECISION = explain_decision(LoggedDecision(0, Step.BOUND, "n", TRN1, Resource.NEURON, TRN1.device_mask(0), "why"))
 
+
+def printed(*arguments: str) -> Any:
+    """The document that a command prints."""
+    with redirect_stdout(io.StringIO()) as out:
+        assert main([*arguments, "-o", "json"]) == Exit.SUCCESS
+    return json.loads(out.getvalue())
+
+
+TYPES = printed("simulate", "types")
+with TemporaryDirectory() as directory:
+    NODE = printed("simulate", "node", f"{directory}/node", "--type", "inf2.xlarge", "--no-usage-counters")
+
 PROMISED: list[tuple[str, Iterable[str]]] = [
     ("devices", keys(MachineReport)),
     ("devices", keys(DeviceReport)),
@@ -50,9 +66,9 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("explain", ["version", *keys(Explanation)]),
     ("nodes", keys(NodeExplanation)),
     ("blocked", keys(BlockedSet)),
-    ("simulate types", keys(TypesReport)),
-    ("types", keys(TypeReport)),
-    ("simulate node", keys(NodeReport)),
+    ("simulate types", TYPES),
+    ("types", TYPES["types"][0]),
+    ("simulate node", NODE),
     ("uninstall-node", ["version", "cleared"]),
 ]
 

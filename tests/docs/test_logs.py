@@ -28,7 +28,7 @@ def test_p84_a_line_on_the_page_is_written_at_its_level(message: str, level: str
     assert any(as_said.search(text) for text in SOURCE.values())
 
 
-def test_the_page_tells_of_every_level() -> None:
+def test_the_page_explains_every_level() -> None:
     named = re.findall(r"^\| `(\w+)` \| (?!\w+ \| )", TEXT, re.MULTILINE)
     assert sorted(named) == sorted(LogLevel)
     assert len(LINES) >= 15

@@ -20,11 +20,9 @@ from neuron_plugin.allocation import (
 from neuron_plugin.cluster import PODS
 from neuron_plugin.inspection.checks import CHECKS
 from neuron_plugin.inspection.facts import Cluster, Daemon, DeviceUser, DeviceUsers, Facts, Kubelet, SocketSeen
-from neuron_plugin.inspection.findings import Finding, Level
+from neuron_plugin.inspection.findings import Finding, Level, Unknown
 from neuron_plugin.inspection.host import gather_host
-from neuron_plugin.inspection.machine import Machine, look
-from neuron_plugin.inspection.node import node_of
-from neuron_plugin.inspection.text import Unknown
+from neuron_plugin.inspection.machine import Machine, look, node_of
 from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.plugin.health import Memory
 from neuron_plugin.simulation import SimulatedNode
@@ -130,8 +128,8 @@ def api_pod(
     return neuron_pod(PODS.decode(msgspec.json.encode(manifest)))
 
 
-def user(*devices: int, pod_uid: str = POD_UID, inside: Mapping[int, int] | None = None) -> DeviceUser:
-    return DeviceUser(4711, "python train.py", devices, pod_uid, inside)
+def user(*devices: int, pod_uid: str = POD_UID) -> DeviceUser:
+    return DeviceUser(4711, "python train.py", devices, pod_uid)
 
 
 def with_users(facts: Facts, *users: DeviceUser, hidden: Unknown | None = None) -> Facts:

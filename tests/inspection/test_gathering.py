@@ -21,13 +21,13 @@ from neuron_plugin.http_server import Health, probe_text
 from neuron_plugin.inspection import gathering, holders
 from neuron_plugin.inspection import gathering as everything
 from neuron_plugin.inspection.facts import Cluster, Daemon, DeviceUsers, Facts, Kubelet
+from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.gathering import (
     gather,
     gather_cluster,
     gather_daemon,
     gather_kubelet,
 )
-from neuron_plugin.inspection.text import Unknown
 from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError
@@ -240,7 +240,7 @@ def test_a_daemon_that_does_not_answer_or_serves_no_probes_is_not_known() -> Non
 def kubelet_root() -> Iterator[Path]:
     """/var/lib/kubelet, on a path that leaves room for the names of sockets."""
     root = Path(tempfile.mkdtemp())
-    for name in ("device-plugins", "pod-resources", "plugins_registry", "plugins/neuron.aws.com"):
+    for name in ("device-plugins", "pod-resources", "plugins_registry"):
         (root / name).mkdir(parents=True)
     yield root
     shutil.rmtree(root)
@@ -275,23 +275,21 @@ async def test_something_that_is_no_directory_is_reported(tmp_path: Path) -> Non
 
 
 async def test_sockets_are_found_with_whether_they_are_served(kubelet_root: Path) -> None:
-    directory = kubelet_root / "device-plugins"
+    directory, registry = kubelet_root / "device-plugins", kubelet_root / "plugins_registry"
     dead(directory / "kubelet.sock")
     dead(directory / "neuroncore-devplugin.sock")
     (directory / "kubelet_internal_checkpoint").touch()
-    dead(kubelet_root / "plugins_registry/neuron.aws.com-reg.sock")
     dead(kubelet_root / "plugins_registry/ebs.csi.aws.com-reg.sock")
-    with listening(directory / "neuron-devplugin.sock"), listening(kubelet_root / "plugins/neuron.aws.com/dra.sock"):
+    with listening(directory / "neuron-devplugin.sock"), listening(registry / "neuron.aws.com-reg.sock"):
         found = await gather_kubelet(directory, kubelet_root / "nothing", expected=True)
     assert found.own_socket is not None
     assert not found.own_socket.served
     assert {each.name: each.served for each in found.plugins} == {
         "neuron-devplugin.sock": True,
         "neuroncore-devplugin.sock": False,
-        "neuron.aws.com-reg.sock": False,
-        "dra.sock": True,
+        "neuron.aws.com-reg.sock": True,
     }
-    assert found.drivers_seen
+    assert found.registry_seen
     assert isinstance(found.pods, Unknown)
     assert "--pod-resources-socket" in found.pods.action
 
@@ -308,7 +306,7 @@ async def test_volumes_that_drivers_have_mounted_are_not_searched(kubelet_root: 
 async def test_a_directory_of_drivers_that_is_not_mounted_is_known_to_be_unseen(kubelet_root: Path) -> None:
     (kubelet_root / "plugins_registry").rmdir()
     found = await gather_kubelet(kubelet_root / "device-plugins", kubelet_root / "nothing", expected=True)
-    assert not found.drivers_seen
+    assert not found.registry_seen
 
 
 async def test_a_plugin_of_ours_that_accepts_and_never_answers_is_given_up_in_time(
@@ -327,7 +325,7 @@ async def test_a_plugin_of_ours_that_accepts_and_never_answers_is_given_up_in_ti
 async def test_a_pod_resources_socket_that_hangs_is_given_up_in_time(
     kubelet_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holders, "_DEADLINE_SECONDS", 0.2)
+    monkeypatch.setattr(holders, "DEADLINE_SECONDS", 0.2)
     with listening(kubelet_root / "pod-resources/kubelet.sock"):
         async with asyncio.timeout(5):
             found = await gather_kubelet(

@@ -9,8 +9,8 @@ import pytest
 
 from neuron_plugin.allocation import NodeInventory, PodReference, PodUid
 from neuron_plugin.inspection import holders as module
+from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import HolderReading, Holders, ask_kubelet, holders_of, read_recorded
-from neuron_plugin.inspection.text import Unknown
 from neuron_plugin.kubelet import CheckpointEntry
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
@@ -66,9 +66,12 @@ def test_the_api_server_names_a_pod_of_which_only_the_checkpoint_knows() -> None
     assert held(holders_of(INF2, [record("2", "init", CORES, "3")], [], live)) == [("ml/init-only", "init", CORES, 8)]
 
 
-def test_what_the_checkpoint_lacks_counts_by_pod_resources() -> None:
+def test_where_the_checkpoint_has_no_entry_pod_resources_is_taken() -> None:
     listed = [pod("a", ("x", DEVICES, "1"), ("y", CORES, "9"))]
-    assert len(held(holders_of(INF2, [record("1", "x", DEVICES, "1")], listed))) == 2
+    assert len(held(holders_of(INF2, [], listed))) == 2
+    holders = holders_of(INF2, [], listed, {"1": PodReference(PodUid("1"), "ml", "a")})
+    assert holders.ledger is not None
+    assert set(holders.ledger.by_pod) == {"1"}, "under the UID that the API server knows"
 
 
 def test_without_the_checkpoint_pod_resources_is_taken_and_that_is_said() -> None:

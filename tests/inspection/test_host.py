@@ -10,11 +10,9 @@ import pytest
 from neuron_plugin.hardware import MachinePaths
 from neuron_plugin.inspection import host as processes
 from neuron_plugin.inspection.facts import DeviceUser, DeviceUsers
+from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.host import gather_host, gather_users
-from neuron_plugin.inspection.text import Unknown
 from tests.inspection.doubles import MakeNode
-
-PROC_DEVICES = "Character devices:\n  1 mem\n243 neuron\n246 neuron-look-alike\n\nBlock devices:\n  7 neuron\n"
 
 
 def write(path: Path, text: str = "") -> Path:
@@ -33,7 +31,6 @@ def test_a_simulated_machine_is_known_as_one(make_node: MakeNode) -> None:
     assert [(each.device, each.is_character, each.mode) for each in host.nodes] == [
         (device, False, 0o666) for device in range(6)
     ]
-    assert isinstance(host.major, Unknown)
     assert isinstance(host.pci, Unknown)
     assert (host.hook_files, host.runtime_files) == ((), {})
 
@@ -44,13 +41,6 @@ def test_an_empty_machine_is_no_error(tmp_path: Path) -> None:
     assert not host.simulated
     assert isinstance(host.nodes, Unknown)
     assert "cannot be listed" in host.nodes.why
-
-
-def test_the_kernels_major_is_that_of_the_character_devices(tmp_path: Path) -> None:
-    write(tmp_path / "proc/devices", PROC_DEVICES)
-    assert gather_host(tmp_path, MachinePaths.under(tmp_path), in_pod=False).major == 243
-    write(tmp_path / "proc/devices", PROC_DEVICES.replace("243 neuron\n", ""))
-    assert gather_host(tmp_path, MachinePaths.under(tmp_path), in_pod=False).major is None
 
 
 def test_neuron_chips_are_picked_from_the_pci_bus(tmp_path: Path) -> None:
@@ -128,7 +118,7 @@ def make_nodes(directory: Path, count: int) -> dict[int, Path]:
 def make_process(proc: Path, pid: int, *opened: Path, cgroup: str = "0::/user.slice\n") -> Path:
     """A process as /proc shows it, with files open for reading and writing."""
     process = proc / str(pid)
-    for name in ("fd", "fdinfo", "root/dev"):
+    for name in ("fd", "fdinfo"):
         (process / name).mkdir(parents=True)
     for number, path in enumerate(opened, 3):
         (process / "fd" / str(number)).symlink_to(path)
@@ -138,17 +128,14 @@ def make_process(proc: Path, pid: int, *opened: Path, cgroup: str = "0::/user.sl
     return process
 
 
-def test_a_container_is_reported_with_its_pod_its_view_and_its_cores(tmp_path: Path) -> None:
+def test_a_container_is_reported_with_its_pod_and_its_devices(tmp_path: Path) -> None:
     nodes, proc = make_nodes(tmp_path / "dev", 6), tmp_path / "proc"
     cgroup = f"0::/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-0.scope\n"
-    process = make_process(proc, 4711, nodes[4], nodes[5], cgroup=cgroup)
-    for inside, host in ((0, 4), (1, 5)):
-        (process / f"root/dev/neuron{inside}").hardlink_to(nodes[host])
-    (process / "root/dev/null").touch()
+    make_process(proc, 4711, nodes[4], nodes[5], cgroup=cgroup)
     (proc / "2").mkdir()
     (proc / "2/comm").write_text("kthreadd\n")
     found = gather_users(nodes, proc, NOWHERE)
-    expected = DeviceUser(4711, "python train.py", (4, 5), UID, inside={0: 4, 1: 5})
+    expected = DeviceUser(4711, "python train.py", (4, 5), UID)
     assert found == DeviceUsers((expected,))
 
 
@@ -215,15 +202,6 @@ def test_descriptors_that_only_probe_do_not_count(tmp_path: Path) -> None:
     found = gather_users(nodes, proc, NOWHERE)
     assert isinstance(found, DeviceUsers)
     assert found.users == ()
-
-
-def test_a_process_whose_root_may_not_be_seen_has_an_unknown_view(tmp_path: Path) -> None:
-    nodes, proc = make_nodes(tmp_path / "dev", 1), tmp_path / "proc"
-    process = make_process(proc, 7, nodes[0])
-    (process / "root/dev").rmdir()
-    found = gather_users(nodes, proc, NOWHERE)
-    assert isinstance(found, DeviceUsers)
-    assert [(each.inside, each.pod_uid) for each in found.users] == [(None, "")]
 
 
 def test_without_proc_it_is_not_known(tmp_path: Path) -> None:

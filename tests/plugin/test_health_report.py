@@ -10,7 +10,7 @@ import pytest
 
 from neuron_plugin.hardware import Finding, Severity, Signal, Verdict
 from neuron_plugin.plugin.health import DeviceHealth, HealthState, Transition
-from neuron_plugin.plugin.health_report import health_event, log_transition, node_condition
+from neuron_plugin.plugin.health_watch import health_event, log_transition, node_condition
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 

@@ -79,10 +79,10 @@ class Api:
     def __init__(self) -> None:
         self.requests: list[tuple[str, ApiRequest]] = []
 
-    def tell(self, subject: str, request: ApiRequest) -> None:
+    def write(self, subject: str, request: ApiRequest) -> None:
         self.requests.append((subject, request))
 
-    tell_of_node = tell
+    write_on_node = write
 
     @property
     def event_subjects(self) -> list[str]:
@@ -231,9 +231,9 @@ async def test_p70_a_source_that_does_not_work_is_reported_once_and_the_others_g
         assert list(run.watch.unhealthy) == [0]
         await Log.last.fail("")
         assert not run.watch.silent_sources
-    messages = [record.message for record in caplog.records if record.name == health_watch.__name__]
-    assert messages == [
+    assert [record.message for record in caplog.records if record.name == health_watch.__name__] == [
         "a source of health does not work",
+        "the health of Neuron devices has changed",
         "a source of health works again",
     ]
 

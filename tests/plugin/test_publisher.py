@@ -256,23 +256,22 @@ def test_p60_cores_that_are_held_down_are_published_as_unhealthy_with_the_reason
 def test_t33_what_is_on_the_node_is_written_again_for_a_node_object_that_was_created_again() -> None:
     made = a_publisher()
     made.publish(derive(inputs()))
-    made.tell_of_node("condition", ApiRequest("PATCH", "/c"))
-    made.tell("event", ApiRequest("POST", "/e"))
+    made.write_on_node("condition", ApiRequest("PATCH", "/c"))
+    made.write("event", ApiRequest("POST", "/e"))
     assert list(unsent(made)) == ["inventory", "condition", "event"]
-    made.tell_of_node_again()
+    made.write_on_node_again()
     assert list(unsent(made)) == ["inventory", "condition"]
 
 
 def test_p55_an_assignment_that_came_true_is_marked_once_without_an_event() -> None:
     made = a_publisher()
     came_true = derive(inputs(assigned("a", app(1), sets=[[3]]), recorded=[entry(A, "app", NEURON, 3)]))
-    made.publish(came_true)
+    assert not made.publish(came_true)
     written = unsent(made)
     assert list(written) == ["inventory", f"assignment of {A}"]
     assert written[f"assignment of {A}"]["metadata"]["annotations"] == {"NEURON_ALLOCATED": "true"}
     made.publish(came_true)
     assert not unsent(made)
-    assert not made.corrections
 
 
 def test_a_write_that_was_undone_by_somebody_else_is_written_again() -> None:
@@ -302,14 +301,15 @@ def test_p56_p63_a_swap_is_written_on_the_unserved_pod_first_and_reported_on_bot
             recorded=[entry(B, "app", NEURON, 5)],
         )
     )
-    made.publish(snapshot)
+    corrections = made.publish(snapshot)
     written = list(unsent(made))
     assert written[:3] == ["inventory", f"assignment of {A}", f"assignment of {B}"]
     assert [subject.split(":")[0] for subject in written[3:]] == [
         f"event AssignmentCorrected of {A}",
         f"event AssignmentCorrected of {B}",
     ]
-    assert [write.pod.name for write in made.corrections] == ["a", "b"]
+    assert [write.pod.name for write in corrections] == ["a", "b"]
+    assert not made.publish(snapshot)
 
 
 def test_without_an_extender_the_event_about_unlinked_devices_reaches_its_pod() -> None:

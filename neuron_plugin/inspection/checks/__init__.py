@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from neuron_plugin.inspection.checks import containers, hardware, kubelet, pods
+from neuron_plugin.inspection.checks import hardware, kubelet, pods
 from neuron_plugin.inspection.facts import Facts
-from neuron_plugin.inspection.findings import Finding, Findings, ok, unchecked
-from neuron_plugin.inspection.text import Unknown
+from neuron_plugin.inspection.findings import Finding, Findings, NotCheckedError, Unknown, ok, unchecked
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +28,8 @@ class Check:
                 found.append(next(asked))
             except StopIteration as end:
                 return found or [ok(end.value)]
+            except NotCheckedError as error:
+                return [*found, unchecked(error.unknown)]
 
 
 CHECKS = (
@@ -45,12 +46,10 @@ CHECKS = (
     Check("sources", "the daemon hears kernel log, firmware and uevents", kubelet.check_sources),
     Check("holders", "no core twice, sets linked, devices usable", pods.check_holders),
     Check("annotations", "pods are annotated with what they hold", pods.check_annotations),
-    Check("node-annotations", "our inventory; usage maps of the vendor's extender", pods.check_node_annotations),
-    Check("numbering", "containers count devices as the driver does", containers.check_numbering),
-    Check("processes", "no process uses a device that is not its pod's", containers.check_processes),
-    Check("vendor-plugin", "the vendor's device plugin is not beside ours", kubelet.check_vendor_plugin),
-    Check("dra-driver", "the vendor's DRA driver is not beside us", kubelet.check_dra_driver),
-    Check("oci-hook", "no container runtime uses the vendor's OCI hook", containers.check_oci_hook),
+    Check("node-annotations", "the node's inventory is this machine's", pods.check_node_annotations),
+    Check("processes", "no process uses a device that is not its pod's", pods.check_processes),
+    Check("vendor-plugin", "neither the vendor's device plugin nor its DRA driver is here", kubelet.check_vendor),
+    Check("oci-hook", "no container runtime uses the vendor's OCI hook", kubelet.check_oci_hook),
 )
 
 

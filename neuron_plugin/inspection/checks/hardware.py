@@ -5,17 +5,31 @@ Driver versions are from the Neuron driver's history (2.12 to 2.30.2) and the SD
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from neuron_plugin.hardware import DriverVersion, Severity, Signal
-from neuron_plugin.hardware import Finding as Symptom
+from neuron_plugin.hardware import Severity, Signal
 from neuron_plugin.inspection.facts import NO_DEVICE, Facts
-from neuron_plugin.inspection.findings import Finding, Findings, Level, note, ok, problem, unchecked, warning
-from neuron_plugin.inspection.text import Unknown, named, plural, ranges
+from neuron_plugin.inspection.findings import (
+    Finding,
+    Findings,
+    Level,
+    NotCheckedError,
+    Unknown,
+    known,
+    named,
+    note,
+    ok,
+    plural,
+    problem,
+    ranges,
+    unchecked,
+    warning,
+)
 
 _UPDATE = "update the host's driver (package aws-neuronx-dkms, or a newer Neuron AMI) when the node is next drained"
 _SEE_DMESG = "look for 'neuron' in 'dmesg'; reboot, and replace the instance if that does not help"
 _NO_INF1 = (2, 25)
+_RUNTIME_2_32 = (2, 27)
 _ALL_USERS = 0o666
 
 _ISSUES = (
@@ -38,7 +52,7 @@ _ISSUES = (
         "this plugin and every monitor of the node read there",
     ),
     (
-        (2, 27),
+        _RUNTIME_2_32,
         Level.WARNING,
         "does not work with the Neuron runtime of SDK 2.32",
         "containers with that runtime or a newer one fail at start",
@@ -55,34 +69,29 @@ def check_driver(facts: Facts) -> Findings:
         if pci == ():
             seen += ", and the PCI bus has no Neuron chip"
             action = (
-                "check the instance type; keep the DaemonSet off nodes without Neuron (nodeSelector); else " + action
+                f"check the instance type; keep the DaemonSet off nodes without Neuron (nodeSelector); else {action}"
             )
         elif not isinstance(pci, Unknown):
             seen += f", though the PCI bus has {plural(len(pci), pci[0] + ' chip')}"
         why = "without it there are no devices: the plugin offers nothing and pods that ask for Neuron stay Pending"
         yield problem(seen, why, f"{action} (package aws-neuronx-dkms); see 'dmesg'")
-    elif version is None:
+        return ""
+    if version is None:
         yield warning(
             "the Neuron driver is loaded, but its version cannot be read",
             "container numbering then falls back to host numbers, which a newer driver reads differently",
             "look at /sys/module/neuron/version; if it is right, give the plugin --numbering container",
         )
-    else:
-        yield from _issues(facts, version)
-        return f"Neuron driver {version.text} is loaded"
-    return ""
-
-
-def _issues(facts: Facts, version: DriverVersion) -> Iterator[Finding]:
+        return ""
     inf1 = facts.machine.inventory.device_name == "Inferentia"
-    if version.at_least(*_NO_INF1) and not isinstance(facts.host.pci, Unknown) and "Inferentia" in facts.host.pci:
+    if not isinstance(pci, Unknown) and "Inferentia" in pci and version.at_least(*_NO_INF1):
         yield problem(
             f"Neuron driver {version.text} does not support the Inf1 chips of this machine",
             "it makes no devices for them",
             "install the last driver that does, 2.24.x",
         )
     for fixed_in, level, what, affected in _ISSUES:
-        if version.at_least(*fixed_in) or (inf1 and fixed_in == (2, 27)):  # that runtime does not know Inf1
+        if version.at_least(*fixed_in) or (inf1 and fixed_in == _RUNTIME_2_32):  # that runtime does not know Inf1
             continue
         seen = f"Neuron driver {version.text} {what} (fixed in {'.'.join(map(str, fixed_in))})"
         if inf1 and fixed_in >= _NO_INF1:
@@ -90,14 +99,14 @@ def _issues(facts: Facts, version: DriverVersion) -> Iterator[Finding]:
             yield note(seen, affected, remedy)
         else:
             yield Finding(level=level, seen=seen, why=affected, action=_UPDATE)
+    return f"Neuron driver {version.text} is loaded"
 
 
 def check_devices(facts: Facts) -> Findings:
     """The driver lists all devices of the instance type and of the PCI bus."""
     machine, inventory, geometry = facts.machine, facts.machine.inventory, facts.machine.geometry
     if not facts.host.driver_loaded:
-        yield unchecked(NO_DEVICE)
-        return ""
+        raise NotCheckedError(NO_DEVICE)
     if geometry is None and not inventory.skipped:
         yield problem(
             f"no Neuron device: {inventory.absence}",
@@ -131,21 +140,17 @@ def check_devices(facts: Facts) -> Findings:
                 "it is not offered, and neither is any set that needs it",
                 "look for 'neuron' in 'dmesg'; reload the driver or reboot",
             )
-    if missing := machine.missing:
+    if geometry and (missing := machine.missing):
         are = f"neuron{missing[0]} is" if len(missing) == 1 else f"devices {ranges(missing)} are"
-        count = geometry.device_count if geometry else 0
         yield problem(
-            f"{are} missing: {inventory.instance_type or 'the type'} has {count} devices",
+            f"{are} missing: {inventory.instance_type or 'the type'} has {geometry.device_count} devices",
             "no set with a missing device is offered; on most types the driver also prints no links then",
             _SEE_DMESG,
         )
     pci, listed = facts.host.pci, len(inventory.devices) + len(inventory.skipped)
     if not isinstance(pci, Unknown) and len(pci) > listed > 0:
-        yield problem(
-            f"the PCI bus has {plural(len(pci), 'Neuron chip')}, the driver lists {listed}",
-            "the driver could not bring some of them up",
-            _SEE_DMESG,
-        )
+        seen = f"the PCI bus has {plural(len(pci), 'Neuron chip')}, the driver lists {listed}"
+        yield problem(seen, "the driver could not bring some of them up", _SEE_DMESG)
     return ""
 
 
@@ -154,14 +159,10 @@ def check_nodes(facts: Facts) -> Findings:
 
     A container runtime copies numbers and mode of the host's node, so a wrong node is wrong in every container.
     """
-    host, numbers = facts.host, facts.host.numbers
-    if isinstance(host.nodes, Unknown):
-        yield unchecked(host.nodes)
-        return ""
-    if not numbers and not host.nodes:
-        yield unchecked(NO_DEVICE)
-        return ""
-    listed = [node for node in host.nodes if node.device in numbers]
+    simulated, numbers, files = facts.host.simulated, facts.host.numbers, known(facts.host.nodes)
+    if not numbers and not files:
+        raise NotCheckedError(NO_DEVICE)
+    listed = [node for node in files if node.device in numbers]
     characters, dev = [node for node in listed if node.is_character], facts.machine.paths.dev
     trigger = "run 'udevadm trigger --subsystem-match=neuron_device'"
     if missing := set(numbers) - {node.device for node in listed}:
@@ -170,7 +171,7 @@ def check_nodes(facts: Facts) -> Findings:
             "containers with it fail with CreateContainerError, so it is advertised as unhealthy",
             f"{trigger}, or reload the driver",
         )
-    if plain := [node.device for node in listed if not node.is_character and not host.simulated]:
+    if plain := [node.device for node in listed if not node.is_character and not simulated]:
         yield problem(
             f"{dev}/neuron{ranges(plain)} is no character device",
             "containers get a file that leads nowhere",
@@ -182,12 +183,6 @@ def check_nodes(facts: Facts) -> Findings:
             "it is left from before the driver was loaded again: containers get a node that leads nowhere",
             f"remove it, then {trigger}",
         )
-    elif isinstance(host.major, int) and any(node.numbers[0] != host.major for node in characters):
-        yield problem(
-            f"the kernel knows the driver as major {host.major}, sysfs and the device nodes have another",
-            "the nodes lead to another driver, or nowhere",
-            "reload the driver, or reboot",
-        )
     if closed := [node for node in listed if node.mode & _ALL_USERS != _ALL_USERS]:
         modes = ", ".join(sorted({f"{node.mode:04o}" for node in closed}))
         yield warning(
@@ -196,29 +191,28 @@ def check_nodes(facts: Facts) -> Findings:
             "restore the driver's rule (/lib/udev/rules.d/neuron-udev.rules) and run 'udevadm trigger'; until then "
             "'chmod 0666' them",
         )
-    if strays := [node.device for node in host.nodes if node.device not in numbers]:
+    if strays := [node.device for node in files if node.device not in numbers]:
         yield warning(
             f"{dev}/neuron{ranges(strays)} exists, but the driver lists no such device",
             "left over; the runtime on the host takes every such file for a device",
             "remove it, unless the driver is just being loaded",
         )
-    simulated = " (simulated)" if len(characters) == len(listed) else " (plain files: simulated)"
-    return (
-        f"{plural(len(listed), 'device node')}, for every user to read and write{simulated if host.simulated else ''}"
-    )
+    kind = " (simulated)" if len(characters) == len(listed) else " (plain files: simulated)"
+    return f"{plural(len(listed), 'device node')}, for every user to read and write{kind if simulated else ''}"
 
 
 def check_sysfs(facts: Facts) -> Findings:
     """The driver's attributes can be read and make sense."""
-    inventory, any_device = facts.machine.inventory, "\0"
+    inventory = facts.machine.inventory
     if not inventory.devices:
         yield unchecked(NO_DEVICE)
     elsewhere = set(inventory.logical_core_size.problems)  # the check of logical cores has these
-    alike: dict[str, list[int]] = {text: [] for text in inventory.problems if text not in elsewhere}
+    alike: dict[tuple[str, ...], list[int]] = {(text,): [] for text in inventory.problems if text not in elsewhere}
     for device in inventory.devices:
-        for text in device.problems:
-            alike.setdefault(text.replace(f"/neuron{device.id}", f"/neuron{any_device}"), []).append(device.id)
-    for text in (text.replace(any_device, ranges(ids)) for text, ids in alike.items()):
+        for text in device.problems:  # the same of several devices is one finding
+            alike.setdefault(tuple(text.split(f"/neuron{device.id}")), []).append(device.id)
+    for parts, ids in alike.items():
+        text = f"/neuron{ranges(ids)}".join(parts)
         if _is_denied(text):
             yield unchecked(Unknown(text, "run this as root"))
         elif text.endswith("is assumed"):
@@ -263,10 +257,22 @@ def check_health(facts: Facts) -> Findings:
     """No device has errors, by its attributes and by the daemon. Device nodes have a check of their own."""
     verdicts = facts.machine.verdicts
     if not verdicts:
-        yield unchecked(NO_DEVICE)
-        return ""
+        raise NotCheckedError(NO_DEVICE)
     for device, verdict in sorted(verdicts.items()):
-        yield from (_symptom(device, each) for each in verdict.findings if each.signal is not Signal.NODE)
+        for symptom in verdict.findings:
+            seen, remedy = f"neuron{device}: {symptom.text}", _REMEDIES.get(symptom.signal, "see 'dmesg'")
+            if symptom.signal is Signal.NODE:
+                continue
+            if symptom.severity is Severity.WARNING:
+                yield warning(seen, "the device is still offered", remedy)
+            elif symptom.severity is not Severity.PASSING:
+                yield problem(seen, "the device is not offered; pods that have it keep it", remedy)
+            elif symptom.signal is Signal.RESETTING:
+                why = "a container that opens it waits until the reset is over"
+                yield note(seen, why, "if it lasts a minute, see 'dmesg'")
+            else:
+                why = "the device is not offered once this has lasted, as the health settings say"
+                yield note(seen, why, "run this again later")
     daemons = () if isinstance(facts.daemon.unhealthy, Unknown) else facts.daemon.unhealthy
     if unseen := {int(device) for device, verdict in verdicts.items() if verdict.healthy} & set(daemons):
         yield problem(
@@ -275,17 +281,3 @@ def check_health(facts: Facts) -> Findings:
             "see the node's events NeuronDeviceUnhealthy for the reason, and 'dmesg'; it ends by the health settings",
         )
     return f"{plural(len(verdicts), 'device')} without errors"
-
-
-def _symptom(device: int, symptom: Symptom) -> Finding:
-    seen, remedy = f"neuron{device}: {symptom.text}", _REMEDIES.get(symptom.signal, "see 'dmesg'")
-    if symptom.signal is Signal.RESETTING and symptom.severity is Severity.PASSING:
-        return note(
-            seen, "a container that opens it waits until the reset is over", "if it lasts a minute, see 'dmesg'"
-        )
-    if symptom.severity is Severity.PASSING:
-        why = "the device is not offered once this has lasted, as the health settings say"
-        return note(seen, why, "run this again later")
-    if symptom.severity is Severity.WARNING:
-        return warning(seen, "the device is still offered", remedy)
-    return problem(seen, "the device is not offered; pods that have it keep it", remedy)

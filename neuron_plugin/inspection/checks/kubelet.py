@@ -1,4 +1,4 @@
-"""Do kubelet and plugin work together, with no other device plugin or driver between them?
+"""Do kubelet and plugin work together, with nothing of the vendor's between them?
 
 The plugin knows the hardware and the kubelet counts for the scheduler; nothing else compares the two. What a pod holds
 under one resource name is rightly not allocatable under the others.
@@ -6,24 +6,36 @@ under one resource name is rightly not allocatable under the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
 from neuron_plugin.allocation import Ledger, Resource, ids_of, mask_of, mask_union
-from neuron_plugin.inspection.facts import DRA_DRIVER, NO_DEVICE, VENDOR_SOCKETS, Cluster, Facts
-from neuron_plugin.inspection.findings import Finding, Findings, note, ok, problem, unchecked, warning
-from neuron_plugin.inspection.text import Unknown, plural, ranges
-from neuron_plugin.topology import Geometry
+from neuron_plugin.inspection.facts import DRA_DRIVER, OCI_HOOK, VENDOR_SOCKETS, Cluster, Facts
+from neuron_plugin.inspection.findings import (
+    Finding,
+    Findings,
+    NotCheckedError,
+    Unknown,
+    known,
+    note,
+    ok,
+    plural,
+    problem,
+    ranges,
+    unchecked,
+    warning,
+)
 
-_SEE_LOG = "run this again in 10 s; if it stays, see the plugin's log"
+_AGAIN = "run this again in 10 s; if it stays, see the {} log"
 _SEE_KUBELET = "see 'systemctl status kubelet' and its log; compare the plugin's hostPath mount with this directory"
+_DEFAULT_RUNTIME = re.compile(r"""(?:default_runtime(?:_name)?|"default-runtime")\s*[=:]\s*["']neuron["']""")
 
 
 def check_kubelet(facts: Facts) -> Findings:
     """The kubelet's directory, its registration socket, PodResources and its checkpoint."""
     kubelet = facts.kubelet
     if kubelet.unreadable:
-        yield unchecked(kubelet.unreadable)
-        return ""
+        raise NotCheckedError(kubelet.unreadable)
     if kubelet.missing:
         yield problem(
             f"there is no directory {kubelet.directory}",
@@ -39,7 +51,6 @@ def check_kubelet(facts: Facts) -> Findings:
         why = "the kubelet has ended and left its socket, or is starting: nothing can be registered"
         yield problem(f"nothing answers on {kubelet.own_socket.path}", why, _SEE_KUBELET)
         return ""
-    yield ok(f"the kubelet answers on {kubelet.own_socket.path}")
     if isinstance(kubelet.allocatable, Unknown):
         yield warning(
             f"PodResources does not answer: {kubelet.allocatable.why}",
@@ -52,22 +63,19 @@ def check_kubelet(facts: Facts) -> Findings:
             "who has what then comes from PodResources, which does not list plain init containers",
             kubelet.recorded.action or "see the kubelet's log",
         )
-    return ""
+    return f"the kubelet answers on {kubelet.own_socket.path}"
 
 
 def check_plugin(facts: Facts) -> Findings:
     """One served socket for each resource, which answers GetDevicePluginOptions."""
     if facts.kubelet.unreadable:
-        yield unchecked(facts.kubelet.unreadable)
-    elif facts.kubelet.missing:
-        yield unchecked(Unknown("there is no kubelet", "fix what the check 'kubelet' reports first"))
-    elif not facts.we_serve:
+        raise NotCheckedError(facts.kubelet.unreadable)
+    if facts.kubelet.missing:
+        raise NotCheckedError(Unknown("there is no kubelet", "fix what the check 'kubelet' reports first"))
+    if not facts.we_serve:
         if any(socket.served and socket.name in VENDOR_SOCKETS for socket in facts.kubelet.plugins):
-            yield note(
-                "neuron-plugin does not run here, the vendor's device plugin does",
-                "",
-                "nothing, if that is intended; else see the check 'vendor-plugin'",
-            )
+            action = "nothing, if that is intended; else see the check 'vendor-plugin'"
+            yield note("neuron-plugin does not run here, the vendor's device plugin does", "", action)
         elif facts.machine.geometry is None:
             yield note(
                 "none of neuron-plugin's sockets is served",
@@ -81,7 +89,7 @@ def check_plugin(facts: Facts) -> Findings:
                 "see the DaemonSet's pod on this node: is it scheduled, running, with the kubelet's directory mounted?",
             )
     for resource in Resource:
-        served = [socket for socket in facts.sockets_of(resource) if socket.served]
+        served = facts.sockets_of(resource)
         if len(served) > 1:
             yield problem(
                 f"{len(served)} plugins serve {resource}: {', '.join(socket.name for socket in served)}",
@@ -102,13 +110,9 @@ def check_plugin(facts: Facts) -> Findings:
 
 def check_registration(facts: Facts) -> Findings:
     """Each resource's allocatable ids against the machine, and the node's counts against the kubelet's."""
-    allocatable, geometry = facts.kubelet.allocatable, facts.machine.geometry
-    if isinstance(allocatable, Unknown):
-        yield unchecked(allocatable)
-        return ""
-    if geometry is None:
-        yield unchecked(NO_DEVICE)
-    elif not facts.we_serve and not any(allocatable.get(resource.value) for resource in Resource):
+    allocatable = known(facts.kubelet.allocatable)
+    known(facts.geometry)
+    if not facts.we_serve and not any(allocatable.get(resource.value) for resource in Resource):
         yield problem(
             "the kubelet offers no Neuron resource",
             "no pod that asks for Neuron can run on this node",
@@ -116,38 +120,39 @@ def check_registration(facts: Facts) -> Findings:
         )
     else:
         for resource in Resource:
-            yield from _resource(facts, geometry, resource, allocatable.get(resource.value, ()))
+            yield from _resource(facts, resource, allocatable.get(resource.value, ()))
     # A node without any status, not even cpu, has no kubelet that writes one.
     if isinstance(facts.cluster, Cluster) and facts.cluster.allocatable:
-        odd = []
-        for resource in Resource:
-            node, count = facts.cluster.allocatable.get(resource.value, "0"), len(allocatable.get(resource.value, ()))
-            if node != str(count):
-                odd.append(f"{resource} {node} (kubelet: {count})")
-        if odd:
+        counts = {resource.value: str(len(allocatable.get(resource.value, ()))) for resource in Resource}
+        shown = {name: facts.cluster.allocatable.get(name, "0") for name in counts}
+        if odd := [
+            f"{name} {shown[name]} (kubelet: {count})" for name, count in counts.items() if shown[name] != count
+        ]:
             yield warning(
                 f"node {facts.cluster.node_name} shows {', '.join(odd)}",
                 "the scheduler counts by the node; the kubelet writes it there every 10 s",
-                "run this again in 10 s; if it stays, see the kubelet's log",
+                _AGAIN.format("kubelet's"),
             )
     return ""
 
 
-def _resource(facts: Facts, geometry: Geometry, resource: Resource, ids: tuple[str, ...]) -> Iterator[Finding]:
-    numbers = {text: int(text) for text in ids if text.isascii() and text.isdecimal()}
-    offered = {number for number in numbers.values() if mask_of(geometry, resource.unit, (number,))}
-    if foreign := sorted(text for text in ids if numbers.get(text) not in offered):
+def _resource(facts: Facts, resource: Resource, ids: tuple[str, ...]) -> Iterator[Finding]:
+    geometry, unit = known(facts.geometry), resource.unit
+    here = {str(number): number for number in ids_of(geometry, unit, geometry.all_mask)}
+    offered = {here[text] for text in ids if text in here}
+    if foreign := sorted(set(ids) - set(here)):
         yield problem(
             f"the kubelet offers {resource} {', '.join(foreign[:5])}, which this machine does not have",
             "another plugin serves this resource, or the number of logical cores (LNC) has changed",
             "leave one plugin on the node; after a change of LNC drain the node and restart the plugin",
         )
-    usable, expected = set(ids_of(geometry, resource.unit, facts.machine.usable_mask)), set[int]()
+    usable, expected = set(ids_of(geometry, unit, facts.machine.usable_mask)), set[int]()
     if isinstance(ledger := facts.ledger, Ledger):
         elsewhere = mask_union(each for each in ledger.allocations if each.resource is not resource)
-        expected = {each for each in usable if not mask_of(geometry, resource.unit, (each,)) & elsewhere}
-    configured = facts.daemon.resources
-    if not ids and not facts.is_served(resource):
+        expected = {each for each in usable if not mask_of(geometry, unit, (each,)) & elsewhere}
+    configured, served = facts.daemon.resources, facts.sockets_of(resource)
+    unusable, withheld = offered - usable, expected - offered
+    if not ids and not served:
         if configured is None:
             yield note(f"{resource} is not offered", "no plugin serves it", "fine if the setting 'resources' omits it")
         elif resource in configured:
@@ -164,98 +169,111 @@ def _resource(facts: Facts, geometry: Geometry, resource: Resource, ids: tuple[s
             "see the plugin's log for 'registration'; delete its pod if that says nothing",
         )
         return
-    unusable, withheld = offered - usable, expected - offered
     if unusable:
         yield warning(
             f"the kubelet still offers {resource} {ranges(unusable)} of devices that are missing or unhealthy",
             "pods that get them fail; the plugin needs up to one rescan (10 s) to notice",
-            _SEE_LOG,
+            _AGAIN.format("plugin's"),
         )
     if withheld:
         yield warning(
             f"{resource} {ranges(withheld)} could be offered and is not",
-            "the plugin advertises it as unhealthy: after an error, while an init container has it under another name, "
-            "or while a process of an ended pod does",
+            "the plugin advertises it as unhealthy: after an error, or while a process of an ended pod uses it",
             "see the plugin's log and the node's annotation neuron-plugin.io/inventory for the reason",
         )
     if not unusable and not withheld:
-        yield ok(f"{resource}: {plural(len(offered), resource.unit.value)} allocatable")
+        yield ok(f"{resource}: {plural(len(offered), unit.value)} allocatable")
 
 
 def check_configuration(facts: Facts) -> Findings:
     """The daemon's file and environment, and its record of old errors."""
     daemon, memory = facts.daemon, facts.machine.memory
-    if isinstance(daemon.fault, Unknown):
-        yield unchecked(daemon.fault)
-    elif daemon.fault:
+    if known(daemon.fault):
         yield problem(
-            daemon.fault,
+            str(daemon.fault),
             "the daemon does not start with it; the other checks assume its defaults",
             "correct it: 'neuron-plugin run --print-config' with the same file and environment says when it is right",
         )
     elif daemon.file is None:
         action = "give --config, or run this in the plugin's pod"
         yield unchecked(Unknown("no configuration of the daemon is known: its defaults are assumed", action))
-    else:
-        yield ok(f"{daemon.file} can be used")
-        if isinstance(memory, Unknown):
-            yield note(
-                f"which errors are old is not known: {memory.why}",
-                "errors that the daemon has accepted, or that are older than it, are reported like new ones",
-                memory.action,
-            )
-    return ""
+    elif isinstance(memory, Unknown):
+        yield note(
+            f"which errors are old is not known: {memory.why}",
+            "errors that the daemon has accepted, or that are older than it, are reported like new ones",
+            memory.action,
+        )
+    return f"{daemon.file} can be used"
 
 
 def check_sources(facts: Facts) -> Findings:
     """The daemon's sources work: uevents, firmware's notices, sysfs, the kernel log, its record of old errors."""
-    silent = facts.daemon.silent
-    if isinstance(silent, Unknown):
-        yield unchecked(silent)
-        return ""
     why = "the daemon goes on without it: what only this source shows is not noticed, or noticed later"
     action = "do what it says, or leave it where the source is not wanted; the others go on"
-    yield from (warning(line, why, action) for line in silent)
+    yield from (warning(line, why, action) for line in known(facts.daemon.silent))
     return "the daemon hears every source"
 
 
-def check_vendor_plugin(facts: Facts) -> Findings:
-    """The sockets of the vendor's device plugin beside kubelet.sock."""
-    sockets = [socket.name for socket in facts.kubelet.plugins if socket.served and socket.name in VENDOR_SOCKETS]
-    yield _beside_ours(
-        facts,
-        "the vendor's device plugin",
-        sockets,
-        "both register the same resources: they hand out the same devices, and if one ends the kubelet drops both",
-        "'kubectl -n kube-system delete daemonset neuron-device-plugin-daemonset' (from Helm: neuron-device-plugin)",
-    )
-    return ""
+def check_vendor(facts: Facts) -> Findings:
+    """The sockets of the vendor's device plugin and of its DRA driver."""
+    kubelet = facts.kubelet
+    if kubelet.unreadable:
+        raise NotCheckedError(kubelet.unreadable)
+    sockets = [each.name for each in kubelet.plugins if each.served and each.name in VENDOR_SOCKETS]
+    drivers = [each.name for each in kubelet.plugins if each.served and DRA_DRIVER in each.name]
+    for what, found, removal in (
+        (
+            "the vendor's device plugin",
+            sockets,
+            "'kubectl -n kube-system delete daemonset neuron-device-plugin-daemonset'",
+        ),
+        (f"the DRA driver {DRA_DRIVER}", drivers, "keep it away by a nodeSelector, or uninstall it"),
+    ):
+        if found and facts.we_serve:
+            yield problem(
+                f"{what} runs beside neuron-plugin ({', '.join(found)})",
+                "both hand out the same devices without knowing of the other: one device ends up with two pods",
+                f"run one of the two on a node: {removal}; or remove neuron-plugin",
+            )
+        elif found:
+            action = "remove it before neuron-plugin is installed"
+            yield note(f"{what} serves this node ({', '.join(found)})", "", action)
+    if not kubelet.registry_seen:
+        return "the vendor's device plugin does not run here; a socket of its DRA driver could not be seen from here"
+    return "neither the vendor's device plugin nor its DRA driver runs here"
 
 
-def check_dra_driver(facts: Facts) -> Findings:
-    """The sockets of the vendor's DRA driver in the kubelet's plugin directories."""
-    sockets = [str(each.path) for each in facts.kubelet.plugins if each.served and DRA_DRIVER in str(each.path)]
-    if not sockets and not facts.kubelet.drivers_seen and not facts.kubelet.unreadable:
-        registry = facts.kubelet.directory.parent / "plugins_registry"
-        why = f"{registry}, where DRA drivers register, cannot be seen from here: it belongs to root"
-        yield unchecked(Unknown(why, "run this as root on the node, or mount that directory in the plugin's pod"))
-        return ""
-    yield _beside_ours(
-        facts,
-        f"the DRA driver {DRA_DRIVER}",
-        sockets,
-        "each hands out all devices without knowing of the other: one device ends up with two pods",
-        "keep it away by a nodeSelector, or uninstall it",
-    )
-    return ""
+def check_oci_hook(facts: Facts) -> Findings:
+    """No container runtime is set to use the vendor's OCI hook.
 
-
-def _beside_ours(facts: Facts, what: str, sockets: list[str], why: str, removal: str) -> Finding:
-    if facts.kubelet.unreadable:
-        return unchecked(facts.kubelet.unreadable)
-    if not sockets:
-        return ok(f"{what} does not run here")
-    if facts.we_serve:
-        remedy = f"run one of the two on a node: {removal}; or remove neuron-plugin"
-        return problem(f"{what} runs beside neuron-plugin ({', '.join(sockets)})", why, remedy)
-    return note(f"{what} serves this node ({', '.join(sockets)})", "", "remove it before neuron-plugin is installed")
+    The hook adds devices under host numbers to every container whose environment has AWS_NEURON_VISIBLE_DEVICES.
+    Device plugins have not needed it since 2022.
+    """
+    files, installed, used = facts.host.runtime_files, facts.host.hook_files, False
+    why = "where AWS_NEURON_VISIBLE_DEVICES is set it adds devices under host numbers, even if another pod holds them"
+    if isinstance(files, Unknown):
+        yield unchecked(files)
+    for path, text in files.items() if isinstance(files, Mapping) else ():
+        if isinstance(text, Unknown):
+            yield unchecked(Unknown(f"{path}: {text.why}", text.action))
+            continue
+        lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+        everywhere = _DEFAULT_RUNTIME.search(lines)
+        if everywhere or OCI_HOOK in lines:
+            used = True
+            yield warning(
+                f"{path} makes {'every container' if everywhere else 'the runtime neuron'} use the OCI hook",
+                why,
+                f"take the runtime 'neuron' out of {path} and restart the container runtime; until then leave "
+                "--visible-devices-env off",
+            )
+    if installed and not used:
+        hidden = isinstance(files, Unknown)
+        seen = "whether a runtime uses it cannot be seen from here" if hidden else "no runtime uses it"
+        yield note(
+            f"the OCI hook is installed ({installed[0]}); {seen}",
+            why,
+            f"on the node: grep -rl {OCI_HOOK} /etc/containerd /etc/docker /etc/crio /etc/containers; unused, remove "
+            "the package aws-neuronx-oci-hook when you like",
+        )
+    return "no OCI hook of the vendor's"

@@ -1,4 +1,4 @@
-"""Is what pods hold sound, and do pods and node say the same in their annotations?
+"""Is what pods hold sound, and do processes and annotations agree with it?
 
 The kubelet counts each resource name for itself and knows nothing of links, so this is where double booking and
 unlinked sets show. The extender plans with the annotations: where they differ from what pods hold, it gives away
@@ -16,37 +16,43 @@ from neuron_plugin.allocation import (
     Assignment,
     ContainerKind,
     InventoryError,
+    Ledger,
     NeuronPod,
     Rejection,
     ids_of,
-    mask_of,
     read_inventory,
 )
-from neuron_plugin.inspection.facts import NO_DEVICE, Cluster, Facts
-from neuron_plugin.inspection.findings import Finding, Findings, note, problem, unchecked, warning
-from neuron_plugin.inspection.text import Unknown, named, plural, ranges
-from neuron_plugin.topology import Geometry, Unit, cores_in, valid_sets
+from neuron_plugin.inspection.facts import Cluster, Facts
+from neuron_plugin.inspection.findings import (
+    Finding,
+    Findings,
+    Unknown,
+    known,
+    named,
+    note,
+    plural,
+    problem,
+    ranges,
+    unchecked,
+    warning,
+)
+from neuron_plugin.topology import Geometry, cores_in, valid_sets
 
 PATIENCE_SECONDS = 120
 """How long an assignment may wait for its Allocate: admission follows the binding within seconds."""
 _SEE_LOG = "see the plugin's log, and that it may reach and patch the API server"
-VENDOR_MAPS = {"NEURON_DEV_USAGE_MAP": Unit.DEVICE, "NEURON_CORE_USAGE_MAP": Unit.CORE}
 
 
 def check_holders(facts: Facts) -> Findings:
     """No ids that do not exist, no core held twice, sets linked, devices present and healthy."""
-    ledger, geometry = facts.ledger, facts.machine.geometry
-    if isinstance(ledger, Unknown) or geometry is None:
-        yield unchecked(ledger if isinstance(ledger, Unknown) else NO_DEVICE)
-        return ""
-    held = ledger.allocations
+    ledger, geometry = known(facts.ledger), known(facts.geometry)
     for text in facts.holders.foreign:
         yield problem(
             f"{text}, which this machine does not have",
             "another plugin gave it, or LNC was changed under it: what the pod really uses is not known",
             "delete the pod; leave one plugin on the node, and drain the node before LNC is changed",
         )
-    for one, other in combinations(held, 2):
+    for one, other in combinations(ledger.allocations, 2):
         # Within a pod and a resource the kubelet gives ids again only if a plain init container had them.
         reused = one.pod.uid == other.pod.uid and one.resource is other.resource
         if (shared := one.mask & other.mask) and not reused:
@@ -59,12 +65,9 @@ def check_holders(facts: Facts) -> Findings:
                 "delete one of the two, unless one has ended (kubelets before 1.34 still list it); if it comes again, "
                 "see that one plugin alone serves this node",
             )
-    pods = facts.cluster.pods if isinstance(facts.cluster, Cluster) else ()
-    reusing = {str(pod.reference) for pod in pods if any(part.kind is ContainerKind.INIT for part in pod.requests)}
-    for each in held:
-        ids, unit = ids_of(geometry, each.resource.unit, each.mask), each.resource.unit
-        # Where an init container's set is re-used, the kubelet's ids are not the set that was given.
-        if ids and str(each.pod) not in reusing and each.mask not in valid_sets(geometry, unit, len(ids)):
+    for each in ledger.allocations:
+        unit = each.resource.unit
+        if (ids := ids_of(geometry, unit, each.mask)) and each.mask not in valid_sets(geometry, unit, len(ids)):
             yield warning(
                 f"{_container(each)} holds {each.resource} {ranges(ids)}, which is no linked set here",
                 "the Neuron runtime needs consecutive ids, and collectives need linked devices: it may fail at start",
@@ -86,16 +89,14 @@ def _container(held: Allocation) -> str:
 
 def check_annotations(facts: Facts) -> Findings:
     """Each live pod of this node: its annotations are readable, confirmed, and say what it holds."""
-    if isinstance(facts.cluster, Unknown):
-        yield unchecked(facts.cluster)
-        return ""
-    live = [pod for pod in facts.cluster.pods if pod.request and not pod.ended]
+    cluster = known(facts.cluster)
+    live = [pod for pod in cluster.pods if pod.request and not pod.ended]
     for pod in live:
         yield from _annotated(facts, pod)
-    known = {(pod.reference.namespace, pod.reference.name) for pod in facts.cluster.pods}
-    ledger = facts.ledger
-    for reference in dict.fromkeys(each.pod for each in ([] if isinstance(ledger, Unknown) else ledger.allocations)):
-        if (reference.namespace, reference.name) not in known:
+    names = {str(pod.reference) for pod in cluster.pods}
+    held = facts.ledger.allocations if isinstance(facts.ledger, Ledger) else ()
+    for reference in dict.fromkeys(each.pod for each in held):
+        if str(reference) not in names:
             yield warning(
                 f"the kubelet lists {reference} with devices, the API server has no such pod here",
                 "it was deleted by force, or this is not the API server of this node",
@@ -105,6 +106,7 @@ def check_annotations(facts: Facts) -> Findings:
 
 
 def _annotated(facts: Facts, pod: NeuronPod) -> Iterator[Finding]:
+    """Whether a pod's annotations can be read, are confirmed, and say what its app containers and sidecars hold."""
     rejected = next((each for each in (pod.request, pod.assignment) if isinstance(each, Rejection)), None)
     if rejected:
         yield problem(
@@ -113,56 +115,45 @@ def _annotated(facts: Facts, pod: NeuronPod) -> Iterator[Finding]:
             "correct or delete the pod",
         )
         return
-    if not isinstance(pod.assignment, Assignment):
-        if pod.phase == "Running":
+    assignment, runs = pod.assignment, pod.phase == "Running"
+    if not isinstance(assignment, Assignment):
+        if runs:
             yield warning(
                 f"{pod.reference} runs without an annotation of its devices",
                 "the extender does not know what it holds, and gives this node no further multi-device pod",
                 f"the plugin writes it within 10 s: {_SEE_LOG}",
             )
         return
-    waited_ns = facts.now_ns - pod.assignment.alloc_time_ns
-    if not pod.assignment.allocated and pod.phase == "Running":
+    waited_ns = facts.now_ns - assignment.alloc_time_ns
+    if not assignment.allocated and runs:
         yield warning(
             f"{pod.reference} runs, and its NEURON_ALLOCATED is still false",
             "no plugin has confirmed that it holds what its annotation says; the vendor's plugin never does for one "
             "device or all of them",
             f"neuron-plugin confirms within 10 s: {_SEE_LOG}",
         )
-    elif not pod.assignment.allocated and pod.assignment.alloc_time_ns and waited_ns > PATIENCE_SECONDS * 10**9:
+    elif not assignment.allocated and assignment.alloc_time_ns and waited_ns > PATIENCE_SECONDS * 10**9:
+        minutes = plural(waited_ns // (60 * 10**9), "minute")
         yield warning(
-            f"{pod.reference} was assigned devices {plural(waited_ns // (60 * 10**9), 'minute')} ago and has not been "
-            "admitted",
+            f"{pod.reference} was assigned devices {minutes} ago and has not been admitted",
             "they are reserved for it",
             "see 'kubectl describe pod' for what holds it up, and the kubelet's log; delete it if nothing will change",
         )
-    yield from _compared(facts, pod, pod.assignment)
-
-
-def _compared(facts: Facts, pod: NeuronPod, assignment: Assignment) -> Iterator[Finding]:
-    """App containers and sidecars, against what they hold.
-
-    Before the pod runs, one that holds nothing may still be in admission. One that re-uses its init container's ids may
-    have been given others than the kubelet's.
-    """
-    ledger, geometry = facts.ledger, facts.machine.geometry
-    if isinstance(ledger, Unknown) or geometry is None:
+    if not isinstance(ledger := facts.ledger, Ledger) or not isinstance(geometry := facts.geometry, Geometry):
         return
-    own = (pod.reference.namespace, pod.reference.name)
+    if isinstance(facts.kubelet.recorded, Unknown) and any(part.kind is ContainerKind.INIT for part in pod.requests):
+        return  # without the checkpoint it is not known what was given of a re-used init container's set
     given = {
         (each.container, each.resource): ids_of(geometry, each.resource.unit, each.mask)
         for each in ledger.allocations
-        if (each.pod.namespace, each.pod.name) == own
+        if str(each.pod) == str(pod.reference)
     }
-    reuses = any(part.kind is ContainerKind.INIT for part in pod.requests)
     for part in assignment.containers:
-        ids = given.get((part.request.container, part.request.resource))
-        as_many = bool(ids) and reuses and len(ids or ()) == len(part.ids)
-        if part.request.kind is ContainerKind.INIT or ids == part.ids or as_many:
-            continue
-        if ids or pod.phase == "Running":
+        resource, ids = part.request.resource, given.get((part.request.container, part.request.resource))
+        # Before the pod runs, a container that holds nothing may still be in admission.
+        if part.request.kind is not ContainerKind.INIT and ids != part.ids and (ids or runs):
             yield problem(
-                f"{pod.reference}/{part.request.container}: annotated {part.request.resource} {ranges(part.ids)}, "
+                f"{pod.reference}/{part.request.container}: annotated {resource} {ranges(part.ids)}, "
                 f"the kubelet gave {ranges(ids) if ids else 'nothing'}",
                 "the extender plans with the annotation: it may give these devices to another pod",
                 "the plugin corrects it within 10 s: see its log; if it does not run here, delete the pod",
@@ -170,21 +161,10 @@ def _compared(facts: Facts, pod: NeuronPod, assignment: Assignment) -> Iterator[
 
 
 def check_node_annotations(facts: Facts) -> Findings:
-    """Our inventory against the machine, the vendor's usage maps against who holds what.
-
-    The vendor's extender keeps its account in two annotations of the node, which outlive it: after a restart or a new
-    installation it believes them, and devices stay "used" that no pod has.
-    """
-    if isinstance(facts.cluster, Unknown):
-        yield unchecked(facts.cluster)
-        return ""
-    yield from _inventory(facts, facts.cluster)
-    yield from _vendor_maps(facts, facts.cluster)
-    return f"the annotations of node {facts.cluster.node_name} are true"
-
-
-def _inventory(facts: Facts, cluster: Cluster) -> Iterator[Finding]:
+    """Our inventory of the node, against the machine."""
+    cluster = known(facts.cluster)
     text, here, node = cluster.annotations.get(INVENTORY_KEY), facts.machine.node_inventory, cluster.node_name
+    see = "run this again in 10 s; if it stays, see the plugin's log for 'API server'"
     if text is None:
         if facts.we_serve and here:
             yield warning(
@@ -192,15 +172,14 @@ def _inventory(facts: Facts, cluster: Cluster) -> Iterator[Finding]:
                 "the extender has to guess what this node has, and does not learn of unhealthy devices",
                 "see the plugin's log: it needs the right to patch nodes; with --no-cluster it writes none",
             )
-        return
+        return f"node {node} has no inventory, and neuron-plugin serves no device here"
     if not facts.we_serve and not facts.kubelet.unreadable:
         yield note(
             f"node {node} has an inventory, and neuron-plugin does not run here",
             "it says what was true when the plugin last ran",
             f"if it was uninstalled: kubectl annotate node {node} {INVENTORY_KEY}-",
         )
-        return
-    see = "run this again in 10 s; if it stays, see the plugin's log for 'API server'"
+        return ""
     try:
         published = read_inventory(text)
     except InventoryError as error:
@@ -209,49 +188,53 @@ def _inventory(facts: Facts, cluster: Cluster) -> Iterator[Finding]:
             "the extender gives this node no pods",
             "use plugin and extender of one release; the plugin writes it again when it starts",
         )
-        return
+        return ""
     if here and published.geometry != here.geometry:
+        there, machine = (
+            f"{each.instance_type}, {plural(each.device_count, 'device')} of {each.cores_per_device} logical cores"
+            for each in (published.geometry, here.geometry)
+        )
         yield problem(
-            f"the inventory of node {node} is of {_shape(published.geometry)}, this machine is {_shape(here.geometry)}",
+            f"the inventory of node {node} is of {there}, this machine is {machine}",
             "the extender chooses sets that do not exist here",
             f"{see}; is --node-name this node's?",
         )
-    elif here and (unhealthy := published.healthy_mask & ~here.healthy_mask):
-        devices = set(here.geometry.devices_touched(unhealthy)) - {
-            device.id for device in facts.machine.inventory.skipped
-        }
-        if devices:
+    elif here:
+        unhealthy = here.geometry.devices_touched(published.healthy_mask & ~here.healthy_mask)
+        if devices := set(unhealthy) - {device.id for device in facts.machine.inventory.skipped}:
+            seen = f"the inventory of node {node} lacks missing or unhealthy devices: {ranges(devices)}"
+            yield warning(seen, "the extender goes on choosing them", see)
+    return f"the inventory of node {node} is true"
+
+
+def check_processes(facts: Facts) -> Findings:
+    """Every process with a device open is of a live pod that holds the device."""
+    users, cluster, ledger, geometry = known(facts.users), facts.cluster, facts.ledger, facts.machine.geometry
+    if users.hidden:
+        yield unchecked(users.hidden)
+    live = {uid for pod in cluster.pods for uid in (pod.uid, pod.kubelet_uid)} if isinstance(cluster, Cluster) else None
+    for user in users.users:
+        name, devices = f"process {user.pid} ({user.command or 'its name is not known'})", named("device", user.devices)
+        if not user.pod_uid:
             yield warning(
-                f"the inventory of node {node} lacks missing or unhealthy devices: {ranges(devices)}",
-                "the extender goes on choosing them",
-                see,
+                f"{name} has {devices} open and belongs to no pod",
+                "Kubernetes does not know of it: a pod that gets the device finds its cores busy",
+                f"end it if it is not a monitor: kill {user.pid}",
             )
-
-
-def _shape(geometry: Geometry) -> str:
-    devices, cores = plural(geometry.device_count, "device"), plural(geometry.cores_per_device, "logical core")
-    return f"{geometry.instance_type}, {devices} of {cores}"
-
-
-def _vendor_maps(facts: Facts, cluster: Cluster) -> Iterator[Finding]:
-    ledger, geometry, node = facts.ledger, facts.machine.geometry, cluster.node_name
-    for key, unit in VENDOR_MAPS.items():
-        if (value := cluster.annotations.get(key)) is None:
-            continue
-        used = [number for number, word in enumerate(value.split(",")) if word.strip().lower() == "true"]
-        stale = []
-        if not isinstance(ledger, Unknown) and geometry:
-            stale = [number for number in used if not mask_of(geometry, unit, (number,)) & ledger.used_mask]
-        remedy = f"without the vendor's extender in this cluster: kubectl annotate node {node} {key}-"
-        if stale:
+        elif live is not None and user.pod_uid not in live:
             yield warning(
-                f"{key} of node {node} has {named(unit.value, stale)} in use, held by no pod",
-                "the vendor's extender believes it and leaves pods Pending; neuron-plugin does not look at it",
-                remedy + "; with it: the same, then restart it",
+                f"{name} has {devices} open and is of pod {user.pod_uid}, which has ended",
+                "the pod was deleted by force and its container lives on: the next pod finds the cores busy",
+                f"wait for its end, or: kill {user.pid}",
             )
-        else:
-            yield note(
-                f"node {node} has the vendor's {key}",
-                "the vendor's extender runs or has run here; neuron-plugin does not look at it",
-                remedy,
-            )
+        elif isinstance(ledger, Ledger) and geometry:
+            present = [device for device in user.devices if device < geometry.device_count]
+            if idle := [device for device in present if not ledger.overlapping(geometry.device_mask(device))]:
+                yield warning(
+                    f"{name} has {named('device', idle)} open, which the kubelet gave to no pod",
+                    "its pod got it around the kubelet (privileged, or /dev mounted), or has ended",
+                    "see 'crictl ps' for its pod; it should ask for aws.amazon.com/neurondevice or neuroncore",
+                )
+    count = len(users.users)
+    pods, processes = "of a pod" if count == 1 else "all of pods", plural(count, "process has", "processes have")
+    return f"{processes} devices open, {pods}" if count else "no process has a device open"

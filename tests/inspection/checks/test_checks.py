@@ -7,8 +7,7 @@ import pytest
 
 from neuron_plugin.inspection.checks import CHECKS, Check, examine
 from neuron_plugin.inspection.facts import Cluster, Facts
-from neuron_plugin.inspection.findings import Finding, Findings, Level, note, ok
-from neuron_plugin.inspection.text import Unknown
+from neuron_plugin.inspection.findings import Finding, Findings, Level, Unknown, note, ok
 from tests.inspection.cases import facts_of, with_host, with_kubelet
 from tests.inspection.doubles import MakeNode
 
@@ -49,7 +48,7 @@ def test_whatever_is_not_known_every_check_answers_and_none_fails(
     well: Facts, hidden: tuple[bool, bool, bool, bool]
 ) -> None:
     host, kubelet, cluster, users = hidden
-    facts = with_host(well, nodes=UNKNOWN, major=UNKNOWN, runtime_files=UNKNOWN) if host else well
+    facts = with_host(well, nodes=UNKNOWN, runtime_files=UNKNOWN) if host else well
     if kubelet:
         facts = with_kubelet(facts, unreadable=UNKNOWN, plugins=(), allocatable=UNKNOWN, pods=UNKNOWN)
     facts = replace(facts, cluster=UNKNOWN if cluster else facts.cluster, users=UNKNOWN if users else facts.users)

@@ -8,8 +8,7 @@ import pytest
 
 from neuron_plugin.hardware import ResetState, device_key
 from neuron_plugin.inspection.facts import Daemon, Facts, NodeFile
-from neuron_plugin.inspection.findings import Level
-from neuron_plugin.inspection.text import Unknown
+from neuron_plugin.inspection.findings import Level, Unknown
 from neuron_plugin.plugin.health import DeviceMemory, Memory, judge_once
 from neuron_plugin.plugin.health_rules import Action, HealthRules, SignalRule
 from neuron_plugin.simulation import SimulatedNode, write_node
@@ -248,13 +247,11 @@ def test_p67_what_only_the_daemon_knows_of_a_device_is_a_problem(make_node: Make
     ]
 
 
-def real(well: Facts, *nodes: NodeFile, major: int | Unknown | None = 243) -> Facts:
+def real(well: Facts, *nodes: NodeFile) -> Facts:
     """Two devices with real character devices, some of them replaced."""
     usual = {device: NodeFile(device, is_character=True, mode=0o666, numbers=(243, device)) for device in range(2)}
     found = usual | {node.device: node for node in nodes}
-    return with_host(
-        well, simulated=False, nodes=tuple(found.values()), numbers={0: (243, 0), 1: (243, 1)}, major=major
-    )
+    return with_host(well, simulated=False, nodes=tuple(found.values()), numbers={0: (243, 0), 1: (243, 1)})
 
 
 def test_plain_files_of_a_simulated_machine_are_fine_and_reported(well: Facts) -> None:
@@ -297,15 +294,6 @@ def test_a_wrong_node_is_reported(well: Facts, node: NodeFile, level: Level, see
     assert finding.level is level
     assert seen in finding.seen
     assert f"neuron{node.device}" in finding.seen
-
-
-def test_a_major_that_the_kernel_does_not_know_is_a_problem(well: Facts) -> None:
-    assert "major 250" in the_finding("device-nodes", real(well, major=250)).seen
-
-
-@pytest.mark.parametrize("major", [None, Unknown("no /proc/devices")])
-def test_without_the_kernels_major_sysfs_is_enough(well: Facts, major: Unknown | None) -> None:
-    assert is_fine("device-nodes", real(well, major=major))
 
 
 def test_numbers_that_sysfs_does_not_tell_are_not_compared(well: Facts) -> None:

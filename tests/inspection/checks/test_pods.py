@@ -6,19 +6,23 @@ import pytest
 
 from neuron_plugin.allocation import INVENTORY_KEY, NeuronPod, NodeInventory, write_inventory
 from neuron_plugin.inspection.facts import Facts
-from neuron_plugin.inspection.findings import Level
-from neuron_plugin.inspection.text import Unknown
+from neuron_plugin.inspection.findings import Level, Unknown
+from neuron_plugin.kubelet import CheckpointEntry
+from neuron_plugin.plugin.inputs import ALLOCATION_KEY, reply_for
 from neuron_plugin.simulation import shipped_geometry
 from tests.inspection.cases import (
     NODE,
+    POD_UID,
     api_pod,
     ask,
     facts_of,
     holding,
     is_fine,
     the_finding,
+    user,
     with_cluster,
     with_kubelet,
+    with_users,
 )
 from tests.inspection.doubles import MakeNode
 
@@ -71,10 +75,23 @@ def test_unlinked_sets_are_a_warning(well: Facts, resource: str, ids: str) -> No
     assert "no linked set" in finding.seen
 
 
-def test_a_pod_that_re_uses_its_init_containers_devices_may_hold_another_set_than_listed(well: Facts) -> None:
-    facts = holding(well, ("train", "main", "neurondevice", "0,2,4,6"))
+def test_a_container_counts_by_the_set_of_our_reply_and_not_by_the_kubelets_ids(well: Facts) -> None:
+    assert well.machine.node_inventory is not None
+    node = well.machine.node_inventory
+    given = {ALLOCATION_KEY: reply_for(node, "1", node.geometry.devices_mask((0, 1, 2, 3))).annotation()}
+    device = "aws.amazon.com/neurondevice"
+    init = CheckpointEntry(POD_UID, "init", device, frozenset(map(str, range(16))), {}, ())
+    main = CheckpointEntry(POD_UID, "main", device, frozenset({"0", "2", "4", "6"}), given, ())
     pod = api_pod("train", {"init": {"neurondevice": 16}, "main": {"neurondevice": 4}}, {}, init=True)
-    assert is_fine("holders", with_cluster(facts, pods=(pod,)))
+    facts = with_cluster(with_kubelet(well, recorded=(init, main)), pods=(pod,))
+    assert is_fine("holders", facts)
+    annotated = api_pod(
+        "train",
+        {"init": {"neurondevice": 16}, "main": {"neurondevice": 4}},
+        {"NEURON_DEVS": f"{','.join(map(str, range(16)))}|0,1,2,3", **DONE},
+        init=True,
+    )
+    assert is_fine("annotations", with_cluster(facts, pods=(annotated,)))
 
 
 @pytest.mark.parametrize("ids", ["16", "neuron-0", "99999999999999999999"])
@@ -180,12 +197,6 @@ def test_a_decision_may_wait_for_its_admission_but_not_for_ever(well: Facts, sec
         assert "10 minutes ago and has not been admitted" in the_finding("annotations", facts).seen
 
 
-def test_a_container_that_re_uses_an_init_containers_devices_may_be_listed_with_others(well: Facts) -> None:
-    containers = {"init": {"neurondevice": 4}, "main": {"neurondevice": 1}}
-    pod = api_pod("train", containers, {"NEURON_DEVS": "0,1,2,3|0", **DONE}, init=True)
-    assert is_fine("annotations", held(well, pod, ids="2"))
-
-
 def test_a_container_that_is_not_listed_may_be_in_admission_until_the_pod_runs(well: Facts) -> None:
     annotations = {"NEURON_DEVS": "2|3", "NEURON_ALLOCATED": "true"}
     containers = {"main": {"neurondevice": 1}, "side": {"neurondevice": 1}}
@@ -265,25 +276,67 @@ def test_a_sick_device_that_the_node_does_not_tell_of_is_a_warning(make_node: Ma
     assert is_fine("node-annotations", with_cluster(facts, annotations=said))
 
 
-def with_map(facts: Facts, key: str, value: str) -> Facts:
-    return with_cluster(facts, annotations={**inventory("trn1.32xlarge"), key: value})
+STATIC_UID = "0123456789abcdef0123456789abcdef"
 
 
-def test_the_vendors_map_is_a_note_while_it_is_true(well: Facts) -> None:
-    facts = holding(well, ("train", "main", "neurondevice", "1"))
-    finding = the_finding("node-annotations", with_map(facts, "NEURON_DEV_USAGE_MAP", "false,true" + ",false" * 14))
-    assert finding.level is Level.NOTE
-    assert f"kubectl annotate node {NODE} NEURON_DEV_USAGE_MAP-" in finding.action
+def holding_two(well: Facts) -> Facts:
+    pod = api_pod("train", {"main": {"neurondevice": 1}}, {})
+    return with_cluster(holding(well, ("train", "main", "neurondevice", "2")), pods=(pod,))
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "leaked"),
-    [("NEURON_DEV_USAGE_MAP", "true,true,true", "devices 0,2"), ("NEURON_CORE_USAGE_MAP", "True,,true", "core 0")],
-)
-def test_a_stale_map_of_the_vendors_is_a_warning_with_the_leaked_ids(
-    well: Facts, key: str, value: str, leaked: str
-) -> None:
-    facts = holding(well, ("train", "main", "neurondevice", "1"))
-    finding = the_finding("node-annotations", with_map(facts, key, value))
+def test_no_process_is_fine(well: Facts) -> None:
+    assert is_fine("processes", well)
+    assert ask("processes", well)[0].seen == "no process has a device open"
+
+
+def test_a_process_of_the_pod_that_holds_the_device_is_fine(well: Facts) -> None:
+    assert is_fine("processes", with_users(holding_two(well), user(2)))
+    assert is_fine("processes", with_users(holding_two(well), user(2), user(2)))
+
+
+def test_a_static_pods_process_is_known_by_the_uid_of_its_file(well: Facts) -> None:
+    facts = holding_two(well)
+    static = replace(api_pod("static", {"main": {"neurondevice": 1}}, {}), static_uid=STATIC_UID)
+    assert is_fine("processes", with_users(with_cluster(facts, pods=(static,)), user(2, pod_uid=STATIC_UID)))
+
+
+def test_a_process_outside_of_pods_is_a_warning(well: Facts) -> None:
+    finding = the_finding("processes", with_users(holding_two(well), user(2, 3, pod_uid="")))
     assert finding.level is Level.WARNING
-    assert f"{leaked} in use, held by no pod" in finding.seen
+    assert "process 4711 (python train.py) has devices 2-3 open and belongs to no pod" in finding.seen
+    assert "kill 4711" in finding.action
+
+
+def test_a_process_without_a_name_is_reported_by_its_number(well: Facts) -> None:
+    facts = with_users(holding_two(well), replace(user(2, pod_uid=""), command=""))
+    assert "process 4711 (its name is not known)" in the_finding("processes", facts).seen
+
+
+def test_a_process_of_a_pod_that_has_ended_is_a_warning(well: Facts) -> None:
+    finding = the_finding("processes", with_users(with_cluster(holding_two(well), pods=()), user(2)))
+    assert finding.level is Level.WARNING
+    assert f"of pod {POD_UID}, which has ended" in finding.seen
+
+
+def test_a_device_that_the_kubelet_gave_to_no_pod_is_a_warning(well: Facts) -> None:
+    finding = the_finding("processes", with_users(holding_two(well), user(2, 7)))
+    assert finding.level is Level.WARNING
+    assert "device 7 open, which the kubelet gave to no pod" in finding.seen
+
+
+def test_without_an_api_server_every_pod_passes_for_alive(well: Facts) -> None:
+    facts = replace(holding_two(well), cluster=Unknown("no API server is known"))
+    assert is_fine("processes", with_users(facts, user(2)))
+
+
+def test_what_cannot_be_seen_is_said_beside_what_is(well: Facts) -> None:
+    findings = ask(
+        "processes", with_users(holding_two(well), user(2, pod_uid=""), hidden=Unknown("hidden", "run this as root"))
+    )
+    assert [(finding.level, finding.checked) for finding in findings] == [(Level.NOTE, False), (Level.WARNING, True)]
+    (finding,) = ask("processes", with_users(well, hidden=Unknown("hidden", "run this as root")))
+    assert not finding.checked
+
+
+def test_without_proc_it_is_not_checked(well: Facts) -> None:
+    assert not the_finding("processes", replace(well, users=Unknown("there is no /proc", "mount it"))).checked

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import parse_ids
-from neuron_plugin.inspection.text import plural, ranges
+from neuron_plugin.inspection.findings import plural, ranges
 
 
 @pytest.mark.parametrize(

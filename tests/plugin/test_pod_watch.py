@@ -1,0 +1,164 @@
+"""This node's pods, from the API server into the node's inputs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from neuron_plugin.cluster import connect
+from neuron_plugin.plugin import pod_watch as module
+from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.node import Node
+from neuron_plugin.plugin.pod_watch import PodWatch
+from neuron_plugin.simulation import Fault, Match, StandInApiServer
+from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet
+from tests.plugin.site import NAMESPACE, NODE, eventually, manifest
+from tests.plugin.world import STATIC_UID, app, inventory, uid_of
+
+
+@dataclass
+class Watched:
+    server: StandInApiServer
+    node: Node
+    watch: PodWatch
+    counters: Counters
+
+    def create(self, name: str, *, asks: bool = True, node: str = NODE, static_uid: str = "") -> None:
+        made = manifest(name, uid_of(name), (app(1),) if asks else ())
+        if static_uid:
+            made["metadata"]["annotations"] = {"kubernetes.io/config.hash": static_uid}
+        self.server.create_pod(made)
+        self.server.bind(NAMESPACE, name, node=node)
+
+    def names(self) -> set[str]:
+        return {pod.reference.name for pod in self.node.pods.pods.values()}
+
+
+@asynccontextmanager
+async def a_watch(
+    tmp_path: Path, *names: str, own: str = "", deadline_seconds: float = 5.0, running: bool = True
+) -> AsyncIterator[Watched]:
+    """A node whose pods are watched; ``own`` is the plugin's own pod."""
+    async with StandInApiServer() as server:
+        for node_name in (NODE, "other"):
+            server.create_node({"metadata": {"name": node_name}})
+        node, counters = Node(MemoryKubelet(), FakeCgroups(), clock=LoopClock()), Counters()
+        node.see_inventory(inventory())
+        watch = PodWatch(node, NODE, uid_of(own) if own else "", deadline_seconds, counters)
+        watched = Watched(server, node, watch, counters)
+        for name in names:
+            watched.create(name)
+        async with await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api:
+            task = asyncio.create_task(watch.run(api) if running else asyncio.sleep(3600))
+            try:
+                if running:
+                    await eventually(lambda: bool(counters.lists))
+                yield watched
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_all_pods_of_this_node_are_taken_in_whether_they_ask_for_neuron_or_not(tmp_path: Path) -> None:
+    async with a_watch(tmp_path, "a") as watched:
+        watched.create("monitor", asks=False)
+        watched.create("elsewhere", node="other")
+        await eventually(lambda: watched.names() == {"a", "monitor"})
+        assert [pod.reference.name for pod in watched.node.pods.asking] == ["a"]
+        assert watched.node.pods.listed_at is not None
+
+
+async def test_a_static_pod_is_known_by_the_uid_that_its_cgroup_has(tmp_path: Path) -> None:
+    async with a_watch(tmp_path) as watched:
+        watched.create("static", static_uid=STATIC_UID)
+        await eventually(lambda: STATIC_UID in watched.node.pods.by_kubelet_uid)
+
+
+async def test_p59_a_pod_whose_phase_is_terminal_has_ended_and_stopped(tmp_path: Path) -> None:
+    async with a_watch(tmp_path, "a") as watched:
+        watched.server.set_pod_status(NAMESPACE, "a", {"phase": "Failed"})
+        await eventually(lambda: not watched.names())
+        assert watched.node.pods.ended == {uid_of("a"): True}
+        watched.server.delete_pod(NAMESPACE, "a", grace_seconds=0)
+        watched.create("b")
+        await eventually(lambda: watched.names() == {"b"})
+        assert watched.node.pods.ended == {uid_of("a"): True}
+
+
+async def test_p60_a_pod_that_is_deleted_while_it_runs_has_ended_and_may_not_have_stopped(tmp_path: Path) -> None:
+    async with a_watch(tmp_path, "a") as watched:
+        watched.server.set_pod_status(NAMESPACE, "a", {"phase": "Running"})
+        watched.server.delete_pod(NAMESPACE, "a", grace_seconds=0)
+        await eventually(lambda: not watched.names())
+        assert watched.node.pods.ended == {uid_of("a"): False}
+
+
+async def test_p36_a_list_on_request_shows_what_the_watch_has_not_shown_yet(tmp_path: Path) -> None:
+    async with a_watch(tmp_path) as watched:
+        before = watched.node.pods.listed_at
+        watched.create("a")
+        await watched.watch.list_pods()
+        assert watched.names() == {"a"}
+        assert before is not None
+        assert watched.node.pods.listed_at is not None
+        assert watched.node.pods.listed_at > before
+
+
+async def test_a_list_that_shows_the_plugins_own_pod_is_proof(tmp_path: Path) -> None:
+    async with a_watch(tmp_path, "plugin", "a", own="plugin") as watched:
+        assert watched.node.pods.listed_at is not None
+        watched.server.delete_pod(NAMESPACE, "a", grace_seconds=0)
+        await watched.watch.list_pods()
+        await eventually(lambda: watched.names() == {"plugin"})
+
+
+async def test_a_list_that_lacks_the_plugins_own_pod_ends_no_pod(tmp_path: Path) -> None:
+    """It may be of another node, or filtered."""
+    async with a_watch(tmp_path, "a", own="plugin") as watched:
+        assert watched.names() == {"a"}
+        assert watched.node.pods.listed_at is None
+        watched.server.delete_pod(NAMESPACE, "a", grace_seconds=0)
+        await watched.watch.list_pods()
+        watched.create("b")
+        await eventually(lambda: watched.names() == {"a", "b"})
+        assert not watched.node.pods.ended
+
+
+async def test_p44_a_list_that_gets_no_answer_is_given_up_at_the_deadline(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with a_watch(tmp_path, "a", deadline_seconds=0.1) as watched:
+        watched.server.fail(Fault(Match("GET", "/pods"), delay_seconds=600))
+        async with asyncio.timeout(5):
+            await watched.watch.list_pods()
+        assert watched.names() == {"a"}
+    assert [record.message for record in caplog.records if record.name == module.__name__] == [
+        "answering without a LIST of pods"
+    ]
+
+
+async def test_p61_a_list_before_there_is_a_client_waits_for_it_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CONNECT_SECONDS", 0.05)
+    async with a_watch(tmp_path, running=False) as watched:
+        await watched.watch.list_pods()
+        watched.watch.tried.set()  # the settings cannot be used
+        monkeypatch.setattr(module, "CONNECT_SECONDS", 600.0)
+        async with asyncio.timeout(5):
+            await watched.watch.list_pods()
+        assert watched.watch.age_seconds is None
+
+
+async def test_lists_and_ends_of_the_watch_are_counted(tmp_path: Path) -> None:
+    async with a_watch(tmp_path) as watched:
+        await watched.watch.list_pods()
+        assert watched.counters.lists["pods"] >= 2
+        assert watched.watch.age_seconds is not None
+        watched.server.end_watches()
+        await eventually(lambda: bool(watched.counters.watch_restarts))

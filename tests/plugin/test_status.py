@@ -1,0 +1,373 @@
+"""What the daemon says about itself: probes, metrics as a scraper reads them, decisions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from neuron_plugin.allocation import DecisionLog, NodeInventory, Resource
+from neuron_plugin.build import build
+from neuron_plugin.cluster import ApiRequest
+from neuron_plugin.hardware import Device, EccCounts, Inventory
+from neuron_plugin.hardware.device import HealthReadings, NodeState
+from neuron_plugin.kubelet import Advertisement, DevicePluginServer, DirectoryWatch, KubeletCounters
+from neuron_plugin.plugin import status as module
+from neuron_plugin.plugin.counters import BOUNDS_SECONDS, Counters, Latencies
+from neuron_plugin.plugin.inputs import HoldDown, Inputs
+from neuron_plugin.plugin.publisher import WriteQueue
+from neuron_plugin.plugin.snapshot import derive
+from neuron_plugin.plugin.status import METRICS, PREFIX, PluginStatus
+from neuron_plugin.topology import DeviceId
+from tests.kubelet.fakes import FakeHandler
+from tests.plugin.desk import a_desk
+from tests.plugin.world import (
+    CORE,
+    DEVICE,
+    INF2,
+    NEURON,
+    app,
+    assigned,
+    entry,
+    init,
+    inputs,
+    inventory,
+    pod,
+    ref,
+    uid_of,
+)
+
+A = uid_of("a")
+
+
+class Server(DevicePluginServer):
+    """A registration that stands where a test says."""
+
+    def __init__(self, resource: Resource, *, registered: bool = True, socket: Path | None = Path("/x.sock")) -> None:
+        super().__init__(resource.value, FakeHandler(), Advertisement(), DirectoryWatch(Path("/nowhere")))
+        self.path = socket
+        if registered:
+            self.registered.set()
+
+    @property
+    def socket_path(self) -> Path | None:
+        return self.path
+
+
+@dataclass
+class Parts:
+    """What a status describes; each part may be replaced."""
+
+    inputs: Inputs | None = field(default_factory=inputs)
+    servers: list[Server] = field(default_factory=lambda: [Server(one) for one in (NEURON, DEVICE, CORE)])
+    silent: dict[str, str] = field(default_factory=dict)
+    hardware: Inventory | None = None
+    decisions: DecisionLog = field(default_factory=DecisionLog)
+    counters: Counters = field(default_factory=Counters)
+    kubelet: KubeletCounters = field(default_factory=KubeletCounters)
+    age: float | None = None
+    writes: WriteQueue | None = None
+
+    @property
+    def status(self) -> PluginStatus:
+        fakes: Any = SimpleNamespace
+        return PluginStatus(
+            fakes(snapshot=derive(self.inputs) if self.inputs else None),
+            self.servers,
+            fakes(silent_sources=self.silent, inventory=self.hardware),
+            self.decisions,
+            self.counters,
+            self.kubelet,
+            pods=None if self.age is None else fakes(age_seconds=self.age),
+            writes=self.writes,
+        )
+
+    def page(self) -> str:
+        class Page(Collector):
+            def collect(_self) -> Iterator[Any]:  # noqa: N805 - of the class around it
+                yield from self.status.collect()
+
+        registry: Any = Page()
+        return generate_latest(registry).decode()
+
+    def scraped(self) -> dict[str, dict[tuple[str, ...], float]]:
+        """Samples by metric, without the prefix, and by the values of their labels."""
+        found: dict[str, dict[tuple[str, ...], float]] = {}
+        for family in text_string_to_metric_families(self.page()):
+            for sample in family.samples:
+                name = sample.name.removeprefix(PREFIX)
+                _, labels, _ = METRICS.get(name, METRICS.get(name.rpartition("_")[0], ("", (), "")))
+                values = tuple(sample.labels[label] for label in (*labels, "le") if label in sample.labels)
+                found.setdefault(name, {})[values] = sample.value
+        return found
+
+
+def states_of(samples: Mapping[tuple[str, ...], float], resource: Resource) -> dict[str, float]:
+    return {state: value for (name, state), value in samples.items() if name == resource.value and value}
+
+
+def held(*ids: int, node: NodeInventory | None = None) -> HoldDown:
+    mask = (node or inventory()).geometry.devices_mask(ids)
+    return HoldDown(A, ref("gone"), mask, 0.0, 0.0, 0.0, 99.0, "why")
+
+
+# Probes.
+
+
+@pytest.fixture
+def dialled(monkeypatch: pytest.MonkeyPatch) -> dict[Path, str]:
+    """What is wrong with each socket."""
+    faults: dict[Path, str] = {}
+
+    async def dial(socket: Path, _seconds: float) -> str | None:
+        return faults.get(socket)
+
+    monkeypatch.setattr(module, "dial", dial)
+    return faults
+
+
+async def test_p78_alive_means_that_every_socket_of_ours_answers(dialled: dict[Path, str]) -> None:
+    assert not any((await Parts().status.liveness()).checks.values())
+    dialled[Path("/b.sock")] = "Connection refused"
+    parts = Parts(servers=[Server(NEURON), Server(CORE, socket=Path("/b.sock"))])
+    assert (await parts.status.liveness()).checks == {
+        NEURON.value: "",
+        CORE.value: "aws.amazon.com/neuroncore does not answer on /b.sock: Connection refused",
+    }
+
+
+async def test_p78_a_kubelet_or_a_device_that_is_away_is_no_reason_for_a_restart(dialled: dict[Path, str]) -> None:
+    del dialled
+    parts = Parts(inputs=None, servers=[Server(NEURON, registered=False, socket=None)])
+    assert (await parts.status.liveness()).checks == {NEURON.value: ""}
+
+
+async def test_a_server_that_is_replaced_while_it_is_dialled_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(NEURON)
+
+    async def dial(_socket: Path, _seconds: float) -> str | None:
+        server.path = Path("/next.sock")
+        return "No such file"
+
+    monkeypatch.setattr(module, "dial", dial)
+    assert (await Parts(servers=[server]).status.liveness()).checks == {NEURON.value: ""}
+
+
+async def test_p78_ready_means_that_the_kubelet_follows_every_resource() -> None:
+    assert not any((await Parts().status.readiness()).checks.values())
+    parts = Parts(servers=[Server(NEURON), Server(CORE, registered=False)])
+    assert (await parts.status.readiness()).checks == {NEURON.value: "", CORE.value: f"{CORE.value}: stopped"}
+
+
+async def test_without_a_device_the_reason_is_the_hardware_and_not_each_resource() -> None:
+    ready = await Parts(inputs=None, servers=[Server(NEURON, registered=False)]).status.readiness()
+    assert ready.checks == {"devices": "no Neuron device has been found: is the driver loaded?"}
+
+
+async def test_p70_a_source_that_is_not_running_is_named_and_fails_nothing() -> None:
+    ready = await Parts(silent={"kernel-log": "/dev/kmsg: Permission denied"}).status.readiness()
+    assert not any(ready.checks.values())
+    assert ready.notes == ("kernel-log is not running: /dev/kmsg: Permission denied",)
+
+
+async def test_a_checkpoint_that_cannot_be_read_is_named_and_fails_nothing() -> None:
+    ready = await Parts(inputs(file={"unreadable": "a future format"})).status.readiness()
+    assert not any(ready.checks.values())
+    assert ready.notes == ("allocations come from PodResources: a future format",)
+
+
+# Metrics.
+
+
+def everything() -> Parts:
+    """A moment at which every metric has a sample."""
+    node = inventory(INF2)
+    counters = Counters(corrections=1)
+    counters.allocations["neuron"] += 1
+    counters.lists["pods"] += 1
+    counters.watch_restarts["pods", "end"] += 1
+    counters.health_transitions[3, "unhealthy"] += 1
+    counters.allocate_seconds["neuron"] = counters.preference_seconds["neuron"] = Latencies()
+    kubelet = KubeletCounters()
+    kubelet.refused_requests["neuron", "Allocate"] += 1
+    kubelet.preferences_replaced["neuron"] += 1
+    kubelet.registrations["neuron", "accepted"] += 1
+    readings = HealthReadings(ecc=EccCounts(sram=1, memory=2, repairable=3))
+    device = Device(DeviceId(0), 2, "Inferentia2", "NDv3", frozenset(), NodeState.PRESENT, health=readings)
+    return Parts(
+        inputs(
+            pod("a", app(1, DEVICE)),
+            assigned("waits", app(1, DEVICE), sets=[[9]], geometry=INF2),
+            node=node,
+            recorded=[entry(A, "app", DEVICE, 0, node=node)],
+            hold_downs=(held(5, node=node),),
+        ),
+        silent={"kernel-log": "not permitted"},
+        hardware=Inventory((device,)),
+        counters=counters,
+        kubelet=kubelet,
+        age=1.5,
+        writes=WriteQueue(),
+    )
+
+
+def test_p79_what_is_exposed_is_what_is_documented() -> None:
+    families = {family.name: family for family in text_string_to_metric_families(everything().page())}
+    documented = {PREFIX + name.removesuffix("_total"): metric for name, metric in METRICS.items()}
+    assert families.keys() == documented.keys()
+    for name, family in families.items():
+        kind, labels, meaning = documented[name]
+        assert (family.type, family.documentation) == (kind, meaning)
+        seen = {frozenset(sample.labels) - {"le"} for sample in family.samples}
+        assert seen == {frozenset(labels)}
+
+
+def test_counters_are_called_total_and_nothing_else_is() -> None:
+    assert {name.endswith("_total") for name, (kind, *_) in METRICS.items() if kind == "counter"} == {True}
+    assert {name.endswith("_total") for name, (kind, *_) in METRICS.items() if kind != "counter"} == {False}
+
+
+def test_p79_every_id_is_in_exactly_one_state_under_each_name() -> None:
+    node = inventory(INF2, unhealthy={5: "sick"})
+    before = inputs(
+        pod("a", app(2, DEVICE)),
+        node=node,
+        recorded=[entry(A, "app", DEVICE, 0, 1, node=node)],
+        hold_downs=(held(5, 7, node=node),),
+    )
+    found = Parts(before).scraped()["devices"]
+    others = {"unhealthy": 1.0, "cooling_down": 1.0}
+    assert states_of(found, DEVICE) == others | {"free": 8, "allocated": 2}
+    assert states_of(found, NEURON) == others | {"free": 8, "allocated_as_other": 2}
+    assert states_of(found, CORE) == {"free": 16, "allocated_as_other": 4, "unhealthy": 2, "cooling_down": 2}
+    assert len(found) == 15
+
+
+def test_p79_a_pod_that_is_gone_leaves_no_series() -> None:
+    before = inputs(pod("a", app(2)), recorded=[entry(A, "app", NEURON, 0, 1)])
+    there = Parts(before).scraped()
+    assert there["allocated"] == {("default", "a", "app", NEURON.value): 2}
+    assert there["allocated_pods"] == {(): 1}
+    gone = Parts(inputs()).scraped()
+    assert "allocated" not in gone
+    assert gone["allocated_pods"] == {(): 0}
+
+
+def test_the_set_of_an_init_container_is_counted_once_in_the_sum() -> None:
+    recorded = [entry(A, "init", NEURON, 0, 1, 2, 3), entry(A, "app", NEURON, 3, given=[0])]
+    found = Parts(inputs(pod("a", init(4), app(1)), recorded=recorded)).scraped()["allocated"]
+    assert found == {("default", "a", "init", NEURON.value): 3, ("default", "a", "app", NEURON.value): 1}
+    whole = [entry(A, "init", NEURON, 0, 1, 2, 3), entry(A, "app", NEURON, 0, 1, 2, 3)]
+    found = Parts(inputs(pod("a", init(4), app(4)), recorded=whole)).scraped()["allocated"]
+    assert found == {("default", "a", "app", NEURON.value): 4}
+
+
+def test_a_pod_that_the_api_server_has_not_shown_is_counted_and_not_named() -> None:
+    found = Parts(inputs(recorded=[entry(A, "app", NEURON, 0)])).scraped()
+    assert "allocated" not in found
+    assert found["allocated_pods"] == {(): 1}
+
+
+def test_p79_a_device_that_is_not_listed_leaves_no_series() -> None:
+    parts = everything()
+    assert parts.scraped()["health_transitions_total"] == {("3", "unhealthy"): 1}
+    parts.inputs = inputs(node=inventory(INF2, present=(0, 1)))
+    found = parts.scraped()
+    assert "health_transitions_total" not in found
+    assert found["device_healthy"] == {("0",): 1, ("1",): 1}
+
+
+async def test_answers_that_the_file_does_not_show_and_held_down_cores_are_counted() -> None:
+    async with a_desk() as desk:
+        await desk.allocate(NEURON, 3)
+        found = Parts(replace(desk.snapshot.inputs, hold_downs=(held(7, 8),))).scraped()
+        assert found["unconfirmed_allocations"] == {(): 1}
+        assert found["cooling_down_cores"] == {(): 4}
+
+
+def test_waiting_assignments_are_counted() -> None:
+    waiting = (assigned(name, app(1), sets=[[number]]) for number, name in enumerate("ab"))
+    assert Parts(inputs(*waiting)).scraped()["waiting_assignments"] == {(): 2}
+
+
+def test_the_source_of_allocations_is_a_metric() -> None:
+    assert Parts().scraped()["checkpoint_readable"] == {(): 1}
+    assert Parts(inputs(file={"unreadable": "future"})).scraped()["checkpoint_readable"] == {(): 0}
+
+
+def test_ecc_counts_are_those_of_the_latest_look() -> None:
+    found = everything().scraped()["ecc_errors"]
+    assert found == {("0", "sram"): 1, ("0", "memory"): 2, ("0", "repairable"): 3}
+
+
+def test_before_a_device_is_found_the_page_is_there_all_the_same() -> None:
+    found = Parts(inputs=None).scraped()
+    assert found["build_info"] == {tuple(build()): 1}
+    assert "devices" not in found
+    assert set(found["registered"].values()) == {1}
+
+
+def test_without_an_api_server_there_is_no_metric_of_it() -> None:
+    assert not {"watch_age_seconds", "pending_writes"} & Parts().scraped().keys()
+    parts = everything()
+    assert parts.writes is not None
+    parts.writes.put("a", ApiRequest("PATCH", "/a"))
+    found = parts.scraped()
+    assert (found["watch_age_seconds"], found["pending_writes"]) == ({(): 1.5}, {(): 1})
+
+
+def test_p70_a_silent_source_is_a_series() -> None:
+    assert everything().scraped()["silent_sources"] == {("kernel-log",): 1}
+
+
+# Latencies.
+
+
+def test_a_latency_counts_in_every_bucket_that_it_is_not_above() -> None:
+    latencies = Latencies()
+    for seconds in (0.0, BOUNDS_SECONDS[3], 99.0):
+        latencies.observe(seconds)
+    cumulative = dict(latencies.cumulative())
+    assert [cumulative[str(bound)] for bound in BOUNDS_SECONDS[2:5]] == [1, 2, 2]
+    assert cumulative["+Inf"] == 3
+    assert latencies.sum_seconds == BOUNDS_SECONDS[3] + 99.0
+    assert list(BOUNDS_SECONDS) == sorted(set(BOUNDS_SECONDS))
+
+
+def test_a_histogram_reads_back_with_buckets_count_and_sum() -> None:
+    parts = Parts()
+    parts.counters.allocate_seconds["neuron"] = Latencies()
+    parts.counters.allocate_seconds["neuron"].observe(0.003)
+    found = parts.scraped()
+    assert found["allocate_seconds_count"] == {("neuron",): 1}
+    assert found["allocate_seconds_sum"] == {("neuron",): 0.003}
+    assert found["allocate_seconds_bucket"]["neuron", "0.0025"] == 0
+    assert found["allocate_seconds_bucket"]["neuron", "0.005"] == 1
+
+
+# Decisions.
+
+
+async def test_decisions_are_given_oldest_first_with_their_candidates_and_pods() -> None:
+    async with a_desk(assigned("a", app(4), sets=[[0, 1, 2, 3]])) as desk:
+        ids = await desk.prefer(NEURON, 4)
+        await desk.admit(A, "app", NEURON, *ids)
+        found = json.loads(Parts(decisions=desk.allocator.decisions).status.decisions())["decisions"]
+    assert [(one["step"], one["pod"], one["uid"], one["ids"]) for one in found] == [
+        ("preferred", "default/a", A, "0,1,2,3"),
+        ("allocated", "default/a", A, "0,1,2,3"),
+    ]
+    assert found[0]["candidateCount"] == 4
+    assert found[0]["candidates"][0]["ids"] == "0,1,2,3"
+
+
+def test_without_a_decision_the_page_is_an_empty_list() -> None:
+    assert json.loads(Parts().status.decisions()) == {"decisions": []}
