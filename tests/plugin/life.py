@@ -129,6 +129,8 @@ class Plugin:
                 node.hold_down(PodUid(pod.uid), life.inventory.geometry.devices_mask(devices), "unknown pod")
             elif pod.used and not self.knows(pod):
                 pod.unseen = True
+            if life.kubelet.file.fault and not pod.initialized and len(pod.containers) > 1:
+                pod.unseen = True  # PodResources does not list what plain init containers have
         node.advertise()
         kubelet, registered_with = life.kubelet.process, -1
         while True:
@@ -239,8 +241,9 @@ class Life:
 
     def _excuse(self, pod: LifePod, why: str) -> None:
         """What a pod has is known to nobody but the kubelet, whose record could not be read: a fault too many."""
+        given_away = any(other.mask & pod.mask for other in self.pods if other is not pod)
         unknown = self.plugin is None or not self.plugin.knows(pod)
-        if unknown and self._loop.time() - self._hidden_until < 120:
+        if (unknown or given_away) and self._loop.time() - self._hidden_until < 120:
             self.seen[why] += 1
             pod.unseen = True
 
@@ -705,7 +708,7 @@ class Life:
         self.seen["rest"] += 1
         snapshot = self.plugin.node.snapshot if self.plugin else None
         assert snapshot is not None
-        mine = [pod for pod in self.pods if pod.used and not pod.unrecorded]
+        mine = [pod for pod in self.pods if pod.used and not (pod.unrecorded or pod.unseen)]
         for pod in mine:
             entry = self.api.pods.get(pod.mirror_uid if pod.static else pod.uid)
             recounted = pod.core_size != self.inventory.logical_core_size
@@ -723,8 +726,7 @@ class Life:
             needed |= 0 if pod.unrecorded or pod.unseen else has
             geometry, recounted = self.inventory.geometry, pod.core_size != self.inventory.logical_core_size
             possible |= geometry.devices_mask(geometry.devices_touched(has)) if recounted else has
-            if len(pod.given) < len(pod.containers):  # it was admitted again by a kubelet that had lost all
-                possible |= self.logical(pod.ever_given)
+            possible |= self.logical(pod.ever_given) if pod.processes else 0  # of init containers, or of a lost record
             entry = self.api.pods.get(pod.mirror_uid if pod.static else pod.uid)
             if entry and pod.processes:  # what is annotated counts where the kubelet's record is lost
                 assigned = assigned_allocations(neuron_pod(entry[1]), geometry)

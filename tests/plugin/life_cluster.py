@@ -10,6 +10,7 @@ from enum import Enum, auto
 from random import Random
 
 from neuron_plugin.allocation import (
+    ContainerKind,
     ContainerSpec,
     NodeInventory,
     Rejection,
@@ -65,7 +66,8 @@ class LifePod:
     """A pod as it really is. ``uid`` is the kubelet's, ``mirror_uid`` that of a static pod's mirror, if there is one.
 
     ``given`` is what each container really received, in physical cores. ``populated`` is what its cgroup says: there
-    may be a sandbox left when no container uses a device any more. ``removed``: its API object, or its manifest, is
+    may be a sandbox left when no container uses a device any more. ``initialized``: its init containers have ended.
+    ``removed``: its API object, or its manifest, is
     gone. ``unrecorded``: the kubelet has lost a record of it. ``unseen``: the plugin has no way to know what the pod
     has. ``core_size`` is the LNC at the last answer.
     """
@@ -80,6 +82,7 @@ class LifePod:
     ever_given: int = 0
     processes: bool = False
     opened: bool = False
+    initialized: bool = False
     populated: bool = False
     removed: bool = False
     leaving: bool = False
@@ -97,8 +100,9 @@ class LifePod:
         """The physical cores that the pod uses, or is about to use."""
         going_on = (self.admitting or not self.removed) and self.state in {State.BOUND, State.ADMITTED, State.RUNNING}
         mask = 0
-        for given in self.given.values() if self.processes or going_on else ():
-            mask |= given
+        for spec in self.containers if self.processes or going_on else ():
+            ended = self.initialized and spec.kind is ContainerKind.INIT
+            mask |= 0 if ended else self.given.get(spec.name, 0)
         return mask
 
     @property

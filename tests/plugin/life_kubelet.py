@@ -427,6 +427,8 @@ class Kubelet:
             self._note(f"started {pod}")
             pod.state, pod.processes, pod.populated = State.RUNNING, True, True
             pod.opened = self._chance.random() < 0.8
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._chance.choice((0.1, 2.0)), setattr, pod, "initialized", pod.state is State.RUNNING)
             self.report(pod, phase="Running", started=True, running=True)
 
     def processes_end(self, pod: LifePod) -> None:
