@@ -259,7 +259,8 @@ class Life:
         busy = physical(self.inventory, geometry.all_mask & ~self.inventory.healthy_mask)
         kinds = {each.name: each.kind for each in pod.containers if resource in each.limits}
         for other in self.pods:
-            busy |= other.used if other is not pod else 0
+            for mask in other.given.values() if other is not pod else ():  # also what ended init containers had
+                busy |= mask
         for name, mask in pod.given.items():
             busy |= mask if kinds.get(name) is not ContainerKind.INIT else 0
         for _, mask in self._freed:
