@@ -226,26 +226,27 @@ class Node:
             self._replace(replace(self._inputs, pending=unseen))
 
     def hold_down(self, uid: PodUid, mask: CoreMask, reason: str) -> None:
-        """Keep cores back that a pod has open of which neither API server nor kubelet say what it has."""
+        """Keep cores back that a pod has open of which neither API server nor kubelet say what it has.
+
+        What the ledger has for others counts, too: the file may still show a pod that has ended.
+        """
         if self._inputs is None or is_explained(self._inputs, uid):
             return
         if any(one.uid == uid for one in self._inputs.hold_downs):
             return
         now = self.clock()
-        left = CoreMask(mask & ~derive(self._inputs).ledger.used_mask)
-        if left:
-            one = HoldDown(
-                uid=uid,
-                pod=self._inputs.reference(uid),
-                mask=left,
-                since=now,
-                not_before=now,
-                advertised_from=now + UNKNOWN_SECONDS,
-                until=now + self.options.hold_down_seconds,
-                reason=reason,
-                unknown=True,
-            )
-            self._replace(replace(self._inputs, hold_downs=(*self._inputs.hold_downs, one)))
+        one = HoldDown(
+            uid=uid,
+            pod=self._inputs.reference(uid),
+            mask=mask,
+            since=now,
+            not_before=now,
+            advertised_from=now + UNKNOWN_SECONDS,
+            until=now + self.options.hold_down_seconds,
+            reason=reason,
+            unknown=True,
+        )
+        self._replace(replace(self._inputs, hold_downs=(*self._inputs.hold_downs, one)))
 
     def look_again(self) -> None:
         """Derive the snapshot again where time or cgroups may have changed it."""

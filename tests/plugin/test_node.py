@@ -334,7 +334,7 @@ def test_p60_the_kubelet_sees_a_hold_down_from_its_time_on() -> None:
     assert node.changed.is_set()
 
 
-def test_p60_what_an_unknown_pod_has_open_is_held_down_but_for_what_is_in_use() -> None:
+def test_p60_what_an_unknown_pod_has_open_is_held_down_also_where_the_file_shows_another_pod() -> None:
     bench = Bench(cgroups=FakeCgroups({B}))
     bench.kubelet.record(A, "app", NEURON, [3], reply(3))
     node = bench.started()
@@ -342,7 +342,7 @@ def test_p60_what_an_unknown_pod_has_open_is_held_down_but_for_what_is_in_use() 
         node.hold_down(B, devices(3, 4), "why")
     node.hold_down(A, devices(3), "why")
     assert node.snapshot
-    assert [one.mask for one in node.snapshot.inputs.hold_downs] == [devices(4)]
+    assert [one.mask for one in node.snapshot.inputs.hold_downs] == [devices(3, 4)]
 
 
 def test_p60_an_unknown_pod_is_held_down_for_a_time_where_cgroups_cannot_be_seen() -> None:
