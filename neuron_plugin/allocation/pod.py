@@ -93,6 +93,10 @@ class PodObject(Protocol):
         """Whether any of the pod's containers has started."""
 
     @property
+    def running(self) -> bool:
+        """Whether the status shows a container that runs."""
+
+    @property
     def containers(self) -> Iterable[tuple[ContainerObject, ContainerKind]]:
         """All containers in the order in which the kubelet admits them."""
 
@@ -116,6 +120,7 @@ class NeuronPod:
     phase: str = ""
     terminating: bool = False
     started: bool = False
+    running: bool = False
     static_uid: str = ""
     assignment_keys: tuple[str, ...] = ()
     refused_demands: frozenset[tuple[Resource, int]] = frozenset()
@@ -132,7 +137,7 @@ class NeuronPod:
 
     @property
     def ended(self) -> bool:
-        """The phase is terminal: all containers have stopped for good."""
+        """The phase is terminal. All containers have stopped for good, unless PodGC has set the phase."""
         return self.phase in TERMINAL_PHASES
 
     @property
@@ -174,6 +179,7 @@ def neuron_pod(pod: PodObject) -> NeuronPod:
         phase=pod.phase,
         terminating=pod.terminating,
         started=pod.started or pod.phase == "Running",
+        running=pod.running,
         static_uid=pod.annotations.get(STATIC_POD_UID_KEY, ""),
         assignment_keys=tuple(key for key in ASSIGNMENT_KEYS if key in pod.annotations),
         refused_demands=_refused_demands(pod) if isinstance(request, Rejection) else frozenset(),

@@ -198,6 +198,12 @@ class Pod(ApiObject, frozen=True):
                     return True
         return False
 
+    @property
+    def running(self) -> bool:
+        """Whether a container runs. Of a pod whose phase PodGC has set to Failed the status may show that still."""
+        parts = (self.status.init_container_statuses, self.status.container_statuses)
+        return any(status.state and status.state.running for statuses in parts for status in statuses or ())
+
 
 class _Condition(_Wire, frozen=True):
     type: str = ""

@@ -62,6 +62,11 @@ class PreferenceRequest:
     must_include: tuple[int, ...]
     size: int
 
+    def leads_to(self, resource: Resource, ids: Collection[int]) -> bool:
+        """Whether an Allocate of ``ids`` may follow. The one of a kubelet that has ended is followed by nothing."""
+        fits = (resource, len(ids)) == (self.resource, self.size)
+        return fits and set(self.must_include) <= set(ids) <= set(self.available)
+
 
 @dataclass(frozen=True, slots=True)
 class Preference:
@@ -97,25 +102,29 @@ def preference_for(snapshot: Snapshot, request: PreferenceRequest) -> Preference
     cuts or fills anything else at random (pkg/kubelet/cm/devicemanager/manager.go).
     """
     geometry, unit = snapshot.inventory.geometry, request.resource.unit
-    available, must = (
-        _mask(snapshot, request.resource, request.available),
-        _mask(snapshot, request.resource, request.must_include),
-    )
+    offered = _mask(snapshot, request.resource, request.available)
+    must = _mask(snapshot, request.resource, request.must_include)
+    _, taken, left = _reused(snapshot, request.resource, must, request.size, None)
+    available, must = CoreMask(offered & ~taken | left), CoreMask(must & ~taken | left)
     usable = (available & snapshot.offered_mask) | must
+
+    def ids_for(mask: int) -> tuple[int, ...]:
+        return ids_of(geometry, unit, mask & ~left | taken)
+
     for one in snapshot.waiting:
         fits = one.resource is request.resource and len(one.ids) == request.size
         if fits and one.mask & usable == one.mask and one.mask & must == must and bool(one.reused_mask) == bool(must):
-            return Preference(one.ids, one, enough=True)
+            return Preference(ids_for(one.mask) if taken else one.ids, one, enough=True)
     free = snapshot.free_mask
     if not request.must_include and (planned := _first_of_all(snapshot, request, available)):
         return Preference(planned, None, enough=True)
     found = choose(geometry, (available & free) | must, unit, request.size, must)
     if not isinstance(found, Rejection):
-        return Preference(ids_of(geometry, unit, found), None, enough=True)
+        return Preference(ids_for(found), None, enough=True)
     chosen: tuple[int, ...] = request.must_include
     unheld = snapshot.offered_mask & ~snapshot.ledger.used_mask
     for usable in (free, unheld):  # then what others wait for, and at last what is in use: Allocate decides about that
-        ids = ids_of(geometry, unit, available & usable)
+        ids = ids_of(geometry, unit, offered & usable)
         if len({*ids, *chosen}) >= request.size:
             return Preference(_tightest({*ids, *chosen}, chosen, request.size), None, enough=True)
         chosen = tuple({*ids, *chosen})
@@ -134,41 +143,58 @@ def answer_for(
 ) -> Answer | Conflict:
     """Whose call an Allocate for ``ids`` is, and what it gets.
 
-    ``own_ids`` are those that the GetPreferredAllocation just before said must be included: the pod's init containers
-    have them. ``preferred``: that call was answered with exactly ``ids``. The kubelet does not make it where the init
-    containers have enough. ``latest`` is the pod of our latest answer, if the kubelet has recorded that.
+    ``own_ids`` are those that the GetPreferredAllocation just before said must be included: what the pod's init
+    containers have and, with NUMA hints, what is aligned. ``preferred``: there was such a call. The kubelet does not
+    make it where the init containers, or aligned devices, are enough. ``latest`` is the pod of our latest answer.
     """
-    count, drawn = len(ids), _mask(snapshot, resource, ids)
+    count = len(ids)
+    pod, taken, own = _reused(snapshot, resource, _mask(snapshot, resource, own_ids), count, latest)
+    mask = CoreMask(_mask(snapshot, resource, ids) & ~taken | own)
     for one in snapshot.waiting:
-        if one.resource is resource and one.mask == drawn and not drawn & ~snapshot.offered_mask & ~one.reused_mask:
-            return Answer(drawn, "assigned to the pod by the scheduler", one.pod, one.container, assigned=True)
-    if not preferred and (found := _of_init_containers(snapshot, resource, drawn, count, latest)):
+        if one.resource is resource and one.mask == mask and not mask & ~snapshot.offered_mask & ~one.reused_mask:
+            return Answer(mask, "assigned to the pod by the scheduler", one.pod, one.container, assigned=True)
+    if not preferred and (found := _of_init_containers(snapshot, resource, mask, count, latest)):
         return found
-    own = _mask(snapshot, resource, own_ids)
-    pod = next((one.pod for one in snapshot.ledger.overlapping(own) if one.resource is resource), None)
     container = _next_container(snapshot, pod, resource, count) if pod else ""
     others = [
         each
-        for each in snapshot.ledger.overlapping(drawn & ~own)
+        for each in snapshot.ledger.overlapping(mask & ~own)
         if pod is None or (each.pod.uid, each.resource) != (pod.uid, resource)
     ]
     if others:
         texts = []
         for each in others:
-            shared = format_ids(number for number in ids if _mask(snapshot, resource, (number,)) & each.mask)
+            shared = format_ids(number for number in ids if _mask(snapshot, resource, (number,)) & each.mask & mask)
             texts.append(f"{resource.value} {shared} is in use by {named(each.pod)} as {each.resource.value}")
         return Conflict("; ".join(dict.fromkeys(texts)))
-    if held := [one for one in snapshot.inputs.hold_downs if one.mask & drawn & ~own]:
+    if held := [one for one in snapshot.inputs.hold_downs if one.mask & mask & ~own]:
         return Conflict(
             "; ".join(dict.fromkeys(f"{resource.value} {format_ids(ids)} is held down: {one.reason}" for one in held))
         )
-    if pod is None:
-        return Answer(drawn, "drawn by the kubelet and free")
-    known, mask = snapshot.inputs.pods.pods.get(pod.uid), drawn
-    reusable = snapshot.reusable_mask(known, resource) if known else own
-    if reusable.bit_count() == own.bit_count():  # a sidecar may have been given other ids of the set than were drawn
-        mask = CoreMask(drawn & ~own | reusable)
-    return Answer(mask, "the pod's init containers have some of them", pod, container)
+    reason = "the pod's init containers have some of them" if pod else "drawn by the kubelet and free"
+    return Answer(mask, reason, pod, container)
+
+
+def _reused(
+    snapshot: Snapshot, resource: Resource, must: CoreMask, count: int, latest: PodUid | None
+) -> tuple[PodReference | None, CoreMask, CoreMask]:
+    """Whose init containers have what must be included, which part of it, and the cores that stand for that part.
+
+    The kubelet takes what it thinks init containers have left. Where a container was given another part of that than
+    the kubelet's random one, other cores are left.
+    """
+    for one in snapshot.ledger.allocations if must else ():
+        part = CoreMask(one.kubelet_mask & must)
+        if not part or one.resource is not resource:
+            continue
+        known = snapshot.inputs.pods.pods.get(one.pod.uid)
+        if known and _next_container(snapshot, one.pod, resource, count):
+            taken, left = snapshot.reusable_masks(known, resource)
+            if taken and not taken & ~must and taken.bit_count() == left.bit_count():
+                return one.pod, taken, left
+        elif latest and known is None and one.pod == snapshot.inputs.reference(latest):
+            return one.pod, part, part
+    return None, NO_CORES, NO_CORES
 
 
 def _of_init_containers(
@@ -183,10 +209,11 @@ def _of_init_containers(
     geometry, unit = snapshot.inventory.geometry, resource.unit
     for pod in snapshot.inputs.pods.asking:
         container = _next_container(snapshot, pod.reference, resource, count)
-        reusable = snapshot.reusable_mask(pod, resource) if container else NO_CORES
+        reusable = snapshot.reusable_masks(pod, resource)[1] if container else NO_CORES
         if not reusable or not _counted(snapshot, pod.reference, resource, drawn):
             continue
-        if snapshot.inputs.recorded.unreadable:  # PodResources does not say what was given in place of these ids
+        if snapshot.inputs.recorded.unreadable and drawn & reusable == drawn:
+            # PodResources does not say what was given in place of these ids.
             return Answer(drawn, "a part of what the init containers have", pod.reference, container)
         waiting = next((one for one in snapshot.waiting if one.pod == pod.reference), None)
         if waiting and waiting.mask & reusable == waiting.mask:
@@ -315,11 +342,12 @@ class Allocator:
         with self._counted(self._counters.allocate_seconds, resource):
             name, numbers = Resource(resource), _parsed(ids)
             last, self._last_preference = self._last_preference, None
+            began = self._node.clock()
             self._node.look_at_checkpoint()
-            answer = self._answer(name, numbers, last)
+            answer = self._answer(name, numbers, last, began)
             if isinstance(answer, Conflict):
-                await self._reconsider(lambda: not isinstance(self._answer(name, numbers, last), Conflict))
-                answer = self._answer(name, numbers, last)
+                await self._reconsider(lambda: not isinstance(self._answer(name, numbers, last, began), Conflict))
+                answer = self._answer(name, numbers, last, began)
             if isinstance(answer, Conflict):
                 raise self._refused(
                     name, numbers, f"{answer.text}; wanted by {self._candidates_text(name, len(numbers))}"
@@ -349,22 +377,30 @@ class Allocator:
                 del self._unnamed[entry.reply.id]
 
     def _answer(
-        self, resource: Resource, ids: tuple[int, ...], last: tuple[PreferenceRequest, tuple[int, ...]] | None
+        self,
+        resource: Resource,
+        ids: tuple[int, ...],
+        last: tuple[PreferenceRequest, tuple[int, ...]] | None,
+        began: float,
     ) -> Answer | Conflict:
-        """The answer to an Allocate; ``last`` is the GetPreferredAllocation before it, and its answer."""
-        own: tuple[int, ...] = ()
-        snapshot = self._snapshot()
-        if last and last[0].resource is resource and set(last[0].must_include) <= set(ids):
-            own = last[0].must_include
-        latest = next(
-            (
-                key.uid
-                for key, entry in snapshot.inputs.recorded.entries.items()
-                if entry.reply and entry.reply.id == self._latest_reply
-            ),
-            None,
-        )
-        preferred = last is not None and (last[0].resource, last[1]) == (resource, ids)
+        """The answer to an Allocate; ``last`` is the GetPreferredAllocation before it, and its answer.
+
+        With NUMA hints the kubelet may draw ids unasked that it has just taken from a static pod. Whether it still has
+        them on that pod's account shows only a file that was written since the call ``began``.
+        """
+        snapshot, latest = self._snapshot(), None
+        preferred = last is not None and last[0].leads_to(resource, ids)
+        for key, entry in snapshot.inputs.recorded.entries.items():
+            if entry.reply and entry.reply.id == self._latest_reply:
+                latest = key.uid
+        for one in snapshot.inputs.pending:
+            if one.reply.id == self._latest_reply:
+                uid = one.on(snapshot.inventory).pod.uid
+                pod = snapshot.inputs.pods.pods.get(uid)
+                latest = pod.kubelet_uid if pod else uid
+        if self._node.numa_nodes and snapshot.inputs.recorded.rewritten_at < began:
+            latest = None
+        own = last[0].must_include if last and preferred else ()
         return answer_for(snapshot, resource, ids, own, latest, preferred=preferred)
 
     def _give(self, resource: Resource, ids: tuple[int, ...], answer: Answer) -> ContainerAllocation:

@@ -65,12 +65,16 @@ TURN_SECONDS = 0.25
 QUIET_SECONDS = 1.0
 """PodResources List makes the kubelet forget the reservations of an Allocate that is under way (kubernetes#137534), so
 it is asked only when the kubelet has asked us nothing for so long."""
+ASK_SECONDS = 5.0
+"""Between two LISTs of pods that the watch does not explain."""
 EMPTY_SECONDS = 5.0
 """How long a pod's cgroup must be empty before the kubelet is asked whether it still knows the pod."""
 BLIND_SECONDS = 30.0
 """Between two such questions where cgroups cannot be seen."""
 START_LOOK_SECONDS = 5.0
 """For the look at open devices before the first is offered: very many open files must not keep a node from serving."""
+START_POLL_SECONDS = 0.1
+"""Between two looks for a kubelet that can say who has what. A pod that it admits before we register is rejected."""
 UNDER_WAY_SECONDS = 0.3
 """Until a binding that the extender sent before it heard of our end has reached us and the kubelet."""
 LEAVE_SECONDS = 1.6
@@ -166,6 +170,7 @@ class NodeDaemon:
             "kubelet": self._serve,
             "publish": self._publish_changes,
             "turns": self._take_turns,
+            "pods": self._ask_api_server,
             "pod resources": self._ask_pod_resources,
         }
         if self._settings.cluster:
@@ -282,6 +287,13 @@ class NodeDaemon:
             if self.node.rewrite_is_due and any(server.registered.is_set() for server in self.servers):
                 await self.node.rewrite()
 
+    async def _ask_api_server(self) -> None:
+        """Ask whether pods still exist that the kubelet has recorded and the watch has never shown or forgotten."""
+        while True:
+            await asyncio.sleep(ASK_SECONDS)
+            if self.pods and self.node.list_is_due:
+                await self.pods.list_pods()
+
     async def _ask_pod_resources(self) -> None:
         """Ask the kubelet for its pods: in place of a checkpoint that cannot be read, and about pods that seem over.
 
@@ -295,8 +307,7 @@ class NodeDaemon:
             snapshot, now = self.node.snapshot, self.node.clock()
             if snapshot is None or self.allocator.calls_under_way or now - self.allocator.last_call < QUIET_SECONDS:
                 continue
-            tree = CgroupTree(self._settings.cgroup)
-            alive = {uid: tree.is_populated(uid) for uid in pods_of_kubelet_alone(snapshot.inputs)}
+            alive = {uid: self.node.is_populated(uid) for uid in pods_of_kubelet_alone(snapshot.inputs)}
             empty_since = {uid: empty_since.get(uid, now) for uid, populated in alive.items() if populated is False}
             empty = any(now - since >= EMPTY_SECONDS for since in empty_since.values())
             blind = any(populated is None for populated in alive.values())
@@ -323,20 +334,7 @@ class NodeDaemon:
     async def _serve(self) -> None:
         """Once there is a device: learn who has what, advertise, and keep every resource registered."""
         await self._found.wait()
-        reported = ""
-        while self.node.recorded.unreadable:
-            try:
-                await self._list_pod_resources()
-                break
-            except PodResourcesAbsentError:
-                break  # without a kubelet nothing can be offered either
-            except PodResourcesError as error:
-                if str(error) != reported:
-                    logger.warning(
-                        "nothing is offered until the kubelet says who has what", extra={"error": str(error)}
-                    )
-                reported = str(error)
-                await asyncio.sleep(QUIET_SECONDS)
+        await self._list_if_unreadable()
         await self._look_for_unknown_pods()
         self.node.advertise()
         kubelet = identity_of(self._settings.kubelet_dir / KUBELET_SOCKET)
@@ -355,6 +353,30 @@ class NodeDaemon:
                     tasks.create_task(watch.run(), name=f"watch {watch.directory}")
                 for server in self.servers:
                     tasks.create_task(server.run(), name=f"register {server.resource}")
+
+    async def _list_if_unreadable(self) -> None:
+        """Wait until PodResources has said who has what, where the checkpoint cannot be read.
+
+        A kubelet that serves kubelet.sock and no PodResources is waited for no longer than a moment.
+        """
+        reported, loop = "", asyncio.get_running_loop()
+        given_up_at = float("inf")
+        while self.node.recorded.unreadable:
+            try:
+                await self._list_pod_resources()
+            except PodResourcesError as error:
+                text, absent = str(error), isinstance(error, PodResourcesAbsentError)
+            else:
+                return
+            if text != reported:
+                logger.warning("nothing is offered until the kubelet says who has what", extra={"error": text})
+            reported = text
+            is_up = absent and identity_of(self._settings.kubelet_dir / KUBELET_SOCKET) is not None
+            given_up_at = min(given_up_at, loop.time() + START_LOOK_SECONDS) if is_up else float("inf")
+            if loop.time() >= given_up_at:
+                return
+            await asyncio.sleep(START_POLL_SECONDS)
+            self.node.look_at_checkpoint()
 
     async def _look_for_unknown_pods(self) -> None:
         """Hold down what processes of pods have open that neither the API server nor the checkpoint names.
@@ -377,10 +399,8 @@ class NodeDaemon:
             for process in processes:
                 if process.uses and process.pod_uid:
                     opened[process.pod_uid] |= snapshot.inventory.geometry.devices_mask((nodes[node],))
-        known = {key.uid for key in snapshot.inputs.recorded.entries} | set(self.node.pods.by_kubelet_uid)
         for uid, mask in opened.items():
-            if uid not in known:
-                self.node.hold_down(PodUid(uid), CoreMask(mask), f"processes of the unknown pod with UID {uid} use it")
+            self.node.hold_down(PodUid(uid), CoreMask(mask), f"processes of the unknown pod with UID {uid} use it")
 
     async def _publish_changes(self) -> None:
         """Show the kubelet and the cluster what has changed; several changes of one moment go out once."""

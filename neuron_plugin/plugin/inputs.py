@@ -41,6 +41,9 @@ UNSEEN_SECONDS = 1.0
 """A kubelet writes its checkpoint 2-30 ms after our answer. An answer that a file rewritten this much later does not
 have was never recorded."""
 
+LISTED_SECONDS = 30.0
+"""How long an answer is kept in any case for which there is no file: far longer than an admission takes."""
+
 MOST_ENDED = 1024
 """Ends that are remembered: the kubelet may record an allocation after the end of its pod was seen."""
 
@@ -114,7 +117,9 @@ class RecordedAllocation:
     """One entry of the kubelet's checkpoint. ``seen_at`` is when a file showed it first, on the daemon's clock.
 
     ``missing``: the latest file has not got it, which may be an older one that was written late. ``gone``: nor has a
-    file that the kubelet wrote when it was asked for its whole memory, after the entry was seen.
+    file that the kubelet wrote when it was asked for its whole memory, after the entry was seen. ``annotated``: the
+    kubelet has lost its record of a pod that runs; this is what the pod's annotations say. It counts as long as the API
+    server shows the pod, and ends as every other entry does.
     """
 
     key: AllocationKey
@@ -124,6 +129,7 @@ class RecordedAllocation:
     seen_at: float = field(default=0.0, compare=False)
     missing: bool = False
     gone: bool = False
+    annotated: bool = False
 
     def is_same(self, other: RecordedAllocation | None) -> bool:
         """Whether ``other``, under the same key, is of the same Allocate."""
@@ -215,6 +221,7 @@ class PendingAnswer:
     """An answer to Allocate that no file has shown yet.
 
     ``pod`` and ``container`` are known where the ids were those of an assignment or of the pod's own init containers.
+    ``unseen``: the checkpoint could not be read since, so that it may have shown the answer for a while.
     """
 
     reply: Reply
@@ -223,6 +230,12 @@ class PendingAnswer:
     at: float
     pod: PodReference | None = None
     container: str = ""
+    unseen: bool = False
+
+    @property
+    def doubtful_at(self) -> float:
+        """From when on a file that lacks the answer proves that it was never recorded."""
+        return self.at + (LISTED_SECONDS if self.unseen else UNSEEN_SECONDS)
 
     def on(self, inventory: NodeInventory) -> Allocation:
         """What the answer gave, on this node."""
@@ -236,7 +249,7 @@ class NodePods:
     """All pods of this node as the API server shows them, whether they ask for Neuron or not.
 
     ``pods`` are those that have not ended, by the API server's UID. ``ended`` are the latest UIDs whose end was seen;
-    the value is True when the phase was terminal, so that the containers had stopped. ``listed_at`` is when the last
+    the value is True when the containers had stopped by then. ``listed_at`` is when the last
     consistent LIST began that showed the plugin's own pod; None before.
     """
 
@@ -258,10 +271,10 @@ class NodePods:
     def with_pod(self, pod: NeuronPod) -> NodePods:
         """Take in a pod that was added or changed."""
         if pod.ended:
-            return self.without(pod.uid, stopped=True)
+            return self.without(pod.uid, stopped=self._has_stopped(pod))
         return replace(self, pods={**self.pods, pod.uid: pod})
 
-    def without(self, uid: PodUid, *, stopped: bool) -> NodePods:
+    def without(self, uid: PodUid, *, stopped: bool = False) -> NodePods:
         """Take in the end of a pod; ``stopped``: all its containers had stopped by then."""
         pods = {other: pod for other, pod in self.pods.items() if other != uid}
         return replace(self, pods=pods, ended=_latest({**self.ended, uid: stopped or self.ended.get(uid, False)}))
@@ -273,11 +286,20 @@ class NodePods:
         """
         listed = list(pods)
         live = {pod.uid: pod for pod in listed if not pod.ended}
-        ended = _latest({**self.ended, **{pod.uid: True for pod in listed if pod.ended}})
+        ended = _latest({**self.ended, **{pod.uid: self._has_stopped(pod) for pod in listed if pod.ended}})
         if began_at is None:
             live = {uid: pod for uid, pod in {**self.pods, **live}.items() if uid not in ended}
             return NodePods(live, ended, self.listed_at)
         return NodePods(live, ended, began_at)
+
+    def _has_stopped(self, pod: NeuronPod) -> bool:
+        """Whether the containers of a pod whose phase is terminal have stopped.
+
+        The kubelet reports containers as terminated first. PodGC changes the phase alone; a kubelet that rejects a pod
+        which it had before leaves the containers out.
+        """
+        known = self.pods.get(pod.uid)
+        return self.ended.get(pod.uid, not pod.running and (pod.started or not (known and known.started)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +309,7 @@ class HoldDown:
     A hold-down lasts until no process of the pod's cgroup lives, and at least until ``not_before``. Where cgroups
     cannot be seen it lasts until ``until``. From ``advertised_from`` on the kubelet is shown the cores as unhealthy;
     before, a pod that is given them waits in its admission. ``unknown`` pods are found at the start by the devices
-    that their processes have open. Their hold-down ends as soon as the API server or the checkpoint names them.
+    that their processes have open. Their hold-down ends as soon as it is known what they have, if anything.
     ``uid`` is the kubelet's.
     """
 
@@ -329,6 +351,11 @@ class Inputs:
                 for one in hold_downs
             )
         return replace(self, inventory=inventory, hold_downs=hold_downs)
+
+    def reference(self, uid: PodUid) -> PodReference:
+        """The pod of one of the kubelet's UIDs; only the UID where the API server shows no such pod."""
+        pod = self.pods.by_kubelet_uid.get(uid)
+        return pod.reference if pod else PodReference(uid, "", "")
 
     @property
     def held_down_mask(self) -> CoreMask:

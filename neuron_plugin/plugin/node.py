@@ -13,10 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from neuron_plugin.allocation import NodeInventory, PodReference, PodUid, Resource
+from neuron_plugin.allocation import NodeInventory, PodUid, Resource
 from neuron_plugin.backoff import steady_seconds
 from neuron_plugin.kubelet import Advertisement, Checkpoint, CheckpointError, PodDevices
 from neuron_plugin.plugin.inputs import (
+    LISTED_SECONDS,
     AllocationKey,
     HoldDown,
     Inputs,
@@ -26,7 +27,17 @@ from neuron_plugin.plugin.inputs import (
     RecordedAllocation,
     recorded_allocation,
 )
-from neuron_plugin.plugin.snapshot import Snapshot, derive, named, pods_to_look_at, rewrite_is_due, settle
+from neuron_plugin.plugin.snapshot import (
+    Snapshot,
+    derive,
+    is_explained,
+    list_is_due,
+    named,
+    pods_to_look_at,
+    rewrite_is_due,
+    settle,
+    with_lost_records,
+)
 from neuron_plugin.topology import CoreMask
 
 logger = logging.getLogger(__name__)
@@ -88,6 +99,7 @@ class Node:
         self._checkpoint = checkpoint
         self._cgroups = cgroups
         self._version: tuple[int, int, int] | object | None = _NEVER_READ
+        self._kubelet_restarted_at = float("-inf")
         self._rewrite_asked_at: float | None = None
         self._before_rewrite: object = None
         self._pods = NodePods()
@@ -98,8 +110,8 @@ class Node:
     def snapshot(self) -> Snapshot | None:
         """What follows from the inputs as they are now; None before the first device is found."""
         if self._snapshot is None and self._inputs is not None:
-            inputs = replace(self._inputs, now=self.clock())
-            populated = {uid: self._cgroups.is_populated(uid) for uid in pods_to_look_at(inputs)}
+            inputs = with_lost_records(replace(self._inputs, now=self.clock()))
+            populated = {uid: self.is_populated(uid) for uid in pods_to_look_at(inputs)}
             settled = settle(inputs, populated, self.options.hold_down_seconds)
             self._report_hold_downs(inputs.hold_downs, settled.hold_downs)
             self._inputs = settled
@@ -144,7 +156,9 @@ class Node:
             self._version = version
             if str(error) != recorded.unreadable:
                 logger.warning("checkpoint not readable, asking PodResources instead", extra={"error": str(error)})
-                self._replace(replace(self._inputs, recorded=replace(recorded, unreadable=str(error))))
+                pending = tuple(replace(one, unseen=True) for one in self._inputs.pending)
+                recorded = replace(recorded, unreadable=str(error))
+                self._replace(replace(self._inputs, recorded=recorded, pending=pending))
             return
         if recorded.unreadable:
             logger.info("checkpoint readable again")
@@ -161,7 +175,8 @@ class Node:
         """Take in an answer of PodResources in place of a checkpoint that cannot be read.
 
         It has names in place of UIDs. Where the API server shows no pod of a name, the name stands for the UID. What
-        was given for the ids is known from our own answers, and is else what the kubelet drew.
+        was given for the ids is known from our own answers, and is else what the kubelet drew. A new kubelet does not
+        list a pod before it has admitted the pod again, so its first answers prove no end.
         """
         if self._inputs is None:
             return
@@ -182,10 +197,11 @@ class Node:
                 reply = answers[-1] if answers else before.reply if before and before.ids == ids else None
                 found.append(RecordedAllocation(key, ids, reply))
         recorded = self._inputs.recorded
+        proof = began_at if began_at >= self._kubelet_restarted_at + LISTED_SECONDS else None
         self._replace(
             replace(
                 self._inputs,
-                recorded=recorded.with_file(found, self.clock(), rewritten_at=began_at, unreadable=recorded.unreadable),
+                recorded=recorded.with_file(found, self.clock(), rewritten_at=proof, unreadable=recorded.unreadable),
             )
         )
 
@@ -196,35 +212,41 @@ class Node:
         kept = tuple(
             one
             for one in self._inputs.pending
-            if not (answer.pod and one.pod == answer.pod and one.container == answer.container)
+            if not (answer.container and (one.pod, one.container) == (answer.pod, answer.container))
         )
+        answer = replace(answer, unseen=bool(self._inputs.recorded.unreadable))
         self._replace(replace(self._inputs, pending=(*kept, answer)))
 
     def kubelet_restarted(self) -> None:
         """A new kubelet knows what its file says: answers to the one before that are not in the file never will be."""
+        self._kubelet_restarted_at = self.clock()
         self.look_at_checkpoint()
         if self._inputs and self._inputs.pending and not self._inputs.recorded.unreadable:
-            self._replace(replace(self._inputs, pending=()))
+            unseen = tuple(one for one in self._inputs.pending if one.unseen)
+            self._replace(replace(self._inputs, pending=unseen))
 
     def hold_down(self, uid: PodUid, mask: CoreMask, reason: str) -> None:
-        """Keep cores back that a pod has open which neither the API server nor the kubelet's record names."""
-        if self._inputs is None or any(one.uid == uid for one in self._inputs.hold_downs):
+        """Keep cores back that a pod has open of which neither API server nor kubelet say what it has.
+
+        What the ledger has for others counts, too: the file may still show a pod that has ended.
+        """
+        if self._inputs is None or is_explained(self._inputs, uid):
+            return
+        if any(one.uid == uid for one in self._inputs.hold_downs):
             return
         now = self.clock()
-        left = CoreMask(mask & ~derive(self._inputs).ledger.used_mask)
-        if left:
-            one = HoldDown(
-                uid=uid,
-                pod=PodReference(uid, "", ""),
-                mask=left,
-                since=now,
-                not_before=now,
-                advertised_from=now + UNKNOWN_SECONDS,
-                until=now + self.options.hold_down_seconds,
-                reason=reason,
-                unknown=True,
-            )
-            self._replace(replace(self._inputs, hold_downs=(*self._inputs.hold_downs, one)))
+        one = HoldDown(
+            uid=uid,
+            pod=self._inputs.reference(uid),
+            mask=mask,
+            since=now,
+            not_before=now,
+            advertised_from=now + UNKNOWN_SECONDS,
+            until=now + self.options.hold_down_seconds,
+            reason=reason,
+            unknown=True,
+        )
+        self._replace(replace(self._inputs, hold_downs=(*self._inputs.hold_downs, one)))
 
     def look_again(self) -> None:
         """Derive the snapshot again where time or cgroups may have changed it."""
@@ -233,6 +255,10 @@ class Node:
             after = self.snapshot
             if before and after and _visible(before) != _visible(after):
                 self.changed.set()
+
+    def is_populated(self, uid: PodUid) -> bool | None:
+        """Whether a process of the pod lives; None where that cannot be seen, as of a pod known by its name alone."""
+        return None if "/" in uid else self._cgroups.is_populated(uid)
 
     # What goes to the kubelet.
 
@@ -247,6 +273,11 @@ class Node:
     def rewrite_is_due(self) -> bool:
         """Whether the kubelet has to write its memory before it is known who has what."""
         return self._inputs is not None and rewrite_is_due(self._inputs, self.clock())
+
+    @property
+    def list_is_due(self) -> bool:
+        """Whether the API server has to be asked whether a recorded pod still exists."""
+        return self._inputs is not None and list_is_due(self._inputs, self.clock())
 
     async def rewrite(self) -> bool:
         """Make the kubelet write its whole memory, and read it; whether a new file came.

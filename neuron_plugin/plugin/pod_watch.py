@@ -82,10 +82,10 @@ class PodWatch:
     def _sees_own_pod(self) -> bool:
         return self._reflector is not None and (not self._own_uid or self._own_uid in self._reflector.values)
 
-    def _changed(self, uid: str, old: NeuronPod | None, new: NeuronPod | None) -> None:
+    def _changed(self, uid: str, old: NeuronPod | None, new: NeuronPod | None) -> None:  # noqa: ARG002 - as above
         """An object was added, changed or deleted, or the latest LIST lacks it."""
         pods = self._node.pods
         if new is not None:
             self._node.see_pods(pods.with_pod(new))
         elif self._sees_own_pod:
-            self._node.see_pods(pods.without(PodUid(uid), stopped=old is not None and old.ended))
+            self._node.see_pods(pods.without(PodUid(uid)))

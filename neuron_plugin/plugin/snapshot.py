@@ -36,12 +36,14 @@ from neuron_plugin.allocation import (
 )
 from neuron_plugin.kubelet import AdvertisedDevice
 from neuron_plugin.plugin.inputs import (
+    LISTED_SECONDS,
     PENDING,
-    UNSEEN_SECONDS,
     AllocationKey,
     HoldDown,
     Inputs,
+    NodePods,
     PendingAnswer,
+    RecordedAllocation,
     made_by_api_server,
 )
 from neuron_plugin.topology import CoreMask, Unit, valid_sets
@@ -51,8 +53,8 @@ VANISHED_SECONDS = 2.0
 SANDBOX_SECONDS = 3.0
 """How long after its containers have stopped a pod's cgroup may hold its sandbox. Until then a hold-down makes a new
 pod wait in its admission; only later it shows as an unhealthy device, which would reject the pod."""
-LISTED_SECONDS = 30.0
-"""How long an answer that PodResources does not list is kept in any case: far longer than an admission takes."""
+UNLISTED_SECONDS = 2.0
+"""How long the watch may take to show a pod that the kubelet has recorded."""
 
 
 def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], hold_down_seconds: float) -> Inputs:
@@ -65,10 +67,10 @@ def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], hold_down_se
     hold_downs = [one for one in inputs.hold_downs if _holds(one, inputs, populated)]
     for uid in dict.fromkeys(key.uid for key in over):
         stopped, alive = all(over[key] for key in over if key.uid == uid), populated.get(uid)
-        forgotten = uid in alone and alive is False  # the kubelet forgets a pod once it has stopped
-        if (stopped and not alive) or forgotten:
+        forgotten = uid in alone and alive is False  # of these the kubelet mostly forgets what has stopped
+        if stopped and not alive:
             continue
-        pod = _reference(inputs, uid)
+        pod = inputs.reference(uid)
         mask = mask_union(inputs.recorded.entries[key].on(inputs.inventory, pod) for key in over if key.uid == uid)
         hold_downs.append(
             HoldDown(
@@ -77,7 +79,7 @@ def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], hold_down_se
                 mask=mask,
                 since=now,
                 not_before=now if stopped else now + VANISHED_SECONDS,
-                advertised_from=now + SANDBOX_SECONDS if stopped else now,
+                advertised_from=now + SANDBOX_SECONDS if stopped or forgotten else now,
                 until=now + hold_down_seconds,
                 reason=f"processes of {named(pod)}, which has ended, may still use it",
             )
@@ -86,6 +88,23 @@ def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], hold_down_se
     if not over and len(pending) == len(inputs.pending) and len(hold_downs) == len(inputs.hold_downs):
         return inputs
     return replace(inputs, recorded=inputs.recorded.without(over), pending=pending, hold_downs=tuple(hold_downs))
+
+
+def with_lost_records(inputs: Inputs) -> Inputs:
+    """The inputs with what annotations say of containers that may run and of which the kubelet has lost its record."""
+    entries, inventory = inputs.recorded.entries, inputs.inventory
+    answered = {(one.pod.uid, one.container) for one in inputs.pending if one.pod}
+    found = {}
+    for pod in inputs.pods.asking:
+        assigned = assigned_allocations(pod, inventory.geometry) if pod.started else ()
+        for one in () if isinstance(assigned, Rejection) else assigned:
+            key = AllocationKey(pod.kubelet_uid, one.container, one.resource)
+            if key not in entries and (pod.uid, one.container) not in answered:
+                ids = ids_of(inventory.geometry, one.resource.unit, one.mask)
+                found[key] = RecordedAllocation(key, ids, None, seen_at=inputs.now, missing=True, annotated=True)
+    if not found:
+        return inputs
+    return replace(inputs, recorded=replace(inputs.recorded, entries={**entries, **found}))
 
 
 def pods_to_look_at(inputs: Inputs) -> frozenset[PodUid]:
@@ -99,12 +118,33 @@ def pods_of_kubelet_alone(inputs: Inputs) -> frozenset[PodUid]:
     return frozenset(uid for uid in uids if not (inputs.cluster and made_by_api_server(uid)))
 
 
+def list_is_due(inputs: Inputs, now: float) -> bool:
+    """Whether the API server has to be asked about a recorded pod that it has not shown since the file was read."""
+    pods, alone = inputs.pods, pods_of_kubelet_alone(inputs)
+    return any(
+        key.uid not in alone
+        and key.uid not in pods.pods
+        and key.uid not in pods.ended
+        and now - entry.seen_at >= UNLISTED_SECONDS
+        for key, entry in inputs.recorded.entries.items()
+    )
+
+
+def is_explained(inputs: Inputs, uid: PodUid) -> bool:
+    """Whether it is known what a pod has that uses devices: it is recorded, or the pod asks for nothing."""
+    pod = inputs.pods.by_kubelet_uid.get(uid)
+    return any(key.uid == uid for key in inputs.recorded.entries) or (pod is not None and not pod.request)
+
+
 def rewrite_is_due(inputs: Inputs, now: float) -> bool:
     """Whether the kubelet has to write its whole memory before it is known who has what."""
     recorded = inputs.recorded
     alone = pods_of_kubelet_alone(inputs)
-    missing = (entry.missing and not entry.gone and key.uid in alone for key, entry in recorded.entries.items())
-    return not recorded.unreadable and (any(missing) or any(now - one.at >= UNSEEN_SECONDS for one in inputs.pending))
+    missing = (
+        entry.missing and not entry.gone and key.uid in alone and not _is_shown(entry, inputs.pods)
+        for key, entry in recorded.entries.items()
+    )
+    return not recorded.unreadable and (any(missing) or any(now >= one.doubtful_at for one in inputs.pending))
 
 
 def named(pod: PodReference) -> str:
@@ -187,8 +227,11 @@ class Snapshot:
             assigned = self._usable_assignment(pod)
             if assigned:
                 one = assigned[place]
+                _, left = self.reusable_masks(pod, one.resource)
+                if one.mask & self.ledger.mask_of(pod.uid) & ~left:
+                    continue  # an earlier container was given other cores than its own, and some of these
                 ids = ids_of(self.inventory.geometry, one.resource.unit, one.mask)
-                reused = CoreMask(one.mask & self._init_mask(pod, one.resource))
+                reused = CoreMask(one.mask & left)
                 found.append(WaitingAssignment(pod.reference, one.container, one.resource, ids, one.mask, reused))
         return tuple(found)
 
@@ -204,15 +247,22 @@ class Snapshot:
             and {part.container for part in pod.requests} - {one.container for one in self.ledger.of(pod.uid)}
         )
 
-    def reusable_mask(self, pod: NeuronPod, resource: Resource) -> CoreMask:
-        """What plain init containers of a pod have and no later container of it has been given."""
-        kinds = {part.container: part.kind for part in pod.requests}
-        later = (
-            one
-            for one in self.ledger.of(pod.uid)
-            if one.resource is resource and kinds.get(one.container) is not ContainerKind.INIT
-        )
-        return CoreMask(self._init_mask(pod, resource) & ~mask_union(later))
+    def reusable_masks(self, pod: NeuronPod, resource: Resource) -> tuple[CoreMask, CoreMask]:
+        """What plain init containers of a pod have and no later container of it was given.
+
+        First by the kubelet's ids, then by what was given: the same until a container was given a linked part of what
+        init containers have, in place of the kubelet's random one.
+        """
+        init = {part.container for part in pod.requests if part.kind is ContainerKind.INIT}
+        recorded = given = recorded_later = given_later = 0
+        for one in self.ledger.of(pod.uid):
+            if one.resource is not resource:
+                continue
+            if one.container in init:
+                recorded, given = recorded | one.kubelet_mask, given | one.mask
+            else:
+                recorded_later, given_later = recorded_later | one.kubelet_mask, given_later | one.mask
+        return CoreMask(recorded & ~recorded_later), CoreMask(given & ~given_later)
 
     def advertised(self, resource: Resource, numa_nodes: Sequence[int] = ()) -> tuple[AdvertisedDevice, ...]:
         """The ids of one resource as the kubelet should see them.
@@ -322,10 +372,6 @@ class Snapshot:
     def _is_free_for(self, pod: NeuronPod, sets: Sequence[Allocation]) -> bool:
         return all(one.pod.uid == pod.uid for one in self.ledger.overlapping(mask_union(sets)))
 
-    def _init_mask(self, pod: NeuronPod, resource: Resource) -> CoreMask:
-        init = {part.container for part in pod.requests if part.kind is ContainerKind.INIT}
-        return mask_union(one for one in self.ledger.of(pod.uid) if one.container in init and one.resource is resource)
-
     def _why_kept_back(self, used: int, held_down: int) -> str:
         if used:
             one = self.ledger.overlapping(used)[0]
@@ -399,22 +445,12 @@ class Snapshot:
 def derive(inputs: Inputs) -> Snapshot:
     """What follows from settled inputs."""
     allocations = [
-        entry.on(inputs.inventory, _reference(inputs, key.uid)) for key, entry in inputs.recorded.entries.items()
+        entry.on(inputs.inventory, inputs.reference(key.uid)) for key, entry in inputs.recorded.entries.items()
     ]
     allocations += [one.on(inputs.inventory) for one in inputs.pending]
-    counted = {one.pod.uid for one in allocations}
-    for pod in inputs.pods.asking:
-        if pod.started and pod.uid not in counted:  # the kubelet has lost its record of this pod
-            assigned = assigned_allocations(pod, inputs.inventory.geometry)
-            allocations += () if isinstance(assigned, Rejection) else assigned
     snapshot = Snapshot(inputs, inputs.inventory, Ledger(tuple(allocations)))
     _ = snapshot.free_mask, snapshot.unassigned  # so that no call of the kubelet has to wait for them
     return snapshot
-
-
-def _reference(inputs: Inputs, uid: PodUid) -> PodReference:
-    pod = inputs.pods.by_kubelet_uid.get(uid)
-    return pod.reference if pod else PodReference(uid, "", "")
 
 
 def _over(inputs: Inputs) -> dict[AllocationKey, bool]:
@@ -430,7 +466,7 @@ def _over(inputs: Inputs) -> dict[AllocationKey, bool]:
     over: dict[AllocationKey, bool] = {}
     for key, entry in recorded.entries.items():
         if key.uid in alone:
-            if entry.gone and key.uid not in present:
+            if entry.gone and key.uid not in present and not _is_shown(entry, pods):
                 over[key] = False
         elif key.uid in pods.ended and key.uid not in pods.pods:
             over[key] = pods.ended[key.uid]
@@ -439,10 +475,14 @@ def _over(inputs: Inputs) -> dict[AllocationKey, bool]:
     return over
 
 
+def _is_shown(entry: RecordedAllocation, pods: NodePods) -> bool:
+    return entry.annotated and entry.key.uid in pods.by_kubelet_uid
+
+
 def _holds(one: HoldDown, inputs: Inputs, populated: Mapping[PodUid, bool | None]) -> bool:
-    is_recorded = any(key.uid == one.uid for key in inputs.recorded.entries)
-    if one.unknown and (is_recorded or one.uid in inputs.pods.by_kubelet_uid):
+    if one.unknown and is_explained(inputs, one.uid):
         return False
+    is_recorded = any(key.uid == one.uid for key in inputs.recorded.entries)
     if inputs.now < one.not_before:
         return True
     alive = populated.get(one.uid)
@@ -457,7 +497,7 @@ def _is_settled(one: PendingAnswer, inputs: Inputs) -> bool:
     if one.reply.id in recorded.reply_ids:
         return True
     if not recorded.unreadable:
-        return recorded.rewritten_at >= one.at + UNSEEN_SECONDS
+        return recorded.rewritten_at >= one.doubtful_at
     may_be_init = any(
         part.kind is ContainerKind.INIT and part.resource is one.resource and part.count == len(one.ids)
         for pod in inputs.pods.asking

@@ -254,7 +254,8 @@ class SimulatedCluster:
     def end(self, name: str) -> None:
         """The pod's containers have ended, which the kubelet says first, and the object is deleted."""
         self.kubelet.finish(self.pod(name).uid)
-        self.api.set_pod_status("default", name, {"phase": "Succeeded"})
+        ended: JsonObject = {"name": "main", "state": {"terminated": {"exitCode": 0}}}
+        self.api.set_pod_status("default", name, {"phase": "Succeeded", "containerStatuses": [ended]})
         self.api.delete_pod("default", name, grace_seconds=0)
 
 

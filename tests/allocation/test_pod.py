@@ -41,6 +41,7 @@ class PodReference:
     phase: str = "Running"
     terminating: bool = False
     started: bool = True
+    running: bool = True
 
 
 def pod(limits: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> NeuronPod:

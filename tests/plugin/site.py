@@ -114,7 +114,8 @@ class Site:
         """The containers are dead, the kubelet says so, and the pod is gone from the API server."""
         self.kubelet.finish(self.kubelet_pods.pop(name).uid)
         if self.api:
-            self.api.set_pod_status(NAMESPACE, name, {"phase": "Succeeded"})
+            ended = {"name": "main", "state": {"terminated": {"exitCode": 0}}}
+            self.api.set_pod_status(NAMESPACE, name, {"phase": "Succeeded", "containerStatuses": [ended]})
             self.api.delete_pod(NAMESPACE, name, grace_seconds=0)
 
     def annotations(self, name: str) -> dict[str, str]:

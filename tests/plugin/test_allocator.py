@@ -322,6 +322,25 @@ def test_p46_a_larger_app_container_gets_all_that_its_pod_has_left_and_the_new_i
     assert (answer.mask, answer.pod, answer.container) == (devices(1, 4), ref("a"), "app")
 
 
+def test_p46_the_assigned_set_of_a_larger_app_container_is_followed_whatever_its_sidecar_drew() -> None:
+    three = assigned("a", init(2), sidecar(1), app(2), sets=[[0, 1], [0], [1, 5]], geometry=INF2)
+    recorded = [
+        entry(A, "init", NEURON, 0, 1, node=inventory(INF2)),
+        entry(A, "sidecar", NEURON, 1, given=[0], node=inventory(INF2)),
+    ]
+    snapshot = derive(inputs(three, recorded=recorded, node=inventory(INF2)))
+    request = PreferenceRequest(NEURON, tuple(number for number in range(12) if number != 1), (0,), 2)
+    assert preference_for(snapshot, request).ids == (0, 5)
+    answer = answer_for(snapshot, NEURON, (0, 5), (0,), preferred=True)
+    assert isinstance(answer, Answer)
+    assert (answer.mask, answer.assigned) == (devices(1, 5, geometry=INF2), True)
+
+
+def test_aligned_devices_that_must_be_included_are_not_taken_for_the_pods_own() -> None:
+    before = inputs(pod("a", app(1)), pod("b", app(2)), recorded=[entry(A, "app", NEURON, 3)])
+    assert "in use by pod default/a" in conflict(before, NEURON, 3, 4, own_ids=(3,), preferred=True)
+
+
 def test_p46_an_app_container_with_another_resource_does_not_go_on_with_init_ids() -> None:
     before = inputs(pod("a", init(4), app(4, DEVICE)), recorded=[entry(A, "init", NEURON, *ROW0)])
     assert "in use by pod default/a" in conflict(before, DEVICE, *ROW0)

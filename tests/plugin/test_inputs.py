@@ -214,6 +214,19 @@ def test_p59_a_terminal_phase_is_an_end_and_its_containers_have_stopped(phase: s
     assert pods.without(A, stopped=False).ended == {A: True}
 
 
+def test_podgc_ends_a_pod_whose_containers_may_still_run() -> None:
+    pods = NodePods().with_pod(pod("a", app(1), started=True, running=True))
+    ended = pods.with_pod(pod("a", app(1), phase="Failed", started=True, running=True))
+    assert ended.ended == {A: False}
+    assert ended.without(A).ended == {A: False}
+
+
+def test_a_rejection_that_leaves_out_the_containers_of_a_pod_that_ran_does_not_say_that_they_stopped() -> None:
+    ran = NodePods().with_pod(pod("a", app(1), started=True, running=True))
+    assert ran.with_pod(pod("a", app(1), phase="Failed")).ended == {A: False}
+    assert NodePods().with_pod(pod("a", app(1), phase="Failed")).ended == {A: True}
+
+
 def test_p66_a_pod_with_a_deletion_timestamp_has_not_ended() -> None:
     assert A in NodePods().with_pod(pod("a", app(1), terminating=True)).pods
 

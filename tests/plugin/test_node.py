@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from neuron_plugin.allocation import PodUid, Resource
+from neuron_plugin.allocation import PodReference, PodUid, Resource
 from neuron_plugin.kubelet import ContainerAllocation, PodDevices
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
-from neuron_plugin.plugin.inputs import ALLOCATION_KEY, NodePods, PendingAnswer, reply_for
+from neuron_plugin.plugin.inputs import ALLOCATION_KEY, LISTED_SECONDS, NodePods, PendingAnswer, reply_for
 from neuron_plugin.plugin.node import REWRITE_SECONDS, UNKNOWN_SECONDS, Node, NodeOptions
 from neuron_plugin.plugin.snapshot import VANISHED_SECONDS
 from neuron_plugin.topology import NO_CORES
@@ -256,6 +256,43 @@ def test_a_new_kubelet_will_never_record_an_answer_that_its_file_lacks() -> None
     assert used(node) == devices(4)
 
 
+def test_answers_for_unknown_containers_replace_none_of_each_other() -> None:
+    node = Bench().started()
+    unknown = PodReference(PodUid("pending-r"), "", "")
+    node.answered(replace(pending(3, reply_id="x"), pod=unknown))
+    node.answered(replace(pending(4, reply_id="y"), pod=unknown))
+    assert used(node) == devices(3, 4)
+
+
+def test_an_answer_that_a_file_may_have_shown_unread_outlives_a_new_kubelet_and_the_next_files(blind: Bench) -> None:
+    blind.node.answered(pending(3))
+    blind.kubelet.unreadable = ""
+    blind.kubelet.write()
+    blind.node.kubelet_restarted()
+    blind.clock.now += 10.0
+    assert not blind.node.rewrite_is_due
+    assert used(blind.node) == devices(3)
+    blind.clock.now += LISTED_SECONDS
+    assert blind.node.rewrite_is_due
+
+
+def test_a_new_kubelet_that_does_not_list_a_pod_yet_ends_nothing(blind: Bench) -> None:
+    blind.node.see_listed([listed("static", 5)], 1000.0)
+    blind.node.kubelet_restarted()
+    blind.clock.now += 1.0
+    blind.node.see_listed([], blind.clock.now)
+    assert used(blind.node) == devices(5)
+    blind.clock.now += LISTED_SECONDS
+    blind.node.see_listed([], blind.clock.now)
+    assert used(blind.node) == NO_CORES
+
+
+def test_the_cgroup_of_a_pod_that_is_known_by_its_name_alone_cannot_be_seen() -> None:
+    node = Bench().started()
+    assert node.is_populated(PodUid("default/static")) is None
+    assert node.is_populated(STATIC_UID) is False
+
+
 def test_while_the_file_cannot_be_read_a_new_kubelet_ends_no_answer(blind: Bench) -> None:
     blind.node.answered(pending(3))
     blind.node.kubelet_restarted()
@@ -297,7 +334,7 @@ def test_p60_the_kubelet_sees_a_hold_down_from_its_time_on() -> None:
     assert node.changed.is_set()
 
 
-def test_p60_what_an_unknown_pod_has_open_is_held_down_but_for_what_is_in_use() -> None:
+def test_p60_what_an_unknown_pod_has_open_is_held_down_also_where_the_file_shows_another_pod() -> None:
     bench = Bench(cgroups=FakeCgroups({B}))
     bench.kubelet.record(A, "app", NEURON, [3], reply(3))
     node = bench.started()
@@ -305,7 +342,7 @@ def test_p60_what_an_unknown_pod_has_open_is_held_down_but_for_what_is_in_use() 
         node.hold_down(B, devices(3, 4), "why")
     node.hold_down(A, devices(3), "why")
     assert node.snapshot
-    assert [one.mask for one in node.snapshot.inputs.hold_downs] == [devices(4)]
+    assert [one.mask for one in node.snapshot.inputs.hold_downs] == [devices(3, 4)]
 
 
 def test_p60_an_unknown_pod_is_held_down_for_a_time_where_cgroups_cannot_be_seen() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from neuron_plugin.allocation import NeuronPod, NodeInventory, PodReference, PodUid, Resource, ids_of
 from neuron_plugin.hardware import MISSING
 from neuron_plugin.plugin.inputs import (
+    LISTED_SECONDS,
     PENDING,
     UNSEEN_SECONDS,
     HoldDown,
@@ -22,16 +23,17 @@ from neuron_plugin.plugin.inputs import (
     reply_for,
 )
 from neuron_plugin.plugin.snapshot import (
-    LISTED_SECONDS,
     SANDBOX_SECONDS,
     VANISHED_SECONDS,
     Snapshot,
     derive,
+    list_is_due,
     named,
     pods_of_kubelet_alone,
     pods_to_look_at,
     rewrite_is_due,
     settle,
+    with_lost_records,
 )
 from neuron_plugin.topology import NO_CORES, Geometry, Unit
 from tests.plugin.world import (
@@ -43,6 +45,7 @@ from tests.plugin.world import (
     TRN1,
     app,
     assigned,
+    assignment,
     devices,
     entry,
     init,
@@ -315,10 +318,24 @@ def test_an_entry_that_a_list_has_ended_counts_no_more_though_the_file_is_writte
 
 def test_a_static_pod_that_the_kubelet_forgot_is_held_down_while_its_processes_live() -> None:
     before = forgotten(inputs(recorded=[entry(STATIC_UID, "app", NEURON, 3)]), STATIC_UID)
-    assert not settled(before).hold_downs
     held = settled(before, populated={STATIC_UID: True})
-    assert [one.mask for one in held.hold_downs] == [devices(3)]
+    assert [one.mask for one in held.advertised_hold_downs] == [devices(3)]
     assert not settled(held, now=20.0).hold_downs
+
+
+def test_a_static_pod_that_the_kubelet_forgot_before_it_started_holds_admissions_for_a_moment() -> None:
+    held = settled(forgotten(inputs(recorded=[entry(STATIC_UID, "app", NEURON, 3)]), STATIC_UID))
+    assert held.hold_downs
+    assert not held.advertised_hold_downs
+    assert not settled(held, now=10.0 + VANISHED_SECONDS).hold_downs
+
+
+def test_the_api_server_is_asked_about_a_recorded_pod_that_it_has_never_shown() -> None:
+    recorded = [entry(A, "app", NEURON, 3, seen_at=0.0)]
+    assert not list_is_due(inputs(recorded=recorded), 1.0)
+    assert list_is_due(inputs(recorded=recorded), 2.0)
+    assert not list_is_due(inputs(pod("a", app(1)), recorded=recorded), 9.0)
+    assert not list_is_due(inputs(recorded=[entry(STATIC_UID, "app", NEURON, 3)]), 9.0)
 
 
 def test_the_cgroup_of_a_static_pod_is_looked_up_by_the_kubelets_uid_and_not_its_mirrors() -> None:
@@ -357,6 +374,7 @@ def unknown(uid: PodUid) -> HoldDown:
 def test_p60_an_unknown_pod_is_no_longer_held_down_when_the_api_server_or_the_file_names_it() -> None:
     assert settled(inputs(hold_downs=(unknown(A),)), a=True).hold_downs
     assert not settled(inputs(pod("a"), hold_downs=(unknown(A),)), a=True).hold_downs
+    assert settled(inputs(pod("a", app(1)), hold_downs=(unknown(A),)), a=True).hold_downs, "what it has is not known"
     named_by_file = inputs(recorded=[entry(A, "app", NEURON, 3)], hold_downs=(unknown(A),))
     assert not settled(named_by_file, a=True).hold_downs
     assert not settled(inputs(hold_downs=(unknown(A),)), a=False).hold_downs
@@ -371,20 +389,48 @@ def test_nothing_is_looked_at_while_every_pod_lives() -> None:
 
 def test_a_live_pod_of_which_the_kubelet_has_lost_its_record_counts_by_its_annotation() -> None:
     running = assigned("a", app(2), sets=[[2, 3]], started=True)
-    snapshot = derive(inputs(running))
+    snapshot = derive(with_lost_records(inputs(running)))
     assert snapshot.ledger.mask_of(A) == devices(2, 3)
     assert not snapshot.waiting
-    assert derive(inputs(assigned("a", app(2), sets=[[2, 3]]))).ledger.used_mask == NO_CORES
+    waiting_pod = assigned("a", app(2), sets=[[2, 3]])
+    assert derive(with_lost_records(inputs(waiting_pod))).ledger.used_mask == NO_CORES
+
+
+def test_a_container_without_a_record_counts_by_its_annotation_beside_one_that_has_one() -> None:
+    both = assigned("a", app(1, name="x"), app(1, name="y"), sets=[[2], [3]], started=True)
+    snapshot = derive(with_lost_records(inputs(both, recorded=[entry(A, "x", NEURON, 7)])))
+    assert snapshot.ledger.mask_of(A) == devices(3, 7)
+
+
+def test_a_pod_without_a_record_is_held_down_when_it_has_ended() -> None:
+    running = assigned("a", app(1), sets=[[2]], started=True)
+    known = with_lost_records(inputs(running))
+    after = settled(replace(known, pods=known.pods.without(A)), now=10.0, a=True)
+    assert not after.recorded.entries
+    assert [one.mask for one in after.hold_downs] == [devices(2)]
+
+
+def test_a_static_pod_without_a_record_counts_as_long_as_its_mirror_is_shown() -> None:
+    key = {"kubernetes.io/config.hash": STATIC_UID}
+    mirror = pod("static", app(1), annotations={**assignment(TRN1, [app(1)], [[2]]), **key}, started=True)
+    known = with_lost_records(inputs(mirror))
+    rewritten = replace(known, recorded=known.recorded.with_file([], 5.0, rewritten_at=4.0))
+    assert not rewrite_is_due(known, 9.0)
+    assert settled(rewritten).recorded.entries
+    gone = settled(replace(rewritten, pods=rewritten.pods.without(mirror.uid)), populated={STATIC_UID: True})
+    assert [one.mask for one in gone.hold_downs] == [devices(2)]
 
 
 def test_the_record_counts_and_not_the_annotation_where_both_are_there() -> None:
     running = assigned("a", app(1), sets=[[2]], started=True)
-    assert derive(inputs(running, recorded=[entry(A, "app", NEURON, 5)])).ledger.used_mask == devices(5)
+    both = with_lost_records(inputs(running, recorded=[entry(A, "app", NEURON, 5)]))
+    assert derive(both).ledger.used_mask == devices(5)
 
 
 def test_an_annotation_that_cannot_be_followed_counts_for_nothing() -> None:
     for found in ({"NEURON_DEVS": "x"}, {"NEURON_DEVS": "77"}, {}):
-        assert derive(inputs(pod("a", app(1), annotations=found, started=True))).ledger.used_mask == NO_CORES
+        running = pod("a", app(1), annotations=found, started=True)
+        assert derive(with_lost_records(inputs(running))).ledger.used_mask == NO_CORES
 
 
 def test_p46_what_was_given_counts_and_the_kubelets_ids_are_remembered() -> None:
@@ -541,14 +587,20 @@ def test_what_a_later_container_re_uses_of_its_init_container_is_known() -> None
     snapshot = derive(inputs(both, recorded=[entry(A, "init", NEURON, 0, 1, 2, 3)]))
     (one,) = snapshot.waiting
     assert (one.mask, one.reused_mask) == (devices(1), devices(1))
-    assert snapshot.reusable_mask(both, NEURON) == devices(0, 1, 2, 3)
-    assert snapshot.reusable_mask(both, DEVICE) == NO_CORES
+    assert snapshot.reusable_masks(both, NEURON) == (devices(0, 1, 2, 3), devices(0, 1, 2, 3))
+    assert snapshot.reusable_masks(both, DEVICE) == (NO_CORES, NO_CORES)
 
 
 def test_what_a_sidecar_was_given_of_an_init_set_is_not_reusable() -> None:
     three = pod("a", init(4), sidecar(1), app(1))
     recorded = [entry(A, "init", NEURON, 0, 1, 2, 3), entry(A, "sidecar", NEURON, 3, given=[0])]
-    assert derive(inputs(three, recorded=recorded)).reusable_mask(three, NEURON) == devices(1, 2, 3)
+    snapshot = derive(inputs(three, recorded=recorded))
+    assert snapshot.reusable_masks(three, NEURON) == (devices(0, 1, 2), devices(1, 2, 3))
+
+
+def test_an_assigned_set_of_which_an_earlier_container_has_a_part_waits_no_more() -> None:
+    two = assigned("a", init(2, CORE), app(2), sets=[[2, 3], [3, 4]])
+    assert not derive(inputs(two, recorded=[entry(A, "init", CORE, 6, 7)])).waiting
 
 
 # Swaps.

@@ -71,6 +71,7 @@ class ApiPod:
     uid: str = ""
     phase: str = "Pending"
     started: bool = False
+    running: bool = False
     namespace: str = "default"
     node_name: str = "worker-1"
     priority: int = 0

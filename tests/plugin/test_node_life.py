@@ -1,0 +1,55 @@
+"""Random lives of a node, with the orders, repetitions, restarts and outages that a real one sees.
+
+``NODE_LIFE_STEPS`` says how many steps in all (`nox -s soak` takes a million); each life has its own seed, and a
+violation names it: `NODE_LIFE_STEPS=1000000 pytest tests/plugin/test_node_life.py -k 'life-17-'` lives that one again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.plugin.life import Mode, live
+from tests.plugin.life_cluster import VirtualLoop
+from tests.plugin.world import INF2, LINE, TRN1, TRN2
+
+STEPS = int(os.environ.get("NODE_LIFE_STEPS", "20000"))
+STEPS_OF_A_LIFE = 2_000
+
+MODES = (
+    Mode(TRN1),
+    Mode(LINE, extender=False),
+    Mode(INF2, lag_seconds=0.3),
+    Mode(LINE, cluster=False, extender=False),
+    Mode(LINE, sees_cgroups=False),
+    Mode(TRN2, logical_core_size=2, lag_seconds=0.1),
+    Mode(INF2, cluster=False, extender=False, inotify=False),
+    Mode(LINE, sees_processes=False, lag_seconds=0.1),
+    Mode(INF2, numa=True, extender=False),
+    Mode(LINE, lag_seconds=1.0),
+)
+
+EVENTS = {"bound", "static", "deleted by force", "kubelet restart", "plugin kill"}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Log lines of so many steps are of no use."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("seed", range(max(1, STEPS // STEPS_OF_A_LIFE)), ids=lambda seed: f"life-{seed}-")
+def test_p45_p57_to_p66_no_core_is_in_two_live_pods_and_at_rest_everything_says_the_same(seed: int) -> None:
+    mode = MODES[seed % len(MODES)]
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        life = runner.run(live(mode, seed, STEPS_OF_A_LIFE))
+
+    assert set(life.seen) >= EVENTS, "a life in which nothing happens shows nothing"
+    assert life.seen["at rest"] > 0
