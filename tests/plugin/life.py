@@ -89,7 +89,7 @@ class Plugin:
                 server.resource,
                 self.daemon.allocator,
                 self.node.advertisements[Resource(server.resource)],
-                preference_deadline_seconds=server._preference_deadline_seconds,
+                preference_deadline_seconds=server.preference_deadline_seconds,
             )
             for server in self.daemon.servers
         }

@@ -229,21 +229,25 @@ class PodWatchModel:
 
     async def _list(self) -> None:
         loop = asyncio.get_running_loop()
-        began, version_before = loop.time(), self._reflector.version
+        reflector, began = self._reflector, loop.time()
+        version_before = reflector._store.version
         await asyncio.sleep(self._chance.random() * 0.02)
         if not self._api.up:
             await asyncio.sleep(self._chance.choice((0.0, 5.0)))
             raise UnreachableError("GET", "pods", "away", may_have_arrived=False)
         version, pods = self._api.list_pods()
         await asyncio.sleep(self._chance.random() * 0.05)
-        entries = {uid: (of_pod, neuron_pod(pod)) for uid, (of_pod, pod) in pods.items()}
-        self._reflector._replace(entries, version, version_before, began)
+        values = {uid: neuron_pod(pod) for uid, (_, pod) in pods.items()}
+        reflector._store.replace(values, version, version_at_start=version_before)
+        reflector.listed_at = max(began, began if reflector.listed_at is None else reflector.listed_at)
+        reflector.synced.set()
+        self._watch.listed("pods", len(values), loop.time() - began)
 
     async def _follow(self) -> None:
         """Deliver the log in order, each event when it is due, until the watch breaks."""
         loop, store = asyncio.get_running_loop(), self._reflector._store
         ends_at = loop.time() + self._chance.uniform(5, 300)
-        seen = self._reflector.version
+        seen = store.version
         while loop.time() < ends_at:
             if not self._api.up:
                 raise UnreachableError("GET", "pods", "broken off", may_have_arrived=False)
@@ -253,10 +257,7 @@ class PodWatchModel:
                 if not self._api.up:
                     raise UnreachableError("GET", "pods", "broken off", may_have_arrived=False)
                 seen = version
-                if pod is None:
-                    store.remove(uid, version)
-                else:
-                    store.put(uid, version, neuron_pod(pod))
+                store.put(uid, version, None if pod is None else neuron_pod(pod))
             try:
                 async with asyncio.timeout_at(ends_at):
                     await self._api.changed.wait()

@@ -19,13 +19,13 @@ from neuron_plugin.kubelet import (
     CheckpointError,
     PodDevices,
     PodResourcesAbsentError,
-    parse_checkpoint,
 )
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
+from neuron_plugin.kubelet.checkpoint import parse_checkpoint
 from neuron_plugin.kubelet.device_plugin import DevicePluginService
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin.container import VISIBLE_CORES
-from neuron_plugin.simulation import AllocationError, Device, DeviceManager, Selection
+from neuron_plugin.simulation.kubelet_device_manager import AllocationError, Device, DeviceManager, Selection
 from tests.plugin.life_cluster import ApiServerModel, LifePod, State, physical
 
 RESOURCES = tuple(resource.value for resource in Resource)
