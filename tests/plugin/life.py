@@ -320,9 +320,10 @@ class Life:
                 )
             total |= mask
             self._check_containers(pod)
-            if freed := pod.last_mask & ~mask:
+            kept = pod.mask_of_all_given  # what init containers had comes free with the rest
+            if freed := pod.last_mask & ~kept:
                 self._freed.append((now, freed))
-            pod.last_mask = mask
+            pod.last_mask = kept
         self.pods = [
             pod for pod in self.pods if pod.last_mask or pod.populated or pod.admitting or not self._is_over(pod)
         ]

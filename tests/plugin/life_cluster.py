@@ -106,6 +106,13 @@ class LifePod:
         return mask
 
     @property
+    def mask_of_all_given(self) -> int:
+        mask = 0
+        for given in self.given.values():
+            mask |= given
+        return mask
+
+    @property
     def mask(self) -> int:
         """The physical cores that no other pod may have now."""
         return 0 if self.unseen else self.used

@@ -311,6 +311,8 @@ class Kubelet:
                 asyncio.get_running_loop().call_later(delay, self._start, pod, self.process)
         finally:
             self.admitting, pod.admitting = None, False
+            if pod.removed and not pod.processes and pod.state is State.BOUND:
+                pod.given = {}
 
     async def restart_container(self, pod: LifePod, spec: ContainerSpec) -> None:
         """A container starts again; the plugin is called only where nothing is recorded for it, as after a lost file.
