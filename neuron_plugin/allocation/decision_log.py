@@ -22,7 +22,7 @@ from neuron_plugin.topology import NO_CORES, Geometry
 REMEMBERED = 300
 """Entries kept, some 100 KB: on a busy node about the last hundred pods."""
 MOST_CANDIDATES = 5
-"""Candidates shown of one entry, the best ones; how many there were is told."""
+"""Candidates shown of one entry, the best ones; how many there were is shown, too."""
 
 
 class Step(enum.StrEnum):

@@ -34,7 +34,7 @@ class NodeInventory:
 
     ``unhealthy`` maps a device id to the reason; a nominal device that is not ``present`` is missing.
     ``logical_core_size`` is the LNC in force. What follows is for people, nothing is decided by it:
-    ``physical_cores_per_device`` is 0 when not told, ``ultraserver`` has the ids in an UltraServer by name.
+    ``physical_cores_per_device`` is 0 when unknown, ``ultraserver`` has the ids in an UltraServer by name.
     """
 
     geometry: Geometry
@@ -133,7 +133,7 @@ class _Fields:
         return self._integer(key, self._fields.get(key, absent), low, high)
 
     def words(self, key: str) -> dict[str, str]:
-        """Short texts by name, none where an older plugin told none."""
+        """Short texts by name, none from an older plugin."""
         value = self._fields.get(key, {})
         if not isinstance(value, dict) or not all(_is_word(part) for item in value.items() for part in item):
             raise InventoryError(f"{key} is {_short(value)}, expected short texts by name")
@@ -175,7 +175,7 @@ def _is_word(value: object) -> TypeGuard[str]:
 
 
 def _is_text(value: object) -> TypeGuard[str]:
-    """Text that can be told on: JSON can spell half a surrogate pair, which no answer of ours could be encoded with."""
+    """Text that can be passed on: JSON can spell half a surrogate pair, which no answer of ours could be encoded with."""
     return isinstance(value, str) and not _SURROGATE.search(value)
 
 

@@ -56,7 +56,7 @@ def candidates(
 def choose(geometry: Geometry, free: int, unit: Unit, count: int, must_include: int = NO_CORES) -> CoreMask | Rejection:
     """The best set of ``count`` devices or cores, or the reason there is none.
 
-    ``free`` are the cores nobody holds, of devices that are present and healthy; ``must_include`` is part of it. Bits
+    ``free`` are the cores that are not in use, of devices that are present and healthy; ``must_include`` is part of it. Bits
     of ``free`` outside the geometry count for nothing.
     """
     within = free & geometry.all_mask
@@ -123,7 +123,7 @@ def place(geometry: Geometry, free: int, request: PodRequest) -> Placement | Rej
 
 
 def place_healthy(geometry: Geometry, healthy: int, free: int, request: PodRequest) -> Placement | Rejection:
-    """Like ``place``, and told apart when no pod's end could help because hardware is missing or unhealthy."""
+    """Like ``place``; the reason says when no pod's end could help because hardware is missing or unhealthy."""
     found = place(geometry, free & healthy, request)
     if not isinstance(found, Rejection) or not found.may_pass:
         return found

@@ -105,7 +105,7 @@ class PodObject(Protocol):
 class NeuronPod:
     """What decides about a pod: what it asks for, where it is bound, which ids the scheduler assigned to it.
 
-    ``request`` is empty for a pod that asks for no Neuron, and a ``Rejection`` where nobody can serve it.
+    ``request`` is empty for a pod that asks for no Neuron, and a ``Rejection`` that cannot be served.
     ``assignment`` is None without one, and a ``Rejection`` where its annotations cannot be followed.
     ``static_uid`` is the UID under which the kubelet knows a static pod; this object is then its mirror.
     ``assignment_keys`` are the annotations that name ids, readable or not. ``refused_demands`` are

@@ -1,7 +1,7 @@
 """The resource names Kubernetes counts Neuron hardware under, and their ids, as masks and as text.
 
 ``neuron`` and ``neurondevice`` are two names of one unit, the device; ``neuroncore`` counts logical cores. An id is
-the physical one in decimal, so whoever reads the kubelet's records reads the truth about the silicon.
+the physical one in decimal, so the kubelet's records show which hardware is in use.
 """
 
 from __future__ import annotations

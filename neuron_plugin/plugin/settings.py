@@ -33,7 +33,7 @@ class Numbering(enum.StrEnum):
 
 
 class TopologyPolicy(enum.StrEnum):
-    """What happens to a pod without a decision whose devices are not linked."""
+    """What happens to a pod without an assignment whose devices are not linked."""
 
     PREFERRED = "preferred"
     REQUIRED = "required"
@@ -78,7 +78,7 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     topology_policy: Annotated[
         TopologyPolicy,
         Meta(
-            description="unlinked devices on a pod without a decision: preferred serves and reports, required refuses"
+            description="unlinked devices on a pod without an assignment: preferred serves and reports, required refuses"
         ),
     ] = TopologyPolicy.PREFERRED
     visible_devices_env: Annotated[

@@ -53,7 +53,7 @@ class Geometry:
     """What decides which sets of one node may be handed out.
 
     ``device_count`` is the nominal count of the type: ids run from 0 to ``device_count - 1`` even when a chip is
-    missing. ``cores_per_device`` is logical (LNC applied), and 0 while no device has told: nothing can be handed out
+    missing. ``cores_per_device`` is logical (LNC applied), and 0 while no device has said so: nothing can be handed out
     then. ``block_sizes`` are the device counts that are handed out as aligned blocks; empty means any run of
     consecutive devices.
 

@@ -25,8 +25,8 @@ def topology_of(links: Links) -> Topology:
 
     ``links`` must cover the ids 0..n-1 without a gap to be recognised: a hole may hide any topology.
     """
-    told, count = dict(links), len(links)
-    return next((topology for topology in _candidates(count) if told == links_of(topology, count)), Topology.UNLINKED)
+    found, count = dict(links), len(links)
+    return next((topology for topology in _candidates(count) if found == links_of(topology, count)), Topology.UNLINKED)
 
 
 def _candidates(device_count: int) -> tuple[Topology, ...]:
