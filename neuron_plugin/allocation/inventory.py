@@ -175,7 +175,7 @@ def _is_word(value: object) -> TypeGuard[str]:
 
 
 def _is_text(value: object) -> TypeGuard[str]:
-    """Text that can be passed on: JSON can spell half a surrogate pair, which no answer of ours could be encoded with."""
+    """Text that can be passed on: JSON can spell half a surrogate pair, which cannot be encoded in an answer."""
     return isinstance(value, str) and not _SURROGATE.search(value)
 
 

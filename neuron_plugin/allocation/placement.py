@@ -56,8 +56,8 @@ def candidates(
 def choose(geometry: Geometry, free: int, unit: Unit, count: int, must_include: int = NO_CORES) -> CoreMask | Rejection:
     """The best set of ``count`` devices or cores, or the reason there is none.
 
-    ``free`` are the cores that are not in use, of devices that are present and healthy; ``must_include`` is part of it. Bits
-    of ``free`` outside the geometry count for nothing.
+    ``free`` are the cores that are not in use, of devices that are present and healthy; ``must_include`` is part of it.
+    Bits of ``free`` outside the geometry count for nothing.
     """
     within = free & geometry.all_mask
     sets = candidates(geometry, within, unit, count, must_include)

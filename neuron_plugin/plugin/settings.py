@@ -78,7 +78,7 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     topology_policy: Annotated[
         TopologyPolicy,
         Meta(
-            description="unlinked devices on a pod without an assignment: preferred serves and reports, required refuses"
+            description="unlinked devices for a pod without assignment: preferred serves and reports, required refuses"
         ),
     ] = TopologyPolicy.PREFERRED
     visible_devices_env: Annotated[
