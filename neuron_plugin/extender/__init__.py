@@ -11,12 +11,3 @@ from neuron_plugin.extender.scheduler_config import (
     scheduler_configuration,
 )
 from neuron_plugin.extender.settings import ExtenderSettings, check
-
-__all__ = [
-    "DEFAULT_SCHEDULER",
-    "SECOND_SCHEDULER",
-    "ExtenderEndpoint",
-    "ExtenderSettings",
-    "check",
-    "scheduler_configuration",
-]

@@ -21,35 +21,3 @@ from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.simulation.node_tree import SimulationError
 from neuron_plugin.simulation.node_writer import write_char_node
 from neuron_plugin.simulation.scheduler import ExtenderCallError, SimulatedScheduler
-
-__all__ = [
-    "EVENTS",
-    "LEASES",
-    "NODES",
-    "NODE_NAME",
-    "PODS",
-    "SOCKET_NAME",
-    "AdmittedContainer",
-    "AdmittedPod",
-    "AllocationError",
-    "ApiObjects",
-    "Container",
-    "ExtenderCallError",
-    "JsonObject",
-    "KubeletOptions",
-    "PluginCallError",
-    "Pod",
-    "PodRejectedError",
-    "Refusal",
-    "SimulatedApiServer",
-    "SimulatedCluster",
-    "SimulatedKubelet",
-    "SimulatedNode",
-    "SimulatedPod",
-    "SimulatedScheduler",
-    "SimulationError",
-    "Target",
-    "parse_path",
-    "write_char_node",
-    "write_node",
-]

@@ -14,25 +14,3 @@ from neuron_plugin.topology.geometry import (
 from neuron_plugin.topology.instances import BLOCKS, Catalogue, InstanceType, catalogue, geometry_of
 from neuron_plugin.topology.links import TORUS_SIDE, links_of
 from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
-
-__all__ = [
-    "BLOCKS",
-    "MOST_CORES_PER_DEVICE",
-    "MOST_DEVICES",
-    "MOST_SHAPES",
-    "NO_CORES",
-    "TORUS_SIDE",
-    "Catalogue",
-    "CoreMask",
-    "DeviceId",
-    "Geometry",
-    "InstanceType",
-    "Topology",
-    "Unit",
-    "catalogue",
-    "cores_in",
-    "geometry_of",
-    "links_of",
-    "valid_counts",
-    "valid_sets",
-]
