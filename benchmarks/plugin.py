@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-from neuron_plugin.plugin.health_rules import HealthRules
+from neuron_plugin.plugin.health import HealthRules
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
