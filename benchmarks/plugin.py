@@ -28,11 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-from neuron_plugin.plugin.health import HealthRules
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
+from neuron_plugin.plugin.health import HealthRules
 from neuron_plugin.simulation import Container, Pod, SimulatedNode, write_node
 from neuron_plugin.simulation.kubelet_plugins import PluginConnection
 from tests.support.api_server import StandInApiServer

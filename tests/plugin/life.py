@@ -13,7 +13,8 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from random import Random
 
 from neuron_plugin.allocation import (
@@ -127,8 +128,8 @@ class Plugin:
             if life.mode.sees_processes and pod.opened:
                 devices = life.inventory.geometry.devices_touched(life.logical(pod.mask))
                 node.hold_down(PodUid(pod.uid), life.inventory.geometry.devices_mask(devices), "unknown pod")
-            elif pod.used and not self.knows(pod):
-                pod.unseen = True
+            elif (pod.used or (pod.removed and pod.given)) and not self.knows(pod):
+                pod.unseen = True  # a removed one may start all the same, and has no process yet that says so
             if life.kubelet.file.fault and not pod.initialized and len(pod.containers) > 1:
                 pod.unseen = True  # PodResources does not list what plain init containers have
         node.advertise()
@@ -612,7 +613,8 @@ class Life:
         if not (self.kubelet.up and self.api.up and self.mode.cluster):
             return
         free = self.inventory.healthy_mask & ~self.logical(
-            sum(pod.mask for pod in self.pods) | sum(mask for _, mask in self._freed)
+            reduce(or_, (pod.used | pod.mask_of_all_given for pod in self.pods), 0)
+            | reduce(or_, (mask for _, mask in self._freed), 0)
         )
         devices = ids_of(self.inventory.geometry, Unit.DEVICE, free)
         resource = self.chance.choice((Resource.NEURON, Resource.NEURONDEVICE))
