@@ -133,7 +133,7 @@ async def test_p44_a_list_that_gets_no_answer_is_given_up_at_the_deadline(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with a_watch(tmp_path, "a", deadline_seconds=0.1) as watched:
-        watched.server.fail(Fault(Match("GET", "/pods"), delay_seconds=600))
+        watched.server.fail(Fault(Match("GET", "/pods", watch=False), delay_seconds=600))
         async with asyncio.timeout(5):
             await watched.watch.list_pods()
         assert watched.names() == {"a"}
