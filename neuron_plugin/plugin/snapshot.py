@@ -63,11 +63,10 @@ def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], hold_down_se
     ``populated`` says of the pods in ``pods_to_look_at`` whether a process of their cgroup lives, and None where that
     cannot be seen; ``hold_down_seconds`` is the time that has to do then.
     """
-    over, alone, now = _over(inputs), pods_of_kubelet_alone(inputs), inputs.now
+    over, now = _over(inputs), inputs.now
     hold_downs = [one for one in inputs.hold_downs if _holds(one, inputs, populated)]
     for uid in dict.fromkeys(key.uid for key in over):
         stopped, alive = all(over[key] for key in over if key.uid == uid), populated.get(uid)
-        forgotten = uid in alone and alive is False  # of these the kubelet mostly forgets what has stopped
         if stopped and not alive:
             continue
         pod = inputs.reference(uid)
@@ -79,7 +78,7 @@ def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], hold_down_se
                 mask=mask,
                 since=now,
                 not_before=now if stopped else now + VANISHED_SECONDS,
-                advertised_from=now + SANDBOX_SECONDS if stopped or forgotten else now,
+                advertised_from=now if not stopped and alive is not False else now + SANDBOX_SECONDS,
                 until=now + hold_down_seconds,
                 reason=f"processes of {named(pod)}, which has ended, may still use it",
             )

@@ -112,6 +112,14 @@ class Plugin:
         snapshot = self.node.snapshot
         return snapshot is not None and is_explained(snapshot.inputs, PodUid(pod.uid))
 
+    def knows_what_it_has(self, pod: LifePod, mask: int) -> bool:
+        """Whether these logical cores are on record for the pod."""
+        snapshot, found = self.node.snapshot, 0
+        for key, entry in self.node.recorded.entries.items():
+            if snapshot and key.uid == pod.uid:
+                found |= entry.on(snapshot.inventory, snapshot.inputs.reference(key.uid)).mask
+        return not mask & ~found
+
     def kill(self) -> None:
         for task in self._tasks:
             task.cancel()
@@ -243,7 +251,7 @@ class Life:
     def _excuse(self, pod: LifePod, why: str) -> None:
         """What a pod has is known to nobody but the kubelet, whose record could not be read: a fault too many."""
         given_away = any(other.mask & pod.mask for other in self.pods if other is not pod)
-        unknown = self.plugin is None or not self.plugin.knows(pod)
+        unknown = self.plugin is None or not self.plugin.knows_what_it_has(pod, self.logical(pod.mask))
         if (unknown or given_away) and self._loop.time() - self._hidden_until < 120:
             self.seen[why] += 1
             pod.unseen = True
@@ -718,6 +726,8 @@ class Life:
             recounted = pod.core_size != self.inventory.logical_core_size
             if not self.mode.cluster or not entry or recounted or len(pod.given) < len(pod.containers):
                 continue
+            if self.kubelet.file.fault and any(spec.kind is ContainerKind.INIT for spec in pod.containers):
+                continue  # PodResources does not list plain init containers, and half an assignment is not written
             assigned = assigned_allocations(neuron_pod(entry[1]), self.inventory.geometry)
             found = () if isinstance(assigned, Rejection) else assigned
             said = {one.container: physical(self.inventory, one.mask) for one in found}

@@ -323,6 +323,14 @@ def test_a_static_pod_that_the_kubelet_forgot_is_held_down_while_its_processes_l
     assert not settled(held, now=20.0).hold_downs
 
 
+def test_a_pod_that_vanished_and_has_no_process_delays_admissions_and_shows_no_unhealthy_device() -> None:
+    before = inputs(recorded=[entry(A, "app", NEURON, 3)], listed_at=9.9)
+    (quiet,) = settled(before, a=False).hold_downs
+    assert quiet.advertised_from == 10.0 + SANDBOX_SECONDS > quiet.not_before
+    (alive,) = settled(before, a=True).hold_downs
+    assert alive.advertised_from == 10.0
+
+
 def test_a_static_pod_that_the_kubelet_forgot_before_it_started_holds_admissions_for_a_moment() -> None:
     held = settled(forgotten(inputs(recorded=[entry(STATIC_UID, "app", NEURON, 3)]), STATIC_UID))
     assert held.hold_downs
