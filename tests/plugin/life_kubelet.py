@@ -110,6 +110,7 @@ class Kubelet:
         self.agents_list = 0.0
         """How likely another client lists PodResources in the middle of an Allocate."""
         self.admitting: LifePod | None = None
+        self._unwritten: tuple[LifePod, str] | None = None
         self.inventory: Callable[[], NodeInventory]
         self._chance = chance
         self._api = api
@@ -165,6 +166,10 @@ class Kubelet:
         for task in self._tasks:
             task.cancel()
         self.admitting = None
+        if self._unwritten:  # a container starts after the write only, also one that starts again in a running pod
+            pod, container = self._unwritten
+            pod.given.pop(container, None)
+            self._unwritten = None
         for pod in self.pods.values():
             if not pod.processes:
                 pod.given = {}
@@ -372,7 +377,11 @@ class Kubelet:
             self._note(f"gave {pod} {spec.name} {spec.kind.value} {resource} {sorted(ids, key=int)}")
             self._given()
         if recorded:
-            await self._write()
+            self._unwritten = pod, spec.name
+            try:
+                await self._write()
+            finally:
+                self._unwritten = None
         manager.offer_for_reuse(pod.uid, spec.name, spec.kind)
 
     async def _preferred(self, selection: Selection) -> Sequence[str]:
