@@ -357,6 +357,12 @@ class Inputs:
         pod = self.pods.by_kubelet_uid.get(uid)
         return pod.reference if pod else PodReference(uid, "", "")
 
+    def uid_of(self, answer: PendingAnswer) -> PodUid:
+        """The kubelet's UID of the pod that was answered; one that stands for an unknown pod where it is not known."""
+        uid = answer.on(self.inventory).pod.uid
+        pod = self.pods.pods.get(uid)
+        return pod.kubelet_uid if pod else uid
+
     @property
     def held_down_mask(self) -> CoreMask:
         """Every core that a hold-down keeps back."""

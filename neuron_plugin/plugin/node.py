@@ -18,6 +18,7 @@ from neuron_plugin.backoff import steady_seconds
 from neuron_plugin.kubelet import Advertisement, Checkpoint, CheckpointError, PodDevices
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
+    PENDING,
     AllocationKey,
     HoldDown,
     Inputs,
@@ -257,8 +258,8 @@ class Node:
                 self.changed.set()
 
     def is_populated(self, uid: PodUid) -> bool | None:
-        """Whether a process of the pod lives; None where that cannot be seen, as of a pod known by its name alone."""
-        return None if "/" in uid else self._cgroups.is_populated(uid)
+        """Whether a process of the pod lives; None where that cannot be seen, or where the pod's UID is not known."""
+        return None if "/" in uid or uid.startswith(PENDING) else self._cgroups.is_populated(uid)
 
     # What goes to the kubelet.
 

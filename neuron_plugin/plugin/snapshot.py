@@ -46,7 +46,7 @@ from neuron_plugin.plugin.inputs import (
     RecordedAllocation,
     made_by_api_server,
 )
-from neuron_plugin.topology import CoreMask, Unit, valid_sets
+from neuron_plugin.topology import NO_CORES, CoreMask, Unit, valid_sets
 
 VANISHED_SECONDS = 2.0
 """How long cores of a pod that was not seen to stop are held down at least: a container of it may be starting."""
@@ -64,13 +64,25 @@ def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], hold_down_se
     cannot be seen; ``hold_down_seconds`` is the time that has to do then.
     """
     over, now = _over(inputs), inputs.now
+    lost = [one for one in inputs.pending if _is_never_recorded(one, inputs)]
+    pending = tuple(one for one in inputs.pending if one not in lost and one.reply.id not in inputs.recorded.reply_ids)
     hold_downs = [one for one in inputs.hold_downs if _holds(one, inputs, populated)]
-    for uid in dict.fromkeys(key.uid for key in over):
-        stopped, alive = all(over[key] for key in over if key.uid == uid), populated.get(uid)
+    ended: dict[PodUid, tuple[PodReference, CoreMask, bool]] = {}
+    for key, stopped in over.items():
+        pod, mask, _ = ended.get(key.uid, (inputs.reference(key.uid), NO_CORES, stopped))
+        mask = CoreMask(mask | inputs.recorded.entries[key].on(inputs.inventory, pod).mask)
+        ended[key.uid] = pod, mask, stopped
+    for one in lost:
+        allocation, uid = one.on(inputs.inventory), inputs.uid_of(one)
+        _, mask, _ = ended.get(uid, (allocation.pod, NO_CORES, False))
+        ended[uid] = allocation.pod, CoreMask(mask | allocation.mask), False
+    for uid, (pod, mask, stopped) in ended.items():
+        alive = populated.get(uid)
         if stopped and not alive:
             continue
-        pod = inputs.reference(uid)
-        mask = mask_union(inputs.recorded.entries[key].on(inputs.inventory, pod) for key in over if key.uid == uid)
+        reason = f"processes of {named(pod)}, which has ended, may still use it"
+        if uid.startswith(PENDING):
+            reason = "the kubelet did not record the pod that was given it, whose processes may still use it"
         hold_downs.append(
             HoldDown(
                 uid=uid,
@@ -80,10 +92,9 @@ def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], hold_down_se
                 not_before=now if stopped else now + VANISHED_SECONDS,
                 advertised_from=now if not stopped and alive is not False else now + SANDBOX_SECONDS,
                 until=now + hold_down_seconds,
-                reason=f"processes of {named(pod)}, which has ended, may still use it",
+                reason=reason,
             )
         )
-    pending = tuple(one for one in inputs.pending if not _is_settled(one, inputs))
     if not over and len(pending) == len(inputs.pending) and len(hold_downs) == len(inputs.hold_downs):
         return inputs
     return replace(inputs, recorded=inputs.recorded.without(over), pending=pending, hold_downs=tuple(hold_downs))
@@ -108,7 +119,8 @@ def with_lost_records(inputs: Inputs) -> Inputs:
 
 def pods_to_look_at(inputs: Inputs) -> frozenset[PodUid]:
     """The pods whose cgroups decide something now."""
-    return frozenset({key.uid for key in _over(inputs)} | {one.uid for one in inputs.hold_downs})
+    answered = {inputs.uid_of(one) for one in inputs.pending if _is_never_recorded(one, inputs)}
+    return frozenset({key.uid for key in _over(inputs)} | {one.uid for one in inputs.hold_downs} | answered)
 
 
 def pods_of_kubelet_alone(inputs: Inputs) -> frozenset[PodUid]:
@@ -490,11 +502,14 @@ def _holds(one: HoldDown, inputs: Inputs, populated: Mapping[PodUid, bool | None
     return alive
 
 
-def _is_settled(one: PendingAnswer, inputs: Inputs) -> bool:
-    """Whether an answer is in the kubelet's record, or certainly will never be."""
+def _is_never_recorded(one: PendingAnswer, inputs: Inputs) -> bool:
+    """Whether an answer is not in the kubelet's record and certainly will never be.
+
+    It may have been: the kubelet forgets a pod that is removed during its admission, and that may start all the same.
+    """
     recorded = inputs.recorded
     if one.reply.id in recorded.reply_ids:
-        return True
+        return False
     if not recorded.unreadable:
         return recorded.rewritten_at >= one.doubtful_at
     may_be_init = any(

@@ -179,6 +179,16 @@ def test_p30_where_a_part_must_be_included_the_assignment_around_it_is_followed(
     assert preferred(before, NEURON, 4, must=[5]) == ROW1
 
 
+def test_an_assignment_with_only_a_part_of_what_must_be_included_is_not_followed() -> None:
+    node = inventory(INF2)
+    apart = assigned("a", init(2), app(4), sets=[[5, 6], [6, 7, 8, 9]], geometry=INF2)
+    before = inputs(apart, node=node, recorded=[entry(A, "init", NEURON, 5, 6, node=node)])
+    assert derive(before).waiting
+    ids = preferred(before, NEURON, 4, range(12), must=[5, 6])
+    assert {5, 6} < set(ids)
+    assert len(ids) == 4
+
+
 def test_p31_sets_that_wait_for_others_are_left_alone() -> None:
     before = inputs(assigned("a", app(4), sets=[ROW0]), pod("b", app(1)))
     assert not set(preferred(before, NEURON, 1)) & set(ROW0)
@@ -560,12 +570,35 @@ async def test_p60_an_allocate_waits_for_the_processes_of_an_ended_pod_within_it
 
 
 @pytest.mark.looptime
-async def test_an_answer_that_was_never_recorded_is_waited_out() -> None:
+async def test_p60_what_an_unknown_pod_was_given_that_was_never_recorded_rests_for_the_hold_down_and_no_longer() -> (
+    None
+):
     async with a_desk() as desk:
         await desk.allocate(NEURON, 1)
         await asyncio.sleep(0.5)
+        with pytest.raises(AllocationRefusedError, match="the kubelet did not record the pod that was given it"):
+            await desk.allocate(DEVICE, 1)
+        assert not desk.snapshot.inputs.pending
+        await asyncio.sleep(desk.node.options.hold_down_seconds)
         await desk.allocate(DEVICE, 1)
         assert [one.resource for one in desk.snapshot.inputs.pending] == [DEVICE]
+
+
+@pytest.mark.looptime
+async def test_p60_of_a_known_pod_that_was_never_recorded_the_cgroup_says_when_it_has_ended() -> None:
+    cgroups = FakeCgroups({A})
+    async with a_desk(assigned("a", app(1), sets=[[1]]), cgroups=cgroups) as desk:
+        await desk.allocate(NEURON, 1)
+        await asyncio.sleep(1.1)
+        desk.node.see_pods(desk.node.pods.without(A))
+        await desk.node.rewrite()
+        assert desk.snapshot.inputs.hold_downs
+        await asyncio.sleep(60)
+        desk.node.look_again()
+        assert [one.mask for one in desk.snapshot.inputs.hold_downs] == [devices(1)]
+        cgroups.alive = set()
+        desk.node.look_again()
+        assert not desk.snapshot.inputs.hold_downs
 
 
 @pytest.mark.looptime
