@@ -48,7 +48,7 @@ from neuron_plugin.plugin.allocator import RECONSIDER_SECONDS, Allocator
 from neuron_plugin.plugin.container import CDI_FILE_NAME, cdi_specification, container_style, write_cdi_specification
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.health_watch import HealthWatch
-from neuron_plugin.plugin.node import REWRITE_SECONDS, Node, NodeOptions
+from neuron_plugin.plugin.node import RECORD_SECONDS, REWRITE_SECONDS, Node, NodeOptions
 from neuron_plugin.plugin.node_inventory import node_inventory
 from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease
 from neuron_plugin.plugin.pod_watch import CONNECT_SECONDS, PodWatch
@@ -403,9 +403,18 @@ class NodeDaemon:
             self.node.hold_down(PodUid(uid), CoreMask(mask), f"processes of the unknown pod with UID {uid} use it")
 
     async def _publish_changes(self) -> None:
-        """Show the kubelet and the cluster what has changed; several changes of one moment go out once."""
+        """Show the kubelet and the cluster what has changed; several changes of one moment go out once.
+
+        A message makes the kubelet write its checkpoint. So its own write of the last answer comes first: a message
+        would delay it, and one that comes after the end of that pod would replace it before it is read.
+        """
         while True:
             await self.node.changed.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RECORD_SECONDS):
+                    while self.node.record_is_awaited:
+                        await asyncio.sleep(RECORD_SECONDS / 10)
+                        self.node.look_at_checkpoint()
             self.node.changed.clear()
             self.node.advertise()
             self.lease.serve(serving=any(server.registered.is_set() for server in self.servers))

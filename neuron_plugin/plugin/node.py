@@ -47,8 +47,8 @@ _NEVER_READ = object()
 
 REWRITE_SECONDS = 1.0
 """How long the kubelet may take to write its memory after a message of ours: some 2-30 ms where the disk is idle."""
-
-
+RECORD_SECONDS = 0.05
+"""How long the kubelet may take to record an answer, before anything else is sent to it."""
 UNKNOWN_SECONDS = 10.0
 """How long the kubelet is not shown what an unknown pod has open: the pods may not be listed yet."""
 
@@ -279,6 +279,12 @@ class Node:
     def list_is_due(self) -> bool:
         """Whether the API server has to be asked whether a recorded pod still exists."""
         return self._inputs is not None and list_is_due(self._inputs, self.clock())
+
+    @property
+    def record_is_awaited(self) -> bool:
+        """Whether the kubelet is about to record an answer."""
+        pending = self.snapshot.inputs.pending if self.snapshot else ()
+        return any(self.clock() - one.at < RECORD_SECONDS for one in pending)
 
     async def rewrite(self) -> bool:
         """Make the kubelet write its whole memory, and read it; whether a new file came.
