@@ -13,4 +13,4 @@ from neuron_plugin.topology.geometry import (
 )
 from neuron_plugin.topology.instances import BLOCKS, Catalogue, InstanceType, catalogue, family_of, geometry_of
 from neuron_plugin.topology.links import TORUS_SIDE, links_of
-from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
+from neuron_plugin.topology.sets import Unit, free_sets, valid_counts, valid_sets
