@@ -123,12 +123,19 @@ class Browser:
         """Wait until an expression is true in the page; what it gives."""
         try:
             async with asyncio.timeout(SECONDS):
-                while not (found := await self.value(script)):
+                while not (found := await self._evaluated(script)):
                     await asyncio.sleep(0.05)
         except TimeoutError:
             text = await self.value("document.body.innerText")
             raise AssertionError(f"never true: {script}; {self.problems}; the page reads:\n{text}") from None
         return found
+
+    async def _evaluated(self, script: str) -> Any:
+        """What an expression gives; None while the page is not that far."""
+        try:
+            return await self.value(script)
+        except AssertionError:
+            return None
 
     async def press(self, key: str) -> None:
         """Press and release one key."""

@@ -18,8 +18,8 @@ from tests.extender.world import World
 
 
 @asynccontextmanager
-async def site(world: World, token: str = "") -> AsyncIterator[str]:
-    """Gives the URL of the server."""
+async def site(world: World, token: str = "", port: int = 0) -> AsyncIterator[str]:
+    """Gives the URL of the server; ``port`` is one that an earlier server had, or any."""
     picture, monitor = Picture(token), Monitor(world.state, Readiness({}))
 
     async def decisions(_: web.Request) -> web.Response:
@@ -32,8 +32,8 @@ async def site(world: World, token: str = "") -> AsyncIterator[str]:
     app.add_routes([*monitor.routes(), *inspection_routes(world.state), *picture.routes(world.state)])
     app.add_routes([web.get("/decisions", decisions), web.get("/readyz", ready)])
     sampling = asyncio.create_task(picture.run(world.state), name="picture")
-    async with serving(app, "127.0.0.1", 0) as port:
-        yield f"http://127.0.0.1:{port}"
+    async with serving(app, "127.0.0.1", port) as served_port:
+        yield f"http://127.0.0.1:{served_port}"
         monitor.stop()
         sampling.cancel()
         with suppress(asyncio.CancelledError):

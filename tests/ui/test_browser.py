@@ -26,6 +26,7 @@ PICTURES = Path(__file__).resolve().parents[2] / "docs/pictures"
 WRITE = bool(os.environ.get("WRITE_PICTURES"))
 TRN1, INF2 = "trn1.32xlarge", "inf2.48xlarge"
 DEVICE, CORE = Resource.NEURON, Resource.NEURONCORE
+NAMES = "[...document.querySelectorAll('#nodes li:not([hidden]) strong')].map((each) => each.textContent).join()"
 LEAST_CONTRAST = 4.5
 """Of text, by WCAG 2.2 AA."""
 
@@ -34,7 +35,8 @@ LEAST_CONTRAST = 4.5
 async def browser() -> AsyncIterator[Browser]:
     async with Browser() as started:
         yield started
-        assert started.problems == []
+        # A server that a test has ended refuses connections, which the browser logs.
+        assert [each for each in started.problems if "net::ERR_" not in each] == []
 
 
 def small() -> World:
@@ -49,11 +51,6 @@ def small() -> World:
 
 def device(node: str, number: int) -> str:
     return f'document.querySelectorAll(`.card[href="#node/{node}"] .device`)[{number}]'
-
-
-def names(browser: Browser) -> str:
-    del browser
-    return "[...document.querySelectorAll('#nodes li:not([hidden]) strong')].map((each) => each.textContent).join()"
 
 
 async def test_pods_and_faults_show_without_a_reload_and_heal(browser: Browser) -> None:
@@ -82,20 +79,32 @@ async def test_pods_and_faults_show_without_a_reload_and_heal(browser: Browser) 
         assert await browser.value("window.same === document"), "nothing was loaded again"
 
 
+async def test_a_node_is_shown_once_its_hardware_is_known(browser: Browser) -> None:
+    world = small()
+    world.show_node({"metadata": {"name": "late", "uid": "1"}})
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/")
+        await browser.until(f"{NAMES} === 'inf2-a,trn1-a,trn1-b'")
+        world.node("late", INF2)
+        await browser.until(f"{NAMES} === 'inf2-a,late,trn1-a,trn1-b'")
+        world.show_node({"metadata": {"name": "late", "uid": "1"}})
+        await browser.until(f"{NAMES} === 'inf2-a,trn1-a,trn1-b'")
+
+
 async def test_nodes_are_sorted_filtered_and_coloured_as_chosen(browser: Browser) -> None:
     world = small()
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
-        await browser.until(f"{names(browser)} === 'inf2-a,trn1-a,trn1-b'")
+        await browser.until(f"{NAMES} === 'inf2-a,trn1-a,trn1-b'")
         await browser.choose("#sort", "use")
-        await browser.until(f"{names(browser)} === 'trn1-a,inf2-a,trn1-b'")
+        await browser.until(f"{NAMES} === 'trn1-a,inf2-a,trn1-b'")
         await browser.choose("#type", INF2)
-        await browser.until(f"{names(browser)} === 'inf2-a'")
+        await browser.until(f"{NAMES} === 'inf2-a'")
         await browser.choose("#type", "")
         await browser.press("/")
         for key in "serve":
             await browser.press(key)
-        await browser.until(f"{names(browser)} === 'trn1-a'")
+        await browser.until(f"{NAMES} === 'trn1-a'")
         before = await browser.value(f"{device('trn1-a', 0)}.style.fill")
         await browser.choose("#colour", "health")
         await browser.until(f"{device('trn1-a', 0)}.style.fill !== {json.dumps(before)}")
@@ -192,22 +201,16 @@ async def test_use_over_time_is_drawn_and_can_be_downloaded(browser: Browser) ->
         assert "<pattern" in text
 
 
-async def test_a_lost_connection_is_said_and_a_new_one_lists_again(browser: Browser) -> None:
+async def test_the_page_says_that_the_extender_is_away_and_goes_on_when_it_is_back(browser: Browser) -> None:
     world = small()
     async with site(world) as url:
         await browser.open(f"{url}/ui/")
         await browser.until("document.getElementById('connection').textContent === 'live'")
-        await browser.call(
-            "Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0
-        )
-        await browser.until("document.getElementById('connection').textContent.startsWith('not live')")
-        world.held("meanwhile", "trn1-b", DEVICE, "0")
-        await browser.call(
-            "Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1
-        )
+    await browser.until("document.getElementById('connection').textContent.startsWith('not live')")
+    world.held("meanwhile", "trn1-b", DEVICE, "0")
+    async with site(world, port=int(url.rpartition(":")[2])):
         await browser.until(f"{device('trn1-b', 0)}.dataset.state === 'used'")
         await browser.until("document.getElementById('connection').textContent === 'live'")
-        browser.problems[:] = [each for each in browser.problems if "ERR_INTERNET_DISCONNECTED" not in each]
 
 
 async def test_names_from_outside_are_shown_as_text(browser: Browser) -> None:

@@ -35,7 +35,7 @@ export function ranges(numbers) {
 export function paint(key) {
   let hash = 0x811c9dc5; // FNV-1a
   for (const character of key) hash = Math.imul(hash ^ character.codePointAt(0), 0x01000193) >>> 0;
-  hash ^= hash >>> 15;
+  hash = (hash ^ (hash >>> 15)) >>> 0;
   return pattern(COLOURS[hash % COLOURS.length], MARKS[(hash >>> 8) % MARKS.length]);
 }
 

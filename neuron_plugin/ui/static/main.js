@@ -16,13 +16,12 @@ const lost = new Map();
 let ordered = false;
 let due = false;
 
-const nodes = new Collection("neuronnodes", (object, before) => touch((object || before).metadata.name, object, before), connection);
+const nodes = new Collection("neuronnodes", (object, before) => touch((object || before).metadata.name), connection);
 const pods = new Collection("neuronpods", () => draw(), connection);
 const detail = new Detail(at("detail"));
 
-function touch(name, object, before) {
+function touch(name) {
   dirty.add(name);
-  if (!object || !before) ordered = false;
   draw();
 }
 
@@ -69,6 +68,7 @@ function drawCard(name) {
     const link = html("a", { class: "card", href: `#node/${encodeURIComponent(name)}` }, html("strong", {}, name), drawn.root, about, state);
     card = { item: html("li", {}, link), link, drawn, about, state, shape };
     cards.set(name, card);
+    ordered = false;
   }
   update(card.drawn, node, at("colour").value);
   card.counts = countsOf(node);

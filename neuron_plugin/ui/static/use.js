@@ -76,7 +76,8 @@ const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString();
 export function downloadUse() {
   const copy = document.querySelector("#use svg").cloneNode(true);
   copy.prepend(document.querySelector("#patterns defs").cloneNode(true));
-  for (const text of copy.querySelectorAll("text")) text.setAttribute("style", "font: 11px sans-serif");
+  copy.setAttribute("font-family", "sans-serif");
+  copy.setAttribute("font-size", "11");
   const blob = new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" });
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);
