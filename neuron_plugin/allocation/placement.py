@@ -327,7 +327,7 @@ class _Packing:
         self._dead: set[tuple[int, int, int]] = set()
 
     def solve(self, index: int, free: int, above: int) -> tuple[CoreMask, ...] | None:
-        """Sets for the parts from ``index`` on; the first is a mask above ``above``, as its like before was."""
+        """Sets for the parts from ``index`` on; equal parts get theirs in ascending order, above ``above``."""
         if index == len(self._demands):
             return ()
         if (index, free, above) in self._dead:

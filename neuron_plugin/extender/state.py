@@ -379,6 +379,9 @@ class ClusterState:
     ``nodes`` by name, live ``pods`` that ask for Neuron as the watch shows them, and pods that binds have ``assumed``
     and the watch has not shown yet; ``capacities`` by node name, where a subscript with an unknown name gives
     ``UNKNOWN_NODE``. ``version`` is the one before the first of ``changes``.
+
+    ``renewals`` has by node name when its plugin last renewed its Lease, as the Lease says. It is for people. A renewal
+    is no change of the state: on a large cluster thousands a second would leave no room for others in ``changes``.
     """
 
     def __init__(self, version: int = 0) -> None:
@@ -389,6 +392,7 @@ class ClusterState:
         self._assumed: dict[PodUid, AssumedPod] = {}
         self._by_node: defaultdict[str, dict[PodUid, None]] = defaultdict(dict)
         self._stale: frozenset[str] = frozenset()
+        self.renewals: dict[str, str] = {}
         self.nodes: Mapping[str, NodeInfo] = MappingProxyType(self._nodes)
         self.capacities: Mapping[str, Capacity | Rejection] = self._capacities
         self.pods: Mapping[PodUid, NeuronPod] = MappingProxyType(self._pods)
