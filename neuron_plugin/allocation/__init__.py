@@ -79,7 +79,13 @@ from neuron_plugin.allocation.placement import (
     why_not,
 )
 from neuron_plugin.allocation.pod import NeuronPod, PodObject, asks_for_neuron, assigned_allocations, neuron_pod
-from neuron_plugin.allocation.rejection import INVALID_REQUEST, NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT, Rejection
+from neuron_plugin.allocation.rejection import (
+    INVALID_REQUEST,
+    NO_ASSIGNMENT,
+    UNREADABLE_ASSIGNMENT,
+    WRONG_PRODUCT,
+    Rejection,
+)
 from neuron_plugin.allocation.requests import (
     Amounts,
     ContainerKind,
