@@ -28,7 +28,7 @@ from neuron_plugin.allocation.assignment import (
     read_assignment,
     write_assignment,
 )
-from neuron_plugin.allocation.cost import cost, costs
+from neuron_plugin.allocation.cost import cost, costs, tie_rank
 from neuron_plugin.allocation.decision_log import (
     REMEMBERED,
     DecisionLog,

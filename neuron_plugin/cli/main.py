@@ -19,7 +19,7 @@ COMMANDS = {
     "decisions": "show what the plugin of this node chose lately, what else there was, and why",
     "doctor": "find out what is wrong with this node, and what to do about it",
     "explain": "say for each node why a pod fits it or not",
-    "simulate": "write a simulated machine into a directory, and put faults into it",
+    "simulate": "write a simulated machine into a directory and break it; compare policies on a cluster on paper",
     "run": "serve this node's Neuron devices to its kubelet (the daemon)",
     "extender": "serve kube-scheduler as its extender (a daemon, once or twice a cluster)",
     "scheduler-config": "print a kube-scheduler configuration that uses the extender",

@@ -39,6 +39,12 @@ class InstanceType:
     block_sizes: tuple[int, ...] = ()
     numa_nodes: tuple[int, ...] = ()
 
+    @property
+    def geometry(self) -> Geometry:
+        """That of a complete machine with the default LNC."""
+        cores = self.cores_per_device // self.logical_core_size
+        return Geometry(self.name, self.topology, self.devices, cores, self.block_sizes)
+
 
 Catalogue = Mapping[str, InstanceType]
 
