@@ -20,10 +20,11 @@ from neuron_plugin.cli.command import (
     show,
     table,
 )
+from neuron_plugin.cli.simulate_cluster import add_cluster_command
 from neuron_plugin.hardware import ResetState
 from neuron_plugin.inspection import plural, ranges
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.topology import Catalogue, Geometry, Unit, valid_counts
+from neuron_plugin.topology import Catalogue, Unit, valid_counts
 
 if TYPE_CHECKING:
     from neuron_plugin.simulation import SimulatedNode
@@ -64,7 +65,7 @@ _CORE_ERRORS = ("hw_error", "hw_nc_ue_error", "hw_hbm_ue_error", "hw_dma_abort_e
 
 
 def add_flags(parser: Parser) -> None:
-    """The three actions."""
+    """The four actions."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
     types = add_command(actions, "types", run_types, summary="list the instance types that can be simulated")
     add_output_flag(types)
@@ -90,6 +91,7 @@ def add_flags(parser: Parser) -> None:
         group = kind.add_mutually_exclusive_group(required=True) if name == "attribute" else kind
         for argument in arguments.split():
             (group if argument.startswith("--") else kind).add_argument(argument, **ARGUMENTS[argument])
+    add_cluster_command(actions)
 
 
 def known_types(name: str, file: Path | None = None) -> Catalogue:
@@ -109,8 +111,6 @@ def run_types(arguments: Namespace) -> int:
     """List the instance types that are known."""
     found, rows = [], []
     for _, each in sorted(load_catalogue(arguments.instance_types).items()):
-        cores = each.cores_per_device // each.logical_core_size
-        geometry = Geometry(each.name, each.topology, each.devices, cores, each.block_sizes)
         report = {
             "name": each.name,
             "devices": each.devices,
@@ -119,7 +119,7 @@ def run_types(arguments: Namespace) -> int:
             "logicalCoreSize": each.logical_core_size,
             "memoryGibPerDevice": each.memory_gib,
             "topology": each.topology.value,
-            "deviceCounts": (counts := valid_counts(geometry, Unit.DEVICE)),
+            "deviceCounts": (counts := valid_counts(each.geometry, Unit.DEVICE)),
         }
         found.append(report)
         cells = report | {"memoryGibPerDevice": f"{each.memory_gib}Gi", "deviceCounts": ranges(counts)}
