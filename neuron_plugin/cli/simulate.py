@@ -88,6 +88,7 @@ def add_flags(parser: Parser) -> None:
     fault = add_command(actions, "fault", run_fault, summary=summary, examples=FAULT_EXAMPLES)
     fault.add_argument("directory", type=Path, metavar="DIR", help="a directory that 'simulate node' wrote")
     add_faults(fault, run_fault)
+    add_cluster_command(actions)
 
 
 def add_faults(parser: Parser, run: Run) -> None:
@@ -98,7 +99,6 @@ def add_faults(parser: Parser, run: Run) -> None:
         group = kind.add_mutually_exclusive_group(required=True) if name == "attribute" else kind
         for argument in arguments.split():
             (group if argument.startswith("--") else kind).add_argument(argument, **ARGUMENTS[argument])
-    add_cluster_command(actions)
 
 
 def known_types(name: str, file: Path | None = None) -> Catalogue:
