@@ -50,6 +50,12 @@ class InstanceType:
         memory = (("memory", self.memory_gib * 1024),) if self.memory_gib else ()
         return (*memory, *self.amounts)
 
+    @property
+    def geometry(self) -> Geometry:
+        """That of a complete machine with the default LNC."""
+        cores = self.cores_per_device // self.logical_core_size
+        return Geometry(self.name, self.topology, self.devices, cores, self.block_sizes)
+
 
 Catalogue = Mapping[str, InstanceType]
 
