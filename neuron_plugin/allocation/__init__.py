@@ -63,6 +63,7 @@ from neuron_plugin.allocation.narrowing import (
     NO_FACTS,
     DeviceFacts,
     amounts_used,
+    constraint_not_kept,
     device_facts,
     has_preference,
     is_constrained,

@@ -183,12 +183,12 @@ async def test_an_unknown_product_is_an_error_that_lists_the_known_ones(cluster:
 
 async def test_allowed_denied_and_preferred_devices_decide_within_a_node(cluster: Cluster) -> None:
     await cluster.node("node", TRN1)
-    for name, constraints in (
-        ("allowed", {"allow_devices": "7"}),
-        ("denied", {"deny_devices": "0-6,8-14"}),
-        ("preferred", {"prefer_devices": "9,3"}),
+    for name, manifest in (
+        ("allowed", limited("allowed", allow_devices="7")),
+        ("denied", limited("denied", deny_devices="0-6,8-14")),
+        ("preferred", limited("preferred", prefer_devices="9,3")),
     ):
-        assert (await cluster.schedule(limited(name, **constraints))).node == "node"
+        assert (await cluster.schedule(manifest)).node == "node", name
     assert [cluster.ids(name) for name in ("allowed", "denied", "preferred")] == ["7", "15", "3"]
     again = await cluster.schedule(limited("again", allow_devices="7"))
     expected = "1 No free linked set of 1 Neuron devices among the devices that the pod allows"
