@@ -24,7 +24,7 @@ from neuron_plugin.allocation.rejection import (
     amount_unknown,
 )
 from neuron_plugin.allocation.requests import Amounts, ContainerKind, ContainerRequest, PodRequest
-from neuron_plugin.topology import MOST_SHAPES, CoreMask, Geometry, InstanceType, Unit, family_of
+from neuron_plugin.topology import MOST_SHAPES, NO_CORES, CoreMask, Geometry, InstanceType, Unit, family_of
 
 ByDevice = tuple[tuple[str, tuple[int, ...]], ...]
 """Amounts by name, and for each a number per device."""
@@ -35,13 +35,15 @@ class DeviceFacts:
     """What constraints ask about the devices of a node, which are all of one product.
 
     ``names`` are the product and its family in lower case. ``amounts`` is what each device has. ``used`` is what pods
-    have of it, and is empty where no pod on the node asked for any.
+    have of it, and is empty where no pod on the node asked for any. ``disabled_mask`` are cores that could be
+    handed out if an operator had not disabled their devices.
     """
 
     names: frozenset[str] = frozenset()
     numa_nodes: tuple[int, ...] = ()
     amounts: Amounts = ()
     used: ByDevice = ()
+    disabled_mask: CoreMask = NO_CORES
 
     @property
     def unused(self) -> DeviceFacts:

@@ -77,6 +77,7 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("simulate types", TYPES),
     ("types", TYPES["types"][0]),
     ("simulate node", NODE),
+    ("cordon", ["version", "node", "disabledBefore", "disabled"]),
     ("uninstall-node", ["version", "cleared"]),
 ]
 
