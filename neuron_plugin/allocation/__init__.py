@@ -35,7 +35,7 @@ from neuron_plugin.allocation.constraints import (
     PREFIX,
     Constraints,
 )
-from neuron_plugin.allocation.cost import cost, costs
+from neuron_plugin.allocation.cost import cost, costs, tie_rank
 from neuron_plugin.allocation.decision_log import (
     REMEMBERED,
     DecisionLog,
@@ -67,7 +67,9 @@ from neuron_plugin.allocation.narrowing import (
     DeviceFacts,
     amounts_used,
     device_facts,
+    has_preference,
     is_constrained,
+    usable_mask,
 )
 from neuron_plugin.allocation.placement import (
     ContainerSet,

@@ -50,6 +50,7 @@ NEEDS_MORE = {
     "cordon",
     "uncordon",
     "demo",
+    "playground",
 }
 """Commands that need a cluster or a running daemon, or take long and are run elsewhere: their arguments are parsed."""
 
