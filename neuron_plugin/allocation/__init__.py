@@ -45,10 +45,13 @@ from neuron_plugin.allocation.decision_log import (
     explain_decision,
 )
 from neuron_plugin.allocation.inventory import (
+    DISABLE_KEY,
+    DISABLED_REASON,
     INVENTORY_KEY,
     LONGEST_WORD,
     InventoryError,
     NodeInventory,
+    disabled_devices,
     read_inventory,
     write_inventory,
 )

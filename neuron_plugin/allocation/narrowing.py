@@ -46,13 +46,15 @@ class DeviceFacts:
     """What constraints ask about the devices of a node, which are all of one product.
 
     ``names`` are the product and its family in lower case. ``amounts`` is what each device has. ``used`` is what pods
-    have of it, and is empty where no pod on the node asked for any.
+    have of it, and is empty where no pod on the node asked for any. ``disabled_mask`` are cores that could be
+    handed out if an operator had not disabled their devices.
     """
 
     names: frozenset[str] = frozenset()
     numa_nodes: tuple[int, ...] = ()
     amounts: Amounts = ()
     used: ByDevice = ()
+    disabled_mask: CoreMask = NO_CORES
 
     @property
     def unused(self) -> DeviceFacts:

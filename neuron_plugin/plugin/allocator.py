@@ -190,10 +190,8 @@ def answer_for(
             shared = format_ids(number for number in ids if _mask(snapshot, resource, (number,)) & each.mask & mask)
             texts.append(f"{resource.value} {shared} is in use by {named(each.pod)} as {each.resource.value}")
         return Conflict("; ".join(dict.fromkeys(texts)))
-    if held := [one for one in snapshot.inputs.hold_downs if one.mask & mask & ~own]:
-        return Conflict(
-            "; ".join(dict.fromkeys(f"{resource.value} {format_ids(ids)} is held down: {one.reason}" for one in held))
-        )
+    if reasons := snapshot.kept_back(mask & ~own, snapshot.inputs.hold_downs):
+        return Conflict("; ".join(f"{resource.value} {format_ids(ids)} is held down: {reason}" for reason in reasons))
     reason = "the pod's init containers have some of them" if pod else "drawn by the kubelet and free"
     return Answer(mask, reason, pod, container)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import NeuronPod, NodeInventory, PodReference, PodUid, Resource, ids_of
+from neuron_plugin.allocation import DISABLED_REASON, NeuronPod, NodeInventory, PodReference, PodUid, Resource, ids_of
 from neuron_plugin.hardware import MISSING
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
@@ -829,6 +829,29 @@ def test_p71_an_unhealthy_device_is_unhealthy_under_the_name_it_is_in_use_by() -
     snapshot = derive(inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 1)], node=sick))
     assert reasons(snapshot, NEURON) == {"1": "sick"}
     assert reasons(snapshot, DEVICE) == {"1": "sick"}
+
+
+def test_a_disabled_device_is_unhealthy_under_every_name_and_not_chosen() -> None:
+    snapshot = derive(inputs(node=inventory(disabled=(3,))))
+    assert reasons(snapshot, NEURON) == reasons(snapshot, DEVICE) == {"3": DISABLED_REASON}
+    assert reasons(snapshot, CORE) == {"6": DISABLED_REASON, "7": DISABLED_REASON}
+    assert not snapshot.free_mask & devices(3)
+    assert snapshot.published_inventory == snapshot.inventory
+
+
+def test_who_has_a_disabled_device_keeps_it_and_its_status_shows_no_fault() -> None:
+    """Its id stays healthy, for the scheduler subtracts what is in use from what is healthy."""
+    node = inventory(disabled=(3,))
+    snapshot = derive(inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 3)], node=node))
+    assert reasons(snapshot, NEURON) == {}
+    assert reasons(snapshot, DEVICE) == {"3": "in use by pod default/a as aws.amazon.com/neuron"}
+    core = derive(inputs(pod("a", app(1, CORE)), recorded=[entry(A, "app", CORE, 6)], node=node))
+    assert reasons(core, CORE) == {"7": DISABLED_REASON}
+    assert not core.events
+
+
+def test_a_device_that_fails_while_it_is_disabled_is_unhealthy() -> None:
+    assert reasons(derive(inputs(node=inventory(disabled=(3,), unhealthy={3: "sick"})))) == {"3": "sick"}
 
 
 def test_p20_a_missing_device_is_listed_as_unhealthy() -> None:
