@@ -18,6 +18,7 @@ from neuron_plugin.allocation import (
     ALLOCATED_KEY,
     CORES_KEY,
     DEVICES_KEY,
+    DISABLE_KEY,
     INVENTORY_KEY,
     VENDOR_IDS_KEY,
     Rejection,
@@ -155,6 +156,13 @@ def test_p82_node_and_lease_are_described_under_the_names_of_the_code() -> None:
     assert prefixes == {f"{LABEL_PREFIX}/"}
     assert INVENTORY_KEY.startswith(f"{LABEL_PREFIX}/")
     assert f"'{LEASE_PREFIX}' + variables.node" in expressions(policy("device-plugin", "own-lease"))
+
+
+def test_p82_the_plugin_may_not_say_which_devices_are_disabled() -> None:
+    spec = policy("device-plugin", "own-node")
+    (keys,) = (each["expression"] for each in spec["variables"] if each["name"] == "operatorsAnnotations")
+    assert yaml.safe_load(keys) == [DISABLE_KEY]
+    assert expressions(spec).count("!(key in variables.operatorsAnnotations)") == 2, "neither set nor remove it"
 
 
 def test_p82_every_label_that_the_plugin_publishes_may_pass_the_fence() -> None:

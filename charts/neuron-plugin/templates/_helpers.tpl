@@ -96,6 +96,8 @@ request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][0].orValue(''
       ignoredByScheduler: false
     - name: aws.amazon.com/neuroncore
       ignoredByScheduler: false
+    - name: neuron-plugin.io/memory
+      ignoredByScheduler: true
 {{- end }}
 
 {{/* Where the plugin finds the host in its container; the doctor looks from there, too. */}}
