@@ -133,6 +133,9 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         str,
         Meta(description="node condition to keep: True while all devices are healthy, such as NeuronDevicesHealthy"),
     ] = ""
+    label_pods_on_sick_devices: Annotated[
+        bool, Meta(description="set the label neuron-plugin.io/device-unhealthy on pods while a device of theirs is so")
+    ] = False
     state_dir: Annotated[
         Path | None, Meta(description="where to keep which device errors are old; without, a restart forgets")
     ] = None

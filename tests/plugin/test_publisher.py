@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import INVENTORY_KEY, read_inventory
+from neuron_plugin.allocation import INVENTORY_KEY, UNHEALTHY_LABEL, read_inventory
 from neuron_plugin.cluster import NODES, ApiRequest, Response, UnreachableError
 from neuron_plugin.hardware import MISSING
 from neuron_plugin.plugin import publisher
 from neuron_plugin.plugin.inputs import HoldDown
 from neuron_plugin.plugin.publisher import PUBLISHED_LABELS, Publisher, WriteQueue, node_labels, publication, withdrawal
-from neuron_plugin.plugin.snapshot import PodEvent, derive
+from neuron_plugin.plugin.snapshot import PodEvent, Snapshot, derive
 from tests.plugin.world import (
     NEURON,
     TRN2,
@@ -338,6 +338,74 @@ def test_p83_the_memory_of_events_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     made = a_publisher()
     made.report(PodEvent(ref(name), "UnlinkedDevices", "text") for name in "abcd")
     assert [event.pod.name for event in made._events] == ["c", "d"]
+
+
+def on_sick(*sick: int, **fields: Any) -> Snapshot:
+    """Pod a has devices 0 and 1; these are unhealthy, for a reason of their own at each look."""
+    node = inventory(unhealthy={device: fields.pop("reason", "sick") for device in sick})
+    return derive(inputs(pod("a", app(2), **fields), node=node, recorded=[entry(A, "app", NEURON, 0, 1)]))
+
+
+def events_of(made: Publisher) -> list[tuple[str, str, str]]:
+    found = [body for subject, body in unsent(made).items() if subject.startswith("event")]
+    return [(body["reason"], body["type"], body["note"]) for body in found]
+
+
+def test_a_pod_learns_once_which_of_its_devices_became_unhealthy_and_healthy_again() -> None:
+    made = a_publisher()
+    for snapshot in (
+        on_sick(7),
+        on_sick(1),
+        on_sick(1, reason="sick, and more so"),
+        on_sick(0, 1),
+        on_sick(0),
+        on_sick(),
+    ):
+        made.publish(snapshot)
+    assert events_of(made) == [
+        ("NeuronDeviceUnhealthy", "Warning", "neuron device 1 of this pod is unhealthy: sick. The pod keeps it"),
+        ("NeuronDeviceUnhealthy", "Warning", "neuron device 0 of this pod is unhealthy: sick. The pod keeps it"),
+        ("NeuronDeviceHealthy", "Normal", "neuron devices 1 of this pod are healthy again"),
+        ("NeuronDeviceHealthy", "Normal", "neuron devices 0 of this pod are healthy again"),
+    ]
+
+
+def test_a_pod_whose_device_fails_a_second_time_learns_of_it_again() -> None:
+    made, written = a_publisher(), []
+    for snapshot in (on_sick(1), on_sick(), on_sick(1)):
+        made.publish(snapshot)
+        written.append([reason for reason, *_ in events_of(made)])
+        made.queue._unsent.clear()
+    assert written == [["NeuronDeviceUnhealthy"], ["NeuronDeviceHealthy"], ["NeuronDeviceUnhealthy"]]
+
+
+def test_a_pod_that_has_ended_is_not_written_to() -> None:
+    made = a_publisher()
+    made.publish(on_sick(1))
+    before = len(events_of(made))
+    made.publish(derive(inputs()))
+    assert len(events_of(made)) == before
+
+
+def test_the_label_of_an_unhealthy_device_is_set_and_removed_where_it_is_asked_for() -> None:
+    made = Publisher("worker-1", label_unhealthy=True)
+    made.publish(on_sick(1))
+    body = unsent(made)[f"label of {A}"]
+    assert body == {"metadata": {"uid": A, "labels": {UNHEALTHY_LABEL: "true"}}}
+    made.queue._unsent.clear()
+    made.publish(on_sick(1))
+    assert f"label of {A}" not in unsent(made), "the watch has not shown it yet"
+    made.publish(on_sick(1, labels={UNHEALTHY_LABEL: "true"}))
+    assert f"label of {A}" not in unsent(made)
+    made.publish(on_sick(labels={UNHEALTHY_LABEL: "true"}))
+    assert unsent(made)[f"label of {A}"] == {"metadata": {"uid": A, "labels": {UNHEALTHY_LABEL: None}}}
+
+
+def test_no_label_is_written_where_none_is_asked_for() -> None:
+    made = a_publisher()
+    made.publish(on_sick(1))
+    made.publish(on_sick(labels={UNHEALTHY_LABEL: "true"}))
+    assert f"label of {A}" not in unsent(made)
 
 
 # The Node object.
