@@ -66,6 +66,7 @@ from neuron_plugin.allocation.narrowing import (
     NO_FACTS,
     DeviceFacts,
     amounts_used,
+    constraint_not_kept,
     device_facts,
     has_preference,
     is_constrained,
@@ -89,7 +90,13 @@ from neuron_plugin.allocation.pod import (
     assigned_allocations,
     neuron_pod,
 )
-from neuron_plugin.allocation.rejection import INVALID_REQUEST, NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT, Rejection
+from neuron_plugin.allocation.rejection import (
+    INVALID_REQUEST,
+    NO_ASSIGNMENT,
+    UNREADABLE_ASSIGNMENT,
+    WRONG_PRODUCT,
+    Rejection,
+)
 from neuron_plugin.allocation.requests import (
     Amounts,
     ContainerKind,

@@ -20,6 +20,7 @@ from neuron_plugin.allocation import (
     Assignment,
     ContainerKind,
     ContainerSet,
+    DeviceFacts,
     Dialect,
     Ledger,
     NeuronPod,
@@ -29,7 +30,10 @@ from neuron_plugin.allocation import (
     Rejection,
     Resource,
     assigned_allocations,
+    constraint_not_kept,
+    device_facts,
     ids_of,
+    is_constrained,
     mask_union,
     masks_by_id,
     why_not,
@@ -342,6 +346,8 @@ class Snapshot:
                 assigned = assigned_allocations(pod, self.inventory.geometry)
                 if isinstance(assigned, Rejection):
                     found.append(PodEvent(pod.reference, "InvalidNeuronAssignment", str(assigned)))
+            if is_constrained(pod.requests):
+                found += self._constraint_events(pod)
         for entry in self.inputs.recorded.entries.values():
             pod_of_entry = self.inputs.pods.by_kubelet_uid.get(entry.key.uid)
             if pod_of_entry:
@@ -369,6 +375,20 @@ class Snapshot:
         """The pods that should have the label of an unhealthy device and have not, or the reverse."""
         pods, sick = self.inputs.pods.pods.values(), self.unhealthy_devices
         return tuple(pod for pod in pods if pod.labelled_unhealthy != (pod.reference in sick))
+
+    def _constraint_events(self, pod: NeuronPod) -> list[PodEvent]:
+        """Constraints that cannot be read, or do not hold for what the pod has."""
+        constraints = pod.requests[0].constraints
+        if isinstance(constraints, Rejection):
+            return [PodEvent(pod.reference, "InvalidNeuronConstraint", str(constraints))]
+        has = {one.container: one.mask for one in self.ledger.of(pod.uid)}
+        text = constraint_not_kept(self.inventory.geometry, pod.requests, self.device_facts, has)
+        return [PodEvent(pod.reference, "ConstraintNotKept", text)] if text else []
+
+    @property
+    def device_facts(self) -> DeviceFacts:
+        """What constraints ask about the devices, as far as the machine says it."""
+        return device_facts(self.inventory.device_name, self.inventory.geometry.instance_type, None)
 
     def unlinked_text(self, resource: Resource, mask: CoreMask) -> str:
         """Why a set is not one that the topology hands out; empty if it is one."""

@@ -794,6 +794,20 @@ async def test_p46_through_init_container_sidecar_and_app_containers_nothing_lea
         assert not devices(*await desk.prefer(NEURON, 1)) & desk.snapshot.ledger.mask_of(A)
 
 
+async def test_a_pod_without_an_assignment_is_led_to_the_devices_that_its_annotations_allow() -> None:
+    annotations = {"neuron-plugin.io/deny-devices": "0-10", "neuron-plugin.io/prefer-devices": "13"}
+    async with a_desk(pod("a", app(1), annotations=annotations)) as desk:
+        assert await desk.prefer(NEURON, 1) == (13,)
+
+
+async def test_an_annotation_that_cannot_be_read_or_kept_here_stops_no_admission() -> None:
+    for text in ("trn2", "?"):
+        async with a_desk(pod("a", app(4), annotations={"neuron-plugin.io/device-name": text})) as desk:
+            assert len(await desk.prefer(NEURON, 4)) == 4
+            await desk.admit(A, "app", NEURON, 0, 1, 2, 3)
+            assert desk.snapshot.ledger.mask_of(A)
+
+
 # Policies and requests that cannot be served.
 
 SEVEN = (
