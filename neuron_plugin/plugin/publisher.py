@@ -177,7 +177,7 @@ class Publisher:
                     annotations[ALLOC_TIME_KEY] = str(self._now_ns())
                 pod = write.pod
                 request = describe_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, annotations=annotations)
-                self.queue.put(f"assignment of {pod.uid}", request)
+                self.queue.put(_subject("assignment", pod), request)
                 if write.correction:
                     corrections.append(write)
         self._on_pods = wanted
@@ -216,7 +216,7 @@ class Publisher:
                     uid=reference.uid,
                     labels={UNHEALTHY_LABEL: value},
                 )
-                self.queue.put(f"label of {pod.uid}", request)
+                self.queue.put(_subject("label", reference), request)
 
     def report(self, events: Iterable[PodEvent]) -> None:
         """Log each event and write it on its pod, once."""
@@ -243,7 +243,7 @@ class Publisher:
             now=utc_now(),
             warning=warning,
         )
-        self.queue.put(f"event {event.reason} of {pod.uid}: {event.text}", request)
+        self.queue.put(f"{_subject(f'event {event.reason}', pod)}: {event.text}", request)
 
     def write(self, subject: str, request: ApiRequest) -> None:
         """Have a request sent; an unsent one on the same subject is out of date."""
@@ -258,6 +258,11 @@ class Publisher:
         """Write everything on the Node object once more: it was created again, or may have been."""
         for subject, request in self._on_node.items():
             self.queue.put(subject, request)
+
+
+def _subject(what: str, pod: PodReference) -> str:
+    """What a write is about, in the log and as its key. Names are used again, so the UID is part of it."""
+    return f"{what} of pod {pod} with UID {pod.uid}"
 
 
 # What the Node object says.

@@ -21,6 +21,7 @@ from neuron_plugin.plugin.inputs import HoldDown
 from neuron_plugin.plugin.publisher import PUBLISHED_LABELS, Publisher, WriteQueue, node_labels, publication, withdrawal
 from neuron_plugin.plugin.snapshot import PodEvent, Snapshot, derive
 from tests.plugin.world import (
+    INF2,
     NEURON,
     TRN2,
     app,
@@ -35,6 +36,7 @@ from tests.plugin.world import (
 )
 
 A, B = uid_of("a"), uid_of("b")
+POD_A, POD_B = f"pod default/a with UID {A}", f"pod default/b with UID {B}"
 
 # The queue.
 
@@ -268,8 +270,8 @@ def test_p55_an_assignment_that_came_true_is_marked_once_without_an_event() -> N
     came_true = derive(inputs(assigned("a", app(1), sets=[[3]]), recorded=[entry(A, "app", NEURON, 3)]))
     assert not made.publish(came_true)
     written = unsent(made)
-    assert list(written) == ["inventory", f"assignment of {A}"]
-    assert written[f"assignment of {A}"]["metadata"]["annotations"] == {"NEURON_ALLOCATED": "true"}
+    assert list(written) == ["inventory", f"assignment of {POD_A}"]
+    assert written[f"assignment of {POD_A}"]["metadata"]["annotations"] == {"NEURON_ALLOCATED": "true"}
     made.publish(came_true)
     assert not unsent(made)
 
@@ -282,13 +284,13 @@ def test_a_write_that_was_undone_by_somebody_else_is_written_again() -> None:
     made.publish(derive(inputs(assigned("a", app(1), sets=[[3]], allocated=True), recorded=recorded)))
     unsent(made)
     made.publish(before)
-    assert list(unsent(made)) == [f"assignment of {A}"]
+    assert list(unsent(made)) == [f"assignment of {POD_A}"]
 
 
 def test_a_pod_without_an_assignment_is_annotated_with_the_time_of_the_write() -> None:
     made = a_publisher()
     made.publish(derive(inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 3)])))
-    annotations = unsent(made)[f"assignment of {A}"]["metadata"]["annotations"]
+    annotations = unsent(made)[f"assignment of {POD_A}"]["metadata"]["annotations"]
     assert annotations == {"NEURON_DEVS": "3", "NEURON_ALLOC_TIME": "77", "NEURON_ALLOCATED": "true"}
 
 
@@ -303,10 +305,10 @@ def test_p56_p63_a_swap_is_written_on_the_unserved_pod_first_and_reported_on_bot
     )
     corrections = made.publish(snapshot)
     written = list(unsent(made))
-    assert written[:3] == ["inventory", f"assignment of {A}", f"assignment of {B}"]
+    assert written[:3] == ["inventory", f"assignment of {POD_A}", f"assignment of {POD_B}"]
     assert [subject.split(":")[0] for subject in written[3:]] == [
-        f"event AssignmentCorrected of {A}",
-        f"event AssignmentCorrected of {B}",
+        f"event AssignmentCorrected of {POD_A}",
+        f"event AssignmentCorrected of {POD_B}",
     ]
     assert [write.pod.name for write in corrections] == ["a", "b"]
     assert not made.publish(snapshot)
@@ -341,9 +343,10 @@ def test_p83_the_memory_of_events_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def on_sick(*sick: int, **fields: Any) -> Snapshot:
-    """Pod a has devices 0 and 1; these are unhealthy, for a reason of their own at each look."""
-    node = inventory(unhealthy={device: fields.pop("reason", "sick") for device in sick})
-    return derive(inputs(pod("a", app(2), **fields), node=node, recorded=[entry(A, "app", NEURON, 0, 1)]))
+    """Pod a has devices 0 and 1; these are unhealthy."""
+    reason = fields.pop("reason", "sick")
+    node = inventory(INF2, unhealthy=dict.fromkeys(sick, reason))
+    return derive(inputs(pod("a", app(2), **fields), node=node, recorded=[entry(A, "app", NEURON, 0, 1, node=node)]))
 
 
 def events_of(made: Publisher) -> list[tuple[str, str, str]]:
@@ -375,37 +378,36 @@ def test_a_pod_whose_device_fails_a_second_time_learns_of_it_again() -> None:
     for snapshot in (on_sick(1), on_sick(), on_sick(1)):
         made.publish(snapshot)
         written.append([reason for reason, *_ in events_of(made)])
-        made.queue._unsent.clear()
     assert written == [["NeuronDeviceUnhealthy"], ["NeuronDeviceHealthy"], ["NeuronDeviceUnhealthy"]]
 
 
 def test_a_pod_that_has_ended_is_not_written_to() -> None:
     made = a_publisher()
     made.publish(on_sick(1))
-    before = len(events_of(made))
-    made.publish(derive(inputs()))
-    assert len(events_of(made)) == before
+    assert events_of(made)
+    made.publish(derive(inputs(node=inventory(INF2))))
+    assert not events_of(made)
 
 
 def test_the_label_of_an_unhealthy_device_is_set_and_removed_where_it_is_asked_for() -> None:
     made = Publisher("worker-1", label_unhealthy=True)
     made.publish(on_sick(1))
-    body = unsent(made)[f"label of {A}"]
+    body = unsent(made)[f"label of {POD_A}"]
     assert body == {"metadata": {"uid": A, "labels": {UNHEALTHY_LABEL: "true"}}}
     made.queue._unsent.clear()
     made.publish(on_sick(1))
-    assert f"label of {A}" not in unsent(made), "the watch has not shown it yet"
+    assert f"label of {POD_A}" not in unsent(made), "the watch has not shown it yet"
     made.publish(on_sick(1, labels={UNHEALTHY_LABEL: "true"}))
-    assert f"label of {A}" not in unsent(made)
+    assert f"label of {POD_A}" not in unsent(made)
     made.publish(on_sick(labels={UNHEALTHY_LABEL: "true"}))
-    assert unsent(made)[f"label of {A}"] == {"metadata": {"uid": A, "labels": {UNHEALTHY_LABEL: None}}}
+    assert unsent(made)[f"label of {POD_A}"] == {"metadata": {"uid": A, "labels": {UNHEALTHY_LABEL: None}}}
 
 
 def test_no_label_is_written_where_none_is_asked_for() -> None:
     made = a_publisher()
     made.publish(on_sick(1))
     made.publish(on_sick(labels={UNHEALTHY_LABEL: "true"}))
-    assert f"label of {A}" not in unsent(made)
+    assert f"label of {POD_A}" not in unsent(made)
 
 
 # The Node object.
