@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from neuron_plugin.allocation import ranges
 from neuron_plugin.hardware import Severity, Signal
 from neuron_plugin.inspection.facts import NO_DEVICE, Facts
 from neuron_plugin.inspection.findings import (
@@ -21,7 +22,6 @@ from neuron_plugin.inspection.findings import (
     ok,
     plural,
     problem,
-    ranges,
     unchecked,
     warning,
 )
