@@ -23,8 +23,10 @@ from weakref import WeakValueDictionary
 from neuron_plugin.allocation import (
     INVENTORY_KEY,
     NO_ASSIGNMENT,
+    NO_FACTS,
     UNREADABLE_ASSIGNMENT,
     Allocation,
+    DeviceFacts,
     InventoryError,
     Ledger,
     NeuronPod,
@@ -35,7 +37,9 @@ from neuron_plugin.allocation import (
     PodUid,
     Rejection,
     Resource,
+    amounts_used,
     assigned_allocations,
+    device_facts,
     parse_count,
     place_healthy,
     read_inventory,
@@ -90,6 +94,7 @@ class NeuronNode:
     name: str
     uid: str
     inventory: NodeInventory | Rejection
+    facts: DeviceFacts = NO_FACTS
 
 
 def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
@@ -101,7 +106,11 @@ def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
     """
     text = node.annotations.get(INVENTORY_KEY)
     inventory = _by_instance_type(node, types) if text is None else _by_annotation(text)
-    return NeuronNode(node.name, node.uid, inventory)
+    if isinstance(inventory, Rejection):
+        return NeuronNode(node.name, node.uid, inventory)
+    instance_type = inventory.geometry.instance_type
+    facts = device_facts(inventory.device_name, instance_type, types.get(instance_type))
+    return NeuronNode(node.name, node.uid, inventory, facts)
 
 
 @lru_cache(maxsize=1024)
@@ -176,21 +185,24 @@ class Capacity:
     geometry: Geometry
     healthy_mask: CoreMask
     free_mask: CoreMask
+    facts: DeviceFacts = NO_FACTS
 
     def place(self, request: PodRequest) -> Placement | Rejection:
         """The best sets for a request, or why there are none."""
-        return place_healthy(self.geometry, self.healthy_mask, self.free_mask, request)
+        return place_healthy(self.geometry, self.healthy_mask, self.free_mask, request, self.facts)
 
 
-_capacities: WeakValueDictionary[tuple[Geometry, int, int], Capacity] = WeakValueDictionary()
+_capacities: WeakValueDictionary[tuple[Geometry, int, int, DeviceFacts], Capacity] = WeakValueDictionary()
 
 
-def capacity_of(geometry: Geometry, healthy_mask: CoreMask, free_mask: CoreMask) -> Capacity:
+def capacity_of(
+    geometry: Geometry, healthy_mask: CoreMask, free_mask: CoreMask, facts: DeviceFacts = NO_FACTS
+) -> Capacity:
     """The one ``Capacity`` of these values; it lives as long as a node or a remembered verdict refers to it."""
-    key = (geometry, healthy_mask, free_mask)
+    key = (geometry, healthy_mask, free_mask, facts)
     capacity = _capacities.get(key)
     if capacity is None:
-        capacity = _capacities[key] = Capacity(geometry, healthy_mask, free_mask)
+        capacity = _capacities[key] = Capacity(*key)
     return capacity
 
 
@@ -263,8 +275,10 @@ def node_info(node: NeuronNode, pods: Iterable[NeuronPod], *, stale: bool = Fals
     reasons = [reason for _, reason in unclear] + [STALE_PLUGIN] * stale
     if reasons:
         return NodeInfo(node, ledger, tuple(unclear), stale, min(reasons, key=lambda reason: reason.may_pass))
-    free_mask = CoreMask(healthy_mask & ~ledger.used_mask)
-    return NodeInfo(node, ledger, (), stale, capacity_of(inventory.geometry, healthy_mask, free_mask))
+    free_mask, facts = CoreMask(healthy_mask & ~ledger.used_mask), node.facts
+    if any(one.amounts for one in allocations):
+        facts = replace(facts, used=amounts_used(inventory.geometry, ledger.by_pod.values()))
+    return NodeInfo(node, ledger, (), stale, capacity_of(inventory.geometry, healthy_mask, free_mask, facts))
 
 
 def _overlaps(ledger: Ledger) -> list[tuple[PodReference, Rejection]]:

@@ -64,7 +64,7 @@ class PreferenceRequest:
     size: int
 
     def leads_to(self, resource: Resource, ids: Collection[int]) -> bool:
-        """Whether an Allocate of ``ids`` may follow. The one of a kubelet that has ended is followed by nothing."""
+        """Whether an Allocate of ``ids`` may follow. No Allocate follows the call of a kubelet that has ended."""
         fits = (resource, len(ids)) == (self.resource, self.size)
         return fits and set(self.must_include) <= set(ids) <= set(self.available)
 
@@ -110,6 +110,8 @@ class Conflict:
 def preference_for(snapshot: Snapshot, request: PreferenceRequest) -> Preference:
     """The ids of the oldest waiting assignment that fits, else the best valid set, else the tightest ids there are.
 
+    The first container of a pod without assignment gets a set that leaves linked sets for the pod's other containers.
+
     The answer always has the asked size, lies inside what the kubelet offers and includes what it must: the kubelet
     cuts or fills anything else at random (pkg/kubelet/cm/devicemanager/manager.go).
     """
@@ -135,8 +137,8 @@ def preference_for(snapshot: Snapshot, request: PreferenceRequest) -> Preference
         return Preference(ids_for(found), Fit.LINKED)
     chosen: tuple[int, ...] = request.must_include
     unheld = snapshot.offered_mask & ~snapshot.ledger.used_mask
-    for usable in (free, unheld):  # then what others wait for, and at last what is in use: Allocate decides about that
-        ids = ids_of(geometry, unit, offered & usable)
+    for left_over in (free, unheld):  # then what others wait for; at last what is in use, which Allocate judges
+        ids = ids_of(geometry, unit, offered & left_over)
         if len({*ids, *chosen}) >= request.size:
             return Preference(_tightest({*ids, *chosen}, chosen, request.size), Fit.UNLINKED)
         chosen = tuple({*ids, *chosen})

@@ -54,6 +54,9 @@ TYPES = printed("simulate", "types")
 with TemporaryDirectory() as directory:
     NODE = printed("simulate", "node", f"{directory}/node", "--type", "inf2.xlarge", "--no-usage-counters")
 
+CLUSTER = printed("simulate", "cluster", "--pods", "1", "--seeds", "1", "--policy", "ours")
+POLICY = CLUSTER["policies"]["ours"]
+
 PROMISED: list[tuple[str, Iterable[str]]] = [
     ("devices", keys(MachineReport)),
     ("devices", keys(DeviceReport)),
@@ -77,6 +80,9 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("simulate types", TYPES),
     ("types", TYPES["types"][0]),
     ("simulate node", NODE),
+    ("simulate cluster", CLUSTER),
+    ("policies", POLICY),
+    ("byShape", next(iter(POLICY["byShape"].values()))),
     ("uninstall-node", ["version", "cleared"]),
 ]
 
