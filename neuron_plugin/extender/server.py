@@ -5,8 +5,9 @@ taken in whole, under a deadline and a size limit, before anything looks at it, 
 connection and no more. kube-scheduler reads no body but that of a 200, so every failure is answered in ``Error``.
 Filter, prioritize and preempt run to their end without giving up the event loop once; only bind waits.
 
-Each verb writes one log line with counts, never one per node. The vendor's scheduler logs the same facts: which nodes
-fit, which ids a bind chose, what is used on the node afterwards.
+Each verb writes one log line with counts, never one per node: at level info when a pod's answer is another one than
+last, else at level debug, because kube-scheduler asks about a waiting pod again and again. The vendor's scheduler logs
+the same facts: which nodes fit, which ids a bind chose, what is used on the node afterwards.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ CHECK_SECONDS = 10.0
 
 _TEMPORARY_REDIRECT = 307
 _MOST_REASONS = 8
+_MOST_NAMES = 5
+_MOST_ANSWERS = 8_192
+"""Pods and verbs whose last answer is remembered, for the log."""
 _log = logging.getLogger(__name__)
 _flow = logging.getLogger("neuron_plugin.extender.flow")
 
@@ -85,6 +89,7 @@ class ExtenderService:
         self._readiness = readiness
         self._preempt_unoffered = preempt_unoffered
         self._memo = VerdictMemo(state)
+        self._logged: dict[tuple[str, str], object] = {}
 
     def answer(self, verb: str, body: bytes) -> bytes:
         """The answer to filter, prioritize or preempt: measured, logged, and never an exception."""
@@ -94,8 +99,25 @@ class ExtenderService:
             found, fields = verbs[verb](body)
         except Exception as error:  # noqa: BLE001 - a fault of ours, too, is read only in the body of a 200
             return self.failed(verb, error, started)
-        _flow.info(verb, extra={**fields, "us": self._measure(verb, started, ok=True)})
+        refused = fields.get("refused")
+        reasons = frozenset(refused) if isinstance(refused, dict) else refused
+        shown = (bool(fields.get("passed")), fields.get("fitting"), fields.get("node"), reasons)
+        level = self._level((verb, str(fields["uid"])), shown)
+        self._logged.pop((verb, ""), None)
+        _flow.log(level, verb, extra={**fields, "us": self._measure(verb, started, ok=True)})
         return found
+
+    def _level(self, key: tuple[str, str], answer: object, level: int = logging.INFO) -> int:
+        """``level`` when the answer to a verb about a pod is not the last one again, else debug.
+
+        What it says counts, not how many nodes say so. Answers that belong to no pod have the UID "".
+        """
+        if self._logged.pop(key, None) == answer:
+            level = logging.DEBUG
+        self._logged[key] = answer
+        if len(self._logged) > _MOST_ANSWERS:
+            del self._logged[next(iter(self._logged))]
+        return level
 
     def filter(self, body: bytes) -> tuple[bytes, _Fields]:
         """``ExtenderArgs`` to ``ExtenderFilterResult``."""
@@ -109,6 +131,7 @@ class ExtenderService:
         answer = wire.encode_filter(args, filtered.passed, filtered.failed, filtered.unresolvable)
         fields = _asked(pod, request)
         fields |= {"nodes": len(filtered.passed) + texts.total(), "passed": len(filtered.passed)}
+        fields["fitting"] = ",".join(filtered.passed[:_MOST_NAMES])
         return answer, fields | {"refused": dict(texts.most_common(_MOST_REASONS))}
 
     def prioritize(self, body: bytes) -> tuple[bytes, _Fields]:
@@ -157,7 +180,8 @@ class ExtenderService:
         if not isinstance(error, WireError | DecodeError):
             _log.error("verb failed", extra={"verb": verb}, exc_info=error)
             text = f"{verb} failed inside the extender; its log has the cause"
-        _flow.warning(verb, extra={"error": text, "us": self._measure(verb, started, ok=False)})
+        level = self._level((verb, ""), text, logging.WARNING)
+        _flow.log(level, verb, extra={"error": text, "us": self._measure(verb, started, ok=False)})
         return wire.encode_error(text)
 
     def _measure(self, verb: str, started: float, *, ok: bool) -> int:
