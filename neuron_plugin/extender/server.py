@@ -43,6 +43,7 @@ from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.preemption import preempt
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.wire import WireError
+from neuron_plugin.settings import SettingsError
 from neuron_plugin.topology import Catalogue, catalogue, cores_in, product_names
 
 VERBS = ("filter", "prioritize", "preempt", "bind")
@@ -290,12 +291,10 @@ class ServerCertificate:
         """Load them.
 
         Raises:
-            OSError: a file cannot be read, or (ssl.SSLError) is not what it should be.
+            SettingsError: a file cannot be read or is not what it should be; names the setting and the file.
         """
-        self._chain = chain
-        self._key = key
-        self._client_ca = client_ca
-        self._seen = self._stamp()
+        self._files = {"tls-cert": chain, "tls-key": key} | ({"client-ca": client_ca} if client_ca else {})
+        self._seen = self._contents()
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._load(self.context)
@@ -309,16 +308,16 @@ class ServerCertificate:
         replaced stays trusted until the next start.
         """
         try:
-            stamp = self._stamp()
-            if stamp == self._seen:
+            contents = self._contents()
+            if contents == self._seen:
                 return False
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
             self._load(self.context)
-        except OSError as error:  # ssl.SSLError is one
-            _log.warning("certificate not reloaded", extra={"path": str(self._chain), "cause": str(error)})
+        except SettingsError as error:
+            _log.warning("certificate not reloaded", extra={"cause": str(error)})
             return False
-        self._seen = stamp
-        _log.info("certificate reloaded", extra={"path": str(self._chain)})
+        self._seen = contents
+        _log.info("certificate reloaded", extra={"path": str(self._files["tls-cert"])})
         return True
 
     async def watch(self) -> NoReturn:
@@ -328,11 +327,30 @@ class ServerCertificate:
             self.reload_if_changed()
 
     def _load(self, context: ssl.SSLContext) -> None:
-        context.load_cert_chain(self._chain, self._key)
-        if self._client_ca:
-            context.load_verify_locations(self._client_ca)
+        chain, key, client_ca = self._files["tls-cert"], self._files["tls-key"], self._files.get("client-ca")
+        try:  # with an empty password, because OpenSSL would ask for one at the terminal
+            context.load_cert_chain(chain, key, password="")
+        except ssl.SSLError as error:
+            expected = "a certificate chain and the key of its first certificate, not encrypted"
+            raise SettingsError(f"tls-cert {chain} with tls-key {key}: {_reason(error)}; expected {expected}") from None
+        try:
+            if client_ca:
+                context.load_verify_locations(client_ca)
+        except ssl.SSLError as error:
+            raise SettingsError(f"client-ca is {client_ca}: {_reason(error)}; expected certificates in PEM") from None
 
-    def _stamp(self) -> tuple[tuple[int, int, int], ...]:
-        files = (self._chain, self._key, self._client_ca)
-        found = [file.stat() for file in files if file]
-        return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in found)
+    def _contents(self) -> tuple[bytes, ...]:
+        found = []
+        for setting, file in self._files.items():
+            kind = b"PRIVATE KEY-----" if setting == "tls-key" else b"CERTIFICATE-----"
+            try:
+                found.append(file.read_bytes())
+            except OSError as error:
+                raise SettingsError(f"{setting} is {file}: {error.strerror}") from None
+            if kind not in found[-1]:
+                raise SettingsError(f"{setting} is {file}, which holds no {kind.decode().strip('-').lower()} in PEM")
+        return tuple(found)
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or str(error)).lower().replace("_", " ")
