@@ -33,6 +33,8 @@ def add_flags(parser: ArgumentParser) -> None:
     named = matching(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "name of a scheduler: expected small letters, digits and -")
     which.add_argument("--scheduler-name", metavar="NAME", type=named, default=SECOND_SCHEDULER, help=name)
     which.add_argument("--default-scheduler", action="store_true", help="configure the default scheduler instead")
+    amount = "amount that pods ask of their devices beside memory; give the flag once for each"
+    parser.add_argument("--amount", metavar="NAME", action="append", default=[], help=amount)
     parser.add_argument("--url", default=URL, help=f"where kube-scheduler finds the extender (default: {URL})")
     for flag, text in (
         ("--ca-file", "CA of the extender's certificate"),
@@ -55,6 +57,8 @@ def run(arguments: Namespace) -> int:
         raise UsageError(f"{given[0]} is for TLS, and --url is {url}: give an https:// URL, or leave {given[0]} out")
     endpoint = ExtenderEndpoint(url, arguments.ca_file, arguments.client_cert, arguments.client_key)
     name = DEFAULT_SCHEDULER if arguments.default_scheduler else arguments.scheduler_name
-    found = scheduler_configuration(endpoint, scheduler_name=name, kubeconfig=arguments.kubeconfig)
+    found = scheduler_configuration(
+        endpoint, scheduler_name=name, kubeconfig=arguments.kubeconfig, amounts=("memory", *arguments.amount)
+    )
     print(document(arguments.output, found), end="")
     return Exit.SUCCESS

@@ -11,12 +11,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from neuron_plugin.allocation import ContainerRequest, NeuronPod, PodRequest, Rejection, ids_of, ranges
+from neuron_plugin.allocation import (
+    PREFIX,
+    WRONG_PRODUCT,
+    ContainerRequest,
+    DeviceFacts,
+    NeuronPod,
+    PodRequest,
+    Rejection,
+    ids_of,
+    ranges,
+    usable_mask,
+)
 from neuron_plugin.extender.node_rules import LOOKED_AT, NOT_LOOKED_AT, NodeRules, PodRules, objections
 from neuron_plugin.extender.state import ClusterState, NodeInfo
 from neuron_plugin.extender.views import node_view
@@ -88,11 +99,13 @@ def explain(state: ClusterState, pod: NeuronPod) -> Explanation:
     name, request = str(pod.reference), pod.request
     if isinstance(request, Rejection):
         return Explanation(name, "", request.detail, ())
-    asked = ", ".join(f"{part.container}: {part.count} {part.resource.value}" for part in request)
+    asked = ", ".join(map(_asked_text, request))
     if not request:
         return Explanation(name, "", "The pod asks for no Neuron resource: it fits every node.", ())
     if target := state.bound_to(pod.uid) or pod.node:
         return Explanation(name, asked, f"The pod is bound, or being bound, to {target}.", ())
+    if isinstance(request[0].constraints, Rejection):
+        return Explanation(name, asked, request[0].constraints.detail, ())
     nodes = [explain_node(info, request) for info in list(state.nodes.values())]
     nodes.sort(key=lambda each: (not each.fits, each.node))
     return Explanation(name, asked, "", tuple(nodes))
@@ -110,6 +123,11 @@ def with_node_rules(found: Explanation, pod: PodRules, nodes: Mapping[str, NodeR
     return msgspec.structs.replace(found, nodes=tuple(judged), scheduler=scheduler, not_looked_at=NOT_LOOKED_AT)
 
 
+def _asked_text(part: ContainerRequest) -> str:
+    amounts = [f"{amount} {PREFIX}{name}" for name, amount in part.amounts]
+    return f"{part.container}: {' with '.join([f'{part.count} {part.resource.value}', *amounts])}"
+
+
 def explain_node(info: NodeInfo, request: PodRequest) -> NodeExplanation:
     """What one node says to a request."""
     if isinstance(info.capacity, Rejection):
@@ -117,23 +135,40 @@ def explain_node(info: NodeInfo, request: PodRequest) -> NodeExplanation:
         if isinstance(info.node.inventory, Rejection) and info.node.inventory.detail:
             details.append(info.node.inventory.detail)
         return NodeExplanation(info.name, fits=False, reason=info.capacity.text, details=tuple(details))
-    geometry, placed = info.capacity.geometry, info.capacity.place(request)
+    geometry, placed, facts = info.capacity.geometry, info.capacity.place(request), info.capacity.facts
+    details = [
+        _left_text(facts, geometry, name) for name in sorted({name for part in request for name, _ in part.amounts})
+    ]
     if not isinstance(placed, Rejection):
         sets = (f"{part.request.container}: {_ids(geometry, part.request.resource.unit, part.mask)}" for part in placed)
-        return NodeExplanation(info.name, fits=True, reason="", sets=tuple(sets))
-    blocked = tuple(each for part in request for each in _blocked(info, part))
-    return NodeExplanation(info.name, fits=False, reason=placed.text, blocked=blocked)
+        return NodeExplanation(info.name, fits=True, reason="", sets=tuple(sets), details=tuple(details))
+    if placed is WRONG_PRODUCT:
+        details.append(f"its devices are {' or '.join(sorted(facts.names))}")
+    blocked = tuple(each for part in request for each in _blocked(info, part, facts.unused))
+    return NodeExplanation(info.name, fits=False, reason=placed.text, blocked=blocked, details=tuple(details))
 
 
-def _blocked(info: NodeInfo, part: ContainerRequest) -> list[BlockedSet]:
-    """The sets of one container that are nearest to being free."""
+def _left_text(facts: DeviceFacts, geometry: Geometry, name: str) -> str:
+    """What is left of an amount, by device."""
+    has, used = dict(facts.amounts).get(name), dict(facts.used).get(name, (0,) * geometry.device_count)
+    if has is None:
+        return f"how much {PREFIX}{name} a device has is not known"
+    devices: dict[int, list[int]] = {}
+    for device, amount in enumerate(used):
+        devices.setdefault(has - amount, []).append(device)
+    each = (f"{left} on {_ids_text(Unit.DEVICE, ids)}" for left, ids in sorted(devices.items()))
+    return f"of {has} {PREFIX}{name} are left: {', '.join(each)}"
+
+
+def _blocked(info: NodeInfo, part: ContainerRequest, facts: DeviceFacts) -> list[BlockedSet]:
+    """The sets of one container that its constraints allow and that are nearest to being free."""
     inventory, unit = info.inventory, part.resource.unit
     if inventory is None:
         return []
     geometry, healthy_mask, free_mask = inventory.geometry, inventory.healthy_mask, info.free_mask
-    found = []
+    usable, found = usable_mask(geometry, part, facts), []
     for mask in valid_sets(geometry, unit, part.count):
-        if mask & ~free_mask:
+        if mask & usable == mask and mask & ~free_mask:
             unhealthy = geometry.devices_touched(mask & ~healthy_mask)
             holders = () if unhealthy else dict.fromkeys(str(one.pod) for one in info.ledger.overlapping(mask))
             found.append(BlockedSet(part.container, _ids(geometry, unit, mask), tuple(holders), unhealthy))
@@ -142,7 +177,10 @@ def _blocked(info: NodeInfo, part: ContainerRequest) -> list[BlockedSet]:
 
 
 def _ids(geometry: Geometry, unit: Unit, mask: int) -> str:
-    ids = ids_of(geometry, unit, mask)
+    return _ids_text(unit, ids_of(geometry, unit, mask))
+
+
+def _ids_text(unit: Unit, ids: Sequence[int]) -> str:
     return f"{unit}{'s' if len(ids) > 1 else ''} {ranges(ids)}"
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from neuron_plugin.allocation import PodUid, Rejection
+from neuron_plugin.allocation import DISABLED_REASON, PodUid, Rejection
 from neuron_plugin.allocation import rejection as rejections
 from neuron_plugin.cli.main import main
 from neuron_plugin.extender.events import EVENT_REASONS
@@ -55,6 +55,7 @@ QUOTED_REFUSALS = {
     "too_many": (Unit.DEVICE, 17),
     "too_many_together": (Unit.DEVICE, 1),
     "unhealthy": (Unit.DEVICE, 4),
+    "disabled": (Unit.DEVICE, 4),
     "not_free": (Unit.CORE, 32),
     "fragmented": (Unit.DEVICE, 4),
 }
@@ -204,6 +205,7 @@ def admission_texts() -> set[str]:
         refused_allocate(Node(NoFile(()), NoProcess())),
         str(both.request),
         *(refused([["3"]], reason) for reason in (in_use, held_down, "1 uncorrected SRAM error")),
+        refused([["5"]], DISABLED_REASON),
         refused([["17"]]),
         refused([[]]),
         refused([["3", "3"]]),

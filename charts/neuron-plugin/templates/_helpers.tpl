@@ -96,4 +96,6 @@ request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][0].orValue(''
       ignoredByScheduler: false
     - name: aws.amazon.com/neuroncore
       ignoredByScheduler: false
+    - name: neuron-plugin.io/memory
+      ignoredByScheduler: true
 {{- end }}
