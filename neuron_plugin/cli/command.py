@@ -155,6 +155,8 @@ def server_url(flag: str, text: str) -> str:
 def program() -> str:
     """This program as it was typed, so that a hint can be pasted into the same shell."""
     typed = sys.argv[0]
+    if Path(typed).name == "kubectl-neuron":
+        return "kubectl neuron"
     if typed.endswith(".py"):
         return f"{sys.executable} -m neuron_plugin.cli.main"
     return Path(typed).name if shutil.which(Path(typed).name) == typed else typed
