@@ -115,4 +115,5 @@ from neuron_plugin.allocation.resources import (
     mask_of,
     masks_by_id,
     parse_ids,
+    ranges,
 )
