@@ -35,7 +35,7 @@ from neuron_plugin.allocation.constraints import (
     PREFIX,
     Constraints,
 )
-from neuron_plugin.allocation.cost import cost, costs
+from neuron_plugin.allocation.cost import cost, costs, tie_rank
 from neuron_plugin.allocation.decision_log import (
     REMEMBERED,
     DecisionLog,
@@ -45,10 +45,13 @@ from neuron_plugin.allocation.decision_log import (
     explain_decision,
 )
 from neuron_plugin.allocation.inventory import (
+    DISABLE_KEY,
+    DISABLED_REASON,
     INVENTORY_KEY,
     LONGEST_WORD,
     InventoryError,
     NodeInventory,
+    disabled_devices,
     read_inventory,
     write_inventory,
 )
@@ -63,8 +66,11 @@ from neuron_plugin.allocation.narrowing import (
     NO_FACTS,
     DeviceFacts,
     amounts_used,
+    constraint_not_kept,
     device_facts,
+    has_preference,
     is_constrained,
+    usable_mask,
 )
 from neuron_plugin.allocation.placement import (
     ContainerSet,
@@ -76,8 +82,21 @@ from neuron_plugin.allocation.placement import (
     placement_mask,
     why_not,
 )
-from neuron_plugin.allocation.pod import NeuronPod, PodObject, asks_for_neuron, assigned_allocations, neuron_pod
-from neuron_plugin.allocation.rejection import INVALID_REQUEST, NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT, Rejection
+from neuron_plugin.allocation.pod import (
+    UNHEALTHY_LABEL,
+    NeuronPod,
+    PodObject,
+    asks_for_neuron,
+    assigned_allocations,
+    neuron_pod,
+)
+from neuron_plugin.allocation.rejection import (
+    INVALID_REQUEST,
+    NO_ASSIGNMENT,
+    UNREADABLE_ASSIGNMENT,
+    WRONG_PRODUCT,
+    Rejection,
+)
 from neuron_plugin.allocation.requests import (
     Amounts,
     ContainerKind,
@@ -96,4 +115,5 @@ from neuron_plugin.allocation.resources import (
     mask_of,
     masks_by_id,
     parse_ids,
+    ranges,
 )

@@ -8,12 +8,22 @@ Amounts are held by pods as cores are: what is left follows from the pods on the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import NamedTuple
 
-from neuron_plugin.allocation.constraints import ANY_DEVICE, PREFIX, Constraints
+from neuron_plugin.allocation.constraints import (
+    ALLOW_KEY,
+    ANY_DEVICE,
+    DENY_KEY,
+    DEVICE_NAME_KEY,
+    PREFIX,
+    SAME_DEVICE_KEY,
+    Constraints,
+)
+from neuron_plugin.allocation.ledger import Allocation
 from neuron_plugin.allocation.rejection import (
     SHARED_DEVICE,
     UNKNOWN_PRODUCT,
@@ -24,7 +34,8 @@ from neuron_plugin.allocation.rejection import (
     amount_unknown,
 )
 from neuron_plugin.allocation.requests import Amounts, ContainerKind, ContainerRequest, PodRequest
-from neuron_plugin.topology import MOST_SHAPES, CoreMask, Geometry, InstanceType, Unit, family_of
+from neuron_plugin.allocation.resources import format_ids
+from neuron_plugin.topology import MOST_SHAPES, NO_CORES, CoreMask, Geometry, InstanceType, Unit, family_of
 
 ByDevice = tuple[tuple[str, tuple[int, ...]], ...]
 """Amounts by name, and for each a number per device."""
@@ -35,13 +46,15 @@ class DeviceFacts:
     """What constraints ask about the devices of a node, which are all of one product.
 
     ``names`` are the product and its family in lower case. ``amounts`` is what each device has. ``used`` is what pods
-    have of it, and is empty where no pod on the node asked for any.
+    have of it, and is empty where no pod on the node asked for any. ``disabled_mask`` are cores that could be
+    handed out if an operator had not disabled their devices.
     """
 
     names: frozenset[str] = frozenset()
     numa_nodes: tuple[int, ...] = ()
     amounts: Amounts = ()
     used: ByDevice = ()
+    disabled_mask: CoreMask = NO_CORES
 
     @property
     def unused(self) -> DeviceFacts:
@@ -50,6 +63,9 @@ class DeviceFacts:
 
 
 NO_FACTS = DeviceFacts()
+
+_REMEMBERED = 4_096
+"""Answers kept by geometry, request and facts: a cluster has few of each, and every free mask meets the same."""
 
 
 @lru_cache(maxsize=MOST_SHAPES)
@@ -65,34 +81,41 @@ def is_constrained(request: PodRequest) -> bool:
     return any(part.amounts or part.constraints for part in request)
 
 
+def has_preference(request: PodRequest) -> bool:
+    """Whether the set that costs later pods least may be another than the one chosen."""
+    constraints = request[0].constraints if request else None
+    return isinstance(constraints, Constraints) and constraints.has_preference
+
+
 def unconstrained(request: PodRequest) -> PodRequest:
     """The same counts and nothing else."""
     return tuple(replace(part, amounts=(), constraints=None) for part in request)
 
 
-def amounts_used(geometry: Geometry, pods: Iterable[Sequence[tuple[ContainerRequest, CoreMask]]]) -> ByDevice:
-    """What pods have of each amount on each device; each pod is given as its containers in order, with their cores.
+def amounts_used(geometry: Geometry, pods: Iterable[Iterable[Allocation]]) -> ByDevice:
+    """What pods have of each amount on each device; of each pod its allocations in the order of its containers.
 
     Of plain init containers, which run one after the other, a pod has the most that is needed at one time.
     """
     totals: defaultdict[str, list[int]] = defaultdict(lambda: [0] * geometry.device_count)
-    for containers in pods:
+    for allocations in pods:
         lasting: defaultdict[tuple[str, int], int] = defaultdict(int)
         peak: defaultdict[tuple[str, int], int] = defaultdict(int)
-        for part, mask in containers:
-            devices = geometry.devices_touched(mask)
-            for name, amount in part.amounts:
+        for one in allocations:
+            devices = geometry.devices_touched(one.mask) if one.amounts else ()
+            for name, amount in one.amounts:
                 each = -(-amount // max(len(devices), 1))
                 for device in devices:
                     key = name, device
                     peak[key] = max(peak[key], lasting[key] + each)
-                    if part.kind is not ContainerKind.INIT:
+                    if one.kind is not ContainerKind.INIT:
                         lasting[key] += each
         for (name, number), amount in peak.items():
             totals[name][number] += amount
     return tuple((name, tuple(totals[name])) for name in sorted(totals))
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def never_met(geometry: Geometry, request: PodRequest, facts: DeviceFacts) -> Rejection | None:
     """Why a node like this one meets a request in no state; None if that is not known."""
     constraints = request[0].constraints
@@ -120,6 +143,45 @@ def never_met(geometry: Geometry, request: PodRequest, facts: DeviceFacts) -> Re
     return None
 
 
+def usable_mask(geometry: Geometry, part: ContainerRequest, facts: DeviceFacts) -> int:
+    """The cores that constraints and amounts leave to a pod of one container, in use or not; all bits without any."""
+    return _usable_mask(geometry, part, facts) if part.amounts or part.constraints else -1
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _usable_mask(geometry: Geometry, part: ContainerRequest, facts: DeviceFacts) -> CoreMask:
+    if never_met(geometry, (part,), facts):
+        return NO_CORES
+    narrowing = Narrowing(geometry, geometry.all_mask, (part,), facts)
+    return narrowing.usable_mask(0, narrowing.start)
+
+
+def constraint_not_kept(
+    geometry: Geometry, request: PodRequest, facts: DeviceFacts, has: Mapping[str, CoreMask]
+) -> str:
+    """Which constraint does not hold for what a pod was given, ``has`` by container; empty if all hold.
+
+    Without the extender a pod goes where the scheduler counts enough devices, and the kubelet does not know its pods'
+    annotations.
+    """
+    constraints = request[0].constraints
+    if not isinstance(constraints, Constraints) or not has:
+        return ""
+    if constraints.products and not constraints.products & facts.names:
+        product = " or ".join(sorted(facts.names)) or "of an unknown product"
+        return (
+            f"{DEVICE_NAME_KEY} is {','.join(sorted(constraints.products))}, and the devices of this node are {product}"
+        )
+    allowed = _cores_of(geometry, constraints.allowed_devices)
+    if outside := geometry.devices_touched(reduce(or_, has.values(), 0) & ~allowed):
+        return f"device {format_ids(outside)} is not among those that {ALLOW_KEY} and {DENY_KEY} leave"
+    names = [request[place].container for place in constraints.same_device if request[place].container in has]
+    shared = geometry.devices_touched(reduce(or_, (has[name] for name in names), 0))
+    if len(shared) > 1:
+        return f"{SAME_DEVICE_KEY} names containers {', '.join(names)}, and they have devices {format_ids(shared)}"
+    return ""
+
+
 class Left(NamedTuple):
     """What the containers placed so far leave: where those lie that share a device, and amounts by device."""
 
@@ -141,8 +203,10 @@ class Narrowing:
         eligible = geometry.all_mask
         if shared:
             usable, asked = free & self.allowed_mask, _lasting(shared)
-            masks = (geometry.device_mask(device) for device in range(geometry.device_count))
-            eligible = CoreMask(sum(mask for mask in masks if (mask & usable).bit_count() >= asked))
+            devices = range(geometry.device_count)
+            eligible = geometry.devices_mask(
+                device for device in devices if (geometry.device_mask(device) & usable).bit_count() >= asked
+            )
         balanced = {self._constraints.balance} - {""}
         names = balanced.union(name for part in request for name, _ in part.amounts)
         used = dict(facts.used)
@@ -159,17 +223,21 @@ class Narrowing:
 
     def options(self, place: int, sets: Sequence[CoreMask], left: Left) -> tuple[CoreMask, ...]:
         """Those of some sets that a container may have, the preferred ones first and else in the order given."""
-        part, allowed, rows = self._request[place], int(self.allowed_mask), dict(left.amounts)
-        if place in self._constraints.same_device:
-            allowed &= left.shared_mask
-        for name, each in self._needs(part):
-            enough = (device for device, has in enumerate(rows[name]) if has >= each)
-            allowed &= self._geometry.devices_mask(enough)
-        found = [mask for mask in sets if mask & allowed == mask]
-        constraints = self._constraints
-        if constraints.preferred_devices or constraints.prefer_numa or constraints.balance:
-            found.sort(key=lambda mask: self._rank(mask, rows))
+        usable = self.usable_mask(place, left)
+        found = [mask for mask in sets if mask & usable == mask]
+        if self._constraints.has_preference:
+            row = dict(left.amounts).get(self._constraints.balance, ())
+            found.sort(key=lambda mask: self._rank(mask, row))
         return tuple(found)
+
+    def usable_mask(self, place: int, left: Left) -> CoreMask:
+        """The cores that a container may have, in use or not."""
+        usable, rows = int(self.allowed_mask), dict(left.amounts)
+        if place in self._constraints.same_device:
+            usable &= left.shared_mask
+        for name, each in self._needs(self._request[place]):
+            usable &= self._geometry.devices_mask(device for device, has in enumerate(rows[name]) if has >= each)
+        return CoreMask(usable)
 
     def after(self, place: int, mask: CoreMask, left: Left) -> Left:
         """What is left once a container has these cores. What init containers had of amounts comes back."""
@@ -189,12 +257,11 @@ class Narrowing:
         devices = devices_of(self._geometry, part)
         return tuple((name, amount // devices) for name, amount in part.amounts)
 
-    def _rank(self, mask: CoreMask, rows: dict[str, tuple[int, ...]]) -> tuple[int, int, int]:
+    def _rank(self, mask: CoreMask, row: tuple[int, ...]) -> tuple[int, int, int]:
         """Devices that are not preferred, NUMA nodes, and the least that is left of what is to be balanced."""
         devices, preferred = self._geometry.devices_touched(mask), self._constraints.preferred_devices
         others = sum(not preferred >> device & 1 for device in devices) if preferred else 0
         nodes = {self._facts.numa_nodes[device] for device in devices if device < len(self._facts.numa_nodes)}
-        row = rows.get(self._constraints.balance, ())
         least = min((row[device] for device in devices), default=0) if row else 0
         return others, len(nodes) if self._constraints.prefer_numa else 0, -least
 

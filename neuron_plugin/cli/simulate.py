@@ -22,10 +22,11 @@ from neuron_plugin.cli.command import (
     show,
     table,
 )
-from neuron_plugin.hardware import ResetState
+from neuron_plugin.cli.simulate_cluster import add_cluster_command
+from neuron_plugin.hardware import GENERATIONS, ResetState
 from neuron_plugin.inspection import plural, ranges
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.topology import Catalogue, Geometry, Unit, valid_counts
+from neuron_plugin.topology import Catalogue, Unit, valid_counts
 
 if TYPE_CHECKING:
     from neuron_plugin.simulation import SimulatedNode
@@ -66,7 +67,7 @@ _CORE_ERRORS = ("hw_error", "hw_nc_ue_error", "hw_hbm_ue_error", "hw_dma_abort_e
 
 
 def add_flags(parser: Parser) -> None:
-    """The three actions."""
+    """The four actions."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
     types = add_command(actions, "types", run_types, summary="list the instance types that can be simulated")
     add_output_flag(types)
@@ -87,6 +88,7 @@ def add_flags(parser: Parser) -> None:
     fault = add_command(actions, "fault", run_fault, summary=summary, examples=FAULT_EXAMPLES)
     fault.add_argument("directory", type=Path, metavar="DIR", help="a directory that 'simulate node' wrote")
     add_faults(fault, run_fault)
+    add_cluster_command(actions)
 
 
 def add_faults(parser: Parser, run: Run) -> None:
@@ -116,8 +118,6 @@ def run_types(arguments: Namespace) -> int:
     """List the instance types that are known."""
     found, rows = [], []
     for _, each in sorted(load_catalogue(arguments.instance_types).items()):
-        cores = each.cores_per_device // each.logical_core_size
-        geometry = Geometry(each.name, each.topology, each.devices, cores, each.block_sizes)
         report = {
             "name": each.name,
             "devices": each.devices,
@@ -126,7 +126,7 @@ def run_types(arguments: Namespace) -> int:
             "logicalCoreSize": each.logical_core_size,
             "memoryGibPerDevice": each.memory_gib,
             "topology": each.topology.value,
-            "deviceCounts": (counts := valid_counts(geometry, Unit.DEVICE)),
+            "deviceCounts": (counts := valid_counts(each.geometry, Unit.DEVICE)),
         }
         found.append(report)
         cells = report | {"memoryGibPerDevice": f"{each.memory_gib}Gi", "deviceCounts": ranges(counts)}
@@ -142,6 +142,9 @@ def run(arguments: Namespace) -> int:
         UsageError: no such type, a directory in use, or a machine that cannot exist.
     """
     types = known_types(arguments.type, arguments.instance_types)
+    generation = GENERATIONS.get(types[arguments.type].device_name)
+    if generation and (arguments.lnc or 0) > (largest := generation.largest_logical_core_size):
+        raise UsageError(f"--lnc {arguments.lnc} is not known to {generation.device_name}, expected at most {largest}")
     from neuron_plugin.simulation import SimulationError, write_node
 
     try:
@@ -199,6 +202,9 @@ def _set_ecc(node: SimulatedNode, to: Namespace) -> None:
 
 
 def _set_attribute(node: SimulatedNode, to: Namespace) -> None:
+    below = node.paths.sysfs / f"class/neuron_device/neuron{to.device}"
+    if to.name not in node.description.device(to.device).overrides and not (below / to.name).is_file():
+        raise UsageError(f"neuron{to.device} has no attribute {to.name}: expected a path below the device, {below}")
     if to.missing:
         node.remove_attribute(to.device, to.name)
     elif to.restore:

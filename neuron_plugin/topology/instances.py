@@ -50,6 +50,12 @@ class InstanceType:
         memory = (("memory", self.memory_gib * 1024),) if self.memory_gib else ()
         return (*memory, *self.amounts)
 
+    @property
+    def geometry(self) -> Geometry:
+        """That of a complete machine with the default LNC."""
+        cores = self.cores_per_device // self.logical_core_size
+        return Geometry(self.name, self.topology, self.devices, cores, self.block_sizes)
+
 
 Catalogue = Mapping[str, InstanceType]
 
@@ -63,6 +69,12 @@ def family_of(instance_type: str) -> str:
 def catalogue(extra: Iterable[InstanceType] = ()) -> dict[str, InstanceType]:
     """The types shipped with this package by name, with the user's ``extra`` ones added or replacing them."""
     return {instance.name: instance for instance in (*SHIPPED, *extra)}
+
+
+def product_names(types: Catalogue) -> frozenset[str]:
+    """The products and families of a catalogue, lower case: ``trainium1`` and ``trn1``."""
+    names = (name for each in types.values() for name in (each.device_name.lower(), family_of(each.name)))
+    return frozenset(filter(None, names))
 
 
 def geometry_of(

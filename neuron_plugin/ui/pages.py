@@ -94,8 +94,9 @@ class Picture:
     async def run(self, state: ClusterState) -> NoReturn:
         """Count the devices every half minute; some 10 ms for a thousand nodes, in a thread."""
         while True:
-            if infos := list(state.nodes.values()):
-                self._samples.append(await asyncio.to_thread(use_of, infos, int(time.time())))
+            use = await asyncio.to_thread(use_of, list(state.nodes.values()), int(time.time()))
+            if any(use[1:]):  # at the start no node is known yet
+                self._samples.append(use)
             await asyncio.sleep(SAMPLE_SECONDS)
 
     def routes(self, state: ClusterState) -> list[web.RouteDef]:

@@ -28,6 +28,7 @@ from neuron_plugin.inspection.reports import (
     HolderReport,
     LinkedDevice,
     MachineReport,
+    ProcessReport,
     TopologyReport,
 )
 from tests.topology.oracle import TRN1
@@ -54,10 +55,14 @@ TYPES = printed("simulate", "types")
 with TemporaryDirectory() as directory:
     NODE = printed("simulate", "node", f"{directory}/node", "--type", "inf2.xlarge", "--no-usage-counters")
 
+CLUSTER = printed("simulate", "cluster", "--pods", "1", "--seeds", "1", "--policy", "ours")
+POLICY = CLUSTER["policies"]["ours"]
+
 PROMISED: list[tuple[str, Iterable[str]]] = [
     ("devices", keys(MachineReport)),
     ("devices", keys(DeviceReport)),
     ("holders", keys(HolderReport)),
+    ("processes", keys(ProcessReport)),
     ("topology", keys(TopologyReport)),
     ("devices", keys(LinkedDevice)),
     ("deviceSets", keys(DeviceSets)),
@@ -77,6 +82,10 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("simulate types", TYPES),
     ("types", TYPES["types"][0]),
     ("simulate node", NODE),
+    ("simulate cluster", CLUSTER),
+    ("policies", POLICY),
+    ("byShape", next(iter(POLICY["byShape"].values()))),
+    ("cordon", ["version", "node", "disabledBefore", "disabled"]),
     ("uninstall-node", ["version", "cleared"]),
 ]
 

@@ -46,6 +46,16 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- toJson $asked }}
 {{- end }}
 
+{{/* The resources that pods ask for Neuron by, as a CEL list. */}}
+{{- define "neuron-plugin.resources" -}}
+['aws.amazon.com/neuron', 'aws.amazon.com/neurondevice', 'aws.amazon.com/neuroncore']
+{{- end }}
+
+{{/* Whether a container of the pod names one of them, be it with the quantity 0, in CEL. */}}
+{{- define "neuron-plugin.asksForNeuron" -}}
+(object.spec.?initContainers.orValue([]) + object.spec.containers).exists(container, {{ include "neuron-plugin.resources" . }}.exists(name, name in container.?resources.?limits.orValue({})))
+{{- end }}
+
 {{/* The keys of an assignment on a pod, as a CEL list. */}}
 {{- define "neuron-plugin.assignmentKeys" -}}
 ['NEURON_DEVS', 'NEURON_CORES', 'NEURON_ALLOC_TIME', 'NEURON_ALLOCATED', 'AWS_NEURON_IDS', 'NEURON_RESOURCE_TYPE']
@@ -86,4 +96,103 @@ request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][0].orValue(''
       ignoredByScheduler: false
     - name: aws.amazon.com/neuroncore
       ignoredByScheduler: false
+    - name: neuron-plugin.io/memory
+      ignoredByScheduler: true
+{{- end }}
+
+{{/* Where the plugin finds the host in its container; the doctor looks from there, too. */}}
+{{- define "neuron-plugin.hostMounts" -}}
+- name: config
+  mountPath: /etc/neuron-plugin
+  readOnly: true
+- name: device-plugins
+  mountPath: {{ .Values.devicePlugin.kubeletDir }}/device-plugins
+- name: pod-resources
+  mountPath: {{ .Values.devicePlugin.kubeletDir }}/pod-resources
+  readOnly: true
+# To see when no process of an ended pod lives any more.
+- name: cgroup
+  mountPath: /host/cgroup
+  readOnly: true
+# To see which device nodes exist; none is opened.
+- name: dev
+  mountPath: /dev
+  readOnly: true
+# The host's choice of logical cores: neuron/logical_nc_config.
+- name: opt-aws
+  mountPath: /opt/aws
+  readOnly: true
+{{- if .Values.devicePlugin.settings.cdi }}
+- name: cdi
+  mountPath: /var/run/cdi
+{{- end }}
+{{- if eq (.Values.devicePlugin.settings.registration | default "socket") "watcher" }}
+- name: plugins-registry
+  mountPath: {{ .Values.devicePlugin.kubeletDir }}/plugins_registry
+{{- end }}
+{{- if .Values.devicePlugin.watchProcesses }}
+- name: proc
+  mountPath: /host/proc
+  readOnly: true
+{{- end }}
+{{- if .Values.devicePlugin.stateDir }}
+- name: state
+  mountPath: /var/lib/neuron-plugin
+{{- end }}
+{{- with .Values.devicePlugin.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* What is mounted there. */}}
+{{- define "neuron-plugin.hostVolumes" -}}
+- name: config
+  configMap:
+    name: {{ include "neuron-plugin.name" . }}
+- name: device-plugins
+  hostPath:
+    path: {{ .Values.devicePlugin.kubeletDir }}/device-plugins
+    type: Directory
+- name: pod-resources
+  hostPath:
+    path: {{ .Values.devicePlugin.kubeletDir }}/pod-resources
+    type: Directory
+- name: cgroup
+  hostPath:
+    path: /sys/fs/cgroup
+    type: Directory
+- name: dev
+  hostPath:
+    path: /dev
+    type: Directory
+- name: opt-aws
+  hostPath:
+    path: /opt/aws
+{{- if .Values.devicePlugin.settings.cdi }}
+- name: cdi
+  hostPath:
+    path: /var/run/cdi
+    type: DirectoryOrCreate
+{{- end }}
+{{- if eq (.Values.devicePlugin.settings.registration | default "socket") "watcher" }}
+- name: plugins-registry
+  hostPath:
+    path: {{ .Values.devicePlugin.kubeletDir }}/plugins_registry
+    type: Directory
+{{- end }}
+{{- if .Values.devicePlugin.watchProcesses }}
+- name: proc
+  hostPath:
+    path: /proc
+    type: Directory
+{{- end }}
+{{- with .Values.devicePlugin.stateDir }}
+- name: state
+  hostPath:
+    path: {{ . }}
+    type: DirectoryOrCreate
+{{- end }}
+{{- with .Values.devicePlugin.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}

@@ -4,10 +4,10 @@ import { broken, element, plain } from "./draw.js";
 import { fetched } from "./watch.js";
 
 const SERIES = [
-  ["used", () => plain(0)],
-  ["free, linked", () => plain(2)],
-  ["free, but not linked to the rest", () => plain(1)],
-  ["unhealthy, missing or closed", broken],
+  ["used", 0, () => plain(0)],
+  ["free, linked", 90, () => plain(2)],
+  ["free, but not linked to the rest", 220, () => plain(1)],
+  ["unhealthy, missing or closed", 440, broken],
 ];
 const WIDTH = 720;
 const HEIGHT = 200;
@@ -45,6 +45,7 @@ function useNow(nodes) {
 
 /** `nodes` in numbers, as `countsOf` gives them. */
 export function drawUse(nodes) {
+  if (!nodes.length) return;
   const now = useNow(nodes);
   const last = samples[samples.length - 1];
   if (!last || 1000 * (now[0] - last[0]) > pauseMs) samples.push(now);
@@ -57,13 +58,13 @@ export function drawUse(nodes) {
   const root = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT + LEGEND}`, role: "img", xmlns: "http://www.w3.org/2000/svg" });
   root.setAttribute("aria-label", `Devices now: ${SERIES.map(([name], at) => `${now[at + 1]} ${name}`).join("; ")}`);
   const below = shown.map(() => 0);
-  SERIES.forEach(([name, fill], series) => {
-    const lower = shown.map(([at], place) => `${x(at)} ${y(below[place])}`);
-    shown.forEach((each, place) => (below[place] += each[series + 1]));
-    const upper = shown.map(([at], place) => `${x(at)} ${y(below[place])}`);
+  SERIES.forEach(([name, place, fill], series) => {
+    const lower = shown.map(([at], sample) => `${x(at)} ${y(below[sample])}`);
+    shown.forEach((each, sample) => (below[sample] += each[series + 1]));
+    const upper = shown.map(([at], sample) => `${x(at)} ${y(below[sample])}`);
     root.append(element("path", { d: `M${upper.join("L")}L${lower.reverse().join("L")}Z`, fill: fill() }));
-    root.append(element("rect", { x: LEFT + series * 165, y: HEIGHT + 4, width: 12, height: 12, fill: fill() }));
-    root.append(element("text", { x: LEFT + 16 + series * 165, y: HEIGHT + 14 }, `${name}: ${now[series + 1]}`));
+    root.append(element("rect", { x: LEFT + place, y: HEIGHT + 4, width: 12, height: 12, fill: fill() }));
+    root.append(element("text", { x: LEFT + 16 + place, y: HEIGHT + 14 }, `${name}: ${now[series + 1]}`));
   });
   root.append(element("text", { x: 0, y: y(most) + 10 }, `${most}`), element("text", { x: 0, y: y(0) }, "0"));
   root.append(element("text", { x: LEFT, y: HEIGHT - 8 }, clock(start)));
