@@ -28,7 +28,7 @@ from neuron_plugin.allocation.assignment import (
     read_assignment,
     write_assignment,
 )
-from neuron_plugin.allocation.cost import cost, costs
+from neuron_plugin.allocation.cost import cost, costs, devices_lost
 from neuron_plugin.allocation.decision_log import (
     REMEMBERED,
     DecisionLog,
@@ -62,7 +62,15 @@ from neuron_plugin.allocation.placement import (
     placement_mask,
     why_not,
 )
-from neuron_plugin.allocation.pod import NeuronPod, PodObject, asks_for_neuron, assigned_allocations, neuron_pod
+from neuron_plugin.allocation.pod import (
+    PLACEMENT_KEY,
+    NeuronPod,
+    PlacementStrategy,
+    PodObject,
+    asks_for_neuron,
+    assigned_allocations,
+    neuron_pod,
+)
 from neuron_plugin.allocation.rejection import INVALID_REQUEST, NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT, Rejection
 from neuron_plugin.allocation.requests import (
     ContainerKind,

@@ -20,11 +20,13 @@ from neuron_plugin.cluster.leases import TERMS, Change, Election, ObservedLease,
 from neuron_plugin.cluster.objects import (
     LEASES,
     NODES,
+    POD_GROUPS,
     PODS,
     Lease,
     Node,
     ObjectReference,
     Pod,
+    PodGroup,
     Scope,
     pages,
 )

@@ -42,6 +42,8 @@ class PodReference:
     terminating: bool = False
     started: bool = True
     running: bool = True
+    scheduling_group: str = ""
+    prefers_nodes: bool = False
 
 
 def pod(limits: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> NeuronPod:
