@@ -15,7 +15,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from neuron_plugin.topology import MOST_SHAPES, CoreMask, Geometry, Unit, cores_in, valid_counts, valid_sets
+from neuron_plugin.topology import (
+    MOST_SHAPES,
+    CoreMask,
+    Geometry,
+    Topology,
+    Unit,
+    cores_in,
+    valid_counts,
+    valid_sets,
+)
 
 
 def cost(geometry: Geometry, free: int, chosen: int) -> int:
@@ -68,6 +77,15 @@ def most_disjoint(masks: Iterable[CoreMask]) -> int:
             taken |= mask
             most += 1
     return most
+
+
+def tie_rank(geometry: Geometry, free: int, pods: int) -> int:
+    """How nodes of equal cost compare: the least wins, and of equals the lowest name.
+
+    The node that is used most comes first, so that empty nodes stay empty: on a torus the one with most pods, elsewhere
+    the one with the least free.
+    """
+    return -pods if geometry.topology is Topology.TORUS else free.bit_count()
 
 
 @dataclass(frozen=True)

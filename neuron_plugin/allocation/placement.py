@@ -12,13 +12,28 @@ is what admission will do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from neuron_plugin.allocation.constraints import PREFIX, Constraints
 from neuron_plugin.allocation.cost import costs, most_disjoint
+from neuron_plugin.allocation.narrowing import (
+    NO_FACTS,
+    DeviceFacts,
+    Left,
+    Narrowing,
+    devices_of,
+    is_constrained,
+    never_met,
+    unconstrained,
+    usable_mask,
+)
 from neuron_plugin.allocation.rejection import (
+    SHARED_DEVICE,
     Rejection,
+    amount_used,
     fragmented,
+    not_allowed,
     not_free,
     too_many,
     too_many_together,
@@ -47,7 +62,10 @@ def candidates(
     geometry: Geometry, free: int, unit: Unit, count: int, must_include: int = NO_CORES
 ) -> tuple[CoreMask, ...]:
     """The same sets, best first: by what they cost later pods, then by lowest ids."""
-    sets = fitting(geometry, free, unit, count, must_include)
+    return _cheapest_first(geometry, free, fitting(geometry, free, unit, count, must_include))
+
+
+def _cheapest_first(geometry: Geometry, free: int, sets: list[CoreMask]) -> tuple[CoreMask, ...]:
     if len(sets) <= 1:
         return tuple(sets)
     return tuple(mask for _, mask in sorted(zip(costs(geometry, free, sets), sets, strict=True)))
@@ -105,8 +123,8 @@ def placement_mask(placement: Placement) -> CoreMask:
     return CoreMask(mask)
 
 
-def place(geometry: Geometry, free: int, request: PodRequest) -> Placement | Rejection:
-    """Sets for all requesting containers out of ``free``, or why not.
+def place(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts = NO_FACTS) -> Placement | Rejection:
+    """Sets for all requesting containers out of ``free``, or why not; ``facts`` decide about constraints.
 
     The cheapest sets first, container by container; where that leads into a dead end, any sets that fit. The search is
     bounded: for a pod of many unlike containers on a torn node it may refuse what would just have fitted.
@@ -114,6 +132,8 @@ def place(geometry: Geometry, free: int, request: PodRequest) -> Placement | Rej
     if len(request) > MOST_CONTAINERS:
         return too_many_together(geometry)
     within = free & geometry.all_mask
+    if is_constrained(request):
+        return _place_constrained(geometry, within, request, facts)
     if len(request) == 1:  # nearly every pod: half the time, and preemption asks thousands of times
         return _place_one(geometry, within, request[0])
     masks = _search(geometry, within, request)
@@ -122,48 +142,105 @@ def place(geometry: Geometry, free: int, request: PodRequest) -> Placement | Rej
     return tuple(ContainerSet(part, mask) for part, mask in zip(request, masks, strict=True))
 
 
-def place_healthy(geometry: Geometry, healthy: int, free: int, request: PodRequest) -> Placement | Rejection:
+def place_healthy(
+    geometry: Geometry, healthy: int, free: int, request: PodRequest, facts: DeviceFacts = NO_FACTS
+) -> Placement | Rejection:
     """Like ``place``; the reason says when no pod's end could help because hardware is missing or unhealthy."""
-    found = place(geometry, free & healthy, request)
+    found = place(geometry, free & healthy, request, facts)
     if not isinstance(found, Rejection) or not found.may_pass:
         return found
-    if not isinstance(place(geometry, healthy, request), Rejection):
+    if _has_room(geometry, healthy & geometry.all_mask, request, facts.unused):
         return found
-    on_all = place(geometry, geometry.all_mask, request)
+    on_all = place(geometry, geometry.all_mask, request, facts.unused)
     if isinstance(on_all, Rejection):
-        return on_all
+        return replace(on_all, may_pass=False)
+    without_pods = place(geometry, healthy, request, facts.unused)
+    if isinstance(without_pods, Rejection) and _has_room(geometry, healthy, unconstrained(request), facts):
+        return replace(without_pods, may_pass=False)
     largest = max(request, key=lambda part: cores_asked(geometry, part))
     return unhealthy(largest.resource.unit, largest.count)
 
 
-def _search(geometry: Geometry, free: int, request: PodRequest) -> tuple[CoreMask, ...] | None:
+def _place_constrained(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts) -> Placement | Rejection:
+    if reason := never_met(geometry, request, facts):
+        return reason
+    narrowing = Narrowing(geometry, free, request, facts)
+    if len(request) == 1:
+        usable, (part,) = free & usable_mask(geometry, request[0], facts), request
+        sets = _cheapest_first(geometry, free, fitting(geometry, usable, part.resource.unit, part.count))
+        masks = narrowing.options(0, sets, narrowing.start)[:1] or None
+    else:
+        masks = _search(geometry, free, request, narrowing)
+    if masks is not None:
+        return tuple(ContainerSet(part, mask) for part, mask in zip(request, masks, strict=True))
+    plain = unconstrained(request)
+    if _has_room(geometry, free, plain, facts):
+        return _why_constrained(geometry, free, request, facts)
+    return place(geometry, free, plain)
+
+
+def _has_room(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts) -> bool:
+    """Whether ``place`` finds sets for what is not never met; for one container that takes no choice between them."""
+    if len(request) != 1:
+        narrowing = Narrowing(geometry, free, request, facts) if is_constrained(request) else None
+        return _search(geometry, free, request, narrowing) is not None
+    part = request[0]
+    return bool(fitting(geometry, free & usable_mask(geometry, part, facts), part.resource.unit, part.count))
+
+
+def _why_constrained(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts) -> Rejection:
+    """The first constraint that leaves nothing: allowed devices, then amounts, then a shared device."""
+    constraints = request[0].constraints
+    allowed = replace(constraints, same_device=()) if isinstance(constraints, Constraints) else constraints
+    with_amounts = tuple(replace(part, constraints=allowed) for part in request)
+    without = tuple(replace(part, amounts=()) for part in with_amounts)
+    largest = max(request, key=lambda part: cores_asked(geometry, part))
+    if not _has_room(geometry, free, without, facts):
+        return not_allowed(largest.resource.unit, largest.count)
+    if not _has_room(geometry, free, with_amounts, facts):
+        part = next(part for part in request if part.amounts)
+        name, amount = part.amounts[0]
+        return amount_used(PREFIX + name, amount // devices_of(geometry, part))
+    return SHARED_DEVICE
+
+
+def _search(
+    geometry: Geometry, free: int, request: PodRequest, narrowing: Narrowing | None = None
+) -> tuple[CoreMask, ...] | None:
     lasting = [part for part in request if part.kind is not ContainerKind.INIT]
     if sum(cores_asked(geometry, part) for part in lasting) > free.bit_count():
         return None  # seen without a search: a full node is the commonest of all
-    masks = _Walk(geometry, request).solve(0, free, {})
-    return pack(geometry, free, request) if masks is None and len(lasting) == len(request) else masks
+    masks = _Walk(geometry, request, narrowing).solve(0, free, {}, narrowing.start if narrowing else None)
+    if masks is not None or len(lasting) < len(request) or (narrowing and not narrowing.is_mask):
+        return masks
+    return pack(geometry, free & narrowing.allowed_mask if narrowing else free, request)
 
 
 class _Walk:
     """Depth-first over the containers as the kubelet walks them, best sets first; remembers dead ends."""
 
-    def __init__(self, geometry: Geometry, request: PodRequest) -> None:
+    def __init__(self, geometry: Geometry, request: PodRequest, narrowing: Narrowing | None) -> None:
         self._geometry = geometry
         self._request = request
+        self._narrowing = narrowing
         self._steps = len(request) + _DETOURS
-        self._dead: set[tuple[int, int, tuple[tuple[Resource, CoreMask], ...]]] = set()
+        self._dead: set[tuple[int, int, tuple[tuple[Resource, CoreMask], ...], Left | None]] = set()
 
-    def solve(self, index: int, free: int, reusable: _Reusable) -> tuple[CoreMask, ...] | None:
-        """Sets for the containers from ``index`` on."""
+    def solve(self, index: int, free: int, reusable: _Reusable, left: Left | None) -> tuple[CoreMask, ...] | None:
+        """Sets for the containers from ``index`` on; ``left`` is what constraints leave to them."""
         if index == len(self._request):
             return ()
-        state = (index, free, tuple(sorted(reusable.items())))
+        state = (index, free, tuple(sorted(reusable.items())), left)
         if state in self._dead or self._steps <= 0:
             return None
         self._steps -= 1
         part = self._request[index]
-        for mask in self._options(part, free, reusable.get(part.resource, NO_CORES)):
-            rest = self.solve(index + 1, free & ~mask, _left(part, mask, reusable))
+        options = self._options(part, free, reusable.get(part.resource, NO_CORES))
+        if self._narrowing and left:
+            options = self._narrowing.options(index, options, left)
+        for mask in options:
+            then = self._narrowing.after(index, mask, left) if self._narrowing and left else None
+            rest = self.solve(index + 1, free & ~mask, _left(part, mask, reusable), then)
             if rest is not None:
                 return (mask, *rest)
         self._dead.add(state)
@@ -250,7 +327,7 @@ class _Packing:
         self._dead: set[tuple[int, int, int]] = set()
 
     def solve(self, index: int, free: int, above: int) -> tuple[CoreMask, ...] | None:
-        """Sets for the parts from ``index`` on; the first is a mask above ``above``, as its like before was."""
+        """Sets for the parts from ``index`` on; equal parts get theirs in ascending order, above ``above``."""
         if index == len(self._demands):
             return ()
         if (index, free, above) in self._dead:

@@ -15,9 +15,11 @@ import argparse
 import enum
 import os
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import NoReturn, TypeAlias
 
 import msgspec
@@ -137,6 +139,14 @@ def server_url(flag: str, text: str) -> str:
     raise UsageError(f"{flag} is {text!r}, expected it to begin with http:// or https://")
 
 
+def program() -> str:
+    """This program as it was typed, so that a hint can be pasted into the same shell."""
+    typed = sys.argv[0]
+    if typed.endswith(".py"):
+        return f"{sys.executable} -m neuron_plugin.cli.main"
+    return Path(typed).name if shutil.which(Path(typed).name) == typed else typed
+
+
 class Form(enum.StrEnum):
     """What ``--output`` takes."""
 
@@ -166,6 +176,20 @@ def show(form: str, content: object, lines: Iterable[Line]) -> None:
         print_lines(list(lines))
     else:
         print(document(form, content), end="")
+
+
+def show_again(form: str, content: object, lines: Iterable[Line], *, first: bool) -> None:
+    """Print one of a series of findings, for ``--watch``: on a terminal in place of the last one."""
+    if form == Form.JSON:
+        print(msgspec.json.encode(content).decode(), flush=True)
+    elif form == Form.YAML:
+        print(f"---\n{document(form, content)}", end="", flush=True)
+    elif on_terminal():
+        print("\x1b[2J\x1b[H", end="")  # an empty screen, from its top
+        print_lines(list(lines))
+        print("Watching for changes; Ctrl-C ends.", flush=True)
+    else:
+        print_lines([*([] if first else plain("")), *lines])
 
 
 def document(form: str, content: object) -> str:

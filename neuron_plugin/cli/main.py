@@ -14,12 +14,15 @@ from neuron_plugin.cli.command import EXIT_STATUSES, CommandError, Exit, Parser,
 
 COMMANDS = {
     "demo": "see pods get their linked devices, or a refusal, in a simulated cluster on this machine",
+    "playground": "keep a simulated cluster up on this machine, for your own pods, faults and kubectl",
     "devices": "show the Neuron devices of this machine, their health and who holds them",
     "topology": "draw the devices with their links and holders, and say which sets are free",
     "decisions": "show what the plugin of this node chose lately, what else there was, and why",
     "doctor": "find out what is wrong with this node, and what to do about it",
+    "nodes": "show the Neuron nodes of the cluster, what of them is free, and which are closed",
+    "pods": "show which pods of the cluster ask for Neuron, and which devices and cores they have",
     "explain": "say for each node why a pod fits it or not",
-    "simulate": "write a simulated machine into a directory, and put faults into it",
+    "simulate": "write a simulated machine into a directory and break it; compare policies on a cluster on paper",
     "run": "serve this node's Neuron devices to its kubelet (the daemon)",
     "extender": "serve kube-scheduler as its extender (a daemon, once or twice a cluster)",
     "scheduler-config": "print a kube-scheduler configuration that uses the extender",
@@ -39,6 +42,7 @@ STACK = "NEURON_PLUGIN_STACK"
 EPILOG = f"""\
 try it without hardware or cluster:
   neuron-plugin demo
+  neuron-plugin playground
   neuron-plugin simulate node ./trn1 --type trn1.32xlarge
   neuron-plugin devices --root ./trn1
   neuron-plugin topology --root ./trn1

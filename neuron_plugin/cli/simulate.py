@@ -11,19 +11,22 @@ from neuron_plugin.allocation import IdListError, parse_ids
 from neuron_plugin.cli.command import (
     Exit,
     Parser,
+    Run,
     UsageError,
     add_command,
     add_output_flag,
     count,
     matching,
     plain,
+    program,
     show,
     table,
 )
+from neuron_plugin.cli.simulate_cluster import add_cluster_command
 from neuron_plugin.hardware import ResetState
 from neuron_plugin.inspection import plural, ranges
 from neuron_plugin.instance_file import load_catalogue
-from neuron_plugin.topology import Catalogue, Geometry, Unit, valid_counts
+from neuron_plugin.topology import Catalogue, Unit, valid_counts
 
 if TYPE_CHECKING:
     from neuron_plugin.simulation import SimulatedNode
@@ -64,7 +67,7 @@ _CORE_ERRORS = ("hw_error", "hw_nc_ue_error", "hw_hbm_ue_error", "hw_dma_abort_e
 
 
 def add_flags(parser: Parser) -> None:
-    """The three actions."""
+    """The four actions."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
     types = add_command(actions, "types", run_types, summary="list the instance types that can be simulated")
     add_output_flag(types)
@@ -84,9 +87,15 @@ def add_flags(parser: Parser) -> None:
     summary = "break something on a simulated machine, or repair it"
     fault = add_command(actions, "fault", run_fault, summary=summary, examples=FAULT_EXAMPLES)
     fault.add_argument("directory", type=Path, metavar="DIR", help="a directory that 'simulate node' wrote")
-    kinds = fault.add_subparsers(title="what breaks", metavar="WHAT", dest="what", required=True)
+    add_faults(fault, run_fault)
+    add_cluster_command(actions)
+
+
+def add_faults(parser: Parser, run: Run) -> None:
+    """Add everything that can break, done by ``run``."""
+    kinds = parser.add_subparsers(title="what breaks", metavar="WHAT", dest="what", required=True)
     for name, (summary, _, arguments) in FAULTS.items():
-        kind = add_command(kinds, name, run_fault, summary=summary)
+        kind = add_command(kinds, name, run, summary=summary)
         group = kind.add_mutually_exclusive_group(required=True) if name == "attribute" else kind
         for argument in arguments.split():
             (group if argument.startswith("--") else kind).add_argument(argument, **ARGUMENTS[argument])
@@ -109,8 +118,6 @@ def run_types(arguments: Namespace) -> int:
     """List the instance types that are known."""
     found, rows = [], []
     for _, each in sorted(load_catalogue(arguments.instance_types).items()):
-        cores = each.cores_per_device // each.logical_core_size
-        geometry = Geometry(each.name, each.topology, each.devices, cores, each.block_sizes)
         report = {
             "name": each.name,
             "devices": each.devices,
@@ -119,7 +126,7 @@ def run_types(arguments: Namespace) -> int:
             "logicalCoreSize": each.logical_core_size,
             "memoryGibPerDevice": each.memory_gib,
             "topology": each.topology.value,
-            "deviceCounts": (counts := valid_counts(geometry, Unit.DEVICE)),
+            "deviceCounts": (counts := valid_counts(each.geometry, Unit.DEVICE)),
         }
         found.append(report)
         cells = report | {"memoryGibPerDevice": f"{each.memory_gib}Gi", "deviceCounts": ranges(counts)}
@@ -164,7 +171,7 @@ def run(arguments: Namespace) -> int:
     devices = plural(len(written.chips), "device") + (f", without {ranges(written.missing)}" if written.missing else "")
     lines = plain(
         f"{node.root}: {written.instance_type}, {devices}, driver {written.driver_version}",
-        f"Look at it: neuron-plugin devices --root {node.root}",
+        f"Look at it: {program()} devices --root {node.root}",
     )
     show(arguments.output, report, lines)
     return Exit.SUCCESS

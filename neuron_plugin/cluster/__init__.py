@@ -22,6 +22,7 @@ from neuron_plugin.cluster.objects import (
     NODES,
     POD_GROUPS,
     PODS,
+    ApiResource,
     Lease,
     Node,
     ObjectReference,

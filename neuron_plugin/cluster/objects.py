@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -281,6 +281,7 @@ class _LeaseSpec(_Wire, frozen=True):
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
     lease_transitions: int | None = None
+    renew_time: str | None = None
 
 
 class Lease(ApiObject, frozen=True):
@@ -302,6 +303,11 @@ class Lease(ApiObject, frozen=True):
     def duration_seconds(self) -> int:
         """How long after its last renewal others must leave it alone; 0 if it does not say."""
         return self.spec.lease_duration_seconds or 0
+
+    @property
+    def renewed_at(self) -> str:
+        """When its holder last renewed it, by the holder's clock: for people, see ``leases``."""
+        return self.spec.renew_time or ""
 
     @property
     def transitions(self) -> int:
@@ -335,7 +341,20 @@ class PodGroup(ApiObject, frozen=True):
 
 # Resources of the API.
 
-R = TypeVar("R", bound=ApiObject)
+
+class Record(Protocol):
+    """What is listed and watched; ``ApiObject`` is one."""
+
+    @property
+    def uid(self) -> str:
+        """Unique for ever."""
+
+    @property
+    def resource_version(self) -> str:
+        """The version of this state of the object, decimal."""
+
+
+R = TypeVar("R", bound=Record)
 T = TypeVar("T")
 
 

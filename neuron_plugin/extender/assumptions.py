@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -25,18 +25,17 @@ from neuron_plugin.allocation import (
     ASSIGNMENT_KEYS,
     Dialect,
     NeuronPod,
-    Placement,
     PlacementStrategy,
     PodUid,
     Rejection,
-    placement_mask,
+    assigned_allocations,
+    mask_union,
     read_assignment,
     write_assignment,
 )
 from neuron_plugin.cluster import Clock
 from neuron_plugin.extender.filter import VerdictMemo
-from neuron_plugin.extender.state import AssumedPod, Capacity, ClusterState, capacity_of
-from neuron_plugin.topology import CoreMask
+from neuron_plugin.extender.state import AssumedPod, Capacity, ClusterState, NodeInfo
 
 EXPECTED_SECONDS = 10.0
 """How long a bind may be on its way: volumes and permits come before it. A later one chooses again."""
@@ -72,31 +71,16 @@ class _Lead:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    node: str
-    capacity: Capacity
-    """The node's before this place is taken."""
-    placement: Placement
-
-    @property
-    def mask(self) -> CoreMask:
-        return placement_mask(self.placement)
-
-
-@dataclass(frozen=True, slots=True)
 class _Plan:
     """Places for the waiting members of a gang, as of a version of the state; ``asked`` are those led there."""
 
     version: int
     min_count: int
-    places: dict[PodUid, _Place]
+    places: dict[PodUid, AssumedPod]
     fits: bool
     may_preempt: bool
     avoided: frozenset[str]
     asked: set[PodUid] = field(default_factory=set)
-
-
-_Changed = dict[str, tuple[Capacity, int]]
 
 
 class Assumptions:
@@ -179,20 +163,21 @@ class Assumptions:
             return pod.request.detail
         if not pod.request:
             return AssumedPod(replace(pod, node=node), {}, self._clock.now())
-        capacity = self._state.capacity_for(pod.uid, node)
-        earlier = self._state.assumed.get(pod.uid)
+        earlier, capacity = self._state.assumed.get(pod.uid), self._state.capacities[node]
+        if earlier and earlier.pod.node == node and not isinstance(capacity, Rejection):
+            info = self._state.nodes[node]
+            capacity = self._state.imagine(info.node, without=pod.uid).capacity
+            if _is_free(capacity, info.ledger.mask_of(pod.uid)):
+                return replace(earlier, since=self._clock.now(), until=inf)
+        return self._choose_on(pod, node, capacity)
+
+    def _choose_on(self, pod: NeuronPod, node: str, capacity: Capacity | Rejection) -> AssumedPod | str:
+        """The pod with the best sets that a node of this capacity has."""
         if isinstance(capacity, Rejection):
             return capacity.text
-        if earlier and earlier.pod.node == node:
-            own_mask = self._state.nodes[node].ledger.mask_of(pod.uid)
-            if own_mask & capacity.free_mask == own_mask:
-                return replace(earlier, since=self._clock.now(), until=inf)
-        placement = capacity.place(pod.request)
+        placement = capacity.place(pod.requests)
         if isinstance(placement, Rejection):
             return placement.text
-        return self._make(pod, node, capacity, placement)
-
-    def _make(self, pod: NeuronPod, node: str, capacity: Capacity, placement: Placement) -> AssumedPod | str:
         annotations = write_assignment(capacity.geometry, placement, self._unix_ns(), self._dialects)
         if annotations.keys().isdisjoint(ASSIGNMENT_KEYS):
             return f"pod {pod.reference} asks for two resources, which the vendor's dialect cannot say"
@@ -214,11 +199,9 @@ class Assumptions:
         members = self._state.members.get(pod.group, {})
         for uid in plan.asked - self._state.assumed.keys():
             member, place = members.get(uid), plan.places[uid]
-            if member is None or member.node or not _is_free(self._state, place):
-                continue
-            made = self._make(member, place.node, place.capacity, place.placement)
-            if isinstance(made, AssumedPod):
-                self._state.assume(replace(made, until=made.since + EXPECTED_SECONDS))
+            if member and not member.node and self._is_open(place):
+                now = self._clock.now()
+                self._state.assume(replace(place, since=now, until=now + EXPECTED_SECONDS))
                 self._leads[uid] = _Lead(assumed=uid != pod.uid)
 
     def expire(self) -> None:
@@ -256,17 +239,15 @@ class Assumptions:
         if pod.uid not in plan.places:
             return []
         place = plan.places[pod.uid]
-        if place.node not in called or not _is_free(self._state, place):
-            changed: _Changed = {}
-            for uid, other in plan.places.items():
-                if uid != pod.uid:
-                    self._take(changed, other)
+        if place.pod.node not in called or not self._is_open(place):
+            others = [other for uid, other in plan.places.items() if uid != pod.uid]
+            changed = {each.pod.node: self._imagine(each.pod.node, others) for each in others}
             found = self._place(pod, called, (), changed)
             if found is None:
                 return []
             plan.places[pod.uid] = place = found
         plan.asked.add(pod.uid)
-        return [place.node]
+        return [place.pod.node]
 
     def has_place(self, pod: NeuronPod) -> bool:
         """Whether this member of a gang was led to a node, so that only others need victims."""
@@ -283,7 +264,7 @@ class Assumptions:
             return last
         avoided = frozenset[str]()
         if last and last.fits and last.asked == last.places.keys():  # the whole gang was led there, in vain
-            avoided = last.avoided.union(place.node for place in last.places.values())
+            avoided = last.avoided.union(place.pod.node for place in last.places.values())
         members = self._state.members.get(group, {})
         waiting = [
             each for uid, each in members.items() if not (each.node or each.terminating or uid in self._state.assumed)
@@ -297,37 +278,36 @@ class Assumptions:
         self._plans[group] = plan
         return plan
 
-    def _places(self, waiting: Collection[NeuronPod], avoided: Collection[str]) -> dict[PodUid, _Place]:
+    def _places(self, waiting: Collection[NeuronPod], avoided: Collection[str]) -> dict[PodUid, AssumedPod]:
         """A place for each that fits beside the others, the largest first."""
-        changed: _Changed = {}
-        places: dict[PodUid, _Place] = {}
+        changed: dict[str, NodeInfo] = {}
+        places: dict[PodUid, AssumedPod] = {}
         for pod in sorted(waiting, key=lambda each: (-sum(part.count for part in each.requests), each.reference.name)):
             if pod.requests and (place := self._place(pod, self._state.nodes, avoided, changed)):
-                self._take(changed, place)
                 places[pod.uid] = place
+                changed[place.pod.node] = self._imagine(place.pod.node, places.values())
         return places
 
     def _place(
-        self, pod: NeuronPod, called: Container[str], avoided: Container[str], changed: _Changed
-    ) -> _Place | None:
-        """The best place for a pod while some nodes are ``changed``."""
+        self, pod: NeuronPod, called: Container[str], avoided: Container[str], changed: Mapping[str, NodeInfo]
+    ) -> AssumedPod | None:
+        """The pod on its best node while some nodes are ``changed``."""
         node = self.memo.answers(pod.requests, self.strategy_of(pod)).best(called, avoided, changed)
-        capacity = changed[node][0] if node in changed else self._state.capacities[node]
-        placement = None if isinstance(capacity, Rejection) else capacity.place(pod.requests)
-        if placement is None or isinstance(placement, Rejection) or isinstance(capacity, Rejection):
-            return None
-        return _Place(node, capacity, placement)
+        found = self._choose_on(pod, node, changed[node].capacity if node in changed else self._state.capacities[node])
+        return found if isinstance(found, AssumedPod) else None
 
-    def _take(self, changed: _Changed, place: _Place) -> None:
-        """The node as it is once this place is taken, too."""
-        now = self._state.capacities[place.node]
-        if isinstance(now, Rejection):
-            return
-        earlier = changed.get(place.node) or (now, len(self._state.nodes[place.node].ledger.by_pod))
-        free_mask = CoreMask(earlier[0].free_mask & ~place.mask)
-        changed[place.node] = (capacity_of(now.geometry, now.healthy_mask, free_mask), earlier[1] + 1)
+    def _imagine(self, node: str, places: Iterable[AssumedPod]) -> NodeInfo:
+        beside = [place.pod for place in places if place.pod.node == node]
+        return self._state.imagine(self._state.nodes[node].node, beside=beside)
+
+    def _is_open(self, place: AssumedPod) -> bool:
+        """Whether the sets of a plan are still free."""
+        capacity = self._state.capacities[place.pod.node]
+        if isinstance(capacity, Rejection):
+            return False
+        allocations = assigned_allocations(place.pod, capacity.geometry)
+        return not isinstance(allocations, Rejection) and _is_free(capacity, mask_union(allocations))
 
 
-def _is_free(state: ClusterState, place: _Place) -> bool:
-    capacity = state.capacities[place.node]
-    return not isinstance(capacity, Rejection) and place.mask & capacity.free_mask == place.mask
+def _is_free(capacity: Capacity | Rejection, mask: int) -> bool:
+    return not isinstance(capacity, Rejection) and mask & capacity.free_mask == mask

@@ -22,6 +22,8 @@ from itertools import takewhile
 from typing import Generic, TypeAlias, TypeVar
 
 from neuron_plugin.allocation import (
+    Amounts,
+    Constraints,
     ContainerKind,
     PlacementStrategy,
     PodRequest,
@@ -31,23 +33,29 @@ from neuron_plugin.allocation import (
     cost,
     costs,
     devices_lost,
+    has_preference,
+    is_constrained,
     placement_mask,
+    tie_rank,
+    usable_mask,
 )
 from neuron_plugin.extender.state import BOUND_ELSEWHERE, UNKNOWN_NODE, Capacity, ClusterState, NodeInfo
-from neuron_plugin.topology import CoreMask, Geometry, Topology, valid_sets
+from neuron_plugin.topology import CoreMask, Geometry, valid_sets
 
 HIGHEST_SCORE = 10
 """kube-scheduler's MaxExtenderPriority (staging/src/k8s.io/kube-scheduler/extender/v1/types.go)."""
 
 MOST_DEMANDS = 32
-"""Distinct demands remembered; a cluster's workloads have few."""
+"""Distinct demands remembered, with constraints and without; a cluster's workloads have few."""
 
 MOST_CAPACITIES = 32_768
 """Distinct capacities remembered per demand; then its table starts again."""
 
 PACK = PlacementStrategy.PACK
 V = TypeVar("V")
-_Demand: TypeAlias = tuple[PlacementStrategy, tuple[tuple[ContainerKind, Resource, int], ...]]
+_Demand: TypeAlias = tuple[
+    PlacementStrategy, tuple[tuple[ContainerKind, Resource, int, Amounts, Constraints | Rejection | None], ...]
+]
 _Key: TypeAlias = tuple[int, int, str]
 """How good a node is, and its name; the least is the best. Nodes with the same first number are equals."""
 
@@ -142,7 +150,7 @@ def cost_on(capacity: Capacity | Rejection, request: PodRequest) -> int | None:
     """What the best placement takes from later pods; None where there is none."""
     if isinstance(capacity, Rejection):
         return None
-    if len(request) == 1:
+    if len(request) == 1 and not has_preference(request):
         return min(costs(capacity.geometry, capacity.free_mask, _fitting(capacity, request)), default=None)
     placed = capacity.place(request)
     if isinstance(placed, Rejection):
@@ -152,8 +160,9 @@ def cost_on(capacity: Capacity | Rejection, request: PodRequest) -> int | None:
 
 def _fitting(capacity: Capacity, request: PodRequest) -> Iterator[CoreMask]:
     """The free sets for a request's one container."""
-    free, part = capacity.free_mask, request[0]
-    return (mask for mask in valid_sets(capacity.geometry, part.resource.unit, part.count) if mask & free == mask)
+    geometry, part = capacity.geometry, request[0]
+    free = capacity.free_mask & usable_mask(geometry, part, capacity.facts)
+    return (mask for mask in valid_sets(geometry, part.resource.unit, part.count) if mask & free == mask)
 
 
 @lru_cache(maxsize=4_096)
@@ -213,11 +222,11 @@ class Answers:
         self,
         called: Container[str],
         skipped: Container[str] = (),
-        changed: Mapping[str, tuple[Capacity, int]] | None = None,
+        changed: Mapping[str, NodeInfo] | None = None,
     ) -> str:
         """The best node of those in ``called`` that are not ``skipped``; empty when the pod fits none of them.
 
-        ``changed`` are nodes as they would be, with the number of their pods.
+        ``changed`` are nodes as they would be.
         """
         changed = changed or {}
         heads: dict[Geometry | None, tuple[_Key, Capacity | Rejection]] = {}
@@ -226,11 +235,11 @@ class Answers:
                 if (name := key[-1]) not in changed and name not in skipped and name in called:
                     heads[geometry] = (key, self._state.capacities[name])
                     break
-        for name, (capacity, pods) in changed.items():
-            if name not in skipped and name in called and (found := self._key(name, capacity, pods)):
+        for name, info in changed.items():
+            if name not in skipped and name in called and (found := self._key(info)):
                 geometry, key = found
                 if geometry not in heads or key < heads[geometry][0]:
-                    heads[geometry] = (key, capacity)
+                    heads[geometry] = (key, info.capacity)
         if len(heads) <= 1:
             return next((key[-1] for key, _ in heads.values()), "")
         return min((self._lost[capacity], key) for key, capacity in heads.values())[1][-1]
@@ -260,7 +269,7 @@ class Answers:
                 continue
             if isinstance(verdict := self._verdicts[info.capacity], Rejection):
                 self._rejected.setdefault(verdict, set()).add(name)
-            elif found := self._key(name, info.capacity, len(info.ledger.by_pod)):
+            elif found := self._key(info):
                 geometry, key = found
                 order = self._orders.setdefault(geometry, [])
                 insort(order, key)
@@ -268,16 +277,16 @@ class Answers:
         self._changed.clear()
         self._orders = {geometry: order for geometry, order in self._orders.items() if order}
 
-    def _key(self, name: str, capacity: Capacity | Rejection, pods: int) -> tuple[Geometry | None, _Key] | None:
+    def _key(self, info: NodeInfo) -> tuple[Geometry | None, _Key] | None:
         """Where a node stands in which order; None if the pod does not fit there."""
+        capacity, name = info.capacity, info.name
         verdict = self._verdicts[capacity]
         if isinstance(verdict, Rejection) or isinstance(capacity, Rejection):
             return None
         geometry, free_mask = capacity.geometry, capacity.free_mask
         if self._strategy is PlacementStrategy.SPREAD:
             return None, (-len(geometry.whole_devices(free_mask)), verdict, name)
-        use = -pods if geometry.topology is Topology.TORUS else free_mask.bit_count()
-        return geometry, (verdict, use, name)
+        return geometry, (verdict, tie_rank(geometry, free_mask, len(info.ledger.by_pod)), name)
 
 
 def _verdict(capacity: Capacity | Rejection, request: PodRequest) -> int | Rejection:
@@ -301,20 +310,23 @@ class VerdictMemo:
         self._state = state
         self._changes = state.changes
         self._seen = state.changes.version
-        self._answers: dict[_Demand, Answers] = {}
+        self._answers: tuple[dict[_Demand, Answers], dict[_Demand, Answers]] = ({}, {})
 
     def answers(self, request: PodRequest, strategy: PlacementStrategy = PACK) -> Answers:
         """The answers to one request, as of now; the demand that was asked for longest ago makes room for a new one.
 
-        Containers' names are no part of a demand: every workload has its own, and would have its own answers.
+        Containers' names are no part of a demand: every workload has its own, and would have its own answers. However
+        many constraints pods invent, demands without any stay remembered.
         """
         if self._seen != self._changes.version:
             self._catch_up()
-        demand = (strategy, tuple((part.kind, part.resource, part.count) for part in request))
-        found = self._answers.pop(demand, None) or Answers(self._state, request, strategy)
-        self._answers[demand] = found
-        if len(self._answers) > MOST_DEMANDS:
-            del self._answers[next(iter(self._answers))]
+        parts = tuple((part.kind, part.resource, part.count, part.amounts, part.constraints) for part in request)
+        demand = (strategy, parts)
+        answers = self._answers[is_constrained(request)]
+        found = answers.pop(demand, None) or Answers(self._state, request, strategy)
+        answers[demand] = found
+        if len(answers) > MOST_DEMANDS:
+            del answers[next(iter(answers))]
         found.catch_up()
         return found
 
@@ -322,9 +334,11 @@ class VerdictMemo:
         """Have nodes that have changed judged again."""
         seen, self._seen = self._seen, self._changes.version
         if not self._changes.knows(seen):
-            self._answers.clear()
+            for remembered in self._answers:
+                remembered.clear()
             return
         records = [record for change in self._changes.after(seen) for record in (change.before, change.after)]
         changed = {record.name for record in records if isinstance(record, NodeInfo)}
-        for answers in self._answers.values():
-            answers.forget(changed)
+        for remembered in self._answers:
+            for answers in remembered.values():
+                answers.forget(changed)

@@ -24,6 +24,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from neuron_plugin.allocation import (
+    DEVICE_NAME_KEY,
     PLACEMENT_KEY,
     NeuronPod,
     PlacementStrategy,
@@ -45,7 +46,7 @@ from neuron_plugin.extender.preemption import preempt
 from neuron_plugin.extender.settings import Answer
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.wire import WireError
-from neuron_plugin.topology import cores_in
+from neuron_plugin.topology import Catalogue, catalogue, cores_in, product_names
 
 VERBS = ("filter", "prioritize", "preempt", "bind")
 PREFIXES = ("", "/scheduler", "/apis/neuron-plugin.io/v1/schedule")
@@ -77,10 +78,12 @@ class ExtenderService:
         readiness: Readiness,
         metrics: ExtenderMetrics,
         *,
+        types: Catalogue | None = None,
         answer: Answer = Answer.BEST,
         preempt_unoffered: bool = True,
     ) -> None:
-        """``answer``: see ``Answer``; ``preempt_unoffered``: see ``preemption``."""
+        """``types`` are the known ones, by default those shipped. The rest: see ``Answer`` and ``preemption``."""
+        self._products = product_names(catalogue() if types is None else types)
         self._metrics = metrics
         self._state = state
         self._binder = binder
@@ -193,6 +196,14 @@ class ExtenderService:
             raise WireError(pod.request.detail)
         if pod.placement and pod.placement not in set(PlacementStrategy):
             raise WireError(f"annotation {PLACEMENT_KEY} is {pod.placement[:40]!r}, expected pack or spread")
+        if pod.request and (constraints := pod.request[0].constraints):
+            if isinstance(constraints, Rejection):
+                raise WireError(constraints.detail)
+            if unknown := constraints.products - self._products:
+                known = self._products.union(*(info.node.facts.names for info in self._state.nodes.values()))
+                if unknown - known:
+                    names = f"{', '.join(sorted(unknown - known))}; known are {', '.join(sorted(known))}"
+                    raise WireError(f"annotation {DEVICE_NAME_KEY} has unknown names: {names}")
         return pod, pod.request
 
 

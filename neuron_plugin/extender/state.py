@@ -24,8 +24,10 @@ from weakref import WeakValueDictionary
 from neuron_plugin.allocation import (
     INVENTORY_KEY,
     NO_ASSIGNMENT,
+    NO_FACTS,
     UNREADABLE_ASSIGNMENT,
     Allocation,
+    DeviceFacts,
     InventoryError,
     Ledger,
     NeuronPod,
@@ -36,7 +38,9 @@ from neuron_plugin.allocation import (
     PodUid,
     Rejection,
     Resource,
+    amounts_used,
     assigned_allocations,
+    device_facts,
     parse_count,
     place_healthy,
     read_inventory,
@@ -94,6 +98,7 @@ class NeuronNode:
     name: str
     uid: str
     inventory: NodeInventory | Rejection
+    facts: DeviceFacts = NO_FACTS
 
 
 def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
@@ -105,7 +110,11 @@ def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
     """
     text = node.annotations.get(INVENTORY_KEY)
     inventory = _by_instance_type(node, types) if text is None else _by_annotation(text)
-    return NeuronNode(node.name, node.uid, inventory)
+    if isinstance(inventory, Rejection):
+        return NeuronNode(node.name, node.uid, inventory)
+    instance_type = inventory.geometry.instance_type
+    facts = device_facts(inventory.device_name, instance_type, types.get(instance_type))
+    return NeuronNode(node.name, node.uid, inventory, facts)
 
 
 @lru_cache(maxsize=1024)
@@ -180,21 +189,24 @@ class Capacity:
     geometry: Geometry
     healthy_mask: CoreMask
     free_mask: CoreMask
+    facts: DeviceFacts = NO_FACTS
 
     def place(self, request: PodRequest) -> Placement | Rejection:
         """The best sets for a request, or why there are none."""
-        return place_healthy(self.geometry, self.healthy_mask, self.free_mask, request)
+        return place_healthy(self.geometry, self.healthy_mask, self.free_mask, request, self.facts)
 
 
-_capacities: WeakValueDictionary[tuple[Geometry, int, int], Capacity] = WeakValueDictionary()
+_capacities: WeakValueDictionary[tuple[Geometry, int, int, DeviceFacts], Capacity] = WeakValueDictionary()
 
 
-def capacity_of(geometry: Geometry, healthy_mask: CoreMask, free_mask: CoreMask) -> Capacity:
+def capacity_of(
+    geometry: Geometry, healthy_mask: CoreMask, free_mask: CoreMask, facts: DeviceFacts = NO_FACTS
+) -> Capacity:
     """The one ``Capacity`` of these values; it lives as long as a node or a remembered verdict refers to it."""
-    key = (geometry, healthy_mask, free_mask)
+    key = (geometry, healthy_mask, free_mask, facts)
     capacity = _capacities.get(key)
     if capacity is None:
-        capacity = _capacities[key] = Capacity(geometry, healthy_mask, free_mask)
+        capacity = _capacities[key] = Capacity(*key)
     return capacity
 
 
@@ -274,8 +286,10 @@ def node_info(node: NeuronNode, pods: Iterable[NeuronPod], *, stale: bool = Fals
     reasons = [reason for _, reason in unclear] + [STALE_PLUGIN] * stale
     if reasons:
         return NodeInfo(node, ledger, tuple(unclear), stale, min(reasons, key=lambda reason: reason.may_pass))
-    free_mask = CoreMask(healthy_mask & ~ledger.used_mask)
-    return NodeInfo(node, ledger, (), stale, capacity_of(inventory.geometry, healthy_mask, free_mask))
+    free_mask, facts = CoreMask(healthy_mask & ~ledger.used_mask), node.facts
+    if any(one.amounts for one in allocations):
+        facts = replace(facts, used=amounts_used(inventory.geometry, ledger.by_pod.values()))
+    return NodeInfo(node, ledger, (), stale, capacity_of(inventory.geometry, healthy_mask, free_mask, facts))
 
 
 def _overlaps(ledger: Ledger) -> list[tuple[PodReference, Rejection]]:
@@ -378,6 +392,9 @@ class ClusterState:
     gives ``UNKNOWN_NODE``. ``members`` are the live pods of each PodGroup; ``min_counts`` how many of them must be
     placed for any to be. ``rejections`` are pods that their kubelets got no devices for, until they are reported.
     ``version`` is the one before the first of ``changes``.
+
+    ``renewals`` has by node name when its plugin last renewed its Lease, as the Lease says. It is for people. A renewal
+    is no change of the state: on a large cluster thousands a second would leave no room for others in ``changes``.
     """
 
     def __init__(self, version: int = 0) -> None:
@@ -391,6 +408,7 @@ class ClusterState:
         self.min_counts: dict[tuple[str, str], int] = {}
         self.members: defaultdict[tuple[str, str], dict[PodUid, NeuronPod]] = defaultdict(dict)
         self.rejections: deque[NeuronPod] = deque(maxlen=MOST_REJECTIONS)
+        self.renewals: dict[str, str] = {}
         self.nodes: Mapping[str, NodeInfo] = MappingProxyType(self._nodes)
         self.capacities: Mapping[str, Capacity | Rejection] = self._capacities
         self.pods: Mapping[PodUid, NeuronPod] = MappingProxyType(self._pods)
@@ -471,13 +489,17 @@ class ClusterState:
         for name in changed & self._nodes.keys():
             self._rebuild(self._nodes[name].node)
 
-    def capacity_for(self, uid: PodUid, name: str) -> Capacity | Rejection:
-        """What a node can give to this pod: the set that filter has chosen for it there is free to it."""
-        capacity, assumed = self.capacities[name], self._assumed.get(uid)
-        if isinstance(capacity, Rejection) or assumed is None or assumed.pod.node != name:
-            return capacity
-        own_mask = self._nodes[name].ledger.mask_of(uid) & capacity.healthy_mask
-        return capacity_of(capacity.geometry, capacity.healthy_mask, CoreMask(capacity.free_mask | own_mask))
+    def imagine(self, node: NeuronNode, *, without: str = "", beside: Iterable[NeuronPod] = ()) -> NodeInfo:
+        """A node as it is, or would be without one of its pods or with others beside them.
+
+        An assumed pod counts by what was assumed, not by what the watch shows of it.
+        """
+        pods, name = [], node.name
+        for uid in self._by_node.get(name, ()):
+            assumed = self._assumed.get(uid)
+            if uid != without:
+                pods.append(assumed.pod if assumed and assumed.pod.node == name else self._pods[uid])
+        return node_info(node, (*pods, *beside), stale=name in self._stale)
 
     def bound_to(self, uid: PodUid) -> str:
         """The node that a pod is bound to or being bound to; empty when it is free to go anywhere."""
@@ -501,13 +523,9 @@ class ClusterState:
             self._rebuild(self._nodes[name].node)
 
     def _rebuild(self, node: NeuronNode) -> None:
-        """Derive a node's state again. An assumed pod counts by what was assumed, not by what the watch shows of it."""
+        """Derive a node's state again."""
         name, before = node.name, self._nodes.get(node.name)
-        pods = []
-        for uid in self._by_node.get(name, ()):
-            assumed = self._assumed.get(uid)
-            pods.append(assumed.pod if assumed and assumed.pod.node == name else self._pods[uid])
-        after = node_info(node, pods, stale=name in self._stale)
+        after = self.imagine(node)
         self._nodes[name], self._capacities[name] = after, after.capacity
         if after != before:
             self.changes.add(name, before, after)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import Dialect, NeuronPod, PlacementStrategy
+from neuron_plugin.allocation import Assignment, Dialect, NeuronPod, PlacementStrategy
 from neuron_plugin.cluster import Clock
 from neuron_plugin.extender.assumptions import (
     EXPECTED_SECONDS,
@@ -161,7 +161,7 @@ def test_a_pod_that_prefers_nodes_itself_gets_all_nodes_of_least_cost(led: Led, 
 
 def test_rules_that_nodes_must_meet_are_no_preference() -> None:
     pod = pod_manifest("pod", DEVICE, 8)
-    required = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}
+    required: dict[str, Any] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}
     pod["spec"] |= {"affinity": required, "topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]}
 
     assert not record_of(pod).prefers_nodes
@@ -285,7 +285,7 @@ def test_a_gang_that_could_preempt_is_led_as_far_as_it_fits_so_that_the_schedule
         led.world.held(f"low-{node}", node, DEVICE, "0,1,2,3", priority=-1)
     members = gang(led.world, 5, 8)[::-1]
 
-    nodes = [led.lead(pod) for pod in members]
+    nodes = [led.lead(pod) or [] for pod in members]
 
     assert sorted(nodes[:4]) == [["a"], ["a"], ["b"], ["c"]]
     assert nodes[4] == []
@@ -297,7 +297,7 @@ def test_a_gang_that_fits_is_led_whole_and_unseen_by_others_until_its_first_bind
     members = gang(led.world, 6, 8)
     records = [record_of(pod) for pod in members]
 
-    nodes = [led.lead(pod) for pod in members]
+    nodes = [led.lead(pod) or [] for pod in members]
 
     assert sorted(nodes) == [["a"], ["a"], ["b"], ["b"], ["c"], ["c"]]
     assert not led.world.state.assumed
@@ -470,7 +470,7 @@ def check(world: World) -> None:
     pods: dict[str, NeuronPod] = {uid: pod for uid, pod in world.state.pods.items() if pod.node}
     pods |= {uid: assumed.pod for uid, assumed in world.state.assumed.items()}
     for uid, pod in pods.items():
-        assert pod.assignment is not None
+        assert isinstance(pod.assignment, Assignment)
         for part in pod.assignment.containers:
             for device in part.ids:
                 assert held.setdefault((pod.node, device), uid) == uid

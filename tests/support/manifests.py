@@ -15,9 +15,7 @@ _uids = count(1)
 
 def shipped_geometry(instance_type: str) -> Geometry:
     """The geometry of a complete node of a shipped type, with its default logical core size."""
-    known = catalogue()[instance_type]
-    cores = known.cores_per_device // known.logical_core_size
-    return Geometry(known.name, known.topology, known.devices, cores, known.block_sizes)
+    return catalogue()[instance_type].geometry
 
 
 def node_manifest(

@@ -1,0 +1,363 @@
+"""``neuron-plugin simulate cluster``: pods come to a cluster on paper, under one way of choosing and another."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError, Namespace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from neuron_plugin.allocation import PodRequest
+from neuron_plugin.cli.cluster_file import write_cluster
+from neuron_plugin.cli.command import (
+    Exit,
+    Line,
+    Subparsers,
+    UsageError,
+    add_command,
+    add_output_flag,
+    count,
+    plain,
+    show,
+    table,
+)
+from neuron_plugin.instance_file import load_catalogue
+from neuron_plugin.planning import (
+    BOUND,
+    MIXES,
+    OURS,
+    POLICIES,
+    RULES,
+    Arrival,
+    DemandError,
+    Lifetimes,
+    MoveRules,
+    NodeState,
+    Outcome,
+    Policy,
+    arrivals,
+    parse_shape,
+    read_trace,
+    replay,
+    shape_text,
+)
+from neuron_plugin.settings import read_yaml
+from neuron_plugin.topology import valid_sets
+
+EXAMPLES = """
+neuron-plugin simulate cluster --policy spread,fgd,ours,ours+moves --pods 2000
+neuron-plugin simulate cluster --nodes inf2.48xlarge=10 --mix infer --waiting --pods 2000 --plot waiting.svg
+neuron-plugin simulate cluster --nodes trn1.32xlarge=50 --trace jobs.csv --policy ours+moves -o json
+neuron-plugin simulate cluster --nodes trn1.32xlarge=8 --policy ours --pods 1000 --save cluster.json
+"""
+
+DESCRIPTION = """\
+Let pods come to a cluster on paper, and compare ways of choosing where they go.
+
+Pods come at random, stay for a random time and go; or they are those of a trace, a CSV file with the
+columns time, duration (both in hours) and devices or cores. A pod that fits nowhere is refused, or with
+--waiting waits. The set on a node and the node are chosen by the extender's own code where the policy
+is "ours". What counts is device-hours: those refused, in parts of those asked for.
+
+policies:
+{policies}
+  NAME+moves  a pod that fits nowhere is given room by one move of up to {most} pods that fit elsewhere;
+              NAME+moves=1 for one pod at most
+  {bound:<10}  every pod may be moved whenever one comes, and links count for nothing: about the best
+              that can be had; for nodes of one type
+
+mixes: {mixes}, or a YAML file of shapes with their shares, such as "neuron=4: 0.2"."""
+
+VERSION = 1
+_DEFAULT_POLICIES = f"spread,first-fit,best-fit,fgd,ours-any,ours,ours+moves,{BOUND}"
+_COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#9c755f", "#edc948", "#76b7b2")
+
+
+class SizeReport(msgspec.Struct, frozen=True, rename="camel"):
+    """What became of the pods of one shape, in all runs: ``asked`` in device-hours, the shares as the policy's."""
+
+    pods: int
+    asked: float
+    refused_pods: int
+    refused: float
+    wait: float
+
+
+class PolicyReport(msgspec.Struct, frozen=True, rename="camel"):
+    """Means over the runs: device-hours refused in parts of those asked for, waiting in parts of the time asked for."""
+
+    refused: float
+    refused_standard_error: float
+    refused_by_run: tuple[float, ...]
+    wait: float
+    utilisation: float
+    empty_nodes: float
+    moves: float
+    moved_pods: float
+    lost: float
+    by_shape: dict[str, SizeReport]
+
+
+class ClusterReport(msgspec.Struct, frozen=True, rename="camel"):
+    """The document. ``load`` and ``mix`` are those of pods made by chance; a trace has neither."""
+
+    version: int
+    nodes: dict[str, int]
+    pods: int
+    runs: int
+    load: float | None
+    mix: dict[str, float]
+    policies: dict[str, PolicyReport]
+
+
+def add_cluster_command(actions: Subparsers) -> None:
+    """Add ``cluster`` to the actions of ``simulate``."""
+    text = DESCRIPTION.format(
+        policies="\n".join(f"  {name:<10}  {meaning}" for name, meaning in POLICIES.items()),
+        most=RULES.most_victims,
+        bound=BOUND,
+        mixes=", ".join(MIXES),
+    )
+    summary = "compare ways of choosing nodes and sets, on a cluster on paper"
+    parser = add_command(actions, "cluster", run, summary=summary, description=text, examples=EXAMPLES)
+    parser.add_argument(
+        "--nodes", default="trn1.32xlarge=25", metavar="TYPE=N,...", help="the nodes (default: %(default)s)"
+    )
+    parser.add_argument("--mix", default="train", metavar="MIX", help="what pods ask for (default: %(default)s)")
+    asked = "devices asked for on average, in parts of all (default: %(default)s)"
+    parser.add_argument("--load", type=_positive, default=0.85, metavar="SHARE", help=asked)
+    stays = f"how long pods stay: {', '.join(Lifetimes)} (default: {Lifetimes.EXPONENTIAL})"
+    parser.add_argument(
+        "--lifetimes", choices=list(Lifetimes), default=Lifetimes.EXPONENTIAL, metavar="FORM", help=stays
+    )
+    parser.add_argument("--pods", type=count(1), default=3000, metavar="N", help="pods a run (default: %(default)s)")
+    runs = "runs, each with pods of its own, the same for every policy (default: %(default)s)"
+    parser.add_argument("--seeds", type=count(1), default=2, metavar="N", help=runs)
+    parser.add_argument("--policy", default=_DEFAULT_POLICIES, metavar="NAME,...", help="default: %(default)s")
+    parser.add_argument("--waiting", action="store_true", help="a pod that fits nowhere waits until it fits")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="pods from a CSV file, in place of --mix and --load")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the comparison, too")
+    saved = "write the last state of the first run under the last policy, for: neuron-plugin plan --cluster FILE"
+    parser.add_argument("--save", type=Path, metavar="FILE", help=saved)
+    parser.add_argument("--instance-types", type=Path, metavar="FILE", help="YAML file of further instance types")
+    add_output_flag(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Simulate every policy on the same pods and print a line for each.
+
+    Raises:
+        UsageError: a type, policy, mix or trace that cannot be used.
+    """
+    nodes = _nodes(arguments)
+    policies = {name: _policy(name, nodes) for name in dict.fromkeys(arguments.policy.split(","))}
+    names = [name for name in policies if name != BOUND]
+    if arguments.save and not names:
+        raise UsageError(f"--save needs a policy: {BOUND} leaves no state of nodes")
+    mix: Mapping[PodRequest, float]
+    if arguments.trace:
+        runs = [_trace(arguments.trace)]
+        mix = Counter(each.request for each in runs[0])
+    else:
+        mix = _mix(arguments.mix, nodes)
+        geometries, forms = [node.geometry for node in nodes], Lifetimes(arguments.lifetimes)
+        runs = [
+            arrivals(geometries, mix, arguments.load, arguments.pods, seed=seed, lifetimes=forms)
+            for seed in range(arguments.seeds)
+        ]
+    found: dict[str, list[Outcome]] = {}
+    for name, (policy, rules) in policies.items():
+        found[name] = [
+            replay(nodes, pods, Policy(policy, mix) if policy else None, rules=rules, waiting=arguments.waiting)
+            for pods in runs
+        ]
+    reports = {name: _report(outcomes) for name, outcomes in found.items()}
+    counts = Counter(node.geometry.instance_type for node in nodes)
+    shares = {} if arguments.trace else {shape_text(request): weight for request, weight in mix.items()}
+    load = None if arguments.trace else arguments.load
+    report = ClusterReport(VERSION, counts, len(runs[0]), len(runs), load, shares, reports)
+    if arguments.plot:
+        arguments.plot.write_text(drawn(report, waiting=arguments.waiting), encoding="utf-8")
+    if arguments.save:
+        last = found[names[-1]][0]
+        write_cluster(arguments.save, last.last.values(), last.waiting, last.last_time)
+    show(arguments.output, report, [*plain(_title(report)), *table(HEADERS, map(_row, reports.items()))])
+    return Exit.SUCCESS
+
+
+HEADERS = ("POLICY", "REFUSED", "+-", "WAIT", "UTILISATION", "EMPTY-NODES", "MOVED-PODS", "LOST")
+
+
+def _title(report: ClusterReport) -> str:
+    nodes = ", ".join(f"{number} {name}" for name, number in report.nodes.items())
+    asked = "" if report.load is None else f" at load {report.load:g}"
+    return f"{nodes}; {report.runs} x {report.pods} pods{asked}; refused, lost: parts of the device-hours asked for"
+
+
+def _row(item: tuple[str, PolicyReport]) -> Line:
+    name, report = item
+    cells = (
+        name,
+        f"{report.refused:.4f}",
+        f"{report.refused_standard_error:.4f}",
+        f"{report.wait:.3f}",
+        f"{report.utilisation:.1%}",
+        f"{report.empty_nodes:.1f}",
+        f"{report.moved_pods:.2%}",
+        f"{report.lost:.2%}",
+    )
+    return [(cell, "") for cell in cells]
+
+
+def _report(outcomes: Sequence[Outcome]) -> PolicyReport:
+    refused = [each.refused_share for each in outcomes]
+    by_shape = {}
+    for request in sorted({request for each in outcomes for request in each.by_request}, key=shape_text):
+        tallies = [each.by_request[request] for each in outcomes if request in each.by_request]
+        asked = sum(each.asked for each in tallies)
+        by_shape[shape_text(request)] = SizeReport(
+            sum(each.pods for each in tallies),
+            asked,
+            sum(each.refused_pods for each in tallies),
+            sum(each.refused for each in tallies) / asked,
+            sum(each.waited for each in tallies) / asked,
+        )
+    pods = [sum(tally.pods for tally in each.by_request.values()) or 1 for each in outcomes]
+    return PolicyReport(
+        refused=mean(refused),
+        refused_standard_error=stdev(refused) / len(refused) ** 0.5 if len(refused) > 1 else 0.0,
+        refused_by_run=tuple(refused),
+        wait=mean(each.mean_wait for each in outcomes),
+        utilisation=mean(each.busy / each.devices for each in outcomes),
+        empty_nodes=mean(each.empty for each in outcomes),
+        moves=mean(each.moves / number for each, number in zip(outcomes, pods, strict=True)),
+        moved_pods=mean(each.moved_pods / number for each, number in zip(outcomes, pods, strict=True)),
+        lost=mean(each.lost / (each.asked or 1.0) for each in outcomes),
+        by_shape=by_shape,
+    )
+
+
+# What the flags mean.
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 100:  # noqa: PLR2004 - a hundred times what there is
+        raise ArgumentTypeError(f"{text!r} is no share above 0, such as 0.85")
+    return value
+
+
+def _nodes(arguments: Namespace) -> list[NodeState]:
+    types, found = load_catalogue(arguments.instance_types), list[NodeState]()
+    for part in arguments.nodes.split(","):
+        name, _, number = part.partition("=")
+        if name not in types:
+            raise UsageError(f"--nodes {part}: the type is not known, see 'neuron-plugin simulate types'")
+        if not (number.isascii() and number.isdecimal() and 0 < int(number) <= _MOST_NODES):
+            raise UsageError(f"--nodes {part}: expected TYPE=N with N from 1 to {_MOST_NODES}")
+        geometry = types[name].geometry
+        found += [NodeState(f"{name}-{each:05}", geometry, geometry.all_mask) for each in range(int(number))]
+    return found
+
+
+_MOST_NODES = 10_000
+
+
+def _policy(text: str, nodes: Sequence[NodeState]) -> tuple[str, MoveRules | None]:
+    """The policy's own name, empty for the bound, and the rules of its moves."""
+    name, _, moves = text.partition("+")
+    if text == BOUND:
+        if len({node.geometry for node in nodes}) > 1:
+            raise UsageError(f"--policy {BOUND} is for nodes of one type: leave it out, or give one type in --nodes")
+        return "", None
+    word, _, most = moves.partition("=")
+    known = name in POLICIES and (not moves or word == "moves") and (not most or most.isdecimal())
+    if not known or (moves and int(most or RULES.most_victims) < 1) or text.endswith(("+", "=")):
+        names = ", ".join((*POLICIES, BOUND))
+        raise UsageError(f"--policy {text} is not known: expected one of {names}, or NAME+moves such as {OURS}+moves=1")
+    return name, MoveRules(int(most or RULES.most_victims)) if moves else None
+
+
+def _mix(text: str, nodes: Sequence[NodeState]) -> Mapping[PodRequest, float]:
+    if text in MIXES:
+        mix = MIXES[text]
+    else:
+        try:
+            found = msgspec.convert(read_yaml(Path(text)), dict[str, _Share])
+            mix = {parse_shape(shape): share for shape, share in found.items()}
+        except (msgspec.ValidationError, DemandError) as error:
+            raise UsageError(f"--mix {text}: {error}; expected lines such as 'neuron=4: 0.2'") from None
+    geometries = {node.geometry for node in nodes}
+    for request in mix:
+        if not any(valid_sets(each, request[0].resource.unit, request[0].count) for each in geometries):
+            names = ", ".join(sorted(each.instance_type for each in geometries))
+            raise UsageError(f"--mix {text}: {shape_text(request)} never fits {names}: take another mix or other nodes")
+    if not mix:
+        raise UsageError(f"--mix {text} is empty: expected lines such as 'neuron=4: 0.2'")
+    return mix
+
+
+_Share = Annotated[float, Meta(gt=0)]
+
+
+def _trace(file: Path) -> list[Arrival]:
+    try:
+        found = read_trace(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, DemandError) as error:
+        raise UsageError(f"--trace {file}: {error}") from None
+    if not found:
+        raise UsageError(f"--trace {file} has no pod: expected a line for each below the heading")
+    return found
+
+
+# The drawing.
+
+_FONT = 'font-family="sans-serif" font-size="13"'
+_LEFT, _WIDE, _BAR, _STEP, _TOP = 130.0, 520.0, 20, 32, 70
+
+
+def drawn(report: ClusterReport, *, waiting: bool) -> str:
+    """A bar for each policy, in SVG: what it refuses, or how long pods wait, made up of the shapes' parts."""
+    shapes = sorted({shape for each in report.policies.values() for shape in each.by_shape})
+    colours = dict(zip(shapes, _COLOURS * len(shapes), strict=False))
+    parts = {name: _parts(each, waiting=waiting) for name, each in report.policies.items()}
+    longest = max((sum(each.values()) for each in parts.values()), default=0.0) or 1.0
+    what = "waiting, in parts of the time asked for" if waiting else "device-hours refused, in parts of those asked for"
+    height = _TOP + _STEP * len(parts) + 20
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="760" height="{height}" {_FONT}>',
+        '<rect width="100%" height="100%" fill="white"/>',
+        f'<text x="10" y="20" font-weight="bold">{escape(_title(report).partition(";")[0])}: {what}</text>',
+    ]
+    for number, (shape, colour) in enumerate(colours.items()):
+        x = 10.0 + number * 120
+        lines.append(f'<rect x="{x:g}" y="34" width="12" height="12" fill="{colour}"/>')
+        lines.append(f'<text x="{x + 17:g}" y="45">{escape(shape)}</text>')
+    for number, (name, each) in enumerate(parts.items()):
+        x, y = _LEFT, _TOP + number * _STEP
+        lines.append(f'<text x="{_LEFT - 8:g}" y="{y + 15}" text-anchor="end">{escape(name)}</text>')
+        for shape, part in each.items():
+            width = part / longest * _WIDE
+            title = f"<title>{escape(shape)}: {part:.4f}</title>"
+            box = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_BAR}"'
+            lines.append(f'<rect {box} fill="{colours[shape]}">{title}</rect>')
+            x += width
+        lines.append(f'<text x="{x + 6:.1f}" y="{y + 15}">{sum(each.values()):.4f}</text>')
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _parts(report: PolicyReport, *, waiting: bool) -> dict[str, float]:
+    """By shape, its part of the policy's figure."""
+    total = sum(each.asked for each in report.by_shape.values()) or 1.0
+    return {
+        shape: (each.wait if waiting else each.refused) * each.asked / total for shape, each in report.by_shape.items()
+    }

@@ -1,0 +1,140 @@
+"""What is asked of a cluster: shapes of pods, mixes of shapes, and arrivals, made by chance or read from a trace."""
+
+from __future__ import annotations
+
+import csv
+import enum
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite, nan
+from random import Random
+
+from neuron_plugin.allocation import ContainerKind, ContainerRequest, PodRequest, Resource, parse_count
+from neuron_plugin.planning.cluster import devices_asked
+from neuron_plugin.topology import Geometry
+
+_RESOURCES = {resource.short_name: resource for resource in Resource}
+_COLUMNS = {"devices": "neuron", "cores": "neuroncore"}
+_SIGMA = 1.5
+"""Of the heavy-tailed lifetimes: a pod in twelve stays longer than three times the mean, together half of all time."""
+
+
+class DemandError(ValueError):
+    """A shape, mix or trace that cannot be used; the text names it and what was expected."""
+
+
+class Lifetimes(enum.StrEnum):
+    """How long pods stay, in parts of the mean."""
+
+    EXPONENTIAL = "exponential"
+    EQUAL = "equal"
+    HEAVY = "heavy"
+    """Log-normal: most pods are short, a few very long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """When a pod comes, how long it stays, and what it asks for; times in hours."""
+
+    comes: float
+    stays: float
+    request: PodRequest
+
+
+_UNREADABLE = Arrival(nan, nan, ())
+
+
+def parse_shape(text: str) -> PodRequest:
+    """A pod of one container from RESOURCE=COUNT, such as ``neuron=4`` or ``neuroncore=2``.
+
+    Raises:
+        DemandError: it is not of this form.
+    """
+    name, _, count = text.strip().partition("=")
+    try:
+        resource, number = _RESOURCES[name.removeprefix("aws.amazon.com/")], parse_count(count)
+    except (KeyError, ValueError):
+        number = 0
+    if not number:
+        raise DemandError(f"{text[:60]!r} is no shape: expected such as neuron=4 or neuroncore=2")
+    return (ContainerRequest("main", ContainerKind.APP, resource, number),)
+
+
+def shape_text(request: PodRequest) -> str:
+    """A request in the form that ``parse_shape`` reads; several containers joined by "+"."""
+    return "+".join(f"{part.resource.short_name}={part.count}" for part in request)
+
+
+_MIXES: Mapping[str, Mapping[str, float]] = {
+    "train": {"neuroncore=1": 0.25, "neuron=1": 0.35, "neuron=4": 0.2, "neuron=8": 0.12, "neuron=16": 0.08},
+    "infer": {"neuroncore=1": 0.5, "neuron=1": 0.25, "neuron=2": 0.1, "neuron=3": 0.05, "neuron=6": 0.1},
+}
+MIXES: Mapping[str, Mapping[PodRequest, float]] = {
+    name: {parse_shape(shape): weight for shape, weight in mix.items()} for name, mix in _MIXES.items()
+}
+"""Shares of pods by what they ask for."""
+
+
+def arrivals(
+    geometries: Sequence[Geometry],
+    mix: Mapping[PodRequest, float],
+    load: float,
+    pods: int,
+    *,
+    seed: int = 0,
+    lifetimes: Lifetimes = Lifetimes.EXPONENTIAL,
+) -> list[Arrival]:
+    """Pods that come at random and stay for an hour on average.
+
+    ``load`` is what is asked for on average, in parts of all devices of nodes with these geometries.
+    """
+    random = Random(seed)  # noqa: S311 - a simulation, repeatable by its seed
+    kinds = list(mix)
+    asked = [devices_asked(geometries[0], request) for request in kinds]
+    mean_asked = sum(size * weight for size, weight in zip(asked, mix.values(), strict=True)) / sum(mix.values())
+    rate = load * sum(geometry.device_count for geometry in geometries) / mean_asked
+    now, found = 0.0, []
+    for request in random.choices(kinds, list(mix.values()), k=pods):
+        now += random.expovariate(rate)
+        found.append(Arrival(now, _stay(random, lifetimes), request))
+    return found
+
+
+def _stay(random: Random, lifetimes: Lifetimes) -> float:
+    match lifetimes:
+        case Lifetimes.EXPONENTIAL:
+            return random.expovariate(1.0)
+        case Lifetimes.HEAVY:
+            return random.lognormvariate(-(_SIGMA**2) / 2, _SIGMA)
+        case Lifetimes.EQUAL:
+            return 1.0
+
+
+def read_trace(text: str) -> list[Arrival]:
+    """Arrivals from CSV with a heading: ``time``, ``duration`` (both in hours) and ``devices`` or ``cores``.
+
+    Raises:
+        DemandError: a column is missing, or a line has no such numbers.
+    """
+    rows = csv.DictReader(io.StringIO(text))
+    columns = set(rows.fieldnames or ())
+    if not {"time", "duration"} <= columns or columns.isdisjoint(_COLUMNS):
+        heading = ",".join(rows.fieldnames or ())
+        raise DemandError(f"the heading is {heading[:80]!r}, expected the columns time, duration, and devices or cores")
+    return sorted(_arrivals(rows), key=lambda each: each.comes)
+
+
+def _arrivals(rows: csv.DictReader[str]) -> Iterable[Arrival]:
+    for row in rows:
+        asked = [f"{name}={row[column]}" for column, name in _COLUMNS.items() if row.get(column)]
+        try:
+            (shape,) = asked
+            arrival = Arrival(float(row["time"]), float(row["duration"]), parse_shape(shape))
+        except (TypeError, ValueError):
+            arrival = _UNREADABLE
+        if not (isfinite(arrival.comes) and 0 < arrival.stays < inf):
+            found = ",".join(str(each) for each in row.values())
+            text = f"line {rows.line_num} is {found[:80]!r}, expected a time, a duration above 0, and devices or cores"
+            raise DemandError(text)
+        yield arrival

@@ -1,0 +1,296 @@
+"""The cheapest move that opens a set for a waiting pod, what a drain takes, and how many more pods fit.
+
+Often enough is free and nothing fits: the free devices are spread over nodes, or are not linked. No choice made now
+mends that, and preemption does not see it. Moving a pod that fits elsewhere *now* does.
+
+A move is only proposed if every victim has its set elsewhere with the opened set already given to the waiting pod, and
+with the sets of the victims before it given away. Every opening of one node is looked at; the victims are then placed
+one after the other, largest first, each where the extender would put it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, islice
+from typing import TypeAlias
+
+from neuron_plugin.allocation import PodRequest, Rejection, place, placement_mask
+from neuron_plugin.planning.cluster import ClusterNodes, NodeState, PlannedPod, devices_asked, place_on
+from neuron_plugin.planning.policies import Policy, Rank
+from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Unit, valid_sets
+
+MOST_TRIALS = 2_000
+"""Groups of victims looked at on one node for a pod of several requesting containers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """A pod that goes from one node to another, or to another set of the same. ``pod`` has its cores of before."""
+
+    pod: PlannedPod
+    source: str
+    target: str
+    mask: CoreMask
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Victims that make room, and the set that a pod gets then. ``loss`` is what they lose, in device-hours."""
+
+    pod: PlannedPod
+    node: str
+    mask: CoreMask
+    victims: tuple[Relocation, ...]
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRules:
+    """Who may be moved. ``by_priority``: also a pod of lower priority than the waiting one's, without its consent."""
+
+    most_victims: int = 4
+    by_priority: bool = False
+
+    def may_move(self, victim: PlannedPod, waiting: PlannedPod) -> bool:
+        """Whether a pod may be evicted for the waiting one. Nothing would make a pod without a controller again."""
+        return victim.recreated and (victim.movable or (self.by_priority and victim.priority < waiting.priority))
+
+
+RULES = MoveRules()
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """Victims on one node, and what the waiting pod would get without them; ordered by what it costs."""
+
+    loss: float
+    victims: tuple[PlannedPod, ...]
+    cores: int
+    node: str
+    mask: CoreMask
+
+    @property
+    def order(self) -> tuple[float, int, int, str, int]:
+        return (self.loss, len(self.victims), self.cores, self.node, self.mask)
+
+
+def cheapest_move(
+    nodes: ClusterNodes, pod: PlannedPod, policy: Policy, *, now: float = 0.0, rules: MoveRules = RULES
+) -> Move | None:
+    """The move that loses the fewest device-hours, then the one of fewest victims, then of the smallest.
+
+    ``now`` is in hours, on the clock of the pods' ``since``. Sets that are free need no move and are none.
+    """
+    openings = sorted(
+        (
+            _Opening(
+                sum(node.devices(victim.mask) * max(0.0, now - victim.since) for victim in victims),
+                victims,
+                sum(victim.mask.bit_count() for victim in victims),
+                name,
+                mask,
+            )
+            for name, node in nodes.items()
+            if node.open
+            for victims, mask in _openings(node, pod, rules)
+        ),
+        key=lambda each: each.order,
+    )
+    homes = _Homes(nodes, policy)
+    for each in openings:
+        opened = nodes[each.node].without({victim.uid for victim in each.victims})
+        opened = opened.with_pod(replace(pod, mask=each.mask))
+        found = homes.rehome(each.victims, each.node, {each.node: opened})
+        if len(found) == len(each.victims):
+            return Move(pod, each.node, each.mask, found, each.loss)
+    return None
+
+
+def after(nodes: ClusterNodes, move: Move) -> dict[str, NodeState]:
+    """The cluster with the move made and the waiting pod in its set."""
+    states = dict(nodes)
+    for each in move.victims:
+        states[each.source] = states[each.source].without({each.pod.uid})
+    states[move.node] = states[move.node].with_pod(replace(move.pod, mask=move.mask))
+    for each in move.victims:
+        states[each.target] = states[each.target].with_pod(replace(each.pod, mask=each.mask))
+    return states
+
+
+def _openings(node: NodeState, pod: PlannedPod, rules: MoveRules) -> Iterator[tuple[tuple[PlannedPod, ...], CoreMask]]:
+    """Who would have to go for which set: every valid set of one container, else groups of victims, smallest first."""
+    movable = [victim for victim in node.pods if victim.mask and rules.may_move(victim, pod)]
+    within = int(node.free_mask)
+    for victim in movable:
+        within |= victim.mask & node.offered_mask
+    for other in node.pods:
+        if other not in movable:
+            within &= ~other.mask
+    if len(pod.request) == 1:
+        part = pod.request[0]
+        for mask in valid_sets(node.geometry, part.resource.unit, part.count):
+            if mask & within == mask:
+                victims = tuple(victim for victim in movable if victim.mask & mask)
+                if 0 < len(victims) <= rules.most_victims:
+                    yield victims, mask
+        return
+    groups = (group for size in range(1, rules.most_victims + 1) for group in combinations(movable, size))
+    for group, _ in zip(groups, range(MOST_TRIALS), strict=False):
+        free = int(node.free_mask)
+        for victim in group:
+            free |= victim.mask & node.offered_mask
+        placed = place(node.geometry, free, pod.request)
+        if not isinstance(placed, Rejection):
+            yield group, placement_mask(placed)
+
+
+_Home: TypeAlias = tuple[Rank, str, CoreMask]
+"""How a node compares with others, its name, and the set there."""
+
+
+class _Homes:
+    """Where pods fit in a cluster, remembered by request while some of its nodes are changed in thought."""
+
+    def __init__(self, nodes: ClusterNodes, policy: Policy) -> None:
+        self._nodes = nodes
+        self._policy = policy
+        self._ranked: dict[tuple[PodRequest, str], list[_Home]] = {}
+
+    def rehome(self, pods: Sequence[PlannedPod], source: str, changed: dict[str, NodeState]) -> tuple[Relocation, ...]:
+        """New sets for pods that leave ``source``, largest first; ``changed`` are the nodes that differ by now.
+
+        A pod stays on hardware of the kind that it has: what it runs was compiled for that. Pods that fit nowhere are
+        left out.
+        """
+        found = []
+        kind = self._nodes[source].geometry
+        for pod in sorted(pods, key=lambda each: -each.mask.bit_count()):
+            home = self._home(pod, kind.instance_type, changed)
+            if home:
+                name, mask = home
+                found.append(Relocation(pod, source, name, mask))
+                changed[name] = changed.get(name, self._nodes[name]).with_pod(replace(pod, mask=mask))
+        return tuple(found)
+
+    def _home(self, pod: PlannedPod, instance_type: str, changed: dict[str, NodeState]) -> tuple[str, CoreMask] | None:
+        alike = [node for node in changed.values() if node.geometry.instance_type == instance_type]
+        options = _rank(alike, pod.request, self._policy)
+        key = (pod.request, instance_type)
+        if key not in self._ranked:
+            others = (node for node in self._nodes.values() if node.geometry.instance_type == instance_type)
+            self._ranked[key] = sorted(_rank(others, pod.request, self._policy))
+        options += islice((each for each in self._ranked[key] if each[1] not in changed), 1)
+        best = min(options, default=None)
+        return best and (best[1], best[2])
+
+
+def _rank(nodes: Iterable[NodeState], request: PodRequest, policy: Policy) -> list[_Home]:
+    chosen = ((node.name, policy.choose(node, request)) for node in nodes)
+    return [(choice[0], name, choice[1]) for name, choice in chosen if choice]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """What emptying a node takes: where its pods fit now, and those that fit nowhere, with their present cores."""
+
+    node: str
+    moved: tuple[Relocation, ...]
+    stuck: tuple[PlannedPod, ...]
+
+
+def drain(nodes: ClusterNodes, name: str, policy: Policy) -> Drain:
+    """Find each pod of a node a set on another node of the same type, largest first, as if all were free to move."""
+    emptied = replace(nodes[name], pods=(), open=False)
+    moved = _Homes(nodes, policy).rehome(nodes[name].pods, name, {name: emptied})
+    gone = {each.pod.uid for each in moved}
+    return Drain(name, moved, tuple(pod for pod in nodes[name].pods if pod.uid not in gone))
+
+
+def how_many_more(nodes: ClusterNodes, request: PodRequest) -> dict[str, int]:
+    """How many pods of a request fit each node beside what is there, where any does."""
+    found: dict[str, int] = {}
+    known: dict[tuple[Geometry, int], int] = {}
+    for name, node in nodes.items():
+        key = (node.geometry, int(node.free_mask))
+        if key not in known:
+            copies = 0
+            while not isinstance(place(*key, request * (copies + 1)), Rejection):
+                copies += 1
+            known[key] = copies
+        if known[key]:
+            found[name] = known[key]
+    return found
+
+
+def best_node(nodes: ClusterNodes, request: PodRequest, policy: Policy) -> tuple[str, CoreMask] | None:
+    """Where a pod would go now, and the set that it would get; None if it fits nowhere."""
+    best = min(_rank(nodes.values(), request, policy), default=None)
+    return best and (best[1], best[2])
+
+
+class Standing(enum.StrEnum):
+    """How a waiting pod stands, as far as Neuron is concerned."""
+
+    FITS = "fits"
+    PIECES = "pieces"
+    """Enough is free, but on several nodes or not linked."""
+    SHORT = "short"
+    """Less is free than the pod asks for."""
+    NEVER = "never"
+    """No open node could take it even if it were empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What a waiting pod can expect: the set that it fits now, or the move that would open one."""
+
+    pod: PlannedPod
+    standing: Standing
+    node: str = ""
+    mask: CoreMask = NO_CORES
+    move: Move | None = None
+
+
+def prospects(
+    nodes: ClusterNodes, pods: Iterable[PlannedPod], policy: Policy, *, now: float = 0.0, rules: MoveRules = RULES
+) -> list[Prospect]:
+    """The prospects of waiting pods, in the order given; each has its set, or its move, before the next is looked at.
+
+    So what is promised to two pods can be had by both.
+    """
+    states, found = dict(nodes), []
+    for pod in pods:
+        chosen = best_node(states, pod.request, policy)
+        if chosen:
+            name, mask = chosen
+            states = place_on(states, name, replace(pod, mask=mask))
+            found.append(Prospect(pod, Standing.FITS, name, mask))
+            continue
+        standing = _standing(states, pod.request)
+        move = cheapest_move(states, pod, policy, now=now, rules=rules) if standing is Standing.PIECES else None
+        states = after(states, move) if move else states
+        found.append(Prospect(pod, standing, move=move))
+    return found
+
+
+def _standing(nodes: ClusterNodes, request: PodRequest) -> Standing:
+    """Of a request that fits nowhere now."""
+    able = [
+        node
+        for node in nodes.values()
+        if node.open and not isinstance(place(node.geometry, node.offered_mask, request), Rejection)
+    ]
+    if not able:
+        return Standing.NEVER
+    whole = all(part.resource.unit is Unit.DEVICE for part in request)
+    for kind in {node.geometry for node in able}:
+        free = sum(
+            len(kind.whole_devices(node.free_mask)) if whole else node.devices(node.free_mask)
+            for node in able
+            if node.geometry == kind
+        )
+        if free >= devices_asked(kind, request):
+            return Standing.PIECES
+    return Standing.SHORT

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from statistics import mean
+
+import pytest
+
+from neuron_plugin.planning import MIXES, DemandError, Lifetimes, arrivals, parse_shape, read_trace, shape_text
+from neuron_plugin.planning.cluster import devices_asked
+from tests.planning.clusters import TRN1
+
+
+@pytest.mark.parametrize("text", ["neuron=4", "neurondevice=1", "neuroncore=2"])
+def test_a_shape_reads_back_as_it_was_written(text: str) -> None:
+    assert shape_text(parse_shape(text)) == text
+    assert parse_shape(f"aws.amazon.com/{text}") == parse_shape(text)
+
+
+@pytest.mark.parametrize("text", ["", "neuron", "neuron=0", "neuron=-1", "gpu=1", "neuron=1.5", "neuron=x"])
+def test_what_is_no_shape_is_refused_by_name(text: str) -> None:
+    with pytest.raises(DemandError, match="expected such as neuron=4"):
+        parse_shape(text)
+
+
+@pytest.mark.parametrize("lifetimes", Lifetimes)
+def test_arrivals_ask_for_the_load_on_average(lifetimes: Lifetimes) -> None:
+    pods = arrivals([TRN1] * 10, MIXES["train"], 0.5, 20_000, seed=1, lifetimes=lifetimes)
+    asked = sum(devices_asked(TRN1, each.request) * each.stays for each in pods)
+    assert asked / (pods[-1].comes * 160) == pytest.approx(0.5, rel=0.1)
+    assert mean(each.stays for each in pods) == pytest.approx(1.0, rel=0.1)
+
+
+def test_equal_seeds_give_equal_arrivals() -> None:
+    first, again, other = (arrivals([TRN1], MIXES["infer"], 1.0, 50, seed=seed) for seed in (3, 3, 4))
+    assert first == again != other
+
+
+def test_a_trace_is_read_in_the_order_of_time() -> None:
+    found = read_trace("time,duration,devices,cores\n2.5,1,4,\n0,0.5,,2\n")
+    assert [(each.comes, each.stays, shape_text(each.request)) for each in found] == [
+        (0.0, 0.5, "neuroncore=2"),
+        (2.5, 1.0, "neuron=4"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "time,devices\n0,1\n", "time,duration\n0,1\n"])
+def test_a_trace_without_its_columns_is_refused(text: str) -> None:
+    with pytest.raises(DemandError, match="expected the columns time, duration, and devices or cores"):
+        read_trace(text)
+
+
+@pytest.mark.parametrize("line", ["x,1,4,", "0,0,4,", "0,1,,", "0,1,4,2", "0,nan,4,", "inf,1,4,", "0,1", "0,1,-4,"])
+def test_a_line_of_a_trace_that_cannot_be_used_is_named(line: str) -> None:
+    with pytest.raises(DemandError, match="line 3 is"):
+        read_trace(f"time,duration,devices,cores\n0,1,4,\n{line}\n")
