@@ -36,6 +36,7 @@ from neuron_plugin.allocation import (
 from neuron_plugin.cluster import Clock
 from neuron_plugin.extender.filter import VerdictMemo
 from neuron_plugin.extender.state import AssumedPod, Capacity, ClusterState, NodeInfo
+from neuron_plugin.topology import NO_CORES
 
 EXPECTED_SECONDS = 10.0
 """How long a bind may be on its way: volumes and permits come before it. A later one chooses again."""
@@ -166,9 +167,10 @@ class Assumptions:
         earlier, capacity = self._state.assumed.get(pod.uid), self._state.capacities[node]
         if earlier and earlier.pod.node == node and not isinstance(capacity, Rejection):
             info = self._state.nodes[node]
-            capacity = self._state.imagine(info.node, without=pod.uid).capacity
-            if _is_free(capacity, info.ledger.mask_of(pod.uid)):
+            own_mask = info.ledger.mask_of(pod.uid)
+            if own_mask & capacity.healthy_mask == own_mask:
                 return replace(earlier, since=self._clock.now(), until=inf)
+            capacity = self._state.imagine(info.node, without=pod.uid).capacity
         return self._choose_on(pod, node, capacity)
 
     def _choose_on(self, pod: NeuronPod, node: str, capacity: Capacity | Rejection) -> AssumedPod | str:
@@ -306,8 +308,5 @@ class Assumptions:
         if isinstance(capacity, Rejection):
             return False
         allocations = assigned_allocations(place.pod, capacity.geometry)
-        return not isinstance(allocations, Rejection) and _is_free(capacity, mask_union(allocations))
-
-
-def _is_free(capacity: Capacity | Rejection, mask: int) -> bool:
-    return not isinstance(capacity, Rejection) and mask & capacity.free_mask == mask
+        mask = NO_CORES if isinstance(allocations, Rejection) else mask_union(allocations)
+        return bool(mask) and mask & capacity.free_mask == mask

@@ -191,7 +191,8 @@ class ExtenderService:
         """The pod of a call, and what it asks for."""
         if why_not := self._readiness.why_not:
             raise WireError(why_not)
-        pod = neuron_pod(PODS.decode(body))
+        # The watch shows the same pod, already decoded.
+        pod = self._state.pods.get(PodUid(wire.pod_uid(body))) or neuron_pod(PODS.decode(body))
         if isinstance(pod.request, Rejection):
             raise WireError(pod.request.detail)
         if pod.placement and pod.placement not in set(PlacementStrategy):

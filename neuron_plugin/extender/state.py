@@ -27,6 +27,7 @@ from neuron_plugin.allocation import (
     NO_FACTS,
     UNREADABLE_ASSIGNMENT,
     Allocation,
+    Assignment,
     DeviceFacts,
     InventoryError,
     Ledger,
@@ -292,6 +293,15 @@ def node_info(node: NeuronNode, pods: Iterable[NeuronPod], *, stale: bool = Fals
     return NodeInfo(node, ledger, (), stale, capacity_of(inventory.geometry, healthy_mask, free_mask, facts))
 
 
+def has_the_same(one: NeuronPod, other: NeuronPod) -> bool:
+    """Whether two states of a pod have the same cores of the same node, as far as is known."""
+    assignments = one.assignment, other.assignment
+    if not all(isinstance(assignment, Assignment) for assignment in assignments):
+        return False
+    first, second = (each.containers for each in assignments if isinstance(each, Assignment))
+    return one.node == other.node and first == second
+
+
 def _overlaps(ledger: Ledger) -> list[tuple[PodReference, Rejection]]:
     """Pods that have what an earlier one has.
 
@@ -435,14 +445,15 @@ class ClusterState:
         before = self._pods.get(pod.uid)
         if before == pod:
             return
-        touched = self._nodes_of(pod.uid)
+        touched, counted = self._nodes_of(pod.uid), self._counted(pod.uid)
         self._pods[pod.uid] = pod
         if pod.group:
             self.members[pod.group][pod.uid] = pod
         assumed = self._assumed.get(pod.uid)
         if assumed and pod.node and (assumed.expected or pod.assignment is not None or pod.node != assumed.pod.node):
             del self._assumed[pod.uid]
-        self._moved(pod.uid, touched)
+        if counted is None or not has_the_same(counted, pod) or touched != self._nodes_of(pod.uid):
+            self._moved(pod.uid, touched)
         self.changes.add(pod.uid, before, pod)
 
     def remove_pod(self, uid: PodUid) -> None:
@@ -500,6 +511,11 @@ class ClusterState:
             if uid != without:
                 pods.append(assumed.pod if assumed and assumed.pod.node == name else self._pods[uid])
         return node_info(node, (*pods, *beside), stale=name in self._stale)
+
+    def _counted(self, uid: PodUid) -> NeuronPod | None:
+        """The pod as its node counts it."""
+        assumed = self._assumed.get(uid)
+        return assumed.pod if assumed else self._pods.get(uid)
 
     def bound_to(self, uid: PodUid) -> str:
         """The node that a pod is bound to or being bound to; empty when it is free to go anywhere."""

@@ -169,6 +169,15 @@ def decode_filter(body: bytes) -> FilterArgs:
     return FilterArgs(pod, Names(_encode(list(nodes))), nodes)
 
 
+def pod_uid(pod: bytes) -> str:
+    """The UID of a pod's JSON.
+
+    Raises:
+        WireError: no pod.
+    """
+    return _decoded(_Named, pod, "a Pod").metadata.uid
+
+
 def decode_bind(body: bytes) -> BindArgs:
     """Read ``ExtenderBindingArgs``.
 
