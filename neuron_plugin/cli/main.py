@@ -100,13 +100,13 @@ def build_parser(only: str | None = None, name: str = "neuron-plugin") -> Parser
     parser = Parser(prog=name, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"neuron-plugin {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
-    for name, summary in COMMANDS.items():
-        if only not in {None, name}:
-            subparsers.add_parser(name, help=summary)
+    for command, summary in COMMANDS.items():
+        if only not in {None, command}:
+            subparsers.add_parser(command, help=summary)
             continue
-        module = importlib.import_module(f"neuron_plugin.cli.{name.replace('-', '_')}")
+        module = importlib.import_module(f"neuron_plugin.cli.{command.replace('-', '_')}")
         texts = {"description": module.DESCRIPTION, "examples": module.EXAMPLES}
-        module.add_flags(add_command(subparsers, name, module.run, summary=summary, **texts))
+        module.add_flags(add_command(subparsers, command, module.run, summary=summary, **texts))
     return parser
 
 
