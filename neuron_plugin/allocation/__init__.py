@@ -82,7 +82,14 @@ from neuron_plugin.allocation.placement import (
     placement_mask,
     why_not,
 )
-from neuron_plugin.allocation.pod import NeuronPod, PodObject, asks_for_neuron, assigned_allocations, neuron_pod
+from neuron_plugin.allocation.pod import (
+    UNHEALTHY_LABEL,
+    NeuronPod,
+    PodObject,
+    asks_for_neuron,
+    assigned_allocations,
+    neuron_pod,
+)
 from neuron_plugin.allocation.rejection import (
     INVALID_REQUEST,
     NO_ASSIGNMENT,

@@ -30,6 +30,8 @@ from neuron_plugin.topology import CoreMask, Geometry, Unit
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 STATIC_POD_UID_KEY = "kubernetes.io/config.hash"
 """On a mirror pod: the UID under which the kubelet knows the static pod (pkg/kubelet/types/constants.go)."""
+UNHEALTHY_LABEL = "neuron-plugin.io/device-unhealthy"
+"""Label of a pod that has an unhealthy device, where the plugin is set to write it."""
 
 _RESOURCE_NAMES = tuple(resource.value for resource in Resource)
 _REQUESTS_REMEMBERED = 4_096
@@ -78,6 +80,10 @@ class PodObject(Protocol):
         """The pod's annotations."""
 
     @property
+    def labels(self) -> Mapping[str, str]:
+        """The pod's labels."""
+
+    @property
     def priority(self) -> int:
         """0 without a priority class."""
 
@@ -110,7 +116,8 @@ class NeuronPod:
     ``assignment`` is None without one, and a ``Rejection`` where its annotations cannot be followed.
     ``static_uid`` is the UID under which the kubelet knows a static pod; this object is then its mirror.
     ``assignment_keys`` are the annotations that name ids, readable or not. ``refused_demands`` are
-    what the containers of a request that cannot be served ask the kubelet for all the same.
+    what the containers of a request that cannot be served ask the kubelet for all the same. ``labelled_unhealthy``:
+    it has ``UNHEALTHY_LABEL``.
     """
 
     reference: PodReference
@@ -125,6 +132,7 @@ class NeuronPod:
     static_uid: str = ""
     assignment_keys: tuple[str, ...] = ()
     refused_demands: frozenset[tuple[Resource, int]] = frozenset()
+    labelled_unhealthy: bool = False
 
     @property
     def uid(self) -> PodUid:
@@ -185,6 +193,7 @@ def neuron_pod(pod: PodObject) -> NeuronPod:
         static_uid=pod.annotations.get(STATIC_POD_UID_KEY, ""),
         assignment_keys=tuple(key for key in ASSIGNMENT_KEYS if key in pod.annotations),
         refused_demands=_refused_demands(pod) if isinstance(request, Rejection) else frozenset(),
+        labelled_unhealthy=UNHEALTHY_LABEL in pod.labels,
     )
 
 

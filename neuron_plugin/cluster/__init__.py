@@ -33,13 +33,13 @@ from neuron_plugin.cluster.objects import (
 from neuron_plugin.cluster.reflector import Observer, Reflector
 from neuron_plugin.cluster.writes import (
     LeaseName,
-    annotate_pod,
     bind_pod,
     claim_lease,
     create_event,
     create_lease,
     delete_lease,
     describe_node,
+    describe_pod,
     read_node,
     read_pod,
     remove_node_condition,

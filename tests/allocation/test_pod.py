@@ -43,6 +43,7 @@ class PodReference:
     terminating: bool = False
     started: bool = True
     running: bool = True
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def pod(limits: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> NeuronPod:

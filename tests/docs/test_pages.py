@@ -51,6 +51,11 @@ LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 QUOTED_REFUSALS = {
+    "amount_not_divisible": (Unit.CORE, 5),
+    "amount_too_large": (Unit.CORE, 1),
+    "amount_unknown": (Unit.CORE, 1),
+    "amount_used": (Unit.CORE, 1),
+    "not_allowed": (Unit.DEVICE, 4),
     "unsupported_count": (Unit.DEVICE, 7),
     "too_many": (Unit.DEVICE, 17),
     "too_many_together": (Unit.DEVICE, 1),
@@ -164,10 +169,12 @@ def refusal_texts() -> set[str]:
         if inspect.signature(function).return_annotation == "Rejection"
     }
     assert made.keys() == QUOTED_REFUSALS.keys()
-    texts = set()
+    texts = {each.text for each in (rejections.SHARED_DEVICE, rejections.WRONG_PRODUCT, rejections.UNKNOWN_PRODUCT)}
     for name, function in made.items():
         unit, count = QUOTED_REFUSALS[name]
-        known = {"geometry": TRN1, "unit": unit, "count": count}
+        known: dict[str, object] = {"geometry": TRN1, "unit": unit, "count": count}
+        known |= {"name": "neuron-plugin.io/memory", "amount": 5121, "devices": 2, "has": 8192}
+        known |= {"each": 9000 if name == "amount_too_large" else 5120}
         texts.add(function(**{each: known[each] for each in inspect.signature(function).parameters}).text)
     return texts
 
