@@ -35,7 +35,7 @@ from neuron_plugin.allocation.constraints import (
     PREFIX,
     Constraints,
 )
-from neuron_plugin.allocation.cost import cost, costs, tie_rank
+from neuron_plugin.allocation.cost import cost, costs, devices_lost, tie_rank
 from neuron_plugin.allocation.decision_log import (
     REMEMBERED,
     DecisionLog,
@@ -83,8 +83,10 @@ from neuron_plugin.allocation.placement import (
     why_not,
 )
 from neuron_plugin.allocation.pod import (
+    PLACEMENT_KEY,
     UNHEALTHY_LABEL,
     NeuronPod,
+    PlacementStrategy,
     PodObject,
     asks_for_neuron,
     assigned_allocations,

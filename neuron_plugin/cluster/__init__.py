@@ -20,6 +20,7 @@ from neuron_plugin.cluster.leases import TERMS, Change, Election, ObservedLease,
 from neuron_plugin.cluster.objects import (
     LEASES,
     NODES,
+    POD_GROUPS,
     PODS,
     ApiObject,
     ApiResource,
@@ -27,6 +28,7 @@ from neuron_plugin.cluster.objects import (
     Node,
     ObjectReference,
     Pod,
+    PodGroup,
     Scope,
     pages,
 )

@@ -26,7 +26,9 @@ from aiohttp.typedefs import Handler, Middleware
 
 from neuron_plugin.allocation import (
     DEVICE_NAME_KEY,
+    PLACEMENT_KEY,
     NeuronPod,
+    PlacementStrategy,
     PodReference,
     PodRequest,
     PodUid,
@@ -36,11 +38,13 @@ from neuron_plugin.allocation import (
 )
 from neuron_plugin.cluster import PODS, DecodeError, Election
 from neuron_plugin.extender import wire
+from neuron_plugin.extender.assumptions import GROUP_DOES_NOT_FIT
 from neuron_plugin.extender.binding import SUCCESSES, Binder
-from neuron_plugin.extender.filter import VerdictMemo, filter_nodes, score_nodes
+from neuron_plugin.extender.filter import HIGHEST_SCORE, Filtered, filter_nodes, score_nodes
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.preemption import preempt
+from neuron_plugin.extender.settings import Answer
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.wire import WireError
 from neuron_plugin.settings import SettingsError
@@ -80,17 +84,20 @@ class ExtenderService:
         metrics: ExtenderMetrics,
         *,
         types: Catalogue | None = None,
-        preempt_unoffered: bool = False,
+        answer: Answer = Answer.BEST,
+        preempt_unoffered: bool = True,
     ) -> None:
-        """``types`` are the known ones, by default those shipped. ``preempt_unoffered``: see ``preemption``."""
+        """``types`` are the known ones, by default those shipped. The rest: see ``Answer`` and ``preemption``."""
         self._products = product_names(catalogue() if types is None else types)
         self._metrics = metrics
         self._state = state
         self._binder = binder
         self._readiness = readiness
         self._preempt_unoffered = preempt_unoffered
-        self._memo = VerdictMemo(state)
         self._logged: dict[tuple[str, str], object] = {}
+        self._answer = answer
+        self._assumptions = binder.assumptions
+        self._memo = binder.assumptions.memo
 
     def answer(self, verb: str, body: bytes) -> bytes:
         """The answer to filter, prioritize or preempt: measured, logged, and never an exception."""
@@ -121,10 +128,18 @@ class ExtenderService:
         return level
 
     def filter(self, body: bytes) -> tuple[bytes, _Fields]:
-        """``ExtenderArgs`` to ``ExtenderFilterResult``."""
+        """``ExtenderArgs`` to ``ExtenderFilterResult``: the best node alone, or every node by what it says."""
         args = wire.decode_filter(body)
         pod, request = self._read(args.pod)
+        led = None
+        if self._answer is Answer.BEST and request and not self._state.bound_to(pod.uid):
+            led = self._assumptions.lead(pod, args.called, one_node=args.called.at_most_one)
+        if led:
+            fields = _asked(pod, request) | {"passed": len(led), "node": led[0]}
+            return wire.encode_filter(args, led, {}, {}), fields
         filtered = filter_nodes(self._state, self._memo, pod.uid, request, args.names)
+        if filtered.passed and led is not None:  # each node would do for this pod, but its gang has no room
+            filtered = Filtered([], {**filtered.rejected, GROUP_DOES_NOT_FIT: filtered.passed})
         texts: Counter[str] = Counter()
         for rejection, names in filtered.rejected.items():
             self._metrics.rejected_nodes.labels(rejection.code).inc(len(names))
@@ -139,16 +154,21 @@ class ExtenderService:
         """``ExtenderArgs`` to ``HostPriorityList``."""
         args = wire.decode_filter(body)
         pod, request = self._read(args.pod)
-        scores = score_nodes(self._memo, request, args.names)
+        names, strategy = args.names, self._assumptions.strategy_of(pod)
+        if refused := self._assumptions.refused_elsewhere(pod.uid):
+            scores = [0 if name in refused else HIGHEST_SCORE for name in names]
+        else:
+            scores = score_nodes(self._memo, request, names, strategy, alone=not pod.prefers_nodes)
         best = scores.count(max(scores, default=0))
-        return wire.encode_scores(args.names, scores), _asked(pod, request) | {"nodes": len(scores), "best": best}
+        return wire.encode_scores(names, scores), _asked(pod, request) | {"nodes": len(scores), "best": best}
 
     def preempt(self, body: bytes) -> tuple[bytes, _Fields]:
         """``ExtenderPreemptionArgs`` to ``ExtenderPreemptionResult``."""
         args = wire.decode_preempt(body)
         pod, request = self._read(args.pod)
         below = pod.priority if self._preempt_unoffered else None
-        chosen = preempt(self._state, request, args.victims, unoffered_below=below)
+        has_place = self._assumptions.has_place(pod)
+        chosen = {} if has_place else preempt(self._state, request, args.victims, unoffered_below=below)
         fewest = min((len(victims.uids) for victims in chosen.values()), default=0)
         fields = {"nodes": len(args.victims), "passed": len(chosen), "fewest_victims": fewest}
         return wire.encode_victims(chosen), _asked(pod, request) | fields
@@ -196,9 +216,12 @@ class ExtenderService:
         """The pod of a call, and what it asks for."""
         if why_not := self._readiness.why_not:
             raise WireError(why_not)
-        pod = neuron_pod(PODS.decode(body))
+        # The watch shows the same pod, already decoded.
+        pod = self._state.pods.get(PodUid(wire.pod_uid(body))) or neuron_pod(PODS.decode(body))
         if isinstance(pod.request, Rejection):
             raise WireError(pod.request.detail)
+        if pod.placement and pod.placement not in set(PlacementStrategy):
+            raise WireError(f"annotation {PLACEMENT_KEY} is {pod.placement[:40]!r}, expected pack or spread")
         if pod.request and (constraints := pod.request[0].constraints):
             if isinstance(constraints, Rejection):
                 raise WireError(constraints.detail)

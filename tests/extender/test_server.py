@@ -19,6 +19,7 @@ from neuron_plugin.extender.binding import SUCCESSES, Binder, Ending, Outcome
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.server import PREFIXES, ExtenderService
+from neuron_plugin.extender.settings import Answer
 from tests.extender.pod_server import PodServer
 from tests.extender.running import until
 from tests.extender.served import TRN1, answers, args, closed, error_of, post, request_for, served, service_on
@@ -208,7 +209,7 @@ class Counter:
         self.metrics = ExtenderMetrics()
         self.readiness = Readiness({})
         binder = Binder(world.state, self.server, self.readiness, dialects=())
-        self.service = ExtenderService(world.state, binder, self.readiness, self.metrics)
+        self.service = ExtenderService(world.state, binder, self.readiness, self.metrics, answer=Answer.ALL)
 
     def count(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, labels)
