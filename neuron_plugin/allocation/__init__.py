@@ -35,7 +35,7 @@ from neuron_plugin.allocation.constraints import (
     PREFIX,
     Constraints,
 )
-from neuron_plugin.allocation.cost import cost, costs, tie_rank
+from neuron_plugin.allocation.cost import cost, costs, devices_lost, tie_rank
 from neuron_plugin.allocation.decision_log import (
     REMEMBERED,
     DecisionLog,
@@ -82,7 +82,16 @@ from neuron_plugin.allocation.placement import (
     placement_mask,
     why_not,
 )
-from neuron_plugin.allocation.pod import NeuronPod, PodObject, asks_for_neuron, assigned_allocations, neuron_pod
+from neuron_plugin.allocation.pod import (
+    PLACEMENT_KEY,
+    UNHEALTHY_LABEL,
+    NeuronPod,
+    PlacementStrategy,
+    PodObject,
+    asks_for_neuron,
+    assigned_allocations,
+    neuron_pod,
+)
 from neuron_plugin.allocation.rejection import (
     INVALID_REQUEST,
     NO_ASSIGNMENT,
@@ -108,4 +117,5 @@ from neuron_plugin.allocation.resources import (
     mask_of,
     masks_by_id,
     parse_ids,
+    ranges,
 )

@@ -76,6 +76,9 @@ class ApiPod:
     node_name: str = "worker-1"
     priority: int = 0
     terminating: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    scheduling_group: str = ""
+    prefers_nodes: bool = False
 
     @property
     def containers(self) -> Iterable[tuple[ContainerSpec, ContainerKind]]:
