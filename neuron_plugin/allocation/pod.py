@@ -31,6 +31,8 @@ from neuron_plugin.topology import CoreMask, Geometry, Unit
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 STATIC_POD_UID_KEY = "kubernetes.io/config.hash"
 """On a mirror pod: the UID under which the kubelet knows the static pod (pkg/kubelet/types/constants.go)."""
+UNHEALTHY_LABEL = "neuron-plugin.io/device-unhealthy"
+"""Label of a pod that has an unhealthy device, where the plugin is set to write it."""
 
 PLACEMENT_KEY = "neuron-plugin.io/placement"
 """On a pod: the strategy by which its node is chosen, in place of the extender's own."""
@@ -91,6 +93,10 @@ class PodObject(Protocol):
         """The pod's annotations."""
 
     @property
+    def labels(self) -> Mapping[str, str]:
+        """The pod's labels."""
+
+    @property
     def priority(self) -> int:
         """0 without a priority class."""
 
@@ -131,7 +137,8 @@ class NeuronPod:
     ``assignment`` is None without one, and a ``Rejection`` where its annotations cannot be followed.
     ``static_uid`` is the UID under which the kubelet knows a static pod; this object is then its mirror.
     ``assignment_keys`` are the annotations that name ids, readable or not. ``refused_demands`` are
-    what the containers of a request that cannot be served ask the kubelet for all the same.
+    what the containers of a request that cannot be served ask the kubelet for all the same. ``labelled_unhealthy``:
+    it has ``UNHEALTHY_LABEL``.
 
     ``group`` is the PodGroup that the pod is scheduled with, as namespace and name. ``placement`` is the annotation's
     text, whatever it says. ``prefers_nodes`` says that the spec prefers some nodes to others.
@@ -152,6 +159,7 @@ class NeuronPod:
     group: tuple[str, str] | None = None
     placement: str = ""
     prefers_nodes: bool = False
+    labelled_unhealthy: bool = False
 
     @property
     def uid(self) -> PodUid:
@@ -215,6 +223,7 @@ def neuron_pod(pod: PodObject) -> NeuronPod:
         group=(pod.namespace, pod.scheduling_group) if pod.scheduling_group else None,
         placement=pod.annotations.get(PLACEMENT_KEY, ""),
         prefers_nodes=pod.prefers_nodes,
+        labelled_unhealthy=UNHEALTHY_LABEL in pod.labels,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 
 from neuron_plugin import __version__
-from neuron_plugin.cli.command import EXIT_STATUSES, CommandError, Exit, Parser, add_command, complain
+from neuron_plugin.cli.command import EXIT_STATUSES, CommandError, Exit, Parser, add_command, complain, program
 
 COMMANDS = {
     "demo": "see pods get their linked devices, or a refusal, in a simulated cluster on this machine",
@@ -22,6 +22,8 @@ COMMANDS = {
     "nodes": "show the Neuron nodes of the cluster, what of them is free, and which are closed",
     "pods": "show which pods of the cluster ask for Neuron, and which devices and cores they have",
     "explain": "say for each node why a pod fits it or not",
+    "cordon": "take devices of a node out of service: no new pod gets them",
+    "uncordon": "put devices of a node back into service",
     "simulate": "write a simulated machine into a directory and break it; compare policies on a cluster on paper",
     "run": "serve this node's Neuron devices to its kubelet (the daemon)",
     "extender": "serve kube-scheduler as its extender (a daemon, once or twice a cluster)",
@@ -56,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     words = sys.argv[1:] if argv is None else list(argv)
-    parser = build_parser(next((word for word in words if not word.startswith("-")), ""))
+    name = "kubectl neuron" if program() == "kubectl neuron" else "neuron-plugin"
+    parser = build_parser(next((word for word in words if not word.startswith("-")), ""), name)
     if not words:
         parser.print_help(sys.stderr)
         return Exit.USAGE
@@ -89,9 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def build_parser(only: str | None = None) -> Parser:
-    """The parser of all commands; the flags of ``only`` one of them are added, and no other module imported."""
-    parser = Parser(prog="neuron-plugin", description=DESCRIPTION, epilog=EPILOG)
+def build_parser(only: str | None = None, name: str = "neuron-plugin") -> Parser:
+    """The parser of all commands; the flags of ``only`` one of them are added, and no other module imported.
+
+    ``name`` is what the help calls the program.
+    """
+    parser = Parser(prog=name, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"neuron-plugin {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     for name, summary in COMMANDS.items():

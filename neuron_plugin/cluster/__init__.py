@@ -22,6 +22,7 @@ from neuron_plugin.cluster.objects import (
     NODES,
     POD_GROUPS,
     PODS,
+    ApiObject,
     ApiResource,
     Lease,
     Node,
@@ -34,13 +35,13 @@ from neuron_plugin.cluster.objects import (
 from neuron_plugin.cluster.reflector import Observer, Reflector
 from neuron_plugin.cluster.writes import (
     LeaseName,
-    annotate_pod,
     bind_pod,
     claim_lease,
     create_event,
     create_lease,
     delete_lease,
     describe_node,
+    describe_pod,
     read_node,
     read_pod,
     remove_node_condition,

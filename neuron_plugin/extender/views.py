@@ -98,6 +98,7 @@ class NodeStatus(_Part, frozen=True):
     used_cores: str = ""
     unhealthy_devices: Mapping[str, str] = {}
     missing_devices: str = ""
+    disabled_devices: str = ""
     stale: bool = False
     last_renewal: str = ""
     holders: tuple[Holder, ...] = ()
@@ -199,6 +200,7 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         used_cores=format_ids(cores_in(info.used_mask)),
         unhealthy_devices={str(device): why for device, why in inventory.unhealthy.items()},
         missing_devices=format_ids(set(range(geometry.device_count)) - set(inventory.present)),
+        disabled_devices=format_ids(inventory.disabled),
         stale=info.stale,
         last_renewal=renewed,
         holders=tuple(sorted(holders, key=lambda holder: (holder.namespace, holder.name, holder.uid))),

@@ -91,6 +91,10 @@ class Kubelet:
     recorded: tuple[CheckpointEntry, ...] | Unknown = ()
 
 
+class NoSuchNode(Unknown):
+    """The API server does not know the node by the name that it is to have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """The node and all its pods, with Neuron or without, as the API server has them."""
@@ -123,15 +127,19 @@ class DeviceUsers:
 class Daemon:
     """What the daemon says of itself. ``file`` is its configuration, if known; ``fault`` why that cannot be used.
 
-    ``resources`` are those that it is set to advertise, where that is known; ``silent`` its lines about sources that
-    do not work, ``unhealthy`` the devices that it reports unhealthy.
+    ``resources`` are those that it is set to advertise, where that is known; ``visible_devices_env`` is whether it sets
+    the variable that the OCI hook reads; ``silent`` its lines about sources that
+    do not work, ``unhealthy`` the devices that it reports unhealthy, ``disabled`` those that an operator
+    has taken out of service.
     """
 
     file: Path | None = None
     fault: str | Unknown = ""
     resources: frozenset[Resource] | None = None
+    visible_devices_env: bool = True
     silent: tuple[str, ...] | Unknown = ()
     unhealthy: tuple[int, ...] | Unknown = ()
+    disabled: tuple[int, ...] | Unknown = ()
 
 
 @dataclass(frozen=True, slots=True)

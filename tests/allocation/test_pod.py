@@ -45,6 +45,7 @@ class PodReference:
     running: bool = True
     scheduling_group: str = ""
     prefers_nodes: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def pod(limits: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> NeuronPod:

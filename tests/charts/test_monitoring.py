@@ -17,6 +17,7 @@ from tests.charts.rendering import CHART
 
 FOREIGN = {
     "up",  # Prometheus
+    "neuroncore_utilization_ratio",  # neuron-monitor
     "kube_node_status_allocatable", "kube_node_status_capacity", "kube_node_status_condition",  # kube-state-metrics
 }  # fmt: skip
 

@@ -28,6 +28,7 @@ from neuron_plugin.inspection.reports import (
     HolderReport,
     LinkedDevice,
     MachineReport,
+    ProcessReport,
     TopologyReport,
 )
 from tests.topology.oracle import TRN1
@@ -61,6 +62,7 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("devices", keys(MachineReport)),
     ("devices", keys(DeviceReport)),
     ("holders", keys(HolderReport)),
+    ("processes", keys(ProcessReport)),
     ("topology", keys(TopologyReport)),
     ("devices", keys(LinkedDevice)),
     ("deviceSets", keys(DeviceSets)),
@@ -83,6 +85,7 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("simulate cluster", CLUSTER),
     ("policies", POLICY),
     ("byShape", next(iter(POLICY["byShape"].values()))),
+    ("cordon", ["version", "node", "disabledBefore", "disabled"]),
     ("uninstall-node", ["version", "cleared"]),
 ]
 

@@ -69,6 +69,7 @@ class ApiPod:
     specs: Sequence[ContainerSpec] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
     uid: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
     phase: str = "Pending"
     started: bool = False
     running: bool = False
