@@ -318,7 +318,7 @@ def test_scores_go_by_the_set_that_a_preference_chooses(world: World) -> None:
     world.held("holder", "used", DEVICE, "0")
     request = request_of(record_of(limited("new", prefer_devices="15")))
     on_used, on_empty = world.memo.answers(request).ranks(["used", "empty"])
-    plain = world.memo.answers(request_of(record_of(pod_manifest("plain", DEVICE, 1)))).costs(["used"])
+    plain = world.memo.answers(request_of(record_of(pod_manifest("plain", DEVICE, 1)))).ranks(["used"])
     assert on_used is not None
     assert on_empty is not None
     assert plain[0] is not None
