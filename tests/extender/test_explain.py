@@ -36,7 +36,7 @@ async def stage(world: World) -> AsyncIterator[Stage]:
 
 
 async def test_inspect_shows_all_nodes_or_one_with_its_holders(stage: Stage) -> None:
-    stage.world.node("open", TRN1, unhealthy={9: "ECC"})
+    stage.world.node("open", TRN1, unhealthy={9: "ECC"}, disabled=[4, 5])
     stage.world.held("holder", "open", DEVICE, "0,1")
     stage.world.node("closed", TRN1)
     stage.world.pod("stock", DEVICE, 1, node="closed")
@@ -53,6 +53,7 @@ async def test_inspect_shows_all_nodes_or_one_with_its_holders(stage: Stage) -> 
     assert "The node has no Neuron devices" in lines[3]
     assert "default/holder holds cores 0-3" in one
     assert "unhealthy: device 9: ECC" in one
+    assert "disabled: 4-5" in one
     assert "closed: pod default/stock is bound and has no assignment yet" in closed
     assert as_json[0]["status"]["usedDevices"] == "0,1"
     assert (await stage.get("/inspect/ghost"))[0] == 404
@@ -60,10 +61,10 @@ async def test_inspect_shows_all_nodes_or_one_with_its_holders(stage: Stage) -> 
 
 async def test_explain_says_which_sets_are_in_whose_way(stage: Stage) -> None:
     stage.world.node("free", TRN1)
-    stage.world.node("full", TRN1, unhealthy={12: "ECC"})
+    stage.world.node("full", TRN1, unhealthy={12: "ECC"}, disabled=[8])
     stage.world.node("closed", TRN1)
     stage.world.pod("stock", DEVICE, 1, node="closed")
-    for device in (0, 4, 8):
+    for device in (0, 4):
         stage.world.held(f"holder-{device}", "full", DEVICE, str(device))
     stage.world.pod("new", DEVICE, 4)
 
@@ -78,7 +79,7 @@ async def test_explain_says_which_sets_are_in_whose_way(stage: Stage) -> None:
         "full: No free linked set of 4 Neuron devices",
         "  devices 0-3: held by default/holder-0",
         "  devices 4-7: held by default/holder-4",
-        "  devices 8-11: held by default/holder-8",
+        "  devices 8-11: disabled: 8",
         "  devices 12-15: unhealthy or missing: 12",
         f"Not looked at: {', '.join((*LOOKED_AT, *NOT_LOOKED_AT))}.",
     ]
@@ -96,6 +97,7 @@ async def test_explain_says_which_sets_are_in_whose_way(stage: Stage) -> None:
         "ids": "devices 12-15",
         "holders": [],
         "unhealthyDevices": [12],
+        "disabledDevices": [],
     }
     assert (await stage.get("/explain/default/ghost"))[0] == 404
 
