@@ -21,6 +21,7 @@ COMMANDS = {
     "doctor": "find out what is wrong with this node, and what to do about it",
     "nodes": "show the Neuron nodes of the cluster, what of them is free, and which are closed",
     "pods": "show which pods of the cluster ask for Neuron, and which devices and cores they have",
+    "gather": "write an archive with what a bug report needs, of this node or of the cluster",
     "explain": "say for each node why a pod fits it or not",
     "cordon": "take devices of a node out of service: no new pod gets them",
     "uncordon": "put devices of a node back into service",
@@ -100,13 +101,13 @@ def build_parser(only: str | None = None, name: str = "neuron-plugin") -> Parser
     parser = Parser(prog=name, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"neuron-plugin {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
-    for name, summary in COMMANDS.items():
-        if only not in {None, name}:
-            subparsers.add_parser(name, help=summary)
+    for command, summary in COMMANDS.items():
+        if only not in {None, command}:
+            subparsers.add_parser(command, help=summary)
             continue
-        module = importlib.import_module(f"neuron_plugin.cli.{name.replace('-', '_')}")
+        module = importlib.import_module(f"neuron_plugin.cli.{command.replace('-', '_')}")
         texts = {"description": module.DESCRIPTION, "examples": module.EXAMPLES}
-        module.add_flags(add_command(subparsers, name, module.run, summary=summary, **texts))
+        module.add_flags(add_command(subparsers, command, module.run, summary=summary, **texts))
     return parser
 
 

@@ -69,7 +69,6 @@ class ApiPod:
     specs: Sequence[ContainerSpec] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
     uid: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
     phase: str = "Pending"
     started: bool = False
     running: bool = False
@@ -77,6 +76,7 @@ class ApiPod:
     node_name: str = "worker-1"
     priority: int = 0
     terminating: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
     scheduling_group: str = ""
     prefers_nodes: bool = False
 
