@@ -18,6 +18,7 @@ import msgspec
 
 from neuron_plugin.allocation import (
     PREFIX,
+    UNSUPPORTED_COUNT,
     WRONG_PRODUCT,
     ContainerRequest,
     DeviceFacts,
@@ -31,7 +32,7 @@ from neuron_plugin.allocation import (
 from neuron_plugin.extender.node_rules import LOOKED_AT, NOT_LOOKED_AT, NodeRules, PodRules, objections
 from neuron_plugin.extender.state import ClusterState, NodeInfo
 from neuron_plugin.extender.views import node_view
-from neuron_plugin.topology import Geometry, Unit, cores_in, valid_sets
+from neuron_plugin.topology import Geometry, Unit, cores_in, valid_counts, valid_sets
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -151,6 +152,10 @@ def explain_node(info: NodeInfo, request: PodRequest) -> NodeExplanation:
         return NodeExplanation(info.name, fits=True, reason="", sets=tuple(sets), details=tuple(details))
     if placed is WRONG_PRODUCT:
         details.append(f"its devices are {' or '.join(sorted(facts.names))}")
+    for part in request:
+        counts = valid_counts(geometry, part.resource.unit)
+        if placed.code == UNSUPPORTED_COUNT and part.count not in counts:
+            details.append(f"{part.container}: what can be requested there is {ranges(counts)} {part.resource.unit}s")
     blocked = tuple(each for part in request for each in _blocked(info, part, facts.unused))
     return NodeExplanation(info.name, fits=False, reason=placed.text, blocked=blocked, details=tuple(details))
 
@@ -208,7 +213,7 @@ def explain_text(found: Explanation, names: Collection[str] = ()) -> str:
             alike[node.fits, node.reason, node.sets, node.objections].append(node)
     for nodes in alike.values():
         nodes.sort(key=lambda each: [one.weight for one in each.blocked])
-        differ = any(node.blocked or node.details for node in nodes)
+        differ = len({(node.blocked, node.details) for node in nodes}) > 1
         shown = nodes if names else nodes[: MOST_NODES if differ else 1]
         more = [node.node for node in nodes[len(shown) :]]
         for node in shown:

@@ -7,11 +7,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from neuron_plugin.allocation.rejection import unsupported_count
 from neuron_plugin.extender.explain import inspection_routes
 from neuron_plugin.extender.node_rules import LOOKED_AT, NOT_LOOKED_AT
+from neuron_plugin.topology import Unit
 from tests.extender.served import served
 from tests.extender.world import CORE, DEVICE, World
-from tests.support.manifests import container
+from tests.support.manifests import container, shipped_geometry
 
 TRN1 = "trn1.32xlarge"
 
@@ -168,3 +170,17 @@ async def test_of_several_containers_each_set_names_its_own(stage: Stage) -> Non
     assert lines[0] == "default/new asks for main: 4 aws.amazon.com/neuron, eval: 1 aws.amazon.com/neuroncore"
     assert "  main: devices 0-3: held by default/holder" in lines
     assert "  eval: core 0: held by default/holder" in lines
+
+
+async def test_a_count_that_is_never_linked_comes_with_those_that_are(stage: Stage) -> None:
+    for number in range(3):
+        stage.world.node(f"trn-{number}", TRN1)
+    stage.world.pod("seven", containers=[container("main", DEVICE, 7), container("eval", DEVICE, 1)])
+
+    _, text = await stage.get("/explain/default/seven")
+
+    assert text.splitlines()[1:-1] == [
+        f"trn-0: {unsupported_count(shipped_geometry(TRN1), Unit.DEVICE, 7).text}",
+        "  main: what can be requested there is 1,4,8,16 devices",
+        "  2 more like this: trn-1, trn-2",
+    ]
