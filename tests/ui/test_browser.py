@@ -261,8 +261,8 @@ async def test_the_playground_s_page_shows_pods_a_refusal_and_a_fault_that_heals
             up.run("fault", "trn1-1", "ecc", "10", "--sram", "1")
             await browser.until(f"{device('trn1-1', 10)}.dataset.state === 'unhealthy'")
             await browser.screenshot(PICTURES / "cluster.png")
-            await browser.value("location.hash = '#node/trn1-1'")
-            await browser.until("document.getElementById('detail').innerText.includes('confirmed by the kubelet')")
+        await browser.value("location.hash = document.querySelector('.device[data-state=used]').closest('a').hash")
+        await browser.until("document.getElementById('detail').innerText.includes('confirmed by the kubelet')")
         up.run("fault", "trn1-1", "device", "13", "back")
         await browser.until(f"{device('trn1-1', 13)}.dataset.state !== 'missing'")
 
