@@ -1,12 +1,28 @@
-# A newcomer's two commands are `make demo` and `make test`; each sets up everything it needs in .venv.
+# A newcomer's two commands are `make demo` and `make test`; each sets up what it needs in .venv: the demo what the
+# program runs on, everything else the tools of development, too.
 PYTHON ?= python3
 BIN := .venv/bin
+RUNTIME := .venv/.runtime
 READY := .venv/.ready
+REGISTRY ?=
+IMAGE := $(if $(REGISTRY),$(REGISTRY)/)neuron-plugin
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' neuron_plugin/__init__.py 2>/dev/null)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test check venv lock protos docs bench clean
+comma := ,
 
-demo: venv
+# pip is silent while it unpacks: $(call dotted,TEXT,COMMANDS) prints a dot a second until they are done. The dots end
+# with this shell, too, so that Ctrl-C leaves nothing behind.
+dotted = printf '%s ' '$(1)'; while kill -0 $$$$ 2>/dev/null; do printf .; sleep 1; done & \
+	$(2); status=$$?; kill $$!; echo; exit $$status
+
+# A lock is complete, so nothing has to be resolved; bytecode is made of what is imported, when it is.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+LOCKED := $(PIP) --no-compile --require-hashes
+
+.PHONY: demo test check venv lock protos docs bench image clean
+
+demo: $(RUNTIME)
 	$(BIN)/neuron-plugin demo
 
 test: venv
@@ -17,12 +33,15 @@ check: venv
 
 venv: $(READY)
 
-$(READY): locks/dev.txt pyproject.toml
+$(RUNTIME): locks/runtime.txt locks/build.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python %d.%d found, 3.11 or newer is needed: make PYTHON=python3.11" % sys.version_info[:2])'
-	$(PYTHON) -m venv --clear .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement locks/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	@touch $(READY)
+	@$(call dotted,Making .venv with what the program runs on, \
+		$(PYTHON) -m venv --clear .venv && \
+		$(LOCKED) --requirement locks/runtime.txt --requirement locks/build.txt && \
+		$(PIP) --no-build-isolation --editable . && touch $(RUNTIME))
+
+$(READY): $(RUNTIME) locks/dev.txt
+	@$(call dotted,Adding the tools of development, $(LOCKED) --requirement locks/dev.txt && touch $(READY))
 
 # Locks name versions and hashes only, for every platform; `uv` resolves them.
 lock: venv
@@ -36,6 +55,11 @@ docs: venv
 
 bench: venv
 	$(BIN)/nox --non-interactive --no-venv --sessions bench
+
+# `make image` for this machine; `make image REGISTRY=registry.example.com/team` for amd64 and arm64, and pushed there.
+image:
+	docker buildx build --build-arg REVISION="$$(git rev-parse HEAD)" --tag $(IMAGE):$(VERSION) \
+		$(if $(REGISTRY),--platform linux/amd64$(comma)linux/arm64 --push,--load) .
 
 clean:
 	rm -rf .venv .nox .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

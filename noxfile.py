@@ -105,7 +105,11 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session
 def lock(session: nox.Session) -> None:
-    """Resolve both locks again: versions and hashes for every platform, no index named."""
+    """Resolve every lock again: versions and hashes for every platform, no index named."""
     common = ("--universal", "--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate", "--quiet")
-    session.run("uv", "pip", "compile", "pyproject.toml", *common, "--output-file", "locks/runtime.txt")
-    session.run("uv", "pip", "compile", "pyproject.toml", "--group", "dev", *common, "--output-file", "locks/dev.txt")
+    compiled = ("uv", "pip", "compile", *common)
+    session.run(*compiled, "pyproject.toml", "--group", "dev", "--output-file", "locks/dev.txt")
+    # `make test` adds the tools to the packages of the demo: each lock is a part of the one of development.
+    part = (*compiled, "--constraint", "locks/dev.txt")
+    session.run(*part, "pyproject.toml", "--output-file", "locks/runtime.txt")
+    session.run(*part, "--group", "build", "--output-file", "locks/build.txt")

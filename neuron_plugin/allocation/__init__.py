@@ -8,6 +8,7 @@ What holds on any node in any state, whatever is asked:
   ones re-use that under the same resource name, as the kubelet will.
 - A refusal means that nothing fits or, for a pod of many unlike containers, that nothing was found within a bound. Its
   text is one of a few. One that cannot pass stays true whichever pods end.
+- A constraint of a pod only takes sets away. Pods that are placed here have no more of an amount than there is.
 - Equal questions have equal answers: there is no clock, no randomness, and no state but what was computed before.
 - What is written on a pod or a node reads back as it was. Any other text ends in a value that fits the pod or the node,
   or in the one typed error.
@@ -27,6 +28,12 @@ from neuron_plugin.allocation.assignment import (
     Dialect,
     read_assignment,
     write_assignment,
+)
+from neuron_plugin.allocation.constraints import (
+    CONSTRAINT_KEYS,
+    DEVICE_NAME_KEY,
+    PREFIX,
+    Constraints,
 )
 from neuron_plugin.allocation.cost import cost, costs, tie_rank
 from neuron_plugin.allocation.decision_log import (
@@ -52,6 +59,13 @@ from neuron_plugin.allocation.ledger import (
     PodUid,
     mask_union,
 )
+from neuron_plugin.allocation.narrowing import (
+    NO_FACTS,
+    DeviceFacts,
+    amounts_used,
+    device_facts,
+    is_constrained,
+)
 from neuron_plugin.allocation.placement import (
     ContainerSet,
     Placement,
@@ -65,6 +79,7 @@ from neuron_plugin.allocation.placement import (
 from neuron_plugin.allocation.pod import NeuronPod, PodObject, asks_for_neuron, assigned_allocations, neuron_pod
 from neuron_plugin.allocation.rejection import INVALID_REQUEST, NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT, Rejection
 from neuron_plugin.allocation.requests import (
+    Amounts,
     ContainerKind,
     ContainerRequest,
     ContainerSpec,

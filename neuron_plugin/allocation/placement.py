@@ -12,13 +12,27 @@ is what admission will do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from neuron_plugin.allocation.constraints import PREFIX, Constraints
 from neuron_plugin.allocation.cost import costs
+from neuron_plugin.allocation.narrowing import (
+    NO_FACTS,
+    DeviceFacts,
+    Left,
+    Narrowing,
+    devices_of,
+    is_constrained,
+    never_met,
+    unconstrained,
+)
 from neuron_plugin.allocation.rejection import (
+    SHARED_DEVICE,
     Rejection,
+    amount_used,
     fragmented,
+    not_allowed,
     not_free,
     too_many,
     too_many_together,
@@ -105,8 +119,8 @@ def placement_mask(placement: Placement) -> CoreMask:
     return CoreMask(mask)
 
 
-def place(geometry: Geometry, free: int, request: PodRequest) -> Placement | Rejection:
-    """Sets for all requesting containers out of ``free``, or why not.
+def place(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts = NO_FACTS) -> Placement | Rejection:
+    """Sets for all requesting containers out of ``free``, or why not; ``facts`` decide about constraints.
 
     The cheapest sets first, container by container; where that leads into a dead end, any sets that fit. The search is
     bounded: for a pod of many unlike containers on a torn node it may refuse what would just have fitted.
@@ -114,6 +128,8 @@ def place(geometry: Geometry, free: int, request: PodRequest) -> Placement | Rej
     if len(request) > MOST_CONTAINERS:
         return too_many_together(geometry)
     within = free & geometry.all_mask
+    if is_constrained(request):
+        return _place_constrained(geometry, within, request, facts)
     if len(request) == 1:  # nearly every pod: half the time, and preemption asks thousands of times
         return _place_one(geometry, within, request[0])
     masks = _search(geometry, within, request)
@@ -122,48 +138,88 @@ def place(geometry: Geometry, free: int, request: PodRequest) -> Placement | Rej
     return tuple(ContainerSet(part, mask) for part, mask in zip(request, masks, strict=True))
 
 
-def place_healthy(geometry: Geometry, healthy: int, free: int, request: PodRequest) -> Placement | Rejection:
+def place_healthy(
+    geometry: Geometry, healthy: int, free: int, request: PodRequest, facts: DeviceFacts = NO_FACTS
+) -> Placement | Rejection:
     """Like ``place``; the reason says when no pod's end could help because hardware is missing or unhealthy."""
-    found = place(geometry, free & healthy, request)
+    found = place(geometry, free & healthy, request, facts)
     if not isinstance(found, Rejection) or not found.may_pass:
         return found
-    if not isinstance(place(geometry, healthy, request), Rejection):
+    without_pods = place(geometry, healthy, request, facts.unused)
+    if not isinstance(without_pods, Rejection):
         return found
-    on_all = place(geometry, geometry.all_mask, request)
+    on_all = place(geometry, geometry.all_mask, request, facts.unused)
     if isinstance(on_all, Rejection):
-        return on_all
+        return replace(on_all, may_pass=False)
+    if is_constrained(request) and not isinstance(place(geometry, healthy, unconstrained(request)), Rejection):
+        return replace(without_pods, may_pass=False)
     largest = max(request, key=lambda part: cores_asked(geometry, part))
     return unhealthy(largest.resource.unit, largest.count)
 
 
-def _search(geometry: Geometry, free: int, request: PodRequest) -> tuple[CoreMask, ...] | None:
+def _place_constrained(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts) -> Placement | Rejection:
+    if reason := never_met(geometry, request, facts):
+        return reason
+    masks = _search(geometry, free, request, Narrowing(geometry, free, request, facts))
+    if masks is not None:
+        return tuple(ContainerSet(part, mask) for part, mask in zip(request, masks, strict=True))
+    plainly = place(geometry, free, unconstrained(request))
+    return plainly if isinstance(plainly, Rejection) else _why_constrained(geometry, free, request, facts)
+
+
+def _why_constrained(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts) -> Rejection:
+    """The first constraint that leaves nothing: allowed devices, then amounts, then a shared device."""
+    constraints = request[0].constraints
+    allowed = replace(constraints, same_device=()) if isinstance(constraints, Constraints) else constraints
+    with_amounts = tuple(replace(part, constraints=allowed) for part in request)
+    without = tuple(replace(part, amounts=()) for part in with_amounts)
+    largest = max(request, key=lambda part: cores_asked(geometry, part))
+    if _search(geometry, free, without, Narrowing(geometry, free, without, facts)) is None:
+        return not_allowed(largest.resource.unit, largest.count)
+    if _search(geometry, free, with_amounts, Narrowing(geometry, free, with_amounts, facts)) is None:
+        part = next(part for part in request if part.amounts)
+        name, amount = part.amounts[0]
+        return amount_used(PREFIX + name, amount // devices_of(geometry, part))
+    return SHARED_DEVICE
+
+
+def _search(
+    geometry: Geometry, free: int, request: PodRequest, narrowing: Narrowing | None = None
+) -> tuple[CoreMask, ...] | None:
     lasting = [part for part in request if part.kind is not ContainerKind.INIT]
     if sum(cores_asked(geometry, part) for part in lasting) > free.bit_count():
         return None  # seen without a search: a full node is the commonest of all
-    masks = _Walk(geometry, request).solve(0, free, {})
-    return pack(geometry, free, request) if masks is None and len(lasting) == len(request) else masks
+    masks = _Walk(geometry, request, narrowing).solve(0, free, {}, narrowing.start if narrowing else None)
+    if masks is not None or len(lasting) < len(request) or (narrowing and not narrowing.is_mask):
+        return masks
+    return pack(geometry, free & narrowing.allowed_mask if narrowing else free, request)
 
 
 class _Walk:
     """Depth-first over the containers as the kubelet walks them, best sets first; remembers dead ends."""
 
-    def __init__(self, geometry: Geometry, request: PodRequest) -> None:
+    def __init__(self, geometry: Geometry, request: PodRequest, narrowing: Narrowing | None) -> None:
         self._geometry = geometry
         self._request = request
+        self._narrowing = narrowing
         self._steps = len(request) + _DETOURS
-        self._dead: set[tuple[int, int, tuple[tuple[Resource, CoreMask], ...]]] = set()
+        self._dead: set[tuple[int, int, tuple[tuple[Resource, CoreMask], ...], Left | None]] = set()
 
-    def solve(self, index: int, free: int, reusable: _Reusable) -> tuple[CoreMask, ...] | None:
-        """Sets for the containers from ``index`` on."""
+    def solve(self, index: int, free: int, reusable: _Reusable, left: Left | None) -> tuple[CoreMask, ...] | None:
+        """Sets for the containers from ``index`` on; ``left`` is what constraints leave to them."""
         if index == len(self._request):
             return ()
-        state = (index, free, tuple(sorted(reusable.items())))
+        state = (index, free, tuple(sorted(reusable.items())), left)
         if state in self._dead or self._steps <= 0:
             return None
         self._steps -= 1
         part = self._request[index]
-        for mask in self._options(part, free, reusable.get(part.resource, NO_CORES)):
-            rest = self.solve(index + 1, free & ~mask, _left(part, mask, reusable))
+        options = self._options(part, free, reusable.get(part.resource, NO_CORES))
+        if self._narrowing and left:
+            options = self._narrowing.options(index, options, left)
+        for mask in options:
+            then = self._narrowing.after(index, mask, left) if self._narrowing and left else None
+            rest = self.solve(index + 1, free & ~mask, _left(part, mask, reusable), then)
             if rest is not None:
                 return (mask, *rest)
         self._dead.add(state)
@@ -250,7 +306,7 @@ class _Packing:
         self._dead: set[tuple[int, int, int]] = set()
 
     def solve(self, index: int, free: int, above: int) -> tuple[CoreMask, ...] | None:
-        """Sets for the parts from ``index`` on; the first is a mask above ``above``, as its like before was."""
+        """Sets for the parts from ``index`` on; equal parts get theirs in ascending order, above ``above``."""
         if index == len(self._demands):
             return ()
         if (index, free, above) in self._dead:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Protocol, TypeAlias
 
 from neuron_plugin.allocation.assignment import ASSIGNMENT_KEYS, Assignment, AssignmentError, read_assignment
+from neuron_plugin.allocation.constraints import CONSTRAINT_KEYS, LONGEST_TEXT, PREFIX, read_constraints
 from neuron_plugin.allocation.ledger import Allocation, PodReference, PodUid
 from neuron_plugin.allocation.rejection import INVALID_REQUEST, NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT, Rejection
 from neuron_plugin.allocation.requests import (
@@ -161,7 +162,8 @@ def neuron_pod(pod: PodObject) -> NeuronPod:
         tuple(
             (container.name, kind, _neuron_quantities(container.limits), _neuron_quantities(container.requests))
             for container, kind in pod.containers
-        )
+        ),
+        _constraint_texts(pod.annotations),
     )
     reference = PodReference(PodUid(pod.uid), pod.namespace, pod.name)
     assignment: Assignment | Rejection | None = None
@@ -215,12 +217,24 @@ def assigned_allocations(pod: NeuronPod, geometry: Geometry) -> tuple[Allocation
 
 
 @lru_cache(maxsize=_REQUESTS_REMEMBERED)
-def _request(containers: tuple[_ContainerKey, ...]) -> PodRequest | Rejection:
+def _request(containers: tuple[_ContainerKey, ...], constraint_texts: _Quantities) -> PodRequest | Rejection:
     """Equal requests are one object. Exact quantities cost tens of microseconds, and pods ask for few things."""
     try:
-        return pod_request(ContainerSpec(name, kind, dict(lim), dict(req)) for name, kind, lim, req in containers)
+        request = pod_request(ContainerSpec(name, kind, dict(lim), dict(req)) for name, kind, lim, req in containers)
     except RequestError as error:
         return replace(INVALID_REQUEST, detail=str(error))
+    if not constraint_texts:
+        return request
+    asked = [(part.container, part.resource.unit) for part in request]
+    constraints = read_constraints(dict(constraint_texts), asked)
+    return tuple(replace(part, constraints=constraints) for part in request)
+
+
+def _constraint_texts(annotations: Mapping[str, str]) -> _Quantities:
+    """Bounded, as they are remembered; one character more than is read shows that a text is too long."""
+    if annotations.keys().isdisjoint(CONSTRAINT_KEYS):
+        return ()
+    return tuple((key, annotations[key][: LONGEST_TEXT + 1]) for key in CONSTRAINT_KEYS if key in annotations)
 
 
 def _refused_demands(pod: PodObject) -> frozenset[tuple[Resource, int]]:
@@ -234,4 +248,4 @@ def _refused_demands(pod: PodObject) -> frozenset[tuple[Resource, int]]:
 
 
 def _neuron_quantities(quantities: Mapping[str, str]) -> _Quantities:
-    return tuple((name, quantities[name]) for name in _RESOURCE_NAMES if name in quantities)
+    return tuple(item for item in quantities.items() if item[0] in _RESOURCE_NAMES or item[0].startswith(PREFIX))

@@ -37,6 +37,12 @@ NO_ASSIGNMENT = Rejection(
     "no-assignment", "A pod on the node uses Neuron and its assignment is not known yet", may_pass=True
 )
 INVALID_REQUEST = Rejection("invalid-request", "The pod's request for Neuron cannot be served")
+INVALID_CONSTRAINT = Rejection("invalid-constraint", "An annotation that constrains the pod's devices cannot be read")
+WRONG_PRODUCT = Rejection("wrong-product", "The node's Neuron devices are not of a product that the pod asks for")
+UNKNOWN_PRODUCT = Rejection("unknown-product", "The product of the node's Neuron devices is not known")
+SHARED_DEVICE = Rejection(
+    "no-shared-device", "No Neuron device has free cores for all containers that share one", may_pass=True
+)
 
 
 def unsupported_count(geometry: Geometry, unit: Unit, count: int) -> Rejection:
@@ -77,3 +83,34 @@ def not_free(unit: Unit, count: int) -> Rejection:
 def fragmented(unit: Unit, count: int) -> Rejection:
     """Enough are free, but not linked."""
     return Rejection("fragmented", f"No free linked set of {count} Neuron {_PLURALS[unit]}", may_pass=True)
+
+
+def not_allowed(unit: Unit, count: int) -> Rejection:
+    """It would fit, but not on the devices that the pod's annotations leave."""
+    return Rejection(
+        "not-allowed",
+        f"No free linked set of {count} Neuron {_PLURALS[unit]} among the devices that the pod allows",
+        may_pass=True,
+    )
+
+
+def amount_used(name: str, each: int) -> Rejection:
+    """It would fit, but too little of an amount is left on the devices that are free."""
+    return Rejection("amount-used", f"No free linked Neuron devices with {each} {name} left on each", may_pass=True)
+
+
+def amount_too_large(name: str, each: int, has: int) -> Rejection:
+    """More of an amount than a device has with no pod on it."""
+    return Rejection(
+        "amount-too-large", f"The node's Neuron devices have {has} {name} each and {each} of each were requested"
+    )
+
+
+def amount_not_divisible(name: str, amount: int, devices: int) -> Rejection:
+    """Amounts are shared evenly by the devices of a container."""
+    return Rejection("amount-not-divisible", f"{amount} {name} cannot be shared evenly by {devices} Neuron devices")
+
+
+def amount_unknown(name: str) -> Rejection:
+    """How much a device has is not known here."""
+    return Rejection("amount-unknown", f"How much {name} the node's Neuron devices have is not known")

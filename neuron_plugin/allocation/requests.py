@@ -1,7 +1,8 @@
 """What a pod asks for.
 
 Read as the kubelet reads it: limits decide and requests stand in where there is no limit, init containers come first
-in spec order with sidecars among them, and containers without Neuron count for nothing.
+in spec order with sidecars among them, and containers without Neuron count for nothing. Beside its one resource a
+container may ask for amounts of what its devices have, such as memory: extended resources that no kubelet counts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from neuron_plugin.allocation.constraints import PREFIX, Constraints
+from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.resources import Resource
 
 MOST = 2**63 - 1
@@ -24,6 +27,11 @@ _SUFFIXES = {"n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 
 _SUFFIXES |= {suffix: Fraction(1000**power) for power, suffix in enumerate("kMGTPE", 1)}
 _SUFFIXES |= {f"{suffix}i": Fraction(1024**power) for power, suffix in enumerate("KMGTPE", 1)}
 _LONGEST_QUANTITY = 64
+MOST_AMOUNTS = 8
+"""Amounts one container may ask for."""
+
+Amounts = tuple[tuple[str, int], ...]
+"""How much by name without the prefix, such as ``memory``, by name."""
 
 
 class RequestError(ValueError):
@@ -50,12 +58,18 @@ class ContainerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
-    """One container's demand: ``count`` of one resource."""
+    """One container's demand: ``count`` of one resource.
+
+    ``amounts`` are shared evenly by the container's devices. ``constraints`` are those of the whole pod, or which
+    annotation cannot be read: the same for each of its containers.
+    """
 
     container: str
     kind: ContainerKind
     resource: Resource
     count: int
+    amounts: Amounts = ()
+    constraints: Constraints | Rejection | None = None
 
 
 PodRequest = tuple[ContainerRequest, ...]
@@ -68,7 +82,7 @@ def pod_request(containers: Iterable[ContainerSpec]) -> PodRequest:
     Raises:
         RequestError: a quantity is no whole number from 0 to 2^63-1, or a container asks for two Neuron resources:
             the kubelet merges the two answers in random order, so their environments would collide
-            (pkg/kubelet/cm/devicemanager/pod_devices.go).
+            (pkg/kubelet/cm/devicemanager/pod_devices.go). Or it asks for an amount and for no Neuron resource.
     """
     found = (_container_request(container) for container in containers)
     return tuple(request for request in found if request is not None)
@@ -91,19 +105,28 @@ def parse_count(text: str) -> int:
 
 
 def _container_request(container: ContainerSpec) -> ContainerRequest | None:
-    counts = {resource: _count(container, resource) for resource in Resource}
+    counts = {resource: _count(container, resource.value) for resource in Resource}
     asked = [(resource, count) for resource, count in counts.items() if count]
+    named = sorted(name for name in {*container.limits, *container.requests} if name.startswith(PREFIX))
+    if len(named) > MOST_AMOUNTS:
+        raise RequestError(f"container {container.name} asks for {len(named)} amounts, expected at most {MOST_AMOUNTS}")
+    amounts = tuple((name.removeprefix(PREFIX), count) for name in named if (count := _count(container, name)))
+    if not asked and amounts:
+        text = (
+            f"{PREFIX}{amounts[0][0]} and for no Neuron device or core: ask for {Resource.NEURONCORE.value} beside it"
+        )
+        raise RequestError(f"container {container.name} asks for {text}")
     if not asked:
         return None
     if len(asked) > 1:
         names = " and ".join(resource.value for resource, _ in asked)
         raise RequestError(f"container {container.name} asks for {names}: ask for one Neuron resource per container")
-    return ContainerRequest(container.name, container.kind, *asked[0])
+    return ContainerRequest(container.name, container.kind, *asked[0], amounts)
 
 
-def _count(container: ContainerSpec, resource: Resource) -> int:
-    text = container.limits.get(resource.value, container.requests.get(resource.value, "0"))
+def _count(container: ContainerSpec, resource: str) -> int:
+    text = container.limits.get(resource, container.requests.get(resource, "0"))
     try:
         return parse_count(text)
     except ValueError as error:
-        raise RequestError(f"container {container.name} asks for {resource.value}: {error}") from None
+        raise RequestError(f"container {container.name} asks for {resource}: {error}") from None

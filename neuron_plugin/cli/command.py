@@ -168,6 +168,20 @@ def show(form: str, content: object, lines: Iterable[Line]) -> None:
         print(document(form, content), end="")
 
 
+def show_again(form: str, content: object, lines: Iterable[Line], *, first: bool) -> None:
+    """Print one of a series of findings, for ``--watch``: on a terminal in place of the last one."""
+    if form == Form.JSON:
+        print(msgspec.json.encode(content).decode(), flush=True)
+    elif form == Form.YAML:
+        print(f"---\n{document(form, content)}", end="", flush=True)
+    elif on_terminal():
+        print("\x1b[2J\x1b[H", end="")  # an empty screen, from its top
+        print_lines(list(lines))
+        print("Watching for changes; Ctrl-C ends.", flush=True)
+    else:
+        print_lines([*([] if first else plain("")), *lines])
+
+
 def document(form: str, content: object) -> str:
     """``content`` as JSON or YAML, with a newline at its end: plain values, or a msgspec Struct."""
     if form == Form.JSON:

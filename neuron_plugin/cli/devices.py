@@ -8,8 +8,6 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-import msgspec
-
 from neuron_plugin.cli.command import (
     CommandError,
     Exit,
@@ -17,10 +15,9 @@ from neuron_plugin.cli.command import (
     Line,
     add_output_flag,
     complain,
-    document,
     on_terminal,
-    print_lines,
     show,
+    show_again,
     table,
 )
 from neuron_plugin.cli.target import HOLDERS, add_node_flags, node_from
@@ -116,20 +113,9 @@ def watch(form: Form, reports: Iterable[MachineReport]) -> None:
     """Print each report; a note is printed once for as long as it stays true."""
     shown: frozenset[str] = frozenset()
     for number, report in enumerate(reports):
-        if form is Form.JSON:
-            print(msgspec.json.encode(report).decode(), flush=True)
+        show_again(form, report, device_lines(form, report) if report.devices else [], first=not number)
+        if form in {Form.JSON, Form.YAML}:
             continue
-        if form is Form.YAML:
-            print(f"---\n{document(form, report)}", end="", flush=True)
-            continue
-        if on_terminal():
-            print("\x1b[2J\x1b[H", end="")  # an empty screen, from its top
-        elif number:
-            print()
-        if report.devices:
-            print_lines(device_lines(form, report))
-        if on_terminal():
-            print("Watching for changes; Ctrl-C ends.", flush=True)
         notes = frozenset([*report.notes, *([f"no Neuron device: {report.absence}"] if report.absence else [])])
         for note in sorted(notes - shown):
             complain(f"note: {note}")

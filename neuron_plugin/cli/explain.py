@@ -8,13 +8,12 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from neuron_plugin.cli.command import CommandError, Exit, Form, UsageError, add_output_flag, plain, server_url, show
-from neuron_plugin.cli.target import add_kubeconfig_flag, kubeconfig_of, settings_here
+from neuron_plugin.cli.target import add_cluster_flags, kubeconfig_of, settings_here
 from neuron_plugin.instance_file import load_catalogue
 
 if TYPE_CHECKING:
@@ -38,12 +37,7 @@ _TIMEOUT_SECONDS = 10.0
 def add_flags(parser: ArgumentParser) -> None:
     """The pod, and what to ask."""
     parser.add_argument("pod", metavar="[NAMESPACE/]POD", help="the pod; namespace default when none is given")
-    extender = "ask this extender, such as http://127.0.0.1:12345"
-    parser.add_argument("--extender", metavar="URL", default="", help=extender)
-    add_kubeconfig_flag(parser)
-    parser.add_argument("--instance-types", metavar="FILE", type=Path, help="YAML file of further instance types")
-    leases = "namespace of the nodes' Leases (default: that of this pod's daemon, or kube-system); empty: do not look"
-    parser.add_argument("--lease-namespace", metavar="TEXT", help=leases)
+    add_cluster_flags(parser)
     add_output_flag(parser)
 
 

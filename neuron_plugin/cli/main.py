@@ -18,6 +18,8 @@ COMMANDS = {
     "topology": "draw the devices with their links and holders, and say which sets are free",
     "decisions": "show what the plugin of this node chose lately, what else there was, and why",
     "doctor": "find out what is wrong with this node, and what to do about it",
+    "nodes": "show the Neuron nodes of the cluster, what of them is free, and which are closed",
+    "pods": "show which pods of the cluster ask for Neuron, and which devices and cores they have",
     "explain": "say for each node why a pod fits it or not",
     "simulate": "write a simulated machine into a directory and break it; compare policies on a cluster on paper",
     "run": "serve this node's Neuron devices to its kubelet (the daemon)",

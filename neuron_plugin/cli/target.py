@@ -78,6 +78,16 @@ def add_kubeconfig_flag(parser: ArgumentParser) -> None:
     parser.add_argument("--kubeconfig", metavar="FILE", type=Path, help=text)
 
 
+def add_cluster_flags(parser: ArgumentParser) -> None:
+    """Add ``--extender``, and what a look at the cluster without one needs."""
+    extender = "ask this extender, such as http://127.0.0.1:12346, instead of the API server"
+    parser.add_argument("--extender", metavar="URL", default="", help=extender)
+    add_kubeconfig_flag(parser)
+    parser.add_argument("--instance-types", metavar="FILE", type=Path, help="YAML file of further instance types")
+    leases = "namespace of the nodes' Leases (default: that of this pod's daemon, or kube-system); empty: do not look"
+    parser.add_argument("--lease-namespace", metavar="TEXT", help=leases)
+
+
 def kubeconfig_of(given: Path | None) -> Path | None:
     """The kubeconfig that was given, else the one that kubectl would use; None in a pod: its service account.
 

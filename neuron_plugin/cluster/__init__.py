@@ -21,6 +21,7 @@ from neuron_plugin.cluster.objects import (
     LEASES,
     NODES,
     PODS,
+    ApiResource,
     Lease,
     Node,
     ObjectReference,

@@ -69,6 +69,7 @@ class UnreachableError(ClusterError):
 
     def __init__(self, method: str, path: str, cause: str, *, may_have_arrived: bool) -> None:
         super().__init__(f"{method} {path}: {cause}; is the API server up and reachable from here?")
+        self.cause = cause
         self.may_have_arrived = may_have_arrived
 
 

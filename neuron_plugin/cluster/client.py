@@ -21,7 +21,7 @@ import socket
 import sys
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from neuron_plugin.cluster.api import ApiRequest, ConnectionSettingsError, Response, UnreachableError, refusal
@@ -45,24 +45,28 @@ That is before the Leases of nodes expire (40 s), whose renewals do not arrive m
 """
 
 
-async def connect(kubeconfig: Path | None, *, clock: Callable[[], float] = time.monotonic) -> KubernetesApi:
+Source: TypeAlias = "Path | str | None"
+"""A kubeconfig; or the URL of a server that asks for no credentials; or None: the pod's own service account."""
+
+
+async def connect(source: Source, *, clock: Callable[[], float] = time.monotonic) -> KubernetesApi:
     """Load the settings and make a client; no connection is opened yet.
 
-    ``kubeconfig`` None means the pod's own service account. Close the result, or use it as a context manager.
+    Close the result, or use it as a context manager.
 
     Raises:
         ConnectionSettingsError: the settings are missing or unusable.
     """
     await asyncio.to_thread(_import_library)
-    return KubernetesApi(await _open_client(kubeconfig), kubeconfig, clock)
+    return KubernetesApi(await _open_client(source), source, clock)
 
 
 class KubernetesApi:
     """``ApiServer`` over HTTP. Made by ``connect``."""
 
-    def __init__(self, client: Any, kubeconfig: Path | None, clock: Callable[[], float]) -> None:
+    def __init__(self, client: Any, source: Source, clock: Callable[[], float]) -> None:
         self._client = client
-        self._kubeconfig = kubeconfig
+        self._source = source
         self._clock = clock
         self._renewed_at = float("-inf")
         self._renewing = asyncio.Lock()
@@ -123,7 +127,7 @@ class KubernetesApi:
                 return False
             self._renewed_at = self._clock()
             try:
-                self._client = await _open_client(self._kubeconfig)
+                self._client = await _open_client(self._source)
             except ConnectionSettingsError as error:
                 log.warning("credentials for the API server cannot be loaded again", extra={"error": str(error)})
                 return False
@@ -201,11 +205,10 @@ def _library_errors(request: ApiRequest) -> Iterator[None]:
         raise UnreachableError(request.method, request.path, f"{error!r}", may_have_arrived=True) from error
 
 
-async def _open_client(kubeconfig: Path | None) -> Any:
+async def _open_client(source: Source) -> Any:
     """Make the library's client; whatever is wrong with the settings becomes a ``ConnectionSettingsError``."""
-    source = str(kubeconfig) if kubeconfig else "the pod's service account"
     try:
-        return await _load_client(kubeconfig)
+        return await _load_client(source)
     except TimeoutError:
         cause = f"not loaded within {_LOADING_SECONDS:g} s; does its exec plugin wait for input?"
     except OSError as error:
@@ -215,24 +218,27 @@ async def _open_client(kubeconfig: Path | None) -> Any:
     except Exception as error:  # noqa: BLE001 - whatever the file made the loader raise: YAMLError, binascii.Error
         cause = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     in_a_pod = "to run in a pod, or a kubeconfig to be given"
-    expected = "a kubeconfig that kubectl accepts: fix it, or give another" if kubeconfig else in_a_pod
-    raise ConnectionSettingsError(f"API server settings from {source}: {cause}; expected {expected}")
+    expected = "a kubeconfig that kubectl accepts: fix it, or give another" if source else in_a_pod
+    settings = source or "the pod's service account"
+    raise ConnectionSettingsError(f"API server settings from {settings}: {cause}; expected {expected}")
 
 
-async def _load_client(kubeconfig: Path | None) -> Any:
+async def _load_client(source: Source) -> Any:
     import aiohttp
     from kubernetes.aio import config
     from kubernetes.aio.client.api_client import ApiClient
     from kubernetes.aio.client.configuration import Configuration
 
     settings, loaders = Configuration(), cast("Any", config)
-    if kubeconfig is None:
+    if source is None:
         loaders.load_incluster_config(client_configuration=settings)
+    elif isinstance(source, str):
+        settings.host, settings.proxy = source.rstrip("/"), _environment_proxy(source)
     else:
         # Of a missing file the library would log a warning of its own, and then report a missing key.
-        await asyncio.to_thread(kubeconfig.stat)
+        await asyncio.to_thread(source.stat)
         async with asyncio.timeout(_LOADING_SECONDS):
-            await loaders.load_kube_config(str(kubeconfig), client_configuration=settings, persist_config=False)
+            await loaders.load_kube_config(str(source), client_configuration=settings, persist_config=False)
         settings.proxy = settings.proxy or _environment_proxy(settings.host)
     client: Any = ApiClient(configuration=settings)
     client.user_agent = "neuron-plugin"

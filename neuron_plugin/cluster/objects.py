@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -240,6 +240,7 @@ class _LeaseSpec(_Wire, frozen=True):
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
     lease_transitions: int | None = None
+    renew_time: str | None = None
 
 
 class Lease(ApiObject, frozen=True):
@@ -263,6 +264,11 @@ class Lease(ApiObject, frozen=True):
         return self.spec.lease_duration_seconds or 0
 
     @property
+    def renewed_at(self) -> str:
+        """When its holder last renewed it, by the holder's clock: for people, see ``leases``."""
+        return self.spec.renew_time or ""
+
+    @property
     def transitions(self) -> int:
         """How often its holder changed."""
         return self.spec.lease_transitions or 0
@@ -270,7 +276,20 @@ class Lease(ApiObject, frozen=True):
 
 # Resources of the API.
 
-R = TypeVar("R", bound=ApiObject)
+
+class Record(Protocol):
+    """What is listed and watched; ``ApiObject`` is one."""
+
+    @property
+    def uid(self) -> str:
+        """Unique for ever."""
+
+    @property
+    def resource_version(self) -> str:
+        """The version of this state of the object, decimal."""
+
+
+R = TypeVar("R", bound=Record)
 T = TypeVar("T")
 
 

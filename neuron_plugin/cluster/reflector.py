@@ -29,9 +29,9 @@ from neuron_plugin.cluster.api import (
     UnreachableError,
     refusal,
 )
-from neuron_plugin.cluster.objects import EVERYWHERE, ApiObject, ApiResource, Scope, decode_event, pages, parse_version
+from neuron_plugin.cluster.objects import EVERYWHERE, ApiResource, Record, Scope, decode_event, pages, parse_version
 
-R = TypeVar("R", bound=ApiObject)
+R = TypeVar("R", bound=Record)
 V = TypeVar("V")
 
 OnChange = Callable[[str, V | None, V | None], None]

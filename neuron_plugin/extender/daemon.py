@@ -23,7 +23,15 @@ from neuron_plugin.extender.binding import TIMES, Binder, BindTimes
 from neuron_plugin.extender.events import PodEvents
 from neuron_plugin.extender.explain import inspection_routes
 from neuron_plugin.extender.informers import Informers
-from neuron_plugin.extender.leadership import CONDITION, ELECTION, NOT_LEADER, NOT_READ, Leadership, Readiness
+from neuron_plugin.extender.leadership import (
+    CONDITION,
+    ELECTION,
+    NOT_LEADER,
+    NOT_READ,
+    SYNCED,
+    Leadership,
+    Readiness,
+)
 from neuron_plugin.extender.metrics import ExtenderMetrics, state_metrics
 from neuron_plugin.extender.monitor import Monitor
 from neuron_plugin.extender.server import ExtenderService, ServerCertificate, redirect_to_leader, verb_routes
@@ -60,10 +68,10 @@ class ExtenderDaemon:
         self._settings = settings
         self._identity = settings.identity or socket.gethostname()
         self._metrics = ExtenderMetrics()
-        unmet = {"synced": "the first lists are not in yet", CONDITION: NOT_LEADER}
+        unmet = {SYNCED: "the first lists are not in yet", CONDITION: NOT_LEADER}
         self.ready = Readiness(unmet | ({ELECTION: NOT_READ} if settings.leader_election else {}))
         self.state = ClusterState(time.time_ns())  # so fine that no two replicas number different changes alike
-        self._monitor = Monitor(self.state)
+        self._monitor = Monitor(self.state, self.ready)
         namespace = settings.lease_namespace if settings.plugin_leases else ""
         self._informers = Informers(api, self.state, types, self._metrics, lease_namespace=namespace)
         times = replace(times, answer=settings.answer_seconds)
@@ -151,7 +159,7 @@ class ExtenderDaemon:
         collected first, as at this moment there was no garbage to find, only 0.1 s to lose.
         """
         await self._informers.synced()
-        self.ready.met("synced")
+        self.ready.met(SYNCED)
         gc.freeze()
 
     async def _settle(self) -> None:
@@ -175,7 +183,7 @@ class ExtenderDaemon:
         if self._election:
             app.middlewares.append(redirect_to_leader(self._election))
         health_app = status_application(self)
-        health_app.add_routes(inspection_routes(self.state))
+        health_app.add_routes([*self._monitor.routes(), *inspection_routes(self.state)])
         context = certificate.context if certificate else None
         async with serving(app, settings.address, settings.port, tls=context, idle_seconds=IDLE_SECONDS) as self.port:
             _log.info("serving", extra={"address": settings.address, "port": self.port, "tls": settings.tls})

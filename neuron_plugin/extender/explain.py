@@ -15,8 +15,8 @@ import msgspec
 from aiohttp import web
 
 from neuron_plugin.allocation import ContainerRequest, NeuronPod, PodRequest, Rejection, format_ids, ids_of
-from neuron_plugin.extender.monitor import node_object
 from neuron_plugin.extender.state import ClusterState, NodeInfo
+from neuron_plugin.extender.views import node_view
 from neuron_plugin.topology import Geometry, Unit, cores_in, valid_sets
 
 MOST_SETS = 4
@@ -139,7 +139,7 @@ def inspection_routes(state: ClusterState) -> list[web.RouteDef]:
             raise web.HTTPNotFound(text=f"node {name} is not known here\n")
         nodes = [state.nodes[each] for each in ([name] if name else sorted(state.nodes))]
         if request.query.get("format") == "json":
-            body = await asyncio.to_thread(lambda: msgspec.json.encode([node_object(info, 0) for info in nodes]))
+            body = await asyncio.to_thread(lambda: msgspec.json.encode([node_view(state, info) for info in nodes]))
             return web.Response(body=body, content_type="application/json")
         return web.Response(text=await asyncio.to_thread(inspect_text, nodes, details=bool(name)))
 

@@ -15,7 +15,19 @@ from functools import lru_cache
 from itertools import filterfalse
 from typing import Generic, TypeAlias, TypeVar
 
-from neuron_plugin.allocation import ContainerKind, PodRequest, PodUid, Rejection, Resource, cost, costs, placement_mask
+from neuron_plugin.allocation import (
+    Amounts,
+    Constraints,
+    ContainerKind,
+    PodRequest,
+    PodUid,
+    Rejection,
+    Resource,
+    cost,
+    costs,
+    is_constrained,
+    placement_mask,
+)
 from neuron_plugin.extender.state import BOUND_ELSEWHERE, Capacity, ClusterState, NodeInfo
 from neuron_plugin.topology import CoreMask, valid_sets
 
@@ -23,13 +35,13 @@ HIGHEST_SCORE = 10
 """kube-scheduler's MaxExtenderPriority (staging/src/k8s.io/kube-scheduler/extender/v1/types.go)."""
 
 MOST_DEMANDS = 32
-"""Distinct demands remembered; a cluster's workloads have few."""
+"""Distinct demands remembered, with constraints and without; a cluster's workloads have few."""
 
 MOST_CAPACITIES = 32_768
 """Distinct capacities remembered per demand; then its table starts again."""
 
 V = TypeVar("V")
-_Demand: TypeAlias = tuple[tuple[ContainerKind, Resource, int], ...]
+_Demand: TypeAlias = tuple[tuple[ContainerKind, Resource, int, Amounts, Constraints | Rejection | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +114,7 @@ def judge(capacity: Capacity | Rejection, request: PodRequest) -> Rejection | No
         return None
     if isinstance(capacity, Rejection):
         return capacity
-    if len(request) == 1 and any(True for _ in _fitting(capacity, request)):
+    if _is_plain(request) and any(True for _ in _fitting(capacity, request)):
         return None
     placed = capacity.place(request)
     return _shared(placed) if isinstance(placed, Rejection) else None
@@ -112,12 +124,17 @@ def cost_on(capacity: Capacity | Rejection, request: PodRequest) -> int | None:
     """What the best placement takes from later pods; None where there is none."""
     if isinstance(capacity, Rejection):
         return None
-    if len(request) == 1:
+    if _is_plain(request):
         return min(costs(capacity.geometry, capacity.free_mask, _fitting(capacity, request)), default=None)
     placed = capacity.place(request)
     if isinstance(placed, Rejection):
         return None
     return cost(capacity.geometry, capacity.free_mask, placement_mask(placed))
+
+
+def _is_plain(request: PodRequest) -> bool:
+    """Whether the masks alone say where a request fits and what it costs."""
+    return len(request) == 1 and not is_constrained(request)
 
 
 def _fitting(capacity: Capacity, request: PodRequest) -> Iterator[CoreMask]:
@@ -203,28 +220,32 @@ class VerdictMemo:
         self._capacities = state.capacities
         self._changes = state.changes
         self._seen = state.changes.version
-        self._answers: dict[_Demand, Answers] = {}
+        self._answers: tuple[dict[_Demand, Answers], dict[_Demand, Answers]] = ({}, {})
 
     def answers(self, request: PodRequest) -> Answers:
         """The answers to one request, as of now; the demand that was asked for longest ago makes room for a new one.
 
-        Containers' names are no part of a demand: every workload has its own, and would have its own answers.
+        Containers' names are no part of a demand: every workload has its own, and would have its own answers. However
+        many constraints pods invent, demands without any stay remembered.
         """
         if self._seen != self._changes.version:
             self._catch_up()
-        demand = tuple((part.kind, part.resource, part.count) for part in request)
-        found = self._answers.pop(demand, None) or Answers(self._capacities, request)
-        self._answers[demand] = found
-        if len(self._answers) > MOST_DEMANDS:
-            del self._answers[next(iter(self._answers))]
+        demand = tuple((part.kind, part.resource, part.count, part.amounts, part.constraints) for part in request)
+        answers = self._answers[is_constrained(request)]
+        found = answers.pop(demand, None) or Answers(self._capacities, request)
+        answers[demand] = found
+        if len(answers) > MOST_DEMANDS:
+            del answers[next(iter(answers))]
         return found
 
     def _catch_up(self) -> None:
         """Drop what is remembered of nodes that have changed. Nothing was kept of a node that was not there."""
         seen, self._seen = self._seen, self._changes.version
         if not self._changes.knows(seen):
-            self._answers.clear()
+            for remembered in self._answers:
+                remembered.clear()
             return
         changed = {change.before.name for change in self._changes.after(seen) if isinstance(change.before, NodeInfo)}
-        for answers in self._answers.values():
-            answers.forget(changed)
+        for remembered in self._answers:
+            for answers in remembered.values():
+                answers.forget(changed)

@@ -165,6 +165,10 @@ class Informers:
 
     def _lease_changed(self, uid: str, before: Lease | None, lease: Lease | None) -> None:
         self._leases.changed(uid, lease, self._clock.now())
+        if lease:
+            self._state.renewals[lease.name.removeprefix(LEASE_PREFIX)] = lease.renewed_at
+        elif before:
+            self._state.renewals.pop(before.name.removeprefix(LEASE_PREFIX), None)
         if before and lease and bool(before.holder) != bool(lease.holder):
             self._judge()  # a plugin stops or is back: the next pod should know
 
@@ -187,11 +191,11 @@ async def survey(api: ApiServer, types: Catalogue, *, lease_namespace: str = "",
         for node in nodes.records:
             state.put_node(neuron_node(node, types))
     if lease_namespace:
-        state.set_stale(await _stale_plugins(api, lease_namespace, clock))
+        state.set_stale(await _stale_plugins(api, state, lease_namespace, clock))
     return state
 
 
-async def _stale_plugins(api: ApiServer, namespace: str, clock: Clock) -> frozenset[str]:
+async def _stale_plugins(api: ApiServer, state: ClusterState, namespace: str, clock: Clock) -> frozenset[str]:
     """The nodes whose plugin's Lease is given up, or runs out while we look: one look cannot see the latter.
 
     So it takes until every Lease was renewed, some two seconds, or has run out. As in an extender, plugins go unjudged
@@ -208,6 +212,7 @@ async def _stale_plugins(api: ApiServer, namespace: str, clock: Clock) -> frozen
         for lease in found:
             leases.changed(lease.uid, lease, now)
             first_versions.setdefault(lease.uid, lease.resource_version)
+            state.renewals[lease.name.removeprefix(LEASE_PREFIX)] = lease.renewed_at
         stale = leases.stale(now)
         renewed = nodes_of(lease for lease in found if lease.resource_version != first_versions[lease.uid])
         if now - began >= PATIENCE_SECONDS or renewed | stale >= nodes_of(found):

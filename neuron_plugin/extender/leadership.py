@@ -20,6 +20,7 @@ from neuron_plugin.extender.informers import Informers
 
 _log = logging.getLogger(__name__)
 
+SYNCED = "synced"
 CONDITION = "leader"
 NOT_LEADER = "this replica of the extender is not the leader"
 ELECTION = "election"

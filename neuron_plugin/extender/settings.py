@@ -33,7 +33,7 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = None
     insecure: Annotated[bool, Meta(description="allow plain HTTP beyond loopback, unguarded")] = False
     health_address: Annotated[str, Meta(description="address of probes and metrics, plain HTTP")] = "0.0.0.0"  # noqa: S104 - the kubelet probes the pod's address
-    health_port: Annotated[int, Meta(ge=0, le=65535, description="port of probes, metrics and /inspect")] = 12346
+    health_port: Annotated[int, Meta(ge=0, le=65535, description="port of probes, metrics, monitor API")] = 12346
     kubeconfig: Annotated[Path | None, Meta(description="kubeconfig file; in-cluster credentials when not given")] = (
         None
     )

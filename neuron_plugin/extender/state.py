@@ -23,8 +23,11 @@ from weakref import WeakValueDictionary
 from neuron_plugin.allocation import (
     INVENTORY_KEY,
     NO_ASSIGNMENT,
+    NO_FACTS,
     UNREADABLE_ASSIGNMENT,
     Allocation,
+    ContainerRequest,
+    DeviceFacts,
     InventoryError,
     Ledger,
     NeuronPod,
@@ -35,7 +38,9 @@ from neuron_plugin.allocation import (
     PodUid,
     Rejection,
     Resource,
+    amounts_used,
     assigned_allocations,
+    device_facts,
     parse_count,
     place_healthy,
     read_inventory,
@@ -90,6 +95,7 @@ class NeuronNode:
     name: str
     uid: str
     inventory: NodeInventory | Rejection
+    facts: DeviceFacts = NO_FACTS
 
 
 def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
@@ -101,7 +107,11 @@ def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
     """
     text = node.annotations.get(INVENTORY_KEY)
     inventory = _by_instance_type(node, types) if text is None else _by_annotation(text)
-    return NeuronNode(node.name, node.uid, inventory)
+    if isinstance(inventory, Rejection):
+        return NeuronNode(node.name, node.uid, inventory)
+    instance_type = inventory.geometry.instance_type
+    facts = device_facts(inventory.device_name, instance_type, types.get(instance_type))
+    return NeuronNode(node.name, node.uid, inventory, facts)
 
 
 @lru_cache(maxsize=1024)
@@ -176,21 +186,24 @@ class Capacity:
     geometry: Geometry
     healthy_mask: CoreMask
     free_mask: CoreMask
+    facts: DeviceFacts = NO_FACTS
 
     def place(self, request: PodRequest) -> Placement | Rejection:
         """The best sets for a request, or why there are none."""
-        return place_healthy(self.geometry, self.healthy_mask, self.free_mask, request)
+        return place_healthy(self.geometry, self.healthy_mask, self.free_mask, request, self.facts)
 
 
-_capacities: WeakValueDictionary[tuple[Geometry, int, int], Capacity] = WeakValueDictionary()
+_capacities: WeakValueDictionary[tuple[Geometry, int, int, DeviceFacts], Capacity] = WeakValueDictionary()
 
 
-def capacity_of(geometry: Geometry, healthy_mask: CoreMask, free_mask: CoreMask) -> Capacity:
+def capacity_of(
+    geometry: Geometry, healthy_mask: CoreMask, free_mask: CoreMask, facts: DeviceFacts = NO_FACTS
+) -> Capacity:
     """The one ``Capacity`` of these values; it lives as long as a node or a remembered verdict refers to it."""
-    key = (geometry, healthy_mask, free_mask)
+    key = (geometry, healthy_mask, free_mask, facts)
     capacity = _capacities.get(key)
     if capacity is None:
-        capacity = _capacities[key] = Capacity(geometry, healthy_mask, free_mask)
+        capacity = _capacities[key] = Capacity(*key)
     return capacity
 
 
@@ -252,19 +265,24 @@ def node_info(node: NeuronNode, pods: Iterable[NeuronPod], *, stale: bool = Fals
         return NodeInfo(node, Ledger(), (), stale, inventory)
     allocations: list[Allocation] = []
     unclear: list[tuple[PodReference, Rejection]] = []
+    with_amounts: list[list[tuple[ContainerRequest, CoreMask]]] = []
     for pod in pods:
         assigned = assigned_allocations(pod, inventory.geometry)
         if isinstance(assigned, Rejection):
             unclear.append((pod.reference, assigned))
-        else:
-            allocations += assigned
+            continue
+        allocations += assigned
+        if any(part.amounts for part in pod.requests):
+            with_amounts.append([(part, one.mask) for part, one in zip(pod.requests, assigned, strict=True)])
     ledger, healthy_mask = Ledger(tuple(allocations)), inventory.healthy_mask
     unclear += _overlaps(ledger)
     reasons = [reason for _, reason in unclear] + [STALE_PLUGIN] * stale
     if reasons:
         return NodeInfo(node, ledger, tuple(unclear), stale, min(reasons, key=lambda reason: reason.may_pass))
-    free_mask = CoreMask(healthy_mask & ~ledger.used_mask)
-    return NodeInfo(node, ledger, (), stale, capacity_of(inventory.geometry, healthy_mask, free_mask))
+    free_mask, facts = CoreMask(healthy_mask & ~ledger.used_mask), node.facts
+    if with_amounts:
+        facts = replace(facts, used=amounts_used(inventory.geometry, with_amounts))
+    return NodeInfo(node, ledger, (), stale, capacity_of(inventory.geometry, healthy_mask, free_mask, facts))
 
 
 def _overlaps(ledger: Ledger) -> list[tuple[PodReference, Rejection]]:
@@ -365,6 +383,9 @@ class ClusterState:
     ``nodes`` by name, live ``pods`` that ask for Neuron as the watch shows them, and pods that binds have ``assumed``
     and the watch has not shown yet; ``capacities`` by node name, where a subscript with an unknown name gives
     ``UNKNOWN_NODE``. ``version`` is the one before the first of ``changes``.
+
+    ``renewals`` has by node name when its plugin last renewed its Lease, as the Lease says. It is for people. A renewal
+    is no change of the state: on a large cluster thousands a second would leave no room for others in ``changes``.
     """
 
     def __init__(self, version: int = 0) -> None:
@@ -375,6 +396,7 @@ class ClusterState:
         self._assumed: dict[PodUid, AssumedPod] = {}
         self._by_node: defaultdict[str, dict[PodUid, None]] = defaultdict(dict)
         self._stale: frozenset[str] = frozenset()
+        self.renewals: dict[str, str] = {}
         self.nodes: Mapping[str, NodeInfo] = MappingProxyType(self._nodes)
         self.capacities: Mapping[str, Capacity | Rejection] = self._capacities
         self.pods: Mapping[PodUid, NeuronPod] = MappingProxyType(self._pods)

@@ -60,7 +60,7 @@ class Severity(enum.IntEnum):
     WARNING = 1
     """Reported; the device is handed out."""
     PASSING = 2
-    """Ends by itself within seconds: a container has to wait, the device stays offered."""
+    """Seen, but not for long enough to count: a container has to wait, the device stays offered."""
     UNHEALTHY = 3
     """Not handed out until the cause is gone; pods that have the device keep it."""
 

@@ -11,6 +11,7 @@ ReplicaSet replaces that pod at once.
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import secrets
 import time
@@ -43,7 +44,7 @@ from neuron_plugin.plugin.counters import Counters, Latencies
 from neuron_plugin.plugin.inputs import ALLOCATION_KEY, PendingAnswer, reply_for
 from neuron_plugin.plugin.node import Node
 from neuron_plugin.plugin.settings import PluginSettings, TopologyPolicy
-from neuron_plugin.plugin.snapshot import PodEvent, PodWrite, Snapshot, WaitingAssignment, named
+from neuron_plugin.plugin.snapshot import PodEvent, PodWrite, Snapshot, WaitingAssignment, derive, named
 from neuron_plugin.topology import NO_CORES, CoreMask
 
 logger = logging.getLogger(__name__)
@@ -63,18 +64,29 @@ class PreferenceRequest:
     size: int
 
     def leads_to(self, resource: Resource, ids: Collection[int]) -> bool:
-        """Whether an Allocate of ``ids`` may follow. The one of a kubelet that has ended is followed by nothing."""
+        """Whether an Allocate of ``ids`` may follow. No Allocate follows the call of a kubelet that has ended."""
         fits = (resource, len(ids)) == (self.resource, self.size)
         return fits and set(self.must_include) <= set(ids) <= set(self.available)
 
 
+class Fit(enum.IntEnum):
+    """How well ids serve a request; the lower, the better."""
+
+    ASSIGNED = enum.auto()
+    """The set that the scheduler assigned."""
+    LINKED = enum.auto()
+    UNLINKED = enum.auto()
+    TAKEN = enum.auto()
+    """Some of the ids are in use or held down."""
+
+
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """The ids to prefer. ``enough``: all of them are free, or the pod's own."""
+    """The ids to prefer, and how well they serve the request; ``waiting`` is the assignment that they fulfil."""
 
     ids: tuple[int, ...]
-    waiting: WaitingAssignment | None
-    enough: bool
+    fit: Fit
+    waiting: WaitingAssignment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +110,8 @@ class Conflict:
 def preference_for(snapshot: Snapshot, request: PreferenceRequest) -> Preference:
     """The ids of the oldest waiting assignment that fits, else the best valid set, else the tightest ids there are.
 
+    The first container of a pod without assignment gets a set that leaves linked sets for the pod's other containers.
+
     The answer always has the asked size, lies inside what the kubelet offers and includes what it must: the kubelet
     cuts or fills anything else at random (pkg/kubelet/cm/devicemanager/manager.go).
     """
@@ -114,22 +128,30 @@ def preference_for(snapshot: Snapshot, request: PreferenceRequest) -> Preference
     for one in snapshot.waiting:
         fits = one.resource is request.resource and len(one.ids) == request.size
         if fits and one.mask & usable == one.mask and one.mask & must == must and bool(one.reused_mask) == bool(must):
-            return Preference(ids_for(one.mask) if taken else one.ids, one, enough=True)
+            return Preference(ids_for(one.mask) if taken else one.ids, Fit.ASSIGNED, one)
     free = snapshot.free_mask
     if not request.must_include and (planned := _first_of_all(snapshot, request, available)):
-        return Preference(planned, None, enough=True)
+        return Preference(planned, Fit.LINKED)
     found = choose(geometry, (available & free) | must, unit, request.size, must)
     if not isinstance(found, Rejection):
-        return Preference(ids_for(found), None, enough=True)
+        return Preference(ids_for(found), Fit.LINKED)
     chosen: tuple[int, ...] = request.must_include
     unheld = snapshot.offered_mask & ~snapshot.ledger.used_mask
-    for usable in (free, unheld):  # then what others wait for, and at last what is in use: Allocate decides about that
-        ids = ids_of(geometry, unit, offered & usable)
+    for left_over in (free, unheld):  # then what others wait for; at last what is in use, which Allocate judges
+        ids = ids_of(geometry, unit, offered & left_over)
         if len({*ids, *chosen}) >= request.size:
-            return Preference(_tightest({*ids, *chosen}, chosen, request.size), None, enough=True)
+            return Preference(_tightest({*ids, *chosen}, chosen, request.size), Fit.UNLINKED)
         chosen = tuple({*ids, *chosen})
     rest = _tightest(set(request.available) - set(chosen), (), request.size - len(chosen))
-    return Preference(tuple(sorted({*chosen, *rest})), None, enough=False)
+    return Preference(tuple(sorted({*chosen, *rest})), Fit.TAKEN)
+
+
+def may_improve(snapshot: Snapshot, request: PreferenceRequest, preference: Preference) -> bool:
+    """Whether it helps to wait: ids are in use, or better ones are only held down, and offered as healthy."""
+    if preference.fit is Fit.TAKEN or not snapshot.inputs.hold_downs:
+        return preference.fit is Fit.TAKEN
+    without_hold_downs = derive(replace(snapshot.inputs, hold_downs=()))
+    return preference_for(without_hold_downs, request).fit < preference.fit
 
 
 def answer_for(
@@ -325,8 +347,10 @@ class Allocator:
             if preference.waiting is None and self._pods and not self._caller_is_known(request):
                 await self._pods.list_pods()
                 preference = preference_for(self._snapshot(), request)
-            if not preference.enough:
-                await self._reconsider(lambda: preference_for(self._snapshot(), request).enough)
+            if may_improve(self._snapshot(), request, preference):
+                await self._reconsider(
+                    lambda: not may_improve(now := self._snapshot(), request, preference_for(now, request))
+                )
                 preference = preference_for(self._snapshot(), request)
             self._last_preference = request, preference.ids
         self._afterwards(self._log_preference, self._snapshot(), request, preference)

@@ -1,8 +1,8 @@
 """What a container is given for its cores: device nodes and environment, or CDI names and the file they refer to.
 
 From driver 2.12.14 on the runtime finds its devices as ``/dev/neuron0`` and up, and the driver adds the host index of
-the first one to every core it marks; before, both sides spoke host numbers. So the numbering inside a container
-follows the driver, and cores are given relative to the first device in the newer one.
+the first one to every core it marks; before, both sides used host numbers. So the numbering inside a container
+follows the driver: from that version on, cores are given relative to the container's first device.
 """
 
 from __future__ import annotations

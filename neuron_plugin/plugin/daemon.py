@@ -72,7 +72,7 @@ EMPTY_SECONDS = 5.0
 BLIND_SECONDS = 30.0
 """Between two such questions where cgroups cannot be seen."""
 START_LOOK_SECONDS = 5.0
-"""For the look at open devices before the first is offered: very many open files must not keep a node from serving."""
+"""The longest wait for open devices, or for the kubelet's pods, before devices are offered: a node has to serve."""
 START_POLL_SECONDS = 0.1
 """Between two looks for a kubelet that can say who has what. A pod that it admits before we register is rejected."""
 UNDER_WAY_SECONDS = 0.3
@@ -288,7 +288,7 @@ class NodeDaemon:
                 await self.node.rewrite()
 
     async def _ask_api_server(self) -> None:
-        """Ask whether pods still exist that the kubelet has recorded and the watch has never shown or forgotten."""
+        """Ask the API server about pods that the kubelet has recorded and that the watch does not show."""
         while True:
             await asyncio.sleep(ASK_SECONDS)
             if self.pods and self.node.list_is_due:
@@ -405,8 +405,8 @@ class NodeDaemon:
     async def _publish_changes(self) -> None:
         """Show the kubelet and the cluster what has changed; several changes of one moment go out once.
 
-        A message makes the kubelet write its checkpoint. So its own write of the last answer comes first: a message
-        would delay it, and one that comes after the end of that pod would replace it before it is read.
+        A message makes the kubelet write its checkpoint. The kubelet's own write of the last answer has to come
+        first: a message would delay it. If the pod has ended meanwhile, a message would even replace it unread.
         """
         while True:
             await self.node.changed.wait()
@@ -449,7 +449,10 @@ class NodeDaemon:
             await asyncio.sleep(CDI_SECONDS)
 
     async def _close_the_node(self) -> None:
-        """Give the Lease up; then serve the pods bound here before, which the kubelet would reject without us."""
+        """Give the Lease up; then serve the pods bound here before, which the kubelet would reject without us.
+
+        Where no Lease can be given up, new pods keep coming, and there is nothing to wait for.
+        """
         api: ApiServer | None = self._api
         if api is None or not self._settings.node_lease or not await self.lease.give_up(api):
             return

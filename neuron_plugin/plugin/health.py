@@ -4,8 +4,8 @@
 and no clock. Each signal on a device is a condition, in Prometheus' words:
 
     (none) --seen--> pending --for--> firing --cause gone, keep-firing-for--> resolved --flapping window--> (none)
-                        |                ^                                        |
-                        +--gone--> (none)+----------- seen again, held longer ----+
+                       | ^                                                       |
+       (none) <--gone--+ +------------------ seen again: fires for longer -------+
 
 ``HealthRules`` say what a firing condition means for its device. Unhealthy stops new allocations only: pods keep the
 devices they have. ``load`` and ``save`` keep the baseline (which errors are old) over a restart.
@@ -69,9 +69,10 @@ class SignalRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What one signal means.
 
     It fires once it has been seen for ``for_seconds``, and until its cause has been gone for
-    ``keep_firing_for_seconds``. The rest is for counters: the signal is seen from ``threshold`` errors on, counted from
-    power-up. With ``only_new_errors`` those do not count that are there when the daemon first sees the device, and the
-    cause of a firing condition is gone as soon as there is no further error: it counts no more once it is resolved.
+    ``keep_firing_for_seconds``. The rest is for counters: the signal is seen from ``threshold`` errors on. With
+    ``only_new_errors``, errors from before the daemon first saw the device do not count, and the cause of a firing
+    condition is gone as soon as no further error comes: once it is resolved, its errors are old. Without it, the cause
+    is gone when the counter is zeroed: of ECC errors by a power cycle.
     """
 
     action: Action = Action.UNHEALTHY

@@ -42,7 +42,7 @@ UNSEEN_SECONDS = 1.0
 have was never recorded."""
 
 LISTED_SECONDS = 30.0
-"""How long an answer is kept in any case for which there is no file: far longer than an admission takes."""
+"""How long an answer counts at least where no file can show it: far longer than an admission takes."""
 
 MOST_ENDED = 1024
 """Ends that are remembered: the kubelet may record an allocation after the end of its pod was seen."""
@@ -116,8 +116,8 @@ class AllocationKey:
 class RecordedAllocation:
     """One entry of the kubelet's checkpoint. ``seen_at`` is when a file showed it first, on the daemon's clock.
 
-    ``missing``: the latest file has not got it, which may be an older one that was written late. ``gone``: nor has a
-    file that the kubelet wrote when it was asked for its whole memory, after the entry was seen. ``annotated``: the
+    ``missing``: the latest file lacks it; that file may be an older one that was written late. ``gone``: a file lacks
+    it, too, that the kubelet wrote when it was asked for its whole memory, after the entry was seen. ``annotated``: the
     kubelet has lost its record of a pod that runs; this is what the pod's annotations say. It counts as long as the API
     server shows the pod, and ends as every other entry does.
     """
@@ -221,7 +221,7 @@ class PendingAnswer:
     """An answer to Allocate that no file has shown yet.
 
     ``pod`` and ``container`` are known where the ids were those of an assignment or of the pod's own init containers.
-    ``unseen``: the checkpoint could not be read since, so that it may have shown the answer for a while.
+    ``unseen``: the checkpoint could not be read at some time since; it may have shown the answer then.
     """
 
     reply: Reply
@@ -264,7 +264,7 @@ class NodePods:
 
     @cached_property
     def asking(self) -> tuple[NeuronPod, ...]:
-        """The pods that ask for Neuron and can be served, oldest assignment first."""
+        """The pods that ask for Neuron and can be served: first those without assignment, then by assignment time."""
         asking = [pod for pod in self.pods.values() if pod.requests]
         return tuple(sorted(asking, key=lambda pod: getattr(pod.assignment, "alloc_time_ns", 0)))
 

@@ -61,7 +61,7 @@ def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], hold_down_se
     """The inputs without what is over, and with its cores held down while its pod may still use them.
 
     ``populated`` says of the pods in ``pods_to_look_at`` whether a process of their cgroup lives, and None where that
-    cannot be seen; ``hold_down_seconds`` is the time that has to do then.
+    cannot be seen. The hold-down then lasts ``hold_down_seconds``; there is none if the containers were seen to stop.
     """
     over, now = _over(inputs), inputs.now
     lost = [one for one in inputs.pending if _is_never_recorded(one, inputs)]
@@ -505,7 +505,7 @@ def _holds(one: HoldDown, inputs: Inputs, populated: Mapping[PodUid, bool | None
 def _is_never_recorded(one: PendingAnswer, inputs: Inputs) -> bool:
     """Whether an answer is not in the kubelet's record and certainly will never be.
 
-    It may have been: the kubelet forgets a pod that is removed during its admission, and that may start all the same.
+    Such a pod may still start: the kubelet forgets a pod that is removed during its admission.
     """
     recorded = inputs.recorded
     if one.reply.id in recorded.reply_ids:

@@ -8,6 +8,7 @@ PCI bus numbers (NUMA nodes, constant per type).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -20,13 +21,16 @@ TORUS_BLOCKS = (1, 4, 8, 16)
 BLOCKS: Mapping[Topology, tuple[int, ...]] = {Topology.TORUS: TORUS_BLOCKS, Topology.UNLINKED: (1,)}
 """Device counts that are handed out as aligned blocks, where nothing else is said; elsewhere any run will do."""
 
+_FAMILY = re.compile(r"[a-z]+[0-9]+")
+
 
 @dataclass(frozen=True, slots=True)
 class InstanceType:
     """One EC2 type. ``cores_per_device`` is physical; ``logical_core_size`` is the default LNC.
 
     ``block_sizes`` empty means any run of consecutive devices. ``numa_nodes`` gives the NUMA node of each device by
-    id, and is empty where it is not known.
+    id, and is empty where it is not known. ``amounts`` says how much of something each device has, for pods that share
+    a device by its cores; memory is among them by itself.
     """
 
     name: str
@@ -38,6 +42,13 @@ class InstanceType:
     logical_core_size: int = 1
     block_sizes: tuple[int, ...] = ()
     numa_nodes: tuple[int, ...] = ()
+    amounts: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def device_amounts(self) -> tuple[tuple[str, int], ...]:
+        """What each device has by name; memory in MiB."""
+        memory = (("memory", self.memory_gib * 1024),) if self.memory_gib else ()
+        return (*memory, *self.amounts)
 
     @property
     def geometry(self) -> Geometry:
@@ -47,6 +58,12 @@ class InstanceType:
 
 
 Catalogue = Mapping[str, InstanceType]
+
+
+def family_of(instance_type: str) -> str:
+    """The hardware's family in the name of a type, lower case: ``trn1`` of trn1n.32xlarge; empty if there is none."""
+    family = _FAMILY.match(instance_type.removeprefix("ml."))
+    return family[0] if family else ""
 
 
 def catalogue(extra: Iterable[InstanceType] = ()) -> dict[str, InstanceType]:

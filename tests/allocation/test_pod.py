@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from neuron_plugin.allocation import (
+    Constraints,
     ContainerKind,
     NeuronPod,
     Rejection,
@@ -106,3 +107,35 @@ def test_t28_a_pod_in_a_terminal_phase_has_ended(phase: str) -> None:
 
 def test_equal_requests_are_one_object() -> None:
     assert pod({CORE: "3"}).request is pod({CORE: "3"}, {"NEURON_CORES": "1,2,3"}).request
+
+
+def test_constraints_are_the_same_for_each_container_and_read_once() -> None:
+    containers = [(Container(name, {CORE: "1"}), ContainerKind.APP) for name in ("load", "serve")]
+    texts = {"neuron-plugin.io/same-device": "load,serve", "neuron-plugin.io/deny-devices": "0"}
+    request = neuron_pod(PodReference(containers, texts)).requests
+    assert isinstance(request[0].constraints, Constraints)
+    assert request[0].constraints.same_device == (0, 1)
+    assert request[1].constraints is request[0].constraints
+    assert neuron_pod(PodReference(containers, {**texts, "other": "x"})).request is request
+
+
+def test_an_unreadable_constraint_takes_nothing_from_what_a_bound_pod_has() -> None:
+    annotations = {"NEURON_DEVS": "2,3", "neuron-plugin.io/allow-devices": "?"}
+    decoded = pod({DEVICE: "2", "neuron-plugin.io/memory": "64"}, annotations)
+    allocations = assigned_allocations(decoded, INF2)
+    assert not isinstance(allocations, Rejection)
+    assert [one.mask for one in allocations] == [0xF0]
+    assert decoded.requests[0].amounts == (("memory", 64),)
+    refused = decoded.requests[0].constraints
+    assert isinstance(refused, Rejection)
+    assert refused.detail.startswith("annotation neuron-plugin.io/allow-devices is '?'")
+
+
+def test_of_an_endless_annotation_only_its_beginning_is_kept() -> None:
+    endless = pod({CORE: "1"}, {"neuron-plugin.io/allow-devices": "1," * 100_000}).requests[0].constraints
+    assert isinstance(endless, Rejection)
+    assert endless.detail.endswith("expected at most 1024 characters")
+
+
+def test_constraints_of_a_pod_without_neuron_say_nothing() -> None:
+    assert pod({"cpu": "1"}, {"neuron-plugin.io/allow-devices": "?"}).request == ()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from neuron_plugin.allocation.requests import (
     MOST,
+    MOST_AMOUNTS,
     ContainerKind,
     ContainerRequest,
     ContainerSpec,
@@ -182,6 +183,46 @@ def test_t23_a_refused_quantity_names_container_resource_and_value() -> None:
 quantities = st.dictionaries(
     st.sampled_from([*(resource.value for resource in Resource), "cpu"]), st.one_of(st.just("1"), st.text(max_size=8))
 )
+
+
+MEMORY = "neuron-plugin.io/memory"
+
+
+def amounts(limits: dict[str, str]) -> tuple[tuple[str, int], ...]:
+    return pod_request([ContainerSpec("main", limits=limits)])[0].amounts
+
+
+def refused(limits: dict[str, str]) -> str:
+    with pytest.raises(RequestError) as error:
+        pod_request([ContainerSpec("other", limits={CORE: "1"}), ContainerSpec("main", limits=limits)])
+    return str(error.value)
+
+
+def test_amounts_are_read_by_name_beside_a_neuron_resource() -> None:
+    asked = {"neuron-plugin.io/shares": "2", MEMORY: "5Ki", CORE: "1", "cpu": "1"}
+    assert amounts(asked) == (("memory", 5120), ("shares", 2))
+    assert pod_request([ContainerSpec("main", requests={CORE: "1", MEMORY: "7"})])[0].amounts == (("memory", 7),)
+
+
+def test_an_amount_of_zero_is_no_amount() -> None:
+    assert amounts({CORE: "1", MEMORY: "0"}) == ()
+    assert pod_request([ContainerSpec("main", limits={MEMORY: "0"})]) == ()
+
+
+@pytest.mark.parametrize("limits", [{MEMORY: "1"}, {MEMORY: "1", CORE: "0"}, {MEMORY: "1", "cpu": "1"}])
+def test_an_amount_without_neuron_is_refused(limits: dict[str, str]) -> None:
+    expected = "container main asks for neuron-plugin.io/memory and for no Neuron device or core"
+    assert refused(limits) == f"{expected}: ask for aws.amazon.com/neuroncore beside it"
+
+
+@pytest.mark.parametrize("text", ["-1", "500m", "9223372036854775808", "lots"])
+def test_an_amount_that_is_no_whole_number_of_64_bits_is_refused(text: str) -> None:
+    assert refused({CORE: "1", MEMORY: text}).startswith(f"container main asks for {MEMORY}: {text!r} is not a ")
+
+
+def test_more_amounts_than_anybody_needs_are_refused() -> None:
+    many = {f"neuron-plugin.io/a{number}": "1" for number in range(MOST_AMOUNTS + 1)}
+    assert refused({CORE: "1", **many}) == "container main asks for 9 amounts, expected at most 8"
 
 
 @given(

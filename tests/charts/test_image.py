@@ -101,3 +101,16 @@ def test_the_command_that_the_image_writes_is_the_package_s_own() -> None:
     )
     assert scripts
     assert f"'from {scripts[1]} import {scripts[2]}' 'sys.exit({scripts[2]}())'" in TEXT
+
+
+def planned(*arguments: str) -> str:
+    command = [shutil.which("make") or "make", "--dry-run", "image", *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout  # noqa: S603 - our own arguments
+
+
+def test_make_image_builds_for_this_machine_or_for_a_registry() -> None:
+    assert f"--tag neuron-plugin:{__version__} \\\n\t--load ." in planned()
+    pushed = planned("REGISTRY=registry.example.com/team")
+    assert f"--tag registry.example.com/team/neuron-plugin:{__version__} " in pushed
+    assert "--platform linux/amd64,linux/arm64 --push ." in pushed
+    assert "--build-arg REVISION=" in pushed

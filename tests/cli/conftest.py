@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from neuron_plugin.cli.main import main
 from neuron_plugin.inspection import holders
-from tests.cli.doubles import Cli, CliProcess, Hold, Outcome
+from tests.cli.doubles import Background, Cli, CliProcess, Hold, Outcome
 from tests.inspection.doubles import Container, Pod, make_node, short_directory, usual_file
 
 REPOSITORY = Path(__file__).parents[2]
@@ -67,3 +68,10 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Hold:
         monkeypatch.setattr(holders, "read_recorded", lambda _directory: ())
 
     return say
+
+
+@pytest.fixture
+def background() -> Iterator[Background]:
+    background = Background()
+    yield background
+    background.close()

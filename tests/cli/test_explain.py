@@ -1,12 +1,8 @@
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -14,37 +10,12 @@ from aiohttp import web
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.extender.explain import inspection_routes
-from tests.cli.doubles import Cli
+from tests.cli.doubles import Background, Cli
 from tests.extender.world import World
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 
 DEVICE = Resource.NEURON
-
-
-class Background:
-    """An event loop in a thread, for servers that a command is to meet from outside."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-
-    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        found: Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        return found.result(10)
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-@pytest.fixture
-def background() -> Iterator[Background]:
-    background = Background()
-    yield background
-    background.close()
 
 
 @pytest.fixture

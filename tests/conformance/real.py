@@ -120,6 +120,7 @@ class RealNode:
                 yield node
             finally:
                 await node._tidy_up()
+                print(node._log.read_text() if node._log.exists() else "")  # noqa: T201 - pytest shows it with a failure
 
     def require(self, ability: Ability) -> None:
         stops = bool(self._options.stop_command and self._options.start_command)

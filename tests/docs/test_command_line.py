@@ -16,9 +16,11 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation import LoggedDecision, Resource, Step, explain_decision
+from neuron_plugin.cli import nodes, pods
 from neuron_plugin.cli.command import Exit
 from neuron_plugin.cli.main import build_parser, main
 from neuron_plugin.extender.explain import BlockedSet, Explanation, NodeExplanation
+from neuron_plugin.extender.views import NodeView, PodView
 from neuron_plugin.inspection.findings import Finding, Report
 from neuron_plugin.inspection.reports import (
     DeviceReport,
@@ -66,6 +68,12 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("decisions", DECISION),
     ("doctor", keys(Report)),
     ("findings", keys(Finding)),
+    ("nodes", keys(nodes.NodesReport)),
+    ("nodes", keys(NodeView)),
+    ("totals", keys(nodes.Totals)),
+    ("pods", keys(pods.PodsReport)),
+    ("pods", keys(PodView)),
+    ("totals", keys(pods.Totals)),
     ("explain", ["version", *keys(Explanation)]),
     ("nodes", keys(NodeExplanation)),
     ("blocked", keys(BlockedSet)),

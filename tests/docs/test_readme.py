@@ -14,6 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
+LOCKS = sorted((ROOT / "locks").glob("*.txt"))
+
 SEE_IT = README.partition("\n## See it\n")[2].partition("\n## ")[0]
 COMMANDS = re.findall(r"^    (\S.*)$", SEE_IT, re.MULTILINE)
 
@@ -24,13 +26,14 @@ MOST_COMMANDS = 5
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """As after ``make venv``, which takes the network: these tests' environment stands in for what it installs."""
-    for file in ("Makefile", "pyproject.toml", "locks/dev.txt"):
+    for file in ("Makefile", "pyproject.toml", *(f"locks/{lock.name}" for lock in LOCKS)):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     scripts = tmp_path / ".venv/bin"
     scripts.mkdir(parents=True)
     _script(scripts / "neuron-plugin", f'exec "{sys.executable}" -m neuron_plugin.cli.main "$@"')
     _script(scripts / "pytest", 'echo "pytest was asked to run $# arguments"')
+    (tmp_path / ".venv/.runtime").touch()
     (tmp_path / ".venv/.ready").touch()
     return tmp_path
 
@@ -68,3 +71,29 @@ def test_a_newcomer_sees_a_placed_and_a_refused_pod_within_five_commands(checkou
 def test_make_test_runs_the_tests(checkout: Path) -> None:
     assert "make test" in COMMANDS
     assert "pytest was asked to run 0 arguments" in typed("make test", checkout)
+
+
+def test_make_demo_installs_what_the_program_runs_on_and_not_the_tools(checkout: Path) -> None:
+    shutil.rmtree(checkout / ".venv")
+    planned = typed("make --dry-run demo", checkout)
+    assert {Path(lock).name for lock in re.findall(r"--requirement (\S+)", planned)} == {"runtime.txt", "build.txt"}
+    assert "dev.txt" in typed("make --dry-run test", checkout)
+
+
+def test_a_failing_installation_fails_make(checkout: Path) -> None:
+    (checkout / ".venv/.ready").unlink()
+    _script(checkout / ".venv/bin/python", "exit 3")
+    with pytest.raises(AssertionError, match="Adding the tools of development"):
+        typed("make test", checkout)
+    assert not (checkout / ".venv/.ready").exists()
+
+
+def locked(lock: Path) -> set[str]:
+    """Each package with its version, its marker and its hashes."""
+    return set(re.split(r"\n(?! )", lock.read_text(encoding="utf-8").strip()))
+
+
+@pytest.mark.parametrize("lock", [lock for lock in LOCKS if lock.name != "dev.txt"], ids=lambda lock: lock.stem)
+def test_the_lock_of_development_only_adds_to_what_the_demo_installs(lock: Path) -> None:
+    assert len(locked(lock)) > 3
+    assert locked(lock) <= locked(ROOT / "locks/dev.txt")

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 
+import aiohttp
 import msgspec
 import pytest
 
@@ -375,3 +376,18 @@ async def test_the_state_is_shown_without_a_certificate_on_the_health_port(exten
     assert (status, text.split()[:2]) == (200, ["NODE", "TYPE"])
     assert (await extender.get("/inspect/ghost", health=True)) == (404, "node ghost is not known here\n")
     assert (await extender.get("/explain/default/ghost", health=True))[0] == 404
+
+
+async def test_the_monitor_api_is_on_both_ports_and_takes_no_writes(
+    server: StandInApiServer, extender: Extender
+) -> None:
+    await add_node(server, extender, "node")
+    for health in (True, False):
+        for path in ("neuronnodes", "neuronpods", "neuronnodes?watch=true&timeoutSeconds=1"):
+            status, text = await extender.get(f"/apis/neuron-plugin.io/v1/{path}", health=health)
+            assert (status, '"name":"node"' in text) == (200, "neuronnodes" in path)
+    async with aiohttp.ClientSession() as session:
+        for method in ("POST", "PUT", "PATCH", "DELETE"):
+            url = f"{extender.health_url}/apis/neuron-plugin.io/v1/neuronnodes"
+            async with session.request(method, url) as response:
+                assert response.status == 405

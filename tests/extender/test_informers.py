@@ -4,6 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -396,3 +399,24 @@ def test_a_quantity_of_zero_still_makes_the_scheduler_ask_about_the_pod() -> Non
     pod = PODS.decode(msgspec.json.encode(pod_manifest("pod", containers=[zero])))
 
     assert asks_for_neuron(pod)
+
+
+async def test_e07_renewals_are_known_by_node_and_change_nothing_else(
+    server: StandInApiServer, api: KubernetesApi, extender: Extender
+) -> None:
+    state = extender.daemon.state
+    server.create_node(node_manifest("node", "trn1.32xlarge"))
+    await until(lambda: "node" in state.nodes)
+    version = state.changes.version
+    times = [datetime(2026, 1, 1, second=second, tzinfo=UTC) for second in range(2)]
+
+    await send(api, create_lease(LEASE, duration_seconds=3600, now=times[0]), timeout_seconds=5)
+    await until(lambda: state.renewals.get("node") == "2026-01-01T00:00:00.000000Z")
+    await send(api, renew_lease(LEASE, duration_seconds=3600, now=times[1]), timeout_seconds=5)
+    await until(lambda: state.renewals.get("node") == "2026-01-01T00:00:01.000000Z")
+    assert state.changes.version == version
+    hasty = Clock(now=partial(next, count(0, 30)))
+    assert (await survey(api, TYPES, lease_namespace="kube-system", clock=hasty)).renewals == state.renewals
+
+    await send(api, ApiRequest("DELETE", LEASE.path), timeout_seconds=5)
+    await until(lambda: not state.renewals)

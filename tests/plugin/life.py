@@ -321,7 +321,7 @@ class Life:
             if pod.static and pod.unrecorded and not self.mode.sees_cgroups:
                 pod.unseen = True  # only its cgroup says when it has ended
             mask = pod.mask
-            pod.ever_given |= mask
+            pod.ever_given |= pod.mask_of_all_given
             if mask & total:
                 others = [f"{other} {other.state}" for other in self.pods if other is not pod and other.mask & mask]
                 self.violations.append(
@@ -329,7 +329,7 @@ class Life:
                 )
             total |= mask
             self._check_containers(pod)
-            kept = pod.mask_of_all_given  # what init containers had comes free with the rest
+            kept = pod.mask_of_all_given | (pod.ever_given if pod.processes else 0)  # also of a lost record
             if freed := pod.last_mask & ~kept:
                 self._freed.append((now, freed))
             pod.last_mask = kept

@@ -18,6 +18,7 @@ from neuron_plugin.plugin.allocator import (
     RECONSIDER_SECONDS,
     Answer,
     Conflict,
+    Fit,
     PreferenceRequest,
     answer_for,
     preference_for,
@@ -129,8 +130,8 @@ def test_p34_what_others_only_wait_for_comes_before_what_a_live_pod_has() -> Non
     )
     request = PreferenceRequest(NEURON, (0, 1, 4, 7), (), 2)
     assert preference_for(derive(before), request).ids == (4, 7)
-    assert preference_for(derive(before), request).enough
-    assert not preference_for(derive(before), replace(request, available=(0, 4), size=2)).enough
+    assert preference_for(derive(before), request).fit is Fit.UNLINKED
+    assert preference_for(derive(before), replace(request, available=(0, 4), size=2)).fit is Fit.TAKEN
 
 
 def test_what_must_be_included_grows_into_a_linked_set() -> None:
@@ -199,7 +200,7 @@ def test_p60_held_down_cores_are_not_preferred_though_an_assignment_names_them()
     before = inputs(assigned("a", app(4), sets=[ROW0]), hold_downs=(held,))
     assert not set(preferred(before, NEURON, 4)) & set(ROW0)
     only_row = PreferenceRequest(NEURON, ROW0, (), 4)
-    assert not preference_for(derive(before), only_row).enough
+    assert preference_for(derive(before), only_row).fit is Fit.TAKEN
 
 
 def test_the_first_of_several_containers_goes_where_all_fit() -> None:
@@ -650,6 +651,28 @@ async def test_p33_a_full_node_still_gets_an_answer_of_the_right_size() -> None:
         await desk.admit(A, "app", NEURON, *range(16))
         assert await desk.prefer(NEURON, 4, ROW1) == ROW1
         assert desk.lister.lists == 1
+
+
+@pytest.mark.looptime
+async def test_p60_a_preference_waits_for_a_hold_down_that_keeps_the_assigned_set_back() -> None:
+    waits = assigned("b", app(4), sets=[ROW0])
+    async with a_desk(pod("a", app(1)), waits, cgroups=FakeCgroups({A})) as desk:
+        await desk.admit(A, "app", NEURON, 2)
+        desk.node.see_pods(desk.node.pods.without(A))
+        asyncio.get_running_loop().call_later(2.5, desk.cgroups.alive.clear)  # type: ignore[union-attr]  # a set here
+        assert await desk.prefer(NEURON, 4) == ROW0
+
+
+@pytest.mark.looptime
+async def test_p60_a_preference_waits_for_a_hold_down_that_keeps_every_linked_set_back() -> None:
+    async with a_desk(pod("a", app(2)), pod("b", app(3)), node=inventory(INF2), cgroups=FakeCgroups({A})) as desk:
+        await desk.admit(A, "app", NEURON, 2, 3)
+        desk.node.see_pods(desk.node.pods.without(A))
+        offered = range(6)
+        assert await desk.prefer(NEURON, 3, offered) == (0, 1, 4)  # the hold-down has not ended in time
+        desk.cgroups.alive = set()
+        assert await desk.prefer(NEURON, 3, offered) == (0, 1, 2)
+        assert not desk.snapshot.inputs.hold_downs
 
 
 @pytest.mark.looptime

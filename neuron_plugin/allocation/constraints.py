@@ -1,0 +1,120 @@
+"""What the author of a pod asks of its devices beyond their number, read from annotations.
+
+Constraints only narrow what is free, so every author of a pod may set them. Annotations can change while the pod runs:
+they decide where a pod goes, never what a pod has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from neuron_plugin.allocation.rejection import INVALID_CONSTRAINT, Rejection
+from neuron_plugin.allocation.resources import IdListError, parse_ids
+from neuron_plugin.topology import MOST_DEVICES, Unit
+
+PREFIX = "neuron-plugin.io/"
+DEVICE_NAME_KEY = f"{PREFIX}device-name"
+ALLOW_KEY = f"{PREFIX}allow-devices"
+DENY_KEY = f"{PREFIX}deny-devices"
+PREFER_KEY = f"{PREFIX}prefer-devices"
+SAME_DEVICE_KEY = f"{PREFIX}same-device"
+PREFER_NUMA_KEY = f"{PREFIX}prefer-numa"
+BALANCE_KEY = f"{PREFIX}balance"
+
+CONSTRAINT_KEYS = (DEVICE_NAME_KEY, ALLOW_KEY, DENY_KEY, PREFER_KEY, SAME_DEVICE_KEY, PREFER_NUMA_KEY, BALANCE_KEY)
+
+LONGEST_TEXT = 1024
+"""Characters of one annotation: all device ids and some dozen names. Texts are remembered, so this bounds memory."""
+
+ANY_DEVICE = (1 << MOST_DEVICES) - 1
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """What holds for all containers of a pod.
+
+    ``products`` are names of products or families in lower case; empty means any. ``allowed_devices`` and
+    ``preferred_devices`` have bit N for device N. ``same_device`` are the places in the pod's request of the containers
+    that share one device. ``balance`` is the amount by which the least used device goes first.
+    """
+
+    products: frozenset[str] = frozenset()
+    allowed_devices: int = ANY_DEVICE
+    preferred_devices: int = 0
+    same_device: tuple[int, ...] = ()
+    prefer_numa: bool = False
+    balance: str = ""
+
+
+def read_constraints(
+    annotations: Mapping[str, str], asked: Sequence[tuple[str, Unit]]
+) -> Constraints | Rejection | None:
+    """The constraints of a pod, None without any, or which annotation cannot be read and what was expected.
+
+    ``asked`` has the name of each requesting container and the unit that it asks for.
+    """
+    texts = {key: annotations[key] for key in CONSTRAINT_KEYS if key in annotations}
+    for key, text in texts.items():
+        if len(text) > LONGEST_TEXT:
+            return _refused(key, text, f"expected at most {LONGEST_TEXT} characters")
+    found = Constraints()
+    for key, text in texts.items():
+        try:
+            found = _with(found, key, text.strip(), asked)
+        except ValueError as error:
+            return _refused(key, text, str(error))
+    return found if texts else None
+
+
+def _with(found: Constraints, key: str, text: str, asked: Sequence[tuple[str, Unit]]) -> Constraints:
+    """The constraints with one annotation more; a ValueError says what was expected."""
+    if key == DEVICE_NAME_KEY:
+        return replace(found, products=frozenset(name.lower() for name in _names(text)))
+    if key == ALLOW_KEY:
+        return replace(found, allowed_devices=found.allowed_devices & _devices(text))
+    if key == DENY_KEY:
+        return replace(found, allowed_devices=found.allowed_devices & ~_devices(text))
+    if key == PREFER_KEY:
+        return replace(found, preferred_devices=_devices(text))
+    if key == SAME_DEVICE_KEY:
+        return replace(found, same_device=_places(text, asked))
+    if key == PREFER_NUMA_KEY:
+        if text not in {"true", "false"}:
+            raise ValueError("expected true or false")
+        return replace(found, prefer_numa=text == "true")
+    if not _NAME.fullmatch(text):
+        raise ValueError("expected the name of an amount, such as memory")
+    return replace(found, balance=text)
+
+
+def _names(text: str) -> list[str]:
+    names = [part.strip() for part in text.split(",")]
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name[:40]!r} is no name, expected names joined by commas")
+    return names
+
+
+def _devices(text: str) -> int:
+    ids = parse_ids(text)
+    if ids[-1] >= MOST_DEVICES:
+        raise IdListError(f"the id {ids[-1]} is above {MOST_DEVICES - 1}, expected ids of devices on the host")
+    return sum(1 << device for device in ids)
+
+
+def _places(text: str, asked: Sequence[tuple[str, Unit]]) -> tuple[int, ...]:
+    places = {name: place for place, (name, unit) in enumerate(asked) if unit is Unit.CORE}
+    names = _names(text)
+    if wrong := next((name for name in names if name not in places), None):
+        raise ValueError(f"{wrong!r} is no container that asks for neuroncore")
+    if len(set(names)) < max(2, len(names)):
+        raise ValueError("expected two or more containers, each once")
+    return tuple(sorted(places[name] for name in names))
+
+
+def _refused(key: str, text: str, expected: str) -> Rejection:
+    return replace(INVALID_CONSTRAINT, detail=f"annotation {key} is {text[:80]!r}: {expected}")

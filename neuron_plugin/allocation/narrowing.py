@@ -1,0 +1,216 @@
+"""What a pod's constraints and amounts leave of a node's free cores, container by container.
+
+Constraints become masks and amounts become what is left on each device, so they only take sets away before the usual
+choice; among equals a preference decides. What a set costs later pods is worked out from all that is free, as ever.
+Amounts are held by pods as cores are: what is left follows from the pods on the node, and is stored nowhere.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from neuron_plugin.allocation.constraints import ANY_DEVICE, PREFIX, Constraints
+from neuron_plugin.allocation.rejection import (
+    SHARED_DEVICE,
+    UNKNOWN_PRODUCT,
+    WRONG_PRODUCT,
+    Rejection,
+    amount_not_divisible,
+    amount_too_large,
+    amount_unknown,
+)
+from neuron_plugin.allocation.requests import Amounts, ContainerKind, ContainerRequest, PodRequest
+from neuron_plugin.topology import MOST_SHAPES, CoreMask, Geometry, InstanceType, Unit, family_of
+
+ByDevice = tuple[tuple[str, tuple[int, ...]], ...]
+"""Amounts by name, and for each a number per device."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What constraints ask about the devices of a node, which are all of one product.
+
+    ``names`` are the product and its family in lower case. ``amounts`` is what each device has. ``used`` is what pods
+    have of it, and is empty where no pod on the node asked for any.
+    """
+
+    names: frozenset[str] = frozenset()
+    numa_nodes: tuple[int, ...] = ()
+    amounts: Amounts = ()
+    used: ByDevice = ()
+
+    @property
+    def unused(self) -> DeviceFacts:
+        """The same without any pod."""
+        return replace(self, used=()) if self.used else self
+
+
+NO_FACTS = DeviceFacts()
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def device_facts(device_name: str, instance_type: str, known: InstanceType | None) -> DeviceFacts:
+    """The facts of a node from what its plugin says and from the catalogue's entry for its type, if there is one."""
+    product = device_name or (known.device_name if known else "")
+    names = frozenset(filter(None, (product.lower(), family_of(instance_type) if product else "")))
+    return DeviceFacts(names, known.numa_nodes, known.device_amounts) if known else DeviceFacts(names)
+
+
+def is_constrained(request: PodRequest) -> bool:
+    """Whether anything but counts decides about a request."""
+    return any(part.amounts or part.constraints for part in request)
+
+
+def unconstrained(request: PodRequest) -> PodRequest:
+    """The same counts and nothing else."""
+    return tuple(replace(part, amounts=(), constraints=None) for part in request)
+
+
+def amounts_used(geometry: Geometry, pods: Iterable[Sequence[tuple[ContainerRequest, CoreMask]]]) -> ByDevice:
+    """What pods have of each amount on each device; each pod is given as its containers in order, with their cores.
+
+    Of plain init containers, which run one after the other, a pod has the most that is needed at one time.
+    """
+    totals: defaultdict[str, list[int]] = defaultdict(lambda: [0] * geometry.device_count)
+    for containers in pods:
+        lasting: defaultdict[tuple[str, int], int] = defaultdict(int)
+        peak: defaultdict[tuple[str, int], int] = defaultdict(int)
+        for part, mask in containers:
+            devices = geometry.devices_touched(mask)
+            for name, amount in part.amounts:
+                each = -(-amount // max(len(devices), 1))
+                for device in devices:
+                    key = name, device
+                    peak[key] = max(peak[key], lasting[key] + each)
+                    if part.kind is not ContainerKind.INIT:
+                        lasting[key] += each
+        for (name, number), amount in peak.items():
+            totals[name][number] += amount
+    return tuple((name, tuple(totals[name])) for name in sorted(totals))
+
+
+def never_met(geometry: Geometry, request: PodRequest, facts: DeviceFacts) -> Rejection | None:
+    """Why a node like this one meets a request in no state; None if that is not known."""
+    constraints = request[0].constraints
+    if isinstance(constraints, Rejection):
+        return constraints
+    if constraints and constraints.products:
+        if not facts.names:
+            return UNKNOWN_PRODUCT
+        if not constraints.products & facts.names:
+            return WRONG_PRODUCT
+    has = dict(facts.amounts)
+    for part in request:
+        devices = devices_of(geometry, part)
+        for name, amount in part.amounts:
+            each, rest = divmod(amount, devices)
+            if rest:
+                return amount_not_divisible(PREFIX + name, amount, devices)
+            if name not in has:
+                return amount_unknown(PREFIX + name)
+            if each > has[name]:
+                return amount_too_large(PREFIX + name, each, has[name])
+    sharing = [request[place] for place in constraints.same_device] if constraints else []
+    if _lasting(sharing) > geometry.cores_per_device or any(devices_of(geometry, part) > 1 for part in sharing):
+        return replace(SHARED_DEVICE, may_pass=False)
+    return None
+
+
+class Left(NamedTuple):
+    """What the containers placed so far leave: where those lie that share a device, and amounts by device."""
+
+    shared_mask: int
+    amounts: ByDevice
+
+
+class Narrowing:
+    """The constraints of one request on one node; ``request`` is one that ``never_met`` says nothing against."""
+
+    def __init__(self, geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts) -> None:
+        constraints = request[0].constraints
+        self._constraints = constraints if isinstance(constraints, Constraints) else Constraints()
+        self._geometry = geometry
+        self._request = request
+        self._facts = facts
+        self.allowed_mask = _cores_of(geometry, self._constraints.allowed_devices)
+        shared = [request[place] for place in self._constraints.same_device]
+        eligible = geometry.all_mask
+        if shared:
+            usable, asked = free & self.allowed_mask, _lasting(shared)
+            masks = (geometry.device_mask(device) for device in range(geometry.device_count))
+            eligible = CoreMask(sum(mask for mask in masks if (mask & usable).bit_count() >= asked))
+        balanced = {self._constraints.balance} - {""}
+        names = balanced.union(name for part in request for name, _ in part.amounts)
+        used = dict(facts.used)
+        none = (0,) * geometry.device_count
+        amounts = tuple(
+            (name, tuple(has - each for each in used.get(name, none))) for name, has in facts.amounts if name in names
+        )
+        self.start = Left(eligible, amounts)
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether all containers may have the same cores, however many of them are placed."""
+        return not self._constraints.same_device and not any(part.amounts for part in self._request)
+
+    def options(self, place: int, sets: Sequence[CoreMask], left: Left) -> tuple[CoreMask, ...]:
+        """Those of some sets that a container may have, the preferred ones first and else in the order given."""
+        part, allowed, rows = self._request[place], int(self.allowed_mask), dict(left.amounts)
+        if place in self._constraints.same_device:
+            allowed &= left.shared_mask
+        for name, each in self._needs(part):
+            enough = (device for device, has in enumerate(rows[name]) if has >= each)
+            allowed &= self._geometry.devices_mask(enough)
+        found = [mask for mask in sets if mask & allowed == mask]
+        constraints = self._constraints
+        if constraints.preferred_devices or constraints.prefer_numa or constraints.balance:
+            found.sort(key=lambda mask: self._rank(mask, rows))
+        return tuple(found)
+
+    def after(self, place: int, mask: CoreMask, left: Left) -> Left:
+        """What is left once a container has these cores. What init containers had of amounts comes back."""
+        part, devices = self._request[place], self._geometry.devices_touched(mask)
+        shared_mask, amounts = left
+        if place in self._constraints.same_device:
+            shared_mask = self._geometry.devices_mask(devices)
+        if part.amounts and part.kind is not ContainerKind.INIT:
+            needs = dict(self._needs(part))
+            amounts = tuple(
+                (name, tuple(has - needs.get(name, 0) * (device in devices) for device, has in enumerate(row)))
+                for name, row in amounts
+            )
+        return Left(shared_mask, amounts)
+
+    def _needs(self, part: ContainerRequest) -> Amounts:
+        devices = devices_of(self._geometry, part)
+        return tuple((name, amount // devices) for name, amount in part.amounts)
+
+    def _rank(self, mask: CoreMask, rows: dict[str, tuple[int, ...]]) -> tuple[int, int, int]:
+        """Devices that are not preferred, NUMA nodes, and the least that is left of what is to be balanced."""
+        devices, preferred = self._geometry.devices_touched(mask), self._constraints.preferred_devices
+        others = sum(not preferred >> device & 1 for device in devices) if preferred else 0
+        nodes = {self._facts.numa_nodes[device] for device in devices if device < len(self._facts.numa_nodes)}
+        row = rows.get(self._constraints.balance, ())
+        least = min((row[device] for device in devices), default=0) if row else 0
+        return others, len(nodes) if self._constraints.prefer_numa else 0, -least
+
+
+def devices_of(geometry: Geometry, part: ContainerRequest) -> int:
+    """How many devices each valid set of a container's count touches."""
+    return part.count if part.resource.unit is Unit.DEVICE else -(-part.count // max(geometry.cores_per_device, 1))
+
+
+def _lasting(parts: Iterable[ContainerRequest]) -> int:
+    """The cores of the containers that run at the same time."""
+    return sum(part.count for part in parts if part.kind is not ContainerKind.INIT)
+
+
+@lru_cache(maxsize=1024)
+def _cores_of(geometry: Geometry, devices: int) -> CoreMask:
+    if devices == ANY_DEVICE:
+        return geometry.all_mask
+    return geometry.devices_mask(device for device in range(geometry.device_count) if devices >> device & 1)

@@ -1,0 +1,145 @@
+"""``neuron-plugin nodes``: what every Neuron node of the cluster has, and what of it is free."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+
+import msgspec
+
+from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, counted, in_ranges
+from neuron_plugin.cli.command import CommandError, Exit, Form, Line, plain, show, show_again, table
+from neuron_plugin.extender.state import NO_NEURON
+from neuron_plugin.extender.views import NodeView
+from neuron_plugin.inspection import plural
+
+DESCRIPTION = """\
+Show the Neuron nodes of the cluster: what each has, what of it is free, and whether new pods are
+placed there. Works it out from the API server (the right to list nodes, pods and Leases is enough),
+or asks a running extender with --extender.
+
+columns:
+  FREE          devices that are free as a whole and healthy, of all
+  FREE-DEVICES  their ids
+  FREE-CORES    cores that are free and healthy, of all
+  UNHEALTHY     ids of the devices that are unhealthy or missing
+  PODS          how many pods have some of them; see: neuron-plugin pods --node NODE
+  STATE         open, or why no new pod is placed there
+  RENEWED       (wide) when the node's plugin last renewed its Lease, by its own clock"""
+
+EXAMPLES = """
+neuron-plugin nodes
+neuron-plugin nodes worker-1 -o wide
+neuron-plugin nodes --watch
+neuron-plugin nodes -o json | jq '.nodes[] | select(.status.open | not) | .metadata.name'
+kubectl -n kube-system port-forward svc/neuron-plugin-extender 12346 &
+neuron-plugin nodes --extender http://127.0.0.1:12346
+"""
+
+
+class Totals(msgspec.Struct, frozen=True, rename="camel"):
+    """Sums over the nodes that are shown. What is free on a closed node is not counted as free."""
+
+    nodes: int
+    closed: int
+    devices: int
+    free_devices: int
+    unhealthy_devices: int
+    cores: int
+    free_cores: int
+    pods: int
+    waiting_pods: int
+
+
+class NodesReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The document of ``nodes``; its nodes are the monitor API's NeuronNodes."""
+
+    version: int = 1
+    nodes: Sequence[NodeView]
+    totals: Totals
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    """Which nodes, and how to show them."""
+    parser.add_argument("nodes", metavar="NODE", nargs="*", help="only these nodes (default: all that have Neuron)")
+    parser.add_argument("-A", "--all", action="store_true", help="nodes without Neuron devices, too")
+    add_view_flags(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Print the nodes once, or for as long as they are watched."""
+    form = Form(arguments.output)
+    for number, views in enumerate(cluster_views(arguments, leases=True)):
+        report = report_of(views, arguments.nodes, everything=arguments.all)
+        lines = node_lines(form, report)
+        if arguments.watch:
+            show_again(form, report, lines, first=not number)
+        else:
+            show(form, report, lines)
+    return Exit.SUCCESS
+
+
+def report_of(views: Views, names: Sequence[str], *, everything: bool) -> NodesReport:
+    """The nodes of these names, or without names those with Neuron or ``everything``.
+
+    Raises:
+        CommandError: there is no node of one of the names.
+    """
+    if missing := sorted({*names} - {node.name for node in views.nodes}):
+        raise CommandError(f"there is no node {missing[0]}: see kubectl get nodes")
+    shown = [
+        node
+        for node in views.nodes
+        if (node.name in names if names else everything or node.status.reason != NO_NEURON.text)
+    ]
+    free = [node.status for node in shown if node.status.open]
+    holders = {holder.uid for node in shown for holder in node.status.holders}
+    totals = Totals(
+        nodes=len(shown),
+        closed=len(shown) - len(free),
+        devices=sum(node.spec.devices for node in shown),
+        free_devices=counted(status.free_devices for status in free),
+        unhealthy_devices=sum(len(node.status.unhealthy_devices) for node in shown),
+        cores=sum(node.spec.devices * node.spec.cores_per_device for node in shown),
+        free_cores=counted(status.free_cores for status in free),
+        pods=len(holders),
+        waiting_pods=sum(pod.status.phase == "Waiting" for pod in views.pods),
+    )
+    return NodesReport(nodes=shown, totals=totals)
+
+
+def node_lines(form: Form, report: NodesReport) -> list[Line]:
+    """A row for each node, and the totals."""
+    rows = []
+    for node in report.nodes:
+        spec, status = node.spec, node.status
+        cores = spec.devices * spec.cores_per_device
+        cells = {
+            "NODE": node.name,
+            "TYPE": spec.instance_type,
+            "FREE": f"{counted([status.free_devices])}/{spec.devices}",
+            "FREE-DEVICES": in_ranges(status.free_devices),
+            "FREE-CORES": f"{counted([status.free_cores])}/{cores}",
+            "UNHEALTHY": in_ranges(",".join(status.unhealthy_devices)),
+            "PODS": str(len(status.holders)),
+        }
+        if form is Form.WIDE:
+            cells |= {
+                "PRODUCT": spec.product,
+                "LNC": str(spec.logical_core_size or ""),
+                "DRIVER": spec.driver_version,
+                "USED-CORES": in_ranges(status.used_cores),
+                "RENEWED": status.last_renewal,
+            }
+        cells["STATE"] = "; ".join(["open" if status.open else status.reason, *status.details])
+        styles = {"STATE": "green" if status.open else "bold red", "UNHEALTHY": "yellow"}
+        rows.append([(text, styles.get(header, "")) for header, text in cells.items()])
+    total = report.totals
+    if not rows:
+        return plain("no node has Neuron devices; with --all the others are shown, too")
+    summary = (
+        f"{plural(total.nodes, 'node')}, {total.closed} closed: {total.free_devices} of "
+        f"{plural(total.devices, 'device')} and {total.free_cores} of {plural(total.cores, 'core')} free, "
+        f"{total.unhealthy_devices} unhealthy; {plural(total.pods, 'pod')} there, {total.waiting_pods} waiting"
+    )
+    return [*table(list(cells), rows), *plain("", summary)]

@@ -1,0 +1,126 @@
+"""``neuron-plugin pods``: which pods ask for Neuron, and which devices and cores their containers have."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+
+import msgspec
+
+from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, in_ranges
+from neuron_plugin.cli.command import Exit, Form, Line, plain, show, show_again, table
+from neuron_plugin.extender.views import PodView
+from neuron_plugin.inspection import plural
+
+DESCRIPTION = """\
+Show every live pod that asks for Neuron, container by container: what it asks for, where it runs
+and which devices and cores it has. Works it out from the API server (the right to list nodes and
+pods is enough), or asks a running extender with --extender.
+
+columns:
+  REQUEST  resource and count; aws.amazon.com/ is left out
+  DEVICES  ids of the devices that the container's cores are on
+  CORES    ids of its logical cores, counted through the whole node
+  STATE    Waiting (not bound to a node); Bound (there without an assignment yet); Assigned (the
+           scheduler's choice); Allocated (the kubelet has recorded it); Terminating; and what is
+           wrong with the pod's request or assignment"""
+
+EXAMPLES = """
+neuron-plugin pods
+neuron-plugin pods --namespace ml --watch
+neuron-plugin pods --node worker-1 -o wide
+neuron-plugin pods -o json | jq '.pods[] | select(.status.phase == "Waiting") | .metadata.name'
+"""
+
+
+class Totals(msgspec.Struct, frozen=True, rename="camel"):
+    """Sums over the pods that are shown; a core counts once, whichever containers of a pod use it."""
+
+    pods: int
+    waiting: int
+    allocated: int
+    nodes: int
+    devices: int
+    cores: int
+
+
+class PodsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The document of ``pods``; its pods are the monitor API's NeuronPods."""
+
+    version: int = 1
+    pods: Sequence[PodView]
+    totals: Totals
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    """Which pods, and how to show them."""
+    parser.add_argument("-n", "--namespace", metavar="NAME", default="", help="only pods of this namespace")
+    parser.add_argument("--node", metavar="NAME", default="", help="only pods on this node")
+    add_view_flags(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Print the pods once, or for as long as they are watched."""
+    form = Form(arguments.output)
+    for number, views in enumerate(cluster_views(arguments, leases=False)):
+        report = report_of(views, arguments.namespace, arguments.node)
+        lines = pod_lines(form, report)
+        if arguments.watch:
+            show_again(form, report, lines, first=not number)
+        else:
+            show(form, report, lines)
+    return Exit.SUCCESS
+
+
+def report_of(views: Views, namespace: str = "", node: str = "") -> PodsReport:
+    """The pods of one namespace and node; an empty name means all."""
+    shown = [
+        pod for pod in views.pods if namespace in {"", pod.metadata.namespace} and node in {"", pod.spec.node_name}
+    ]
+    devices, cores = set[tuple[str, str]](), set[tuple[str, str]]()
+    for pod in shown:
+        for each in pod.status.containers if pod.spec.node_name else ():
+            devices |= {(pod.spec.node_name, number) for number in each.devices.split(",") if number}
+            cores |= {(pod.spec.node_name, number) for number in each.cores.split(",") if number}
+    totals = Totals(
+        pods=len(shown),
+        waiting=sum(pod.status.phase == "Waiting" for pod in shown),
+        allocated=sum(pod.status.allocated for pod in shown),
+        nodes=len({pod.spec.node_name for pod in shown if pod.spec.node_name}),
+        devices=len(devices),
+        cores=len(cores),
+    )
+    return PodsReport(pods=shown, totals=totals)
+
+
+def pod_lines(form: Form, report: PodsReport) -> list[Line]:
+    """A row for each container, and the totals."""
+    rows = []
+    for pod in report.pods:
+        state = pod.status.phase
+        if state == "Bound" and pod.status.containers:
+            state = "Allocated" if pod.status.allocated else "Assigned"
+        has = {each.name: each for each in pod.status.containers}
+        for part in pod.spec.containers or (None,):
+            ids = has.get(part.name) if part else None
+            cells = {
+                "POD": f"{pod.metadata.namespace}/{pod.name}",
+                "CONTAINER": part.name if part else "",
+                "NODE": pod.spec.node_name,
+                "REQUEST": f"{part.resource.rpartition('/')[2]}:{part.count}" if part else "",
+                "DEVICES": in_ranges(ids.devices) if ids else "",
+                "CORES": in_ranges(ids.cores) if ids else "",
+            }
+            if form is Form.WIDE:
+                cells |= {"KIND": part.kind if part else "", "PRIORITY": str(pod.spec.priority)}
+            cells["STATE"] = f"{state}: {pod.status.problem}" if pod.status.problem else state
+            styles = {"STATE": "bold red" if pod.status.problem else "green" if state == "Allocated" else "yellow"}
+            rows.append([(text, styles.get(header, "")) for header, text in cells.items()])
+    if not rows:
+        return plain("no live pod asks for Neuron")
+    total = report.totals
+    summary = (
+        f"{plural(total.pods, 'pod')}, {total.waiting} waiting, {total.allocated} allocated: "
+        f"{plural(total.devices, 'device')} and {plural(total.cores, 'core')} in use on {plural(total.nodes, 'node')}"
+    )
+    return [*table(list(cells), rows), *plain("", summary)]

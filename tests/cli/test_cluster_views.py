@@ -1,0 +1,257 @@
+"""``nodes`` and ``pods`` from a desk: the same from the API server and from an extender, once and while watched."""
+
+from __future__ import annotations
+
+import json
+import re
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from neuron_plugin.allocation import NO_ASSIGNMENT, Resource
+from neuron_plugin.cli import cluster_views as module
+from neuron_plugin.cli.cluster_views import Views, cluster_views
+from neuron_plugin.extender.leadership import Readiness
+from neuron_plugin.extender.monitor import Monitor
+from tests.cli.doubles import Background, Cli
+from tests.extender.world import World
+from tests.support.api_server import StandInApiServer
+from tests.support.manifests import container, node_manifest, pod_manifest
+
+DEVICE, CORE = Resource.NEURON, Resource.NEURONCORE
+
+NODES = [
+    node_manifest("trn-1", "trn1.32xlarge", unhealthy={12: "ECC"}),
+    node_manifest("inf-1", "inf2.48xlarge"),
+    {"metadata": {"name": "web-1", "uid": "web-1"}},
+]
+PODS = [
+    pod_manifest(
+        "train",
+        containers=[container("main", DEVICE, 4), container("eval", CORE, 1)],
+        node="trn-1",
+        annotations={"NEURON_DEVS": "0,1,2,3", "NEURON_CORES": "8", "NEURON_ALLOCATED": "true"},
+    ),
+    pod_manifest("assigned", CORE, 2, node="trn-1", annotations={"NEURON_CORES": "10,11"}),
+    pod_manifest("stock", DEVICE, 1, node="inf-1"),
+    pod_manifest("waiting", DEVICE, 8),
+]
+
+
+@pytest.fixture
+def server(background: Background) -> Iterator[StandInApiServer]:
+    server = StandInApiServer()
+    background.do(server.start())
+    for node in NODES:
+        server.create_node(node)
+    for pod in PODS:
+        server.create_pod(pod)
+    yield server
+    background.do(server.stop())
+
+
+@pytest.fixture
+def kubeconfig(server: StandInApiServer, tmp_path: Path) -> Path:
+    return server.write_kubeconfig(tmp_path / "kubeconfig")
+
+
+@pytest.fixture
+def world() -> World:
+    world = World(version=1000)
+    for node in NODES:
+        world.show_node(node)
+    for pod in PODS:
+        world.show(pod)
+    return world
+
+
+@pytest.fixture
+def extender(background: Background, world: World) -> Iterator[str]:
+    monitor = Monitor(world.state, Readiness({}))
+    app = web.Application()
+    app.add_routes(monitor.routes())
+    runner = web.AppRunner(app)
+
+    async def start() -> str:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    async def stop() -> None:
+        monitor.stop()
+        await runner.cleanup()
+
+    yield background.do(start())
+    background.do(stop())
+
+
+def test_nodes_shows_what_each_has_and_the_totals(cli: Cli, kubeconfig: Path) -> None:
+    outcome = cli("nodes", "--kubeconfig", kubeconfig)
+
+    assert (outcome.status, outcome.err) == (0, "")
+    *rows, blank, totals = outcome.out.splitlines()
+    assert [re.split(r" {2,}", row) for row in rows] == [
+        ["NODE", "TYPE", "FREE", "FREE-DEVICES", "FREE-CORES", "UNHEALTHY", "PODS", "STATE"],
+        [
+            "inf-1",
+            "inf2.48xlarge",
+            "12/12",
+            "0-11",
+            "24/24",
+            "-",
+            "0",
+            f"{NO_ASSIGNMENT.text}; pod default/stock is bound and has no assignment yet",
+        ],
+        ["trn-1", "trn1.32xlarge", "9/16", "6-11,13-15", "19/32", "12", "2", "open"],
+    ]
+    assert blank == ""
+    assert totals == "2 nodes, 1 closed: 9 of 28 devices and 19 of 56 cores free, 1 unhealthy; 2 pods there, 1 waiting"
+
+
+def test_pods_shows_each_container_with_its_devices_and_cores(cli: Cli, kubeconfig: Path) -> None:
+    outcome = cli("pods", "--kubeconfig", kubeconfig)
+
+    *rows, _, totals = outcome.out.splitlines()
+    assert [row.split() for row in rows] == [
+        ["POD", "CONTAINER", "NODE", "REQUEST", "DEVICES", "CORES", "STATE"],
+        ["default/assigned", "main", "trn-1", "neuroncore:2", "5", "10-11", "Assigned"],
+        ["default/stock", "main", "inf-1", "neuron:1", "-", "-", "Bound"],
+        ["default/train", "main", "trn-1", "neuron:4", "0-3", "0-7", "Allocated"],
+        ["default/train", "eval", "trn-1", "neuroncore:1", "4", "8", "Allocated"],
+        ["default/waiting", "main", "-", "neuron:8", "-", "-", "Waiting"],
+    ]
+    assert totals == "4 pods, 1 waiting, 1 allocated: 6 devices and 11 cores in use on 2 nodes"
+
+
+@pytest.mark.parametrize("command", ["nodes", "pods"])
+@pytest.mark.parametrize("form", ["text", "wide", "json", "yaml"])
+def test_an_extender_says_the_same_as_the_api_server(
+    cli: Cli, kubeconfig: Path, extender: str, command: str, form: str
+) -> None:
+    from_server = cli(command, "--kubeconfig", kubeconfig, "-o", form)
+    from_extender = cli(command, "--extender", f"{extender}/", "-o", form)
+
+    assert from_server.status == from_extender.status == 0
+    assert comparable(from_extender.out) == comparable(from_server.out)
+
+
+def comparable(text: str) -> str:
+    """Without what two servers count or make up by themselves."""
+    return re.sub(r"(?m)^.*(resourceVersion|uid).*\n|\"uid\": .*", "", text)
+
+
+def test_a_document_has_the_monitor_apis_objects_and_the_totals(cli: Cli, extender: str) -> None:
+    nodes = json.loads(cli("nodes", "--extender", extender, "-o", "json").out)
+    pods = json.loads(cli("pods", "--extender", extender, "-o", "json").out)
+
+    assert (nodes["version"], [node["kind"] for node in nodes["nodes"]]) == (1, ["NeuronNode"] * 2)
+    assert nodes["totals"] == {
+        "nodes": 2,
+        "closed": 1,
+        "devices": 28,
+        "freeDevices": 9,
+        "unhealthyDevices": 1,
+        "cores": 56,
+        "freeCores": 19,
+        "pods": 2,
+        "waitingPods": 1,
+    }
+    assert (pods["version"], [pod["kind"] for pod in pods["pods"]]) == (1, ["NeuronPod"] * 4)
+    assert pods["totals"] == {"pods": 4, "waiting": 1, "allocated": 1, "nodes": 2, "devices": 6, "cores": 11}
+
+
+def test_nodes_and_pods_can_be_chosen(cli: Cli, extender: str) -> None:
+    def first_column(*arguments: str) -> list[str]:
+        rows = cli(*arguments, "--extender", extender).rows
+        return [row[0] for row in rows[1 : rows.index([])]]
+
+    assert first_column("nodes", "web-1", "trn-1") == ["trn-1", "web-1"]
+    assert first_column("nodes", "--all") == ["inf-1", "trn-1", "web-1"]
+    assert first_column("pods", "--node", "inf-1") == ["default/stock"]
+    assert len(first_column("pods", "-n", "default")) == 5
+    assert cli("pods", "-n", "elsewhere", "--extender", extender).out == "no live pod asks for Neuron\n"
+
+
+def test_a_pod_that_cannot_be_served_says_why(cli: Cli, background: Background, world: World, extender: str) -> None:
+    background.do(do(lambda: world.pod("odd", containers=[container("main", CORE, "1.5")])))
+
+    (row,) = (line for line in cli("pods", "--extender", extender).out.splitlines() if "odd" in line)
+
+    assert row.split()[:2] == ["default/odd", "-"]
+    assert "Waiting: " in row
+    assert "1.5" in row
+
+
+async def do(work: Callable[[], Any]) -> None:
+    work()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "status"),
+    [
+        (lambda url: ["nodes", "ghost", "--extender", url], "there is no node ghost", 1),
+        (lambda _: ["nodes", "--extender", "http://127.0.0.1:1"], "is the extender there?", 1),
+        (lambda url: ["pods", "--extender", f"{url}/elsewhere"], "is it an extender?", 1),
+        (lambda _: ["pods", "--extender", "localhost"], "expected it to begin with", 2),
+        (lambda _: ["nodes", "--kubeconfig", "/nowhere"], "/nowhere", 2),
+    ],
+)
+def test_what_cannot_be_shown_is_said_in_one_line(
+    cli: Cli, extender: str, arguments: Callable[[str], list[str]], text: str, status: int
+) -> None:
+    outcome = cli(*arguments(extender))
+
+    assert outcome.status == status
+    assert text in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
+def watched(**arguments: object) -> Iterator[Views]:
+    usual = {"extender": "", "kubeconfig": None, "instance_types": None, "lease_namespace": None, "watch": True}
+    return cluster_views(Namespace(**(usual | arguments)), leases=True)
+
+
+def waiting(views: Views) -> list[str]:
+    return [pod.name for pod in views.pods if pod.status.phase == "Waiting"]
+
+
+def test_a_watch_of_an_extender_goes_on_with_each_change(
+    background: Background, world: World, extender: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SETTLE_SECONDS", 0.01)
+    views = watched(extender=extender)
+    assert waiting(next(views)) == ["waiting"]
+
+    background.do(do(lambda: world.pod("another", DEVICE, 1)))
+    assert waiting(next(views)) == ["another", "waiting"]
+
+    background.do(do(lambda: world.gone(PODS[3])))
+    assert waiting(next(views)) == ["another"]
+    views.close()  # type: ignore[attr-defined]  # it is a generator
+
+
+def test_a_watch_of_an_api_server_goes_on_with_each_change(
+    background: Background, server: StandInApiServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SETTLE_SECONDS", 0.01)
+    views = watched(kubeconfig=kubeconfig, lease_namespace="")
+    assert waiting(next(views)) == ["waiting"]
+
+    background.do(do(lambda: server.create_pod(pod_manifest("another", DEVICE, 1))))
+    assert waiting(next(views)) == ["another", "waiting"]
+    views.close()  # type: ignore[attr-defined]  # it is a generator
+
+
+def test_without_nodes_that_says_how_to_see_the_others(cli: Cli, background: Background, tmp_path: Path) -> None:
+    server = StandInApiServer()
+    background.do(server.start())
+    kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+
+    outcome = cli("nodes", "--kubeconfig", kubeconfig)
+    background.do(server.stop())
+
+    assert outcome.out == "no node has Neuron devices; with --all the others are shown, too\n"
