@@ -76,7 +76,15 @@ from neuron_plugin.allocation.placement import (
     placement_mask,
     why_not,
 )
-from neuron_plugin.allocation.pod import NeuronPod, PodObject, asks_for_neuron, assigned_allocations, neuron_pod
+from neuron_plugin.allocation.pod import (
+    LAST_CHECKPOINT_KEY,
+    MOVABLE_KEY,
+    NeuronPod,
+    PodObject,
+    asks_for_neuron,
+    assigned_allocations,
+    neuron_pod,
+)
 from neuron_plugin.allocation.rejection import INVALID_REQUEST, NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT, Rejection
 from neuron_plugin.allocation.requests import (
     Amounts,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import lru_cache
 from typing import Protocol, TypeAlias
 
@@ -31,7 +32,15 @@ TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 STATIC_POD_UID_KEY = "kubernetes.io/config.hash"
 """On a mirror pod: the UID under which the kubelet knows the static pod (pkg/kubelet/types/constants.go)."""
 
+MOVABLE_KEY = f"{PREFIX}movable"
+"""On a pod: "true" lets it be evicted where that makes room for another and it fits elsewhere."""
+LAST_CHECKPOINT_KEY = f"{PREFIX}last-checkpoint"
+"""On a pod: when it last saved its work (RFC 3339), from which on an eviction would lose it."""
+_NOT_MADE_AGAIN = frozenset({"Node", "DaemonSet"})
+"""Controllers that make a pod again on the same node only, or not at all (static pods)."""
+
 _RESOURCE_NAMES = tuple(resource.value for resource in Resource)
+_FIRST_YEAR = 1970
 _REQUESTS_REMEMBERED = 4_096
 
 _Quantities: TypeAlias = tuple[tuple[str, str], ...]
@@ -98,6 +107,10 @@ class PodObject(Protocol):
         """Whether the status shows a container that runs."""
 
     @property
+    def controller(self) -> tuple[str, str]:
+        """Kind and name of the owner that controls the pod; empty texts without one."""
+
+    @property
     def containers(self) -> Iterable[tuple[ContainerObject, ContainerKind]]:
         """All containers in the order in which the kubelet admits them."""
 
@@ -110,7 +123,9 @@ class NeuronPod:
     ``assignment`` is None without one, and a ``Rejection`` where its annotations cannot be followed.
     ``static_uid`` is the UID under which the kubelet knows a static pod; this object is then its mirror.
     ``assignment_keys`` are the annotations that name ids, readable or not. ``refused_demands`` are
-    what the containers of a request that cannot be served ask the kubelet for all the same.
+    what the containers of a request that cannot be served ask the kubelet for all the same. ``controller`` is what
+    makes the pod again somewhere else, as KIND/NAME; empty without such a controller. ``movable`` says that the pod may
+    be evicted to make room, and ``last_checkpoint`` when it saved its work, in unix seconds.
     """
 
     reference: PodReference
@@ -125,6 +140,15 @@ class NeuronPod:
     static_uid: str = ""
     assignment_keys: tuple[str, ...] = ()
     refused_demands: frozenset[tuple[Resource, int]] = frozenset()
+    controller: str = ""
+    movable: bool = False
+    last_checkpoint: float = 0.0
+
+    @property
+    def work_since(self) -> float:
+        """From when on an eviction would lose the pod's work, in unix seconds: its assignment or last checkpoint."""
+        assigned = self.assignment.alloc_time_ns / 1e9 if isinstance(self.assignment, Assignment) else 0.0
+        return max(assigned, self.last_checkpoint)
 
     @property
     def uid(self) -> PodUid:
@@ -185,6 +209,9 @@ def neuron_pod(pod: PodObject) -> NeuronPod:
         static_uid=pod.annotations.get(STATIC_POD_UID_KEY, ""),
         assignment_keys=tuple(key for key in ASSIGNMENT_KEYS if key in pod.annotations),
         refused_demands=_refused_demands(pod) if isinstance(request, Rejection) else frozenset(),
+        controller="" if pod.controller[0] in _NOT_MADE_AGAIN else "/".join(filter(None, pod.controller)),
+        movable=pod.annotations.get(MOVABLE_KEY, "").lower() == "true",
+        last_checkpoint=_unix_seconds(pod.annotations.get(LAST_CHECKPOINT_KEY, "")),
     )
 
 
@@ -235,6 +262,15 @@ def _constraint_texts(annotations: Mapping[str, str]) -> _Quantities:
     if annotations.keys().isdisjoint(CONSTRAINT_KEYS):
         return ()
     return tuple((key, annotations[key][: LONGEST_TEXT + 1]) for key in CONSTRAINT_KEYS if key in annotations)
+
+
+def _unix_seconds(text: str) -> float:
+    """A time of RFC 3339 in unix seconds; 0 for any other text."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return 0.0
+    return time.timestamp() if time.tzinfo and time.year > _FIRST_YEAR else 0.0
 
 
 def _refused_demands(pod: PodObject) -> frozenset[tuple[Resource, int]]:
