@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -46,11 +46,13 @@ def log_to_nowhere() -> None:
     start_logging(LogFormat.JSON, LogLevel.INFO, nowhere)
 
 
-def filter_body(names: list[str], devices: int = 4) -> bytes:
+CONSTRAINTS = {"neuron-plugin.io/device-name": "trn1,trn2", "neuron-plugin.io/deny-devices": "0,15"}
+
+
+def filter_body(names: list[str], devices: int = 4, annotations: Mapping[str, str] | None = None) -> bytes:
     """What kube-scheduler sends for a pod of so many devices."""
-    return json.dumps(
-        {"Pod": pod_manifest("new", Resource.NEURON, devices), "Nodes": None, "NodeNames": names}
-    ).encode()
+    pod = pod_manifest("new", Resource.NEURON, devices, annotations=annotations)
+    return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": names}).encode()
 
 
 class _Args(msgspec.Struct):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from extender_parts.clusters import bound_pod, filled_service, record_of
-from extender_parts.measuring import ROUNDS, echo, filter_body, log_to_nowhere, percentile, seeded, timed
+from extender_parts.measuring import CONSTRAINTS, ROUNDS, echo, filter_body, log_to_nowhere, percentile, seeded, timed
 from neuron_plugin.extender.server import ExtenderService
 from neuron_plugin.extender.state import ClusterState
 
@@ -23,6 +23,8 @@ def verbs() -> None:
     for nodes, devices in ((100, 4), (1000, 4), (5000, 1), (5000, 4), (5000, 8), (15000, 4)):
         service, _, names = filled_service(nodes)
         print(f"{nodes:>6} {devices:>8} {measured(service, filter_body(names, devices))}")
+    service, _, names = filled_service(5000)
+    print(f"with constraints\n  5000 {4:>8} {measured(service, filter_body(names, 4, CONSTRAINTS))}")
     service, state, names = filled_service(5000)
     found = changing(service, state, names)
     p50, p99 = statistics.median(found), percentile(found, 0.99)

@@ -64,7 +64,9 @@ from neuron_plugin.allocation.narrowing import (
     DeviceFacts,
     amounts_used,
     device_facts,
+    has_preference,
     is_constrained,
+    usable_mask,
 )
 from neuron_plugin.allocation.placement import (
     ContainerSet,

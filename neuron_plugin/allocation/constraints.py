@@ -49,6 +49,11 @@ class Constraints:
     prefer_numa: bool = False
     balance: str = ""
 
+    @property
+    def has_preference(self) -> bool:
+        """Whether anything but cost decides between the sets that are left."""
+        return bool(self.preferred_devices or self.prefer_numa or self.balance)
+
 
 def read_constraints(
     annotations: Mapping[str, str], asked: Sequence[tuple[str, Unit]]

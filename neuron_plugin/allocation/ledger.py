@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NewType
 
+from neuron_plugin.allocation.requests import Amounts, ContainerKind
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.topology import NO_CORES, CoreMask
 
@@ -35,7 +36,8 @@ class Allocation:
 
     ``mask`` are the cores that it was given. ``drawn_mask`` are the cores behind the ids that the kubelet has recorded
     for the container, where they are other ones: of a set that its pod's init containers had, the container is given
-    a linked part in place of the kubelet's random one.
+    a linked part in place of the kubelet's random one. ``amounts`` are what the container asks of its devices,
+    where its pod's request is known, and ``kind`` says when it needs them.
     """
 
     pod: PodReference
@@ -43,6 +45,8 @@ class Allocation:
     resource: Resource
     mask: CoreMask
     drawn_mask: CoreMask = NO_CORES
+    amounts: Amounts = ()
+    kind: ContainerKind = ContainerKind.APP
 
     @property
     def kubelet_mask(self) -> CoreMask:

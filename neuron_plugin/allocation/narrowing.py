@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from neuron_plugin.allocation.constraints import ANY_DEVICE, PREFIX, Constraints
+from neuron_plugin.allocation.ledger import Allocation
 from neuron_plugin.allocation.rejection import (
     SHARED_DEVICE,
     UNKNOWN_PRODUCT,
@@ -24,7 +25,7 @@ from neuron_plugin.allocation.rejection import (
     amount_unknown,
 )
 from neuron_plugin.allocation.requests import Amounts, ContainerKind, ContainerRequest, PodRequest
-from neuron_plugin.topology import MOST_SHAPES, CoreMask, Geometry, InstanceType, Unit, family_of
+from neuron_plugin.topology import MOST_SHAPES, NO_CORES, CoreMask, Geometry, InstanceType, Unit, family_of
 
 ByDevice = tuple[tuple[str, tuple[int, ...]], ...]
 """Amounts by name, and for each a number per device."""
@@ -51,6 +52,9 @@ class DeviceFacts:
 
 NO_FACTS = DeviceFacts()
 
+_REMEMBERED = 4_096
+"""Answers kept by geometry, request and facts: a cluster has few of each, and every free mask meets the same."""
+
 
 @lru_cache(maxsize=MOST_SHAPES)
 def device_facts(device_name: str, instance_type: str, known: InstanceType | None) -> DeviceFacts:
@@ -65,34 +69,41 @@ def is_constrained(request: PodRequest) -> bool:
     return any(part.amounts or part.constraints for part in request)
 
 
+def has_preference(request: PodRequest) -> bool:
+    """Whether the set that costs later pods least may be another than the one chosen."""
+    constraints = request[0].constraints if request else None
+    return isinstance(constraints, Constraints) and constraints.has_preference
+
+
 def unconstrained(request: PodRequest) -> PodRequest:
     """The same counts and nothing else."""
     return tuple(replace(part, amounts=(), constraints=None) for part in request)
 
 
-def amounts_used(geometry: Geometry, pods: Iterable[Sequence[tuple[ContainerRequest, CoreMask]]]) -> ByDevice:
-    """What pods have of each amount on each device; each pod is given as its containers in order, with their cores.
+def amounts_used(geometry: Geometry, pods: Iterable[Iterable[Allocation]]) -> ByDevice:
+    """What pods have of each amount on each device; of each pod its allocations in the order of its containers.
 
     Of plain init containers, which run one after the other, a pod has the most that is needed at one time.
     """
     totals: defaultdict[str, list[int]] = defaultdict(lambda: [0] * geometry.device_count)
-    for containers in pods:
+    for allocations in pods:
         lasting: defaultdict[tuple[str, int], int] = defaultdict(int)
         peak: defaultdict[tuple[str, int], int] = defaultdict(int)
-        for part, mask in containers:
-            devices = geometry.devices_touched(mask)
-            for name, amount in part.amounts:
+        for one in allocations:
+            devices = geometry.devices_touched(one.mask) if one.amounts else ()
+            for name, amount in one.amounts:
                 each = -(-amount // max(len(devices), 1))
                 for device in devices:
                     key = name, device
                     peak[key] = max(peak[key], lasting[key] + each)
-                    if part.kind is not ContainerKind.INIT:
+                    if one.kind is not ContainerKind.INIT:
                         lasting[key] += each
         for (name, number), amount in peak.items():
             totals[name][number] += amount
     return tuple((name, tuple(totals[name])) for name in sorted(totals))
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def never_met(geometry: Geometry, request: PodRequest, facts: DeviceFacts) -> Rejection | None:
     """Why a node like this one meets a request in no state; None if that is not known."""
     constraints = request[0].constraints
@@ -118,6 +129,17 @@ def never_met(geometry: Geometry, request: PodRequest, facts: DeviceFacts) -> Re
     if _lasting(sharing) > geometry.cores_per_device or any(devices_of(geometry, part) > 1 for part in sharing):
         return replace(SHARED_DEVICE, may_pass=False)
     return None
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def usable_mask(geometry: Geometry, part: ContainerRequest, facts: DeviceFacts) -> CoreMask:
+    """The cores that constraints and amounts leave to a pod of one container, in use or not."""
+    if not part.amounts and not part.constraints:
+        return geometry.all_mask
+    if never_met(geometry, (part,), facts):
+        return NO_CORES
+    narrowing = Narrowing(geometry, geometry.all_mask, (part,), facts)
+    return narrowing.usable_mask(0, narrowing.start)
 
 
 class Left(NamedTuple):
@@ -159,17 +181,21 @@ class Narrowing:
 
     def options(self, place: int, sets: Sequence[CoreMask], left: Left) -> tuple[CoreMask, ...]:
         """Those of some sets that a container may have, the preferred ones first and else in the order given."""
-        part, allowed, rows = self._request[place], int(self.allowed_mask), dict(left.amounts)
-        if place in self._constraints.same_device:
-            allowed &= left.shared_mask
-        for name, each in self._needs(part):
-            enough = (device for device, has in enumerate(rows[name]) if has >= each)
-            allowed &= self._geometry.devices_mask(enough)
-        found = [mask for mask in sets if mask & allowed == mask]
-        constraints = self._constraints
-        if constraints.preferred_devices or constraints.prefer_numa or constraints.balance:
-            found.sort(key=lambda mask: self._rank(mask, rows))
+        usable = self.usable_mask(place, left)
+        found = [mask for mask in sets if mask & usable == mask]
+        if self._constraints.has_preference:
+            row = dict(left.amounts).get(self._constraints.balance, ())
+            found.sort(key=lambda mask: self._rank(mask, row))
         return tuple(found)
+
+    def usable_mask(self, place: int, left: Left) -> CoreMask:
+        """The cores that a container may have, in use or not."""
+        usable, rows = int(self.allowed_mask), dict(left.amounts)
+        if place in self._constraints.same_device:
+            usable &= left.shared_mask
+        for name, each in self._needs(self._request[place]):
+            usable &= self._geometry.devices_mask(device for device, has in enumerate(rows[name]) if has >= each)
+        return CoreMask(usable)
 
     def after(self, place: int, mask: CoreMask, left: Left) -> Left:
         """What is left once a container has these cores. What init containers had of amounts comes back."""
@@ -189,12 +215,11 @@ class Narrowing:
         devices = devices_of(self._geometry, part)
         return tuple((name, amount // devices) for name, amount in part.amounts)
 
-    def _rank(self, mask: CoreMask, rows: dict[str, tuple[int, ...]]) -> tuple[int, int, int]:
+    def _rank(self, mask: CoreMask, row: tuple[int, ...]) -> tuple[int, int, int]:
         """Devices that are not preferred, NUMA nodes, and the least that is left of what is to be balanced."""
         devices, preferred = self._geometry.devices_touched(mask), self._constraints.preferred_devices
         others = sum(not preferred >> device & 1 for device in devices) if preferred else 0
         nodes = {self._facts.numa_nodes[device] for device in devices if device < len(self._facts.numa_nodes)}
-        row = rows.get(self._constraints.balance, ())
         least = min((row[device] for device in devices), default=0) if row else 0
         return others, len(nodes) if self._constraints.prefer_numa else 0, -least
 

@@ -26,6 +26,7 @@ from neuron_plugin.allocation.narrowing import (
     is_constrained,
     never_met,
     unconstrained,
+    usable_mask,
 )
 from neuron_plugin.allocation.rejection import (
     SHARED_DEVICE,
@@ -61,7 +62,10 @@ def candidates(
     geometry: Geometry, free: int, unit: Unit, count: int, must_include: int = NO_CORES
 ) -> tuple[CoreMask, ...]:
     """The same sets, best first: by what they cost later pods, then by lowest ids."""
-    sets = fitting(geometry, free, unit, count, must_include)
+    return _cheapest_first(geometry, free, fitting(geometry, free, unit, count, must_include))
+
+
+def _cheapest_first(geometry: Geometry, free: int, sets: list[CoreMask]) -> tuple[CoreMask, ...]:
     if len(sets) <= 1:
         return tuple(sets)
     return tuple(mask for _, mask in sorted(zip(costs(geometry, free, sets), sets, strict=True)))
@@ -145,13 +149,13 @@ def place_healthy(
     found = place(geometry, free & healthy, request, facts)
     if not isinstance(found, Rejection) or not found.may_pass:
         return found
-    without_pods = place(geometry, healthy, request, facts.unused)
-    if not isinstance(without_pods, Rejection):
+    if _has_room(geometry, healthy & geometry.all_mask, request, facts.unused):
         return found
     on_all = place(geometry, geometry.all_mask, request, facts.unused)
     if isinstance(on_all, Rejection):
         return replace(on_all, may_pass=False)
-    if is_constrained(request) and not isinstance(place(geometry, healthy, unconstrained(request)), Rejection):
+    without_pods = place(geometry, healthy, request, facts.unused)
+    if isinstance(without_pods, Rejection) and _has_room(geometry, healthy, unconstrained(request), facts):
         return replace(without_pods, may_pass=False)
     largest = max(request, key=lambda part: cores_asked(geometry, part))
     return unhealthy(largest.resource.unit, largest.count)
@@ -160,11 +164,28 @@ def place_healthy(
 def _place_constrained(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts) -> Placement | Rejection:
     if reason := never_met(geometry, request, facts):
         return reason
-    masks = _search(geometry, free, request, Narrowing(geometry, free, request, facts))
+    narrowing = Narrowing(geometry, free, request, facts)
+    if len(request) == 1:
+        usable, (part,) = free & usable_mask(geometry, request[0], facts), request
+        sets = _cheapest_first(geometry, free, fitting(geometry, usable, part.resource.unit, part.count))
+        masks = narrowing.options(0, sets, narrowing.start)[:1] or None
+    else:
+        masks = _search(geometry, free, request, narrowing)
     if masks is not None:
         return tuple(ContainerSet(part, mask) for part, mask in zip(request, masks, strict=True))
-    plainly = place(geometry, free, unconstrained(request))
-    return plainly if isinstance(plainly, Rejection) else _why_constrained(geometry, free, request, facts)
+    plain = unconstrained(request)
+    if _has_room(geometry, free, plain, facts):
+        return _why_constrained(geometry, free, request, facts)
+    return place(geometry, free, plain)
+
+
+def _has_room(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts) -> bool:
+    """Whether ``place`` finds sets for what is not never met; for one container that takes no choice between them."""
+    if len(request) != 1:
+        narrowing = Narrowing(geometry, free, request, facts) if is_constrained(request) else None
+        return _search(geometry, free, request, narrowing) is not None
+    part = request[0]
+    return bool(fitting(geometry, free & usable_mask(geometry, part, facts), part.resource.unit, part.count))
 
 
 def _why_constrained(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts) -> Rejection:
@@ -174,9 +195,9 @@ def _why_constrained(geometry: Geometry, free: int, request: PodRequest, facts: 
     with_amounts = tuple(replace(part, constraints=allowed) for part in request)
     without = tuple(replace(part, amounts=()) for part in with_amounts)
     largest = max(request, key=lambda part: cores_asked(geometry, part))
-    if _search(geometry, free, without, Narrowing(geometry, free, without, facts)) is None:
+    if not _has_room(geometry, free, without, facts):
         return not_allowed(largest.resource.unit, largest.count)
-    if _search(geometry, free, with_amounts, Narrowing(geometry, free, with_amounts, facts)) is None:
+    if not _has_room(geometry, free, with_amounts, facts):
         part = next(part for part in request if part.amounts)
         name, amount = part.amounts[0]
         return amount_used(PREFIX + name, amount // devices_of(geometry, part))

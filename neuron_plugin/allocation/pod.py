@@ -239,7 +239,9 @@ def assigned_allocations(pod: NeuronPod, geometry: Geometry) -> tuple[Allocation
                 detail=f"pod {pod.reference} has {unit} ids {part.ids}, and its node is a {geometry.instance_type} "
                 f"of {geometry.device_count} devices with {geometry.cores_per_device} cores each",
             )
-        allocations.append(Allocation(pod.reference, part.request.container, part.request.resource, CoreMask(mask)))
+        asked = part.request
+        what = (pod.reference, asked.container, asked.resource, CoreMask(mask))
+        allocations.append(Allocation(*what, amounts=asked.amounts, kind=asked.kind))
     return tuple(allocations)
 
 

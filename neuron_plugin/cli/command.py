@@ -15,9 +15,11 @@ import argparse
 import enum
 import os
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import NoReturn, TypeAlias
 
 import msgspec
@@ -135,6 +137,14 @@ def server_url(flag: str, text: str) -> str:
     if text.startswith(("http://", "https://")):
         return text
     raise UsageError(f"{flag} is {text!r}, expected it to begin with http:// or https://")
+
+
+def program() -> str:
+    """This program as it was typed, so that a hint can be pasted into the same shell."""
+    typed = sys.argv[0]
+    if typed.endswith(".py"):
+        return f"{sys.executable} -m neuron_plugin.cli.main"
+    return Path(typed).name if shutil.which(Path(typed).name) == typed else typed
 
 
 class Form(enum.StrEnum):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from neuron_plugin.allocation import ALLOCATED_KEY, CORES_KEY, DEVICES_KEY, Resource
-from neuron_plugin.cli.command import CommandError, Exit, UsageError
+from neuron_plugin.cli.command import CommandError, Exit, UsageError, program
 from neuron_plugin.cli.main import main
 from neuron_plugin.cli.simulate import known_types
 from neuron_plugin.inspection import plural
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from neuron_plugin.simulation import SimulatedCluster
 
 INSTANCE_TYPE = "trn1.32xlarge"
-LONGEST_ROOT_BYTES = 54
+LONGEST_ROOT_BYTES = 47
 """A socket's path has 107 bytes at most, and those of the plugin some 50 below the demo's directory."""
 
 DESCRIPTION = f"""\
@@ -42,7 +42,7 @@ for, one after the other."""
 EXAMPLES = """
 neuron-plugin demo
 neuron-plugin demo --type trn2.48xlarge --ask neuron=4 --ask neuron=7
-neuron-plugin demo --keep ./demo && neuron-plugin devices --root ./demo/node
+neuron-plugin demo --keep ./demo && neuron-plugin devices --root ./demo/node-1
 """
 
 Asked: TypeAlias = tuple[tuple[Resource, int], ...]
@@ -77,10 +77,15 @@ def _asked(text: str) -> Asked:
     return tuple(found)
 
 
-def add_flags(parser: ArgumentParser) -> None:
-    """Which machine and pods."""
+def add_ask_flag(parser: ArgumentParser) -> None:
+    """Add ``--ask``, which may be given again for one more pod."""
     ask = "create a pod that asks for this, one container each; again for one more pod"
     parser.add_argument("--ask", metavar="RESOURCE=COUNT[,...]", type=_asked, action="append", help=ask)
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    """Which machine and pods."""
+    add_ask_flag(parser)
     machine = f"the machine, with --ask (default: {INSTANCE_TYPE})"
     parser.add_argument("--type", metavar="TYPE", default=INSTANCE_TYPE, help=machine)
     numbering = "device numbers inside containers, as for 'run' (default: auto)"
@@ -123,19 +128,27 @@ def run(arguments: Namespace) -> int:
     return Exit.SUCCESS
 
 
-async def _play(root: Path, arguments: Namespace) -> None:
-    if task := asyncio.current_task():  # a closed terminal ends this process alone: it has to end the daemons, too
-        for ending in (signal.SIGTERM, signal.SIGHUP):
+def end_on_signals() -> None:
+    """Let signals end the present task: a closed terminal ends this process alone, not its daemons."""
+    if task := asyncio.current_task():
+        for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(ending, task.cancel)
-    from neuron_plugin.simulation import SimulatedCluster
+
+
+async def _play(root: Path, arguments: Namespace) -> None:
+    end_on_signals()
+    from neuron_plugin.simulation import NODE_NAME, SimulatedCluster
 
     instance = catalogue()[arguments.type]
     _title(f"A simulated {instance.name} with {plural(instance.devices, 'device')}, its kubelet and an API server")
-    async with SimulatedCluster(root, instance.name, daemon_flags=("--numbering", arguments.numbering)) as cluster:
+    async with SimulatedCluster(
+        root, {NODE_NAME: instance.name}, daemon_flags=("--numbering", arguments.numbering)
+    ) as cluster:
+        worker = cluster.worker
         cores = instance.devices * instance.cores_per_device // instance.logical_core_size
         counts = {each: cores if each.unit is Unit.CORE else instance.devices for each in Resource}
         for resource, count in counts.items():
-            await cluster.wait_until_offered(resource, count)
+            await worker.wait_until_offered(resource, count)
         _step(1, "the plugin found the devices in sysfs and lists them to the kubelet")
         offered = ", ".join(f"{resource.value}: {count}" for resource, count in counts.items())
         _step(2, f"the kubelet advertises them: {offered}")
@@ -143,7 +156,7 @@ async def _play(root: Path, arguments: Namespace) -> None:
             for title, name, containers in STORY:
                 _title(title)
                 await _schedule(cluster, name, containers)
-            free = cluster.kubelet.capacity(Resource.NEURON.value)
+            free = worker.kubelet.capacity(Resource.NEURON.value)
             offered = f"{Resource.NEURON.value} has {free.capacity} devices and {free.allocatable} to give"
             print(f"     The kubelet knows it without the extender, too: {offered}.")
         for number, requested in enumerate(arguments.ask or (), 1):
@@ -151,13 +164,13 @@ async def _play(root: Path, arguments: Namespace) -> None:
             _title(f"pod-{number} asks for {requests}")
             containers = {f"container-{place}": request for place, request in enumerate(requested, 1)}
             await _schedule(cluster, f"pod-{number}", containers)
-        root_flags = ["--root", str(cluster.node.root), "--pod-resources-socket", str(cluster.pod_resources_socket)]
         for command in ("devices", "topology"):  # what an administrator sees on the node
             _title(f"neuron-plugin {command}")
-            await asyncio.to_thread(main, [command, *root_flags, "--kubelet-dir", str(cluster.kubelet_dir)])
+            await asyncio.to_thread(main, [command, "--config", str(worker.config)])
     print("\nEverything above went over the real protocols. To go on:")
-    print("  neuron-plugin demo --ask neuron=4 --ask neuron=7    your own pods; --type for another machine")
-    print("  neuron-plugin --help")
+    print(f"  {program()} demo --ask neuron=4 --ask neuron=7    your own pods; --type for another machine")
+    print(f"  {program()} playground    a cluster that stays up, to look around and to break things")
+    print(f"  {program()} --help")
 
 
 async def _schedule(cluster: SimulatedCluster, name: str, containers: Mapping[str, tuple[Resource, int]]) -> None:

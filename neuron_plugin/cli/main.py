@@ -14,6 +14,7 @@ from neuron_plugin.cli.command import EXIT_STATUSES, CommandError, Exit, Parser,
 
 COMMANDS = {
     "demo": "see pods get their linked devices, or a refusal, in a simulated cluster on this machine",
+    "playground": "keep a simulated cluster up on this machine, for your own pods, faults and kubectl",
     "devices": "show the Neuron devices of this machine, their health and who holds them",
     "topology": "draw the devices with their links and holders, and say which sets are free",
     "decisions": "show what the plugin of this node chose lately, what else there was, and why",
@@ -42,6 +43,7 @@ STACK = "NEURON_PLUGIN_STACK"
 EPILOG = f"""\
 try it without hardware or cluster:
   neuron-plugin demo
+  neuron-plugin playground
   neuron-plugin simulate node ./trn1 --type trn1.32xlarge
   neuron-plugin devices --root ./trn1
   neuron-plugin topology --root ./trn1

@@ -11,12 +11,14 @@ from neuron_plugin.allocation import IdListError, parse_ids
 from neuron_plugin.cli.command import (
     Exit,
     Parser,
+    Run,
     UsageError,
     add_command,
     add_output_flag,
     count,
     matching,
     plain,
+    program,
     show,
     table,
 )
@@ -85,13 +87,18 @@ def add_flags(parser: Parser) -> None:
     summary = "break something on a simulated machine, or repair it"
     fault = add_command(actions, "fault", run_fault, summary=summary, examples=FAULT_EXAMPLES)
     fault.add_argument("directory", type=Path, metavar="DIR", help="a directory that 'simulate node' wrote")
-    kinds = fault.add_subparsers(title="what breaks", metavar="WHAT", dest="what", required=True)
+    add_faults(fault, run_fault)
+    add_cluster_command(actions)
+
+
+def add_faults(parser: Parser, run: Run) -> None:
+    """Add everything that can break, done by ``run``."""
+    kinds = parser.add_subparsers(title="what breaks", metavar="WHAT", dest="what", required=True)
     for name, (summary, _, arguments) in FAULTS.items():
-        kind = add_command(kinds, name, run_fault, summary=summary)
+        kind = add_command(kinds, name, run, summary=summary)
         group = kind.add_mutually_exclusive_group(required=True) if name == "attribute" else kind
         for argument in arguments.split():
             (group if argument.startswith("--") else kind).add_argument(argument, **ARGUMENTS[argument])
-    add_cluster_command(actions)
 
 
 def known_types(name: str, file: Path | None = None) -> Catalogue:
@@ -164,7 +171,7 @@ def run(arguments: Namespace) -> int:
     devices = plural(len(written.chips), "device") + (f", without {ranges(written.missing)}" if written.missing else "")
     lines = plain(
         f"{node.root}: {written.instance_type}, {devices}, driver {written.driver_version}",
-        f"Look at it: neuron-plugin devices --root {node.root}",
+        f"Look at it: {program()} devices --root {node.root}",
     )
     show(arguments.output, report, lines)
     return Exit.SUCCESS

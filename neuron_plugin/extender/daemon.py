@@ -91,7 +91,12 @@ class ExtenderDaemon:
             times=times,
         )
         self.service = ExtenderService(
-            self.state, self.binder, self.ready, self._metrics, preempt_unoffered=settings.preempt_unoffered
+            self.state,
+            self.binder,
+            self.ready,
+            self._metrics,
+            types=types,
+            preempt_unoffered=settings.preempt_unoffered,
         )
         self._events = PodEvents(api, self.state, self.ready, self._metrics, instance=self._identity)
 

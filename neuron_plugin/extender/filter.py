@@ -25,8 +25,10 @@ from neuron_plugin.allocation import (
     Resource,
     cost,
     costs,
+    has_preference,
     is_constrained,
     placement_mask,
+    usable_mask,
 )
 from neuron_plugin.extender.state import BOUND_ELSEWHERE, Capacity, ClusterState, NodeInfo
 from neuron_plugin.topology import CoreMask, valid_sets
@@ -114,7 +116,7 @@ def judge(capacity: Capacity | Rejection, request: PodRequest) -> Rejection | No
         return None
     if isinstance(capacity, Rejection):
         return capacity
-    if _is_plain(request) and any(True for _ in _fitting(capacity, request)):
+    if len(request) == 1 and any(True for _ in _fitting(capacity, request)):
         return None
     placed = capacity.place(request)
     return _shared(placed) if isinstance(placed, Rejection) else None
@@ -124,7 +126,7 @@ def cost_on(capacity: Capacity | Rejection, request: PodRequest) -> int | None:
     """What the best placement takes from later pods; None where there is none."""
     if isinstance(capacity, Rejection):
         return None
-    if _is_plain(request):
+    if len(request) == 1 and not has_preference(request):
         return min(costs(capacity.geometry, capacity.free_mask, _fitting(capacity, request)), default=None)
     placed = capacity.place(request)
     if isinstance(placed, Rejection):
@@ -132,15 +134,11 @@ def cost_on(capacity: Capacity | Rejection, request: PodRequest) -> int | None:
     return cost(capacity.geometry, capacity.free_mask, placement_mask(placed))
 
 
-def _is_plain(request: PodRequest) -> bool:
-    """Whether the masks alone say where a request fits and what it costs."""
-    return len(request) == 1 and not is_constrained(request)
-
-
 def _fitting(capacity: Capacity, request: PodRequest) -> Iterator[CoreMask]:
     """The free sets for a request's one container."""
-    free, part = capacity.free_mask, request[0]
-    return (mask for mask in valid_sets(capacity.geometry, part.resource.unit, part.count) if mask & free == mask)
+    geometry, part = capacity.geometry, request[0]
+    free = capacity.free_mask & usable_mask(geometry, part, capacity.facts)
+    return (mask for mask in valid_sets(geometry, part.resource.unit, part.count) if mask & free == mask)
 
 
 @lru_cache(maxsize=4_096)

@@ -12,12 +12,23 @@ offered counts as a violation of one: the scheduler prefers a node without.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from heapq import merge
 from itertools import combinations
 
-from neuron_plugin.allocation import ContainerRequest, NeuronPod, PodRequest, PodUid, Rejection, place
+from neuron_plugin.allocation import (
+    Allocation,
+    ContainerRequest,
+    DeviceFacts,
+    NeuronPod,
+    PodRequest,
+    PodUid,
+    Rejection,
+    amounts_used,
+    is_constrained,
+    place,
+)
 from neuron_plugin.extender.state import ClusterState, NodeInfo
 from neuron_plugin.extender.wire import Victims
 from neuron_plugin.topology import CoreMask, Geometry, valid_sets
@@ -52,6 +63,7 @@ class _Candidate:
     uid: PodUid
     mask: CoreMask
     rank: tuple[float, bool]
+    allocations: tuple[Allocation, ...]
 
 
 class _Search:
@@ -73,8 +85,8 @@ class _Search:
         if unclear.difference(offered.uids):
             return None
         candidates = [
-            _Candidate(uid, info.ledger.mask_of(uid), (self._priority_of(uid), uid not in offered.uids))
-            for uid in info.ledger.by_pod
+            _Candidate(uid, info.ledger.mask_of(uid), (self._priority_of(uid), uid not in offered.uids), allocations)
+            for uid, allocations in info.ledger.by_pod.items()
             if uid not in unclear and (uid in offered.uids or self._may_go(uid, info.name))
         ]
         own = [each for each in candidates if each.uid in offered.uids]
@@ -108,10 +120,12 @@ class _Search:
         for allocation in info.ledger.allocations:
             if allocation.pod.uid not in leaving:
                 open_mask &= ~allocation.mask
-        board = _Board(inventory.geometry, open_mask, sorted(candidates, key=lambda each: each.rank))
+        staying = [each for uid, each in info.ledger.by_pod.items() if uid not in leaving]
+        ranked = sorted(candidates, key=lambda each: each.rank)
+        board = _Board(inventory.geometry, open_mask, ranked, info.node.facts, staying)
         if not board.fits(self._request):
             return None
-        if len(self._request) == 1:
+        if len(self._request) == 1 and not is_constrained(self._request):
             return board.fewest_for(self._request[0])
         return board.fewest_for_all(self._request, self._trials)
 
@@ -135,13 +149,19 @@ class _Board:
     geometry: Geometry
     open_mask: int
     candidates: Sequence[_Candidate]
+    facts: DeviceFacts
+    staying: Sequence[Sequence[Allocation]]
+    """By pod, what those have that are no candidates."""
 
-    def fits(self, request: PodRequest, spared: Iterable[_Candidate] = ()) -> bool:
+    def fits(self, request: PodRequest, spared: Sequence[_Candidate] = ()) -> bool:
         """Whether the request fits if these stay all the same."""
-        open_mask = self.open_mask
+        open_mask, facts = self.open_mask, self.facts
         for each in spared:
             open_mask &= ~each.mask
-        return not isinstance(place(self.geometry, open_mask, request), Rejection)
+        if is_constrained(request):
+            pods = [*self.staying, *(each.allocations for each in spared)]
+            facts = replace(facts, used=amounts_used(self.geometry, pods))
+        return not isinstance(place(self.geometry, open_mask, request, facts), Rejection)
 
     def fewest_for(self, part: ContainerRequest) -> Sequence[_Candidate]:
         """Exact: every valid set names the pods in its way, and the best of these lists wins."""

@@ -23,7 +23,16 @@ from typing import NoReturn
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from neuron_plugin.allocation import NeuronPod, PodReference, PodRequest, PodUid, Rejection, format_ids, neuron_pod
+from neuron_plugin.allocation import (
+    DEVICE_NAME_KEY,
+    NeuronPod,
+    PodReference,
+    PodRequest,
+    PodUid,
+    Rejection,
+    format_ids,
+    neuron_pod,
+)
 from neuron_plugin.cluster import PODS, DecodeError, Election
 from neuron_plugin.extender import wire
 from neuron_plugin.extender.binding import SUCCESSES, Binder
@@ -33,7 +42,7 @@ from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.preemption import preempt
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.wire import WireError
-from neuron_plugin.topology import cores_in
+from neuron_plugin.topology import Catalogue, catalogue, cores_in, product_names
 
 VERBS = ("filter", "prioritize", "preempt", "bind")
 PREFIXES = ("", "/scheduler", "/apis/neuron-plugin.io/v1/schedule")
@@ -65,9 +74,11 @@ class ExtenderService:
         readiness: Readiness,
         metrics: ExtenderMetrics,
         *,
+        types: Catalogue | None = None,
         preempt_unoffered: bool = False,
     ) -> None:
-        """``preempt_unoffered``: see ``preemption``."""
+        """``types`` are the known ones, by default those shipped. ``preempt_unoffered``: see ``preemption``."""
+        self._products = product_names(catalogue() if types is None else types)
         self._metrics = metrics
         self._state = state
         self._binder = binder
@@ -163,6 +174,14 @@ class ExtenderService:
         pod = neuron_pod(PODS.decode(body))
         if isinstance(pod.request, Rejection):
             raise WireError(pod.request.detail)
+        if pod.request and (constraints := pod.request[0].constraints):
+            if isinstance(constraints, Rejection):
+                raise WireError(constraints.detail)
+            if unknown := constraints.products - self._products:
+                known = self._products.union(*(info.node.facts.names for info in self._state.nodes.values()))
+                if unknown - known:
+                    names = f"{', '.join(sorted(unknown - known))}; known are {', '.join(sorted(known))}"
+                    raise WireError(f"annotation {DEVICE_NAME_KEY} has unknown names: {names}")
         return pod, pod.request
 
 

@@ -26,7 +26,6 @@ from neuron_plugin.allocation import (
     NO_FACTS,
     UNREADABLE_ASSIGNMENT,
     Allocation,
-    ContainerRequest,
     DeviceFacts,
     InventoryError,
     Ledger,
@@ -270,23 +269,20 @@ def node_info(node: NeuronNode, pods: Iterable[NeuronPod], *, stale: bool = Fals
         return NodeInfo(node, Ledger(), (), stale, inventory)
     allocations: list[Allocation] = []
     unclear: list[tuple[PodReference, Rejection]] = []
-    with_amounts: list[list[tuple[ContainerRequest, CoreMask]]] = []
     for pod in pods:
         assigned = assigned_allocations(pod, inventory.geometry)
         if isinstance(assigned, Rejection):
             unclear.append((pod.reference, assigned))
-            continue
-        allocations += assigned
-        if any(part.amounts for part in pod.requests):
-            with_amounts.append([(part, one.mask) for part, one in zip(pod.requests, assigned, strict=True)])
+        else:
+            allocations += assigned
     ledger, healthy_mask = Ledger(tuple(allocations)), inventory.healthy_mask
     unclear += _overlaps(ledger)
     reasons = [reason for _, reason in unclear] + [STALE_PLUGIN] * stale
     if reasons:
         return NodeInfo(node, ledger, tuple(unclear), stale, min(reasons, key=lambda reason: reason.may_pass))
     free_mask, facts = CoreMask(healthy_mask & ~ledger.used_mask), node.facts
-    if with_amounts:
-        facts = replace(facts, used=amounts_used(inventory.geometry, with_amounts))
+    if any(one.amounts for one in allocations):
+        facts = replace(facts, used=amounts_used(inventory.geometry, ledger.by_pod.values()))
     return NodeInfo(node, ledger, (), stale, capacity_of(inventory.geometry, healthy_mask, free_mask, facts))
 
 

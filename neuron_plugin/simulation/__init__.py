@@ -17,6 +17,7 @@ from neuron_plugin.simulation.kubelet import SOCKET_NAME, KubeletOptions, Simula
 from neuron_plugin.simulation.kubelet_device_manager import AllocationError
 from neuron_plugin.simulation.kubelet_plugins import PluginCallError
 from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, AdmittedPod, Container, Pod, PodRejectedError
+from neuron_plugin.simulation.live import live
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 from neuron_plugin.simulation.node_tree import SimulationError
 from neuron_plugin.simulation.node_writer import write_char_node

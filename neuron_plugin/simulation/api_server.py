@@ -19,13 +19,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import re
 import socket
 from typing import TYPE_CHECKING, Self
 
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.cluster import JSON, MERGE_PATCH
+from neuron_plugin.cluster import JSON, MERGE_PATCH, STRATEGIC_MERGE_PATCH, DecodeError
+from neuron_plugin.cluster import PODS as POD_RECORDS
 from neuron_plugin.simulation.api_server_kinds import (
     EVENTS,
     LEASES,
@@ -39,7 +41,8 @@ from neuron_plugin.simulation.api_server_kinds import (
     parse_path,
     selector,
 )
-from neuron_plugin.simulation.api_server_objects import PATCHES, ApiObjects
+from neuron_plugin.simulation.api_server_kubectl import core_events, discovery, table
+from neuron_plugin.simulation.api_server_objects import PATCHES, ApiObjects, created
 from neuron_plugin.simulation.api_server_watch import CutError, Watch, WatchQuery, WatchState
 
 if TYPE_CHECKING:
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EVENTS", "LEASES", "NODES", "PODS", "SimulatedApiServer"]
 
+_CORE_EVENTS = re.compile(r"/api/v1(?:/namespaces/([^/]+))?/events")
 _LOOPBACK = "127.0.0.1"
 _MAX_BODY_BYTES = 4 << 20
 _TURNS_OF_AN_ACCEPT = 5
@@ -125,11 +129,11 @@ class SimulatedApiServer:
 
     def create_pod(self, manifest: JsonObject) -> JsonObject:
         """Create a pod, in namespace ``default`` unless its metadata says otherwise; a UID given is kept."""
-        return self._create(PODS, manifest, "default")
+        return self.create(PODS, manifest, "default")
 
     def create_node(self, manifest: JsonObject) -> JsonObject:
         """Create a node."""
-        return self._create(NODES, manifest, "")
+        return self.create(NODES, manifest, "")
 
     def bind(self, namespace: str, name: str, *, node: str, annotations: Mapping[str, str] | None = None) -> None:
         """Bind a pod, as a scheduler would."""
@@ -139,6 +143,11 @@ class SimulatedApiServer:
     def set_pod_status(self, namespace: str, name: str, status: JsonObject) -> JsonObject:
         """Merge-patch a pod's status, as a kubelet would: ``{"phase": "Running"}``."""
         return self._objects.patch(Target(PODS, namespace, name, "status"), {"status": status}, MERGE_PATCH).value
+
+    def patch_status(self, kind: ServedKind, name: str, status: JsonObject, namespace: str = "") -> JsonObject:
+        """Change an object's status; of its conditions those of the given types."""
+        target = Target(kind, namespace, name, "status")
+        return self._objects.patch(target, {"status": status}, STRATEGIC_MERGE_PATCH).value
 
     def delete_pod(self, namespace: str, name: str, *, grace_seconds: int | None = None) -> None:
         """Delete a pod.
@@ -156,7 +165,16 @@ class SimulatedApiServer:
         """
         return self._objects.read(Target(kind, namespace, name)).value
 
-    def _create(self, kind: ServedKind, manifest: JsonObject, namespace: str) -> JsonObject:
+    def objects(self, kind: ServedKind) -> list[JsonObject]:
+        """Return all objects of a kind, by namespace and name."""
+        return [stored.value for stored in self._objects.collections[kind].snapshot().objects]
+
+    def changed(self, kind: ServedKind) -> asyncio.Event:
+        """Return an event that the next write of a kind sets."""
+        return self._objects.collections[kind].stirred
+
+    def create(self, kind: ServedKind, manifest: JsonObject, namespace: str) -> JsonObject:
+        """Create an object, in ``namespace`` unless its metadata says otherwise; a UID given is kept."""
         namespace = (manifest.get("metadata") or {}).get("namespace", namespace)
         return self._objects.create(kind, manifest, namespace).value
 
@@ -173,6 +191,8 @@ class SimulatedApiServer:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         try:
+            if request.method == "GET" and (found := self._for_kubectl(request)) is not None:
+                return _json(found)
             return await self._serve(request, parse_path(request.path))
         except Refusal as refusal:
             return _json(refusal.status(), refusal.code)
@@ -186,22 +206,36 @@ class SimulatedApiServer:
             return self._write(request, target, await _body(request))
         if target.subresource == "binding":
             raise Refusal(405, "the server does not allow this method on the requested resource")
-        if target.name:
-            return _bytes(self._objects.read(target).encoded)
         query = dict(request.query)
-        return (
-            await self._watch(request, target, query)
-            if query.get("watch") == "true"
-            else _bytes(self._list(target, query))
-        )
+        if query.get("watch") in {"true", "1"} and not target.name:
+            return await self._watch(request, target, query)
+        found = self._objects.read(target).encoded if target.name else self._list(target, query)
+        if "as=Table" in request.headers.get("Accept", ""):
+            return _json(table(target.kind, msgspec.json.decode(found)))
+        return _bytes(found)
+
+    def _for_kubectl(self, request: web.Request) -> JsonObject | None:
+        """Discovery, and events as /api/v1 has them; None for everything else."""
+        if found := discovery(request.path):
+            return found
+        namespace = _CORE_EVENTS.fullmatch(request.path)
+        if namespace is None:
+            return None
+        listed = core_events(self.objects(EVENTS), namespace[1] or "", request.query.get("fieldSelector", ""))
+        return table(EVENTS, listed) if "as=Table" in request.headers.get("Accept", "") else listed
 
     def _write(self, request: web.Request, target: Target, body: JsonObject) -> web.Response:
         match request.method:
             case "POST" if target.subresource == "binding":
                 return _json(self._objects.bind(target.namespace, target.name, body), 201)
             case "POST" if not target.name:
-                body.setdefault("metadata", {}).pop("uid", None)  # the server chooses it
-                return _bytes(self._objects.create(target.kind, body, target.namespace).encoded, 201)
+                try:
+                    body.setdefault("metadata", {}).pop("uid", None)  # the server chooses it
+                    if target.kind is PODS:
+                        POD_RECORDS.decode(msgspec.json.encode(created(PODS, target.namespace, body)))
+                    return _bytes(self._objects.create(target.kind, body, target.namespace).encoded, 201)
+                except (AttributeError, TypeError, ValueError, DecodeError) as error:  # a list for an object, say
+                    raise Refusal(400, f"{target.kind.kind} cannot be handled: {error}") from error
             case "PATCH" if target.name and target.subresource != "binding":
                 if request.content_type not in PATCHES:
                     raise _unsupported(*PATCHES)

@@ -13,6 +13,7 @@ import uuid
 from datetime import UTC, datetime
 from typing import Any
 
+from neuron_plugin.allocation import parse_count
 from neuron_plugin.cluster import MERGE_PATCH, STRATEGIC_MERGE_PATCH
 from neuron_plugin.simulation.api_server_kinds import (
     KINDS,
@@ -156,6 +157,9 @@ def _with_requests(container: JsonObject) -> JsonObject:
 
 
 def _quantities(amounts: JsonObject) -> dict[str, str]:
+    for name, amount in amounts.items():
+        if "/" in name:  # an extended resource is counted
+            parse_count(str(amount))
     return {name: str(amount) for name, amount in amounts.items()}
 
 

@@ -85,6 +85,18 @@ class SimulatedScheduler:
         unnamed = dict.fromkeys((name for name in nodes if name not in {*names, *failed, *unresolvable}), _UNRESOLVABLE)
         return FilterAnswer(names, failed, {**unresolvable, **unnamed})
 
+    async def best(self, pod: JsonObject, nodes: Sequence[str]) -> str:
+        """The node that the prioritize verb scores highest, the first of equals; one node is not scored.
+
+        Raises:
+            ExtenderCallError: no 200.
+        """
+        if len(nodes) == 1:
+            return nodes[0]
+        answer = await self._call("prioritize", {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)})
+        scores = {each["Host"]: each["Score"] for each in answer or ()}
+        return max(nodes, key=lambda node: int(scores.get(node, 0)))
+
     async def bind(self, pod: JsonObject, node: str) -> None:
         """The bind verb.
 

@@ -11,6 +11,14 @@ from neuron_plugin.topology.geometry import (
     Topology,
     cores_in,
 )
-from neuron_plugin.topology.instances import BLOCKS, Catalogue, InstanceType, catalogue, family_of, geometry_of
+from neuron_plugin.topology.instances import (
+    BLOCKS,
+    Catalogue,
+    InstanceType,
+    catalogue,
+    family_of,
+    geometry_of,
+    product_names,
+)
 from neuron_plugin.topology.links import TORUS_SIDE, links_of
 from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets

@@ -71,6 +71,12 @@ def catalogue(extra: Iterable[InstanceType] = ()) -> dict[str, InstanceType]:
     return {instance.name: instance for instance in (*SHIPPED, *extra)}
 
 
+def product_names(types: Catalogue) -> frozenset[str]:
+    """The products and families of a catalogue, lower case: ``trainium1`` and ``trn1``."""
+    names = (name for each in types.values() for name in (each.device_name.lower(), family_of(each.name)))
+    return frozenset(filter(None, names))
+
+
 def geometry_of(
     types: Catalogue, instance_type: str, *, device_ids: Iterable[int], cores_per_device: int, links: Links
 ) -> Geometry:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation.constraints import ANY_DEVICE, Constraints
+from neuron_plugin.allocation.ledger import Allocation, PodReference, PodUid
 from neuron_plugin.allocation.narrowing import (
     NO_FACTS,
     ByDevice,
@@ -19,7 +20,7 @@ from neuron_plugin.allocation.narrowing import (
     device_facts,
     unconstrained,
 )
-from neuron_plugin.allocation.placement import Placement, place, place_healthy, placement_mask
+from neuron_plugin.allocation.placement import ContainerSet, Placement, place, place_healthy, placement_mask
 from neuron_plugin.allocation.rejection import INVALID_CONSTRAINT, Rejection
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
 from neuron_plugin.topology import CoreMask, Geometry, Topology, Unit, catalogue
@@ -197,7 +198,13 @@ def test_what_pods_use_of_an_amount_is_the_most_they_use_at_one_time(data: st.Da
 
 
 def used_by(geometry: Geometry, placed: list[Placement]) -> ByDevice:
-    return amounts_used(geometry, [[(part.request, part.mask) for part in pod] for pod in placed])
+    pod = PodReference(PodUid("u"), "ml", "p")
+    return amounts_used(geometry, [[allocation(pod, part) for part in parts] for parts in placed])
+
+
+def allocation(pod: PodReference, part: ContainerSet) -> Allocation:
+    asked = part.request
+    return Allocation(pod, asked.container, asked.resource, part.mask, amounts=asked.amounts, kind=asked.kind)
 
 
 def unzipped(pod: Placement) -> tuple[PodRequest, list[Cores]]:

@@ -39,10 +39,16 @@ def helm() -> str | None:
     return shutil.which("helm")
 
 
-def render(values: Path, namespace: str = "kube-system", chart: Path = CHART, release: str = "neuron-plugin") -> str:
+def render(
+    values: Path,
+    namespace: str = "kube-system",
+    chart: Path = CHART,
+    release: str = "neuron-plugin",
+    kubernetes: str = KUBERNETES,
+) -> str:
     """What ``helm template`` makes of the chart; generated certificates, new each time, are left out."""
     command = [helm() or "helm", "template", release, str(chart), "--values", str(values)]
-    command += ["--namespace", namespace, "--kube-version", KUBERNETES]
+    command += ["--namespace", namespace, "--kube-version", kubernetes]
     done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - our own arguments
     return _CERTIFICATE.sub(r"\1: R0VORVJBVEVE", done.stdout)
 

@@ -16,7 +16,12 @@ from tests.charts.rendering import GOLDEN, NOTES, PLAIN, PLAIN_VALUES, VALUES, h
 FOREIGN_GROUPS = {"cert-manager.io", "monitoring.coreos.com", "security.openshift.io"}
 """Objects of other projects, whose schemas Kubernetes does not have; other tests look at them."""
 
-OLDEST, TRIED = "1.30", "1.36"
+TRIED = "1.36"
+VERSIONS = [f"1.{minor}" for minor in range(30, 38)]
+"""From the chart's oldest to the newest that the schemas know."""
+
+SINCE = {"MutatingAdmissionPolicy": "1.36", "MutatingAdmissionPolicyBinding": "1.36"}
+"""Kinds that the oldest Kubernetes does not serve; the chart refuses to render them for it."""
 
 needs_helm = pytest.mark.skipif(
     helm() is None, reason="no helm on the PATH: the kept renderings are judged as they are"
@@ -78,11 +83,27 @@ def is_foreign(manifest: Manifest) -> bool:
     return manifest["apiVersion"].split("/")[0] in FOREIGN_GROUPS
 
 
-@pytest.mark.parametrize("version", [OLDEST, TRIED])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_kubernetes_own_schemas_accept_every_object_strictly(version: str) -> None:
     for manifest in distinct_objects().values():
-        if not is_foreign(manifest):
+        if not is_foreign(manifest) and version >= SINCE.get(manifest["kind"], ""):
             kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@needs_helm
+def test_a_node_problem_detector_is_refused_in_words(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text("npd: {enabled: true}", encoding="utf-8")
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        render(values)
+    assert "npd.enabled is true, but this chart has no node problem detector" in refused.value.stderr
+
+
+@needs_helm
+def test_what_a_cluster_does_not_serve_is_refused_in_words() -> None:
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        render(VALUES / "pod-defaults.yaml", kubernetes="1.35.2")
+    assert "policies.podDefaults needs Kubernetes 1.36" in refused.value.stderr
 
 
 def test_the_schemas_would_notice_a_misspelled_field() -> None:

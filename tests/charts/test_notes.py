@@ -53,7 +53,7 @@ def test_the_notes_speak_of_what_is_installed_only(name: str) -> None:
     assert ("Device plugin:" in text) == bool(of_kind(name, "DaemonSet"))
     assert ("Extender:" in text) == bool(of_kind(name, "Service"))
     assert ("Second scheduler:" in text) == (
-        "KubeSchedulerConfiguration" in str(manifests(name)) and "Default" not in text
+        "KubeSchedulerConfiguration" in str(manifests(name)) and "Default scheduler:" not in text
     )
 
 

@@ -180,6 +180,13 @@ def test_the_plugin_runs_by_instance_type_or_by_label_and_never_where_eks_brings
         } in (term["matchExpressions"])
 
 
+def test_a_node_selector_narrows_the_affinity_further() -> None:
+    selectors = {
+        name: pod_templates(name)["neuron-plugin"]["spec"].get("nodeSelector") for name in ("tuned-node", "health")
+    }
+    assert selectors == {"tuned-node": {"nodeinfo": "neuron"}, "health": None}
+
+
 def test_nodes_may_be_chosen_by_labels_alone() -> None:
     affinity = pod_templates("simulated")["neuron-plugin"]["spec"]["affinity"]["nodeAffinity"]
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]

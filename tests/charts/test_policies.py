@@ -20,9 +20,12 @@ from neuron_plugin.allocation import (
     VENDOR_IDS_KEY,
 )
 from neuron_plugin.allocation.assignment import VENDOR_RESOURCE_KEY
+from neuron_plugin.allocation.requests import ContainerSpec, RequestError, pod_request
+from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.extender.informers import LEASE_PREFIX
 from neuron_plugin.plugin.publisher import LABEL_PREFIX, PUBLISHED_LABELS
-from tests.charts.manifests import NAMES, Manifest, of_kind
+from neuron_plugin.topology.instances import SHIPPED
+from tests.charts.manifests import NAMES, Manifest, default_values, embedded, of_kind
 
 FENCED = [name for name in NAMES if name != "without-fences"]
 PLUGIN = "system:serviceaccount:kube-system:neuron-plugin"
@@ -60,8 +63,9 @@ def test_every_policy_is_in_force_and_fails_closed(name: str) -> None:
     for binding in bindings.values():
         assert binding["spec"]["validationActions"] == ["Deny"]
         assert "matchResources" not in binding["spec"]
-    for each in policies.values():
-        assert each["spec"]["failurePolicy"] == "Fail"
+    for full, each in policies.items():
+        early = full.endswith("-requests")  # extender and plugin refuse such a pod, too
+        assert each["spec"]["failurePolicy"] == ("Ignore" if early else "Fail")
 
 
 def test_a_cluster_may_do_without() -> None:
@@ -164,3 +168,69 @@ def test_every_refusal_is_a_sentence(name: str) -> None:
 def test_no_annotation_is_read_where_there_may_be_none(name: str) -> None:
     for each in of_kind(name, "ValidatingAdmissionPolicy").values():
         assert not re.search(r"metadata\.(annotations|labels|finalizers)", expressions(each["spec"]))
+
+
+def test_a_request_that_no_node_can_serve_is_judged_when_the_pod_is_created() -> None:
+    assert resources(policy("device-plugin", "requests")) == {("CREATE", "pods")}
+
+
+@pytest.mark.parametrize("way", ["ValidatingAdmissionPolicy", "MutatingAdmissionPolicy"])
+def test_p82_the_resources_are_those_of_the_code(way: str) -> None:
+    for name, found in of_kind("pod-defaults", way).items():
+        if name in {"neuron-plugin-requests", "neuron-plugin-pod-defaults"}:
+            (condition,) = (each for each in found["spec"]["matchConditions"] if each["name"] == "asks-for-neuron")
+            (listed,) = re.findall(r"\[[^]]+\]", condition["expression"].replace("orValue([])", ""))
+            assert yaml.safe_load(listed) == list(Resource)
+            assert "limits" in condition["expression"]
+
+
+def most(name: str) -> dict[str, int]:
+    """What a rendering takes for the most that a type has."""
+    (listed,) = (each["expression"] for each in policy(name, "requests")["variables"] if each["name"] == "most")
+    return {resource: int(count) for resource, count in re.findall(r"'([^']+)': quantity\('(\d+)'\)", listed)}
+
+
+def test_p82_the_largest_request_is_that_of_the_catalogue_and_of_the_user_s_types() -> None:
+    devices = max(one.devices for one in SHIPPED)
+    cores = max(one.devices * one.cores_per_device for one in SHIPPED)
+    assert most("device-plugin") == dict(zip(Resource, (devices, devices, cores), strict=True))
+    (mine,) = embedded("pod-defaults", "neuron-plugin", "instance-types.yaml")["instance-types"]
+    assert mine["devices"] > devices
+    assert set(most("pod-defaults").values()) == {mine["devices"], mine["devices"] * mine["cores-per-device"]}
+
+
+def test_p82_two_resources_in_a_container_are_refused_in_the_words_of_the_code() -> None:
+    limits = {Resource.NEURON.value: "1", Resource.NEURONCORE.value: "2"}
+    with pytest.raises(RequestError) as refused:
+        pod_request([ContainerSpec("main", limits=limits)])
+    said = policy("device-plugin", "requests")["validations"][0]["messageExpression"]
+    said = said.replace("' + variables.twice[0].container[0] + '", "main")
+    said = said.replace("' + variables.twice[0].resources.join(' and ') + '", " and ".join(limits))
+    assert said.strip("'") == str(refused.value)
+
+
+def defaults(name: str) -> Manifest:
+    spec = of_kind(name, "MutatingAdmissionPolicy")["neuron-plugin-pod-defaults"]["spec"]
+    assert isinstance(spec, dict)
+    return spec
+
+
+def test_pods_are_given_what_their_authors_forget_only_where_that_is_asked_for() -> None:
+    assert [name for name in NAMES if of_kind(name, "MutatingAdmissionPolicy")] == ["pod-defaults"]
+    binding = of_kind("pod-defaults", "MutatingAdmissionPolicyBinding")["neuron-plugin-pod-defaults"]
+    assert binding["spec"] == {"policyName": "neuron-plugin-pod-defaults"}
+    assert defaults("pod-defaults")["failurePolicy"] == "Ignore", "a pod without them is scheduled as before"
+    assert resources({**defaults("pod-defaults"), "validations": []}) == {("CREATE", "pods")}
+
+
+def test_pods_are_given_the_name_under_which_the_second_scheduler_runs() -> None:
+    (profile,) = embedded("pod-defaults", "neuron-plugin-scheduler", "config.yaml")["profiles"]
+    scheduler, _ = (each["jsonPatch"]["expression"] for each in defaults("pod-defaults")["mutations"])
+    assert f"path: '/spec/schedulerName', value: '{profile['schedulerName']}'" in scheduler
+
+
+def test_pods_are_given_the_tolerations_of_the_values() -> None:
+    (untolerated,) = (each for each in defaults("pod-defaults")["variables"] if each["name"] == "untolerated")
+    taints = default_values()["policies"]["podDefaults"]["taints"]
+    assert untolerated["expression"].startswith(str(taints).replace("'", '"').replace(", ", ","))
+    assert {taint for taint in taints if taint not in set(Resource)} == set(), "the resources' names are the taints'"

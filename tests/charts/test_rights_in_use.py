@@ -53,10 +53,11 @@ async def cluster(server: StandInApiServer, access: Access) -> AsyncIterator[Sim
     """A cluster whose daemons have the chart's rights."""
     del access
     with TemporaryDirectory(prefix="np-") as directory:
-        simulated = SimulatedCluster(Path(directory), "inf2.24xlarge", daemon_flags=("--node-condition", CONDITION))
+        types = {NODE_NAME: "inf2.24xlarge"}
+        simulated = SimulatedCluster(Path(directory), types, daemon_flags=("--node-condition", CONDITION))
         simulated.api = server
         async with simulated:
-            await simulated.wait_until_offered(Resource.NEURONCORE, 12)
+            await simulated.worker.wait_until_offered(Resource.NEURONCORE, 12)
             yield simulated
 
 
@@ -88,7 +89,7 @@ async def test_p81_the_daemons_need_every_right_they_have_and_no_other(
     cluster: SimulatedCluster, server: StandInApiServer, access: Access
 ) -> None:
     await place_a_pod_though_the_binding_s_answer_is_lost(cluster, server)
-    cluster.node.set_ecc(3, sram=1)
+    cluster.worker.node.set_ecc(3, sram=1)
     second = SimulatedPod("second", {"main": {Resource.NEURONCORE.value: 1}}).manifest()
     second["metadata"]["annotations"] = {"NEURON_CORES": "all of them"}
     second["spec"]["nodeName"] = NODE_NAME
@@ -97,7 +98,7 @@ async def test_p81_the_daemons_need_every_right_they_have_and_no_other(
     for user in ("plugin", "extender"):
         await until_all_are_used(access, user)
         assert access.used[user] == rights_of(user)
-    await cluster.stop_daemon()
+    await cluster.worker.stop_daemon()
     await clean_up(cluster)
     assert access.used["cleanup"] == rights_of("cleanup")
 

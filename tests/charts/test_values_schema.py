@@ -60,6 +60,8 @@ def test_every_value_set_is_accepted(name: str) -> None:
         nested("scheduler.extender.service.clusterIP", "fd00::a:1"),
         nested("devicePlugin.podLabels", {"app.kubernetes.io/part-of": "accelerators"}),
         nested("global", None),
+        {"scheduler": {"enabled": True}, "npd": {"enabled": False}},  # the command line in the vendor's documentation
+        {"devicePlugin": {"nodeSelector": {"nodeinfo": "neuron"}}},
     ],
 )
 def test_good_values_are_accepted(good: Manifest) -> None:
@@ -113,7 +115,10 @@ BAD: dict[str, object] = {
     "certificates.certManager.duration": "90d",
     "policies.trustedUsers": "system:serviceaccount:a:b",
     "networkPolicy.extenderFrom": [{}],
-    "npd.enabled": True,
+    "npd.nodeRecovery.enabled": True,
+    "policies.requests": "no",
+    "policies.podDefaults.taints": ["two words"],
+    "devicePlugin.nodeSelector": {"nodeinfo": True},
     "fullnameOverride": "2nd",
     "devicePlugin.nodeAffinity.labels": ["two words"],
     "devicePlugin.podLabels": {"app.kubernetes.io/name": "would no longer be selected"},

@@ -15,7 +15,7 @@ from neuron_plugin.cli.command import Exit
 from neuron_plugin.cli.demo import LONGEST_ROOT_BYTES
 from neuron_plugin.cli.main import main
 from neuron_plugin.kubelet.socket_watch import endpoint_path
-from neuron_plugin.simulation import SimulatedCluster
+from neuron_plugin.simulation import NODE_NAME, SimulatedCluster
 from tests.cli.doubles import Cli
 
 REPOSITORY = Path(__file__).parents[2]
@@ -104,22 +104,22 @@ def test_a_cluster_that_does_not_come_up_in_time_is_reported_and_leaves_nothing_
     assert (shown.status, shown.err.count("\n")) == (1, 1)
     assert "is this machine very busy?" in shown.err
     (cluster,) = started
-    assert cluster._daemon is None, "the plugin was ended"
+    assert cluster.worker.daemon is None, "the plugin was ended"
 
 
 def test_no_daemon_had_anything_to_complain_about(played: Path) -> None:
-    for name in ("plugin.log", "extender.log"):
+    for name in ("node-1/plugin.log", "extender.log"):
         log = (played / name).read_text()
         assert log
         assert "Traceback" not in log
 
 
 def test_a_directory_that_is_kept_already_is_left_alone(cli: Cli, short_directory: Path) -> None:
-    (short_directory / "node").mkdir()
-    (short_directory / "node/mine").touch()
+    (short_directory / "node-1").mkdir()
+    (short_directory / "node-1/mine").touch()
     shown = cli("demo", "--keep", short_directory)
     assert shown.status == 2
-    assert shown.err == f"neuron-plugin: {short_directory}/node is not empty: choose another directory or empty it\n"
+    assert shown.err == f"neuron-plugin: {short_directory}/node-1 is not empty: choose another directory or empty it\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -150,6 +150,6 @@ def test_a_directory_too_long_for_sockets_is_refused_at_once(cli: Cli, tmp_path:
 
 def test_the_longest_directory_leaves_room_for_every_socket(short_directory: Path) -> None:
     root = short_directory / ("x" * (LONGEST_ROOT_BYTES - len(str(short_directory)) - 1))
-    cluster = SimulatedCluster(root, "inf2.xlarge")
+    worker = SimulatedCluster(root, {NODE_NAME: "inf2.xlarge"}).worker
     for resource in Resource:
-        assert endpoint_path(cluster.kubelet_dir, resource.value, "0a1b2c3d").is_absolute()
+        assert endpoint_path(worker.kubelet_dir, resource.value, "0a1b2c3d").is_absolute()

@@ -39,7 +39,18 @@ ELSEWHERE = {"kubectl", "docker", "git", "hostname", "systemctl", "kill", "pgrep
 EXIT_STATUSES = {0, 1}
 """An example may show a failure; it must not be wrong usage."""
 
-NEEDS_MORE = {"run", "extender", "decisions", "nodes", "pods", "plan", "explain", "uninstall-node", "demo"}
+NEEDS_MORE = {
+    "run",
+    "extender",
+    "decisions",
+    "nodes",
+    "pods",
+    "plan",
+    "explain",
+    "uninstall-node",
+    "demo",
+    "playground",
+}
 """Commands that need a cluster or a running daemon, or take long and are run elsewhere: their arguments are parsed."""
 
 

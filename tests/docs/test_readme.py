@@ -5,19 +5,27 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.inspection.doubles import short_directory
+
+__all__ = ["short_directory"]
+
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
+COMMAND = re.compile(r"^    (\S.*)$", re.MULTILINE)
 LOCKS = sorted((ROOT / "locks").glob("*.txt"))
 
 SEE_IT = README.partition("\n## See it\n")[2].partition("\n## ")[0]
-COMMANDS = re.findall(r"^    (\S.*)$", SEE_IT, re.MULTILINE)
+COMMANDS = COMMAND.findall(SEE_IT)
+START, *PLAY = COMMAND.findall(README.partition("\n## A cluster to play with\n")[2].partition("\n## ")[0])
 
 MOST_COMMANDS = 5
 """Until a newcomer has seen a pod placed and one refused."""
@@ -43,9 +51,14 @@ def _script(path: Path, line: str) -> None:
     path.chmod(0o755)
 
 
-def typed(command: str, directory: Path) -> str:
+def environment_of(temporary: Path | None) -> dict[str, str]:
+    directory = {"TMPDIR": str(temporary)} if temporary else {}
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", **directory}
+
+
+def typed(command: str, directory: Path, temporary: Path | None = None) -> str:
     """What a shell prints."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
+    environment = environment_of(temporary)
     with (directory / "printed").open(
         "w+", encoding="utf-8"
     ) as printed:  # no pipe, which a process left behind could keep open
@@ -66,6 +79,41 @@ def test_a_newcomer_sees_a_placed_and_a_refused_pod_within_five_commands(checkou
         refused += [number] * ("does not support requests for device: 7." in printed)
     assert min(placed) <= MOST_COMMANDS
     assert min(refused) <= MOST_COMMANDS
+
+
+def wait_for(log: Path, text: str) -> None:
+    ends = time.monotonic() + 90
+    while text not in log.read_text("utf-8"):
+        assert time.monotonic() < ends, log.read_text("utf-8")
+        time.sleep(0.1)
+
+
+@pytest.mark.timeout(300)
+def test_five_commands_lead_to_a_placed_a_refused_and_a_healed_pod_on_the_playground(
+    checkout: Path, short_directory: Path
+) -> None:
+    assert len([START, *PLAY]) <= MOST_COMMANDS
+    before = sorted(checkout.rglob("*"))
+    log = short_directory / "log"
+    with log.open("wb") as output:
+        playground = subprocess.Popen(  # noqa: S603 - the README's own line
+            ["/bin/sh", "-c", f"exec {START}"], cwd=checkout, env=environment_of(short_directory), stdout=output
+        )
+    try:
+        wait_for(log, "Ready after")
+        printed = [typed(command, checkout, short_directory) for command in PLAY]
+        (checkout / "printed").unlink()
+        assert "pod default/pod-1 runs on trn1-1, NEURON_DEVS: 0,1," in printed[0]
+        assert "pod default/pod-2 waits: " in printed[0]
+        assert "does not support requests for device: 13." in printed[0]
+        assert "device 5 is unhealthy: missing" in printed[1]
+        assert "pod default/pod-3 waits: " in printed[2]
+        assert "all devices are healthy" in printed[3]
+        wait_for(log, "pod default/pod-3: bound to trn1-2")
+        assert sorted(checkout.rglob("*")) == before, "nothing is written into the checkout"
+    finally:
+        playground.send_signal(signal.SIGTERM)
+        playground.wait(60)
 
 
 def test_make_test_runs_the_tests(checkout: Path) -> None:

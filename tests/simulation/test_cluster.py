@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from neuron_plugin.allocation import ALLOCATED_KEY, Resource
-from neuron_plugin.simulation.cluster import SimulatedCluster, SimulatedPod
+from neuron_plugin.simulation.cluster import NODE_NAME, SimulatedCluster, SimulatedPod
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
 from neuron_plugin.simulation.scheduler import ExtenderCallError
 
@@ -24,10 +24,9 @@ async def cluster() -> AsyncIterator[SimulatedCluster]:
     In a short directory, because the path of a socket has 107 bytes at most.
     """
     with TemporaryDirectory(prefix="np-") as directory:
-        async with SimulatedCluster(
-            Path(directory), "inf2.24xlarge", daemon_flags=("--numbering", "host")
-        ) as simulated:
-            await simulated.wait_until_offered(Resource.NEURONCORE, 12)
+        types = {NODE_NAME: "inf2.24xlarge"}
+        async with SimulatedCluster(Path(directory), types, daemon_flags=("--numbering", "host")) as simulated:
+            await simulated.worker.wait_until_offered(Resource.NEURONCORE, 12)
             yield simulated
 
 
@@ -44,27 +43,27 @@ async def placed(cluster: SimulatedCluster, name: str, resource: str, count: int
 async def test_pods_keep_their_silicon_through_every_restart(cluster: SimulatedCluster) -> None:
     first = await placed(cluster, "first", CORE, 3)
     assert first.container("main").ids == {CORE: ("0", "1", "2")}
-    await cluster.wait_until_offered(Resource.NEURONDEVICE, 4)
+    await cluster.worker.wait_until_offered(Resource.NEURONDEVICE, 4)
 
-    await cluster.kill_daemon()
-    await cluster.start_daemon()
-    await cluster.wait_until_offered(Resource.NEURONDEVICE, 4)
+    await cluster.worker.kill_daemon()
+    await cluster.worker.start_daemon()
+    await cluster.worker.wait_until_offered(Resource.NEURONDEVICE, 4)
     second = await placed(cluster, "second", DEVICE, 3)
     assert second.container("main").envs == {"AWS_NEURON_VISIBLE_DEVICES": "2,3,4"}
 
-    await cluster.kubelet.restart()
-    await cluster.wait_until_offered(Resource.NEURONCORE, 6)
-    assert cluster.kubelet.rejections == {}
+    await cluster.worker.kubelet.restart()
+    await cluster.worker.wait_until_offered(Resource.NEURONCORE, 6)
+    assert cluster.worker.kubelet.rejections == {}
 
     cluster.end("first")
-    await cluster.wait_until_offered(Resource.NEURONDEVICE, 6)
+    await cluster.worker.wait_until_offered(Resource.NEURONDEVICE, 6)
     cluster.end("second")
-    await cluster.wait_until_offered(Resource.NEURONCORE, 12)
-    assert await cluster.stop_daemon() == 0
+    await cluster.worker.wait_until_offered(Resource.NEURONCORE, 12)
+    assert await cluster.worker.stop_daemon() == 0
 
 
 async def test_e7_a_pod_waits_while_the_plugin_is_away_and_is_placed_when_it_is_back(cluster: SimulatedCluster) -> None:
-    assert await cluster.stop_daemon() == 0
+    assert await cluster.worker.stop_daemon() == 0
     cluster.api.create_pod(SimulatedPod("early", {"main": {DEVICE: 1}}).manifest())
     async with asyncio.timeout(30):
         while True:  # the extender hears of it with its watch, or with its next look if that has just begun
@@ -72,7 +71,7 @@ async def test_e7_a_pod_waits_while_the_plugin_is_away_and_is_placed_when_it_is_
             done, _ = await asyncio.wait({asking}, timeout=0.5)
             if not done:
                 break
-    await cluster.start_daemon()
+    await cluster.worker.start_daemon()
     assert (await asking).nodes
 
 
@@ -85,7 +84,7 @@ async def test_a_pod_is_refused_while_its_silicon_is_held_and_placed_when_it_is_
     with pytest.raises(ExtenderCallError, match="Fewer than 6 free Neuron devices"):
         await cluster.bind("all")
     cluster.end("small")
-    await cluster.wait_until_offered(Resource.NEURONDEVICE, 6)
+    await cluster.worker.wait_until_offered(Resource.NEURONDEVICE, 6)
     await cluster.bind("all")
     admitted = await cluster.admit("all")
     assert admitted.container("main").envs == {"AWS_NEURON_VISIBLE_DEVICES": "0,1,2,3,4,5"}

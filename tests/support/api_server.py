@@ -21,7 +21,7 @@ from aiohttp import web
 
 from neuron_plugin.cluster import MERGE_PATCH
 from neuron_plugin.simulation import NODES, PODS, JsonObject, Refusal, SimulatedApiServer, Target, parse_path
-from neuron_plugin.simulation.api_server_kinds import ServedKind, invalid
+from neuron_plugin.simulation.api_server_kinds import invalid
 from tests.support.api_validation import ValidatingObjects
 
 _REMEMBERED_REQUESTS = 10_000
@@ -169,10 +169,6 @@ class StandInApiServer(SimulatedApiServer):
     def delete_node(self, name: str) -> None:
         """Delete a node."""
         self._objects.delete(Target(NODES, "", name))
-
-    def objects(self, kind: ServedKind) -> list[JsonObject]:
-        """Return all objects of a kind, by namespace and name."""
-        return [stored.value for stored in self._objects.collections[kind].snapshot().objects]
 
     # Faults.
 

@@ -46,6 +46,16 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- toJson $asked }}
 {{- end }}
 
+{{/* The resources that pods ask for Neuron by, as a CEL list. */}}
+{{- define "neuron-plugin.resources" -}}
+['aws.amazon.com/neuron', 'aws.amazon.com/neurondevice', 'aws.amazon.com/neuroncore']
+{{- end }}
+
+{{/* Whether a container of the pod names one of them, be it with the quantity 0, in CEL. */}}
+{{- define "neuron-plugin.asksForNeuron" -}}
+(object.spec.?initContainers.orValue([]) + object.spec.containers).exists(container, {{ include "neuron-plugin.resources" . }}.exists(name, name in container.?resources.?limits.orValue({})))
+{{- end }}
+
 {{/* The keys of an assignment on a pod, as a CEL list. */}}
 {{- define "neuron-plugin.assignmentKeys" -}}
 ['NEURON_DEVS', 'NEURON_CORES', 'NEURON_ALLOC_TIME', 'NEURON_ALLOCATED', 'AWS_NEURON_IDS', 'NEURON_RESOURCE_TYPE']

@@ -1,0 +1,337 @@
+"""``neuron-plugin playground``: a simulated cluster that stays up, for kubectl, for our commands and for faults.
+
+It lives in one directory, which other shells need no other way to: the kubeconfig, and for each node its machine and
+its daemon's configuration. The directory is there for as long as the playground is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+import time
+from argparse import SUPPRESS, ArgumentTypeError, Namespace
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from neuron_plugin.allocation import CORES_KEY, DEVICES_KEY
+from neuron_plugin.cli.command import CommandError, Exit, Parser, UsageError, add_command, program
+from neuron_plugin.cli.demo import Asked, add_ask_flag, end_on_signals
+from neuron_plugin.cli.simulate import add_faults, known_types, run_fault
+from neuron_plugin.inspection import plural
+
+if TYPE_CHECKING:
+    from neuron_plugin.cluster import KubernetesApi, Pod
+    from neuron_plugin.simulation import SimulatedCluster
+
+DESCRIPTION = """\
+Start a simulated cluster and keep it up until Ctrl-C: machines, kubelets, API server and scheduler
+are simulated, the plugin of each node and the extender are the real ones. Without an action it
+starts the playground; the actions are for a second shell.
+
+The stand-in scheduler asks the extender and looks at nodeSelector and cordoned nodes, and at nothing
+else (CPU, memory, taints, affinity, preemption); pods run until they are deleted."""
+
+EXAMPLES = """
+neuron-plugin playground --nodes trn1.32xlarge=2,inf2.48xlarge=1
+neuron-plugin playground run --ask neuron=4 --ask neuron=7
+neuron-plugin playground run -f pod.yaml
+neuron-plugin playground fault trn1-1 device 5 gone
+neuron-plugin playground fault trn1-1 device 5 back
+"""
+
+DEFAULT_NODES = "trn1.32xlarge=2,inf2.48xlarge=1"
+MOST_NODES = 16
+"""Each node's daemon takes some 75 MB of memory and 2 s of CPU at its start."""
+LONGEST_DIRECTORY_BYTES = 40
+"""A socket's path has 107 bytes at most, and those of a node some 65 below the playground's directory."""
+START_SECONDS = 60.0
+PLACE_SECONDS = 30.0
+NOTICE_SECONDS = 15.0
+"""For the plugin of a node to see a change: it looks every few seconds."""
+_LOCK = ".playground"
+
+
+def _nodes(text: str) -> dict[str, str]:
+    """Instance types by node name: ``trn1.32xlarge=2`` is trn1-1 and trn1-2."""
+    found: dict[str, str] = {}
+    numbers: Counter[str] = Counter()
+    for part in text.split(","):
+        name, _, digits = part.partition("=")
+        if not (name and digits.isascii() and digits.isdecimal() and 0 < int(digits) <= MOST_NODES):
+            raise ArgumentTypeError(f"{part!r} is no TYPE=COUNT, such as trn1.32xlarge=2, of at most {MOST_NODES}")
+        family = name.partition(".")[0]
+        for _ in range(int(digits)):
+            numbers[family] += 1
+            found[f"{family}-{numbers[family]}"] = name
+    if len(found) > MOST_NODES:
+        raise ArgumentTypeError(f"{text!r} is {len(found)} nodes, expected at most {MOST_NODES}")
+    return found
+
+
+def add_flags(parser: Parser) -> None:
+    """Which nodes and where; and what to do with a playground that is up."""
+    nodes = f"instance types and how many nodes of each (default: {DEFAULT_NODES})"
+    parser.add_argument("--nodes", metavar="TYPE=COUNT[,...]", type=_nodes, default=_nodes(DEFAULT_NODES), help=nodes)
+    where = "the playground's directory (default: neuron-playground in TMPDIR or /tmp)"
+    usual = Path(tempfile.gettempdir()) / "neuron-playground"
+    parser.add_argument("--directory", metavar="DIR", type=Path, default=usual, help=where)
+    actions = parser.add_subparsers(title="actions, in a second shell", metavar="ACTION", dest="action")
+    pods = add_command(actions, "run", run_pods, summary="create pods and say what becomes of them")
+    add_ask_flag(pods)
+    pods.add_argument("-f", "--filename", metavar="FILE", help="pods as YAML or JSON; - is standard input")
+    summary = "break something on a node, or repair it"
+    fault = add_command(actions, "fault", break_node, summary=summary)
+    fault.add_argument("node", metavar="NODE", help="a node of the playground, such as trn1-1")
+    add_faults(fault, break_node)
+    for action in (pods, fault):
+        action.add_argument("--directory", metavar="DIR", type=Path, default=SUPPRESS, help=where)
+
+
+def run(arguments: Namespace) -> int:
+    """Start the playground and say what happens in it, until Ctrl-C.
+
+    Raises:
+        UsageError: an unknown type, or a directory that is in use or too long.
+        CommandError: the simulated cluster was not ready in time.
+    """
+    for instance_type in arguments.nodes.values():
+        known_types(instance_type)
+    with _directory(arguments.directory) as root, contextlib.suppress(asyncio.CancelledError):
+        try:
+            asyncio.run(_play(root, arguments.nodes))
+        except TimeoutError as error:
+            raise CommandError(f"the playground was too slow to start ({error}): is this machine very busy?") from error
+    return Exit.INTERRUPTED
+
+
+@contextlib.contextmanager
+def _directory(path: Path) -> Iterator[Path]:
+    """A new directory that is gone afterwards; what a killed playground left there goes first.
+
+    Raises:
+        UsageError: it is not the playground's, a playground is up in it, or its name is too long.
+    """
+    if (length := len(os.fsencode(path))) > LONGEST_DIRECTORY_BYTES:
+        raise UsageError(f"{path} has {length} bytes, expected at most {LONGEST_DIRECTORY_BYTES}: give --directory")
+    try:
+        path.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        found = path.lstat()
+        if path.is_symlink() or found.st_uid != os.getuid() or not (path / _LOCK).is_file():
+            raise UsageError(f"{path} exists and is no playground: give another --directory, or remove it") from None
+    with (path / _LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"a playground is up in {path}: end it, or give another --directory") from None
+        try:
+            for left in path.iterdir():
+                if left.name != _LOCK:
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+            yield path
+        finally:
+            shutil.rmtree(path)
+
+
+async def _play(root: Path, nodes: Mapping[str, str]) -> None:
+    end_on_signals()
+    from neuron_plugin.simulation import SimulatedCluster, live
+
+    number = plural(len(nodes), "node")
+    print(f"Starting {number}, an API server, a scheduler and the extender in {root} ...", flush=True)
+    started = time.monotonic()
+    async with SimulatedCluster(root, nodes) as cluster:
+        for worker in cluster.workers.values():
+            await worker.wait_until_registered()
+        (root / ".kubeconfig").touch(mode=0o600)
+        cluster.api.write_kubeconfig(root / ".kubeconfig", "admin").rename(
+            root / "kubeconfig"
+        )  # the sign that it is up
+        print(f"Ready after {time.monotonic() - started:.0f} s; Ctrl-C ends it and leaves nothing.", flush=True)
+        print("\n".join(_hints(cluster)), flush=True)
+        async for line in live(cluster):
+            print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True)
+
+
+def _hints(cluster: SimulatedCluster) -> Iterator[str]:
+    """What can be done now, to paste into a second shell."""
+    neuron, root, worker = program(), cluster.root, cluster.worker
+    where = "" if root == Path(tempfile.gettempdir()) / "neuron-playground" else f" --directory {root}"
+    play = f"{neuron} playground{where}"
+    yield ""
+    yield "In a second shell:"
+    yield f"  {play} run --ask neuron=4 --ask neuron=13   # or: {play} run -f POD.YAML"
+    yield f"  {play} fault {worker.name} device 5 gone"
+    yield f"  {neuron} devices --config {worker.config}"
+    yield f"  {neuron} doctor --config {worker.config}"
+    yield f"  {neuron} decisions --server 127.0.0.1:{worker.health_port}"
+    yield f"  {neuron} explain pod-2 --kubeconfig {root / 'kubeconfig'}"
+    if shutil.which("kubectl"):
+        yield f"  export KUBECONFIG={root / 'kubeconfig'}; kubectl get pods,nodes"
+    yield ""
+
+
+def run_pods(arguments: Namespace) -> int:
+    """Create pods and wait until each of them runs, has failed, or was refused.
+
+    Raises:
+        UsageError: no pod is given, or one that cannot be read.
+        CommandError: no playground is up, or it refuses a pod.
+    """
+    manifests = [_manifest(asked) for asked in arguments.ask or ()]
+    if arguments.filename:
+        manifests += _read_manifests(arguments.filename)
+    if not manifests:
+        raise UsageError("no pod: give --ask neuron=1, or --filename FILE")
+    kubeconfig = _kubeconfig(arguments.directory)
+    for line in asyncio.run(_create(kubeconfig, manifests)):
+        print(line)
+    return Exit.SUCCESS
+
+
+def _manifest(asked: Asked) -> dict[str, object]:
+    containers = [
+        {"name": f"container-{place}", "image": "none", "resources": {"limits": {resource.value: str(count)}}}
+        for place, (resource, count) in enumerate(asked, 1)
+    ]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": {"containers": containers}}
+
+
+def _read_manifests(name: str) -> list[dict[str, object]]:
+    import yaml
+
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
+        found = [each for each in yaml.safe_load_all(text) if each is not None]
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{name} is no YAML: {error}") from None
+    for each in found:
+        kind = each.get("kind", "nothing") if isinstance(each, dict) else type(each).__name__
+        if kind != "Pod" or not isinstance(each.get("metadata"), dict) or not each["metadata"].get("name"):
+            raise UsageError(f"{name} holds {kind}, expected pods with a name: the playground has no controllers")
+    return found
+
+
+def _kubeconfig(directory: Path) -> Path:
+    """The kubeconfig of the playground that is up, or is just being started."""
+    path, ends = directory / "kubeconfig", time.monotonic() + START_SECONDS
+    while not path.exists():
+        if not (directory / _LOCK).exists():
+            raise CommandError(f"no playground is up in {directory}: start one with {program()} playground")
+        if time.monotonic() > ends:
+            raise CommandError(
+                f"the playground in {directory} is not ready after {START_SECONDS:g} s: see its terminal"
+            )
+        time.sleep(0.1)
+    return path
+
+
+async def _create(kubeconfig: Path, manifests: list[dict[str, object]]) -> list[str]:
+    """Create the pods one after the other; a line for each, about what became of it."""
+    from neuron_plugin.cluster import ClusterError, connect
+
+    lines = []
+    try:
+        async with await connect(kubeconfig) as api:
+            for manifest in manifests:
+                pod = await _create_pod(api, manifest)
+                name = f"{pod.namespace}/{pod.name}"
+                pod, waits = await _settled(api, pod)
+                if pod.terminal:
+                    lines.append(f"pod {name} has failed on {pod.node_name}")
+                elif pod.node_name:
+                    ids = [
+                        f"{key}: {pod.annotations[key]}" for key in (DEVICES_KEY, CORES_KEY) if key in pod.annotations
+                    ]
+                    lines.append(f"pod {name} runs on {', '.join([pod.node_name, *ids])}")
+                else:
+                    lines.append(f"pod {name} waits: {waits or 'the scheduler has not looked at it yet'}")
+                    lines.append(f"  why: {program()} explain {name} --kubeconfig {kubeconfig}")
+    except ClusterError as error:
+        raise CommandError(str(error)) from None
+    return lines
+
+
+async def _create_pod(api: KubernetesApi, manifest: dict[str, object]) -> Pod:
+    """A pod as the API server made it; one without a name is given the next free ``pod-N``."""
+    from neuron_plugin.cluster import PODS, ApiError, ApiRequest, send
+
+    metadata = msgspec.convert(manifest["metadata"], dict[str, object])
+    path = PODS.collection(str(metadata.get("namespace") or "default"))
+    for number in range(1, 1000):
+        body = manifest | {"metadata": {"name": f"pod-{number}", **metadata}}
+        request = ApiRequest("POST", path, body=body)
+        try:
+            return PODS.decode(await send(api, request, timeout_seconds=PLACE_SECONDS))
+        except ApiError as error:
+            if metadata or not error.conflict:
+                raise
+    raise CommandError("999 pods are there: delete some")
+
+
+async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
+    """The pod once it runs, has ended or was refused, and why it was refused."""
+    from neuron_plugin.cluster import PODS, read_pod, send
+
+    ends = time.monotonic() + PLACE_SECONDS
+    while True:
+        body = await send(api, read_pod(namespace=pod.namespace, name=pod.name), timeout_seconds=PLACE_SECONDS)
+        pod, status = PODS.decode(body), msgspec.json.decode(body)["status"]
+        conditions = status.get("conditions") or ()
+        waits = next((each["message"] for each in conditions if each.get("reason") == "Unschedulable"), "")
+        if pod.phase != "Pending" or waits or time.monotonic() > ends:
+            return pod, waits
+        await asyncio.sleep(0.1)
+
+
+def break_node(arguments: Namespace) -> int:
+    """Make one change to a node's machine.
+
+    Raises:
+        UsageError: no such node, or a change that cannot be made.
+    """
+    root = arguments.directory / arguments.node
+    if not (root / "node.json").is_file():
+        names = sorted(path.parent.name for path in arguments.directory.glob("*/node.json"))
+        there = f"choose among {', '.join(names)}" if names else f"start one with {program()} playground"
+        raise UsageError(f"the playground in {arguments.directory} has no node {arguments.node}: {there}")
+    print(asyncio.run(_break(arguments, root, _kubeconfig(arguments.directory))))
+    print(f"  look: {program()} devices --config {root / 'plugin.json'}")
+    return Exit.SUCCESS
+
+
+async def _break(arguments: Namespace, root: Path, kubeconfig: Path) -> str:
+    """Make the change and wait until the node's plugin has published what it sees; that, in words."""
+    from neuron_plugin.allocation import INVENTORY_KEY, read_inventory
+    from neuron_plugin.cluster import NODES, ClusterError, connect, read_node, send
+
+    async def published() -> str:
+        node = NODES.decode(await send(api, read_node(arguments.node), timeout_seconds=PLACE_SECONDS))
+        return node.annotations.get(INVENTORY_KEY, "")
+
+    try:
+        async with await connect(kubeconfig) as api:
+            before, ends = await published(), time.monotonic() + NOTICE_SECONDS
+            run_fault(Namespace(**{**vars(arguments), "directory": root}))
+            while (after := await published()) == before:
+                if time.monotonic() > ends:
+                    return f"node {arguments.node}: its plugin reports no change after {NOTICE_SECONDS:g} s"
+                await asyncio.sleep(0.1)
+    except ClusterError as error:
+        raise CommandError(str(error)) from None
+    found = read_inventory(after)
+    broken = {
+        **dict.fromkeys(set(range(found.geometry.device_count)) - set(found.present), "missing"),
+        **found.unhealthy,
+    }
+    devices = "; ".join(f"device {device} is unhealthy: {why}" for device, why in sorted(broken.items()))
+    return f"node {arguments.node}: its plugin reports {devices or 'that all devices are healthy'}"

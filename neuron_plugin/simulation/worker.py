@@ -1,0 +1,191 @@
+"""One simulated node with the real node daemon on it: a machine, its kubelet, and our plugin as a process of its own.
+
+What a kubelet does between the API server and the node is done here: admit a bound pod, end one that is deleted, and
+report the node's capacity.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from neuron_plugin.allocation import ContainerKind, Resource, parse_count
+from neuron_plugin.cluster import Pod as PodRecord
+from neuron_plugin.cluster import utc_now
+from neuron_plugin.simulation.api_server import SimulatedApiServer
+from neuron_plugin.simulation.api_server_kinds import NODES, PODS, JsonObject
+from neuron_plugin.simulation.kubelet import SimulatedKubelet
+from neuron_plugin.simulation.kubelet_pods import AdmittedPod, Container, Pod, PodRejectedError
+from neuron_plugin.simulation.node import SimulatedNode, write_node
+
+READY_SECONDS = 60.0
+STOP_SECONDS = 10.0
+
+
+class SimulatedWorker:
+    """A node named ``name``; its files are made in ``root``, and ``cgroup_root`` is its ``/sys/fs/cgroup``.
+
+    ``config`` is the file with all settings of its daemon: whoever inspects the node can be pointed there.
+    """
+
+    def __init__(self, root: Path, name: str, instance_type: str, *, daemon_flags: Sequence[str] = ()) -> None:
+        self.name = name
+        self.node: SimulatedNode = write_node(root, instance_type, usage_counters=False)
+        self.config = root / "plugin.json"
+        self.log = root / "plugin.log"
+        self.kubelet_dir, self.pod_resources_dir, self.cgroup_root = root / "dp", root / "pr", root / "cgroup"
+        self.state_dir = root / "state"
+        for directory in (self.kubelet_dir, self.pod_resources_dir, self.state_dir):
+            directory.mkdir()
+        chance = Random(0)  # noqa: S311 - chooses ids, guards nothing; every demo goes the same way
+        self.kubelet = SimulatedKubelet(
+            self.kubelet_dir, self.pod_resources_dir, random=chance, cgroup_root=self.cgroup_root
+        )
+        self.health_port = free_port()
+        self.daemon: asyncio.subprocess.Process | None = None
+        self._daemon_flags = tuple(daemon_flags)
+        self._reported: JsonObject = {}
+
+    @property
+    def pod_resources_socket(self) -> Path:
+        """Where the kubelet serves PodResources."""
+        return self.pod_resources_dir / "kubelet.sock"
+
+    async def start(self, api: SimulatedApiServer, kubeconfig: Path) -> None:
+        """The node joins the cluster: its object, its kubelet, its daemon."""
+        api.create_node({"metadata": {"name": self.name, "labels": {"kubernetes.io/hostname": self.name}}})
+        settings = {
+            "node-name": self.name,
+            "kubeconfig": kubeconfig,
+            "sysfs": self.node.paths.sysfs,
+            "dev": self.node.paths.dev,
+            "logical-core-file": self.node.paths.logical_nc_config,
+            "kubelet-dir": self.kubelet_dir,
+            "pod-resources-socket": self.pod_resources_socket,
+            "cgroup": self.cgroup_root,
+            "state-dir": self.state_dir,
+            "health-address": "127.0.0.1",
+            "health-port": self.health_port,
+        }
+        self.config.write_bytes(msgspec.json.encode(settings, enc_hook=str))  # JSON is YAML
+        await self.kubelet.start()
+        await self.start_daemon()
+
+    async def stop(self) -> None:
+        """End the daemon, then the kubelet."""
+        await self.stop_daemon()
+        await self.kubelet.stop()
+
+    async def start_daemon(self) -> None:
+        """Start the node daemon; its log goes to ``log``."""
+        self.daemon = await start_process(self.log, "run", "--config", str(self.config), *self._daemon_flags)
+
+    async def stop_daemon(self) -> int | None:
+        """Ask the node daemon to end, as Kubernetes would; its exit status, or None when it did not run."""
+        daemon, self.daemon = self.daemon, None
+        return await end_process(daemon)
+
+    async def kill_daemon(self) -> None:
+        """End the node daemon by SIGKILL."""
+        if self.daemon is not None:
+            self.daemon.kill()
+            await self.daemon.wait()
+            self.daemon = None
+
+    async def wait_until_registered(self) -> None:
+        """Wait until the daemon has offered every device of the machine to the kubelet."""
+        await self.wait_until_offered(Resource.NEURONDEVICE, len(self.node.description.loaded))
+
+    async def wait_until_offered(self, resource: Resource, count: int) -> None:
+        """Wait until the kubelet has so many healthy ids of a resource.
+
+        Raises:
+            TimeoutError: with the last lines of the daemon's log.
+        """
+        try:
+            await self.kubelet.wait_for_capacity(resource.value, count, timeout_seconds=READY_SECONDS)
+        except TimeoutError as error:
+            last = "\n".join(self.log.read_text().splitlines()[-5:])
+            raise TimeoutError(f"{error}; the daemon's log ends with:\n{last}") from error
+
+    async def admit(self, api: SimulatedApiServer, record: PodRecord) -> AdmittedPod:
+        """Do the kubelet's part for a pod that was bound to this node, and return what its containers received.
+
+        Raises:
+            PodRejectedError: the kubelet failed the pod, as its phase then says.
+        """
+        resources = set(Resource)
+        containers = [
+            Container(one.name, {key: parse_count(text) for key, text in one.limits.items() if key in resources}, kind)
+            for one, kind in record.containers
+        ]
+        try:
+            admitted = await self.kubelet.admit(Pod(record.uid, record.namespace, record.name, tuple(containers)))
+        except PodRejectedError as error:
+            status: JsonObject = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": str(error)}
+            api.set_pod_status(record.namespace, record.name, status)
+            raise
+        since = utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        running: JsonObject = {
+            "ready": True,
+            "started": True,
+            "restartCount": 0,
+            "state": {"running": {"startedAt": since}},
+        }
+        apps = [{"name": each.name, **running} for each in containers if each.kind is ContainerKind.APP]
+        ready = [{"type": "Ready", "status": "True", "lastTransitionTime": since}]
+        running = {"phase": "Running", "containerStatuses": apps, "conditions": ready}
+        api.patch_status(PODS, record.name, running, record.namespace)
+        return admitted
+
+    def end(self, api: SimulatedApiServer, record: PodRecord) -> None:
+        """The pod's containers have ended, which the kubelet says first, and the object is deleted."""
+        with contextlib.suppress(KeyError):  # never admitted
+            self.kubelet.finish(record.uid)
+        ended: JsonObject = {"name": "main", "state": {"terminated": {"exitCode": 0}}}
+        api.set_pod_status(record.namespace, record.name, {"phase": "Succeeded", "containerStatuses": [ended]})
+        api.delete_pod(record.namespace, record.name, grace_seconds=0)
+
+    def report_capacity(self, api: SimulatedApiServer) -> bool:
+        """Write what the node has and can give into its status, as the kubelet does; False when nothing changed."""
+        counts = {resource.value: self.kubelet.capacity(resource.value) for resource in Resource}
+        status: JsonObject = {
+            "capacity": {name: str(count.capacity) for name, count in counts.items()},
+            "allocatable": {name: str(count.allocatable) for name, count in counts.items()},
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
+        }
+        if status == self._reported:
+            return False
+        self._reported = status
+        api.patch_status(NODES, self.name, status)
+        return True
+
+
+def free_port() -> int:
+    """A port of loopback that is free at this moment."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+async def start_process(log: Path, *arguments: str) -> asyncio.subprocess.Process:
+    """Start a command of this program, its standard error in ``log``."""
+    with log.open("ab") as stream:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "neuron_plugin.cli.main", *arguments, stderr=stream
+        )
+
+
+async def end_process(process: asyncio.subprocess.Process | None) -> int | None:
+    """Ask a process to end and wait for it; its exit status, None where there is none."""
+    if process is None or process.returncode is not None:
+        return process.returncode if process else None
+    process.terminate()
+    async with asyncio.timeout(STOP_SECONDS):
+        return await process.wait()

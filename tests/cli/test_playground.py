@@ -1,0 +1,201 @@
+"""The playground, as a newcomer uses it: one shell in which it is up, and commands in a second one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from neuron_plugin.cli.command import Exit, program
+from neuron_plugin.cli.playground import LONGEST_DIRECTORY_BYTES
+from neuron_plugin.kubelet.socket_watch import endpoint_path
+from neuron_plugin.simulation import SimulatedCluster
+from tests.cli.doubles import Cli
+from tests.support.playground import Playground
+
+pytestmark = pytest.mark.timeout(180)  # real daemons on a machine that may be busy
+
+TWO_CONTAINERS = """
+apiVersion: v1
+kind: Pod
+metadata: {name: mine, namespace: team}
+spec:
+  containers:
+  - {name: first, image: x, resources: {limits: {aws.amazon.com/neuron: 1}}}
+  - {name: second, image: x, resources: {limits: {aws.amazon.com/neuroncore: 2}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def playground() -> Iterator[Playground]:
+    """One Inf2 of six devices and one of twelve, up for all tests here."""
+    with Playground("--nodes", "inf2.24xlarge=1,inf2.48xlarge=1") as up:
+        yield up
+
+
+def test_a_pod_is_placed_and_another_refused(playground: Playground) -> None:
+    answer = playground.run("run", "--ask", "neuron=2,neuroncore=1", "--ask", "neuron=13")
+    assert re.search(r"^pod default/pod-\d+ runs on inf2-\d, NEURON_DEVS: ", answer, re.MULTILINE)
+    assert "waits: 0/2 nodes are available: " in answer
+    assert "has 12 Neuron devices and 13 were requested" in answer
+    playground.wait_for("container-1 receives --device=/dev/neuron")
+
+
+def test_a_pod_of_one_s_own_manifest_is_created_without_kubectl(playground: Playground, tmp_path: Path) -> None:
+    (tmp_path / "pod.yaml").write_text(TWO_CONTAINERS)
+    assert "pod team/mine runs on inf2-" in playground.run("run", "-f", str(tmp_path / "pod.yaml"))
+    again = playground.run("run", "-f", str(tmp_path / "pod.yaml"), status=1)
+    assert 'pods "mine" already exists' in again
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kind: Deployment\nmetadata: {name: x}", "holds Deployment, expected pods with a name"),
+        ("kind: Pod\nspec: {}", "holds Pod, expected pods with a name"),
+        ("- 1", "holds list, expected pods with a name"),
+        ("{", "is no YAML"),
+        ("", "no pod: give --ask"),
+    ],
+)
+def test_a_file_that_is_no_pod_is_refused(cli: Cli, tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "pod.yaml").write_text(text)
+    shown = cli("playground", "run", "-f", tmp_path / "pod.yaml")
+    assert shown.status == Exit.USAGE
+    assert said in shown.err
+
+
+@pytest.mark.parametrize("spec", ["containers: 7", "containers: [1]", "containers: []\n  nodeName: [1]"])
+def test_a_manifest_that_cannot_be_meant_is_refused_and_the_playground_goes_on(
+    playground: Playground, tmp_path: Path, spec: str
+) -> None:
+    (tmp_path / "pod.yaml").write_text(f"kind: Pod\napiVersion: v1\nmetadata: {{name: bad}}\nspec:\n  {spec}\n")
+    assert "400 BadRequest" in playground.run("run", "-f", str(tmp_path / "pod.yaml"), status=1)
+    assert playground.process.poll() is None
+
+
+def test_a_count_that_is_no_number_is_refused(playground: Playground, tmp_path: Path) -> None:
+    (tmp_path / "pod.yaml").write_text(TWO_CONTAINERS.replace("neuron: 1", "neuron: many").replace("mine", "many"))
+    assert "400 BadRequest" in playground.run("run", "-f", str(tmp_path / "pod.yaml"), status=1)
+
+
+def test_a_fault_is_reported_by_the_plugin_and_heals(playground: Playground) -> None:
+    broken = playground.run("fault", "inf2-1", "device", "5", "gone")
+    assert "node inf2-1: its plugin reports device 5 is unhealthy: missing" in broken
+    healed = playground.run("fault", "inf2-1", "device", "5", "back")
+    assert "node inf2-1: its plugin reports that all devices are healthy" in healed
+    assert "has no node trn1-1: choose among inf2-1, inf2-2" in playground.run(
+        "fault", "trn1-1", "device", "5", "gone", status=2
+    )
+
+
+def test_every_hint_can_be_pasted(playground: Playground) -> None:
+    hints = [line.strip() for line in playground.printed().splitlines() if line.startswith("  ")]
+    assert {"devices", "doctor", "decisions", "explain"} <= {word for line in hints for word in line.split()}
+    playground.run("run", "--ask", "neuron=13")
+    for hint in hints:
+        if " fault " in hint or (hint.startswith("export") and not shutil.which("kubectl")):
+            continue
+        playground.shell(hint.partition("  #")[0].replace("explain pod-2", "explain pod-1"))
+
+
+def test_a_plugin_that_dies_is_started_again_and_pods_keep_their_devices(playground: Playground) -> None:
+    (found,) = (
+        pid
+        for pid in map(int, filter(str.isdigit, (each.name for each in Path("/proc").iterdir())))
+        if f"{playground.directory}/inf2-1/plugin.json".encode() in _command_of(pid)
+    )
+    os.kill(found, signal.SIGKILL)
+    playground.wait_for("node inf2-1: its plugin has ended with -9 and is started again")
+    assert "runs on inf2-" in playground.run("run", "--ask", "neuron=1")
+
+
+def _command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
+def test_kubectl_works_on_it(playground: Playground, tmp_path: Path) -> None:
+    (tmp_path / "pod.yaml").write_text(TWO_CONTAINERS.replace("mine", "applied").replace(", namespace: team", ""))
+    kubectl = f"KUBECONFIG={playground.directory}/kubeconfig kubectl"
+    assert "pod/applied created" in playground.shell(f"{kubectl} apply -f {tmp_path}/pod.yaml")
+    playground.shell(f"{kubectl} wait --for=condition=Ready pod/applied --timeout=60s")
+    assert re.search(r"applied +2/2 +Running +inf2-\d", playground.shell(f"{kubectl} get pods"))
+    assert "SchedulingDisabled" in playground.shell(f"{kubectl} cordon inf2-1; {kubectl} get nodes")
+    playground.shell(f"{kubectl} uncordon inf2-1")
+    playground.run("run", "--ask", "neuron=13")
+    assert "FailedScheduling" in playground.shell(f"{kubectl} get events")
+    assert "deleted" in playground.shell(f"{kubectl} delete pod applied")
+
+
+def test_a_second_playground_in_the_directory_is_refused_and_the_first_goes_on(playground: Playground) -> None:
+    assert f"a playground is up in {playground.directory}" in playground.run(status=2)
+    assert playground.process.poll() is None
+
+
+def test_ctrl_c_ends_its_daemons_and_leaves_nothing_not_even_what_a_killed_playground_left(
+    short_directory: Path,
+) -> None:
+    directory = short_directory / "p"
+    directory.mkdir()
+    (directory / ".playground").touch()
+    (directory / "old").touch()
+    with Playground("--nodes", "trn1.2xlarge=1", directory=directory) as up:
+        assert not (directory / "old").exists()
+        os.killpg(up.process.pid, signal.SIGINT)  # as a terminal does: to its daemons, too
+        assert up.process.wait(30) == Exit.INTERRUPTED
+        with pytest.raises(ProcessLookupError):
+            os.killpg(up.process.pid, 0)
+    assert not list(short_directory.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--nodes", "trn1.32xlarge"), "'trn1.32xlarge' is no TYPE=COUNT"),
+        (("--nodes", "trn1.32xlarge=0"), "'trn1.32xlarge=0' is no TYPE=COUNT"),
+        (("--nodes", "trn1.32xlarge=9,inf2.48xlarge=8"), "is 17 nodes, expected at most 16"),
+        (("--nodes", "trn7.32xlarge=1"), "--type trn7.32xlarge is not known"),
+        (("--directory", "/proc"), "/proc exists and is no playground"),
+        (("--directory", "/var/" + "x" * LONGEST_DIRECTORY_BYTES), "give --directory"),
+        (("run",), "no pod: give --ask"),
+        (("run", "--directory", "/nowhere", "--ask", "neuron=1"), "no playground is up in /nowhere"),
+    ],
+)
+def test_wrong_arguments_are_reported_before_anything_starts(cli: Cli, arguments: tuple[str, ...], said: str) -> None:
+    shown = cli("playground", *arguments)
+    assert shown.status in {Exit.USAGE, Exit.FAILURE}
+    assert said in shown.err
+    assert shown.out == ""
+
+
+def test_the_longest_directory_leaves_room_for_every_socket(short_directory: Path) -> None:
+    root = short_directory / ("x" * (LONGEST_DIRECTORY_BYTES - len(str(short_directory)) - 1))
+    worker = SimulatedCluster(root, {"trn1n-16": "inf2.xlarge"}).worker
+    assert endpoint_path(worker.kubelet_dir, "aws.amazon.com/neurondevice", "0a1b2c3d").is_absolute()
+
+
+@pytest.mark.parametrize("typed", ["./neuron-plugin", ".venv/bin/neuron-plugin"])
+def test_a_hint_names_the_program_as_it_was_typed(monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
+    monkeypatch.setattr(sys, "argv", [typed])
+    assert program() == typed
+
+
+def test_a_hint_is_short_where_the_program_is_on_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "neuron-plugin").write_text("#!/bin/sh\n")
+    (tmp_path / "neuron-plugin").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "neuron-plugin")])
+    assert program() == "neuron-plugin"
+    monkeypatch.setattr(sys, "argv", ["/somewhere/main.py"])
+    subprocess.run([*program().split(), "--version"], check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - ourselves

@@ -1,0 +1,72 @@
+"""A playground as a process of its own, in a short directory, with what it prints."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Self
+
+REPOSITORY = Path(__file__).parents[2]
+SECONDS = 90.0
+
+
+class Playground:
+    """A context: it is ready inside and ended after it."""
+
+    def __init__(self, *arguments: str, directory: Path | None = None) -> None:
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="np-", dir="/tmp")) / "p"
+        self._output = Path(tempfile.mkdtemp(prefix="np-printed-")) / "printed"
+        self._environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "utf-8"}
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(  # noqa: S603 - our own program
+                self._command(*arguments), stdout=output, stderr=output, env=self._environment, start_new_session=True
+            )
+
+    def __enter__(self) -> Self:
+        self.wait_for("Ready after")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self.process.wait(SECONDS)
+        shutil.rmtree(self._output.parent)
+        if self.directory.parent.name.startswith("np-"):
+            shutil.rmtree(self.directory.parent)
+
+    def _command(self, *arguments: str) -> list[str]:
+        where = ("--directory", str(self.directory))
+        return [sys.executable, "-m", "neuron_plugin.cli.main", "playground", *where, *arguments]
+
+    def printed(self) -> str:
+        """All that it has printed."""
+        return self._output.read_text("utf-8")
+
+    def wait_for(self, text: str) -> None:
+        """Wait until it has printed a text."""
+        ends = time.monotonic() + SECONDS
+        while text not in self.printed():
+            assert self.process.poll() is None or text in self.printed(), self.printed()
+            assert time.monotonic() < ends, self.printed()
+            time.sleep(0.05)
+
+    def run(self, *arguments: str, status: int = 0) -> str:
+        """What another shell's ``playground ...`` prints."""
+        return self._done(self._command(*arguments), status)
+
+    def shell(self, line: str) -> str:
+        """What a line prints that is typed into another shell."""
+        return self._done(["/bin/sh", "-c", line], 0)
+
+    def _done(self, command: list[str], status: int) -> str:
+        done = subprocess.run(  # noqa: S603 - our own program, or a line of a test
+            command, env=self._environment, capture_output=True, text=True, check=False, timeout=SECONDS
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
