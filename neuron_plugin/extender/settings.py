@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,15 @@ from neuron_plugin.telemetry import LogFormat, LogLevel
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - names of addresses, nothing listens here
+
+
+class MakeRoom(enum.StrEnum):
+    """What is done for a pod that waits although enough is free."""
+
+    OFF = "off"
+    """Nothing."""
+    PLAN = "plan"
+    """A metric and an event on the pod say which move of other pods would give it room."""
 
 
 class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
@@ -69,6 +79,19 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             description="where the victims that the scheduler offers open no linked set, evict other Neuron pods of "
             "lower priority on that node, whatever their disruption budgets"
         ),
+    ] = False
+    make_room: Annotated[
+        MakeRoom,
+        Meta(
+            description="for a pod that waits although enough is free: 'plan' says in a metric and an event which move "
+            'of other pods would give it room; nothing is evicted. In YAML "off" needs quotes'
+        ),
+    ] = MakeRoom.PLAN
+    make_room_after: Annotated[
+        float, Meta(ge=0, le=86400, description="seconds that a pod has to wait before a move is planned for it")
+    ] = 60.0
+    make_room_by_priority: Annotated[
+        bool, Meta(description="plan with pods of lower priority, too, that do not say that they may be moved")
     ] = False
     answer_seconds: Annotated[
         float, Meta(gt=0, le=60, description="deadline of a bind call; below the scheduler's httpTimeout")

@@ -76,6 +76,7 @@ class ApiPod:
     node_name: str = "worker-1"
     priority: int = 0
     terminating: bool = False
+    controller: tuple[str, str] = ("", "")
 
     @property
     def containers(self) -> Iterable[tuple[ContainerSpec, ContainerKind]]:
