@@ -93,7 +93,7 @@ def tests(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """A million random steps in the lives of simulated nodes; `-- STEPS` for another number. Some minutes."""
     steps = session.posargs[0] if session.posargs else "1000000"
-    session.run("pytest", "tests/plugin/test_node_life.py", "-q", env={"NODE_LIFE_STEPS": steps})
+    session.run("pytest", "tests/plugin/test_node_life.py", "-q", "--timeout=600", env={"NODE_LIFE_STEPS": steps})
 
 
 @nox.session

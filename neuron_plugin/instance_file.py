@@ -12,6 +12,7 @@ It extends the catalogue where a new EC2 type is out before a release of ours, o
         logical-core-size: 2
         block-sizes: [1, 4, 8, 16] # leave out for any run of consecutive devices
         numa-nodes: []
+        amounts: {shares: 100}     # what pods may ask of a device beside memory, as neuron-plugin.io/shares
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from neuron_plugin.topology import (
 _TORUS_DEVICES = TORUS_SIDE * TORUS_SIDE
 _Devices = Annotated[int, Meta(ge=1, le=MOST_DEVICES)]
 _Cores = Annotated[int, Meta(ge=1, le=MOST_CORES_PER_DEVICE)]
+_Amount = Annotated[str, Meta(pattern="^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")]
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
@@ -50,6 +52,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     logical_core_size: _Cores = 1
     block_sizes: tuple[_Devices, ...] | None = None
     numa_nodes: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+    amounts: dict[_Amount, Annotated[int, Meta(ge=0)]] = {}
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
@@ -77,6 +80,7 @@ def _instance_type(file: Path, entry: _Entry) -> InstanceType:
     fields = msgspec.structs.asdict(entry)
     if entry.block_sizes is None:
         fields["block_sizes"] = BLOCKS.get(entry.topology, ())
+    fields["amounts"] = tuple(sorted(entry.amounts.items()))
     return InstanceType(**fields)
 
 
@@ -88,5 +92,7 @@ def _contradictions(entry: _Entry) -> Iterator[str]:
         yield f"a torus of {entry.devices} devices, expected {_TORUS_DEVICES} or a multiple of it"
     if entry.topology is Topology.SINGLE and entry.devices != 1:
         yield f"single with {entry.devices} devices: say how they are linked, or unlinked"
+    if "memory" in entry.amounts:
+        yield "memory among its amounts, expected it as memory-gib"
     if entry.cores_per_device % entry.logical_core_size:
         yield f"logical-core-size {entry.logical_core_size} does not divide {entry.cores_per_device} cores-per-device"

@@ -44,6 +44,12 @@ def test_a_type_is_added_with_everything_it_says(tmp_path: Path) -> None:
     assert types.keys() == catalogue().keys() | {"trn9.48xlarge"}
 
 
+def test_a_device_has_its_memory_and_the_amounts_of_the_file(tmp_path: Path) -> None:
+    fields = "devices: 1, cores-per-device: 2, topology: single, memory-gib: 8, amounts: {shares: 100, links: 4}"
+    assert entry(tmp_path, fields).device_amounts == (("memory", 8192), ("links", 4), ("shares", 100))
+    assert entry(tmp_path, "devices: 1, cores-per-device: 2, topology: single").device_amounts == ()
+
+
 def test_a_shipped_type_can_be_corrected(tmp_path: Path) -> None:
     fields = "name: inf2.24xlarge, devices: 6, cores-per-device: 2, topology: ring"
     assert load(tmp_path, f"instance-types: [{{{fields}}}]")["inf2.24xlarge"].topology is Topology.RING
@@ -88,6 +94,9 @@ def test_what_is_left_out_is_modest(tmp_path: Path) -> None:
         ("devices: 4, cores-per-device: 2, topology: line, numa-nodes: [0]", "1 numa-nodes, expected one for each of"),
         ("devices: 12, cores-per-device: 2, topology: torus", "a torus of 12 devices, expected 16"),
         ("devices: 2, cores-per-device: 2, topology: single", "single with 2 devices"),
+        ("devices: 1, cores-per-device: 2, topology: single, amounts: {memory: 1}", "expected it as memory-gib"),
+        ("devices: 1, cores-per-device: 2, topology: single, amounts: {a/b: 1}", "Expected `str` matching regex"),
+        ("devices: 1, cores-per-device: 2, topology: single, amounts: {shares: -1}", "Expected `int` >= 0"),
         (
             "devices: 2, cores-per-device: 2, topology: line, logical-core-size: 4",
             "logical-core-size 4 does not divide 2 cores-per-device",

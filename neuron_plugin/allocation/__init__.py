@@ -45,10 +45,13 @@ from neuron_plugin.allocation.decision_log import (
     explain_decision,
 )
 from neuron_plugin.allocation.inventory import (
+    DISABLE_KEY,
+    DISABLED_REASON,
     INVENTORY_KEY,
     LONGEST_WORD,
     InventoryError,
     NodeInventory,
+    disabled_devices,
     read_inventory,
     write_inventory,
 )
@@ -63,6 +66,7 @@ from neuron_plugin.allocation.narrowing import (
     NO_FACTS,
     DeviceFacts,
     amounts_used,
+    constraint_not_kept,
     device_facts,
     has_preference,
     is_constrained,
@@ -87,7 +91,13 @@ from neuron_plugin.allocation.pod import (
     assigned_allocations,
     neuron_pod,
 )
-from neuron_plugin.allocation.rejection import INVALID_REQUEST, NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT, Rejection
+from neuron_plugin.allocation.rejection import (
+    INVALID_REQUEST,
+    NO_ASSIGNMENT,
+    UNREADABLE_ASSIGNMENT,
+    WRONG_PRODUCT,
+    Rejection,
+)
 from neuron_plugin.allocation.requests import (
     Amounts,
     ContainerKind,

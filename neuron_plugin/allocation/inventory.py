@@ -13,10 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
+from neuron_plugin.allocation.resources import parse_ids
 from neuron_plugin.topology import MOST_CORES_PER_DEVICE, MOST_DEVICES, CoreMask, Geometry, Topology
 
 INVENTORY_KEY = "neuron-plugin.io/inventory"
 VERSION = 1
+
+DISABLE_KEY = "neuron-plugin.io/disable-devices"
+"""Node annotation of an operator: devices that no new pod is given, as a list of ids. Pods that have one keep it."""
+DISABLED_REASON = f"disabled by the node's annotation {DISABLE_KEY}"
+"""Why such a device is not handed out."""
 
 _LONGEST_TEXT = 65_536
 LONGEST_WORD = 256
@@ -32,7 +38,8 @@ class InventoryError(ValueError):
 class NodeInventory:
     """The hardware of one node: its geometry, which devices are there, and what is wrong with some of them.
 
-    ``unhealthy`` maps a device id to the reason; a nominal device that is not ``present`` is missing.
+    ``unhealthy`` maps a device id to the reason; a nominal device that is not ``present`` is missing. ``disabled`` are
+    devices that an operator has taken out of service, healthy or not.
     ``logical_core_size`` is the LNC in force. What follows is for people, nothing is decided by it:
     ``physical_cores_per_device`` is 0 when unknown, ``ultraserver`` has the ids in an UltraServer by name.
     """
@@ -45,6 +52,7 @@ class NodeInventory:
     logical_core_size: int = 1
     physical_cores_per_device: int = 0
     ultraserver: Mapping[str, str] = field(default_factory=dict)
+    disabled: tuple[int, ...] = ()
 
     @property
     def listed(self) -> tuple[int, ...]:
@@ -54,12 +62,32 @@ class NodeInventory:
     @property
     def healthy_mask(self) -> CoreMask:
         """The cores that may be handed out."""
-        return self.geometry.devices_mask(device for device in self.present if device not in self.unhealthy)
+        kept_back = {*self.unhealthy, *self.disabled}
+        return self.geometry.devices_mask(device for device in self.present if device not in kept_back)
+
+    @property
+    def disabled_mask(self) -> CoreMask:
+        """The cores that could be handed out if no device were disabled."""
+        healthy = {*self.present} - {*self.unhealthy}
+        return self.geometry.devices_mask(device for device in self.disabled if device in healthy)
+
+
+def disabled_devices(text: str) -> tuple[int, ...]:
+    """Read the value of ``DISABLE_KEY``: ids and ranges as ``5,7`` or ``0-3``; an empty text disables no device.
+
+    Raises:
+        IdListError: it is no list of ids.
+    """
+    return parse_ids(text) if text.strip() else ()
 
 
 def write_inventory(inventory: NodeInventory) -> str:
-    """The annotation's text; equal inventories give equal texts."""
+    """The annotation's text; equal inventories give equal texts.
+
+    A disabled device is among the unhealthy ones, too, for a reader that does not know of disabled devices.
+    """
     geometry = inventory.geometry
+    unhealthy = {**dict.fromkeys(inventory.disabled, DISABLED_REASON), **inventory.unhealthy}
     fields: dict[str, object] = {
         "version": VERSION,
         "instanceType": geometry.instance_type,
@@ -68,7 +96,7 @@ def write_inventory(inventory: NodeInventory) -> str:
         "coresPerDevice": geometry.cores_per_device,
         "blockSizes": list(geometry.block_sizes),
         "present": sorted(inventory.present),
-        "unhealthy": {str(device): inventory.unhealthy[device] for device in sorted(inventory.unhealthy)},
+        "unhealthy": {str(device): unhealthy[device] for device in sorted(unhealthy)},
         "deviceName": inventory.device_name,
         "driverVersion": inventory.driver_version,
         "logicalCoreSize": inventory.logical_core_size,
@@ -77,6 +105,8 @@ def write_inventory(inventory: NodeInventory) -> str:
         fields["physicalCoresPerDevice"] = inventory.physical_cores_per_device
     if inventory.ultraserver:
         fields["ultraServer"] = dict(sorted(inventory.ultraserver.items()))
+    if inventory.disabled:
+        fields["disabled"] = sorted(inventory.disabled)
     return json.dumps(fields, separators=(",", ":"))
 
 
@@ -100,15 +130,19 @@ def read_inventory(text: str) -> NodeInventory:
         cores_per_device=fields.integer("coresPerDevice", 0, MOST_CORES_PER_DEVICE),
         block_sizes=fields.integers("blockSizes", 1, MOST_DEVICES),
     )
+    disabled, unhealthy = fields.integers("disabled", 0, devices - 1, absent=[]), fields.reasons("unhealthy", devices)
     return NodeInventory(
         geometry=geometry,
         present=fields.integers("present", 0, devices - 1),
-        unhealthy=fields.reasons("unhealthy", devices),
+        unhealthy={
+            device: why for device, why in unhealthy.items() if device not in disabled or why != DISABLED_REASON
+        },
         device_name=fields.text("deviceName"),
         driver_version=fields.text("driverVersion"),
         logical_core_size=fields.integer("logicalCoreSize", 1, MOST_CORES_PER_DEVICE),
         physical_cores_per_device=fields.integer("physicalCoresPerDevice", 0, MOST_CORES_PER_DEVICE, absent=0),
         ultraserver=fields.words("ultraServer"),
+        disabled=disabled,
     )
 
 
@@ -139,8 +173,8 @@ class _Fields:
             raise InventoryError(f"{key} is {_short(value)}, expected short texts by name")
         return value
 
-    def integers(self, key: str, low: int, high: int) -> tuple[int, ...]:
-        value = self._fields.get(key)
+    def integers(self, key: str, low: int, high: int, absent: list[int] | None = None) -> tuple[int, ...]:
+        value = self._fields.get(key, absent)
         if not isinstance(value, list) or len(value) > MOST_DEVICES:
             raise InventoryError(f"{key} is {_short(value)}, expected a list of whole numbers")
         return tuple(sorted({self._integer(key, item, low, high) for item in value}))

@@ -8,12 +8,21 @@ Amounts are held by pods as cores are: what is left follows from the pods on the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import NamedTuple
 
-from neuron_plugin.allocation.constraints import ANY_DEVICE, PREFIX, Constraints
+from neuron_plugin.allocation.constraints import (
+    ALLOW_KEY,
+    ANY_DEVICE,
+    DENY_KEY,
+    DEVICE_NAME_KEY,
+    PREFIX,
+    SAME_DEVICE_KEY,
+    Constraints,
+)
 from neuron_plugin.allocation.ledger import Allocation
 from neuron_plugin.allocation.rejection import (
     SHARED_DEVICE,
@@ -25,6 +34,7 @@ from neuron_plugin.allocation.rejection import (
     amount_unknown,
 )
 from neuron_plugin.allocation.requests import Amounts, ContainerKind, ContainerRequest, PodRequest
+from neuron_plugin.allocation.resources import format_ids
 from neuron_plugin.topology import MOST_SHAPES, NO_CORES, CoreMask, Geometry, InstanceType, Unit, family_of
 
 ByDevice = tuple[tuple[str, tuple[int, ...]], ...]
@@ -36,13 +46,15 @@ class DeviceFacts:
     """What constraints ask about the devices of a node, which are all of one product.
 
     ``names`` are the product and its family in lower case. ``amounts`` is what each device has. ``used`` is what pods
-    have of it, and is empty where no pod on the node asked for any.
+    have of it, and is empty where no pod on the node asked for any. ``disabled_mask`` are cores that could be
+    handed out if an operator had not disabled their devices.
     """
 
     names: frozenset[str] = frozenset()
     numa_nodes: tuple[int, ...] = ()
     amounts: Amounts = ()
     used: ByDevice = ()
+    disabled_mask: CoreMask = NO_CORES
 
     @property
     def unused(self) -> DeviceFacts:
@@ -142,6 +154,32 @@ def usable_mask(geometry: Geometry, part: ContainerRequest, facts: DeviceFacts) 
     return narrowing.usable_mask(0, narrowing.start)
 
 
+def constraint_not_kept(
+    geometry: Geometry, request: PodRequest, facts: DeviceFacts, has: Mapping[str, CoreMask]
+) -> str:
+    """Which constraint does not hold for what a pod was given, ``has`` by container; empty if all hold.
+
+    Without the extender a pod goes where the scheduler counts enough devices, and the kubelet does not know its pods'
+    annotations.
+    """
+    constraints = request[0].constraints
+    if not isinstance(constraints, Constraints) or not has:
+        return ""
+    if constraints.products and not constraints.products & facts.names:
+        product = " or ".join(sorted(facts.names)) or "of an unknown product"
+        return (
+            f"{DEVICE_NAME_KEY} is {','.join(sorted(constraints.products))}, and the devices of this node are {product}"
+        )
+    allowed = _cores_of(geometry, constraints.allowed_devices)
+    if outside := geometry.devices_touched(reduce(or_, has.values(), 0) & ~allowed):
+        return f"device {format_ids(outside)} is not among those that {ALLOW_KEY} and {DENY_KEY} leave"
+    names = [request[place].container for place in constraints.same_device if request[place].container in has]
+    shared = geometry.devices_touched(reduce(or_, (has[name] for name in names), 0))
+    if len(shared) > 1:
+        return f"{SAME_DEVICE_KEY} names containers {', '.join(names)}, and they have devices {format_ids(shared)}"
+    return ""
+
+
 class Left(NamedTuple):
     """What the containers placed so far leave: where those lie that share a device, and amounts by device."""
 
@@ -163,8 +201,10 @@ class Narrowing:
         eligible = geometry.all_mask
         if shared:
             usable, asked = free & self.allowed_mask, _lasting(shared)
-            masks = (geometry.device_mask(device) for device in range(geometry.device_count))
-            eligible = CoreMask(sum(mask for mask in masks if (mask & usable).bit_count() >= asked))
+            devices = range(geometry.device_count)
+            eligible = geometry.devices_mask(
+                device for device in devices if (geometry.device_mask(device) & usable).bit_count() >= asked
+            )
         balanced = {self._constraints.balance} - {""}
         names = balanced.union(name for part in request for name, _ in part.amounts)
         used = dict(facts.used)

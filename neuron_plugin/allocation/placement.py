@@ -32,6 +32,7 @@ from neuron_plugin.allocation.rejection import (
     SHARED_DEVICE,
     Rejection,
     amount_used,
+    disabled,
     fragmented,
     not_allowed,
     not_free,
@@ -145,7 +146,10 @@ def place(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts
 def place_healthy(
     geometry: Geometry, healthy: int, free: int, request: PodRequest, facts: DeviceFacts = NO_FACTS
 ) -> Placement | Rejection:
-    """Like ``place``; the reason says when no pod's end could help because hardware is missing or unhealthy."""
+    """Like ``place``; the reason says when no pod's end could help because hardware is missing, unhealthy or disabled.
+
+    ``healthy`` is what may be handed out.
+    """
     found = place(geometry, free & healthy, request, facts)
     if not isinstance(found, Rejection) or not found.may_pass:
         return found
@@ -158,7 +162,9 @@ def place_healthy(
     if isinstance(without_pods, Rejection) and _has_room(geometry, healthy, unconstrained(request), facts):
         return replace(without_pods, may_pass=False)
     largest = max(request, key=lambda part: cores_asked(geometry, part))
-    return unhealthy(largest.resource.unit, largest.count)
+    enabled = healthy | facts.disabled_mask
+    by_hand = facts.disabled_mask and not isinstance(place(geometry, enabled, request, facts.unused), Rejection)
+    return (disabled if by_hand else unhealthy)(largest.resource.unit, largest.count)
 
 
 def _place_constrained(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts) -> Placement | Rejection:

@@ -75,6 +75,11 @@ def unhealthy(unit: Unit, count: int) -> Rejection:
     return Rejection("unhealthy", f"No set of {count} healthy linked Neuron {_PLURALS[unit]} on the node")
 
 
+def disabled(unit: Unit, count: int) -> Rejection:
+    """Enough hardware, and an operator has taken part of it out of service."""
+    return Rejection("disabled", f"The node's disabled Neuron devices leave no linked set of {count} {_PLURALS[unit]}")
+
+
 def not_free(unit: Unit, count: int) -> Rejection:
     """Fewer are free than requested."""
     return Rejection("not-free", f"Fewer than {count} free Neuron {_PLURALS[unit]}", may_pass=True)

@@ -25,6 +25,7 @@ from neuron_plugin.inspection import (
     Health,
     HolderReading,
     MachineReport,
+    disabled_here,
     look,
     machine_report,
     plural,
@@ -42,7 +43,7 @@ columns:
   LINKS    the devices it is linked to
   HEALTH   healthy; warning (still allocatable); resetting (ends by itself); unhealthy (not
            allocatable); skipped (the driver lists it, but it cannot be used); missing (the driver
-           should list it)
+           should list it); disabled (healthy, and taken out of service: neuron-plugin cordon)
   HOLDERS  who has it: NAMESPACE/POD/CONTAINER, or NAMESPACE/POD/CONTAINER[2,3] for some of its
            cores; "-" no pod, "?" not known. Taken from the kubelet's checkpoint; where that cannot
            be read from PodResources, which does not list plain init containers
@@ -74,7 +75,7 @@ def run(arguments: Namespace) -> int:
     holders = HolderReading(node.settings.kubelet_dir, node.settings.pod_resources_socket)
 
     def report() -> MachineReport:
-        machine = look(node.settings, os.environ)
+        machine = look(node.settings, os.environ, disabled_here(node))
         return machine_report(machine, holders.read(machine.node_inventory))
 
     if arguments.watch:
@@ -139,7 +140,7 @@ def device_lines(form: Form, report: MachineReport) -> list[Line]:
             "ARCH": device.architecture,
             "LINKS": ",".join(map(str, device.connected)),
             "NUMA": "" if device.numa_node is None else str(device.numa_node),
-            "HEALTH": device.health.value,
+            "HEALTH": "disabled" if device.disabled and device.health in _HEALTHY_STYLES else device.health.value,
             "HOLDERS": ",".join(holders),
         }
         if form is Form.WIDE:

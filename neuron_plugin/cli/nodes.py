@@ -23,6 +23,7 @@ columns:
   FREE-DEVICES  their ids
   FREE-CORES    cores that are free and healthy, of all
   UNHEALTHY     ids of the devices that are unhealthy or missing
+  DISABLED      ids of the devices that an operator has taken out of service; see: neuron-plugin cordon
   PODS          how many pods have some of them; see: neuron-plugin pods --node NODE
   STATE         open, or why no new pod is placed there
   RENEWED       (wide) when the node's plugin last renewed its Lease, by its own clock"""
@@ -121,6 +122,7 @@ def node_lines(form: Form, report: NodesReport) -> list[Line]:
             "FREE-DEVICES": in_ranges(status.free_devices),
             "FREE-CORES": f"{counted([status.free_cores])}/{cores}",
             "UNHEALTHY": in_ranges(",".join(status.unhealthy_devices)),
+            "DISABLED": in_ranges(status.disabled_devices),
             "PODS": str(len(status.holders)),
         }
         if form is Form.WIDE:

@@ -32,6 +32,8 @@ def add_flags(parser: ArgumentParser) -> None:
     name = f"name that pods give as schedulerName (default: {SECOND_SCHEDULER})"
     which.add_argument("--scheduler-name", metavar="NAME", default=SECOND_SCHEDULER, help=name)
     which.add_argument("--default-scheduler", action="store_true", help="configure the default scheduler instead")
+    amount = "amount that pods ask of their devices beside memory; give the flag once for each"
+    parser.add_argument("--amount", metavar="NAME", action="append", default=[], help=amount)
     parser.add_argument("--url", default=URL, help=f"where kube-scheduler finds the extender (default: {URL})")
     for flag, text in (
         ("--ca-file", "CA of the extender's certificate"),
@@ -51,6 +53,8 @@ def run(arguments: Namespace) -> int:
         raise UsageError("--client-cert and --client-key go together: give both or neither")
     endpoint = ExtenderEndpoint(url, arguments.ca_file, arguments.client_cert, arguments.client_key)
     name = DEFAULT_SCHEDULER if arguments.default_scheduler else arguments.scheduler_name
-    found = scheduler_configuration(endpoint, scheduler_name=name, kubeconfig=arguments.kubeconfig)
+    found = scheduler_configuration(
+        endpoint, scheduler_name=name, kubeconfig=arguments.kubeconfig, amounts=("memory", *arguments.amount)
+    )
     print(document(arguments.output, found), end="")
     return Exit.SUCCESS

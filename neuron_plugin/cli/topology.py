@@ -34,6 +34,7 @@ from neuron_plugin.inspection import (
     HolderReading,
     Machine,
     TopologyReport,
+    disabled_here,
     look,
     machine_report,
     named,
@@ -62,7 +63,7 @@ FREE, UNUSABLE, ABSENT, SHARED = (".", "green"), ("!", "bold red"), ("x", "dim")
 _MEANINGS = {
     SHARED: "held by more than one pod (see: neuron-plugin devices)",
     FREE: "free",
-    UNUSABLE: "not allocatable: unhealthy (see: neuron-plugin devices)",
+    UNUSABLE: "not allocatable: unhealthy or disabled (see: neuron-plugin devices)",
     ABSENT: "device missing",
 }
 _LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
@@ -83,7 +84,7 @@ def run(arguments: Namespace) -> int:
         CommandError: there is no Neuron device.
     """
     node = node_from(arguments)
-    machine = look(node.settings, os.environ)
+    machine = look(node.settings, os.environ, disabled_here(node))
     has = machine.node_inventory
     if machine.geometry is None or has is None:
         raise CommandError(f"no Neuron device: {machine.inventory.absence}")

@@ -68,10 +68,16 @@ def describe_node(
     *,
     annotations: Mapping[str, str | None] | None = None,
     labels: Mapping[str, str | None] | None = None,
+    version: str = "",
 ) -> ApiRequest:
-    """Change annotations and labels of a node; None removes one, what is not named stays."""
+    """Change annotations and labels of a node; None removes one, what is not named stays.
+
+    With a ``version`` the server answers 409 if the node is of another one.
+    """
     named = {"annotations": annotations, "labels": labels}
     metadata: JsonObject = {part: dict(values) for part, values in named.items() if values}
+    if version:
+        metadata["resourceVersion"] = version
     return ApiRequest("PATCH", NODES.item(name), body={"metadata": metadata}, content_type=MERGE_PATCH)
 
 

@@ -9,12 +9,23 @@ not change: the scheduler is not kept waiting.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.allocation import ContainerRequest, NeuronPod, PodRequest, Rejection, format_ids, ids_of
+from neuron_plugin.allocation import (
+    PREFIX,
+    WRONG_PRODUCT,
+    ContainerRequest,
+    DeviceFacts,
+    NeuronPod,
+    PodRequest,
+    Rejection,
+    format_ids,
+    ids_of,
+    usable_mask,
+)
 from neuron_plugin.extender.state import ClusterState, NodeInfo
 from neuron_plugin.extender.views import node_view
 from neuron_plugin.topology import Geometry, Unit, cores_in, valid_sets
@@ -64,14 +75,21 @@ def explain(state: ClusterState, pod: NeuronPod) -> Explanation:
     name, request = str(pod.reference), pod.request
     if isinstance(request, Rejection):
         return Explanation(name, "", request.detail, ())
-    asked = ", ".join(f"{part.container}: {part.count} {part.resource.value}" for part in request)
+    asked = ", ".join(map(_asked_text, request))
     if not request:
         return Explanation(name, "", "The pod asks for no Neuron resource: it fits every node.", ())
     if target := state.bound_to(pod.uid) or pod.node:
         return Explanation(name, asked, f"The pod is bound, or being bound, to {target}.", ())
+    if isinstance(request[0].constraints, Rejection):
+        return Explanation(name, asked, request[0].constraints.detail, ())
     nodes = [explain_node(info, request) for info in list(state.nodes.values())]
     nodes.sort(key=lambda each: (not each.fits, each.node))
     return Explanation(name, asked, "", tuple(nodes))
+
+
+def _asked_text(part: ContainerRequest) -> str:
+    amounts = [f"{amount} {PREFIX}{name}" for name, amount in part.amounts]
+    return f"{part.container}: {' with '.join([f'{part.count} {part.resource.value}', *amounts])}"
 
 
 def explain_node(info: NodeInfo, request: PodRequest) -> NodeExplanation:
@@ -81,20 +99,38 @@ def explain_node(info: NodeInfo, request: PodRequest) -> NodeExplanation:
         if isinstance(info.node.inventory, Rejection) and info.node.inventory.detail:
             details.append(info.node.inventory.detail)
         return NodeExplanation(info.name, fits=False, reason=info.capacity.text, details=tuple(details))
-    geometry, placed = info.capacity.geometry, info.capacity.place(request)
+    geometry, placed, facts = info.capacity.geometry, info.capacity.place(request), info.capacity.facts
+    details = [
+        _left_text(facts, geometry, name) for name in sorted({name for part in request for name, _ in part.amounts})
+    ]
     if not isinstance(placed, Rejection):
         sets = (f"{part.request.container}: {_ids(geometry, part.request.resource.unit, part.mask)}" for part in placed)
-        return NodeExplanation(info.name, fits=True, reason="", sets=tuple(sets))
-    blocked = tuple(each for part in request for each in _blocked(info, part))
-    return NodeExplanation(info.name, fits=False, reason=placed.text, blocked=blocked)
+        return NodeExplanation(info.name, fits=True, reason="", sets=tuple(sets), details=tuple(details))
+    if placed is WRONG_PRODUCT:
+        details.append(f"its devices are {' or '.join(sorted(facts.names))}")
+    blocked = tuple(each for part in request for each in _blocked(info, part, facts.unused))
+    return NodeExplanation(info.name, fits=False, reason=placed.text, blocked=blocked, details=tuple(details))
 
 
-def _blocked(info: NodeInfo, part: ContainerRequest) -> list[BlockedSet]:
-    """The sets of one container that are nearest to being free."""
+def _left_text(facts: DeviceFacts, geometry: Geometry, name: str) -> str:
+    """What is left of an amount, by device."""
+    has, used = dict(facts.amounts).get(name), dict(facts.used).get(name, (0,) * geometry.device_count)
+    if has is None:
+        return f"how much {PREFIX}{name} a device has is not known"
+    devices: dict[int, list[int]] = {}
+    for device, amount in enumerate(used):
+        devices.setdefault(has - amount, []).append(device)
+    each = (f"{left} on {_ids_text(Unit.DEVICE, ids)}" for left, ids in sorted(devices.items()))
+    return f"of {has} {PREFIX}{name} are left: {', '.join(each)}"
+
+
+def _blocked(info: NodeInfo, part: ContainerRequest, facts: DeviceFacts) -> list[BlockedSet]:
+    """The sets of one container that its constraints allow and that are nearest to being free."""
     inventory, unit = info.inventory, part.resource.unit
     if inventory is None:
         return []
     geometry, healthy_mask, free_mask = inventory.geometry, inventory.healthy_mask, info.free_mask
+    usable = usable_mask(geometry, part, facts)
     found = [
         BlockedSet(
             _ids(geometry, unit, mask),
@@ -102,14 +138,17 @@ def _blocked(info: NodeInfo, part: ContainerRequest) -> list[BlockedSet]:
             geometry.devices_touched(mask & ~healthy_mask),
         )
         for mask in valid_sets(geometry, unit, part.count)
-        if mask & ~free_mask
+        if mask & usable == mask and mask & ~free_mask
     ]
     found.sort(key=lambda each: (len(each.unhealthy_devices), len(each.holders)))
     return found[:MOST_SETS]
 
 
 def _ids(geometry: Geometry, unit: Unit, mask: int) -> str:
-    ids = ids_of(geometry, unit, mask)
+    return _ids_text(unit, ids_of(geometry, unit, mask))
+
+
+def _ids_text(unit: Unit, ids: Sequence[int]) -> str:
     return f"{unit}{'s' if len(ids) > 1 else ''} {format_ids(ids)}"
 
 
@@ -121,6 +160,7 @@ def explain_text(found: Explanation) -> str:
     for node in found.nodes:
         if node.fits:
             lines.append(f"{node.node}: fits, would get {'; '.join(node.sets)}")
+            lines += [f"  {detail}" for detail in node.details]
             continue
         lines += [f"{node.node}: {node.reason}", *(f"  {detail}" for detail in node.details)]
         for each in node.blocked:

@@ -92,7 +92,9 @@ def state_metrics(
             geometry, free_mask = inventory.geometry, info.free_mask
             cores[info.name, "free"] = free_mask.bit_count()
             cores[info.name, "used"] = info.used_mask.bit_count()
-            cores[info.name, "unhealthy"] = (geometry.all_mask & ~inventory.healthy_mask).bit_count()
+            cores[info.name, "disabled"] = inventory.disabled_mask.bit_count()
+            may_be_used = inventory.healthy_mask | inventory.disabled_mask
+            cores[info.name, "unhealthy"] = (geometry.all_mask & ~may_be_used).bit_count()
             scattered[info.name,] = fragmentation(geometry, free_mask)
     heard: _Values = {(kind,): age for kind, age in ages.items()}
     yield _gauge("leader", "1 on the replica that may bind, 0 on the others.", {(): leading})

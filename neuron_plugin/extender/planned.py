@@ -84,8 +84,8 @@ def _node(node: NodeView, pods: dict[str, PlannedPod]) -> NodeState:
         reference = PodReference(PodUid(holder.uid), holder.namespace, holder.name)
         pod = pods.get(holder.uid) or PlannedPod(reference, ())
         placed.append(replace(pod, mask=geometry.cores_mask(_ids(holder.cores))))
-    bad = geometry.devices_mask((*map(int, status.unhealthy_devices), *_ids(status.missing_devices)))
-    offered = CoreMask(geometry.all_mask & ~bad)
+    kept_back = (*map(int, status.unhealthy_devices), *_ids(status.missing_devices), *_ids(status.disabled_devices))
+    offered = CoreMask(geometry.all_mask & ~geometry.devices_mask(kept_back))
     return NodeState(node.name, geometry, offered, tuple(placed), status.open and not status.cordoned)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation import PREFIX, Resource
 
 API_VERSION = "kubescheduler.config.k8s.io/v1"
 SECOND_SCHEDULER = "neuron-scheduler"
@@ -43,10 +43,12 @@ def scheduler_configuration(
     scheduler_name: str = SECOND_SCHEDULER,
     kubeconfig: str = "",
     resources: Sequence[Resource] = tuple(Resource),
+    amounts: Sequence[str] = ("memory",),
 ) -> dict[str, object]:
     """A KubeSchedulerConfiguration v1: a second scheduler of that name, or the default one with our extender.
 
-    A second scheduler needs a Lease of its own, or it would wait for the first one's for ever.
+    A second scheduler needs a Lease of its own, or it would wait for the first one's for ever. No node advertises
+    ``amounts``: the scheduler asks the extender about a pod that has some, and does not count them itself.
     """
     found: dict[str, object] = {"apiVersion": API_VERSION, "kind": "KubeSchedulerConfiguration"}
     if kubeconfig:
@@ -64,7 +66,10 @@ def scheduler_configuration(
         "httpTimeout": "5s",
         "nodeCacheCapable": True,
         "ignorable": False,
-        "managedResources": [{"name": resource.value, "ignoredByScheduler": False} for resource in resources],
+        "managedResources": [
+            *({"name": resource.value, "ignoredByScheduler": False} for resource in resources),
+            *({"name": PREFIX + name, "ignoredByScheduler": True} for name in dict.fromkeys(amounts)),
+        ],
     }
     if endpoint.url.startswith("https:"):
         tls = {

@@ -115,6 +115,8 @@ def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
         return NeuronNode(node.name, node.uid, inventory, cordoned=node.unschedulable)
     instance_type = inventory.geometry.instance_type
     facts = device_facts(inventory.device_name, instance_type, types.get(instance_type))
+    if inventory.disabled:
+        facts = replace(facts, disabled_mask=inventory.disabled_mask)
     return NeuronNode(node.name, node.uid, inventory, facts, node.unschedulable)
 
 

@@ -91,6 +91,10 @@ class Kubelet:
     recorded: tuple[CheckpointEntry, ...] | Unknown = ()
 
 
+class NoSuchNode(Unknown):
+    """The API server does not know the node by the name that it is to have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """The node and all its pods, with Neuron or without, as the API server has them."""
@@ -124,7 +128,8 @@ class Daemon:
     """What the daemon says of itself. ``file`` is its configuration, if known; ``fault`` why that cannot be used.
 
     ``resources`` are those that it is set to advertise, where that is known; ``silent`` its lines about sources that
-    do not work, ``unhealthy`` the devices that it reports unhealthy.
+    do not work, ``unhealthy`` the devices that it reports unhealthy, ``disabled`` those that an operator
+    has taken out of service.
     """
 
     file: Path | None = None
@@ -132,6 +137,7 @@ class Daemon:
     resources: frozenset[Resource] | None = None
     silent: tuple[str, ...] | Unknown = ()
     unhealthy: tuple[int, ...] | Unknown = ()
+    disabled: tuple[int, ...] | Unknown = ()
 
 
 @dataclass(frozen=True, slots=True)

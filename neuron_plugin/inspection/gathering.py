@@ -12,11 +12,21 @@ import re
 import stat
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from neuron_plugin.allocation import neuron_pod
-from neuron_plugin.inspection.facts import DRA_DRIVER, OUR_SOCKETS, Cluster, Daemon, Facts, Kubelet, SocketSeen
+from neuron_plugin.allocation import DISABLE_KEY, IdListError, disabled_devices, neuron_pod
+from neuron_plugin.inspection.facts import (
+    DRA_DRIVER,
+    OUR_SOCKETS,
+    Cluster,
+    Daemon,
+    Facts,
+    Kubelet,
+    NoSuchNode,
+    SocketSeen,
+)
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import ask, read_recorded
 from neuron_plugin.inspection.host import gather_host, gather_users
@@ -43,6 +53,7 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to ask
 _SILENT = " is not running: "
 """In the readiness page's line about a source."""
 _UNHEALTHY = re.compile(r'^neuron_plugin_device_healthy\{device="(\d+)"\} 0(?:\.0)?$', re.MULTILINE)
+_DISABLED = re.compile(r'^neuron_plugin_device_disabled\{device="(\d+)"\} 1(?:\.0)?$', re.MULTILINE)
 
 
 def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
@@ -52,7 +63,7 @@ def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
         SettingsError: --root or --config does not exist, or the instance types cannot be used.
     """
     node, daemon = gather_daemon(flags, environ)
-    machine = look(node.settings, environ)
+    machine = look(node.settings, environ, () if isinstance(daemon.disabled, Unknown) else daemon.disabled)
     host = gather_host(node.root, machine.paths, in_pod=IN_POD in environ)
     expected = flags.get("kubelet_dir") is not None or not host.simulated
     settings, name = node.settings, node.settings.node_name or environ.get("NODE_NAME") or platform.node().lower()
@@ -72,6 +83,11 @@ def gather(flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
         kubelet = _unreadable(settings.kubelet_dir, _failed(kubelet))
     if isinstance(cluster, BaseException):
         cluster = _failed(cluster)
+    if isinstance(cluster, NoSuchNode) and not (settings.node_name or environ.get("NODE_NAME")):
+        cluster = Unknown(cluster.why, cluster.action)  # the host's name was a guess
+    if isinstance(daemon.disabled, Unknown) and isinstance(cluster, Cluster):
+        with suppress(IdListError):
+            machine = replace(machine, disabled=disabled_devices(cluster.annotations.get(DISABLE_KEY, "")))
     files = () if isinstance(host.nodes, Unknown) else host.nodes
     nodes = {file.device: machine.paths.dev / f"neuron{file.device}" for file in files}
     try:
@@ -100,27 +116,39 @@ def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tu
     file = configuration_file(flags)
     if file and not os.access(file, os.R_OK):
         unread = Unknown(f"{file} may not be read", "run this as root")
-        return node_of(flags, {}, None), Daemon(file, unread, silent=unread, unhealthy=unread)
+        return node_of(flags, {}, None), Daemon(file, unread, silent=unread, unhealthy=unread, disabled=unread)
     try:
         node = node_of(flags, environ, file)
         check(node.settings)
         load_catalogue(node.settings.instance_types)
     except SettingsError as error:
         unasked = Unknown("the daemon's address is not known", "fix what the check 'configuration' reports first")
-        return node_of(flags, {}, None), Daemon(file, str(error), silent=unasked, unhealthy=unasked)
+        return node_of(flags, {}, None), Daemon(file, str(error), silent=unasked, unhealthy=unasked, disabled=unasked)
     if node.root:
         unasked = Unknown("the daemon of a machine given by --root is not asked", "run this on that machine")
-        return node, Daemon(file, silent=unasked, unhealthy=unasked)
+        return node, Daemon(file, silent=unasked, unhealthy=unasked, disabled=unasked)
     resources = frozenset(each.resource for each in node.settings.resources) if file else None
     if not (port := node.settings.health_port):
         unasked = Unknown("the daemon serves no probes", "give it a --health-port to be asked about its sources")
-        return node, Daemon(file, resources=resources, silent=unasked, unhealthy=unasked)
+        return node, Daemon(file, resources=resources, silent=unasked, unhealthy=unasked, disabled=unasked)
     address, away = node.settings.health_address, "run this in the plugin's pod"
     pages = [page_of(address, port, path, seconds=DAEMON_SECONDS) for path in ("/readyz", "/metrics")]
     ready, metrics = (Unknown(page.why, away) if isinstance(page, Unknown) else page for page in pages)
     silent = ready if isinstance(ready, Unknown) else tuple(line for line in ready.splitlines() if _SILENT in line)
-    unhealthy = metrics if isinstance(metrics, Unknown) else tuple(sorted(map(int, _UNHEALTHY.findall(metrics))))
-    return node, Daemon(file, resources=resources, silent=silent, unhealthy=unhealthy)
+    unhealthy, disabled = (
+        metrics if isinstance(metrics, Unknown) else tuple(sorted(map(int, pattern.findall(metrics))))
+        for pattern in (_UNHEALTHY, _DISABLED)
+    )
+    return node, Daemon(file, resources=resources, silent=silent, unhealthy=unhealthy, disabled=disabled)
+
+
+def disabled_here(node: Node) -> tuple[int, ...]:
+    """The devices that an operator has disabled, as the daemon of this machine says; none where no daemon answers."""
+    settings = node.settings
+    if node.root or not settings.health_port:
+        return ()
+    metrics = page_of(settings.health_address, settings.health_port, "/metrics", seconds=DAEMON_SECONDS)
+    return () if isinstance(metrics, Unknown) else tuple(sorted(map(int, _DISABLED.findall(metrics))))
 
 
 def page_of(address: str, port: int, path: str, *, seconds: float = PAGE_SECONDS) -> str | Unknown:
@@ -193,7 +221,7 @@ async def gather_cluster(kubeconfig: Path | None, node_name: str) -> Cluster | U
     except ApiError as error:
         if error.missing:
             action = "give --node-name, this node's name in Kubernetes"
-            return Unknown(f"the API server has no node {node_name}", action)
+            return NoSuchNode(f"the API server has no node {node_name}", action)
         return Unknown(str(error), "give a --kubeconfig whose user may get nodes and list pods")
     except ClusterError as error:
         return Unknown(str(error), "see that --kubeconfig is right and the API server can be reached from here")

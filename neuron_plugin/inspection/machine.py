@@ -91,7 +91,8 @@ def configuration_file(flags: Mapping[str, object]) -> Path | None:
 class Machine:
     """The hardware. ``geometry`` is None without a device; ``instance`` is the instance type, where it is known.
 
-    ``memory`` is what the daemon has recorded of the devices' old errors.
+    ``memory`` is what the daemon has recorded of the devices' old errors, ``disabled`` which devices an operator has
+    taken out of service.
     """
 
     paths: MachinePaths
@@ -100,6 +101,7 @@ class Machine:
     instance: InstanceType | None
     verdicts: Mapping[DeviceId, Verdict]
     memory: Baseline | Unknown = field(default_factory=dict)
+    disabled: tuple[int, ...] = ()
 
     @property
     def node_inventory(self) -> NodeInventory | None:
@@ -107,13 +109,23 @@ class Machine:
         if self.geometry is None:
             return None
         unhealthy = {int(device): "unhealthy" for device, verdict in self.verdicts.items() if not verdict.healthy}
-        size = self.inventory.logical_core_size.size
-        return NodeInventory(self.geometry, tuple(map(int, self.verdicts)), unhealthy, logical_core_size=size)
+        return NodeInventory(
+            self.geometry,
+            tuple(map(int, self.verdicts)),
+            unhealthy,
+            logical_core_size=self.inventory.logical_core_size.size,
+            disabled=self.disabled,
+        )
 
     @property
     def usable_mask(self) -> int:
-        """Cores of the devices that are present and healthy."""
+        """Cores of the devices that are present, healthy and in service."""
         return self.node_inventory.healthy_mask if self.node_inventory else 0
+
+    @property
+    def healthy_mask(self) -> int:
+        """The same, and those of healthy devices that are out of service."""
+        return self.usable_mask | (self.node_inventory.disabled_mask if self.node_inventory else 0)
 
     @property
     def links_are_assumed(self) -> bool:
@@ -137,8 +149,10 @@ class Machine:
         return tuple(sorted(set(range(self.geometry.device_count if self.geometry else 0)) - listed))
 
 
-def look(settings: PluginSettings, environ: Mapping[str, str]) -> Machine:
+def look(settings: PluginSettings, environ: Mapping[str, str], disabled: tuple[int, ...] = ()) -> Machine:
     """Read the machine; health is judged by its daemon's policies and by the daemon's record of old errors.
+
+    ``disabled`` are devices that an operator has taken out of service, as the daemon says.
 
     Raises:
         SettingsError: the file of instance types cannot be used.
@@ -173,4 +187,5 @@ def look(settings: PluginSettings, environ: Mapping[str, str]) -> Machine:
         instance=types.get(name),
         verdicts=judge_once(inventory, settings.health, {} if isinstance(memory, Unknown) else memory),
         memory=memory,
+        disabled=disabled,
     )

@@ -10,6 +10,7 @@ import enum
 
 import msgspec
 
+from neuron_plugin.allocation import DISABLED_REASON
 from neuron_plugin.hardware import EccCounts, Severity
 from neuron_plugin.inspection.holders import Holders
 from neuron_plugin.inspection.machine import Machine
@@ -51,7 +52,10 @@ class HolderReport(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class DeviceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One device. ``holders`` is None where they are not known; any other unknown value is None or empty."""
+    """One device. ``holders`` is None where they are not known; any other unknown value is None or empty.
+
+    ``disabled``: an operator has taken it out of service, healthy or not.
+    """
 
     id: int
     node: str
@@ -68,6 +72,7 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     reset: str | None = None
     ecc: EccCounts | None = None
     holders: tuple[HolderReport, ...] | None = None
+    disabled: bool = False
 
 
 class MachineReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -101,7 +106,11 @@ def machine_report(machine: Machine, holders: Holders) -> MachineReport:
             id=device.id,
             node=str(dev / f"neuron{device.id}"),
             health=_BY_SEVERITY[worst],
-            reasons=(*(finding.text for finding in findings), *device.problems),
+            reasons=(
+                *(finding.text for finding in findings),
+                *device.problems,
+                *([DISABLED_REASON] if device.id in machine.disabled else []),
+            ),
             cores=cores_in(mask),
             physical_cores=device.cores,
             product=device.device_name,
@@ -120,6 +129,7 @@ def machine_report(machine: Machine, holders: Holders) -> MachineReport:
             )
             if holders.ledger is not None
             else None,
+            disabled=device.id in machine.disabled,
         )
         devices.append(report)
     absent = [(int(skipped.id), Health.SKIPPED, skipped.reason) for skipped in inventory.skipped]

@@ -34,6 +34,7 @@ from neuron_plugin.allocation import (
     choose,
     format_ids,
     ids_of,
+    is_constrained,
     mask_of,
     masks_by_id,
     place,
@@ -189,10 +190,8 @@ def answer_for(
             shared = format_ids(number for number in ids if _mask(snapshot, resource, (number,)) & each.mask & mask)
             texts.append(f"{resource.value} {shared} is in use by {named(each.pod)} as {each.resource.value}")
         return Conflict("; ".join(dict.fromkeys(texts)))
-    if held := [one for one in snapshot.inputs.hold_downs if one.mask & mask & ~own]:
-        return Conflict(
-            "; ".join(dict.fromkeys(f"{resource.value} {format_ids(ids)} is held down: {one.reason}" for one in held))
-        )
+    if reasons := snapshot.kept_back(mask & ~own, snapshot.inputs.hold_downs):
+        return Conflict("; ".join(f"{resource.value} {format_ids(ids)} is held down: {reason}" for reason in reasons))
     reason = "the pod's init containers have some of them" if pod else "drawn by the kubelet and free"
     return Answer(mask, reason, pod, container)
 
@@ -276,12 +275,13 @@ def _next_container(snapshot: Snapshot, pod: PodReference, resource: Resource, c
 
 
 def _first_of_all(snapshot: Snapshot, request: PreferenceRequest, available: int) -> tuple[int, ...] | None:
-    """Where the first container of a pod without assignment goes if all its containers are to get linked sets."""
+    """Where the first container of a pod without assignment goes if all are to get linked sets and keep constraints."""
     geometry = snapshot.inventory.geometry
     for pod in snapshot.unassigned:
         first = pod.requests[0]
-        if len(pod.requests) > 1 and (first.resource, first.count) == (request.resource, request.size):
-            placement = place(geometry, snapshot.free_mask & available, pod.requests)
+        decides = len(pod.requests) > 1 or is_constrained(pod.requests)
+        if decides and (first.resource, first.count) == (request.resource, request.size):
+            placement = place(geometry, snapshot.free_mask & available, pod.requests, snapshot.device_facts)
             if not isinstance(placement, Rejection) and not snapshot.ledger.of(pod.uid):
                 return ids_of(geometry, request.resource.unit, placement[0].mask)
     return None

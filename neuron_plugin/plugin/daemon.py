@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
-from neuron_plugin.allocation import NodeInventory, PodUid
+from neuron_plugin.allocation import NodeInventory, PodUid, format_ids
 from neuron_plugin.backoff import Backoff
 from neuron_plugin.cluster import ApiServer, ConnectionSettingsError, KubernetesApi, connect
 from neuron_plugin.hardware import (
@@ -51,6 +51,7 @@ from neuron_plugin.plugin.health_watch import HealthWatch
 from neuron_plugin.plugin.node import RECORD_SECONDS, REWRITE_SECONDS, Node, NodeOptions
 from neuron_plugin.plugin.node_inventory import node_inventory
 from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease
+from neuron_plugin.plugin.node_watch import NodeWatch
 from neuron_plugin.plugin.pod_watch import CONNECT_SECONDS, PodWatch
 from neuron_plugin.plugin.publisher import Publisher
 from neuron_plugin.plugin.settings import PluginSettings, Registration
@@ -73,6 +74,9 @@ BLIND_SECONDS = 30.0
 """Between two such questions where cgroups cannot be seen."""
 START_LOOK_SECONDS = 5.0
 """The longest wait for open devices, or for the kubelet's pods, before devices are offered: a node has to serve."""
+NODE_SECONDS = 5.0
+"""For reading the Node object before the first device is offered. Where the API server is away longer than that, no
+pod comes from it either; devices are then offered as the kubelet's pods need them."""
 START_POLL_SECONDS = 0.1
 """Between two looks for a kubelet that can say who has what. A pod that it admits before we register is rejected."""
 UNDER_WAY_SECONDS = 0.3
@@ -131,6 +135,9 @@ class NodeDaemon:
         self._found = asyncio.Event()
         self._rejudged = asyncio.Event()
         self.health = HealthWatch(settings, self._rejudged.set, self.publisher if settings.cluster else None)
+        self.own_node = (
+            NodeWatch(settings.node_name, self._rejudged, self.publisher, self.counters) if settings.cluster else None
+        )
         self._pod_resources = PodResourcesClient(settings.pod_resources_socket)
         self._kubelet_watch = DirectoryWatch(settings.kubelet_dir)
         watcher = settings.registration is Registration.WATCHER
@@ -158,6 +165,7 @@ class NodeDaemon:
             self.counters,
             kubelet_counters,
             pods=self.pods,
+            own_node=self.own_node,
             writes=self.publisher.queue if settings.cluster else None,
         )
         self._api: KubernetesApi | None = None
@@ -194,13 +202,13 @@ class NodeDaemon:
     # The inputs.
 
     async def _follow_hardware(self) -> None:
-        """Every look at the hardware that differs from the last, and every change of its health, into the node."""
+        """Every look at the hardware that differs from the last, and every change of its judgement, into the node."""
         paths = MachinePaths(self._settings.sysfs, self._settings.dev, self._settings.logical_core_file)
         read = partial(read_inventory, paths, environ=os.environ, types=self._types)
         changed = self._hardware_changed
         with closing(await open_uevents(changed)) as uevents:
             watcher = InventoryWatcher(read, changed, WatchPeriods(rescan_seconds=self._settings.rescan_seconds))
-            judging = asyncio.create_task(self._follow_health(), name="health changes")
+            judging = asyncio.create_task(self._follow_judgements(), name="health changes")
             try:
                 async for inventory in watcher.changes():
                     self.health.look(inventory, uevents.problem)
@@ -208,7 +216,8 @@ class NodeDaemon:
             finally:
                 judging.cancel()
 
-    async def _follow_health(self) -> None:
+    async def _follow_judgements(self) -> None:
+        """Every change of what the rules of health, or an operator, say of the devices."""
         while True:
             await self._rejudged.wait()
             self._rejudged.clear()
@@ -219,9 +228,18 @@ class NodeDaemon:
             return
         before = self.node.snapshot.inventory if self.node.snapshot else None
         after = node_inventory(
-            before, self.health.inventory, self._types, self._settings.instance_type, self.health.unhealthy
+            before,
+            self.health.inventory,
+            self._types,
+            self._settings.instance_type,
+            self.health.unhealthy,
+            self.own_node.disabled if self.own_node else (),
         )
-        if after is None or after == before:
+        if after is None:
+            return
+        if self.own_node:
+            self.own_node.report(after)
+        if after == before:
             return
         if self._settings.numa_hints:
             known = self._types.get(after.geometry.instance_type)
@@ -241,12 +259,13 @@ class NodeDaemon:
                 "devices": len(after.listed),
                 "cores": after.geometry.devices_mask(after.listed).bit_count(),
                 "unhealthy": dict(after.unhealthy) or "none",
+                "disabled": format_ids(after.disabled) or "none",
             },
         )
 
     async def _follow_cluster(self) -> None:
         """Connect; then keep this node's pods, the Lease and the write queue going until cancelled."""
-        if self.pods is None:
+        if self.pods is None or self.own_node is None:
             return
         reported = ""
         while self._api is None:
@@ -257,10 +276,12 @@ class NodeDaemon:
                     logger.warning("not connected to the API server", extra={"error": str(error)})
                 reported = str(error)
                 self.pods.tried.set()
+                self.own_node.read.set()
                 await asyncio.sleep(CONNECT_RETRY_SECONDS)
         try:
             async with self._api as api, asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.pods.run(api), name="pods")
+                tasks.create_task(self.own_node.run(api), name="own node")
                 tasks.create_task(self.publisher.queue.run(api), name="writes")
                 tasks.create_task(self._repeat_node_writes(), name="node object")
                 if self._settings.node_lease:
@@ -336,6 +357,7 @@ class NodeDaemon:
         await self._found.wait()
         await self._list_if_unreadable()
         await self._look_for_unknown_pods()
+        await self._read_own_node()
         self.node.advertise()
         kubelet = identity_of(self._settings.kubelet_dir / KUBELET_SOCKET)
 
@@ -377,6 +399,17 @@ class NodeDaemon:
                 return
             await asyncio.sleep(START_POLL_SECONDS)
             self.node.look_at_checkpoint()
+
+    async def _read_own_node(self) -> None:
+        """Wait until the Node object was read, so that a device which is disabled there is not offered."""
+        if self.own_node is None:
+            return
+        try:
+            async with asyncio.timeout(NODE_SECONDS):
+                await self.own_node.read.wait()
+        except TimeoutError:
+            logger.warning("offering devices before the Node object could be read")
+        self._see_hardware()
 
     async def _look_for_unknown_pods(self) -> None:
         """Hold down what processes of pods have open that neither the API server nor the checkpoint names.

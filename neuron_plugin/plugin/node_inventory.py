@@ -7,7 +7,7 @@ status, and reads its topology without a nil check (pkg/kubelet/cm/devicemanager
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from neuron_plugin.allocation import NodeInventory
@@ -21,24 +21,25 @@ def node_inventory(
     types: Catalogue,
     instance_type: str,
     unhealthy: Mapping[int, str],
+    disabled: Iterable[int] = (),
 ) -> NodeInventory | None:
     """What the node has after a look that shows ``seen``; None while no device was ever found.
 
     ``instance_type`` is used where the machine does not name its own. ``unhealthy`` says which devices must not be
-    handed out, and why. Core ids are never re-interpreted: with another number of cores per device the node is taken
-    as it is seen now.
+    handed out, and why; ``disabled`` which ones an operator has taken out of service. Core ids are never
+    re-interpreted: with another number of cores per device the node is taken as it is seen now.
     """
-    latest = _as_seen(seen, types, instance_type, unhealthy)
-    if before is None or (latest and latest.geometry.cores_per_device != before.geometry.cores_per_device):
-        return latest
-    gone = {device: MISSING for device in before.listed if latest is None or device not in latest.listed}
-    if latest is None:
-        return replace(before, present=(), unhealthy=gone)
-    return replace(
-        latest,
-        geometry=max(latest.geometry, before.geometry, key=_completeness),
-        unhealthy={**latest.unhealthy, **gone},
-    )
+    after = latest = _as_seen(seen, types, instance_type, unhealthy)
+    if before and (latest is None or latest.geometry.cores_per_device == before.geometry.cores_per_device):
+        gone = {device: MISSING for device in before.listed if latest is None or device not in latest.listed}
+        if latest is None:
+            after = replace(before, present=(), unhealthy=gone)
+        else:
+            geometry = max(latest.geometry, before.geometry, key=_completeness)
+            after = replace(latest, geometry=geometry, unhealthy={**latest.unhealthy, **gone})
+    if after is None:
+        return None
+    return replace(after, disabled=tuple(sorted(set(disabled) & set(range(after.geometry.device_count)))))
 
 
 def _as_seen(

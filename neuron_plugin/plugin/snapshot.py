@@ -14,11 +14,13 @@ from neuron_plugin.allocation import (
     ALLOC_TIME_KEY,
     ALLOCATED_KEY,
     ASSIGNMENT_KEYS,
+    DISABLED_REASON,
     VENDOR_IDS_KEY,
     Allocation,
     Assignment,
     ContainerKind,
     ContainerSet,
+    DeviceFacts,
     Dialect,
     Ledger,
     NeuronPod,
@@ -28,7 +30,10 @@ from neuron_plugin.allocation import (
     Rejection,
     Resource,
     assigned_allocations,
+    constraint_not_kept,
+    device_facts,
     ids_of,
+    is_constrained,
     mask_union,
     masks_by_id,
     why_not,
@@ -211,8 +216,14 @@ class Snapshot:
 
     @cached_property
     def offered_mask(self) -> CoreMask:
-        """Healthy cores that no hold-down keeps back, whether in use or not."""
+        """Healthy cores that neither an operator nor a hold-down keeps back, whether in use or not."""
         return CoreMask(self.inventory.healthy_mask & ~self.inputs.held_down_mask)
+
+    def kept_back(self, mask: int, hold_downs: Sequence[HoldDown]) -> tuple[str, ...]:
+        """Why healthy cores of ``mask`` are not given to a pod that has not got them yet: each reason once."""
+        reasons = [one.reason for one in hold_downs if one.mask & mask]
+        by_hand = mask & self.inventory.disabled_mask
+        return tuple(dict.fromkeys([DISABLED_REASON] * bool(by_hand) + reasons))
 
     @cached_property
     def free_mask(self) -> CoreMask:
@@ -279,15 +290,15 @@ class Snapshot:
         """The ids of one resource as the kubelet should see them.
 
         What is in use under this same name stays healthy: the kubelet counts that itself, and the health of a pod's
-        devices shows in the pod's status. What is in use under another name, or held down, is unhealthy.
+        devices shows in the pod's status. What is in use under another name, disabled or held down, is unhealthy.
         """
         geometry, unit = self.inventory.geometry, resource.unit
         counted = 0
         for one in self.ledger.allocations:
             counted |= one.kubelet_mask if one.resource is resource else 0
-        used, held_down = self.ledger.used_mask & ~counted, 0
+        used, kept_back = self.ledger.used_mask & ~counted, self.inventory.disabled_mask & ~counted
         for hold_down in self.inputs.advertised_hold_downs:
-            held_down |= hold_down.mask & ~counted
+            kept_back |= hold_down.mask & ~counted
         per_device = geometry.cores_per_device if unit is Unit.CORE else 1
         listed, devices = frozenset(self.inventory.listed), []
         for number, mask in enumerate(masks_by_id(geometry, unit)):
@@ -295,8 +306,11 @@ class Snapshot:
             if owner not in listed:
                 continue
             reason = self.inventory.unhealthy.get(owner, "")
-            if not reason and mask & (used | held_down):
-                reason = self._why_kept_back(mask & used, mask & held_down)
+            if not reason and mask & used:
+                one = self.ledger.overlapping(mask & used)[0]
+                reason = f"in use by {named(one.pod)} as {one.resource.value}"
+            elif not reason and mask & kept_back:
+                reason = self.kept_back(mask & kept_back, self.inputs.advertised_hold_downs)[0]
             node = numa_nodes[owner] if owner < len(numa_nodes) else -1
             numa = (node,) if node >= 0 else ()
             devices.append(AdvertisedDevice(str(number), healthy=not reason, reason=reason, numa_nodes=numa))
@@ -332,6 +346,8 @@ class Snapshot:
                 assigned = assigned_allocations(pod, self.inventory.geometry)
                 if isinstance(assigned, Rejection):
                     found.append(PodEvent(pod.reference, "InvalidNeuronAssignment", str(assigned)))
+            if is_constrained(pod.requests):
+                found += self._constraint_events(pod)
         for entry in self.inputs.recorded.entries.values():
             pod_of_entry = self.inputs.pods.by_kubelet_uid.get(entry.key.uid)
             if pod_of_entry:
@@ -342,6 +358,20 @@ class Snapshot:
             PodEvent(write.pod, "AssignmentCorrected", write.correction) for write in self.writes if write.correction
         ]
         return tuple(found)
+
+    def _constraint_events(self, pod: NeuronPod) -> list[PodEvent]:
+        """Constraints that cannot be read, or do not hold for what the pod has."""
+        constraints = pod.requests[0].constraints
+        if isinstance(constraints, Rejection):
+            return [PodEvent(pod.reference, "InvalidNeuronConstraint", str(constraints))]
+        has = {one.container: one.mask for one in self.ledger.of(pod.uid)}
+        text = constraint_not_kept(self.inventory.geometry, pod.requests, self.device_facts, has)
+        return [PodEvent(pod.reference, "ConstraintNotKept", text)] if text else []
+
+    @property
+    def device_facts(self) -> DeviceFacts:
+        """What constraints ask about the devices, as far as the machine says it."""
+        return device_facts(self.inventory.device_name, self.inventory.geometry.instance_type, None)
 
     def unlinked_text(self, resource: Resource, mask: CoreMask) -> str:
         """Why a set is not one that the topology hands out; empty if it is one."""
@@ -382,12 +412,6 @@ class Snapshot:
 
     def _is_free_for(self, pod: NeuronPod, sets: Sequence[Allocation]) -> bool:
         return all(one.pod.uid == pod.uid for one in self.ledger.overlapping(mask_union(sets)))
-
-    def _why_kept_back(self, used: int, held_down: int) -> str:
-        if used:
-            one = self.ledger.overlapping(used)[0]
-            return f"in use by {named(one.pod)} as {one.resource.value}"
-        return next((one.reason for one in self.inputs.advertised_hold_downs if one.mask & held_down), "")
 
     def _handed_over(self, pod: NeuronPod) -> PodWrite | None:
         """The annotations of an unserved pod that takes over the set which another pod left."""

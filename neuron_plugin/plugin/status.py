@@ -12,13 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from neuron_plugin import __version__
-from neuron_plugin.allocation import DecisionLog, Resource, decisions_document, ids_of, mask_of
+from neuron_plugin.allocation import DISABLE_KEY, DecisionLog, Resource, decisions_document, ids_of, mask_of
 from neuron_plugin.build import Build, build
 from neuron_plugin.http_server import Health
 from neuron_plugin.kubelet import DevicePluginServer, KubeletCounters, dial
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.health_watch import HealthWatch
 from neuron_plugin.plugin.node import Node
+from neuron_plugin.plugin.node_watch import NodeWatch
 from neuron_plugin.plugin.pod_watch import PodWatch
 from neuron_plugin.plugin.publisher import WriteQueue
 from neuron_plugin.plugin.snapshot import Snapshot
@@ -30,13 +31,19 @@ PREFIX = "neuron_plugin_"
 DIAL_SECONDS = 2.0
 """Below a probe's usual time-out of some seconds, so that the reason reaches the kubelet's event."""
 
-_STATES = ("free", "allocated", "allocated_as_other", "unhealthy", "cooling_down")
+_STATES = ("free", "allocated", "allocated_as_other", "unhealthy", "disabled", "cooling_down")
 
 METRICS: Mapping[str, tuple[str, Sequence[str], str]] = {
     "build_info": ("gauge", Build._fields, "Always 1; which build this is."),
     "info": ("gauge", ("version", "driver_version", "device_name", "instance_type"), "Always 1; what runs on what."),
     "devices": ("gauge", ("resource", "state"), f"Ids of a resource: {', '.join(_STATES)}."),
-    "device_healthy": ("gauge", ("device",), "1 if a device may be allocated, else 0."),
+    "device_healthy": ("gauge", ("device",), "1 if a device is present and healthy, else 0."),
+    "device_disabled": ("gauge", ("device",), f"1 if the node's annotation {DISABLE_KEY} disables a device, else 0."),
+    "disable_devices_readable": (
+        "gauge",
+        (),
+        f"1 unless {DISABLE_KEY} cannot be read and its last value holds.",
+    ),
     "ecc_errors": ("gauge", ("device", "kind"), "Errors since power-up: sram, memory (both uncorrected), repairable."),
     "allocated_pods": ("gauge", (), "Pods that have devices or cores."),
     "allocated": (
@@ -80,7 +87,7 @@ class PluginStatus:
     """Probes, metrics and decisions of one node daemon; ``http_server`` serves them.
 
     Alive is what a restart would mend: our own sockets, dialled as the kubelet dials them. Ready is what a rollout
-    waits for: the kubelet follows every resource. Neither asks for an API server.
+    waits for: the kubelet follows every resource, and the API server, if there is one, knows the node by its name.
     """
 
     def __init__(
@@ -93,9 +100,10 @@ class PluginStatus:
         kubelet_counters: KubeletCounters,
         *,
         pods: PodWatch | None,
+        own_node: NodeWatch | None,
         writes: WriteQueue | None,
     ) -> None:
-        """``pods`` and ``writes`` are None without an API server."""
+        """``pods``, ``own_node`` and ``writes`` are None without an API server."""
         self._node = node
         self._servers = servers
         self._health = health
@@ -103,6 +111,7 @@ class PluginStatus:
         self._counters = counters
         self._kubelet_counters = kubelet_counters
         self._pods = pods
+        self._own_node = own_node
         self._writes = writes
 
     async def liveness(self) -> Health:
@@ -111,18 +120,22 @@ class PluginStatus:
         return Health({server.resource: fault for server, fault in zip(self._servers, faults, strict=True)})
 
     async def readiness(self) -> Health:
-        """``/readyz``: whether the kubelet follows every resource, or what is missing."""
+        """``/readyz``: whether the kubelet follows every resource and the Node is there, or what is missing."""
         notes = [f"{source} is not running: {why}" for source, why in self._health.silent_sources.items()]
         snapshot = self._node.snapshot
+        checks = {"node": self._own_node.problem} if self._own_node else {}
         if snapshot is None:
-            return Health({"devices": "no Neuron device has been found: is the driver loaded?"}, tuple(notes))
+            no_device = "no Neuron device has been found: is the driver loaded?"
+            return Health({"devices": no_device, **checks}, tuple(notes))
+        if self._own_node and self._own_node.unreadable:
+            notes.append(f"disabled devices are those of before: {self._own_node.unreadable}")
         if snapshot.inputs.recorded.unreadable:
             notes.append(f"allocations come from PodResources: {snapshot.inputs.recorded.unreadable}")
-        waiting = {
+        checks |= {
             server.resource: "" if server.registered.is_set() else f"{server.resource}: {server.state.value}"
             for server in self._servers
         }
-        return Health(waiting, tuple(notes))
+        return Health(checks, tuple(notes))
 
     def decisions(self) -> bytes:
         """``/decisions``: all that is remembered, oldest first, each with its candidates."""
@@ -167,6 +180,7 @@ class PluginStatus:
             "ecc_errors": dict(self._ecc_errors()),
             "registered": {(server.resource,): server.registered.is_set() for server in self._servers},
             "silent_sources": {(source,): 1 for source in self._health.silent_sources},
+            "disable_devices_readable": {(): not self._own_node.unreadable} if self._own_node else {},
             "watch_age_seconds": {} if age is None else {(): age},
             "pending_writes": {} if self._writes is None else {(): len(self._writes)},
             "allocations_total": {(resource,): count for resource, count in counters.allocations.items()},
@@ -198,6 +212,7 @@ def _of_snapshot(snapshot: Snapshot, resources: Sequence[Resource]) -> dict[str,
         "info": {(__version__, inventory.driver_version, inventory.device_name, geometry.instance_type): 1},
         "devices": _devices(snapshot, resources),
         "device_healthy": {(str(one),): one not in inventory.unhealthy for one in inventory.listed},
+        "device_disabled": {(str(one),): one in inventory.disabled for one in inventory.listed},
         "allocated_pods": {(): len(snapshot.ledger.by_pod)},
         "allocated": _allocated(snapshot),
         "unconfirmed_allocations": {(): len(inputs.pending)},
@@ -219,7 +234,9 @@ def _devices(snapshot: Snapshot, resources: Sequence[Resource]) -> Samples:
         found.update({(resource.value, state): 0 for state in _STATES})
         for number in ids_of(geometry, resource.unit, listed):
             mask = mask_of(geometry, resource.unit, (number,))
-            state = "unhealthy" if mask & ~inventory.healthy_mask else "cooling_down" if mask & held_down else "free"
+            state = "cooling_down" if mask & held_down else "free"
+            state = "unhealthy" if mask & ~inventory.healthy_mask else state
+            state = "disabled" if mask & inventory.disabled_mask else state
             state = "allocated" if mask & own else "allocated_as_other" if mask & other else state
             found[resource.value, state] += 1
     return found

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation.inventory import InventoryError, NodeInventory, read_inventory, write_inventory
+from neuron_plugin.allocation.inventory import (
+    DISABLED_REASON,
+    InventoryError,
+    NodeInventory,
+    disabled_devices,
+    read_inventory,
+    write_inventory,
+)
+from neuron_plugin.allocation.resources import IdListError
 from neuron_plugin.topology import Geometry, Topology
 from tests.topology.oracle import INF2_LINE, TRN1, every_geometry
 
@@ -37,6 +45,7 @@ def inventories(draw: st.DrawFn) -> NodeInventory:
         logical_core_size=draw(st.sampled_from([1, 2])),
         physical_cores_per_device=draw(st.sampled_from([0, 2, 8])),
         ultraserver=draw(st.dictionaries(st.sampled_from(["mode", "serverId4"]), st.text(max_size=20))),
+        disabled=tuple(sorted(draw(st.sets(ids)))),
     )
 
 
@@ -83,6 +92,37 @@ def test_equal_inventories_give_equal_texts_whatever_their_order() -> None:
 
 def test_t25_missing_and_unhealthy_devices_are_not_handed_out() -> None:
     assert TRN1.whole_devices(TORN.healthy_mask) == (0, 1, 2, 4, 5, 6, 7, 8, 11, 12, 13, 14, 15)
+
+
+def test_a_disabled_device_is_not_handed_out_and_has_its_own_reason() -> None:
+    inventory = replace(TORN, disabled=(5, 10))
+    assert 5 not in TRN1.whole_devices(inventory.healthy_mask)
+    assert TRN1.whole_devices(inventory.disabled_mask) == (5,), "10 could not be handed out anyway"
+
+
+def test_a_reader_that_does_not_know_of_disabled_devices_takes_them_for_unhealthy() -> None:
+    fields = json.loads(write_inventory(replace(TORN, disabled=(5, 10))))
+    assert fields.pop("disabled") == [5, 10]
+    inventory = read_inventory(json.dumps(fields))
+    assert inventory.unhealthy == {**TORN.unhealthy, 5: DISABLED_REASON}
+
+
+def test_disabled_devices_that_are_no_ids_of_the_node_are_refused() -> None:
+    assert refusal(disabled=[16]) == "disabled is 16, expected a whole number from 0 to 15"
+    assert refusal(disabled="5") == "disabled is '5', expected a list of whole numbers"
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"), [("5,7", (5, 7)), (" 7 , 5", (5, 7)), ("0-3,8", (0, 1, 2, 3, 8)), ("", ()), ("  ", ())]
+)
+def test_the_operators_annotation_is_a_list_of_ids(text: str, ids: tuple[int, ...]) -> None:
+    assert disabled_devices(text) == ids
+
+
+@pytest.mark.parametrize("text", ["5;7", "neuron5", "5,,7", "all", "-1", "5,5", "9-3"])
+def test_an_operators_annotation_that_is_no_list_of_ids_is_refused(text: str) -> None:
+    with pytest.raises(IdListError):
+        disabled_devices(text)
 
 
 def test_p24_an_unhealthy_device_that_is_also_missing_takes_nothing_twice() -> None:

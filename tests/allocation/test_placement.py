@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import placement as module
+from neuron_plugin.allocation.narrowing import DeviceFacts
 from neuron_plugin.allocation.placement import MOST_CONTAINERS, Placement, place, place_healthy, placement_mask
 from neuron_plugin.allocation.rejection import Rejection
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
@@ -343,6 +344,18 @@ def test_t17_all_devices_never_fit_beside_an_unhealthy_one() -> None:
     assert refusal.code == "unhealthy"
     assert refusal.text == "No set of 16 healthy linked Neuron devices on the node"
     assert not refusal.may_pass
+
+
+def test_a_set_that_only_disabled_devices_prevent_says_so() -> None:
+    disabled_mask, sick_mask = TRN1.device_mask(2), TRN1.device_mask(9)
+    healthy, facts = TRN1.all_mask & ~disabled_mask, DeviceFacts(disabled_mask=disabled_mask)
+    refusal = place_healthy(TRN1, healthy, healthy, (device(16),), facts)
+    assert isinstance(refusal, Rejection)
+    assert (refusal.code, refusal.may_pass) == ("disabled", False)
+    refusal = place_healthy(TRN1, healthy & ~sick_mask, healthy, (device(16),), facts)
+    assert isinstance(refusal, Rejection)
+    assert refusal.code == "unhealthy", "it would not fit if the device were enabled"
+    assert not isinstance(place_healthy(TRN1, healthy, healthy, (device(8),), facts), Rejection)
 
 
 def test_t8_a_full_node_may_come_free() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from neuron_plugin.allocation.rejection import (
     Rejection,
+    disabled,
     fragmented,
     not_free,
     too_many,
@@ -35,6 +36,7 @@ TEXTS = [
     (too_many(INF1, Unit.CORE, 17), "Instance type inf1.6xlarge has 16 Neuron cores and 17 were requested"),
     (too_many_together(INF1), "Instance type inf1.6xlarge has no room for all containers of the pod at once"),
     (unhealthy(Unit.DEVICE, 4), "No set of 4 healthy linked Neuron devices on the node"),
+    (disabled(Unit.DEVICE, 4), "The node's disabled Neuron devices leave no linked set of 4 devices"),
     (not_free(Unit.CORE, 3), "Fewer than 3 free Neuron cores"),
     (fragmented(Unit.DEVICE, 4), "No free linked set of 4 Neuron devices"),
 ]

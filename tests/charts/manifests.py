@@ -35,7 +35,7 @@ def pod_templates(name: str) -> dict[str, Manifest]:
 
 
 def containers(template: Manifest) -> list[Manifest]:
-    """All containers of a pod template."""
+    """All containers of a pod or pod template."""
     spec = template["spec"]
     return [*spec.get("initContainers", []), *spec["containers"]]
 

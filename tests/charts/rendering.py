@@ -45,17 +45,19 @@ def render(
     chart: Path = CHART,
     release: str = "neuron-plugin",
     kubernetes: str = KUBERNETES,
+    flags: tuple[str, ...] = (),
 ) -> str:
     """What ``helm template`` makes of the chart; generated certificates, new each time, are left out."""
     command = [helm() or "helm", "template", release, str(chart), "--values", str(values)]
-    command += ["--namespace", namespace, "--kube-version", kubernetes]
+    command += ["--namespace", namespace, "--kube-version", kubernetes, *flags]
     done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - our own arguments
     return _CERTIFICATE.sub(r"\1: R0VORVJBVEVE", done.stdout)
 
 
 def render_plain(values: Path) -> str:
     """A rendering for people without Helm: nothing in it claims to be Helm's."""
-    return _HELMS_LABELS.sub("", render(values, PLAIN_NAMESPACE)).replace(_NO_ADDRESS, "address-of-the-extender")
+    text = render(values, PLAIN_NAMESPACE, flags=("--skip-tests",))
+    return _HELMS_LABELS.sub("", text).replace(_NO_ADDRESS, "address-of-the-extender")
 
 
 def render_notes(values: Path) -> str:

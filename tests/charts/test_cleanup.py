@@ -82,7 +82,7 @@ def test_it_uses_the_release_s_image_and_pull_secrets() -> None:
 def test_nothing_has_hooks_that_was_not_asked_to(name: str) -> None:
     assert not of_kind(name, "Job")
     for found in manifests(name):
-        assert "helm.sh/hook" not in found["metadata"].get("annotations", {})
+        assert found["metadata"].get("annotations", {}).get("helm.sh/hook") in {None, "test"}
 
 
 def test_kubectl_is_never_handed_a_hook() -> None:

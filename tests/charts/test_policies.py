@@ -10,20 +10,37 @@ import re
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from neuron_plugin.allocation import (
     ALLOC_TIME_KEY,
     ALLOCATED_KEY,
     CORES_KEY,
     DEVICES_KEY,
+    DISABLE_KEY,
     INVENTORY_KEY,
     VENDOR_IDS_KEY,
+    Rejection,
 )
 from neuron_plugin.allocation.assignment import VENDOR_RESOURCE_KEY
+from neuron_plugin.allocation.constraints import (
+    ALLOW_KEY,
+    BALANCE_KEY,
+    CONSTRAINT_KEYS,
+    DENY_KEY,
+    DEVICE_NAME_KEY,
+    LONGEST_TEXT,
+    PREFER_KEY,
+    PREFER_NUMA_KEY,
+    SAME_DEVICE_KEY,
+    read_constraints,
+)
 from neuron_plugin.allocation.requests import ContainerSpec, RequestError, pod_request
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.extender.informers import LEASE_PREFIX
 from neuron_plugin.plugin.publisher import LABEL_PREFIX, PUBLISHED_LABELS
+from neuron_plugin.topology import Unit
 from neuron_plugin.topology.instances import SHIPPED
 from tests.charts.manifests import NAMES, Manifest, default_values, embedded, of_kind
 
@@ -141,6 +158,13 @@ def test_p82_node_and_lease_are_described_under_the_names_of_the_code() -> None:
     assert f"'{LEASE_PREFIX}' + variables.node" in expressions(policy("device-plugin", "own-lease"))
 
 
+def test_p82_the_plugin_may_not_say_which_devices_are_disabled() -> None:
+    spec = policy("device-plugin", "own-node")
+    (keys,) = (each["expression"] for each in spec["variables"] if each["name"] == "operatorsAnnotations")
+    assert yaml.safe_load(keys) == [DISABLE_KEY]
+    assert expressions(spec).count("!(key in variables.operatorsAnnotations)") == 2, "neither set nor remove it"
+
+
 def test_p82_every_label_that_the_plugin_publishes_may_pass_the_fence() -> None:
     spec = policy("device-plugin", "own-node")
     (listed,) = (each["expression"] for each in spec["variables"] if each["name"] == "vendorLabels")
@@ -207,6 +231,48 @@ def test_p82_two_resources_in_a_container_are_refused_in_the_words_of_the_code()
     said = said.replace("' + variables.twice[0].container[0] + '", "main")
     said = said.replace("' + variables.twice[0].resources.join(' and ') + '", " and ".join(limits))
     assert said.strip("'") == str(refused.value)
+
+
+def forms() -> dict[str, str]:
+    """The regular expressions that the policy holds against a pod's constraints, by annotation."""
+    (listed,) = (
+        each["expression"] for each in policy("device-plugin", "requests")["variables"] if each["name"] == "form"
+    )
+    return dict(re.findall(r"'([^']+)': r'([^']+)'", listed))
+
+
+def test_p82_every_constraint_of_the_code_is_judged() -> None:
+    assert set(forms()) == set(CONSTRAINT_KEYS)
+    assert f"size() <= {LONGEST_TEXT} " in expressions(policy("device-plugin", "requests"))
+
+
+ASKED = [("a", Unit.CORE), ("b", Unit.CORE)]
+
+
+@pytest.mark.parametrize("key", CONSTRAINT_KEYS)
+@given(text=st.text("0123456789-, abt.", max_size=12))
+def test_p82_a_constraint_is_refused_early_only_if_the_code_refuses_it(key: str, text: str) -> None:
+    if not re.search(forms()[key], text, re.ASCII):
+        assert isinstance(read_constraints({key: text}, ASKED), Rejection)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (ALLOW_KEY, ""),
+        (ALLOW_KEY, "1;2"),
+        (ALLOW_KEY, "neuron3"),
+        (DENY_KEY, "64"),
+        (DENY_KEY, "0-"),
+        (PREFER_KEY, "1,,2"),
+        (DEVICE_NAME_KEY, "trn1 trn2"),
+        (SAME_DEVICE_KEY, "a,"),
+        (PREFER_NUMA_KEY, "yes"),
+        (BALANCE_KEY, "memory,other"),
+    ],
+)
+def test_p82_what_cannot_be_read_is_refused_early(key: str, text: str) -> None:
+    assert not re.search(forms()[key], text, re.ASCII)
 
 
 def defaults(name: str) -> Manifest:

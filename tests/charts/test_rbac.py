@@ -36,6 +36,7 @@ EVENTS = {("events.k8s.io", "events", "create", "")}
 
 CLUSTER_WIDE = {
     "neuron-plugin": follows("pods")
+    | follows("nodes")
     | {("", "pods/status", "patch", ""), ("", "nodes", "get", ""), ("", "nodes", "patch", "")}
     | EVENTS,
     "neuron-plugin-extender": follows("pods")

@@ -95,7 +95,7 @@ def test_nodes_shows_what_each_has_and_the_totals(cli: Cli, kubeconfig: Path) ->
     assert (outcome.status, outcome.err) == (0, "")
     *rows, blank, totals = outcome.out.splitlines()
     assert [re.split(r" {2,}", row) for row in rows] == [
-        ["NODE", "TYPE", "FREE", "FREE-DEVICES", "FREE-CORES", "UNHEALTHY", "PODS", "STATE"],
+        ["NODE", "TYPE", "FREE", "FREE-DEVICES", "FREE-CORES", "UNHEALTHY", "DISABLED", "PODS", "STATE"],
         [
             "inf-1",
             "inf2.48xlarge",
@@ -103,10 +103,11 @@ def test_nodes_shows_what_each_has_and_the_totals(cli: Cli, kubeconfig: Path) ->
             "0-11",
             "24/24",
             "-",
+            "-",
             "0",
             f"{NO_ASSIGNMENT.text}; pod default/stock is bound and has no assignment yet",
         ],
-        ["trn-1", "trn1.32xlarge", "9/16", "6-11,13-15", "19/32", "12", "2", "open"],
+        ["trn-1", "trn1.32xlarge", "9/16", "6-11,13-15", "19/32", "12", "-", "2", "open"],
     ]
     assert blank == ""
     assert totals == "2 nodes, 1 closed: 9 of 28 devices and 19 of 56 cores free, 1 unhealthy; 2 pods there, 1 waiting"

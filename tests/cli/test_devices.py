@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from itertools import takewhile
 
 import msgspec
@@ -350,3 +351,15 @@ def test_every_state_of_health_has_a_colour() -> None:
 )
 def test_the_title_is_the_machine_in_one_line(report: MachineReport, title: str) -> None:
     assert title_of(report) == title
+
+
+def test_a_device_out_of_service_is_called_disabled_unless_it_is_broken(make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge")
+    node.set_ecc(1, sram=1)
+    report = machine_report(replace(looked(node), disabled=(1, 3)), Holders(None))
+    shown = {row[0][0]: [text for text, _ in row] for row in device_lines(Form.TEXT, report)}
+    headings = shown["DEVICE"]
+    assert shown["1"][headings.index("HEALTH")] == "unhealthy"
+    assert shown["3"][headings.index("HEALTH")] == "disabled"
+    assert shown["3"][-1] == "disabled by the node's annotation neuron-plugin.io/disable-devices"
+    assert [device.id for device in report.devices if device.disabled] == [1, 3]

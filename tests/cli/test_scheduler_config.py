@@ -18,6 +18,13 @@ def test_it_prints_a_configuration_of_a_second_scheduler(cli: Cli) -> None:
     assert found["extenders"][0]["urlPrefix"] == "http://127.0.0.1:12345"
 
 
+def test_amounts_beside_memory_are_managed_and_not_counted_by_the_scheduler(cli: Cli) -> None:
+    found = yaml.safe_load(cli("scheduler-config", "--amount", "shares", "--amount", "memory").out)
+    managed = found["extenders"][0]["managedResources"]
+    ignored = [each["name"] for each in managed if each["ignoredByScheduler"]]
+    assert ignored == ["neuron-plugin.io/memory", "neuron-plugin.io/shares"]
+
+
 def test_json_is_the_same_configuration(cli: Cli) -> None:
     assert json.loads(cli("scheduler-config", "-o", "json").out) == yaml.safe_load(cli("scheduler-config").out)
 

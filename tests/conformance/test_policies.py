@@ -137,6 +137,39 @@ async def test_more_than_any_type_has_is_refused(server: Server, limits: dict[st
 
 
 @pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("allow-devices", "1;2"),
+        ("deny-devices", "64"),
+        ("prefer-devices", ""),
+        ("device-name", "trn1 trn2"),
+        ("device-name", "x," * 600 + "x"),
+        ("same-device", "a,"),
+        ("prefer-numa", "yes"),
+        ("balance", "a,b"),
+    ],
+)
+async def test_a_constraint_that_cannot_be_read_is_refused(server: Server, key: str, text: str) -> None:
+    refusal = await server.refusal(pod({NEURON: "1"}), {f"neuron-plugin.io/{key}": text})
+    assert f"annotation neuron-plugin.io/{key} cannot be read: expected " in refusal
+
+
+async def test_a_constraint_that_can_be_read_is_admitted(server: Server) -> None:
+    texts = {
+        "allow-devices": " 0-7, 12",
+        "deny-devices": "63",
+        "prefer-devices": "003",
+        "device-name": "Trainium1,trn2",
+        "same-device": "c0, c1",
+        "prefer-numa": "true ",
+        "balance": "memory",
+    }
+    annotations = {f"neuron-plugin.io/{key}": text for key, text in texts.items()}
+    assert await server.refusal(pod({CORE: "1"}, {CORE: "1"}), annotations) == ""
+    assert await server.refusal(pod({"cpu": "1"}), {"neuron-plugin.io/allow-devices": "not Neuron's"}) == ""
+
+
+@pytest.mark.parametrize(
     "spec",
     [
         pod({"cpu": "1"}),

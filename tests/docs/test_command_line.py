@@ -87,6 +87,7 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("simulate cluster", CLUSTER),
     ("policies", POLICY),
     ("byShape", next(iter(POLICY["byShape"].values()))),
+    ("cordon", ["version", "node", "disabledBefore", "disabled"]),
     ("uninstall-node", ["version", "cleared"]),
 ]
 

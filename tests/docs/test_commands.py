@@ -48,6 +48,8 @@ NEEDS_MORE = {
     "plan",
     "explain",
     "uninstall-node",
+    "cordon",
+    "uncordon",
     "demo",
     "playground",
 }

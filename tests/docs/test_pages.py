@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from neuron_plugin.allocation import PodUid, Rejection
+from neuron_plugin.allocation import DISABLED_REASON, PodUid, Rejection
 from neuron_plugin.allocation import rejection as rejections
 from neuron_plugin.cli.main import main
 from neuron_plugin.extender.events import EVENT_REASONS
@@ -51,10 +51,16 @@ LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 QUOTED_REFUSALS = {
+    "amount_not_divisible": (Unit.CORE, 5),
+    "amount_too_large": (Unit.CORE, 1),
+    "amount_unknown": (Unit.CORE, 1),
+    "amount_used": (Unit.CORE, 1),
+    "not_allowed": (Unit.DEVICE, 4),
     "unsupported_count": (Unit.DEVICE, 7),
     "too_many": (Unit.DEVICE, 17),
     "too_many_together": (Unit.DEVICE, 1),
     "unhealthy": (Unit.DEVICE, 4),
+    "disabled": (Unit.DEVICE, 4),
     "not_free": (Unit.CORE, 32),
     "fragmented": (Unit.DEVICE, 4),
 }
@@ -163,10 +169,12 @@ def refusal_texts() -> set[str]:
         if inspect.signature(function).return_annotation == "Rejection"
     }
     assert made.keys() == QUOTED_REFUSALS.keys()
-    texts = set()
+    texts = {each.text for each in (rejections.SHARED_DEVICE, rejections.WRONG_PRODUCT, rejections.UNKNOWN_PRODUCT)}
     for name, function in made.items():
         unit, count = QUOTED_REFUSALS[name]
-        known = {"geometry": TRN1, "unit": unit, "count": count}
+        known: dict[str, object] = {"geometry": TRN1, "unit": unit, "count": count}
+        known |= {"name": "neuron-plugin.io/memory", "amount": 5121, "devices": 2, "has": 8192}
+        known |= {"each": 9000 if name == "amount_too_large" else 5120}
         texts.add(function(**{each: known[each] for each in inspect.signature(function).parameters}).text)
     return texts
 
@@ -204,6 +212,7 @@ def admission_texts() -> set[str]:
         refused_allocate(Node(NoFile(()), NoProcess())),
         str(both.request),
         *(refused([["3"]], reason) for reason in (in_use, held_down, "1 uncorrected SRAM error")),
+        refused([["5"]], DISABLED_REASON),
         refused([["17"]]),
         refused([[]]),
         refused([["3", "3"]]),

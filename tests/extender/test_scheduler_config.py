@@ -56,12 +56,12 @@ def test_what_decides_about_safety_is_set_as_it_must_be() -> None:
     assert extender["ignorable"] is False
     assert extender["nodeCacheCapable"] is True
     assert found["profiles"] == [{"schedulerName": "neuron-scheduler", "percentageOfNodesToScore": 100}]
-    assert not any(resource["ignoredByScheduler"] for resource in extender["managedResources"])
-    assert [resource["name"] for resource in extender["managedResources"]] == [
-        "aws.amazon.com/neuron",
-        "aws.amazon.com/neurondevice",
-        "aws.amazon.com/neuroncore",
-    ]
+    assert {resource["name"]: resource["ignoredByScheduler"] for resource in extender["managedResources"]} == {
+        "aws.amazon.com/neuron": False,
+        "aws.amazon.com/neurondevice": False,
+        "aws.amazon.com/neuroncore": False,
+        "neuron-plugin.io/memory": True,
+    }
 
 
 @pytest.mark.parametrize("endpoint", [PLAIN, SECURE])

@@ -7,12 +7,18 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation import (
+    INVENTORY_KEY,
     NO_ASSIGNMENT,
     UNREADABLE_ASSIGNMENT,
+    ContainerKind,
+    ContainerRequest,
     NeuronPod,
     NodeInventory,
+    PodRequest,
     Rejection,
+    Resource,
     assigned_allocations,
+    write_inventory,
 )
 from neuron_plugin.extender.state import (
     NO_INVENTORY,
@@ -218,3 +224,21 @@ def test_an_open_node_has_the_capacity_of_what_is_healthy_and_free() -> None:
 
     assert isinstance(info.capacity, Capacity)
     assert info.capacity.free_mask == info.free_mask == TRN1.devices_mask(range(1, 8))
+
+
+def test_a_node_with_disabled_devices_gives_its_others_and_says_disabled_and_not_broken() -> None:
+    text = write_inventory(NodeInventory(TRN1, present=tuple(range(16)), disabled=(5,)))
+    node = node_of({"metadata": {"name": "node", "uid": "uid", "annotations": {INVENTORY_KEY: text}}})
+    info = node_info(node, [bound("pod", "5")])
+
+    assert isinstance(info.capacity, Capacity)
+    assert info.used_mask == TRN1.device_mask(5), "who has it keeps it"
+    assert info.free_mask == TRN1.all_mask & ~TRN1.device_mask(5)
+    whole = info.capacity.place(asking_for(16))
+    assert isinstance(whole, Rejection)
+    assert whole.text == "The node's disabled Neuron devices leave no linked set of 16 devices"
+    assert not isinstance(info.capacity.place(asking_for(8)), Rejection)
+
+
+def asking_for(devices: int) -> PodRequest:
+    return (ContainerRequest("app", ContainerKind.APP, Resource.NEURON, devices),)

@@ -23,6 +23,7 @@ def golden_world() -> World:
         shipped_geometry("trn1.32xlarge"),
         present=tuple(range(15)),
         unhealthy={12: "uncorrected ECC errors: 3", 15: "not listed by the driver"},
+        disabled=(7,),
         device_name="Trainium1",
         driver_version="2.19.64",
         logical_core_size=1,

@@ -16,13 +16,14 @@ from threading import Thread
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from neuron_plugin.allocation import Assignment, Resource
+from neuron_plugin.allocation import DISABLE_KEY, Assignment, Resource
 from neuron_plugin.http_server import Health, probe_text
 from neuron_plugin.inspection import gathering, holders
 from neuron_plugin.inspection import gathering as everything
-from neuron_plugin.inspection.facts import Cluster, Daemon, DeviceUsers, Facts, Kubelet
+from neuron_plugin.inspection.facts import Cluster, Daemon, DeviceUsers, Facts, Kubelet, NoSuchNode
 from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.gathering import (
+    disabled_here,
     gather,
     gather_cluster,
     gather_daemon,
@@ -80,6 +81,29 @@ def test_the_nodes_name_is_given_or_in_the_environment_or_the_hosts(
     facts = look(make_node, environ, kubeconfig="/k", **given)
     assert facts.cluster == Cluster(name)
     assert asked == [(Path("/k"), name)]
+
+
+@pytest.mark.parametrize(("name", "is_fault"), [("wroker-1", True), ("", False)])
+def test_a_node_that_is_not_there_is_a_fault_only_where_its_name_was_given(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, name: str, *, is_fault: bool
+) -> None:
+    async def answer(*_: object) -> Unknown:
+        return NoSuchNode("the API server has no node")
+
+    monkeypatch.setattr(everything, "gather_cluster", answer)
+    cluster = look(make_node, {}, kubeconfig="/k", **({"node_name": name} if name else {})).cluster
+    assert isinstance(cluster, Unknown)
+    assert isinstance(cluster, NoSuchNode) == is_fault
+
+
+def test_devices_that_the_node_disables_are_known_where_the_daemon_is_not_asked(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(_: object, node_name: str) -> Cluster:
+        return Cluster(node_name, {DISABLE_KEY: "0"})
+
+    monkeypatch.setattr(everything, "gather_cluster", answer)
+    assert look(make_node, {}, kubeconfig="/k").machine.disabled == (0,)
 
 
 def test_in_a_pod_its_service_account_is_used(asked: list[tuple[Path | None, str]], make_node: MakeNode) -> None:
@@ -219,8 +243,15 @@ def test_devices_that_the_daemon_holds_back_are_read_off_the_metrics() -> None:
     metric = Gauge("neuron_plugin_device_healthy", "1 if healthy", ["device"], registry=registry)
     for device, healthy in (("0", 1), ("12", 0), ("3", 0)):
         metric.labels(device).set(healthy)
+    disabled = Gauge("neuron_plugin_device_disabled", "1 if disabled", ["device"], registry=registry)
+    for device, value in (("0", 0), ("12", 1), ("5", 1)):
+        disabled.labels(device).set(value)
     with answering(generate_latest(registry).decode()) as port:
         assert asked_on(port).unhealthy == (3, 12)
+        assert asked_on(port).disabled == (5, 12)
+        node, _ = gather_daemon({}, {"NEURON_PLUGIN_HEALTH_PORT": str(port)})
+        assert disabled_here(node) == (5, 12)
+    assert disabled_here(node) == (), "no daemon answers"
 
 
 def test_somebody_else_on_the_port_is_not_taken_for_a_daemon_that_hears_everything() -> None:

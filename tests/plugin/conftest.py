@@ -11,3 +11,4 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon, "TURN_SECONDS", 0.02)
     monkeypatch.setattr(daemon, "QUIET_SECONDS", 0.05)
     monkeypatch.setattr(daemon, "EMPTY_SECONDS", 0.3)
+    monkeypatch.setattr(daemon, "NODE_SECONDS", 0.5)

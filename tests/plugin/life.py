@@ -183,6 +183,7 @@ class Life:
         self._troubled_at = 0.0
         self._hidden_until = float("-inf")
         self._freed: deque[tuple[float, int]] = deque()
+        self._disabled_since: dict[int, float] = {}
         self._numbers = 0
         if mode.inotify:
             self.kubelet.file.written = lambda: self._look_at(self.chance.random() * 0.005)
@@ -199,6 +200,7 @@ class Life:
             (self.crash, 2),
             (self.list_pod_resources, 2),
             (self.flip_health, 1),
+            (self.flip_disabled, 1),
             (self.restart_kubelet, 0.5),
             (self.kill_plugin, 0.6),
             (self.lose_api, 0.3),
@@ -312,15 +314,19 @@ class Life:
         self.check()
 
     def check(self) -> None:
-        """No core is in two pods."""
+        """No core is in two pods, and none of a disabled device in a new one."""
         now, total = asyncio.get_running_loop().time(), 0
         window = 15.0 if self.mode.sees_cgroups else 50.0
         while self._freed and now - self._freed[0][0] > window:
             self._freed.popleft()
+        closed = [device for device, since in self._disabled_since.items() if now - since > 1.0]
+        closed_mask = physical(self.inventory, self.inventory.geometry.devices_mask(closed))
         for pod in self.pods:
             if pod.static and pod.unrecorded and not self.mode.sees_cgroups:
                 pod.unseen = True  # only its cgroup says when it has ended
             mask = pod.mask
+            if pod.mask & closed_mask & ~pod.ever_given:
+                self.violations.append(Violation(f"{pod} was given a disabled device: {closed}"))
             pod.ever_given |= pod.mask_of_all_given
             if mask & total:
                 others = [f"{other} {other.state}" for other in self.pods if other is not pod and other.mask & mask]
@@ -568,6 +574,15 @@ class Life:
         self._see(replace(self.inventory, unhealthy=unhealthy))
         self.trouble(-CALM_SECONDS / 2)
 
+    def flip_disabled(self) -> None:
+        """An operator takes a device out of service, or puts it back."""
+        device, now = self.chance.randrange(self.mode.geometry.device_count), self._loop.time()
+        if self._disabled_since.pop(device, None) is None and len(self._disabled_since) < 2:
+            self._disabled_since[device] = now
+            self.seen["disabled"] += 1
+        self._see(replace(self.inventory, disabled=tuple(sorted(self._disabled_since))))
+        self.trouble(-CALM_SECONDS / 2)
+
     def change_lnc(self) -> None:
         geometry, size = self.inventory.geometry, self.inventory.logical_core_size
         cores = geometry.cores_per_device * size
@@ -704,7 +719,8 @@ class Life:
         self.api.up, self.api.stalled_until = True, 0.0
         self.kubelet.write_fault, self.kubelet.agents_list = "", 0.0
         self._show_file()
-        self._see(replace(self.inventory, unhealthy={}))
+        self._disabled_since.clear()
+        self._see(replace(self.inventory, unhealthy={}, disabled=()))
         self._start_kubelet()
         self._start_plugin()
         until = self._loop.time() + seconds

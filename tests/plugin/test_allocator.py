@@ -285,6 +285,24 @@ def test_p60_held_down_cores_are_a_conflict_that_says_why() -> None:
     assert "neuron 2 is held down: processes of pod default/b" in conflict(inputs(hold_downs=(held,)), NEURON, 2)
 
 
+def test_a_disabled_device_is_a_conflict_that_says_why_though_an_assignment_names_it() -> None:
+    node = inventory(disabled=(2,))
+    reason = "neuron 2 is held down: disabled by the node's annotation neuron-plugin.io/disable-devices"
+    assert reason in conflict(inputs(node=node), NEURON, 2)
+    assert reason in conflict(inputs(assigned("a", app(1), sets=[[2]]), node=node), NEURON, 2)
+
+
+def test_a_disabled_device_is_not_preferred_though_an_assignment_names_it() -> None:
+    before = inputs(assigned("a", app(4), sets=[ROW0]), node=inventory(disabled=(2,)))
+    assert not set(preferred(before, NEURON, 4)) & set(ROW0)
+
+
+def test_a_later_container_goes_on_with_its_init_containers_device_that_was_disabled_meanwhile() -> None:
+    node = inventory(disabled=(2,))
+    before = inputs(pod("a", init(4), app(4)), recorded=[entry(A, "init", NEURON, *ROW0)], node=node)
+    assert answered(before, NEURON, *ROW0).pod == ref("a")
+
+
 def test_a_waiting_set_of_which_a_part_is_held_down_is_a_conflict() -> None:
     held = HoldDown(B, ref("b"), devices(2), 0.0, 0.0, 0.0, 99.0, "why")
     assert "held down" in conflict(inputs(assigned("a", app(4), sets=[ROW0]), hold_downs=(held,)), NEURON, *ROW0)
@@ -392,7 +410,7 @@ def test_p49_ids_that_a_malformed_assignment_names_are_served_as_drawn() -> None
 
 
 @given(data=st.data())
-def test_no_answer_gives_a_core_that_another_pod_has_or_that_is_held_down(data: st.DataObject) -> None:
+def test_no_answer_gives_a_core_that_another_pod_has_or_that_is_held_down_or_disabled(data: st.DataObject) -> None:
     device = st.integers(0, 7)
     pods = [
         data.draw(
@@ -407,7 +425,8 @@ def test_no_answer_gives_a_core_that_another_pod_has_or_that_is_held_down(data: 
         )
     ]
     held = HoldDown(B, ref("b"), devices(data.draw(device)), 0.0, 0.0, 0.0, 99.0, "why")
-    before = inputs(*pods, recorded=recorded, hold_downs=data.draw(st.sampled_from([(), (held,)])))
+    node = inventory(disabled=tuple(data.draw(st.sets(device, max_size=2))))
+    before = inputs(*pods, recorded=recorded, hold_downs=data.draw(st.sampled_from([(), (held,)])), node=node)
     ids = tuple(sorted(data.draw(st.sets(device, min_size=1, max_size=3))))
     latest = data.draw(st.sampled_from([None, A, uid_of("x")]))
     snapshot = derive(before)
@@ -417,7 +436,7 @@ def test_no_answer_gives_a_core_that_another_pod_has_or_that_is_held_down(data: 
         assert not overlapping or (answer.pod and overlapping == {answer.pod.uid})
         assert answer.mask.bit_count() == 2 * len(ids)
         if not overlapping:
-            assert not answer.mask & before.held_down_mask
+            assert not answer.mask & (before.held_down_mask | node.disabled_mask)
 
 
 # The allocator: what it asks, remembers and records.
@@ -773,6 +792,20 @@ async def test_p46_through_init_container_sidecar_and_app_containers_nothing_lea
         assert left & two == left
         assert not two & (side | one)
         assert not devices(*await desk.prefer(NEURON, 1)) & desk.snapshot.ledger.mask_of(A)
+
+
+async def test_a_pod_without_an_assignment_is_led_to_the_devices_that_its_annotations_allow() -> None:
+    annotations = {"neuron-plugin.io/deny-devices": "0-10", "neuron-plugin.io/prefer-devices": "13"}
+    async with a_desk(pod("a", app(1), annotations=annotations)) as desk:
+        assert await desk.prefer(NEURON, 1) == (13,)
+
+
+async def test_an_annotation_that_cannot_be_read_or_kept_here_stops_no_admission() -> None:
+    for text in ("trn2", "?"):
+        async with a_desk(pod("a", app(4), annotations={"neuron-plugin.io/device-name": text})) as desk:
+            assert len(await desk.prefer(NEURON, 4)) == 4
+            await desk.admit(A, "app", NEURON, 0, 1, 2, 3)
+            assert desk.snapshot.ledger.mask_of(A)
 
 
 # Policies and requests that cannot be served.

@@ -120,7 +120,8 @@ async def test_a_plugin_that_waits_for_the_kubelets_account_is_alive_watches_and
             assert not site.kubelet.capacity(NEURON.value).capacity
             assert not api.objects(LEASES)
             assert not any((await daemon.status.liveness()).checks.values())
-            assert all((await daemon.status.readiness()).checks.values())
+            ready = (await daemon.status.readiness()).checks
+            assert all(ready[server.resource] for server in daemon.servers)
         assert [path.name for path in site.settings.kubelet_dir.glob("*.sock")] == ["kubelet.sock"]
         assert caplog.text.count("nothing is offered until the kubelet says who has what") == 1
 

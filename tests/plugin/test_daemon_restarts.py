@@ -22,7 +22,7 @@ def write_checkpoint(site: Site) -> None:
     site.kubelet.checkpoint.replace(site.kubelet.devices.checkpoint_bytes())
 
 
-async def test_the_api_server_down_at_start_delays_nothing_and_is_caught_up_with() -> None:
+async def test_the_api_server_down_at_start_is_not_waited_for_long_and_is_caught_up_with() -> None:
     async with a_site() as site:
         assert site.api is not None
         await site.api.stop()

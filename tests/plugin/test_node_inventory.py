@@ -133,3 +133,12 @@ def test_p21_the_types_say_the_numa_node_of_each_device_where_it_is_known(
     known = TYPES.get(instance_type)
     assert known is not None
     assert tuple(known.numa_nodes[:4]) == nodes
+
+
+def test_disabled_devices_are_those_of_the_annotation_that_the_node_has() -> None:
+    made = node_inventory(None, a_look(*range(16)), TYPES, "", {}, (5, 7, 99))
+    assert made is not None
+    assert made.disabled == (5, 7)
+    gone = node_inventory(made, Inventory(absence="no driver"), TYPES, "", {}, (7,))
+    assert gone is not None
+    assert gone.disabled == (7,)

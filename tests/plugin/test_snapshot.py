@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import NeuronPod, NodeInventory, PodReference, PodUid, Resource, ids_of
+from neuron_plugin.allocation import DISABLED_REASON, NeuronPod, NodeInventory, PodReference, PodUid, Resource, ids_of
 from neuron_plugin.hardware import MISSING
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
@@ -750,6 +750,51 @@ def test_p47_linked_devices_and_devices_that_were_assigned_so_have_none() -> Non
     assert events(inputs(so, recorded=[entry(A, "app", NEURON, 0, 1, 5, 9)])) == []
 
 
+def constrained(**texts: str) -> NeuronPod:
+    keys = {f"neuron-plugin.io/{key.replace('_', '-')}": text for key, text in texts.items()}
+    cores = [app(1, CORE, name) for name in ("load", "serve")]
+    return pod("a", *cores, annotations=keys)
+
+
+def with_cores(made: NeuronPod, *cores: int) -> Inputs:
+    recorded = [entry(A, name, CORE, core) for name, core in zip(("load", "serve"), cores, strict=False)]
+    return inputs(made, recorded=recorded, node=inventory(device_name="Trainium1"))
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (
+            constrained(device_name="Trn2"),
+            "neuron-plugin.io/device-name is trn2, and the devices of this node are trainium1 or trn1",
+        ),
+        (
+            constrained(deny_devices="2"),
+            "device 2 is not among those that neuron-plugin.io/allow-devices and neuron-plugin.io/deny-devices leave",
+        ),
+        (
+            constrained(same_device="load,serve"),
+            "neuron-plugin.io/same-device names containers load, serve, and they have devices 0,2",
+        ),
+    ],
+)
+def test_a_constraint_that_does_not_hold_without_the_extender_has_an_event(made: NeuronPod, text: str) -> None:
+    (event,) = derive(with_cores(made, 0, 4)).events
+    assert (event.reason, event.text) == ("ConstraintNotKept", text)
+
+
+def test_constraints_that_hold_and_preferences_that_do_not_have_no_event() -> None:
+    kept = constrained(device_name="trn1", allow_devices="0", same_device="load,serve", prefer_devices="7")
+    assert events(with_cores(kept, 0, 1)) == []
+    assert events(with_cores(constrained(device_name="trn2"))) == []
+
+
+def test_a_constraint_that_cannot_be_read_has_an_event_and_its_pod_is_served() -> None:
+    before = with_cores(constrained(allow_devices="x"), 0, 1)
+    assert events(before) == [("a", "InvalidNeuronConstraint")]
+    assert derive(before).ledger.mask_of(A) == 0b11
+
+
 def test_a_request_that_cannot_be_served_has_an_event() -> None:
     both = pod("a", replace(app(1), limits={NEURON.value: "1", CORE.value: "1"}))
     assert events(inputs(both)) == [("a", "InvalidNeuronRequest")]
@@ -784,6 +829,29 @@ def test_p71_an_unhealthy_device_is_unhealthy_under_the_name_it_is_in_use_by() -
     snapshot = derive(inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 1)], node=sick))
     assert reasons(snapshot, NEURON) == {"1": "sick"}
     assert reasons(snapshot, DEVICE) == {"1": "sick"}
+
+
+def test_a_disabled_device_is_unhealthy_under_every_name_and_not_chosen() -> None:
+    snapshot = derive(inputs(node=inventory(disabled=(3,))))
+    assert reasons(snapshot, NEURON) == reasons(snapshot, DEVICE) == {"3": DISABLED_REASON}
+    assert reasons(snapshot, CORE) == {"6": DISABLED_REASON, "7": DISABLED_REASON}
+    assert not snapshot.free_mask & devices(3)
+    assert snapshot.published_inventory == snapshot.inventory
+
+
+def test_who_has_a_disabled_device_keeps_it_and_its_status_shows_no_fault() -> None:
+    """Its id stays healthy, for the scheduler subtracts what is in use from what is healthy."""
+    node = inventory(disabled=(3,))
+    snapshot = derive(inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 3)], node=node))
+    assert reasons(snapshot, NEURON) == {}
+    assert reasons(snapshot, DEVICE) == {"3": "in use by pod default/a as aws.amazon.com/neuron"}
+    core = derive(inputs(pod("a", app(1, CORE)), recorded=[entry(A, "app", CORE, 6)], node=node))
+    assert reasons(core, CORE) == {"7": DISABLED_REASON}
+    assert not core.events
+
+
+def test_a_device_that_fails_while_it_is_disabled_is_unhealthy() -> None:
+    assert reasons(derive(inputs(node=inventory(disabled=(3,), unhealthy={3: "sick"})))) == {"3": "sick"}
 
 
 def test_p20_a_missing_device_is_listed_as_unhealthy() -> None:

@@ -71,6 +71,7 @@ class Parts:
     kubelet: KubeletCounters = field(default_factory=KubeletCounters)
     age: float | None = None
     writes: WriteQueue | None = None
+    own_node: Any = None
 
     @property
     def status(self) -> PluginStatus:
@@ -83,6 +84,7 @@ class Parts:
             self.counters,
             self.kubelet,
             pods=None if self.age is None else fakes(age_seconds=self.age),
+            own_node=self.own_node,
             writes=self.writes,
         )
 
@@ -180,6 +182,20 @@ async def test_a_checkpoint_that_cannot_be_read_is_named_and_fails_nothing() -> 
     assert ready.notes == ("allocations come from PodResources: a future format",)
 
 
+async def test_a_node_that_the_api_server_does_not_know_is_not_ready() -> None:
+    own_node = SimpleNamespace(unreadable="", problem="the API server has no node 'wroker-1'")
+    for parts in (Parts(own_node=own_node), Parts(inputs=None, own_node=own_node)):
+        assert (await parts.status.readiness()).checks["node"] == own_node.problem
+
+
+async def test_disabled_devices_that_cannot_be_read_are_named_and_fail_nothing() -> None:
+    parts = Parts(own_node=SimpleNamespace(unreadable="disable-devices reads 'x'", problem=""))
+    ready = await parts.status.readiness()
+    assert not any(ready.checks.values())
+    assert ready.notes == ("disabled devices are those of before: disable-devices reads 'x'",)
+    assert parts.scraped()["disable_devices_readable"] == {(): 0}
+
+
 # Metrics.
 
 
@@ -212,6 +228,7 @@ def everything() -> Parts:
         kubelet=kubelet,
         age=1.5,
         writes=WriteQueue(),
+        own_node=SimpleNamespace(unreadable="", problem=""),
     )
 
 
@@ -232,7 +249,7 @@ def test_counters_are_called_total_and_nothing_else_is() -> None:
 
 
 def test_p79_every_id_is_in_exactly_one_state_under_each_name() -> None:
-    node = inventory(INF2, unhealthy={5: "sick"})
+    node = inventory(INF2, unhealthy={5: "sick"}, disabled=(1, 5, 9))
     before = inputs(
         pod("a", app(2, DEVICE)),
         node=node,
@@ -240,11 +257,12 @@ def test_p79_every_id_is_in_exactly_one_state_under_each_name() -> None:
         hold_downs=(held(5, 7, node=node),),
     )
     found = Parts(before).scraped()["devices"]
-    others = {"unhealthy": 1.0, "cooling_down": 1.0}
-    assert states_of(found, DEVICE) == others | {"free": 8, "allocated": 2}
-    assert states_of(found, NEURON) == others | {"free": 8, "allocated_as_other": 2}
-    assert states_of(found, CORE) == {"free": 16, "allocated_as_other": 4, "unhealthy": 2, "cooling_down": 2}
-    assert len(found) == 15
+    others = {"unhealthy": 1.0, "cooling_down": 1.0, "disabled": 1.0}
+    assert states_of(found, DEVICE) == others | {"free": 7, "allocated": 2}
+    assert states_of(found, NEURON) == others | {"free": 7, "allocated_as_other": 2}
+    each = {"unhealthy": 2, "cooling_down": 2, "disabled": 2}
+    assert states_of(found, CORE) == each | {"free": 14, "allocated_as_other": 4}
+    assert len(found) == 18
 
 
 def test_p79_a_pod_that_is_gone_leaves_no_series() -> None:

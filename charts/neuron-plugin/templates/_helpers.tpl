@@ -96,4 +96,103 @@ request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][0].orValue(''
       ignoredByScheduler: false
     - name: aws.amazon.com/neuroncore
       ignoredByScheduler: false
+    - name: neuron-plugin.io/memory
+      ignoredByScheduler: true
+{{- end }}
+
+{{/* Where the plugin finds the host in its container; the doctor looks from there, too. */}}
+{{- define "neuron-plugin.hostMounts" -}}
+- name: config
+  mountPath: /etc/neuron-plugin
+  readOnly: true
+- name: device-plugins
+  mountPath: {{ .Values.devicePlugin.kubeletDir }}/device-plugins
+- name: pod-resources
+  mountPath: {{ .Values.devicePlugin.kubeletDir }}/pod-resources
+  readOnly: true
+# To see when no process of an ended pod lives any more.
+- name: cgroup
+  mountPath: /host/cgroup
+  readOnly: true
+# To see which device nodes exist; none is opened.
+- name: dev
+  mountPath: /dev
+  readOnly: true
+# The host's choice of logical cores: neuron/logical_nc_config.
+- name: opt-aws
+  mountPath: /opt/aws
+  readOnly: true
+{{- if .Values.devicePlugin.settings.cdi }}
+- name: cdi
+  mountPath: /var/run/cdi
+{{- end }}
+{{- if eq (.Values.devicePlugin.settings.registration | default "socket") "watcher" }}
+- name: plugins-registry
+  mountPath: {{ .Values.devicePlugin.kubeletDir }}/plugins_registry
+{{- end }}
+{{- if .Values.devicePlugin.watchProcesses }}
+- name: proc
+  mountPath: /host/proc
+  readOnly: true
+{{- end }}
+{{- if .Values.devicePlugin.stateDir }}
+- name: state
+  mountPath: /var/lib/neuron-plugin
+{{- end }}
+{{- with .Values.devicePlugin.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* What is mounted there. */}}
+{{- define "neuron-plugin.hostVolumes" -}}
+- name: config
+  configMap:
+    name: {{ include "neuron-plugin.name" . }}
+- name: device-plugins
+  hostPath:
+    path: {{ .Values.devicePlugin.kubeletDir }}/device-plugins
+    type: Directory
+- name: pod-resources
+  hostPath:
+    path: {{ .Values.devicePlugin.kubeletDir }}/pod-resources
+    type: Directory
+- name: cgroup
+  hostPath:
+    path: /sys/fs/cgroup
+    type: Directory
+- name: dev
+  hostPath:
+    path: /dev
+    type: Directory
+- name: opt-aws
+  hostPath:
+    path: /opt/aws
+{{- if .Values.devicePlugin.settings.cdi }}
+- name: cdi
+  hostPath:
+    path: /var/run/cdi
+    type: DirectoryOrCreate
+{{- end }}
+{{- if eq (.Values.devicePlugin.settings.registration | default "socket") "watcher" }}
+- name: plugins-registry
+  hostPath:
+    path: {{ .Values.devicePlugin.kubeletDir }}/plugins_registry
+    type: Directory
+{{- end }}
+{{- if .Values.devicePlugin.watchProcesses }}
+- name: proc
+  hostPath:
+    path: /proc
+    type: Directory
+{{- end }}
+{{- with .Values.devicePlugin.stateDir }}
+- name: state
+  hostPath:
+    path: {{ . }}
+    type: DirectoryOrCreate
+{{- end }}
+{{- with .Values.devicePlugin.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}

@@ -40,6 +40,7 @@ CHECKS = (
     Check("logical-cores", "LNC is legal here", hardware.check_logical_cores),
     Check("configuration", "the daemon's settings can be used, and are known here", kubelet.check_configuration),
     Check("health", "no device has errors", hardware.check_health),
+    Check("disabled", "no device was taken out of service by an operator", hardware.check_disabled),
     Check("kubelet", "kubelet.sock and PodResources answer, the checkpoint can be read", kubelet.check_kubelet),
     Check("plugin", "our sockets: one for each resource, and it answers", kubelet.check_plugin),
     Check("registration", "the kubelet offers what the machine has", kubelet.check_registration),

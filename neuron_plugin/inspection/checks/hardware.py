@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from neuron_plugin.allocation import DISABLE_KEY, IdListError, disabled_devices, format_ids
 from neuron_plugin.hardware import Severity, Signal
-from neuron_plugin.inspection.facts import NO_DEVICE, Facts
+from neuron_plugin.inspection.facts import NO_DEVICE, Cluster, Facts
 from neuron_plugin.inspection.findings import (
     Finding,
     Findings,
@@ -251,6 +252,42 @@ _REMEDIES: Mapping[Signal, str] = {
     Signal.REPAIRABLE_ECC: "let the node drain at a good moment and reboot it: that repairs the memory",
     Signal.COMPONENTS: "drain the node and replace the instance",
 }
+
+
+def check_disabled(facts: Facts) -> Findings:
+    """Which devices an operator has taken out of service, by the Node's annotation or the daemon's word."""
+    disabled, by_daemon = facts.daemon.disabled, not isinstance(facts.daemon.disabled, Unknown)
+    if isinstance(facts.cluster, Cluster):
+        text = facts.cluster.annotations.get(DISABLE_KEY, "")
+        try:
+            disabled = disabled_devices(text)
+        except IdListError as error:
+            yield warning(
+                f"the node's annotation {DISABLE_KEY} reads {text[:60]!r}: {error}",
+                "the plugin goes by the last value that it could read",
+                f"correct it: kubectl annotate --overwrite node {facts.cluster.node_name} {DISABLE_KEY}=5,7",
+            )
+    ids = known(disabled)
+    count = known(facts.geometry).device_count
+    if unknown := [each for each in ids if each >= count]:
+        yield warning(
+            f"the node's annotation {DISABLE_KEY} names {named('device', unknown)}, this machine has 0 to {count - 1}",
+            "these ids disable nothing; the others of the list hold",
+            "correct the list, if another device was meant",
+        )
+    if listed := [each for each in ids if each < count]:
+        yield note(
+            f"{named('device', listed)} {'is' if len(listed) == 1 else 'are'} out of service",
+            "an operator disabled them: no new pod gets them, pods that have them keep them",
+            f"when they may be used again: neuron-plugin uncordon NODE {format_ids(listed)}",
+        )
+        if by_daemon and set(listed) != set(facts.machine.disabled):
+            yield warning(
+                f"the daemon has {ranges(facts.machine.disabled)} out of service, the annotation says {ranges(listed)}",
+                "the daemon follows the annotation within a second where it can watch the node",
+                "see the plugin's log for 'API server watch': it needs the rights to list and watch nodes",
+            )
+    return "every device is in service"
 
 
 def check_health(facts: Facts) -> Findings:

@@ -146,10 +146,11 @@ def _resource(facts: Facts, resource: Resource, ids: tuple[str, ...]) -> Iterato
             "another plugin serves this resource, or the number of logical cores (LNC) has changed",
             "leave one plugin on the node; after a change of LNC drain the node and restart the plugin",
         )
-    usable, expected = set(ids_of(geometry, unit, facts.machine.usable_mask)), set[int]()
+    usable, expected = set(ids_of(geometry, unit, facts.machine.healthy_mask)), set[int]()
     if isinstance(ledger := facts.ledger, Ledger):
         elsewhere = mask_union(each for each in ledger.allocations if each.resource is not resource)
-        expected = {each for each in usable if not mask_of(geometry, unit, (each,)) & elsewhere}
+        in_service = ids_of(geometry, unit, facts.machine.usable_mask)
+        expected = {each for each in in_service if not mask_of(geometry, unit, (each,)) & elsewhere}
     configured, served = facts.daemon.resources, facts.sockets_of(resource)
     unusable, withheld = offered - usable, expected - offered
     if not ids and not served:

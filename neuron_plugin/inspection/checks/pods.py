@@ -22,7 +22,7 @@ from neuron_plugin.allocation import (
     ids_of,
     read_inventory,
 )
-from neuron_plugin.inspection.facts import Cluster, Facts
+from neuron_plugin.inspection.facts import Cluster, Facts, NoSuchNode
 from neuron_plugin.inspection.findings import (
     Finding,
     Findings,
@@ -73,7 +73,7 @@ def check_holders(facts: Facts) -> Findings:
                 "the Neuron runtime needs consecutive ids, and collectives need linked devices: it may fail at start",
                 "ask for a count that has a set (see the README) and let neuron-plugin choose; then delete the pod",
             )
-        if lost := geometry.devices_touched(each.mask & ~facts.machine.usable_mask):
+        if lost := geometry.devices_touched(each.mask & ~facts.machine.healthy_mask):
             yield warning(
                 f"{_container(each)} runs on {named('device', lost)}, missing or unhealthy",
                 "running pods are left alone; its work may fail, and it cannot be admitted again as it is",
@@ -162,6 +162,13 @@ def _annotated(facts: Facts, pod: NeuronPod) -> Iterator[Finding]:
 
 def check_node_annotations(facts: Facts) -> Findings:
     """Our inventory of the node, against the machine."""
+    if isinstance(facts.cluster, NoSuchNode):
+        yield problem(
+            facts.cluster.why,
+            "by this name the plugin sees none of the node's pods, and nothing that it writes about the node arrives",
+            "set --node-name or NODE_NAME to this node's name, as 'kubectl get nodes' shows it",
+        )
+        return ""
     cluster = known(facts.cluster)
     text, here, node = cluster.annotations.get(INVENTORY_KEY), facts.machine.node_inventory, cluster.node_name
     see = "run this again in 10 s; if it stays, see the plugin's log for 'API server'"

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from neuron_plugin.allocation import DISABLE_KEY
 from neuron_plugin.hardware import ResetState
-from neuron_plugin.inspection.facts import Daemon, Facts, NodeFile
+from neuron_plugin.inspection.facts import Cluster, Daemon, Facts, NodeFile
 from neuron_plugin.inspection.findings import Level, Unknown
 from neuron_plugin.plugin.health import Action, HealthRules, SignalRule, judge_once
 from neuron_plugin.simulation import SimulatedNode, write_node
@@ -354,3 +355,48 @@ def test_without_a_device_nothing_is_checked(make_node: MakeNode) -> None:
     facts = facts_of(node)
     for name in ("sysfs", "logical-cores", "health"):
         assert [finding.checked for finding in ask(name, facts)] == [False]
+
+
+def disabling(facts: Facts, text: str, *daemon: int) -> Facts:
+    """What the Node's annotation says, and what the daemon has out of service."""
+    assert isinstance(facts.cluster, Cluster)
+    annotations = {**facts.cluster.annotations, DISABLE_KEY: text}
+    return replace(
+        facts,
+        cluster=replace(facts.cluster, annotations=annotations),
+        daemon=replace(facts.daemon, disabled=daemon),
+        machine=replace(facts.machine, disabled=daemon),
+    )
+
+
+def test_devices_out_of_service_are_a_note_that_says_how_to_put_them_back(well: Facts) -> None:
+    assert is_fine("disabled", well)
+    finding = the_finding("disabled", disabling(well, "3, 5", 3, 5))
+    assert finding.level is Level.NOTE
+    assert finding.seen == "devices 3,5 are out of service"
+    assert "neuron-plugin uncordon NODE 3,5" in finding.action
+
+
+def test_without_an_api_server_the_daemon_says_what_is_out_of_service(well: Facts) -> None:
+    facts = replace(disabling(well, "", 3), cluster=Unknown("no API server is known"))
+    assert the_finding("disabled", facts).seen == "device 3 is out of service"
+    (unseen,) = ask("disabled", replace(facts, daemon=replace(facts.daemon, disabled=Unknown("no daemon answers"))))
+    assert not unseen.checked
+
+
+def test_a_list_that_cannot_be_read_is_a_warning_beside_what_the_daemon_goes_by(well: Facts) -> None:
+    warning, note = ask("disabled", disabling(well, "3;5", 3))
+    assert (warning.level, note.seen) == (Level.WARNING, "device 3 is out of service")
+    assert "reads '3;5'" in warning.seen
+
+
+def test_an_id_that_is_no_device_of_the_machine_is_a_warning(well: Facts) -> None:
+    warning, note = ask("disabled", disabling(well, "3,57", 3))
+    assert (warning.level, note.seen) == (Level.WARNING, "device 3 is out of service")
+    assert "names device 57, this machine has 0 to " in warning.seen
+
+
+def test_a_daemon_that_does_not_follow_the_annotation_is_a_warning(well: Facts) -> None:
+    _, warning = ask("disabled", disabling(well, "3,5", 3))
+    assert warning.level is Level.WARNING
+    assert warning.seen == "the daemon has 3 out of service, the annotation says 3,5"

@@ -385,3 +385,10 @@ def test_where_drivers_register_out_of_sight_that_is_said(well: Facts) -> None:
     assert "could not be seen" in finding.seen
     (finding,) = ask("vendor-plugin", well)
     assert finding.seen == "neither the vendor's device plugin nor its DRA driver runs here"
+
+
+def test_a_device_out_of_service_is_rightly_not_offered_unless_a_pod_has_it(well: Facts) -> None:
+    facts = replace(well, machine=replace(well.machine, disabled=(3,)))
+    without = {DEVICE: devices(3), ALIAS: devices(3), CORE: cores(6, 7)}
+    assert is_fine("registration", offering(facts, without))
+    assert is_fine("registration", offering(facts, {**without, DEVICE: devices()}))

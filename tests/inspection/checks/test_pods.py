@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from neuron_plugin.allocation import INVENTORY_KEY, NeuronPod, NodeInventory, write_inventory
-from neuron_plugin.inspection.facts import Facts
+from neuron_plugin.inspection.facts import Facts, NoSuchNode
 from neuron_plugin.inspection.findings import Level, Unknown
 from neuron_plugin.kubelet import CheckpointEntry
 from neuron_plugin.plugin.inputs import ALLOCATION_KEY, reply_for
@@ -118,6 +118,18 @@ def test_a_pod_on_a_sick_device_is_a_warning(make_node: MakeNode) -> None:
     finding = the_finding("holders", holding(facts_of(node), ("train", "main", "neurondevice", "0,1,2")))
     assert finding.level is Level.WARNING
     assert "runs on device 1" in finding.seen
+
+
+def test_a_pod_on_a_device_out_of_service_is_no_fault(well: Facts) -> None:
+    held = holding(well, ("train", "main", "neurondevice", "2"))
+    assert is_fine("holders", replace(held, machine=replace(held.machine, disabled=(2,))))
+
+
+def test_a_node_that_the_api_server_does_not_know_is_a_problem(well: Facts) -> None:
+    finding = the_finding("node-annotations", replace(well, cluster=NoSuchNode("the API server has no node wroker-1")))
+    assert finding.level is Level.PROBLEM
+    assert finding.seen == "the API server has no node wroker-1"
+    assert "--node-name or NODE_NAME" in finding.action
 
 
 def test_holders_that_are_not_known_are_not_checked(well: Facts) -> None:

@@ -1,0 +1,76 @@
+"""``neuron-plugin cordon``: take devices of a node out of service, so that no new pod gets them."""
+
+from __future__ import annotations
+
+import asyncio
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Collection
+
+from neuron_plugin.allocation import IdListError, parse_ids
+from neuron_plugin.cli.command import CommandError, Exit, add_output_flag, plain, show
+from neuron_plugin.cli.target import add_kubeconfig_flag, kubeconfig_of
+from neuron_plugin.inspection import named, ranges
+
+DESCRIPTION = """\
+Take devices of a node out of service: no new pod gets them, under any resource name, with or without
+the extender. Pods that have them keep them.
+
+It writes the annotation neuron-plugin.io/disable-devices on the Node, which the node's plugin
+follows. Devices that are disabled already stay so. 'neuron-plugin uncordon' puts devices back."""
+
+EXAMPLES = """
+neuron-plugin cordon worker-1 5,7
+neuron-plugin cordon worker-1 0-3
+neuron-plugin uncordon worker-1 5
+"""
+
+VERSION = 1
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    """Which node, which devices."""
+    parser.add_argument("node", metavar="NODE", help="name of the node")
+    parser.add_argument(
+        "devices", metavar="DEVICES", type=device_ids, help="device ids of the host, such as 5,7 or 0-3"
+    )
+    add_output_flag(parser)
+    add_kubeconfig_flag(parser)
+
+
+def device_ids(text: str) -> tuple[int, ...]:
+    """The type of a list of device ids."""
+    try:
+        return parse_ids(text)
+    except IdListError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+def run(arguments: Namespace) -> int:
+    """Disable the devices, and say which are."""
+    return change(arguments, disable=True)
+
+
+def change(arguments: Namespace, *, disable: bool) -> int:
+    """Change which devices of a node are disabled, and say which are then.
+
+    Raises:
+        CommandError: it could not be changed.
+    """
+    kubeconfig = kubeconfig_of(arguments.kubeconfig)
+    from neuron_plugin.cluster import ClusterError, connect
+    from neuron_plugin.plugin.cordon import CordonError, change_disabled
+
+    async def changed() -> tuple[Collection[int], Collection[int]]:
+        async with await connect(kubeconfig) as api:
+            return await change_disabled(api, arguments.node, arguments.devices, disable=disable)
+
+    try:
+        before, after = asyncio.run(changed())
+    except (ClusterError, CordonError) as error:
+        raise CommandError(str(error)) from error
+    differing, verb = set(before) ^ set(after), "disabled" if disable else "enabled"
+    line = f"{named('device', differing)} {verb}" if differing else "nothing to change"
+    left = f"disabled now: {ranges(after)} (pods that have them keep them)" if after else "no device is disabled now"
+    document = {"version": VERSION, "node": arguments.node, "disabledBefore": list(before), "disabled": list(after)}
+    show(arguments.output, document, plain(f"node {arguments.node}: {line}; {left}"))
+    return Exit.SUCCESS

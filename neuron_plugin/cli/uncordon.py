@@ -1,0 +1,34 @@
+"""``neuron-plugin uncordon``: put devices of a node back into service."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from neuron_plugin.cli.command import add_output_flag
+from neuron_plugin.cli.cordon import change, device_ids
+from neuron_plugin.cli.target import add_kubeconfig_flag
+
+DESCRIPTION = """\
+Put devices of a node back into service that 'neuron-plugin cordon' took out of it, or that the Node's
+annotation neuron-plugin.io/disable-devices names; without DEVICES all of them.
+
+A device that is unhealthy is given to no new pod all the same."""
+
+EXAMPLES = """
+neuron-plugin uncordon worker-1 5
+neuron-plugin uncordon worker-1
+"""
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    """Which node, which devices."""
+    parser.add_argument("node", metavar="NODE", help="name of the node")
+    devices = "device ids of the host, such as 5,7 or 0-3 (default: all that are disabled)"
+    parser.add_argument("devices", metavar="DEVICES", type=device_ids, nargs="?", default=(), help=devices)
+    add_output_flag(parser)
+    add_kubeconfig_flag(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Enable the devices, and say which are disabled still."""
+    return change(arguments, disable=False)

@@ -1,0 +1,106 @@
+"""Taking devices of a node out of service, and putting them back, by the annotation that the node's plugin follows.
+
+The annotation is read, changed and written with the version that was read, so that of two operators at the same moment
+neither loses a device of the other's. A value that cannot be read is removed on request only: it is not known what it
+was to disable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from neuron_plugin.allocation import (
+    DISABLE_KEY,
+    INVENTORY_KEY,
+    IdListError,
+    InventoryError,
+    disabled_devices,
+    format_ids,
+    read_inventory,
+)
+from neuron_plugin.cluster import NODES, ApiError, ApiServer, Node, describe_node, read_node, send
+
+TIMEOUT_SECONDS = 30.0
+ATTEMPTS = 5
+"""Writes in a row that others may overtake: the kubelet writes its status, an operator another annotation."""
+
+Ids = tuple[int, ...]
+
+
+class CordonError(Exception):
+    """The annotation is not changed; the text names the node, the value, what was expected and what to do."""
+
+
+async def change_disabled(api: ApiServer, node_name: str, ids: Collection[int], *, disable: bool) -> tuple[Ids, Ids]:
+    """Disable devices of a node, or enable them; which are disabled before and after. No ``ids`` enable all.
+
+    Raises:
+        CordonError: there is no such node, ``ids`` do not fit it, or its annotation cannot be read.
+        ClusterError: the API server refused or did not answer.
+    """
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            node = NODES.decode(await send(api, read_node(node_name), timeout_seconds=TIMEOUT_SECONDS))
+            before, after = with_disabled(node, ids) if disable else without_disabled(node, ids)
+            value = format_ids(after) or None
+            if node.annotations.get(DISABLE_KEY) != value:
+                change = describe_node(node_name, annotations={DISABLE_KEY: value}, version=node.resource_version)
+                await send(api, change, timeout_seconds=TIMEOUT_SECONDS)
+        except ApiError as error:
+            if error.missing:
+                raise CordonError(f"there is no node {node_name}: see 'kubectl get nodes' for the names") from error
+            if not error.conflict or attempt == ATTEMPTS:
+                raise
+        else:
+            return before, after
+
+
+def with_disabled(node: Node, ids: Collection[int]) -> tuple[Ids, Ids]:
+    """Which devices are disabled, and which are with ``ids``.
+
+    Raises:
+        CordonError: the node does not have one of ``ids``, as far as its plugin has said what it has, or its annotation
+            cannot be read.
+    """
+    try:
+        count = read_inventory(node.annotations.get(INVENTORY_KEY, "")).geometry.device_count
+    except InventoryError:
+        count = max(ids) + 1
+    if unknown := [each for each in ids if each >= count]:
+        raise CordonError(
+            f"node {node.name} has no devices {format_ids(unknown)}: expected ids from 0 to {count - 1}, its plugin's "
+            "inventory"
+        )
+    before = _disabled(node)
+    return before, tuple(sorted({*before, *ids}))
+
+
+def without_disabled(node: Node, ids: Collection[int]) -> tuple[Ids, Ids]:
+    """Which devices are disabled, and which are without ``ids``; without any ids no device is then.
+
+    Raises:
+        CordonError: one of ``ids`` is not disabled, or the annotation cannot be read.
+    """
+    try:
+        before = _disabled(node)
+    except CordonError:
+        if ids:
+            raise
+        return (), ()
+    if unknown := set(ids) - set(before):
+        has = f"disabled are devices {format_ids(before)}" if before else "no device of it is"
+        raise CordonError(f"devices {format_ids(unknown)} of node {node.name} are not disabled: {has}")
+    return before, tuple(sorted(set(before) - set(ids))) if ids else ()
+
+
+def _disabled(node: Node) -> Ids:
+    text = node.annotations.get(DISABLE_KEY, "")
+    try:
+        return disabled_devices(text)
+    except IdListError as error:
+        raise CordonError(
+            f"annotation {DISABLE_KEY} of node {node.name} reads {text[:60]!r}: {error}; correct it, or remove it by "
+            f"'neuron-plugin uncordon {node.name}'"
+        ) from error

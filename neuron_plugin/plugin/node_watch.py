@@ -1,0 +1,114 @@
+"""This node's own Node object: whether there is one, and which of its devices an operator has taken out of service.
+
+A watch of the one object by its name. The API server has an index for that, because each kubelet does the same. The
+disabled devices stand in an annotation, not in the plugin's settings, so that they are changed without a restart and go
+with the node. They are read before the first device is offered.
+
+A value that cannot be read changes nothing: the last one that could be read holds. An id that the node does not have
+disables nothing, and takes nothing from the other ids of the list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from neuron_plugin.allocation import DISABLE_KEY, IdListError, NodeInventory, disabled_devices, format_ids
+from neuron_plugin.cluster import NODES, ApiServer, Node, ObjectReference, Reflector, Scope, create_event, utc_now
+from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.publisher import REPORTER, Publisher
+
+logger = logging.getLogger(__name__)
+
+_MOST_QUOTED = 60
+
+
+class NodeWatch:
+    """Follows the Node object for as long as ``run`` runs. A change of the disabled devices sets ``changed``.
+
+    ``unreadable`` says why the annotation cannot be read. ``missing``: the API server has no such node.
+    """
+
+    def __init__(self, node_name: str, changed: asyncio.Event, publisher: Publisher, counters: Counters) -> None:
+        self.read = asyncio.Event()
+        """Set once the API server has shown the Node object, or that there is none, or where there is no API server."""
+        self.disabled: tuple[int, ...] = ()
+        self.unreadable = ""
+        self.missing = False
+        self._node_name = node_name
+        self._changed = changed
+        self._publisher = publisher
+        self._counters = counters
+        self._reported: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
+        self._text = ""
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be written about this node, and no pod of it is known; empty if all is well."""
+        if not self.missing:
+            return ""
+        return f"the API server has no node {self._node_name!r}: expected --node-name or NODE_NAME to be its name"
+
+    async def run(self, api: ApiServer) -> None:
+        """Follow the Node object until cancelled."""
+        scope = Scope(field_selector=f"metadata.name={self._node_name}")
+        reflector = Reflector(api, NODES, _annotation, scope=scope, observer=self)
+        reflector.subscribe(self._see)
+        await reflector.run()
+
+    def report(self, inventory: NodeInventory) -> None:
+        """Say once, in the log and on the node, which devices are disabled now, and which ids are no device's."""
+        unknown = tuple(sorted(set(self.disabled) - set(inventory.disabled)))
+        (was_disabled, was_unknown), self._reported = self._reported, (inventory.disabled, unknown)
+        if unknown and unknown != was_unknown:
+            has = f"this node has devices 0 to {inventory.geometry.device_count - 1}"
+            self._say("InvalidDisabledDevices", f"{DISABLE_KEY} names devices {format_ids(unknown)}; {has}")
+        if disabled := set(inventory.disabled) - set(was_disabled):
+            self._say("NeuronDeviceDisabled", f"neuron devices {format_ids(disabled)} are not given to new pods")
+        if enabled := set(was_disabled) - set(inventory.disabled):
+            self._say("NeuronDeviceEnabled", f"neuron devices {format_ids(enabled)} are given to new pods again")
+
+    def _say(self, reason: str, text: str) -> None:
+        is_fault = reason == "InvalidDisabledDevices"
+        level = logging.WARNING if is_fault else logging.INFO
+        logger.log(level, "the node's annotation disables devices", extra={"reason": reason, "note": text})
+        request = create_event(
+            ObjectReference("Node", self._node_name, self._node_name, "v1"),
+            reason=reason,
+            note=text,
+            action="DisableDevices",
+            reporter=REPORTER,
+            instance=self._node_name,
+            now=utc_now(),
+            warning=is_fault,
+        )
+        self._publisher.write(f"event {reason}: {text}", request)
+
+    # What the reflector reports.
+
+    def listed(self, kind: str, records: int, seconds: float) -> None:  # noqa: ARG002 - the reflector's protocol
+        """A complete list is in."""
+        self._counters.lists[kind] += 1
+        self.missing = not records
+        self.read.set()
+
+    def interrupted(self, kind: str, cause: str, wait_seconds: float) -> None:  # noqa: ARG002 - as above
+        """A list or watch ended."""
+        self._counters.watch_restarts[kind, cause] += 1
+
+    def _see(self, uid: str, old: str | None, new: str | None) -> None:  # noqa: ARG002 - as above
+        """The Node object was added, changed or deleted. What a deleted one said holds until there is another."""
+        self.missing = new is None
+        if new is None or new == self._text:
+            return
+        self._text = new
+        try:
+            self.disabled, self.unreadable = disabled_devices(new), ""
+        except IdListError as error:
+            self.unreadable = f"{DISABLE_KEY} reads {new[:_MOST_QUOTED]!r}: {error}"
+            self._say("InvalidDisabledDevices", f"{self.unreadable}. The last value that could be read holds")
+        self._changed.set()
+
+
+def _annotation(node: Node) -> str:
+    return node.annotations.get(DISABLE_KEY, "")

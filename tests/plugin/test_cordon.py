@@ -1,0 +1,125 @@
+"""Devices are taken out of service and put back, and no operator loses what another has disabled."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuron_plugin.allocation import DISABLE_KEY, INVENTORY_KEY, write_inventory
+from neuron_plugin.cluster import NODES, ApiError, ApiServer, Node, connect
+from neuron_plugin.plugin import cordon as module
+from neuron_plugin.plugin.cordon import ATTEMPTS, CordonError, change_disabled, with_disabled, without_disabled
+from neuron_plugin.simulation import NODES as SERVED_NODES
+from tests.plugin.site import NODE
+from tests.plugin.world import inventory
+from tests.support.api_server import Fault, Match, StandInApiServer
+
+IDS = st.sets(st.integers(0, 15))
+
+
+def a_node(disabled: str | None = None, *, described: bool = True) -> Node:
+    annotations = {INVENTORY_KEY: write_inventory(inventory())} if described else {}
+    annotations |= {} if disabled is None else {DISABLE_KEY: disabled}
+    return NODES.decode(msgspec.json.encode({"metadata": {"name": NODE, "annotations": annotations}}))
+
+
+@given(IDS, IDS.filter(bool))
+def test_more_devices_are_disabled_and_the_same_ones_enabled_again(before: set[int], more: set[int]) -> None:
+    node = a_node(",".join(map(str, before)))
+    was, after = with_disabled(node, more)
+    assert (set(was), set(after)) == (before, before | more)
+    _, left = without_disabled(a_node(",".join(map(str, after))), more)
+    assert set(left) == before - more
+
+
+def test_without_ids_every_device_is_enabled() -> None:
+    assert without_disabled(a_node("5,7"), ()) == ((5, 7), ())
+    assert without_disabled(a_node("not ids"), ()) == ((), ())
+
+
+def test_a_device_that_the_node_does_not_have_is_refused_where_its_plugin_says_what_it_has() -> None:
+    with pytest.raises(CordonError, match="node worker-1 has no devices 57: expected ids from 0 to 15"):
+        with_disabled(a_node(), (5, 57))
+    assert with_disabled(a_node(described=False), (5, 57)) == ((), (5, 57))
+
+
+def test_a_device_that_is_not_disabled_cannot_be_enabled() -> None:
+    with pytest.raises(CordonError, match="devices 6 of node worker-1 are not disabled: disabled are devices 5,7"):
+        without_disabled(a_node("5,7"), (5, 6))
+    with pytest.raises(CordonError, match="no device of it is"):
+        without_disabled(a_node(), (5,))
+
+
+def test_a_value_that_cannot_be_read_is_not_written_over() -> None:
+    for change in (with_disabled, without_disabled):
+        with pytest.raises(CordonError, match=r"reads 'five': 'five' is no id.*by 'neuron-plugin uncordon worker-1'"):
+            change(a_node("five"), (5,))
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[StandInApiServer]:
+    async with StandInApiServer() as server:
+        server.create_node({"metadata": {"name": NODE, "annotations": {"other": "stays"}}})
+        yield server
+
+
+@pytest.fixture
+async def api(server: StandInApiServer, tmp_path: Path) -> AsyncIterator[ApiServer]:
+    async with await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api:
+        yield api
+
+
+def annotations(server: StandInApiServer) -> dict[str, str]:
+    found: dict[str, str] = server.get(SERVED_NODES, NODE)["metadata"]["annotations"]
+    return found
+
+
+async def test_the_annotation_is_written_changed_and_removed_and_others_stay(
+    api: ApiServer, server: StandInApiServer
+) -> None:
+    assert await change_disabled(api, NODE, (5, 7), disable=True) == ((), (5, 7))
+    assert annotations(server) == {"other": "stays", DISABLE_KEY: "5,7"}
+    assert await change_disabled(api, NODE, (5,), disable=False) == ((5, 7), (7,))
+    assert annotations(server)[DISABLE_KEY] == "7"
+    assert await change_disabled(api, NODE, (), disable=False) == ((7,), ())
+    assert annotations(server) == {"other": "stays"}
+
+
+async def test_nothing_is_written_where_nothing_changes(api: ApiServer, server: StandInApiServer) -> None:
+    await change_disabled(api, NODE, (5,), disable=True)
+    version = server.get(SERVED_NODES, NODE)["metadata"]["resourceVersion"]
+    assert await change_disabled(api, NODE, (5,), disable=True) == ((5,), (5,))
+    assert server.get(SERVED_NODES, NODE)["metadata"]["resourceVersion"] == version
+
+
+async def test_of_two_operators_at_once_neither_loses_a_device(
+    api: ApiServer, server: StandInApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another operator's write comes between our reading and our writing."""
+    others = [9]
+
+    def with_disabled_late(node: Node, ids: Collection[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if others:
+            server.patch_node(NODE, {"metadata": {"annotations": {DISABLE_KEY: str(others.pop())}}})
+        return with_disabled(node, ids)
+
+    monkeypatch.setattr(module, "with_disabled", with_disabled_late)
+    assert await change_disabled(api, NODE, (5,), disable=True) == ((9,), (5, 9))
+    assert annotations(server)[DISABLE_KEY] == "5,9"
+
+
+async def test_a_node_that_changes_all_the_time_ends_in_the_conflict(api: ApiServer, server: StandInApiServer) -> None:
+    server.fail(Fault(Match("PATCH", "/nodes/"), times=ATTEMPTS, status=409))
+    with pytest.raises(ApiError) as caught:
+        await change_disabled(api, NODE, (5,), disable=True)
+    assert caught.value.conflict
+
+
+async def test_a_name_that_no_node_has_is_named(api: ApiServer) -> None:
+    with pytest.raises(CordonError, match="there is no node wroker-1"):
+        await change_disabled(api, "wroker-1", (5,), disable=True)

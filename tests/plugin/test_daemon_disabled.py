@@ -1,0 +1,117 @@
+"""The whole daemon when an operator takes devices out of service by the node's annotation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+
+from neuron_plugin.allocation import DISABLE_KEY, INVENTORY_KEY, read_inventory
+from neuron_plugin.plugin import daemon as daemon_module
+from neuron_plugin.simulation import PodRejectedError
+from neuron_plugin.simulation.kubelet_device_manager import HEALTHY, Device, DeviceManager
+from tests.plugin.site import NODE, Site, a_site, decision_of, eventually, ids
+from tests.plugin.world import CORE, DEVICE, NEURON, app
+from tests.support.api_server import Fault, Match
+
+pytestmark = pytest.mark.usefixtures("hasty")
+
+
+def annotate(site: Site, text: str | None) -> None:
+    assert site.api is not None
+    site.api.patch_node(NODE, {"metadata": {"annotations": {DISABLE_KEY: text}}})
+
+
+async def offers(site: Site, devices: int) -> None:
+    """Wait until the kubelet could give so many devices away, under each name."""
+    counts = {NEURON: devices, DEVICE: devices, CORE: 2 * devices}
+    await eventually(
+        lambda: all(site.kubelet.capacity(name.value).allocatable == count for name, count in counts.items())
+    )
+
+
+async def test_a_disabled_device_is_in_no_new_pod_under_any_name_and_back_when_it_is_enabled() -> None:
+    async with a_site() as site, site.daemon():
+        annotate(site, "5,7")
+        await offers(site, 14)
+        assert ids(await site.run("row", app(4)), NEURON) == (0, 1, 2, 3)
+        await eventually(lambda: bool(read_inventory(site.node_annotations()[INVENTORY_KEY]).disabled))
+        await eventually(lambda: "NeuronDeviceDisabled" in site.event_reasons())
+        with pytest.raises(PodRejectedError):
+            await site.run("all", app(16))
+        annotate(site, None)
+        await eventually(lambda: not read_inventory(site.node_annotations()[INVENTORY_KEY]).disabled)
+        assert set(ids(await site.run("second", app(4)), NEURON)) == {4, 5, 6, 7}
+
+
+async def test_who_has_a_device_that_is_disabled_keeps_it_and_no_new_pod_gets_it() -> None:
+    async with a_site() as site, site.daemon() as daemon:
+        await site.run("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
+        await site.confirmed(daemon, "a")
+        annotate(site, "5")
+        await eventually(lambda: site.kubelet.capacity(DEVICE.value).allocatable == 12)
+        await eventually(lambda: bool(daemon.node.snapshot and daemon.node.snapshot.inventory.disabled))
+        assert site.kubelet.capacity(NEURON.value).allocatable == 16, "the scheduler subtracts the pod's four"
+        site.end("a")
+        await offers(site, 15)
+
+
+async def test_a_disabled_device_is_not_offered_after_a_restart_before_the_annotation_was_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(daemon_module, "NODE_SECONDS", 30.0)
+    healthy, update = list[int](), DeviceManager.update_devices
+
+    def updated(manager: DeviceManager, resource: str, devices: Iterable[Device]) -> None:
+        listed = list(devices)
+        healthy.append(sum(device.health == HEALTHY for device in listed))
+        update(manager, resource, listed)
+
+    monkeypatch.setattr(DeviceManager, "update_devices", updated)
+    async with a_site() as site:
+        assert site.api is not None
+        annotate(site, "5")
+        gate = asyncio.Event()
+        site.api.fail(Fault(Match("GET", r"/nodes$", watch=False), gate=gate))
+        async with site.daemon(registered=False) as daemon:
+            await eventually(lambda: daemon.node.pods.listed_at is not None)
+            assert not any(map(site.is_offered, daemon.servers))
+            gate.set()
+            await eventually(lambda: all(map(site.is_offered, daemon.servers)))
+            assert set(healthy) == {15, 30}
+
+
+async def test_an_api_server_that_is_away_delays_the_first_offer_for_a_moment_only() -> None:
+    async with a_site() as site:
+        assert site.api is not None
+        annotate(site, "5")
+        await site.api.stop()
+        async with site.daemon() as daemon:
+            await offers(site, 16)
+            await site.api.start()
+            await offers(site, 15)
+            assert daemon.own_node is not None
+            assert daemon.own_node.disabled == (5,)
+
+
+async def test_a_value_that_cannot_be_read_leaves_the_last_one_in_force() -> None:
+    async with a_site() as site, site.daemon() as daemon:
+        annotate(site, "5")
+        await offers(site, 15)
+        annotate(site, "5;6")
+        await eventually(lambda: "InvalidDisabledDevices" in site.event_reasons())
+        notes = (await daemon.status.readiness()).notes
+        assert any("disabled devices are those of before" in note for note in notes)
+        await offers(site, 15)
+
+
+async def test_a_wrong_node_name_is_not_ready_and_says_why() -> None:
+    async with a_site() as site:
+        assert site.api is not None
+        site.api.delete_node(NODE)
+        async with site.daemon(registered=False) as daemon:
+            await eventually(lambda: all(map(site.is_offered, daemon.servers)))
+            assert "has no node 'worker-1'" in (await daemon.status.readiness()).checks["node"]
+            site.api.create_node({"metadata": {"name": NODE}})
+            await eventually(lambda: daemon.own_node is not None and not daemon.own_node.problem)

@@ -1,0 +1,162 @@
+"""The node's own Node object, from the API server into what the daemon knows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from neuron_plugin.allocation import DISABLE_KEY
+from neuron_plugin.cluster import ApiServer, connect, describe_node, send
+from neuron_plugin.plugin.counters import Counters
+from neuron_plugin.plugin.node_watch import NodeWatch
+from neuron_plugin.plugin.publisher import Publisher
+from neuron_plugin.simulation import EVENTS
+from tests.plugin.site import NODE, eventually
+from tests.plugin.world import inventory
+from tests.support.api_server import Fault, Match, StandInApiServer
+
+
+@dataclass
+class Watched:
+    server: StandInApiServer
+    api: ApiServer
+    watch: NodeWatch
+    changed: asyncio.Event
+    counters: Counters
+
+    async def annotate(self, text: str | None, name: str = NODE) -> None:
+        await send(self.api, describe_node(name, annotations={DISABLE_KEY: text}), timeout_seconds=5)
+
+    async def disables(self, *ids: int) -> None:
+        await eventually(lambda: self.watch.disabled == ids)
+
+    def events(self) -> list[tuple[str, str]]:
+        return [(event["reason"], event["note"]) for event in self.server.objects(EVENTS)]
+
+
+@asynccontextmanager
+async def a_watch(tmp_path: Path, annotation: str | None = None, *, node_name: str = NODE) -> AsyncIterator[Watched]:
+    """Follows a node that begins with this annotation, among others; from when it was read."""
+    async with StandInApiServer() as server:
+        for name in (NODE, "other"):
+            server.create_node({"metadata": {"name": name}})
+        async with await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api:
+            changed, publisher = asyncio.Event(), Publisher(NODE)
+            counters = Counters()
+            watch = NodeWatch(node_name, changed, publisher, counters)
+            watched = Watched(server, api, watch, changed, counters)
+            if annotation is not None:
+                await watched.annotate(annotation)
+            tasks = [asyncio.create_task(watched.watch.run(api)), asyncio.create_task(publisher.queue.run(api))]
+            try:
+                await watched.watch.read.wait()
+                yield watched
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_what_the_annotation_disables_is_known_when_the_node_was_read_and_follows_it(tmp_path: Path) -> None:
+    async with a_watch(tmp_path, "5,7") as watched:
+        assert watched.watch.disabled == (5, 7)
+        assert watched.changed.is_set()
+        await watched.annotate("0-2")
+        await watched.disables(0, 1, 2)
+        await watched.annotate(None)
+        await watched.disables()
+
+
+async def test_the_annotation_of_another_node_is_nothing_to_this_one(tmp_path: Path) -> None:
+    async with a_watch(tmp_path) as watched:
+        await watched.annotate("5", "other")
+        await watched.annotate("7")
+        await watched.disables(7)
+        assert {query.get("fieldSelector") for query in _node_queries(watched.server)} == {f"metadata.name={NODE}"}
+
+
+def _node_queries(server: StandInApiServer) -> list[dict[str, str]]:
+    return [dict(seen.query) for seen in server.requests if seen.method == "GET" and seen.path.endswith("/nodes")]
+
+
+async def test_a_value_that_cannot_be_read_changes_nothing_and_is_said_on_the_node(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with a_watch(tmp_path, "5") as watched:
+        await watched.annotate("five")
+        await eventually(lambda: bool(watched.watch.unreadable))
+        assert watched.watch.disabled == (5,)
+        assert "disable-devices reads 'five': 'five' is no id" in watched.watch.unreadable
+        await eventually(lambda: "InvalidDisabledDevices" in dict(watched.events()))
+        assert dict(watched.events())["InvalidDisabledDevices"].endswith("The last value that could be read holds")
+        await watched.annotate("5,6")
+        await watched.disables(5, 6)
+        assert not watched.watch.unreadable
+        (said,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+        assert "five" in vars(said)["note"]
+
+
+async def test_an_unreadable_value_at_the_start_disables_nothing(tmp_path: Path) -> None:
+    async with a_watch(tmp_path, "all") as watched:
+        assert watched.watch.disabled == ()
+        assert watched.watch.unreadable
+
+
+async def test_ends_of_the_watch_lose_nothing(tmp_path: Path) -> None:
+    async with a_watch(tmp_path, "5") as watched:
+        watched.server.expire_watches()
+        await watched.annotate("6")
+        await watched.disables(6)
+        watched.server.cut_watches()
+        watched.server.fail(Fault(Match("GET", "/nodes"), times=2))
+        await watched.annotate("7")
+        await watched.disables(7)
+        assert watched.counters.watch_restarts
+
+
+async def test_a_restarted_api_server_changes_nothing_by_itself(tmp_path: Path) -> None:
+    async with a_watch(tmp_path, "5") as watched:
+        await watched.server.stop()
+        assert watched.watch.disabled == (5,)
+        await watched.server.start()
+        await watched.annotate("5,6")
+        await watched.disables(5, 6)
+
+
+async def test_a_node_that_was_created_again_says_what_is_disabled_now(tmp_path: Path) -> None:
+    async with a_watch(tmp_path, "5") as watched:
+        watched.server.delete_node(NODE)
+        await eventually(lambda: watched.watch.missing)
+        assert watched.watch.disabled == (5,), "there is no node that says otherwise"
+        watched.server.create_node({"metadata": {"name": NODE}})
+        await watched.disables()
+        assert not watched.watch.missing
+
+
+async def test_a_name_that_no_node_has_is_a_problem(tmp_path: Path) -> None:
+    async with a_watch(tmp_path, node_name="wroker-1") as watched:
+        assert watched.watch.problem.startswith("the API server has no node 'wroker-1': expected --node-name")
+    async with a_watch(tmp_path) as watched:
+        assert not watched.watch.problem
+
+
+async def test_what_is_disabled_enabled_and_no_device_is_said_once(tmp_path: Path) -> None:
+    async with a_watch(tmp_path, "5,57") as watched:
+        for _ in range(2):
+            watched.watch.report(inventory(disabled=(5,)))
+        await eventually(lambda: len(watched.events()) == 2)
+        assert dict(watched.events()) == {
+            "InvalidDisabledDevices": f"{DISABLE_KEY} names devices 57; this node has devices 0 to 15",
+            "NeuronDeviceDisabled": "neuron devices 5 are not given to new pods",
+        }
+        await watched.annotate("7")
+        await watched.disables(7)
+        watched.watch.report(inventory(disabled=(7,)))
+        await eventually(lambda: len(watched.events()) == 4)
+        assert ("NeuronDeviceEnabled", "neuron devices 5 are given to new pods again") in watched.events()
