@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from neuron_plugin.allocation import MOVABLE_KEY, Resource
-from neuron_plugin.cluster import ApiRequest, Clock, Response, UnreachableError
+from neuron_plugin.cluster import ApiRequest, Clock, KubernetesApi, Response, UnreachableError
+from neuron_plugin.extender import make_room
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.make_room import REPEAT_SECONDS, RoomPlanner
 from neuron_plugin.extender.metrics import ExtenderMetrics
+from neuron_plugin.extender.settings import MakeRoom
 from neuron_plugin.planning import MoveRules
+from neuron_plugin.simulation import EVENTS
+from tests.extender.running import SETTINGS, extender_on, until
 from tests.extender.world import World
-from tests.support.manifests import pod_manifest
+from tests.support.api_server import StandInApiServer
+from tests.support.manifests import node_manifest, pod_manifest
 
 NEURON, TRN1 = Resource.NEURON, "trn1.32xlarge"
 
@@ -153,3 +160,29 @@ async def test_a_node_that_is_closed_is_not_promised(world: World) -> None:
     await planner.at(0.0)
     assert await planner.at(100.0) == []
     assert planner.by_move() == 0
+
+
+@pytest.mark.parametrize("mode", list(MakeRoom))
+async def test_the_daemon_plans_unless_it_is_switched_off(
+    server: StandInApiServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch, mode: MakeRoom
+) -> None:
+    monkeypatch.setattr(make_room, "PERIOD_SECONDS", 0.02)
+    small = pod_manifest("small", NEURON, 1, node="trn-1", annotations={"NEURON_DEVS": "3", MOVABLE_KEY: "true"})
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "web", "controller": True}
+    small["metadata"]["ownerReferences"] = [owner]
+    other = pod_manifest("other", NEURON, 1, node="trn-2", annotations={"NEURON_DEVS": "3"})
+    for number in (1, 2):
+        server.create_node(node_manifest(f"trn-{number}", TRN1))
+    for manifest in (small, other, pod_manifest("big", NEURON, 16)):
+        server.create_pod(manifest)
+    settings = msgspec.structs.replace(SETTINGS, make_room=mode, make_room_after=0.0)
+    async with extender_on(api, settings) as extender:
+        await extender.ready()
+        if mode is MakeRoom.PLAN:
+            await until(lambda: server.objects(EVENTS))
+            (event,) = server.objects(EVENTS)
+            assert (event["reason"], event["regarding"]["name"]) == ("NeuronRoomByMove", "big")
+            _, metrics = await extender.get("/metrics")
+            assert "neuron_extender_waiting_pods_by_move 1.0" in metrics
+        running = {task.get_name() for task in asyncio.all_tasks()}
+        assert ("room" in running) is (mode is MakeRoom.PLAN)
