@@ -131,7 +131,7 @@ def _checked(field: msgspec.structs.FieldInfo, value: object, source: str, *, st
     try:
         converted = msgspec.convert(complete, field.type, strict=strict, dec_hook=_decode)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{source} is {value!r}: {error}{_choices_of(field)}") from None
+        raise SettingsError(f"{source} is {value!r}: {_explained(error, field.type)}") from None
     return msgspec.to_builtins(converted, enc_hook=str)
 
 
@@ -143,7 +143,11 @@ def _decode(kind: type, value: object) -> object:
 
 def _kind_of(field: msgspec.structs.FieldInfo) -> Any:
     """The field's type without its description and without ``None``."""
-    kind = typing.get_args(field.type)[0] if typing.get_origin(field.type) is Annotated else field.type
+    return _plain(field.type)
+
+
+def _plain(kind: Any) -> Any:
+    kind = typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
     members = [member for member in typing.get_args(kind) if member is not type(None)]
     return members[0] if type(None) in typing.get_args(kind) else kind
 
@@ -154,9 +158,31 @@ def description_of(field: msgspec.structs.FieldInfo) -> str:
     return notes[0] or "" if notes else ""
 
 
-def _choices_of(field: msgspec.structs.FieldInfo) -> str:
-    """The choices, which msgspec leaves out of its error for an unknown one."""
-    kind = _kind_of(field)
-    item = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
-    choices = typing.cast("type[enum.StrEnum]", item) if isinstance(item, enum.EnumType) else ()
-    return f"; choose among {', '.join(choices)}" if choices else ""
+def _explained(error: msgspec.ValidationError, kind: Any) -> str:
+    """The text of msgspec about a value of ``kind``, with what it leaves out: bounds, choices, known keys."""
+    text, at, path = str(error).partition(" - at `$")
+    for step in path.rstrip("`").split("."):
+        key, bracket, _ = step.partition("[")
+        plain = _plain(kind)
+        if key and isinstance(plain, type) and issubclass(plain, msgspec.Struct):
+            kind = {field.encode_name: field.type for field in msgspec.structs.fields(plain)}.get(key)
+        if bracket:
+            kind = next(iter(typing.get_args(_plain(kind))), None)
+    plain = _plain(kind)
+    item = typing.get_args(plain)[0] if typing.get_origin(plain) is tuple else plain
+    if plain in {int, float}:
+        text = f"expected {'a whole number' if plain is int else 'a number'}{_bounds(kind)}"
+    elif isinstance(item, enum.EnumType):
+        text += f"; choose among {', '.join(typing.cast('type[enum.StrEnum]', item))}"
+    elif isinstance(plain, type) and issubclass(plain, msgspec.Struct) and "unknown field" in text:
+        text += f"; known keys: {', '.join(sorted(field.encode_name for field in msgspec.structs.fields(plain)))}"
+    return text + at + path
+
+
+def _bounds(kind: Any) -> str:
+    """The bounds of a number, as words behind it."""
+    meta = next((note for note in typing.get_args(kind)[1:] if isinstance(note, Meta)), Meta())
+    if meta.ge is not None and meta.le is not None:
+        return f" from {meta.ge} to {meta.le}"
+    bounds = {" of at least": meta.ge, " above": meta.gt, " of at most": meta.le}
+    return ",".join(f"{words} {bound}" for words, bound in bounds.items() if bound is not None)

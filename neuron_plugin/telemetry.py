@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import json
 import logging
 import sys
 import threading
 import traceback
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -113,6 +115,12 @@ def _fields_of(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _text_of(value: object) -> str:
-    text = str(value)
-    plain = text.isprintable() and text and not set(text) & set(" =\"'")
-    return text if plain else repr(text)
+    """A value as people read it: no brackets around several, double quotes only where the end would not be seen."""
+    if isinstance(value, Mapping):
+        text = "; ".join(f"{key}: {item}" for key, item in value.items())
+    elif isinstance(value, Collection) and not isinstance(value, str | bytes):
+        text = ",".join(map(str, value))
+    else:
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+    plain = text.isprintable() and text and not set(text) & set(' ="')
+    return text if plain else json.dumps(text, ensure_ascii=not text.isprintable())

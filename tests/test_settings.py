@@ -27,6 +27,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     colours: Annotated[tuple[Colour, ...], Meta(min_length=1, description="colours")] = (Colour.RED,)
     rescan_seconds: Annotated[float, Meta(ge=1, description="how often")] = 10.0
     port: Annotated[int, Meta(ge=1, le=65535, description="a port")] = 12345
+    patience: Annotated[float, Meta(gt=0, le=60, description="how long")] = 4.0
     file: Annotated[Path | None, Meta(description="a file")] = None
 
 
@@ -108,11 +109,12 @@ def test_other_environment_variables_and_arguments_are_passed_over() -> None:
     ("name", "value", "said"),
     [
         ("CDI", "maybe", "NEURON_PLUGIN_CDI is 'maybe': Expected `bool`"),
-        ("PORT", "x", "NEURON_PLUGIN_PORT is 'x': Expected `int`"),
-        ("PORT", "0", "NEURON_PLUGIN_PORT is '0': Expected `int` >= 1"),
-        ("PORT", "65536", "Expected `int` <= 65535"),
-        ("RESCAN_SECONDS", "0.5", "Expected `float` >= 1"),
-        ("RESCAN_SECONDS", "nan", "NEURON_PLUGIN_RESCAN_SECONDS is 'nan'"),
+        ("PORT", "x", "NEURON_PLUGIN_PORT is 'x': expected a whole number from 1 to 65535"),
+        ("PORT", "0", "NEURON_PLUGIN_PORT is '0': expected a whole number from 1 to 65535"),
+        ("PORT", "65536", "expected a whole number from 1 to 65535"),
+        ("RESCAN_SECONDS", "0.5", "expected a number of at least 1"),
+        ("RESCAN_SECONDS", "nan", "NEURON_PLUGIN_RESCAN_SECONDS is 'nan': expected a number of at least 1"),
+        ("PATIENCE", "0", "expected a number above 0, of at most 60"),
         ("COLOUR", "green", "Invalid enum value 'green'; choose among red, light-blue"),
         ("COLOURS", "red,green", "; choose among red, light-blue"),
         ("COLOURS", "red,,", "; choose among red, light-blue"),
@@ -144,7 +146,7 @@ def test_an_unknown_choice_is_refused_by_the_parser(capsys: pytest.CaptureFixtur
         ("node_name: x", "has the unknown key 'node_name'"),
         ("1: x", "has the unknown key '1'"),
         ("port: '80'", "port in "),
-        ("port: '80'", "is '80': Expected `int`, got `str`"),
+        ("port: '80'", "is '80': expected a whole number from 1 to 65535"),
         ("cdi: 1", "cdi in "),
         ("colour: green", "choose among red, light-blue"),
         ("colours: red", "Expected `array`"),

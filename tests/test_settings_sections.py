@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import enum
 from pathlib import Path
 
 import msgspec
@@ -12,13 +13,18 @@ import yaml
 from neuron_plugin.settings import SettingsError, add_flags, as_text, as_yaml, load
 
 
+class Action(enum.StrEnum):
+    WARN = "warn"
+    STOP = "stop"
+
+
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
     most_errors: int = 1
-    action: str = "warn"
+    action: Action = Action.WARN
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    first_one: Limits = Limits(most_errors=5, action="stop")
+    first_one: Limits = Limits(most_errors=5, action=Action.STOP)
     second: Limits = Limits()
     seconds: float = 2.0
 
@@ -36,7 +42,7 @@ def file(tmp_path: Path) -> Path:
 def test_what_a_section_does_not_name_keeps_its_own_default(file: Path) -> None:
     file.write_text("section: {first-one: {most-errors: 9}, seconds: 1}\n")
     section = load(Settings, {}, {}, file).section
-    assert section == Section(first_one=Limits(most_errors=9, action="stop"), seconds=1)
+    assert section == Section(first_one=Limits(most_errors=9, action=Action.STOP), seconds=1)
 
 
 @pytest.mark.parametrize("text", ["section:\n", "section: {}\n", "name: n\n"])
@@ -49,8 +55,12 @@ def test_an_empty_section_is_its_default(file: Path, text: str) -> None:
     ("text", "complaint"),
     [
         ("section: 3\n", r"section in .* is 3: Expected `object`"),
-        ("section: {third: {}}\n", r"is {'third': {}}: Object contains unknown field `third`"),
-        ("section: {second: {most-errors: few}}\n", r"Expected `int`, got `str` - at `\$.second.most-errors`"),
+        ("section: {third: {}}\n", r"is {'third': {}}: Object contains unknown field `third`; known keys: .*second"),
+        ("section: {second: {most-errors: few}}\n", r"expected a whole number.* - at `\$.second.most-errors`"),
+        (
+            "section: {second: {action: x}}\n",
+            r"Invalid enum value 'x'; choose among warn, stop - at `\$.second.action`",
+        ),
         ("section: {second: []}\n", r"Expected `object`, got `array` - at `\$.second`"),
     ],
 )
@@ -69,7 +79,7 @@ def test_a_section_has_no_flag_and_no_variable() -> None:
 
 
 def test_a_printed_section_is_whole_and_reads_back(file: Path) -> None:
-    settings = Settings(section=Section(second=Limits(7, "stop")))
+    settings = Settings(section=Section(second=Limits(7, Action.STOP)))
     file.write_text(as_yaml(settings))
     assert yaml.safe_load(file.read_text())["section"]["first-one"] == {"most-errors": 5, "action": "stop"}
     assert load(Settings, {}, {}, file) == settings
@@ -77,4 +87,4 @@ def test_a_printed_section_is_whole_and_reads_back(file: Path) -> None:
 
 def test_in_a_log_line_a_section_is_what_differs_from_its_default() -> None:
     assert as_text(Section()) == "{}"
-    assert as_text(Section(first_one=Limits(9, "stop"))) == '{"first-one":{"most-errors":9,"action":"stop"}}'
+    assert as_text(Section(first_one=Limits(9, Action.STOP))) == '{"first-one":{"most-errors":9,"action":"stop"}}'

@@ -46,7 +46,8 @@ def log_to_nowhere() -> None:
     start_logging(LogFormat.JSON, LogLevel.INFO, nowhere)
 
 
-CONSTRAINTS = {"neuron-plugin.io/device-name": "trn1,trn2", "neuron-plugin.io/deny-devices": "0,15"}
+CONSTRAINTS = {"neuron-plugin.io/device-name": "trn1,trn2", "neuron-plugin.io/allow-devices": "0-15"}
+"""What narrows nothing, so that the same nodes pass."""
 
 
 def filter_body(names: list[str], devices: int = 4, annotations: Mapping[str, str] | None = None) -> bytes:

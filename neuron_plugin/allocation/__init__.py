@@ -35,7 +35,7 @@ from neuron_plugin.allocation.constraints import (
     PREFIX,
     Constraints,
 )
-from neuron_plugin.allocation.cost import cost, costs, tie_rank
+from neuron_plugin.allocation.cost import cost, costs, devices_lost, tie_rank
 from neuron_plugin.allocation.decision_log import (
     REMEMBERED,
     DecisionLog,
@@ -85,7 +85,10 @@ from neuron_plugin.allocation.placement import (
 from neuron_plugin.allocation.pod import (
     LAST_CHECKPOINT_KEY,
     MOVABLE_KEY,
+    PLACEMENT_KEY,
+    UNHEALTHY_LABEL,
     NeuronPod,
+    PlacementStrategy,
     PodObject,
     asks_for_neuron,
     assigned_allocations,
@@ -116,4 +119,5 @@ from neuron_plugin.allocation.resources import (
     mask_of,
     masks_by_id,
     parse_ids,
+    ranges,
 )

@@ -45,6 +45,40 @@ def costs(geometry: Geometry, free: int, sets: Iterable[CoreMask]) -> list[int]:
     return [sum(weight * (broken & family).bit_count() for weight, family in weighted) for broken in breaks]
 
 
+def devices_lost(geometry: Geometry, free: int, chosen: int) -> float:
+    """How many devices' worth of later pods a node can take less once ``chosen`` is gone, on average over their sizes.
+
+    Costs count sets, of which every geometry has its own number; this compares nodes of unlike hardware.
+    """
+    within, shape = free & geometry.all_mask, geometry.shape
+    return _devices_usable(shape, within) - _devices_usable(shape, within & ~chosen)
+
+
+@lru_cache(maxsize=4_096)
+def _devices_usable(shape: Geometry, free: int) -> float:
+    """The devices that as many pods of one size as fit would use together, on average over the sizes."""
+    used = []
+    for unit, counts in (
+        (Unit.CORE, range(1, shape.cores_per_device)),
+        (Unit.DEVICE, range(1, shape.device_count + 1)),
+    ):
+        for count in counts:
+            sets = [mask for mask in valid_sets(shape, unit, count) if mask & free == mask]
+            used += [most_disjoint(sets) * sets[0].bit_count()] if sets else []
+    sizes = shape.cores_per_device - 1 + len(valid_counts(shape, Unit.DEVICE))
+    return sum(used) / (sizes * shape.cores_per_device)
+
+
+def most_disjoint(masks: Iterable[CoreMask]) -> int:
+    """How many of these equally long windows, ascending, can be had together: the first that fits is always right."""
+    taken, most = 0, 0
+    for mask in masks:
+        if not mask & taken:
+            taken |= mask
+            most += 1
+    return most
+
+
 def tie_rank(geometry: Geometry, free: int, pods: int) -> int:
     """How nodes of equal cost compare: the least wins, and of equals the lowest name.
 

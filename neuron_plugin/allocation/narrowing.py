@@ -143,11 +143,13 @@ def never_met(geometry: Geometry, request: PodRequest, facts: DeviceFacts) -> Re
     return None
 
 
+def usable_mask(geometry: Geometry, part: ContainerRequest, facts: DeviceFacts) -> int:
+    """The cores that constraints and amounts leave to a pod of one container, in use or not; all bits without any."""
+    return _usable_mask(geometry, part, facts) if part.amounts or part.constraints else -1
+
+
 @lru_cache(maxsize=_REMEMBERED)
-def usable_mask(geometry: Geometry, part: ContainerRequest, facts: DeviceFacts) -> CoreMask:
-    """The cores that constraints and amounts leave to a pod of one container, in use or not."""
-    if not part.amounts and not part.constraints:
-        return geometry.all_mask
+def _usable_mask(geometry: Geometry, part: ContainerRequest, facts: DeviceFacts) -> CoreMask:
     if never_met(geometry, (part,), facts):
         return NO_CORES
     narrowing = Narrowing(geometry, geometry.all_mask, (part,), facts)

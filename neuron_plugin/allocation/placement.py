@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from neuron_plugin.allocation.constraints import PREFIX, Constraints
-from neuron_plugin.allocation.cost import costs
+from neuron_plugin.allocation.cost import costs, most_disjoint
 from neuron_plugin.allocation.narrowing import (
     NO_FACTS,
     DeviceFacts,
@@ -353,18 +353,8 @@ class _Packing:
         if self._looks < 0:
             return []
         options = [mask for mask in fitting(self._geometry, free, unit, count) if mask > above]
-        return options if _most_disjoint(options) >= self._like_ahead(index) else []
+        return options if most_disjoint(options) >= self._like_ahead(index) else []
 
     def _like_ahead(self, index: int) -> int:
         """How many parts from ``index`` on ask for the same; they stand side by side."""
         return self._demands[index:].count(self._demands[index])
-
-
-def _most_disjoint(masks: list[CoreMask]) -> int:
-    """How many of these equally long windows, ascending, can be had together: the first that fits is always right."""
-    taken, most = 0, 0
-    for mask in masks:
-        if not mask & taken:
-            taken |= mask
-            most += 1
-    return most

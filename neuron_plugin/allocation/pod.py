@@ -6,6 +6,7 @@ pod asks for, what it was assigned and what that means on a node's geometry.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,6 +32,11 @@ from neuron_plugin.topology import CoreMask, Geometry, Unit
 TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 STATIC_POD_UID_KEY = "kubernetes.io/config.hash"
 """On a mirror pod: the UID under which the kubelet knows the static pod (pkg/kubelet/types/constants.go)."""
+UNHEALTHY_LABEL = "neuron-plugin.io/device-unhealthy"
+"""Label of a pod that has an unhealthy device, where the plugin is set to write it."""
+
+PLACEMENT_KEY = "neuron-plugin.io/placement"
+"""On a pod: the strategy by which its node is chosen, in place of the extender's own."""
 
 MOVABLE_KEY = f"{PREFIX}movable"
 """On a pod: "true" lets it be evicted where that makes room for another and it fits elsewhere."""
@@ -45,6 +51,15 @@ _REQUESTS_REMEMBERED = 4_096
 
 _Quantities: TypeAlias = tuple[tuple[str, str], ...]
 _ContainerKey: TypeAlias = tuple[str, ContainerKind, _Quantities, _Quantities]
+
+
+class PlacementStrategy(enum.StrEnum):
+    """Which of the nodes that fit a pod gets."""
+
+    PACK = "pack"
+    """The node where it takes least from later pods."""
+    SPREAD = "spread"
+    """The node with the most free devices."""
 
 
 class ContainerObject(Protocol):
@@ -87,6 +102,10 @@ class PodObject(Protocol):
         """The pod's annotations."""
 
     @property
+    def labels(self) -> Mapping[str, str]:
+        """The pod's labels."""
+
+    @property
     def priority(self) -> int:
         """0 without a priority class."""
 
@@ -111,6 +130,14 @@ class PodObject(Protocol):
         """Kind and name of the owner that controls the pod; empty texts without one."""
 
     @property
+    def scheduling_group(self) -> str:
+        """The PodGroup that the pod is scheduled with; empty without one."""
+
+    @property
+    def prefers_nodes(self) -> bool:
+        """Whether the spec prefers some nodes to others."""
+
+    @property
     def containers(self) -> Iterable[tuple[ContainerObject, ContainerKind]]:
         """All containers in the order in which the kubelet admits them."""
 
@@ -123,9 +150,15 @@ class NeuronPod:
     ``assignment`` is None without one, and a ``Rejection`` where its annotations cannot be followed.
     ``static_uid`` is the UID under which the kubelet knows a static pod; this object is then its mirror.
     ``assignment_keys`` are the annotations that name ids, readable or not. ``refused_demands`` are
-    what the containers of a request that cannot be served ask the kubelet for all the same. ``controller`` is what
-    makes the pod again somewhere else, as KIND/NAME; empty without such a controller. ``movable`` says that the pod may
-    be evicted to make room, and ``last_checkpoint`` when it saved its work, in unix seconds.
+    what the containers of a request that cannot be served ask the kubelet for all the same. ``labelled_unhealthy``:
+    it has ``UNHEALTHY_LABEL``.
+
+    ``group`` is the PodGroup that the pod is scheduled with, as namespace and name. ``placement`` is the annotation's
+    text, whatever it says. ``prefers_nodes`` says that the spec prefers some nodes to others.
+
+    ``controller`` is what makes the pod again somewhere else, as KIND/NAME; empty without such a controller.
+    ``movable`` says that the pod may be evicted to make room, and ``last_checkpoint`` when it saved its work, in unix
+    seconds.
     """
 
     reference: PodReference
@@ -140,6 +173,10 @@ class NeuronPod:
     static_uid: str = ""
     assignment_keys: tuple[str, ...] = ()
     refused_demands: frozenset[tuple[Resource, int]] = frozenset()
+    labelled_unhealthy: bool = False
+    group: tuple[str, str] | None = None
+    placement: str = ""
+    prefers_nodes: bool = False
     controller: str = ""
     movable: bool = False
     last_checkpoint: float = 0.0
@@ -209,6 +246,10 @@ def neuron_pod(pod: PodObject) -> NeuronPod:
         static_uid=pod.annotations.get(STATIC_POD_UID_KEY, ""),
         assignment_keys=tuple(key for key in ASSIGNMENT_KEYS if key in pod.annotations),
         refused_demands=_refused_demands(pod) if isinstance(request, Rejection) else frozenset(),
+        labelled_unhealthy=UNHEALTHY_LABEL in pod.labels,
+        group=(pod.namespace, pod.scheduling_group) if pod.scheduling_group else None,
+        placement=pod.annotations.get(PLACEMENT_KEY, ""),
+        prefers_nodes=pod.prefers_nodes,
         controller="" if pod.controller[0] in _NOT_MADE_AGAIN else "/".join(filter(None, pod.controller)),
         movable=pod.annotations.get(MOVABLE_KEY, "").lower() == "true",
         last_checkpoint=_unix_seconds(pod.annotations.get(LAST_CHECKPOINT_KEY, "")),

@@ -68,6 +68,17 @@ def format_ids(ids: Iterable[int]) -> str:
     return ",".join(str(number) for number in sorted(ids))
 
 
+def ranges(ids: Iterable[int]) -> str:
+    """Ids as people read them, ascending with runs joined: ``0-3,8``; ``-`` for none."""
+    runs: list[tuple[int, int]] = []
+    for number in sorted(set(ids)):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs) or "-"
+
+
 def parse_ids(text: str) -> tuple[int, ...]:
     """Read one list of ids or inclusive ranges, in any order, into ascending ids.
 

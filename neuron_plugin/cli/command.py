@@ -74,13 +74,26 @@ class Parser(argparse.ArgumentParser):
         """Refuse an unknown argument here: argparse would leave it to the topmost parser and name its help."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0], self._option_string_actions)}")
         return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """Name the choice that is spelled nearly so, where there is one, instead of all."""
+        if action.choices is not None and value not in action.choices and (meant := _meant(value, action.choices)):
+            raise argparse.ArgumentError(action, f"there is no {value}{meant}")
+        super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:
         """Say in one line what is wrong and where the help is, then exit."""
         complain(f"{message}; see: {self.prog} --help")
         sys.exit(Exit.USAGE)
+
+
+def _meant(typed: object, known: Iterable[object]) -> str:
+    """The end of an error about a word that is spelled nearly as a known one."""
+    import difflib
+
+    return "".join(f"; did you mean {word}?" for word in difflib.get_close_matches(str(typed), map(str, known), n=1))
 
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 - argparse gives it no public name
@@ -142,6 +155,8 @@ def server_url(flag: str, text: str) -> str:
 def program() -> str:
     """This program as it was typed, so that a hint can be pasted into the same shell."""
     typed = sys.argv[0]
+    if Path(typed).name == "kubectl-neuron":
+        return "kubectl neuron"
     if typed.endswith(".py"):
         return f"{sys.executable} -m neuron_plugin.cli.main"
     return Path(typed).name if shutil.which(Path(typed).name) == typed else typed

@@ -15,17 +15,18 @@ from neuron_plugin.cli.command import (
     Line,
     add_output_flag,
     complain,
-    on_terminal,
     show,
     show_again,
     table,
 )
 from neuron_plugin.cli.target import HOLDERS, add_node_flags, node_from
 from neuron_plugin.inspection import (
+    KUBELET_SOCKET,
     Health,
     HolderReading,
     MachineReport,
     disabled_here,
+    gather_users,
     look,
     machine_report,
     plural,
@@ -47,6 +48,7 @@ columns:
   HOLDERS  who has it: NAMESPACE/POD/CONTAINER, or NAMESPACE/POD/CONTAINER[2,3] for some of its
            cores; "-" no pod, "?" not known. Taken from the kubelet's checkpoint; where that cannot
            be read from PodResources, which does not list plain init containers
+  PROCESSES  (--processes) PID:COMMAND of the processes that have it open
 
 Exit status 1 also says that there is no Neuron device."""
 
@@ -54,6 +56,7 @@ EXAMPLES = """
 neuron-plugin devices
 neuron-plugin devices -o json | jq '.devices[] | select(.health != "healthy")'
 neuron-plugin devices --watch
+neuron-plugin devices --processes
 neuron-plugin devices --root ./trn1        # a simulated machine, see: neuron-plugin simulate --help
 """
 
@@ -66,6 +69,8 @@ def add_flags(parser: ArgumentParser) -> None:
     add_output_flag(parser, list(Form))
     again = "print again whenever something changes, until Ctrl-C; JSON then comes one document a line"
     parser.add_argument("-w", "--watch", action="store_true", help=again)
+    processes = "show which processes have each device open, too; for those of pods as root on the node"
+    parser.add_argument("--processes", action="store_true", help=processes)
     add_node_flags(parser, HOLDERS)
 
 
@@ -75,8 +80,11 @@ def run(arguments: Namespace) -> int:
     holders = HolderReading(node.settings.kubelet_dir, node.settings.pod_resources_socket)
 
     def report() -> MachineReport:
-        machine = look(node.settings, os.environ, disabled_here(node))
-        return machine_report(machine, holders.read(machine.node_inventory))
+        machine, users = look(node.settings, os.environ, disabled_here(node)), None
+        if arguments.processes:
+            nodes = {int(device): machine.paths.dev / f"neuron{device}" for device in machine.inventory.device_ids}
+            users = gather_users(nodes, node.proc, node.settings.kubelet_dir / KUBELET_SOCKET)
+        return machine_report(machine, holders.read(machine.node_inventory), users)
 
     if arguments.watch:
         watch(form, changes(report, lambda: time.sleep(WATCH_SECONDS)))
@@ -124,7 +132,7 @@ def watch(form: Form, reports: Iterable[MachineReport]) -> None:
 
 
 def device_lines(form: Form, report: MachineReport) -> list[Line]:
-    """A row for each device; on a terminal the machine's title above. Reasons stand last, where there are any."""
+    """The machine's title, and a row for each device. Reasons stand last, where there are any."""
     rows = []
     for device in report.devices:
         ecc, holders = device.ecc, []
@@ -152,6 +160,9 @@ def device_lines(form: Form, report: MachineReport) -> list[Line]:
                 "ECC(SRAM/MEM/REPAIRABLE)": f"{ecc.sram}/{ecc.memory}/{ecc.repairable}" if ecc else "",
                 "DRIVER": report.driver_version or "",
             }
+        if any(each.processes is not None for each in report.devices):
+            users = (f"{each.pid}:{''.join(each.command.split())}" for each in device.processes or ())
+            cells["PROCESSES"] = ",".join(users)
         if any(each.reasons for each in report.devices):
             cells["REASON"] = "; ".join(device.reasons)
         styles = {
@@ -160,17 +171,25 @@ def device_lines(form: Form, report: MachineReport) -> list[Line]:
             "REASON": "yellow",
         }
         rows.append([(text, styles.get(header, "")) for header, text in cells.items()])
-    title: list[Line] = [[(title_of(report), "bold")]] if on_terminal() else []
-    return [*title, *table(list(cells), rows)] if rows else title
+    return [[(title_of(report), "bold")], *table(list(cells), rows)] if rows else []
 
 
 def title_of(report: MachineReport) -> str:
-    """The machine in one line."""
+    """The machine in one line. A device is free when it can be given to a pod and no pod has any of it."""
     present = sum(device.health not in {Health.MISSING, Health.SKIPPED} for device in report.devices)
     count = plural(report.device_count, "device")
     if present != report.device_count:
         count = f"{present} of {count}"
-    return (
-        f"{report.instance_type or 'unknown type'}: {count}, {plural(report.cores_per_device, 'core')} each "
+    products = "/".join(sorted({device.product for device in report.devices if device.product}))
+    title = (
+        f"{report.instance_type or 'unknown type'}: {count}{products and f' ({products})'}, "
+        f"{plural(report.cores_per_device, 'core')} each "
         f"(LNC {report.logical_core_size}), {report.topology}, driver {report.driver_version or 'unknown'}"
     )
+    if not report.holders_known:
+        return title
+    usable = [one for one in report.devices if one.health in _HEALTHY_STYLES and not one.disabled]
+    free = sum(not one.holders for one in usable)
+    held = sum(len({core for holder in one.holders or () for core in holder.cores}) for one in usable)
+    cores = sum(len(one.cores) for one in usable) - held
+    return f"{title}; {plural(free, 'device')} and {plural(cores, 'core')} free"

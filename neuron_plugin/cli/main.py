@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 
 from neuron_plugin import __version__
-from neuron_plugin.cli.command import EXIT_STATUSES, CommandError, Exit, Parser, add_command, complain
+from neuron_plugin.cli.command import EXIT_STATUSES, CommandError, Exit, Parser, add_command, complain, program
 
 COMMANDS = {
     "demo": "see pods get their linked devices, or a refusal, in a simulated cluster on this machine",
@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     words = sys.argv[1:] if argv is None else list(argv)
-    parser = build_parser(next((word for word in words if not word.startswith("-")), ""))
+    name = "kubectl neuron" if program() == "kubectl neuron" else "neuron-plugin"
+    parser = build_parser(next((word for word in words if not word.startswith("-")), ""), name)
     if not words:
         parser.print_help(sys.stderr)
         return Exit.USAGE
@@ -92,18 +93,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def build_parser(only: str | None = None) -> Parser:
-    """The parser of all commands; the flags of ``only`` one of them are added, and no other module imported."""
-    parser = Parser(prog="neuron-plugin", description=DESCRIPTION, epilog=EPILOG)
+def build_parser(only: str | None = None, name: str = "neuron-plugin") -> Parser:
+    """The parser of all commands; the flags of ``only`` one of them are added, and no other module imported.
+
+    ``name`` is what the help calls the program.
+    """
+    parser = Parser(prog=name, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"neuron-plugin {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
-    for name, summary in COMMANDS.items():
-        if only not in {None, name}:
-            subparsers.add_parser(name, help=summary)
+    for command, summary in COMMANDS.items():
+        if only not in {None, command}:
+            subparsers.add_parser(command, help=summary)
             continue
-        module = importlib.import_module(f"neuron_plugin.cli.{name.replace('-', '_')}")
+        module = importlib.import_module(f"neuron_plugin.cli.{command.replace('-', '_')}")
         texts = {"description": module.DESCRIPTION, "examples": module.EXAMPLES}
-        module.add_flags(add_command(subparsers, name, module.run, summary=summary, **texts))
+        module.add_flags(add_command(subparsers, command, module.run, summary=summary, **texts))
     return parser
 
 

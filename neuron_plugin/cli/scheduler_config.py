@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from neuron_plugin.cli.command import OBJECTS, Exit, UsageError, add_output_flag, document, server_url
+from neuron_plugin.cli.command import OBJECTS, Exit, UsageError, add_output_flag, document, matching, server_url
 from neuron_plugin.extender import (
     DEFAULT_SCHEDULER,
     SECOND_SCHEDULER,
@@ -30,7 +30,8 @@ def add_flags(parser: ArgumentParser) -> None:
     add_output_flag(parser, OBJECTS)
     which = parser.add_mutually_exclusive_group()
     name = f"name that pods give as schedulerName (default: {SECOND_SCHEDULER})"
-    which.add_argument("--scheduler-name", metavar="NAME", default=SECOND_SCHEDULER, help=name)
+    named = matching(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "name of a scheduler: expected small letters, digits and -")
+    which.add_argument("--scheduler-name", metavar="NAME", type=named, default=SECOND_SCHEDULER, help=name)
     which.add_argument("--default-scheduler", action="store_true", help="configure the default scheduler instead")
     amount = "amount that pods ask of their devices beside memory; give the flag once for each"
     parser.add_argument("--amount", metavar="NAME", action="append", default=[], help=amount)
@@ -51,6 +52,9 @@ def run(arguments: Namespace) -> int:
         raise UsageError(f"--url is {url}: kube-scheduler verifies nothing without --ca-file; give the extender's CA")
     if bool(arguments.client_cert) != bool(arguments.client_key):
         raise UsageError("--client-cert and --client-key go together: give both or neither")
+    tls = {"--ca-file": arguments.ca_file, "--client-cert": arguments.client_cert}
+    if url.startswith("http:") and (given := [flag for flag, value in tls.items() if value]):
+        raise UsageError(f"{given[0]} is for TLS, and --url is {url}: give an https:// URL, or leave {given[0]} out")
     endpoint = ExtenderEndpoint(url, arguments.ca_file, arguments.client_cert, arguments.client_key)
     name = DEFAULT_SCHEDULER if arguments.default_scheduler else arguments.scheduler_name
     found = scheduler_configuration(

@@ -23,7 +23,7 @@ from neuron_plugin.cli.command import (
     table,
 )
 from neuron_plugin.cli.simulate_cluster import add_cluster_command
-from neuron_plugin.hardware import ResetState
+from neuron_plugin.hardware import GENERATIONS, ResetState
 from neuron_plugin.inspection import plural, ranges
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.topology import Catalogue, Unit, valid_counts
@@ -142,6 +142,9 @@ def run(arguments: Namespace) -> int:
         UsageError: no such type, a directory in use, or a machine that cannot exist.
     """
     types = known_types(arguments.type, arguments.instance_types)
+    generation = GENERATIONS.get(types[arguments.type].device_name)
+    if generation and (arguments.lnc or 0) > (largest := generation.largest_logical_core_size):
+        raise UsageError(f"--lnc {arguments.lnc} is not known to {generation.device_name}, expected at most {largest}")
     from neuron_plugin.simulation import SimulationError, write_node
 
     try:
@@ -199,6 +202,9 @@ def _set_ecc(node: SimulatedNode, to: Namespace) -> None:
 
 
 def _set_attribute(node: SimulatedNode, to: Namespace) -> None:
+    below = node.paths.sysfs / f"class/neuron_device/neuron{to.device}"
+    if to.name not in node.description.device(to.device).overrides and not (below / to.name).is_file():
+        raise UsageError(f"neuron{to.device} has no attribute {to.name}: expected a path below the device, {below}")
     if to.missing:
         node.remove_attribute(to.device, to.name)
     elif to.restore:

@@ -125,15 +125,36 @@ class Container(_Wire, frozen=True):
         return (self.resources and self.resources.requests) or _NONE
 
 
+class _Present(_Wire, frozen=True):
+    """An object of which only its presence matters."""
+
+
+class _Preferred(_Wire, frozen=True):
+    preferred_during_scheduling_ignored_during_execution: tuple[_Present, ...] | None = None
+
+
+class _Affinity(_Wire, frozen=True):
+    node_affinity: _Preferred | None = None
+    pod_affinity: _Preferred | None = None
+    pod_anti_affinity: _Preferred | None = None
+
+
+class _SpreadConstraint(_Wire, frozen=True):
+    when_unsatisfiable: str = ""
+
+
+class _SchedulingGroup(_Wire, frozen=True):
+    pod_group_name: str | None = None
+
+
 class _PodSpec(_Wire, frozen=True):
     node_name: str = ""
     priority: int | None = None
     containers: tuple[Container, ...] | None = None
     init_containers: tuple[Container, ...] | None = None
-
-
-class _Present(_Wire, frozen=True):
-    """An object of which only its presence matters."""
+    affinity: _Affinity | None = None
+    topology_spread_constraints: tuple[_SpreadConstraint, ...] | None = None
+    scheduling_group: _SchedulingGroup | None = None
 
 
 class _ContainerState(_Wire, frozen=True):
@@ -149,6 +170,7 @@ class _ContainerStatus(_Wire, frozen=True):
 
 class _PodStatus(_Wire, frozen=True):
     phase: str = ""
+    reason: str | None = None
     container_statuses: tuple[_ContainerStatus, ...] | None = None
     init_container_statuses: tuple[_ContainerStatus, ...] | None = None
 
@@ -189,6 +211,25 @@ class Pod(ApiObject, frozen=True):
         """Kind and name of the owner that controls it; empty texts without one."""
         owners = self.metadata.owner_references or ()
         return next(((owner.kind, owner.name) for owner in owners if owner.controller), ("", ""))
+
+    @property
+    def scheduling_group(self) -> str:
+        """The PodGroup that it is scheduled with, in its own namespace; empty without one."""
+        return (self.spec.scheduling_group and self.spec.scheduling_group.pod_group_name) or ""
+
+    @property
+    def prefers_nodes(self) -> bool:
+        """Whether its spec prefers some nodes to others, which the scheduler's own scorers judge."""
+        affinity = self.spec.affinity or _Affinity()
+        kinds = (affinity.node_affinity, affinity.pod_affinity, affinity.pod_anti_affinity)
+        return any(kind and kind.preferred_during_scheduling_ignored_during_execution for kind in kinds) or any(
+            each.when_unsatisfiable == "ScheduleAnyway" for each in self.spec.topology_spread_constraints or ()
+        )
+
+    @property
+    def rejected_at_admission(self) -> bool:
+        """Whether its kubelet got no devices for it from the plugin: the pod has failed for good."""
+        return self.status.phase == "Failed" and self.status.reason == "UnexpectedAdmissionError"
 
     @property
     def containers(self) -> Iterator[tuple[Container, ContainerKind]]:
@@ -297,6 +338,30 @@ class Lease(ApiObject, frozen=True):
         return self.spec.lease_transitions or 0
 
 
+class _Gang(_Wire, frozen=True):
+    min_count: int = 0
+
+
+class _SchedulingPolicy(_Wire, frozen=True):
+    gang: _Gang | None = None
+
+
+class _PodGroupSpec(_Wire, frozen=True):
+    scheduling_policy: _SchedulingPolicy = _SchedulingPolicy()
+
+
+class PodGroup(ApiObject, frozen=True):
+    """Pods that kube-scheduler places together or not at all."""
+
+    spec: _PodGroupSpec = _PodGroupSpec()
+
+    @property
+    def min_count(self) -> int:
+        """How many of its pods must be placed for any to be; 0 if it is no gang."""
+        gang = self.spec.scheduling_policy.gang
+        return gang.min_count if gang else 0
+
+
 # Resources of the API.
 
 
@@ -365,6 +430,10 @@ class ApiResource(Generic[R]):
 PODS = ApiResource("/api/v1", "pods", Pod)
 NODES = ApiResource("/api/v1", "nodes", Node)
 LEASES = ApiResource("/apis/coordination.k8s.io/v1", "leases", Lease)
+POD_GROUPS = tuple(
+    ApiResource(f"/apis/scheduling.k8s.io/{version}", "podgroups", PodGroup) for version in ("v1beta1", "v1alpha2")
+)
+"""Newest first: v1alpha2 is that of Kubernetes 1.36. A server has one of them, or none."""
 
 
 def parse_version(text: str) -> int:

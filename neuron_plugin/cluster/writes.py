@@ -43,13 +43,21 @@ def bind_pod(*, namespace: str, name: str, uid: str, node: str, annotations: Map
     return ApiRequest("POST", f"{PODS.item(name, namespace)}/binding", body=body)
 
 
-def annotate_pod(*, namespace: str, name: str, uid: str, annotations: Mapping[str, str | None]) -> ApiRequest:
-    """Change annotations of a pod; None removes one.
+def describe_pod(
+    *,
+    namespace: str,
+    name: str,
+    uid: str,
+    annotations: Mapping[str, str | None] | None = None,
+    labels: Mapping[str, str | None] | None = None,
+) -> ApiRequest:
+    """Change annotations and labels of a pod; None removes one, what is not named stays.
 
     It goes through ``pods/status``, which keeps metadata and ignores the spec, so that the right to patch pods is not
     needed. A pod with another UID under this name is not changed: see ``ApiError.other_object``.
     """
-    body: JsonObject = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
+    named = {"annotations": annotations, "labels": labels}
+    body: JsonObject = {"metadata": {"uid": uid, **{part: dict(values) for part, values in named.items() if values}}}
     return ApiRequest("PATCH", f"{PODS.item(name, namespace)}/status", body=body, content_type=MERGE_PATCH)
 
 

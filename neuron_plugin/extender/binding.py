@@ -1,4 +1,4 @@
-"""Bind: choose and assume in memory in one step, then one write that carries node and assignment together.
+"""Bind: take up what filter has assumed, or choose and assume now, then write node and assignment in one request.
 
 Binds of different pods run side by side, and a slow API server delays none of them, nor any filter: nothing is locked,
 and assuming a pod is one synchronous call on the state. Repeated calls for a pod share its attempt. Success is answered
@@ -19,20 +19,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from neuron_plugin.allocation import (
-    ASSIGNMENT_KEYS,
     Assignment,
     DecisionLog,
     Dialect,
     LoggedDecision,
     NeuronPod,
+    PlacementStrategy,
     PodReference,
     PodUid,
     Rejection,
     Step,
     assigned_allocations,
     neuron_pod,
-    read_assignment,
-    write_assignment,
 )
 from neuron_plugin.cluster import (
     CLOCK,
@@ -47,6 +45,7 @@ from neuron_plugin.cluster import (
     read_pod,
     send,
 )
+from neuron_plugin.extender.assumptions import Assumptions
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.state import AssumedPod, ClusterState
 
@@ -125,16 +124,17 @@ class Binder:
         *,
         election: Election | None = None,
         dialects: Collection[Dialect],
+        strategy: PlacementStrategy = PlacementStrategy.PACK,
         times: BindTimes = TIMES,
         clock: Clock = CLOCK,
         unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.decisions = DecisionLog()
+        self.assumptions = Assumptions(state, dialects, strategy, clock, unix_ns)
         self._state = state
         self._api = api
         self._readiness = readiness
         self._election = election
-        self._dialects = dialects
         self._times = times
         self._clock = clock
         self._unix_ns = unix_ns
@@ -175,6 +175,7 @@ class Binder:
 
     async def settle(self) -> None:
         """Look up the assumed pods that the watch should have shown by now, and forget or confirm them."""
+        self.assumptions.expire()
         for assumed in list(self._state.assumed.values()):
             if not self._is_due(assumed):
                 continue
@@ -194,7 +195,7 @@ class Binder:
     def _is_due(self, assumed: AssumedPod) -> bool:
         """Whether so much time has passed that the watch should have shown this pod, and has not."""
         pod = self._state.pods.get(assumed.pod.uid)
-        if pod is not None and pod.node == assumed.pod.node:
+        if assumed.expected or (pod is not None and pod.node == assumed.pod.node):
             return False
         patience = self._times.doubt if assumed.confirmed else self._times.landing
         return self._clock.now() - assumed.since > patience
@@ -230,32 +231,18 @@ class Binder:
             return Outcome(Ending.REPEATED)
         if self._readiness.why_not or (self._election and self._election.seconds_left() <= self._times.write):
             return Outcome(Ending.NOT_SERVING, self._readiness.why_not or _OUT_OF_TERM)
-        assumed = replace(earlier, since=self._clock.now()) if earlier else self._choose(pod, node)
-        if isinstance(assumed, Outcome):
-            return assumed
+        may_have_landed = earlier is not None and not earlier.expected
+        self.assumptions.begin_bind(pod, node)
+        if earlier and may_have_landed:
+            assumed = replace(earlier, since=self._clock.now())
+        elif isinstance(found := self.assumptions.choose(pod, node), AssumedPod):
+            assumed = found
+        else:
+            self._state.forget(pod.uid)
+            return Outcome(Ending.NO_SET, found)
         if assumed.annotations:
             self._state.assume(assumed)
-        return await self._write(assumed, may_have_landed=earlier is not None)
-
-    def _choose(self, pod: NeuronPod, node: str) -> AssumedPod | Outcome:
-        """The best sets of the moment with the annotations that name them; no annotations if the pod needs no cores."""
-        if isinstance(pod.request, Rejection):
-            return Outcome(Ending.NO_SET, pod.request.detail)
-        if not pod.request:
-            return AssumedPod(replace(pod, node=node), {}, self._clock.now())
-        capacity = self._state.capacities[node]
-        if isinstance(capacity, Rejection):
-            return Outcome(Ending.NO_SET, capacity.text)
-        placement = capacity.place(pod.request)
-        if isinstance(placement, Rejection):
-            return Outcome(Ending.NO_SET, placement.text)
-        annotations = write_assignment(capacity.geometry, placement, self._unix_ns(), self._dialects)
-        if annotations.keys().isdisjoint(ASSIGNMENT_KEYS):
-            text = f"pod {pod.reference} asks for two resources, which the vendor's dialect cannot say"
-            return Outcome(Ending.NO_SET, text)
-        assignment = read_assignment(str(pod.reference), annotations, pod.request)
-        bound = replace(pod, node=node, assignment=assignment)
-        return AssumedPod(bound, annotations, self._clock.now(), chosen_from=capacity)
+        return await self._write(assumed, may_have_landed=may_have_landed)
 
     async def _write(self, assumed: AssumedPod, *, may_have_landed: bool) -> Outcome:
         """One POST; ``may_have_landed`` says that an earlier one may have taken effect."""

@@ -18,7 +18,7 @@ from dataclasses import replace
 from prometheus_client import Metric
 
 from neuron_plugin.allocation import decisions_document
-from neuron_plugin.cluster import TERMS, ApiServer, Election, LeaseName, Terms
+from neuron_plugin.cluster import CLOCK, TERMS, ApiServer, Election, LeaseName, Terms
 from neuron_plugin.extender.binding import TIMES, Binder, BindTimes
 from neuron_plugin.extender.events import PodEvents
 from neuron_plugin.extender.explain import inspection_routes
@@ -90,6 +90,7 @@ class ExtenderDaemon:
             self.ready,
             election=self._election,
             dialects=settings.dialects,
+            strategy=settings.placement,
             times=times,
         )
         self.service = ExtenderService(
@@ -97,6 +98,7 @@ class ExtenderDaemon:
             self.binder,
             self.ready,
             self._metrics,
+            answer=settings.answer,
             types=types,
             preempt_unoffered=settings.preempt_unoffered,
         )
@@ -163,6 +165,8 @@ class ExtenderDaemon:
             ages=self._informers.ages(),
             unseen=self.binder.unseen(),
             under_way=self.binder.under_way,
+            endings=self.binder.assumptions.endings,
+            now=CLOCK.now(),
         )
 
     def decisions(self) -> bytes:
@@ -187,7 +191,7 @@ class ExtenderDaemon:
 
     def _settled(self) -> bool:
         """Whether nothing that this replica wrote may still take effect."""
-        return not self.binder.under_way and all(pod.confirmed for pod in self.state.assumed.values())
+        return not self.binder.under_way and all(pod.confirmed or pod.expected for pod in self.state.assumed.values())
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:

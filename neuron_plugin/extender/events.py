@@ -1,8 +1,9 @@
-"""Events on the pods that close nodes: which pod keeps a node from taking new Neuron pods, and why.
+"""Events on what closes nodes: which pod keeps a node from taking new Neuron pods, and why.
 
-Scheduling texts must not name pods, so a pod and reason is reported once: by a warning event on the pod, a log line and
-a metric. A pod of another scheduler has no assignment for the second until its plugin has written one, and two pods
-that the kubelet swapped overlap for as long: what ends by itself within ``PATIENCE_SECONDS`` is not reported.
+Scheduling texts must not name pods, so a pod and reason is reported once: by a warning event on the pod (on the node,
+where its kubelet got no devices for a pod), a log line and a metric. A pod of another scheduler has no assignment for
+the second until its plugin has written one, and two pods that the kubelet swapped overlap for as long: what ends by
+itself within ``PATIENCE_SECONDS`` is not reported.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ import asyncio
 import logging
 from typing import NoReturn
 
-from neuron_plugin.allocation import NO_ASSIGNMENT, UNREADABLE_ASSIGNMENT, PodReference, PodUid, Rejection
+from neuron_plugin.allocation import (
+    NO_ASSIGNMENT,
+    UNREADABLE_ASSIGNMENT,
+    NeuronPod,
+    PodReference,
+    PodUid,
+    Rejection,
+)
 from neuron_plugin.cluster import CLOCK, ApiServer, Clock, ClusterError, ObjectReference, create_event, send, utc_now
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
@@ -29,6 +37,9 @@ EVENT_REASONS = {
     OVERLAPPING_ASSIGNMENTS.code: "NeuronAssignmentOverlaps",
 }
 """The reason of the event on the pod, by rejection code."""
+
+ADMISSION_REJECTED = "NeuronAdmissionRejected"
+"""The reason of the event on a node whose kubelet got no devices for a pod."""
 
 _TIMEOUT_SECONDS = 5.0
 _log = logging.getLogger(__name__)
@@ -67,8 +78,11 @@ class PodEvents:
 
     async def look(self) -> None:
         """Report what is due: each pod and reason once, and again after it had ended."""
+        rejections = list(self._state.rejections)
+        self._state.rejections.clear()
         if self._readiness.why_not:
             return
+        await self._report_rejections(rejections)
         now = self._clock.now()
         unclear = {
             (pod.uid, reason.code): (pod, reason, info.name)
@@ -89,11 +103,29 @@ class PodEvents:
             if number < MOST_AT_ONCE:
                 await self._write(pod, reason, node)
 
+    async def _report_rejections(self, rejections: list[NeuronPod]) -> None:
+        """A node that lost several pods has one event."""
+        self._metrics.rejected_admissions.inc(len(rejections))
+        pods = {pod.node: pod.reference for pod in rejections}
+        for number, (node, pod) in enumerate(pods.items()):
+            _log.warning("pod rejected at admission", extra={"node": node, "pod": str(pod), "uid": pod.uid})
+            if number < MOST_AT_ONCE:
+                regarding = ObjectReference("Node", node, node, "v1")
+                note = (
+                    f"The kubelet got no devices for pod {pod}: the plugin is away. No Neuron pod comes here until it"
+                )
+                await self._send(regarding, ADMISSION_REJECTED, f"{note} renews its Lease.")
+
     async def _write(self, pod: PodReference, reason: Rejection, node: str) -> None:
+        note = f"{reason.detail}. Node {node} takes no new Neuron pod until this one ends or is assigned."
+        regarding = ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace)
+        await self._send(regarding, EVENT_REASONS[reason.code], note)
+
+    async def _send(self, regarding: ObjectReference, reason: str, note: str) -> None:
         request = create_event(
-            ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace),
-            reason=EVENT_REASONS[reason.code],
-            note=f"{reason.detail}. Node {node} takes no new Neuron pod until this one ends or is assigned.",
+            regarding,
+            reason=reason,
+            note=note,
             action="Scheduling",
             reporter=REPORTER,
             instance=self._instance,
@@ -103,4 +135,4 @@ class PodEvents:
         try:
             await send(self._api, request, timeout_seconds=_TIMEOUT_SECONDS)
         except ClusterError as error:  # the log line and the metric have reported it
-            _log.info("event not written", extra={"pod": str(pod), "reason": reason.code, "cause": str(error)})
+            _log.info("event not written", extra={"object": regarding.name, "reason": reason, "cause": str(error)})

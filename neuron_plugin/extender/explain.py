@@ -1,18 +1,20 @@
 """``GET /inspect[/NODE]`` and ``GET /explain/NAMESPACE/POD``: the state of the moment for a person at a terminal.
 
 Why does a pod fit a node or not: which set would it get, or which pods are in the way of which sets? The same functions
-that decide are asked, so an explanation cannot differ from the scheduler's answer. Plain text by default, JSON for
-``?format=json``. Thousands of nodes take some 0.1-0.4 s, so answers are worked out in a thread, from records that do
-not change: the scheduler is not kept waiting.
+that decide are asked, so an explanation cannot differ from the scheduler's answer. What keeps kube-scheduler from a
+node for other reasons is looked at where there is an API server to ask (``node_rules``), and else named as not looked
+at. Plain text by default, JSON for ``?format=json``. Thousands of nodes take some 0.1-0.4 s, so answers are worked out
+in a thread, from records that do not change: the scheduler is not kept waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
-from aiohttp import web
 
 from neuron_plugin.allocation import (
     PREFIX,
@@ -22,30 +24,46 @@ from neuron_plugin.allocation import (
     NeuronPod,
     PodRequest,
     Rejection,
-    format_ids,
     ids_of,
+    ranges,
     usable_mask,
 )
+from neuron_plugin.extender.node_rules import LOOKED_AT, NOT_LOOKED_AT, NodeRules, PodRules, objections
 from neuron_plugin.extender.state import ClusterState, NodeInfo
 from neuron_plugin.extender.views import node_view
 from neuron_plugin.topology import Geometry, Unit, cores_in, valid_sets
 
+if TYPE_CHECKING:
+    from aiohttp import web
+
 MOST_SETS = 4
 """Sets shown per container and node: those with the fewest pods in their way."""
+MOST_NODES = 3
+"""Nodes shown in text of those that give the same answer; the others are counted."""
+MOST_HOLDERS = 5
+"""Holders named in text per set; the others are counted."""
 
 _HEADINGS = ("NODE", "TYPE", "FREE DEVICES", "USED CORES", "PODS", "STATE")
 
 
 class BlockedSet(msgspec.Struct, frozen=True, rename="camel"):
-    """A set that would do, the pods that have a part of it, and its devices that may not be used."""
+    """A set that would do for ``container``, and what is in its way.
 
+    Either ``unhealthy_devices``, whose state no pod's end would change, or the pods that have a part of it.
+    """
+
+    container: str
     ids: str
     holders: tuple[str, ...]
     unhealthy_devices: tuple[int, ...]
 
 
 class NodeExplanation(msgspec.Struct, frozen=True, rename="camel"):
-    """One node's answer. ``sets`` has what each container would get, ``blocked`` what is in its way if nothing."""
+    """One node's answer, by its Neuron devices alone. ``sets`` has what each container would get.
+
+    ``blocked`` has what is in the way if nothing. ``objections`` are why kube-scheduler does not place the pod there
+    whatever its devices are.
+    """
 
     node: str
     fits: bool
@@ -53,15 +71,21 @@ class NodeExplanation(msgspec.Struct, frozen=True, rename="camel"):
     sets: tuple[str, ...] = ()
     blocked: tuple[BlockedSet, ...] = ()
     details: tuple[str, ...] = ()
+    objections: tuple[str, ...] = ()
 
 
 class Explanation(msgspec.Struct, frozen=True, rename="camel"):
-    """A pod's prospects. ``note`` has what holds for all nodes, such as that it is bound already."""
+    """A pod's prospects. ``note`` has what holds for all nodes, such as that it is bound already.
+
+    ``scheduler`` is the pod's schedulerName, where that was looked at.
+    """
 
     pod: str
     request: str
     note: str
     nodes: tuple[NodeExplanation, ...]
+    scheduler: str = ""
+    not_looked_at: tuple[str, ...] = (*LOOKED_AT, *NOT_LOOKED_AT)
 
 
 def find_pod(state: ClusterState, namespace: str, name: str) -> NeuronPod | None:
@@ -85,6 +109,18 @@ def explain(state: ClusterState, pod: NeuronPod) -> Explanation:
     nodes = [explain_node(info, request) for info in list(state.nodes.values())]
     nodes.sort(key=lambda each: (not each.fits, each.node))
     return Explanation(name, asked, "", tuple(nodes))
+
+
+def with_node_rules(found: Explanation, pod: PodRules, nodes: Mapping[str, NodeRules]) -> Explanation:
+    """The explanation with what kube-scheduler has against each node; a node that is not among ``nodes`` is gone."""
+    judged = [
+        msgspec.structs.replace(each, objections=tuple(objections(pod, nodes[each.node])))
+        for each in found.nodes
+        if each.node in nodes
+    ]
+    judged.sort(key=lambda each: (not each.fits, bool(each.objections), each.node))
+    scheduler = pod.spec.scheduler_name
+    return msgspec.structs.replace(found, nodes=tuple(judged), scheduler=scheduler, not_looked_at=NOT_LOOKED_AT)
 
 
 def _asked_text(part: ContainerRequest) -> str:
@@ -130,16 +166,12 @@ def _blocked(info: NodeInfo, part: ContainerRequest, facts: DeviceFacts) -> list
     if inventory is None:
         return []
     geometry, healthy_mask, free_mask = inventory.geometry, inventory.healthy_mask, info.free_mask
-    usable = usable_mask(geometry, part, facts)
-    found = [
-        BlockedSet(
-            _ids(geometry, unit, mask),
-            tuple(dict.fromkeys(str(one.pod) for one in info.ledger.overlapping(mask))),
-            geometry.devices_touched(mask & ~healthy_mask),
-        )
-        for mask in valid_sets(geometry, unit, part.count)
-        if mask & usable == mask and mask & ~free_mask
-    ]
+    usable, found = usable_mask(geometry, part, facts), []
+    for mask in valid_sets(geometry, unit, part.count):
+        if mask & usable == mask and mask & ~free_mask:
+            unhealthy = geometry.devices_touched(mask & ~healthy_mask)
+            holders = () if unhealthy else dict.fromkeys(str(one.pod) for one in info.ledger.overlapping(mask))
+            found.append(BlockedSet(part.container, _ids(geometry, unit, mask), tuple(holders), unhealthy))
     found.sort(key=lambda each: (len(each.unhealthy_devices), len(each.holders)))
     return found[:MOST_SETS]
 
@@ -149,29 +181,58 @@ def _ids(geometry: Geometry, unit: Unit, mask: int) -> str:
 
 
 def _ids_text(unit: Unit, ids: Sequence[int]) -> str:
-    return f"{unit}{'s' if len(ids) > 1 else ''} {format_ids(ids)}"
+    return f"{unit}{'s' if len(ids) > 1 else ''} {ranges(ids)}"
 
 
-def explain_text(found: Explanation) -> str:
-    """An explanation as lines of text."""
-    lines = [f"{found.pod} asks for {found.request or 'nothing'}"]
+def explain_text(found: Explanation, names: Collection[str] = ()) -> str:
+    """An explanation as lines of text; of the nodes of these ``names`` alone, if there are any.
+
+    Nodes that give the same answer are shown once, those with the least in the way first, and counted.
+    """
+    scheduler = f" (schedulerName: {found.scheduler})" if found.scheduler else ""
+    lines = [f"{found.pod} asks for {found.request or 'nothing'}{scheduler}"]
     if found.note:
         lines.append(found.note)
+    alike = defaultdict[object, list[NodeExplanation]](list)
     for node in found.nodes:
-        if node.fits:
-            lines.append(f"{node.node}: fits, would get {'; '.join(node.sets)}")
-            lines += [f"  {detail}" for detail in node.details]
-            continue
-        lines += [f"{node.node}: {node.reason}", *(f"  {detail}" for detail in node.details)]
-        for each in node.blocked:
-            held = f"held by {', '.join(each.holders)}" if each.holders else ""
-            broken = f"unhealthy or missing: {format_ids(each.unhealthy_devices)}" if each.unhealthy_devices else ""
-            lines.append(f"  {each.ids}: {'; '.join(filter(None, (held, broken))) or 'free, but not all at once'}")
+        if not names or node.node in names:
+            alike[node.fits, node.reason, node.sets, node.objections].append(node)
+    for nodes in alike.values():
+        nodes.sort(key=lambda each: [(len(one.unhealthy_devices), len(one.holders)) for one in each.blocked])
+        differ = any(node.blocked or node.details for node in nodes)
+        shown = nodes if names else nodes[: MOST_NODES if differ else 1]
+        more = [node.node for node in nodes[len(shown) :]]
+        for node in shown:
+            lines += _node_lines(node, several=", " in found.request)
+        if more:
+            lines.append(f"  {len(more)} more like this: {_named(sorted(more), MOST_NODES)}")
+    if found.nodes:
+        lines.append(f"Not looked at: {', '.join(found.not_looked_at)}.")
     return "\n".join(lines) + "\n"
+
+
+def _node_lines(node: NodeExplanation, *, several: bool) -> Iterator[str]:
+    verdict = f"fits, would get {'; '.join(node.sets)}" if node.fits else node.reason
+    if node.objections:
+        verdict += f"{', but' if node.fits else '; and'} kube-scheduler leaves it out: {'; '.join(node.objections)}"
+    yield f"{node.node}: {verdict}"
+    yield from (f"  {detail}" for detail in node.details)
+    for each in node.blocked:
+        held = f"held by {_named(each.holders, MOST_HOLDERS)}" if each.holders else ""
+        broken = f"unhealthy or missing: {ranges(each.unhealthy_devices)}" if each.unhealthy_devices else ""
+        container = f"{each.container}: " if several else ""
+        yield f"  {container}{each.ids}: {held or broken or 'free, but not all at once'}"
+
+
+def _named(names: Collection[str], most: int) -> str:
+    """The first names, and how many others there are."""
+    listed = ", ".join(list(names)[:most])
+    return f"{listed} and {len(names) - most} others" if len(names) > most else listed
 
 
 def inspection_routes(state: ClusterState) -> list[web.RouteDef]:
     """The routes."""
+    from aiohttp import web
 
     async def inspect(request: web.Request) -> web.Response:
         name = request.match_info.get("node")
@@ -191,7 +252,8 @@ def inspection_routes(state: ClusterState) -> list[web.RouteDef]:
         if request.query.get("format") == "json":
             body = await asyncio.to_thread(lambda: msgspec.json.encode(explain(state, pod)))
             return web.Response(body=body, content_type="application/json")
-        return web.Response(text=await asyncio.to_thread(lambda: explain_text(explain(state, pod))))
+        names = request.query.getall("node", [])
+        return web.Response(text=await asyncio.to_thread(lambda: explain_text(explain(state, pod), names)))
 
     return [
         web.get("/inspect", inspect),
@@ -208,12 +270,11 @@ def inspect_text(nodes: Iterable[NodeInfo], *, details: bool) -> str:
         below += [f"  closed: {reason.detail}" for _, reason in info.unclear]
         if info.inventory:
             geometry = info.inventory.geometry
-            free = format_ids(geometry.whole_devices(info.free_mask)) or "-"
-            used = format_ids(cores_in(info.used_mask)) or "-"
+            free, used = ranges(geometry.whole_devices(info.free_mask)), ranges(cores_in(info.used_mask))
             cells = (geometry.instance_type, free, used, str(len(info.ledger.by_pod)))
             below += [f"  unhealthy: device {device}: {why}" for device, why in info.inventory.unhealthy.items()]
         for uid, allocations in info.ledger.by_pod.items():
-            below.append(f"  {allocations[0].pod} holds cores {format_ids(cores_in(info.ledger.mask_of(uid)))}")
+            below.append(f"  {allocations[0].pod} holds cores {ranges(cores_in(info.ledger.mask_of(uid)))}")
         rows.append((info.name, *cells, info.capacity.text if isinstance(info.capacity, Rejection) else "open"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -10,47 +10,56 @@ none. That a Lease is not renewed is no event, so the Leases are looked at perio
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from neuron_plugin.allocation import NeuronPod, PodUid, asks_for_neuron, neuron_pod
+from neuron_plugin.allocation import Assignment, NeuronPod, PodUid, asks_for_neuron, neuron_pod
 from neuron_plugin.cluster import (
     CLOCK,
     LEASES,
     NODES,
+    POD_GROUPS,
     PODS,
     ApiError,
+    ApiRequest,
     ApiServer,
     Clock,
+    ClusterError,
     Lease,
     Node,
     ObservedLease,
     Observer,
     Pod,
+    PodGroup,
     Reflector,
     Scope,
     pages,
+    send,
 )
 from neuron_plugin.extender.state import ClusterState, NeuronNode, neuron_node
 from neuron_plugin.topology import Catalogue
 
+_log = logging.getLogger(__name__)
 LEASE_PREFIX = "neuron-plugin-"
 TICK_SECONDS = 2.0
 PAGE_SECONDS = 30.0
+GROUPS_SECONDS = 60.0
+"""Between two looks whether the server has PodGroups by now."""
 LOOK_SECONDS = 1.0
 PATIENCE_SECONDS = 20.0
 """How long ``survey`` looks whether a plugin's Lease, which lasts 8 s, is renewed or runs out."""
 
 
 def keep_pod(pod: Pod) -> NeuronPod | None:
-    """Live pods that ask for Neuron; a terminal pod is as good as gone.
+    """Live pods that ask for Neuron; a terminal pod is as good as gone, unless its kubelet got no devices for it.
 
     Phase and start decide nothing here: they are left out, so that a change of them is no change of the state.
     """
-    if pod.terminal or not asks_for_neuron(pod):
+    if (pod.terminal and not pod.rejected_at_admission) or not asks_for_neuron(pod):
         return None
-    return replace(neuron_pod(pod), phase="", started=False)
+    return replace(neuron_pod(pod), phase=pod.phase if pod.terminal else "", started=False, running=False)
 
 
 class PluginLeases:
@@ -58,19 +67,34 @@ class PluginLeases:
 
     def __init__(self) -> None:
         self._leases: dict[str, tuple[Lease, ObservedLease]] = {}
+        self._doubted: set[str] = set()
 
-    def changed(self, uid: str, lease: Lease | None, now: float) -> None:
-        """A Lease was seen at ``now``, or is gone."""
+    def changed(self, uid: str, lease: Lease | None, now: float) -> bool:
+        """A Lease was seen at ``now``, or is gone; whether that ends a doubt."""
+        known, observed = self._leases.pop(uid, (None, ObservedLease()))
+        is_renewal = not lease or not known or lease.resource_version != known.resource_version
+        was_doubted = is_renewal and uid in self._doubted
+        if was_doubted:
+            self._doubted.discard(uid)
         if lease is None:
-            self._leases.pop(uid, None)
-            return
-        _, observed = self._leases.get(uid) or (lease, ObservedLease())
+            return was_doubted
         observed.observe(lease, now)
         self._leases[uid] = (lease, observed)
+        return was_doubted
+
+    def doubt(self, node: str) -> bool:
+        """The node's kubelet got no devices from the plugin: it is stale until its Lease is renewed, if it has one."""
+        found = [uid for uid, (lease, _) in self._leases.items() if nodes_of([lease]) == {node}]
+        self._doubted.update(found)
+        return bool(found)
 
     def stale(self, now: float) -> frozenset[str]:
-        """The nodes whose Lease has not been renewed for its whole duration, or was given up."""
-        return nodes_of(lease for lease, observed in self._leases.values() if observed.expired(lease, now))
+        """The nodes whose Lease has not been renewed for its whole duration or since a doubt, or was given up."""
+        return nodes_of(
+            lease
+            for uid, (lease, observed) in self._leases.items()
+            if uid in self._doubted or observed.expired(lease, now)
+        )
 
 
 def nodes_of(leases: Iterable[Lease]) -> frozenset[str]:
@@ -95,7 +119,9 @@ class Informers:
         clock: Clock = CLOCK,
     ) -> None:
         """An empty ``lease_namespace`` turns the judging of plugins by their Leases off."""
+        self._api = api
         self._state = state
+        self._observer = observer
         self._clock = clock
         self._leases = PluginLeases()
         self._pods: Reflector[Pod, NeuronPod] = Reflector(api, PODS, keep_pod, observer=observer)
@@ -129,9 +155,29 @@ class Informers:
         async with asyncio.TaskGroup() as group:
             for kind, followed in self._followed.items():
                 group.create_task(followed.run(), name=f"follow {kind}")
+            group.create_task(self._follow_groups(), name="follow podgroups")
             while True:
                 self._judge()
                 await asyncio.sleep(TICK_SECONDS)
+
+    async def _follow_groups(self) -> None:
+        """Follow PodGroups once the server has them; most clusters have none, and pods are then placed one by one."""
+        while True:
+            for resource in POD_GROUPS:
+                look = ApiRequest("GET", resource.collection(), {"limit": "1"})
+                try:
+                    await send(self._api, look, timeout_seconds=PAGE_SECONDS)
+                except ClusterError as error:
+                    if isinstance(error, ApiError) and error.missing:
+                        continue
+                    _log.info("pod groups not read", extra={"error": str(error)})
+                    break
+                groups: Reflector[PodGroup, PodGroup] = Reflector(
+                    self._api, resource, _keep_gang, observer=self._observer
+                )
+                groups.subscribe(self._group_changed)
+                await groups.run()
+            await self._clock.sleep(GROUPS_SECONDS)
 
     async def pods_listed(self) -> None:
         """Wait until the first list of pods is in."""
@@ -151,11 +197,21 @@ class Informers:
         if leases is not None and leases.followed_seconds() >= TICK_SECONDS:
             self._state.set_stale(self._leases.stale(self._clock.now()))
 
-    def _pod_changed(self, uid: str, _: NeuronPod | None, pod: NeuronPod | None) -> None:
-        if pod is None:
-            self._state.remove_pod(PodUid(uid))
-        else:
+    def _pod_changed(self, uid: str, before: NeuronPod | None, pod: NeuronPod | None) -> None:
+        """One that was seen alive with an assignment of ours and was rejected says that its node's plugin is away."""
+        if pod is not None and not pod.ended:
             self._state.put_pod(pod)
+            return
+        self._state.remove_pod(PodUid(uid))
+        was_ours = pod and before and not before.ended and isinstance(before.assignment, Assignment)
+        if before and was_ours and self._leases.doubt(before.node):
+            self._state.rejections.append(before)
+            self._judge()
+
+    def _group_changed(self, _: str, before: PodGroup | None, group: PodGroup | None) -> None:
+        for each, count in ((before, 0), (group, group.min_count if group else 0)):
+            if each:
+                self._state.set_min_count((each.namespace, each.name), count)
 
     def _node_changed(self, uid: str, before: NeuronNode | None, node: NeuronNode | None) -> None:
         if node is not None:
@@ -164,13 +220,17 @@ class Informers:
             self._state.remove_node(before.name, uid)
 
     def _lease_changed(self, uid: str, before: Lease | None, lease: Lease | None) -> None:
-        self._leases.changed(uid, lease, self._clock.now())
+        was_doubted = self._leases.changed(uid, lease, self._clock.now())
         if lease:
             self._state.renewals[lease.name.removeprefix(LEASE_PREFIX)] = lease.renewed_at
         elif before:
             self._state.renewals.pop(before.name.removeprefix(LEASE_PREFIX), None)
-        if before and lease and bool(before.holder) != bool(lease.holder):
+        if before and lease and (bool(before.holder) != bool(lease.holder) or was_doubted):
             self._judge()  # a plugin stops or is back: the next pod should know
+
+
+def _keep_gang(group: PodGroup) -> PodGroup | None:
+    return group if group.min_count > 0 else None
 
 
 def _keep_plugin_lease(lease: Lease) -> Lease | None:
@@ -185,8 +245,9 @@ async def survey(api: ApiServer, types: Catalogue, *, lease_namespace: str = "",
     """
     state = ClusterState()
     async for pods in pages(api, PODS, page_timeout_seconds=PAGE_SECONDS):
-        for pod in filter(None, map(keep_pod, pods.records)):
-            state.put_pod(pod)
+        for pod in map(keep_pod, pods.records):
+            if pod and not pod.ended:
+                state.put_pod(pod)
     async for nodes in pages(api, NODES, page_timeout_seconds=PAGE_SECONDS):
         for node in nodes.records:
             state.put_node(neuron_node(node, types))

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from neuron_plugin.allocation import Rejection
 from neuron_plugin.build import build
+from neuron_plugin.extender.assumptions import AssumptionEnding
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.topology import Geometry, Unit, valid_counts, valid_sets
 
@@ -58,6 +59,11 @@ class ExtenderMetrics:
             "Those of them that a move of other pods, which fit elsewhere now, would give room.",
             registry=own,
         )
+        self.rejected_admissions = Counter(
+            "neuron_extender_rejected_admissions",
+            "Pods that a kubelet got no devices for; each closes its node until the plugin renews its Lease.",
+            registry=own,
+        )
         self._lists = Counter("neuron_extender_lists", "Whole lists read, by kind.", ["kind"], registry=own)
         self._restarts = Counter(
             "neuron_extender_watch_restarts",
@@ -76,12 +82,19 @@ class ExtenderMetrics:
 
 
 def state_metrics(
-    state: ClusterState, *, leading: bool, ages: Mapping[str, float], unseen: int, under_way: int
-) -> Iterator[GaugeMetricFamily]:
+    state: ClusterState,
+    *,
+    leading: bool,
+    ages: Mapping[str, float],
+    unseen: int,
+    under_way: int,
+    endings: Mapping[AssumptionEnding, int],
+    now: float,
+) -> Iterator[Metric]:
     """Every gauge, from one look at the state. Only the leader reports nodes, or sums would count them twice.
 
     ``ages`` are the seconds since each watch was last heard of, by kind; ``unseen`` the confirmed bindings that the
-    watch should have shown; ``under_way`` the binds that have not ended.
+    watch should have shown; ``under_way`` the binds that have not ended; ``endings`` how assumptions of filter ended.
     """
     nodes = list(state.nodes.values()) if leading else []
     cores, scattered, closed = _Values(), _Values(), _Values()
@@ -103,7 +116,17 @@ def state_metrics(
     yield _gauge("closed_nodes", "Nodes that take no Neuron pod, by reason.", closed, "reason")
     yield _gauge("watch_age_seconds", "Seconds since a watch was last heard of, by kind.", heard, "kind")
     yield _gauge("pods", "Live pods that ask for Neuron.", {(): len(state.pods)})
-    yield _gauge("assumed_pods", "Pods placed by binds that the watch has not shown yet.", {(): len(state.assumed)})
+    assumed = list(state.assumed.values())
+    waiting = [now - each.since for each in assumed if each.expected]
+    yield _gauge("assumed_pods", "Pods placed by filter or binds that the watch has not shown yet.", {(): len(assumed)})
+    text = "Age of the oldest assumption of filter for which no bind has come; 0 without one."
+    yield _gauge("assumption_age_seconds", text, {(): max(waiting, default=0.0)})
+    ended = CounterMetricFamily(
+        "neuron_extender_assumptions", "Assumptions of filter by how they ended.", labels=["ending"]
+    )
+    for ending in AssumptionEnding:
+        ended.add_metric([ending.value], endings.get(ending, 0))
+    yield ended
     yield _gauge("binds_under_way", "Binds that have not ended.", {(): under_way})
     yield _gauge("cache_drift", "Confirmed bindings that the watch should have shown and has not.", {(): unseen})
 

@@ -5,8 +5,9 @@ taken in whole, under a deadline and a size limit, before anything looks at it, 
 connection and no more. kube-scheduler reads no body but that of a 200, so every failure is answered in ``Error``.
 Filter, prioritize and preempt run to their end without giving up the event loop once; only bind waits.
 
-Each verb writes one log line with counts, never one per node. The vendor's scheduler logs the same facts: which nodes
-fit, which ids a bind chose, what is used on the node afterwards.
+Each verb writes one log line with counts, never one per node: at level info when a pod's answer is another one than
+last, else at level debug, because kube-scheduler asks about a waiting pod again and again. The vendor's scheduler logs
+the same facts: which nodes fit, which ids a bind chose, what is used on the node afterwards.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from aiohttp.typedefs import Handler, Middleware
 
 from neuron_plugin.allocation import (
     DEVICE_NAME_KEY,
+    PLACEMENT_KEY,
     NeuronPod,
+    PlacementStrategy,
     PodReference,
     PodRequest,
     PodUid,
@@ -35,13 +38,16 @@ from neuron_plugin.allocation import (
 )
 from neuron_plugin.cluster import PODS, DecodeError, Election
 from neuron_plugin.extender import wire
+from neuron_plugin.extender.assumptions import GROUP_DOES_NOT_FIT
 from neuron_plugin.extender.binding import SUCCESSES, Binder
-from neuron_plugin.extender.filter import VerdictMemo, filter_nodes, score_nodes
+from neuron_plugin.extender.filter import HIGHEST_SCORE, Filtered, filter_nodes, score_nodes
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.preemption import preempt
+from neuron_plugin.extender.settings import Answer
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.wire import WireError
+from neuron_plugin.settings import SettingsError
 from neuron_plugin.topology import Catalogue, catalogue, cores_in, product_names
 
 VERBS = ("filter", "prioritize", "preempt", "bind")
@@ -54,6 +60,9 @@ CHECK_SECONDS = 10.0
 
 _TEMPORARY_REDIRECT = 307
 _MOST_REASONS = 8
+_MOST_NAMES = 5
+_MOST_ANSWERS = 8_192
+"""Pods and verbs whose last answer is remembered, for the log."""
 _log = logging.getLogger(__name__)
 _flow = logging.getLogger("neuron_plugin.extender.flow")
 
@@ -75,16 +84,20 @@ class ExtenderService:
         metrics: ExtenderMetrics,
         *,
         types: Catalogue | None = None,
-        preempt_unoffered: bool = False,
+        answer: Answer = Answer.BEST,
+        preempt_unoffered: bool = True,
     ) -> None:
-        """``types`` are the known ones, by default those shipped. ``preempt_unoffered``: see ``preemption``."""
+        """``types`` are the known ones, by default those shipped. The rest: see ``Answer`` and ``preemption``."""
         self._products = product_names(catalogue() if types is None else types)
         self._metrics = metrics
         self._state = state
         self._binder = binder
         self._readiness = readiness
         self._preempt_unoffered = preempt_unoffered
-        self._memo = VerdictMemo(state)
+        self._logged: dict[tuple[str, str], object] = {}
+        self._answer = answer
+        self._assumptions = binder.assumptions
+        self._memo = binder.assumptions.memo
 
     def answer(self, verb: str, body: bytes) -> bytes:
         """The answer to filter, prioritize or preempt: measured, logged, and never an exception."""
@@ -94,14 +107,39 @@ class ExtenderService:
             found, fields = verbs[verb](body)
         except Exception as error:  # noqa: BLE001 - a fault of ours, too, is read only in the body of a 200
             return self.failed(verb, error, started)
-        _flow.info(verb, extra={**fields, "us": self._measure(verb, started, ok=True)})
+        refused = fields.get("refused")
+        reasons = frozenset(refused) if isinstance(refused, dict) else refused
+        shown = (bool(fields.get("passed")), fields.get("fitting"), fields.get("node"), reasons)
+        level = self._level((verb, str(fields["uid"])), shown)
+        self._logged.pop((verb, ""), None)
+        _flow.log(level, verb, extra={**fields, "us": self._measure(verb, started, ok=True)})
         return found
 
+    def _level(self, key: tuple[str, str], answer: object, level: int = logging.INFO) -> int:
+        """``level`` when the answer to a verb about a pod is not the last one again, else debug.
+
+        What it says counts, not how many nodes say so. Answers that belong to no pod have the UID "".
+        """
+        if self._logged.pop(key, None) == answer:
+            level = logging.DEBUG
+        self._logged[key] = answer
+        if len(self._logged) > _MOST_ANSWERS:
+            del self._logged[next(iter(self._logged))]
+        return level
+
     def filter(self, body: bytes) -> tuple[bytes, _Fields]:
-        """``ExtenderArgs`` to ``ExtenderFilterResult``."""
+        """``ExtenderArgs`` to ``ExtenderFilterResult``: the best node alone, or every node by what it says."""
         args = wire.decode_filter(body)
         pod, request = self._read(args.pod)
+        led = None
+        if self._answer is Answer.BEST and request and not self._state.bound_to(pod.uid):
+            led = self._assumptions.lead(pod, args.called, one_node=args.called.at_most_one)
+        if led:
+            fields = _asked(pod, request) | {"passed": len(led), "node": led[0]}
+            return wire.encode_filter(args, led, {}, {}), fields
         filtered = filter_nodes(self._state, self._memo, pod.uid, request, args.names)
+        if filtered.passed and led is not None:  # each node would do for this pod, but its gang has no room
+            filtered = Filtered([], {**filtered.rejected, GROUP_DOES_NOT_FIT: filtered.passed})
         texts: Counter[str] = Counter()
         for rejection, names in filtered.rejected.items():
             self._metrics.rejected_nodes.labels(rejection.code).inc(len(names))
@@ -109,22 +147,28 @@ class ExtenderService:
         answer = wire.encode_filter(args, filtered.passed, filtered.failed, filtered.unresolvable)
         fields = _asked(pod, request)
         fields |= {"nodes": len(filtered.passed) + texts.total(), "passed": len(filtered.passed)}
+        fields["fitting"] = ",".join(filtered.passed[:_MOST_NAMES])
         return answer, fields | {"refused": dict(texts.most_common(_MOST_REASONS))}
 
     def prioritize(self, body: bytes) -> tuple[bytes, _Fields]:
         """``ExtenderArgs`` to ``HostPriorityList``."""
         args = wire.decode_filter(body)
         pod, request = self._read(args.pod)
-        scores = score_nodes(self._memo, request, args.names)
+        names, strategy = args.names, self._assumptions.strategy_of(pod)
+        if refused := self._assumptions.refused_elsewhere(pod.uid):
+            scores = [0 if name in refused else HIGHEST_SCORE for name in names]
+        else:
+            scores = score_nodes(self._memo, request, names, strategy, alone=not pod.prefers_nodes)
         best = scores.count(max(scores, default=0))
-        return wire.encode_scores(args.names, scores), _asked(pod, request) | {"nodes": len(scores), "best": best}
+        return wire.encode_scores(names, scores), _asked(pod, request) | {"nodes": len(scores), "best": best}
 
     def preempt(self, body: bytes) -> tuple[bytes, _Fields]:
         """``ExtenderPreemptionArgs`` to ``ExtenderPreemptionResult``."""
         args = wire.decode_preempt(body)
         pod, request = self._read(args.pod)
         below = pod.priority if self._preempt_unoffered else None
-        chosen = preempt(self._state, request, args.victims, unoffered_below=below)
+        has_place = self._assumptions.has_place(pod)
+        chosen = {} if has_place else preempt(self._state, request, args.victims, unoffered_below=below)
         fewest = min((len(victims.uids) for victims in chosen.values()), default=0)
         fields = {"nodes": len(args.victims), "passed": len(chosen), "fewest_victims": fewest}
         return wire.encode_victims(chosen), _asked(pod, request) | fields
@@ -157,7 +201,8 @@ class ExtenderService:
         if not isinstance(error, WireError | DecodeError):
             _log.error("verb failed", extra={"verb": verb}, exc_info=error)
             text = f"{verb} failed inside the extender; its log has the cause"
-        _flow.warning(verb, extra={"error": text, "us": self._measure(verb, started, ok=False)})
+        level = self._level((verb, ""), text, logging.WARNING)
+        _flow.log(level, verb, extra={"error": text, "us": self._measure(verb, started, ok=False)})
         return wire.encode_error(text)
 
     def _measure(self, verb: str, started: float, *, ok: bool) -> int:
@@ -171,9 +216,12 @@ class ExtenderService:
         """The pod of a call, and what it asks for."""
         if why_not := self._readiness.why_not:
             raise WireError(why_not)
-        pod = neuron_pod(PODS.decode(body))
+        # The watch shows the same pod, already decoded.
+        pod = self._state.pods.get(PodUid(wire.pod_uid(body))) or neuron_pod(PODS.decode(body))
         if isinstance(pod.request, Rejection):
             raise WireError(pod.request.detail)
+        if pod.placement and pod.placement not in set(PlacementStrategy):
+            raise WireError(f"annotation {PLACEMENT_KEY} is {pod.placement[:40]!r}, expected pack or spread")
         if pod.request and (constraints := pod.request[0].constraints):
             if isinstance(constraints, Rejection):
                 raise WireError(constraints.detail)
@@ -266,12 +314,10 @@ class ServerCertificate:
         """Load them.
 
         Raises:
-            OSError: a file cannot be read, or (ssl.SSLError) is not what it should be.
+            SettingsError: a file cannot be read or is not what it should be; names the setting and the file.
         """
-        self._chain = chain
-        self._key = key
-        self._client_ca = client_ca
-        self._seen = self._stamp()
+        self._files = {"tls-cert": chain, "tls-key": key} | ({"client-ca": client_ca} if client_ca else {})
+        self._seen = self._contents()
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._load(self.context)
@@ -285,16 +331,16 @@ class ServerCertificate:
         replaced stays trusted until the next start.
         """
         try:
-            stamp = self._stamp()
-            if stamp == self._seen:
+            contents = self._contents()
+            if contents == self._seen:
                 return False
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
             self._load(self.context)
-        except OSError as error:  # ssl.SSLError is one
-            _log.warning("certificate not reloaded", extra={"path": str(self._chain), "cause": str(error)})
+        except SettingsError as error:
+            _log.warning("certificate not reloaded", extra={"cause": str(error)})
             return False
-        self._seen = stamp
-        _log.info("certificate reloaded", extra={"path": str(self._chain)})
+        self._seen = contents
+        _log.info("certificate reloaded", extra={"path": str(self._files["tls-cert"])})
         return True
 
     async def watch(self) -> NoReturn:
@@ -304,11 +350,30 @@ class ServerCertificate:
             self.reload_if_changed()
 
     def _load(self, context: ssl.SSLContext) -> None:
-        context.load_cert_chain(self._chain, self._key)
-        if self._client_ca:
-            context.load_verify_locations(self._client_ca)
+        chain, key, client_ca = self._files["tls-cert"], self._files["tls-key"], self._files.get("client-ca")
+        try:  # with an empty password, because OpenSSL would ask for one at the terminal
+            context.load_cert_chain(chain, key, password="")
+        except ssl.SSLError as error:
+            expected = "a certificate chain and the key of its first certificate, not encrypted"
+            raise SettingsError(f"tls-cert {chain} with tls-key {key}: {_reason(error)}; expected {expected}") from None
+        try:
+            if client_ca:
+                context.load_verify_locations(client_ca)
+        except ssl.SSLError as error:
+            raise SettingsError(f"client-ca is {client_ca}: {_reason(error)}; expected certificates in PEM") from None
 
-    def _stamp(self) -> tuple[tuple[int, int, int], ...]:
-        files = (self._chain, self._key, self._client_ca)
-        found = [file.stat() for file in files if file]
-        return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in found)
+    def _contents(self) -> tuple[bytes, ...]:
+        found = []
+        for setting, file in self._files.items():
+            kind = b"PRIVATE KEY-----" if setting == "tls-key" else b"CERTIFICATE-----"
+            try:
+                found.append(file.read_bytes())
+            except OSError as error:
+                raise SettingsError(f"{setting} is {file}: {error.strerror}") from None
+            if kind not in found[-1]:
+                raise SettingsError(f"{setting} is {file}, which holds no {kind.decode().strip('-').lower()} in PEM")
+        return tuple(found)
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or str(error)).lower().replace("_", " ")

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from neuron_plugin.allocation import Dialect
+from neuron_plugin.allocation import Dialect, PlacementStrategy
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.telemetry import LogFormat, LogLevel
 
@@ -24,6 +24,15 @@ class MakeRoom(enum.StrEnum):
     """Nothing."""
     PLAN = "plan"
     """A metric and an event on the pod say which move of other pods would give it room."""
+
+
+class Answer(enum.StrEnum):
+    """What filter answers for a pod that fits some nodes."""
+
+    BEST = "best"
+    """The best node alone, and the pod's set is assumed there."""
+    ALL = "all"
+    """Every node where it fits; prioritize then scores them, and the scheduler's own scorers take part."""
 
 
 class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
@@ -73,13 +82,27 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         ),
     ] = ""
     plugin_leases: Annotated[bool, Meta(description="close a node whose plugin has stopped renewing its Lease")] = True
+    answer: Annotated[
+        Answer,
+        Meta(
+            description="nodes that filter names for a pod: 'best' is the best one alone, where the pod's set is "
+            "assumed at once; 'all' is every node that fits, scored by prioritize"
+        ),
+    ] = Answer.BEST
+    placement: Annotated[
+        PlacementStrategy,
+        Meta(
+            description="which node is the best: 'pack' takes least from later pods, 'spread' has the most free "
+            "devices; a pod's annotation neuron-plugin.io/placement decides for that pod"
+        ),
+    ] = PlacementStrategy.PACK
     preempt_unoffered: Annotated[
         bool,
         Meta(
             description="where the victims that the scheduler offers open no linked set, evict other Neuron pods of "
-            "lower priority on that node, whatever their disruption budgets"
+            "lower priority on that node, each counted as a violation of a disruption budget"
         ),
-    ] = False
+    ] = True
     make_room: Annotated[
         MakeRoom,
         Meta(

@@ -1,4 +1,4 @@
-"""The cluster as the scheduler's verbs see it: nodes, Neuron pods, and pods assumed to be where a bind puts them.
+"""The cluster as the verbs see it: nodes, Neuron pods, and pods assumed to be where filter or a bind put them.
 
 One event loop owns it and every method is synchronous, so "choose and assume" is one step without a lock, and a slow
 API server delays no verb. Pods are the only store: a node's ``NodeInfo`` follows from the pods bound there and from
@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
+from math import inf
 from types import MappingProxyType
 from weakref import WeakValueDictionary
 
@@ -26,6 +27,7 @@ from neuron_plugin.allocation import (
     NO_FACTS,
     UNREADABLE_ASSIGNMENT,
     Allocation,
+    Assignment,
     DeviceFacts,
     InventoryError,
     Ledger,
@@ -82,6 +84,9 @@ NODE_REFUSALS = (
 
 MOST_CHANGES = 4_096
 """Changes remembered: a minute of a busy cluster. One keeps two records alive, some kilobytes on a full node."""
+
+MOST_REJECTIONS = 256
+"""Rejected admissions remembered until they are reported."""
 
 _INSTANCE_TYPE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
 _SAGEMAKER_PREFIX = "ml."
@@ -215,11 +220,12 @@ def capacity_of(
 
 @dataclass(frozen=True, slots=True)
 class AssumedPod:
-    """A pod as a bind makes it, until the watch shows it or the bind is known to have failed.
+    """A pod as its bind makes it, until the watch shows it or the bind is known to have failed.
 
     ``pod`` has the node and the assignment of the bind, which ``annotations`` carry. ``since`` is the monotonic time of
-    the last write that may still take effect; ``confirmed`` says that the API server has the binding. ``chosen_from``
-    is the node's capacity at the choice; None where nothing had to be chosen.
+    the choice, then that of the last write that may still take effect; ``confirmed`` says that the API server has the
+    binding. ``chosen_from`` is the node's capacity at the choice; None where nothing had to be chosen. ``until`` is the
+    time at which a choice of filter ends for which no bind has come; nothing was written for it.
     """
 
     pod: NeuronPod
@@ -227,6 +233,12 @@ class AssumedPod:
     since: float
     confirmed: bool = False
     chosen_from: Capacity | None = None
+    until: float = inf
+
+    @property
+    def expected(self) -> bool:
+        """Whether the bind has not come yet."""
+        return self.until < inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +298,15 @@ def node_info(node: NeuronNode, pods: Iterable[NeuronPod], *, stale: bool = Fals
     if any(one.amounts for one in allocations):
         facts = replace(facts, used=amounts_used(inventory.geometry, ledger.by_pod.values()))
     return NodeInfo(node, ledger, (), stale, capacity_of(inventory.geometry, healthy_mask, free_mask, facts))
+
+
+def has_the_same(one: NeuronPod, other: NeuronPod) -> bool:
+    """Whether two states of a pod have the same cores of the same node, as far as is known."""
+    assignments = one.assignment, other.assignment
+    if not all(isinstance(assignment, Assignment) for assignment in assignments):
+        return False
+    first, second = (each.containers for each in assignments if isinstance(each, Assignment))
+    return one.node == other.node and first == second
 
 
 def _overlaps(ledger: Ledger) -> list[tuple[PodReference, Rejection]]:
@@ -383,9 +404,11 @@ class _Capacities(dict[str, Capacity | Rejection]):
 class ClusterState:
     """Everything that the verbs look at.
 
-    ``nodes`` by name, live ``pods`` that ask for Neuron as the watch shows them, and pods that binds have ``assumed``
-    and the watch has not shown yet; ``capacities`` by node name, where a subscript with an unknown name gives
-    ``UNKNOWN_NODE``. ``version`` is the one before the first of ``changes``.
+    ``nodes`` by name, live ``pods`` that ask for Neuron as the watch shows them, and pods that filter or binds have
+    ``assumed`` and the watch has not shown yet; ``capacities`` by node name, where a subscript with an unknown name
+    gives ``UNKNOWN_NODE``. ``members`` are the live pods of each PodGroup; ``min_counts`` how many of them must be
+    placed for any to be. ``rejections`` are pods that their kubelets got no devices for, until they are reported.
+    ``version`` is the one before the first of ``changes``.
 
     ``renewals`` has by node name when its plugin last renewed its Lease, as the Lease says. It is for people. A renewal
     is no change of the state: on a large cluster thousands a second would leave no room for others in ``changes``.
@@ -399,6 +422,9 @@ class ClusterState:
         self._assumed: dict[PodUid, AssumedPod] = {}
         self._by_node: defaultdict[str, dict[PodUid, None]] = defaultdict(dict)
         self._stale: frozenset[str] = frozenset()
+        self.min_counts: dict[tuple[str, str], int] = {}
+        self.members: defaultdict[tuple[str, str], dict[PodUid, NeuronPod]] = defaultdict(dict)
+        self.rejections: deque[NeuronPod] = deque(maxlen=MOST_REJECTIONS)
         self.renewals: dict[str, str] = {}
         self.nodes: Mapping[str, NodeInfo] = MappingProxyType(self._nodes)
         self.capacities: Mapping[str, Capacity | Rejection] = self._capacities
@@ -426,12 +452,15 @@ class ClusterState:
         before = self._pods.get(pod.uid)
         if before == pod:
             return
-        touched = self._nodes_of(pod.uid)
+        touched, counted = self._nodes_of(pod.uid), self._counted(pod.uid)
         self._pods[pod.uid] = pod
+        if pod.group:
+            self.members[pod.group][pod.uid] = pod
         assumed = self._assumed.get(pod.uid)
-        if assumed and pod.node and (pod.assignment is not None or pod.node != assumed.pod.node):
+        if assumed and pod.node and (assumed.expected or pod.assignment is not None or pod.node != assumed.pod.node):
             del self._assumed[pod.uid]
-        self._moved(pod.uid, touched)
+        if counted is None or not has_the_same(counted, pod) or touched != self._nodes_of(pod.uid):
+            self._moved(pod.uid, touched)
         self.changes.add(pod.uid, before, pod)
 
     def remove_pod(self, uid: PodUid) -> None:
@@ -439,15 +468,20 @@ class ClusterState:
         touched = self._nodes_of(uid)
         before = self._pods.pop(uid, None)
         self._assumed.pop(uid, None)
+        if before and before.group:
+            del self.members[before.group][uid]
+            if not self.members[before.group]:
+                del self.members[before.group]
         self._moved(uid, touched)
         if before is not None:
             self.changes.add(uid, before, None)
 
     def assume(self, assumed: AssumedPod) -> None:
         """Count a pod as placed, or replace what is assumed of the same pod."""
-        touched = self._nodes_of(assumed.pod.uid)
+        touched, before = self._nodes_of(assumed.pod.uid), self._assumed.get(assumed.pod.uid)
         self._assumed[assumed.pod.uid] = assumed
-        self._moved(assumed.pod.uid, touched)
+        if before is None or before.pod is not assumed.pod:
+            self._moved(assumed.pod.uid, touched)
 
     def confirm(self, uid: PodUid) -> None:
         """The API server has this pod's binding. Nothing happens if the pod has ended meanwhile."""
@@ -455,11 +489,17 @@ class ClusterState:
             self._assumed[uid] = replace(assumed, confirmed=True)
 
     def forget(self, uid: PodUid) -> None:
-        """This pod's bind is known to have failed. A second time changes nothing."""
+        """This pod's bind is known to have failed, or will not come. A second time changes nothing."""
         if uid in self._assumed:
             touched = self._nodes_of(uid)
             del self._assumed[uid]
             self._moved(uid, touched)
+
+    def set_min_count(self, group: tuple[str, str], count: int) -> None:
+        """So many pods of a PodGroup must be placed for any to be; 0 if any number may be, or the group is gone."""
+        self.min_counts.pop(group, None)
+        if count:
+            self.min_counts[group] = count
 
     def set_stale(self, names: frozenset[str]) -> None:
         """The nodes whose plugin has stopped renewing its Lease."""
@@ -467,10 +507,27 @@ class ClusterState:
         for name in changed & self._nodes.keys():
             self._rebuild(self._nodes[name].node)
 
+    def imagine(self, node: NeuronNode, *, without: str = "", beside: Iterable[NeuronPod] = ()) -> NodeInfo:
+        """A node as it is, or would be without one of its pods or with others beside them.
+
+        An assumed pod counts by what was assumed, not by what the watch shows of it.
+        """
+        pods, name = [], node.name
+        for uid in self._by_node.get(name, ()):
+            assumed = self._assumed.get(uid)
+            if uid != without:
+                pods.append(assumed.pod if assumed and assumed.pod.node == name else self._pods[uid])
+        return node_info(node, (*pods, *beside), stale=name in self._stale)
+
+    def _counted(self, uid: PodUid) -> NeuronPod | None:
+        """The pod as its node counts it."""
+        assumed = self._assumed.get(uid)
+        return assumed.pod if assumed else self._pods.get(uid)
+
     def bound_to(self, uid: PodUid) -> str:
         """The node that a pod is bound to or being bound to; empty when it is free to go anywhere."""
         pod, assumed = self._pods.get(uid), self._assumed.get(uid)
-        return (pod.node if pod else "") or (assumed.pod.node if assumed else "")
+        return (pod.node if pod else "") or (assumed.pod.node if assumed and not assumed.expected else "")
 
     def _nodes_of(self, uid: PodUid) -> set[str]:
         pod, assumed = self._pods.get(uid), self._assumed.get(uid)
@@ -489,13 +546,9 @@ class ClusterState:
             self._rebuild(self._nodes[name].node)
 
     def _rebuild(self, node: NeuronNode) -> None:
-        """Derive a node's state again. An assumed pod counts by what was assumed, not by what the watch shows of it."""
+        """Derive a node's state again."""
         name, before = node.name, self._nodes.get(node.name)
-        pods = []
-        for uid in self._by_node.get(name, ()):
-            assumed = self._assumed.get(uid)
-            pods.append(assumed.pod if assumed and assumed.pod.node == name else self._pods[uid])
-        after = node_info(node, pods, stale=name in self._stale)
+        after = self.imagine(node)
         self._nodes[name], self._capacities[name] = after, after.capacity
         if after != before:
             self.changes.add(name, before, after)

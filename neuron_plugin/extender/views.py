@@ -137,9 +137,9 @@ class ContainerDemand(_Part, frozen=True):
 class PodSpec(_Part, frozen=True):
     """``containers`` are those that ask for Neuron, init containers first.
 
-    ``constrained``: more than counts decides where the pod goes. ``controller`` is what makes the pod again somewhere
-    else, as KIND/NAME, and ``movable`` says that it may be evicted to make room. ``work_since`` is from when on that
-    would lose its work, in unix seconds.
+    ``constrained``: more than counts decides where the pod goes, or it is scheduled as one of a group. ``controller``
+    is what makes the pod again somewhere else, as KIND/NAME, and ``movable`` says that it may be evicted to make room.
+    ``work_since`` is from when on that would lose its work, in unix seconds.
     """
 
     node_name: str = ""
@@ -252,7 +252,7 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
             pod.node,
             pod.priority,
             tuple(asked),
-            constrained=is_constrained(pod.requests),
+            constrained=is_constrained(pod.requests) or pod.group is not None,
             controller=pod.controller,
             movable=pod.movable,
             work_since=pod.work_since,

@@ -6,6 +6,7 @@ from neuron_plugin.hardware.device import (
     Device,
     EccCounts,
     Generation,
+    joined_by_device,
 )
 from neuron_plugin.hardware.events import InventoryWatcher, Uevents, WatchPeriods, open_uevents
 from neuron_plugin.hardware.health_signals import (

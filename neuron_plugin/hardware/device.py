@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from neuron_plugin.allocation import ranges
 from neuron_plugin.hardware.sysfs import (
     HEALTH_STATUS,
     UNHEALTHY_COMPONENTS,
@@ -162,6 +164,19 @@ class SkippedDevice:
     id: DeviceId
     reason: str
     incomplete: bool = False
+
+
+_DEVICE = re.compile(r"\bneuron(\d+)\b")
+
+
+def joined_by_device(texts: Iterable[str]) -> list[str]:
+    """Texts that say the same of several devices as one, with their ids as ranges: ``neuron0-3 is skipped``."""
+    found: dict[str, set[int]] = {}
+    for text in texts:
+        ids = set(map(int, _DEVICE.findall(text)))
+        alike = _DEVICE.sub("neuron{}", text) if len(ids) == 1 else text
+        found.setdefault(alike, set()).update(ids)
+    return [alike.replace("neuron{}", f"neuron{ranges(ids)}") for alike, ids in found.items()]
 
 
 def read_device(

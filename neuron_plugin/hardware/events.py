@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
+from neuron_plugin.hardware.device import joined_by_device
 from neuron_plugin.hardware.inventory import Inventory
 from neuron_plugin.topology import DeviceId
 
@@ -210,7 +211,7 @@ def _log_change(last: Inventory | None, inventory: Inventory) -> None:
             version = inventory.driver_version.text if inventory.driver_version else "unknown"
             ids = [int(device) for device in inventory.device_ids]
             logger.info("found Neuron devices", extra={"devices": ids, "driver_version": version})
-    for problem in sorted(_problems(inventory) - (_problems(last) if last else set())):
+    for problem in joined_by_device(sorted(_problems(inventory) - (_problems(last) if last else set()))):
         logger.warning("problem with a Neuron device", extra={"problem": problem})
 
 

@@ -127,7 +127,8 @@ class DeviceUsers:
 class Daemon:
     """What the daemon says of itself. ``file`` is its configuration, if known; ``fault`` why that cannot be used.
 
-    ``resources`` are those that it is set to advertise, where that is known; ``silent`` its lines about sources that
+    ``resources`` are those that it is set to advertise, where that is known; ``visible_devices_env`` is whether it sets
+    the variable that the OCI hook reads; ``silent`` its lines about sources that
     do not work, ``unhealthy`` the devices that it reports unhealthy, ``disabled`` those that an operator
     has taken out of service.
     """
@@ -135,6 +136,7 @@ class Daemon:
     file: Path | None = None
     fault: str | Unknown = ""
     resources: frozenset[Resource] | None = None
+    visible_devices_env: bool = True
     silent: tuple[str, ...] | Unknown = ()
     unhealthy: tuple[int, ...] | Unknown = ()
     disabled: tuple[int, ...] | Unknown = ()

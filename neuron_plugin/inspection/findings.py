@@ -13,6 +13,8 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from neuron_plugin.allocation import ranges
+
 _Fact = TypeVar("_Fact")
 
 
@@ -106,17 +108,6 @@ def report_of(findings: Iterable[Finding]) -> Report:
     """The findings as one document."""
     found, order = tuple(findings), list(Level)
     return Report(worst=max((each.level for each in found), key=order.index, default=Level.OK), findings=found)
-
-
-def ranges(ids: Iterable[int]) -> str:
-    """Ids ascending with runs joined: ``0-3,8``; ``-`` for none."""
-    runs: list[tuple[int, int]] = []
-    for number in sorted(set(ids)):
-        if runs and runs[-1][1] == number - 1:
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs) or "-"
 
 
 def named(noun: str, ids: Iterable[int]) -> str:

@@ -128,9 +128,12 @@ def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tu
         unasked = Unknown("the daemon of a machine given by --root is not asked", "run this on that machine")
         return node, Daemon(file, silent=unasked, unhealthy=unasked, disabled=unasked)
     resources = frozenset(each.resource for each in node.settings.resources) if file else None
+    shown = node.settings.visible_devices_env
     if not (port := node.settings.health_port):
         unasked = Unknown("the daemon serves no probes", "give it a --health-port to be asked about its sources")
-        return node, Daemon(file, resources=resources, silent=unasked, unhealthy=unasked, disabled=unasked)
+        return node, Daemon(
+            file, resources=resources, visible_devices_env=shown, silent=unasked, unhealthy=unasked, disabled=unasked
+        )
     address, away = node.settings.health_address, "run this in the plugin's pod"
     pages = [page_of(address, port, path, seconds=DAEMON_SECONDS) for path in ("/readyz", "/metrics")]
     ready, metrics = (Unknown(page.why, away) if isinstance(page, Unknown) else page for page in pages)
@@ -139,7 +142,9 @@ def gather_daemon(flags: Mapping[str, object], environ: Mapping[str, str]) -> tu
         metrics if isinstance(metrics, Unknown) else tuple(sorted(map(int, pattern.findall(metrics))))
         for pattern in (_UNHEALTHY, _DISABLED)
     )
-    return node, Daemon(file, resources=resources, silent=silent, unhealthy=unhealthy, disabled=disabled)
+    return node, Daemon(
+        file, resources=resources, visible_devices_env=shown, silent=silent, unhealthy=unhealthy, disabled=disabled
+    )
 
 
 def disabled_here(node: Node) -> tuple[int, ...]:

@@ -12,6 +12,8 @@ import msgspec
 
 from neuron_plugin.allocation import DISABLED_REASON
 from neuron_plugin.hardware import EccCounts, Severity
+from neuron_plugin.inspection.facts import DeviceUsers
+from neuron_plugin.inspection.findings import Unknown
 from neuron_plugin.inspection.holders import Holders
 from neuron_plugin.inspection.machine import Machine
 from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, valid_counts, valid_sets
@@ -51,9 +53,18 @@ class HolderReport(msgspec.Struct, frozen=True, rename="camel"):
     cores: tuple[int, ...]
 
 
+class ProcessReport(msgspec.Struct, frozen=True, rename="camel"):
+    """A process that has a device open. ``pod_uid`` is empty outside of pods."""
+
+    pid: int
+    command: str
+    pod_uid: str
+
+
 class DeviceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One device. ``holders`` is None where they are not known; any other unknown value is None or empty.
 
+    ``processes``: who has it open; None where that was not looked at.
     ``disabled``: an operator has taken it out of service, healthy or not.
     """
 
@@ -73,6 +84,7 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     ecc: EccCounts | None = None
     holders: tuple[HolderReport, ...] | None = None
     disabled: bool = False
+    processes: tuple[ProcessReport, ...] | None = None
 
 
 class MachineReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -92,8 +104,8 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     notes: tuple[str, ...] = ()
 
 
-def machine_report(machine: Machine, holders: Holders) -> MachineReport:
-    """The report of ``devices``."""
+def machine_report(machine: Machine, holders: Holders, users: DeviceUsers | Unknown | None = None) -> MachineReport:
+    """The report of ``devices``; ``users`` None: which processes have devices open was not looked at."""
     inventory, geometry, instance, dev = machine.inventory, machine.geometry, machine.instance, machine.paths.dev
     numa_nodes, links = instance.numa_nodes if instance else (), machine.links
     devices = []
@@ -130,6 +142,13 @@ def machine_report(machine: Machine, holders: Holders) -> MachineReport:
             if holders.ledger is not None
             else None,
             disabled=device.id in machine.disabled,
+            processes=tuple(
+                ProcessReport(each.pid, each.command, each.pod_uid)
+                for each in users.users
+                if int(device.id) in each.devices
+            )
+            if isinstance(users, DeviceUsers)
+            else None,
         )
         devices.append(report)
     absent = [(int(skipped.id), Health.SKIPPED, skipped.reason) for skipped in inventory.skipped]
@@ -139,6 +158,8 @@ def machine_report(machine: Machine, holders: Holders) -> MachineReport:
         devices.append(DeviceReport(id=number, node=str(dev / f"neuron{number}"), health=health, reasons=(why,)))
     assumed = "the driver prints no links (it does so while a device is missing): those of the instance type are shown"
     notes = [*inventory.problems, assumed if machine.links_are_assumed else "", holders.note]
+    hidden = users.hidden if isinstance(users, DeviceUsers) else users
+    notes += [f"processes: {hidden.why}; {hidden.action}"] if hidden else []
     return MachineReport(
         instance_type=inventory.instance_type or (instance.name if instance else ""),
         topology=geometry.topology.value if geometry else "",

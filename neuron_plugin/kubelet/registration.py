@@ -114,6 +114,7 @@ class DevicePluginServer:
         self.state = RegistrationState.STOPPED
         self.registered = asyncio.Event()
         self.failure: str | None = None
+        self._reported = ""
         self._backoff = Backoff(
             self.random.random, first_seconds=self.times.first_delay, longest_seconds=self.times.longest_delay
         )
@@ -213,7 +214,7 @@ class DevicePluginServer:
         overdue_at = registered_at + self.times.stream_deadline
         while (cue := self._cue(service)) is None:
             if service.streams_open:
-                self.failure = None
+                self.failure, self._reported = None, ""
                 self._enter(RegistrationState.ADVERTISED)
             elif service.streams_begun:
                 cue = "the kubelet ended the ListAndWatch stream"
@@ -273,10 +274,14 @@ class DevicePluginServer:
         self.on_change()
 
     def _fail(self, text: str) -> None:
-        """Count a failure, and log it unless the last attempt failed for the same reason."""
+        """Count a failure, and log each reason once from the second attempt on.
+
+        A kubelet that starts makes its socket before it listens, so the first attempt may well come too early.
+        """
         self.counters.registrations[self.resource, "failed"] += 1
-        if text != self.failure:
+        if self.failure is not None and text != self._reported:
             _log.warning("not registered", extra={"resource": self.resource, "reason": text})
+            self._reported = text
         self.failure = text
         self.on_change()
 

@@ -43,7 +43,7 @@ class ContainerStyle:
     numbering: Numbering
     dev: Path = Path("/dev")
     logical_core_size: int | None = None
-    visible_devices_env: bool = False
+    visible_devices_env: bool = True
     cdi: bool = False
 
 
@@ -84,7 +84,7 @@ def container_allocation(
     if resource.unit is Unit.CORE:
         size = geometry.cores_per_device  # the runtime counts cores from the first device that it sees
         envs[VISIBLE_CORES] = format_ids(inside[core // size] * size + core % size for core in cores_in(mask))
-    elif not renumber or style.visible_devices_env:
+    elif style.visible_devices_env:  # host ids in both numberings: only the vendor's OCI hook reads it
         envs[VISIBLE_DEVICES] = format_ids(hosts)
     return ContainerAllocation(
         envs=envs,

@@ -119,7 +119,7 @@ class NodeDaemon:
             CgroupTree(settings.cgroup),
             NodeOptions(resources, settings.cluster, settings.hold_down_seconds),
         )
-        self.publisher = Publisher(settings.node_name)
+        self.publisher = Publisher(settings.node_name, label_unhealthy=settings.label_pods_on_sick_devices)
         deadline = settings.decision_deadline_seconds
         own_uid = os.environ.get("POD_UID", "")
         self.pods = (

@@ -19,8 +19,11 @@ from collections.abc import Callable, Iterable, Mapping
 from neuron_plugin.allocation import (
     ALLOC_TIME_KEY,
     INVENTORY_KEY,
+    UNHEALTHY_LABEL,
     NodeInventory,
+    PodReference,
     PodUid,
+    format_ids,
     write_inventory,
 )
 from neuron_plugin.backoff import Backoff
@@ -31,9 +34,9 @@ from neuron_plugin.cluster import (
     ClusterError,
     Node,
     ObjectReference,
-    annotate_pod,
     create_event,
     describe_node,
+    describe_pod,
     send,
     utc_now,
 )
@@ -143,14 +146,20 @@ class WriteQueue:
 class Publisher:
     """Brings the API server's objects to what a snapshot says. ``queue`` may be run only while there is a client."""
 
-    def __init__(self, node_name: str, now_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self, node_name: str, now_ns: Callable[[], int] = time.time_ns, *, label_unhealthy: bool = False
+    ) -> None:
+        """``label_unhealthy``: pods that have an unhealthy device get a label, too."""
         self.queue = WriteQueue()
+        self._label_unhealthy = label_unhealthy
         self._node_name = node_name
         self._now_ns = now_ns
         self._inventory: NodeInventory | None = None
         self._on_node: dict[str, ApiRequest] = {}
         self._on_pods: dict[PodUid, Mapping[str, str | None]] = {}
         self._events: OrderedDict[PodEvent, None] = OrderedDict()
+        self._unhealthy: Mapping[PodReference, Mapping[int, str]] = {}
+        self._labels: dict[PodUid, str | None] = {}
 
     def publish(self, snapshot: Snapshot) -> list[PodWrite]:
         """Queue what the API server does not know yet; the writes that correct an assignment."""
@@ -167,13 +176,47 @@ class Publisher:
                 if annotations.get(ALLOC_TIME_KEY) == "0":
                     annotations[ALLOC_TIME_KEY] = str(self._now_ns())
                 pod = write.pod
-                request = annotate_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, annotations=annotations)
-                self.queue.put(f"assignment of {pod.uid}", request)
+                request = describe_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, annotations=annotations)
+                self.queue.put(_subject("assignment", pod), request)
                 if write.correction:
                     corrections.append(write)
         self._on_pods = wanted
         self.report(snapshot.events)
+        self._report_unhealthy(snapshot)
+        if self._label_unhealthy:
+            self._label_pods(snapshot)
         return corrections
+
+    def _report_unhealthy(self, snapshot: Snapshot) -> None:
+        """Write on each pod, once, which of its devices have become unhealthy or healthy again.
+
+        The reason may change all the time, as the count of an error does: that is no news for the pod.
+        """
+        before, self._unhealthy = self._unhealthy, snapshot.unhealthy_devices
+        for pod, reasons in self._unhealthy.items():
+            if became := reasons.keys() - before.get(pod, {}).keys():
+                text = "; ".join(
+                    f"neuron device {device} of this pod is unhealthy: {reasons[device]}" for device in sorted(became)
+                )
+                self._write_event(PodEvent(pod, "NeuronDeviceUnhealthy", f"{text}. The pod keeps it"), warning=True)
+        for pod, reasons in before.items():
+            if pod.uid in snapshot.inputs.pods.pods and (again := reasons.keys() - self._unhealthy.get(pod, {}).keys()):
+                text = f"neuron devices {format_ids(again)} of this pod are healthy again"
+                self._write_event(PodEvent(pod, "NeuronDeviceHealthy", text), warning=False)
+
+    def _label_pods(self, snapshot: Snapshot) -> None:
+        before, self._labels = self._labels, {}
+        for pod in snapshot.wrongly_labelled:
+            value = self._labels[pod.uid] = None if pod.labelled_unhealthy else "true"
+            if before.get(pod.uid, "unset") != value:
+                reference = pod.reference
+                request = describe_pod(
+                    namespace=reference.namespace,
+                    name=reference.name,
+                    uid=reference.uid,
+                    labels={UNHEALTHY_LABEL: value},
+                )
+                self.queue.put(_subject("label", reference), request)
 
     def report(self, events: Iterable[PodEvent]) -> None:
         """Log each event and write it on its pod, once."""
@@ -183,19 +226,24 @@ class Publisher:
             self._events[event] = None
             if len(self._events) > MOST_EVENTS:
                 self._events.popitem(last=False)
-            pod = event.pod
-            logger.warning(event.text, extra={"reason": event.reason, "pod": str(pod)})
-            request = create_event(
-                ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace),
-                reason=event.reason,
-                note=event.text,
-                action="Allocating",
-                reporter=REPORTER,
-                instance=self._node_name,
-                now=utc_now(),
-                warning=True,
-            )
-            self.queue.put(f"event {event.reason} of {pod.uid}: {event.text}", request)
+            self._write_event(event, warning=True)
+
+    def _write_event(self, event: PodEvent, *, warning: bool) -> None:
+        pod = event.pod
+        logger.log(
+            logging.WARNING if warning else logging.INFO, event.text, extra={"reason": event.reason, "pod": str(pod)}
+        )
+        request = create_event(
+            ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace),
+            reason=event.reason,
+            note=event.text,
+            action="Allocating",
+            reporter=REPORTER,
+            instance=self._node_name,
+            now=utc_now(),
+            warning=warning,
+        )
+        self.queue.put(f"{_subject(f'event {event.reason}', pod)}: {event.text}", request)
 
     def write(self, subject: str, request: ApiRequest) -> None:
         """Have a request sent; an unsent one on the same subject is out of date."""
@@ -210,6 +258,11 @@ class Publisher:
         """Write everything on the Node object once more: it was created again, or may have been."""
         for subject, request in self._on_node.items():
             self.queue.put(subject, request)
+
+
+def _subject(what: str, pod: PodReference) -> str:
+    """What a write is about, in the log and as its key. Names are used again, so the UID is part of it."""
+    return f"{what} of pod {pod} with UID {pod.uid}"
 
 
 # What the Node object says.

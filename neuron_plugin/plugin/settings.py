@@ -83,8 +83,8 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = TopologyPolicy.PREFERRED
     visible_devices_env: Annotated[
         bool,
-        Meta(description="set AWS_NEURON_VISIBLE_DEVICES in container numbering, too; not on hosts with the OCI hook"),
-    ] = False
+        Meta(description="set AWS_NEURON_VISIBLE_DEVICES to the host ids of requested devices; off with the OCI hook"),
+    ] = True
     cdi: Annotated[bool, Meta(description="hand devices over by CDI names instead of device nodes")] = False
     cdi_dir: Annotated[Path, Meta(description="where the CDI specification is written")] = Path("/var/run/cdi")
     instance_types: Annotated[Path | None, Meta(description="YAML file of further instance types")] = None
@@ -133,6 +133,9 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         str,
         Meta(description="node condition to keep: True while all devices are healthy, such as NeuronDevicesHealthy"),
     ] = ""
+    label_pods_on_sick_devices: Annotated[
+        bool, Meta(description="set the label neuron-plugin.io/device-unhealthy on pods while a device of theirs is so")
+    ] = False
     state_dir: Annotated[
         Path | None, Meta(description="where to keep which device errors are old; without, a restart forgets")
     ] = None

@@ -359,6 +359,23 @@ class Snapshot:
         ]
         return tuple(found)
 
+    @cached_property
+    def unhealthy_devices(self) -> Mapping[PodReference, Mapping[int, str]]:
+        """Which devices of the pods that the API server shows are unhealthy, and why."""
+        found: dict[PodReference, Mapping[int, str]] = {}
+        for uid in self.ledger.by_pod if self.inventory.unhealthy else ():
+            pod = self.inputs.pods.pods.get(uid)
+            devices = self.inventory.geometry.devices_touched(self.ledger.mask_of(uid))
+            if pod and (sick := [device for device in devices if device in self.inventory.unhealthy]):
+                found[pod.reference] = {int(device): self.inventory.unhealthy[device] for device in sick}
+        return found
+
+    @cached_property
+    def wrongly_labelled(self) -> tuple[NeuronPod, ...]:
+        """The pods that should have the label of an unhealthy device and have not, or the reverse."""
+        pods, sick = self.inputs.pods.pods.values(), self.unhealthy_devices
+        return tuple(pod for pod in pods if pod.labelled_unhealthy != (pod.reference in sick))
+
     def _constraint_events(self, pod: NeuronPod) -> list[PodEvent]:
         """Constraints that cannot be read, or do not hold for what the pod has."""
         constraints = pod.requests[0].constraints

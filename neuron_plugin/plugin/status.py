@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from neuron_plugin import __version__
-from neuron_plugin.allocation import DISABLE_KEY, DecisionLog, Resource, decisions_document, ids_of, mask_of
+from neuron_plugin.allocation import DISABLE_KEY, Allocation, DecisionLog, Resource, decisions_document, ids_of, mask_of
 from neuron_plugin.build import Build, build
 from neuron_plugin.http_server import Health
 from neuron_plugin.kubelet import DevicePluginServer, KubeletCounters, dial
@@ -23,6 +23,7 @@ from neuron_plugin.plugin.node_watch import NodeWatch
 from neuron_plugin.plugin.pod_watch import PodWatch
 from neuron_plugin.plugin.publisher import WriteQueue
 from neuron_plugin.plugin.snapshot import Snapshot
+from neuron_plugin.topology import CoreMask, cores_in
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -50,6 +51,11 @@ METRICS: Mapping[str, tuple[str, Sequence[str], str]] = {
         "gauge",
         ("namespace", "pod", "container", "resource"),
         "Ids that a container has. Ids that a later container of the pod re-uses count for that one only.",
+    ),
+    "core_holder": (
+        "gauge",
+        ("neuroncore", "neuron_device", "namespace", "pod", "container"),
+        "Always 1; which container has a logical core. Joins neuron-monitor's metrics by core to pods.",
     ),
     "unconfirmed_allocations": ("gauge", (), "Answers to Allocate that the kubelet's checkpoint does not show yet."),
     "cooling_down_cores": ("gauge", (), "Cores that are not offered because an ended pod's processes may use them."),
@@ -215,6 +221,7 @@ def _of_snapshot(snapshot: Snapshot, resources: Sequence[Resource]) -> dict[str,
         "device_disabled": {(str(one),): one in inventory.disabled for one in inventory.listed},
         "allocated_pods": {(): len(snapshot.ledger.by_pod)},
         "allocated": _allocated(snapshot),
+        "core_holder": _core_holders(snapshot),
         "unconfirmed_allocations": {(): len(inputs.pending)},
         "cooling_down_cores": {(): inputs.held_down_mask.bit_count()},
         "waiting_assignments": {(): len(snapshot.waiting)},
@@ -243,14 +250,28 @@ def _devices(snapshot: Snapshot, resources: Sequence[Resource]) -> Samples:
 
 
 def _allocated(snapshot: Snapshot) -> Samples:
-    geometry = snapshot.inventory.geometry
     found: Counter[tuple[str, ...]] = Counter()
+    for one, mask in _last_holders(snapshot):
+        where = (one.pod.namespace, one.pod.name, one.container, one.resource.value)
+        found[where] += len(ids_of(snapshot.inventory.geometry, one.resource.unit, mask))
+    return found
+
+
+def _core_holders(snapshot: Snapshot) -> Samples:
+    size = snapshot.inventory.geometry.cores_per_device
+    return {
+        (str(core), str(core // size), one.pod.namespace, one.pod.name, one.container): 1
+        for one, mask in _last_holders(snapshot)
+        for core in cores_in(mask)
+    }
+
+
+def _last_holders(snapshot: Snapshot) -> Iterator[tuple[Allocation, CoreMask]]:
+    """The cores of each container of the pods that are known by name; those that a later one re-uses are that one's."""
     for uid, allocations in snapshot.ledger.by_pod.items():
         pod, counted = snapshot.inputs.pods.pods.get(uid), 0
         order = {part.container: place for place, part in enumerate(pod.requests if pod else ())}
         for one in sorted(allocations, key=lambda one: -order.get(one.container, 0)):
             if one.pod.name and (mask := one.mask & ~counted):
-                where = (one.pod.namespace, one.pod.name, one.container, one.resource.value)
-                found[where] += len(ids_of(geometry, one.resource.unit, mask))
+                yield one, CoreMask(mask)
             counted |= one.mask
-    return found

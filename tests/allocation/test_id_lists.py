@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation.resources import HIGHEST_ID, IdListError, format_ids, parse_ids
+from neuron_plugin.allocation.resources import HIGHEST_ID, IdListError, format_ids, parse_ids, ranges
 
 id_sets = st.sets(st.integers(0, HIGHEST_ID), min_size=1, max_size=200)
 
@@ -110,3 +110,16 @@ def test_a_text_of_the_greatest_length_is_still_read() -> None:
 def test_t24_numbers_are_written_in_numeric_order() -> None:
     assert format_ids({10, 9, 11, 2}) == "2,9,10,11"
     assert format_ids(()) == ""
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [((), "-"), ((3,), "3"), ((1, 2), "1-2"), ((0, 1, 2, 3, 8), "0-3,8"), ((5, 1, 3), "1,3,5"), ((2, 2, 3), "2-3")],
+)
+def test_runs_of_ids_are_joined(ids: tuple[int, ...], text: str) -> None:
+    assert ranges(ids) == text
+
+
+@given(st.sets(st.integers(0, 200), min_size=1))
+def test_ranges_read_back_as_the_same_ids(ids: set[int]) -> None:
+    assert set(parse_ids(ranges(ids))) == ids

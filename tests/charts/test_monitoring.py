@@ -17,6 +17,7 @@ from tests.charts.rendering import CHART
 
 FOREIGN = {
     "up",  # Prometheus
+    "neuroncore_utilization_ratio",  # neuron-monitor
     "kube_node_status_allocatable", "kube_node_status_capacity", "kube_node_status_condition",  # kube-state-metrics
 }  # fmt: skip
 
@@ -26,7 +27,7 @@ _NAME = re.compile(r"\b((?:neuron|kube|kubelet)_[a-z_]+|up)\b(?=\{|\[|\)| |$)")
 def own_series() -> set[str]:
     """The names of every series that the daemons can have."""
     families = list(ExtenderMetrics().registry.collect())
-    families += state_metrics(ClusterState(), ages={}, unseen=0, under_way=0, leading=True)
+    families += state_metrics(ClusterState(), ages={}, unseen=0, under_way=0, leading=True, endings={}, now=0.0)
     own = set()
     for name, (kind, _labels, _meaning) in METRICS.items():
         own |= {PREFIX + name + suffix for suffix in (["_bucket", "_sum", "_count"] if kind == "histogram" else [""])}

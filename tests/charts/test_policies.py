@@ -20,6 +20,7 @@ from neuron_plugin.allocation import (
     DEVICES_KEY,
     DISABLE_KEY,
     INVENTORY_KEY,
+    UNHEALTHY_LABEL,
     VENDOR_IDS_KEY,
     Rejection,
 )
@@ -142,6 +143,14 @@ def test_p82_the_keys_are_those_of_the_code(kind: str) -> None:
         VENDOR_IDS_KEY,
         VENDOR_RESOURCE_KEY,
     }
+
+
+def test_p81_the_plugin_may_label_pods_only_where_it_is_asked_for_and_by_one_label() -> None:
+    assert "variables.labelsAfter == variables.labelsBefore" in expressions(policy("device-plugin", "own-pods"))
+    opened = expressions(policy("health", "own-pods"))
+    assert set(re.findall(r"key == '([^']+)'", opened)) == {UNHEALTHY_LABEL}
+    assert "variables.labelsAfter[key] == 'true'" in opened
+    assert "variables.labelsBefore[key] == variables.labelsAfter[key]" in opened
 
 
 def test_p82_the_refusal_names_every_key() -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from itertools import takewhile
+from typing import Any
 
 import msgspec
 import pytest
@@ -30,7 +32,9 @@ def test_a_row_a_device_with_its_holders(cli: Cli, make_node: MakeNode, hold: Ho
     hold(("train", "main", "neurondevice", "2,3"), ("infer", "serve", "neuroncore", "9"))
     shown = cli("devices", "--root", make_node("inf2.24xlarge").root)
     assert (shown.status, shown.err) == (0, "")
-    assert shown.rows == [
+    assert shown.rows[0][:3] == ["inf2.24xlarge:", "6", "devices"]
+    assert " ".join(shown.rows[0][-8:]) == "driver 2.30.2.0; 3 devices and 7 cores free"
+    assert shown.rows[1:] == [
         ["DEVICE", "CORES", "PRODUCT", "ARCH", "LINKS", "NUMA", "HEALTH", "HOLDERS"],
         ["0", "0-1", "Inferentia2", "NDv3", "1", "1", "healthy", "-"],
         ["1", "2-3", "Inferentia2", "NDv3", "0,2", "1", "healthy", "-"],
@@ -45,7 +49,7 @@ def test_without_a_kubelet_holders_are_unknown_and_that_is_said_once(cli: Cli, m
     node = make_node("inf2.24xlarge")
     shown = cli("devices", "--root", node.root)
     assert shown.status == 0
-    assert {row[-1] for row in shown.rows[1:]} == {"?"}
+    assert {row[-1] for row in shown.rows[2:]} == {"?"}
     socket = node.root / "var/lib/kubelet/pod-resources/kubelet.sock"
     assert shown.err.splitlines() == [
         (
@@ -57,7 +61,7 @@ def test_without_a_kubelet_holders_are_unknown_and_that_is_said_once(cli: Cli, m
 
 def test_wide_adds_what_one_needs_to_replace_a_device(cli: Cli, make_node: MakeNode) -> None:
     node = make_node("trn1.2xlarge")
-    header, row = cli("devices", "-o", "wide", "--root", node.root).rows
+    _, header, row = cli("devices", "-o", "wide", "--root", node.root).rows
     shown = dict(zip(header, row, strict=True))
     assert shown["SERIAL"].startswith("00000b1c2d3e")
     assert shown["NODE"] == str(node.root / "dev/neuron0")
@@ -66,13 +70,13 @@ def test_wide_adds_what_one_needs_to_replace_a_device(cli: Cli, make_node: MakeN
 
 def test_the_logical_core_size_decides_the_core_ids(cli: Cli, make_node: MakeNode) -> None:
     rows = cli("devices", "--root", make_node("trn2.48xlarge", logical_core_size=1).root).rows
-    assert [row[1] for row in rows[1:3]] == ["0-7", "8-15"]
+    assert [row[1] for row in rows[2:4]] == ["0-7", "8-15"]
 
 
 def test_one_of_sixteen_missing_keeps_every_other_id(cli: Cli, make_node: MakeNode) -> None:
     shown = cli("devices", "--root", make_node("trn1.32xlarge", missing=[3]).root)
-    assert shown.rows[4][:7] == ["3", "-", "-", "-", "-", "-", "missing"]
-    assert shown.rows[5][:2] == ["4", "8-9"]
+    assert shown.rows[5][:7] == ["3", "-", "-", "-", "-", "-", "missing"]
+    assert shown.rows[6][:2] == ["4", "8-9"]
     assert "the driver prints no links" in shown.err
 
 
@@ -97,7 +101,7 @@ def test_json_without_a_driver_is_still_a_document(cli: Cli, make_node: MakeNode
 def test_sysfs_and_device_nodes_may_lie_apart(cli: Cli, make_node: MakeNode) -> None:
     node = make_node("inf2.xlarge")
     shown = cli("devices", "--sysfs", node.root / "sys", "--dev", node.root / "dev", "--root", node.root / "sys")
-    assert shown.rows[1][6] == "healthy"
+    assert shown.rows[2][6] == "healthy"
 
 
 def test_a_broken_file_of_types_is_unusable_settings(cli: Cli, make_node: MakeNode) -> None:
@@ -131,8 +135,8 @@ def test_a_pipe_gets_plain_columns_of_any_width(cli_process: CliProcess, make_no
     with cli_process("devices", "-o", "wide", "--root", node.root) as process:
         out, _ = process.communicate(timeout=30)
     assert process.returncode == 0
-    assert len(out.splitlines()) == 7
-    assert "x" * 70 in out.splitlines()[2]
+    assert len(out.splitlines()) == 8
+    assert "x" * 70 in out.splitlines()[3]
     assert "…" not in out
 
 
@@ -165,7 +169,9 @@ def test_every_form_shows_every_device(make_node: MakeNode, capsys: pytest.Captu
         case Form.YAML:
             assert yaml.safe_load(out) == json.loads(msgspec.json.encode(shown))
         case _:
-            assert [line.split()[0] for line in out.splitlines()] == ["DEVICE", "0", "1", "2", "3", "4", "5"]
+            title, *rows = out.splitlines()
+            assert title.startswith("inf2.24xlarge: 6 devices (Inferentia2), ")
+            assert [row.split()[0] for row in rows] == ["DEVICE", "0", "1", "2", "3", "4", "5"]
 
 
 @pytest.mark.parametrize("form", [Form.TEXT, Form.WIDE])
@@ -229,7 +235,7 @@ def test_tables_of_a_watch_are_a_blank_line_apart(
 ) -> None:
     watch(Form.TEXT, three_reports[:2])
     first, second = capsys.readouterr().out.split("\n\n")
-    assert first.startswith("DEVICE")
+    assert first.startswith("inf2.24xlarge: 6 devices")
     assert "1 uncorrected SRAM error" in second
 
 
@@ -273,7 +279,7 @@ def machine(*devices: DeviceReport, **changes: object) -> MachineReport:
 
 def shown(device: DeviceReport, form: Form = Form.WIDE) -> dict[str, tuple[str, str]]:
     """Each cell with its style, by heading; ``-`` is an empty cell."""
-    headings, cells = device_lines(form, machine(device))
+    _, headings, cells = device_lines(form, machine(device))
     filled = [segment for segment in cells if segment[0].strip()]
     return dict(zip((text for text, _ in headings if text.strip()), filled, strict=True))
 
@@ -295,7 +301,7 @@ def test_the_table_has_what_one_asks_first_and_wide_the_rest() -> None:
 
 def test_the_reasons_come_last_and_only_where_there_are_any() -> None:
     broken = msgspec.structs.replace(DEVICE, reasons=("a", "b"))
-    assert device_lines(Form.TEXT, machine(DEVICE, broken))[0][-1][0] == "REASON"
+    assert device_lines(Form.TEXT, machine(DEVICE, broken))[1][-1][0] == "REASON"
     assert cell("REASON", broken) == "a; b"
 
 
@@ -338,14 +344,36 @@ def test_every_state_of_health_has_a_colour() -> None:
     assert all("red" in styles[health] for health in (Health.UNHEALTHY, Health.SKIPPED, Health.MISSING))
 
 
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"holders": (holder("a", 2),)},
+    {"holders": (holder("a", 2, 3), holder("b", 3))},
+    {"health": Health.UNHEALTHY},
+    {"disabled": True},
+]
+"""One device is free as a whole and one in part; the others are taken or not to be had."""
+FIVE = [msgspec.structs.replace(DEVICE, product="Inferentia2", **change) for change in CHANGES]
+COMMON = "2 cores each (LNC 1), line, driver 2.26.5.0"
+
+
 @pytest.mark.parametrize(
     ("report", "title"),
     [
-        (machine(DEVICE), "inf2.24xlarge: 1 of 6 devices, 2 cores each (LNC 1), line, driver 2.26.5.0"),
-        (machine(DEVICE, device_count=1), "inf2.24xlarge: 1 device, 2 cores each (LNC 1), line, driver 2.26.5.0"),
+        (
+            machine(DEVICE),
+            "inf2.24xlarge: 1 of 6 devices, 2 cores each (LNC 1), line, driver 2.26.5.0; 1 device and 2 cores free",
+        ),
+        (
+            machine(*FIVE, device_count=5),
+            f"inf2.24xlarge: 5 devices (Inferentia2), {COMMON}; 1 device and 3 cores free",
+        ),
+        (
+            machine(DEVICE, device_count=1, holders_known=False),
+            "inf2.24xlarge: 1 device, 2 cores each (LNC 1), line, driver 2.26.5.0",
+        ),
         (
             machine(DEVICE, instance_type="", driver_version=None, device_count=1, cores_per_device=1),
-            "unknown type: 1 device, 1 core each (LNC 1), line, driver unknown",
+            "unknown type: 1 device, 1 core each (LNC 1), line, driver unknown; 1 device and 2 cores free",
         ),
     ],
 )
@@ -363,3 +391,19 @@ def test_a_device_out_of_service_is_called_disabled_unless_it_is_broken(make_nod
     assert shown["3"][headings.index("HEALTH")] == "disabled"
     assert shown["3"][-1] == "disabled by the node's annotation neuron-plugin.io/disable-devices"
     assert [device.id for device in report.devices if device.disabled] == [1, 3]
+
+
+def test_processes_that_have_a_device_open_are_shown_when_asked_for(cli: Cli, make_node: MakeNode) -> None:
+    node = make_node("inf2.24xlarge")
+    with (node.root / "dev/neuron1").open("rb"):
+        asked = cli("devices", "--processes", "--root", node.root, "-o", "json")
+        table = cli("devices", "--processes", "--root", node.root)
+    plain = cli("devices", "--root", node.root, "-o", "json")
+
+    devices = json.loads(asked.out)["devices"]
+    assert [len(device["processes"]) for device in devices] == [0, 1, 0, 0, 0, 0]
+    assert (devices[1]["processes"][0]["pid"], devices[1]["processes"][0]["podUid"]) == (os.getpid(), "")
+    assert table.rows[1][-1] == "PROCESSES"
+    assert table.rows[3][-1].startswith(f"{os.getpid()}:")
+    assert table.rows[2][-1] == "-"
+    assert {device["processes"] for device in json.loads(plain.out)["devices"]} == {None}

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.extender.explain import inspection_routes
+from neuron_plugin.extender.node_rules import NOT_LOOKED_AT
 from tests.cli.doubles import Background, Cli
 from tests.extender.world import World
 from tests.support.api_server import StandInApiServer
@@ -19,7 +20,7 @@ DEVICE = Resource.NEURON
 
 
 @pytest.fixture
-def kubeconfig(background: Background, tmp_path: Path) -> Iterator[Path]:
+def server(background: Background) -> Iterator[StandInApiServer]:
     """A cluster of two nodes, one of them taken."""
     server = StandInApiServer()
     background.do(server.start())
@@ -29,8 +30,13 @@ def kubeconfig(background: Background, tmp_path: Path) -> Iterator[Path]:
     server.create_pod(pod_manifest("holder", DEVICE, 16, node="taken", annotations={"NEURON_DEVS": devices}))
     server.create_pod(pod_manifest("new", DEVICE, 4))
     server.create_pod(pod_manifest("plain", DEVICE, 0))
-    yield server.write_kubeconfig(tmp_path / "kubeconfig")
+    yield server
     background.do(server.stop())
+
+
+@pytest.fixture
+def kubeconfig(server: StandInApiServer, tmp_path: Path) -> Path:
+    return server.write_kubeconfig(tmp_path / "kubeconfig")
 
 
 @pytest.fixture
@@ -56,11 +62,42 @@ def test_it_works_an_explanation_out_from_the_api_server(cli: Cli, kubeconfig: P
 
     assert outcome.status == 0
     assert outcome.out.splitlines() == [
-        "default/new asks for main: 4 aws.amazon.com/neuron",
-        "free: fits, would get main: devices 0,1,2,3",
+        "default/new asks for main: 4 aws.amazon.com/neuron (schedulerName: default-scheduler)",
+        "free: fits, would get main: devices 0-3",
         "taken: Fewer than 4 free Neuron devices",
-        *(f"  devices {first},{first + 1},{first + 2},{first + 3}: held by default/holder" for first in (0, 4, 8, 12)),
+        *(f"  devices {first}-{first + 3}: held by default/holder" for first in (0, 4, 8, 12)),
+        f"Not looked at: {', '.join(NOT_LOOKED_AT)}.",
     ]
+
+
+def test_what_kube_scheduler_has_against_a_node_is_said_beside_what_its_devices_allow(
+    cli: Cli, background: Background, kubeconfig: Path, server: StandInApiServer
+) -> None:
+    async def cordon() -> None:
+        server.patch_node("free", {"spec": {"unschedulable": True}})
+
+    background.do(cordon())
+
+    text = cli("explain", "new", "--kubeconfig", kubeconfig).out
+    found = json.loads(cli("explain", "new", "--kubeconfig", kubeconfig, "-o", "json").out)
+
+    assert "free: fits, would get main: devices 0-3, but kube-scheduler leaves it out: it is cordoned\n" in text
+    assert [(node["node"], node["objections"]) for node in found["nodes"]] == [
+        ("free", ["it is cordoned"]),
+        ("taken", []),
+    ]
+
+
+def test_one_node_can_be_asked_about(cli: Cli, kubeconfig: Path, extender_url: str) -> None:
+    outcome = cli("explain", "new", "--kubeconfig", kubeconfig, "--node", "taken")
+    assert outcome.out.splitlines()[1] == "taken: Fewer than 4 free Neuron devices"
+    assert "free:" not in outcome.out
+
+    asked = cli("explain", "new", "--extender", extender_url, "--node", "free", "-o", "json")
+    assert [node["node"] for node in json.loads(asked.out)["nodes"]] == ["free"]
+
+    unknown = cli("explain", "new", "--kubeconfig", kubeconfig, "--node", "ghost")
+    assert (unknown.status, "there is no node ghost" in unknown.err) == (1, True)
 
 
 def test_the_kubeconfig_is_found_where_kubectl_finds_it(
@@ -79,7 +116,8 @@ def test_a_running_extender_is_asked(cli: Cli, extender_url: str) -> None:
     as_json = cli("explain", "new", "--extender", f"{extender_url}/", "-o", "json")
     as_yaml = cli("explain", "new", "--extender", extender_url, "-o", "yaml")
 
-    assert "free: fits, would get main: devices 0,1,2,3" in text.out
+    assert "free: fits, would get main: devices 0-3" in text.out
+    assert "Not looked at: cordon, taints, nodeSelector, node affinity, CPU" in text.out
     found = json.loads(as_json.out)
     assert (found["version"], found["nodes"][0]["fits"]) == (1, True)
     assert yaml.safe_load(as_yaml.out) == found

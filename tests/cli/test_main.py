@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from argparse import Namespace
 from pathlib import Path
 
@@ -59,7 +60,8 @@ def test_the_version_flag_prints_one_line(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("devics",), "invalid choice: 'devics'"),
+        (("devics",), "there is no devics; did you mean devices?"),
+        (("explain", "pod", "--outptu", "json"), "unrecognized arguments: --outptu json; did you mean --output?"),
         (("devices", "--bogus"), "unrecognized arguments: --bogus; see: neuron-plugin devices --help"),
         (("devices", "-o", "xml"), "invalid choice: 'xml'"),
         (("simulate",), "ACTION"),
@@ -177,3 +179,12 @@ print(sorted(({heavy} | set({others})) & set(sys.modules)))
         [_command()[0], "-c", script], capture_output=True, text=True, env=_environment(), check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_as_a_plugin_of_kubectl_it_calls_itself_as_it_was_typed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/local/bin/kubectl-neuron"])
+    assert cli("nodes", "--help").out.startswith("usage: kubectl neuron nodes ")
+    assert "see: kubectl neuron --help" in cli("nods").err
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert set(project["scripts"]) == {"neuron-plugin", "kubectl-neuron"}
+    assert len(set(project["scripts"].values())) == 1

@@ -43,6 +43,10 @@ def test_the_default_scheduler_keeps_its_name_and_kubeconfig(cli: Cli) -> None:
         (["--url", "extender:12345"], "expected it to begin with"),
         (["--url", "https://extender"], "verifies nothing"),
         (["--client-cert", "c"], "go together"),
+        (["--ca-file", "/ca.crt"], "--ca-file is for TLS, and --url is http://127.0.0.1:12345"),
+        (["--client-cert", "c", "--client-key", "k"], "--client-cert is for TLS"),
+        (["--scheduler-name", "Bad Name"], "'Bad Name' is no name of a scheduler"),
+        (["--scheduler-name", "a" * 64], "is no name of a scheduler"),
         (["--scheduler-name", "x", "--default-scheduler"], "not allowed with"),
     ],
 )

@@ -106,6 +106,8 @@ def test_usage_counters_are_written_unless_they_are_not_wanted(cli: Cli, tmp_pat
         (("--type", "inf1.xlarge", "--driver-version", "2.30.0.0"), "has no Inf1 any more"),
         (("--type", "inf2.24xlarge", "--lnc", "two"), "argument --lnc: invalid int value: 'two'"),
         (("--type", "inf2.24xlarge", "--lnc", "0"), "logical core size 0"),
+        (("--type", "trn1.32xlarge", "--lnc", "2"), "--lnc 2 is not known to Trainium1, expected at most 1"),
+        (("--type", "trn2.48xlarge", "--lnc", "4"), "--lnc 4 is not known to Trainium2, expected at most 2"),
     ],
 )
 def test_a_machine_that_cannot_be_is_refused_and_nothing_is_written(
@@ -254,6 +256,8 @@ def test_the_logical_core_size_is_set_and_taken_back(cli: Cli, make_node: MakeNo
         (("device", "3"), 2, "presence"),
         (("attribute", "3", "core_count"), 2, "one of the arguments --text --missing --restore is required"),
         (("attribute", "3", "../../etc", "--missing"), 2, "expected a path below the device"),
+        (("attribute", "3", "nosuch", "--text", "1"), 2, "neuron3 has no attribute nosuch: expected a path below"),
+        (("attribute", "3", "info", "--missing"), 2, "neuron3 has no attribute info"),
         (("lnc", "two"), 2, "'two' is no logical core size: a number, or none"),
         (("lnc", "0"), 2, "logical core size 0"),
         (("meteor", "3"), 2, "invalid choice: 'meteor'"),

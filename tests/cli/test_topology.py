@@ -34,7 +34,8 @@ def test_a_torus_with_its_holders(cli: Cli, make_node: MakeNode, hold: Hold) -> 
     shown = cli("topology", "--root", make_node("trn1.32xlarge").root)
     assert (shown.status, shown.err) == (0, "")
     lines = shown.out.splitlines()
-    assert lines[0] == "trn1.32xlarge: 16 devices, 2 cores each (LNC 1), torus, driver 2.30.2.0"
+    title = "trn1.32xlarge: 16 devices (Trainium1), 2 cores each (LNC 1), torus, driver 2.30.2.0"
+    assert lines[0] == f"{title}; 11 devices and 23 cores free"
     assert "╌╌┤ 0    ├──┤ 1    ├──┤ 2    ├──┤ 3    ├╌╌" in lines
     assert "  │ ..   │  │ .B   │  │ ..   │  │ ..   │" in lines
     assert "  │ AA   │  │ AA   │  │ AA   │  │ AA   │" in lines

@@ -100,7 +100,7 @@ async def test_annotations_are_changed_through_the_status(
     server.create_pod(pod("a", uid="uid-a", node="n1"))
     server.patch_pod("default", "a", {"metadata": {"annotations": {"theirs": "1", "old": "2"}}})
     change = {"NEURON_ALLOCATED": "true", "old": None}
-    request = writes.annotate_pod(namespace="default", name="a", uid="uid-a", annotations=change)
+    request = writes.describe_pod(namespace="default", name="a", uid="uid-a", annotations=change)
     assert request.path == "/api/v1/namespaces/default/pods/a/status"
     await send(api, request, timeout_seconds=5)
     assert server.get(stand_in.PODS, "a", "default")["metadata"]["annotations"] == {
@@ -114,7 +114,7 @@ async def test_t31_the_successor_of_a_pod_is_not_annotated(
     server: StandInApiServer, api: KubernetesApi, pod: Manifest
 ) -> None:
     server.create_pod(pod("web-0", uid="second"))
-    request = writes.annotate_pod(namespace="default", name="web-0", uid="first", annotations={"a": "b"})
+    request = writes.describe_pod(namespace="default", name="web-0", uid="first", annotations={"a": "b"})
     assert (await refusal_of(api, request)).other_object
     assert "annotations" not in server.get(stand_in.PODS, "web-0", "default")["metadata"]
 

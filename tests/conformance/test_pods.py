@@ -36,6 +36,7 @@ async def test_p85_a_pod_gets_a_node_for_each_device_and_its_environment(node: N
     two = received(await runs(node, asking("two", 2)))
     cores = received(await runs(node, asking("cores", 2, resource=CORE)))
     assert two.nodes == ("neuron0", "neuron1")
+    assert two.env["AWS_NEURON_VISIBLE_DEVICES"] == ",".join(sorted((await held(node, "two"))["app"], key=int))
     assert (cores.nodes, cores.env["NEURON_RT_VISIBLE_CORES"]) == (("neuron0",), "0,1")
 
 

@@ -29,6 +29,7 @@ from neuron_plugin.inspection.reports import (
     HolderReport,
     LinkedDevice,
     MachineReport,
+    ProcessReport,
     TopologyReport,
 )
 from tests.topology.oracle import TRN1
@@ -62,6 +63,7 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("devices", keys(MachineReport)),
     ("devices", keys(DeviceReport)),
     ("holders", keys(HolderReport)),
+    ("processes", keys(ProcessReport)),
     ("topology", keys(TopologyReport)),
     ("devices", keys(LinkedDevice)),
     ("deviceSets", keys(DeviceSets)),

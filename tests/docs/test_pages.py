@@ -192,7 +192,7 @@ def test_troubleshooting_names_the_event_of_every_closed_node() -> None:
 
 
 def test_troubleshooting_quotes_what_a_failed_bind_says() -> None:
-    source = (ROOT / "neuron_plugin/extender/binding.py").read_text()
+    source = "".join((ROOT / "neuron_plugin/extender" / name).read_text() for name in ("binding.py", "assumptions.py"))
     named = quoted("The bind")
     assert named
     assert [text for text in named if text not in source] == []

@@ -19,6 +19,7 @@ from neuron_plugin.extender.binding import Binder
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.server import ExtenderService, verb_routes
+from neuron_plugin.extender.settings import Answer
 from tests.extender.pod_server import PodServer
 from tests.extender.world import DEVICE, World
 from tests.support.manifests import pod_manifest
@@ -26,9 +27,11 @@ from tests.support.manifests import pod_manifest
 TRN1 = "trn1.32xlarge"
 
 
-def service_on(world: World, dialects: Collection[Dialect] = ()) -> ExtenderService:
+def service_on(
+    world: World, dialects: Collection[Dialect] = (Dialect.NEURON_PLUGIN,), answer: Answer = Answer.ALL
+) -> ExtenderService:
     binder = Binder(world.state, PodServer(), Readiness({}), dialects=dialects)
-    return ExtenderService(world.state, binder, Readiness({}), ExtenderMetrics())
+    return ExtenderService(world.state, binder, Readiness({}), ExtenderMetrics(), answer=answer)
 
 
 @asynccontextmanager

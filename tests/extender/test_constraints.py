@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from neuron_plugin.allocation import Rejection
+from neuron_plugin.allocation import Rejection, cost, device_facts, placement_mask
 from neuron_plugin.extender import filter as module
 from neuron_plugin.extender.explain import explain, explain_text, find_pod
+from neuron_plugin.extender.filter import cost_on, judge
 from neuron_plugin.extender.preemption import preempt
+from neuron_plugin.extender.state import Capacity, capacity_of
 from neuron_plugin.extender.wire import Victims
 from neuron_plugin.simulation import JsonObject
+from neuron_plugin.topology import CoreMask
 from tests.extender.running import Extender, add_node, add_pod, until, written
-from tests.extender.world import CORE, DEVICE, World, record_of, request_of
+from tests.extender.world import CORE, DEVICE, TYPES, World, record_of, request_of
 from tests.support.api_server import StandInApiServer
-from tests.support.manifests import container, pod_manifest
+from tests.support.manifests import container, pod_manifest, shipped_geometry
 from tests.support.scheduler import Placed, StandInScheduler
 
 TRN1, INF1, INF1_ONE, INF2 = "trn1.32xlarge", "inf1.6xlarge", "inf1.xlarge", "inf2.48xlarge"
@@ -265,13 +271,54 @@ def test_a_remembered_verdict_follows_the_amounts_on_its_node(world: World) -> N
     assert world.filter(asking).passed == ["node"]
 
 
+@settings(max_examples=200)
+@given(
+    free=st.integers(0, 2**16 - 1),
+    used=st.lists(st.integers(0, 8192), min_size=4, max_size=4),
+    asked=st.tuples(st.integers(1, 9), st.integers(0, 8200)),
+    limits=st.fixed_dictionaries(
+        {},
+        optional={
+            "allow-devices": st.sampled_from(["0", "1-2", "3,0", "60"]),
+            "prefer-devices": st.sampled_from(["2", "1,3"]),
+            "balance": st.just("memory"),
+            "device-name": st.sampled_from(["inf1", "trn1"]),
+        },
+    ),
+)
+def test_verdict_and_cost_are_those_of_the_set_that_a_bind_would_choose(
+    free: int, used: list[int], asked: tuple[int, int], limits: dict[str, str]
+) -> None:
+    geometry = shipped_geometry(INF1)
+    facts = replace(device_facts("", INF1, TYPES[INF1]), used=(("memory", tuple(used)),))
+    capacity = capacity_of(geometry, geometry.all_mask, CoreMask(free), facts)
+    annotations = {PREFIX + key: text for key, text in limits.items()}
+    manifest = pod_manifest("new", containers=[with_memory("main", *asked)], annotations=annotations)
+    request = request_of(record_of(manifest))
+    verdict, placed = judge(capacity, request), capacity.place(request)
+    assert isinstance(placed, Rejection) == (verdict is not None)
+    if isinstance(placed, Rejection):
+        assert verdict == placed
+        assert verdict.may_pass is judge_empty(capacity, manifest)
+    else:
+        assert cost_on(capacity, request) == cost(geometry, free, placement_mask(placed))
+
+
+def judge_empty(capacity: Capacity, manifest: JsonObject) -> bool:
+    """Whether the pod would fit if no pod were there."""
+    empty = capacity_of(
+        capacity.geometry, capacity.healthy_mask, capacity.healthy_mask, replace(capacity.facts, used=())
+    )
+    return judge(empty, request_of(record_of(manifest))) is None
+
+
 def test_scores_go_by_the_set_that_a_preference_chooses(world: World) -> None:
     for name in ("used", "empty"):
         world.node(name, TRN1)
     world.held("holder", "used", DEVICE, "0")
     request = request_of(record_of(limited("new", prefer_devices="15")))
-    on_used, on_empty = world.memo.answers(request).costs(["used", "empty"])
-    plain = world.memo.answers(request_of(record_of(pod_manifest("plain", DEVICE, 1)))).costs(["used"])
+    on_used, on_empty = world.memo.answers(request).ranks(["used", "empty"])
+    plain = world.memo.answers(request_of(record_of(pod_manifest("plain", DEVICE, 1)))).ranks(["used"])
     assert on_used is not None
     assert on_empty is not None
     assert plain[0] is not None

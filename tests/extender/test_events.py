@@ -8,7 +8,8 @@ from neuron_plugin.cluster import ApiRequest, Clock, Response, UnreachableError
 from neuron_plugin.extender.events import MOST_AT_ONCE, PATIENCE_SECONDS, PodEvents
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
-from tests.extender.world import DEVICE, World
+from tests.extender.world import DEVICE, World, record_of
+from tests.support.manifests import pod_manifest
 
 TRN1 = "trn1.32xlarge"
 
@@ -126,3 +127,19 @@ async def test_a_cluster_that_is_all_wrong_makes_no_storm_and_an_absent_server_n
 
     assert len(await Reports(world).at(0.0)) == MOST_AT_ONCE
     assert await Reports(world, away=True).at(0.0) == []
+
+
+async def test_a_node_that_lost_pods_at_admission_is_reported_once_with_one_of_them(
+    world: World, reports: Reports
+) -> None:
+    for name in ("first", "second"):
+        lost = pod_manifest(name, DEVICE, 1, node="node", annotations={"NEURON_DEVS": "3"})
+        world.state.rejections.append(record_of(lost))
+
+    (event,) = await reports.at(0.0)
+
+    assert event["reason"] == "NeuronAdmissionRejected"
+    assert event["regarding"] == {"kind": "Node", "name": "node", "uid": "node", "apiVersion": "v1"}
+    assert "for pod default/second" in event["note"]
+    assert reports.metrics.registry.get_sample_value("neuron_extender_rejected_admissions_total") == 2
+    assert await reports.at(10.0) == []

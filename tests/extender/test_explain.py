@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 
 from neuron_plugin.extender.explain import inspection_routes
+from neuron_plugin.extender.node_rules import LOOKED_AT, NOT_LOOKED_AT
 from tests.extender.served import served
 from tests.extender.world import CORE, DEVICE, World
 from tests.support.manifests import container
@@ -50,7 +51,7 @@ async def test_inspect_shows_all_nodes_or_one_with_its_holders(stage: Stage) -> 
     assert [line.split()[0] for line in lines] == ["NODE", "closed", "open", "plain"]
     assert lines[2].split()[1] == TRN1
     assert "The node has no Neuron devices" in lines[3]
-    assert "default/holder holds cores 0,1,2,3" in one
+    assert "default/holder holds cores 0-3" in one
     assert "unhealthy: device 9: ECC" in one
     assert "closed: pod default/stock is bound and has no assignment yet" in closed
     assert as_json[0]["status"]["usedDevices"] == "0,1"
@@ -71,25 +72,28 @@ async def test_explain_says_which_sets_are_in_whose_way(stage: Stage) -> None:
 
     assert text.splitlines() == [
         "default/new asks for main: 4 aws.amazon.com/neuron",
-        "free: fits, would get main: devices 0,1,2,3",
+        "free: fits, would get main: devices 0-3",
         "closed: A pod on the node uses Neuron and its assignment is not known yet",
         "  pod default/stock is bound and has no assignment yet",
         "full: No free linked set of 4 Neuron devices",
-        "  devices 0,1,2,3: held by default/holder-0",
-        "  devices 4,5,6,7: held by default/holder-4",
-        "  devices 8,9,10,11: held by default/holder-8",
-        "  devices 12,13,14,15: unhealthy or missing: 12",
+        "  devices 0-3: held by default/holder-0",
+        "  devices 4-7: held by default/holder-4",
+        "  devices 8-11: held by default/holder-8",
+        "  devices 12-15: unhealthy or missing: 12",
+        f"Not looked at: {', '.join((*LOOKED_AT, *NOT_LOOKED_AT))}.",
     ]
     assert as_json["nodes"][0] == {
         "node": "free",
         "fits": True,
         "reason": "",
-        "sets": ["main: devices 0,1,2,3"],
+        "sets": ["main: devices 0-3"],
         "blocked": [],
         "details": [],
+        "objections": [],
     }
     assert as_json["nodes"][2]["blocked"][-1] == {
-        "ids": "devices 12,13,14,15",
+        "container": "main",
+        "ids": "devices 12-15",
         "holders": [],
         "unhealthyDevices": [12],
     }
@@ -103,3 +107,62 @@ async def test_explain_of_a_bound_or_unreadable_pod_says_so(stage: Stage) -> Non
 
     assert "is bound, or being bound, to node" in (await stage.get("/explain/default/bound"))[1]
     assert "1.5" in (await stage.get("/explain/default/odd"))[1]
+
+
+async def test_nodes_that_give_the_same_answer_are_shown_once_and_counted(stage: Stage) -> None:
+    for number in range(6):
+        stage.world.node(f"free-{number}", TRN1)
+        stage.world.node(f"full-{number}", TRN1)
+        stage.world.held(f"all-{number}", f"full-{number}", DEVICE, ",".join(map(str, range(16))))
+    for device in (1, 2):
+        stage.world.node(f"small-{device}", "inf2.xlarge")
+    stage.world.pod("new", DEVICE, 16)
+
+    _, text = await stage.get("/explain/default/new")
+    _, one = await stage.get("/explain/default/new?node=full-5")
+
+    assert text.splitlines()[1:-1] == [
+        "free-0: fits, would get main: devices 0-15",
+        "  5 more like this: free-1, free-2, free-3 and 2 others",
+        "full-0: Fewer than 16 free Neuron devices",
+        "  devices 0-15: held by default/all-0",
+        "full-1: Fewer than 16 free Neuron devices",
+        "  devices 0-15: held by default/all-1",
+        "full-2: Fewer than 16 free Neuron devices",
+        "  devices 0-15: held by default/all-2",
+        "  3 more like this: full-3, full-4, full-5",
+        "small-1: Instance type inf2.xlarge has 1 Neuron devices and 16 were requested",
+        "  1 more like this: small-2",
+    ]
+    assert one.splitlines()[1:-1] == [
+        "full-5: Fewer than 16 free Neuron devices",
+        "  devices 0-15: held by default/all-5",
+    ]
+
+
+async def test_the_nodes_with_the_fewest_pods_in_the_way_are_shown_first(stage: Stage) -> None:
+    for number in range(5):
+        stage.world.node(f"node-{number}", TRN1)
+        for device in range(16 - 2 * number):
+            stage.world.held(f"pod-{number}-{device}", f"node-{number}", DEVICE, str(device))
+    stage.world.pod("new", DEVICE, 16)
+
+    _, text = await stage.get("/explain/default/new")
+
+    nodes = [line.partition(":")[0] for line in text.splitlines()[1:-1] if not line.startswith(" ")]
+    assert nodes == ["node-4", "node-3", "node-2"]
+    held = ", ".join(f"default/pod-4-{device}" for device in range(5))
+    assert f"  devices 0-15: held by {held} and 3 others" in text
+
+
+async def test_of_several_containers_each_set_names_its_own(stage: Stage) -> None:
+    stage.world.node("node", TRN1)
+    stage.world.held("holder", "node", DEVICE, ",".join(map(str, range(15))))
+    stage.world.pod("new", containers=[container("main", DEVICE, 4), container("eval", CORE, 1)])
+
+    _, text = await stage.get("/explain/default/new")
+
+    lines = text.splitlines()
+    assert lines[0] == "default/new asks for main: 4 aws.amazon.com/neuron, eval: 1 aws.amazon.com/neuroncore"
+    assert "  main: devices 0-3: held by default/holder" in lines
+    assert "  eval: core 0: held by default/holder" in lines

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import PodRequest, Rejection, Resource, cost, placement_mask
+from neuron_plugin.allocation import PodRequest, Rejection, Resource, cost, devices_lost, placement_mask
 from neuron_plugin.extender import filter as module
 from neuron_plugin.extender import state as state_module
 from neuron_plugin.extender.filter import ByCapacity, VerdictMemo, cost_on, judge, scores
@@ -236,7 +236,7 @@ def test_e02_the_node_where_the_pod_costs_later_pods_least_scores_highest(world:
 
     scores = world.scores(DEVICE, 1, ["empty", "broken-row", "nearly-full"])
 
-    assert scores[0] < scores[1] == scores[2] == 10
+    assert scores[0] < scores[2] < scores[1] == 10
     assert all(0 <= score <= 10 for score in scores)
 
 
@@ -251,11 +251,12 @@ def test_e02_a_node_that_was_filled_between_filter_and_prioritize_does_not_win(w
     assert dict(zip(candidates, world.scores(DEVICE, 4, candidates), strict=True)) == {"filled": 0, "torn": 10}
 
 
-def test_e02_equal_states_get_equal_scores_and_nodes_without_cost_the_best(world: World) -> None:
+def test_e02_of_equal_nodes_one_leads_unless_the_pod_prefers_some_itself(world: World) -> None:
     world.node("a", TRN1)
     world.node("b", TRN1)
 
-    assert world.scores(DEVICE, 4, ["a", "b"]) == [10, 10]
+    assert world.scores(DEVICE, 4, ["a", "b"]) == [10, 9]
+    assert world.scores(DEVICE, 4, ["a", "b"], alone=False) == [10, 10]
     assert world.scores(CORE, 0, ["a", "b"]) == [10, 10]
 
 
@@ -419,6 +420,27 @@ def verdict_on(world: World, request: PodRequest, name: str) -> Rejection | None
     return None if passed else next(iter(rejected))
 
 
+def best_of(world: World, request: PodRequest, called: list[str]) -> str:
+    """By looking at every node: the best of each geometry, then the one that loses the fewest devices."""
+    best: dict[str, tuple[int, int, str]] = {}
+    for name in called:
+        found = world.state.capacities[name]
+        if isinstance(found, Rejection) or (price := cost_on(found, request)) is None:
+            continue
+        free, kind = found.free_mask.bit_count(), found.geometry.instance_type
+        use = free if kind.startswith("inf") else -len(world.state.nodes[name].ledger.by_pod)
+        best[kind] = min(best.get(kind, (price, use, name)), (price, use, name))
+
+    def lost(key: tuple[int, int, str]) -> float:
+        found = world.state.capacities[key[-1]]
+        placed = Rejection("", "") if isinstance(found, Rejection) else found.place(request)
+        assert not isinstance(found, Rejection)
+        assert not isinstance(placed, Rejection)
+        return devices_lost(found.geometry, found.free_mask, placement_mask(placed))
+
+    return min(best.values(), key=lambda key: (lost(key), key), default=(0, 0, ""))[-1]
+
+
 def test_answers_follow_every_change_of_a_node(world: World) -> None:
     chance = random.Random(3)  # noqa: S311 - a reproducible history
     nodes = [f"node-{number}" for number in range(4)]
@@ -438,7 +460,9 @@ def test_answers_follow_every_change_of_a_node(world: World) -> None:
         for each in [*nodes, "ghost"]:
             now = world.state.capacities[each]
             assert verdict_on(world, request, each) == judge(now, request)
-            assert world.memo.answers(request).costs([each]) == [cost_on(now, request)]
+            assert (world.memo.answers(request).ranks([each]) == [None]) is (cost_on(now, request) is None)
+        called = chance.sample([*nodes, "ghost"], 3)
+        assert world.memo.answers(request).best(called) == best_of(world, request, called)
 
 
 def test_nodes_in_one_state_are_judged_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -500,8 +524,8 @@ def test_names_of_no_node_are_not_remembered(world: World) -> None:
     assert passed == []
     assert [(rejection.text, len(names)) for rejection, names in rejected.items()] == [(UNKNOWN_NODE.text, 100)]
     assert answers._rejected == {}
-    assert answers.costs(["ghost"]) == [None]
-    assert answers._costs == {}
+    assert answers.ranks(["ghost"]) == [None]
+    assert answers._ranks == {}
 
 
 def test_nothing_is_left_of_a_verdict_that_no_node_has_any_more(world: World) -> None:

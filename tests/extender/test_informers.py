@@ -118,6 +118,12 @@ async def test_e04_a_pod_is_unbound_while_it_lives_and_has_no_node(
     assert not informers.any_unbound()
 
 
+_PATHS = {
+    "leases": "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases",
+    "podgroups": "/apis/scheduling.k8s.io/v1beta1/podgroups",
+}
+
+
 class ScriptedServer:
     """An API server that lists what was shown before it was asked, and whose watches say what is shown later."""
 
@@ -125,10 +131,13 @@ class ScriptedServer:
         self._items: dict[str, list[dict[str, Any]]] = {}
         self._lines: dict[str, asyncio.Queue[bytes]] = {}
         self._version = 1
+        self.missing: set[str] = set()
 
     async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
         assert timeout_seconds > 0
-        items = self._items.pop(request.path, [])
+        if request.path in self.missing:
+            return Response(404, b"{}")
+        items = self._items.pop(request.path, []) if request.query.get("limit") != "1" else []
         self._queue(request.path)
         return Response(200, msgspec.json.encode({"metadata": {"resourceVersion": str(self._version)}, "items": items}))
 
@@ -138,9 +147,10 @@ class ScriptedServer:
         yield self._spoken(self._queue(request.path))
 
     def show(self, kind: str, change: str, manifest: Mapping[str, Any]) -> None:
-        """Have one change of a kind, ``pods`` or ``nodes``, in its list, or on its watch once it was listed."""
+        """Have one change of a kind in its list, or on its watch once it was listed."""
         self._version += 1
-        path, metadata = f"/api/v1/{kind}", {**manifest["metadata"], "resourceVersion": str(self._version)}
+        path = _PATHS.get(kind, f"/api/v1/{kind}")
+        metadata = {**manifest["metadata"], "resourceVersion": str(self._version)}
         content = {**manifest, "metadata": metadata}
         if path in self._lines:
             self._lines[path].put_nowait(msgspec.json.encode({"type": change, "object": content}))
@@ -158,7 +168,9 @@ class ScriptedServer:
 @asynccontextmanager
 async def following(server: ScriptedServer, world: World) -> AsyncIterator[None]:
     """The informers of a state, synced, for the length of the block."""
-    informers = Informers(server, world.state, TYPES)
+    loop = asyncio.get_running_loop()
+    clock = Clock(now=loop.time, sleep=asyncio.sleep)
+    informers = Informers(server, world.state, TYPES, lease_namespace="kube-system", clock=clock)
     task = asyncio.create_task(informers.run())
     await informers.synced()
     try:
@@ -228,6 +240,113 @@ def test_a_lease_that_was_given_up_is_stale_and_one_that_is_gone_is_not_judged()
 
     leases.changed("u", None, 1.0)
     assert leases.stale(100.0) == frozenset()
+
+
+def test_a_node_whose_kubelet_got_no_devices_is_stale_until_its_lease_is_renewed() -> None:
+    leases = PluginLeases()
+    leases.changed("u", plugin_lease("neuron-plugin-a", 1), 0.0)
+    assert leases.doubt("a")
+    assert not leases.doubt("without-a-lease")
+    assert leases.stale(1.0) == {"a"}
+
+    assert not leases.changed("u", plugin_lease("neuron-plugin-a", 1), 2.0)
+    assert leases.stale(2.0) == {"a"}
+
+    assert leases.changed("u", plugin_lease("neuron-plugin-a", 2), 3.0)
+    assert leases.stale(3.0) == frozenset()
+
+
+ADMISSION_ERROR = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
+
+
+async def test_a_rejected_admission_closes_its_node_at_once_and_until_the_next_renewal(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
+    server = ScriptedServer()
+    server.show("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
+    server.show("leases", "ADDED", lease(1, seconds=3600))
+    lost = pod_manifest("lost", DEVICE, 1, node="node", annotations={"NEURON_DEVS": "3"})
+    old = pod_manifest("old", DEVICE, 1, node="node", annotations={"NEURON_DEVS": "4"})
+    server.show("pods", "ADDED", {**old, "status": ADMISSION_ERROR})
+    async with following(server, world):
+        await asyncio.sleep(2 * module.TICK_SECONDS)
+        server.show("pods", "ADDED", lost)
+        await until(lambda: world.state.pods)
+        assert world.fits(DEVICE, 4, "node")
+
+        server.show("pods", "MODIFIED", {**lost, "status": ADMISSION_ERROR})
+        await until(lambda: not world.state.pods)
+        assert world.why_not(DEVICE, 1, "node") == "The node's Neuron plugin does not renew its lease"
+        assert [pod.reference.name for pod in world.state.rejections] == ["lost"]
+        assert world.state.nodes["node"].used_mask == 0
+
+        await asyncio.sleep(2 * module.TICK_SECONDS)
+        assert not world.fits(DEVICE, 1, "node")
+        server.show("leases", "MODIFIED", lease(2, seconds=3600))
+        await until(lambda: world.fits(DEVICE, 16, "node"))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "status"),
+    [({}, ADMISSION_ERROR), ({"NEURON_DEVS": "3"}, {"phase": "Failed", "reason": "Evicted"})],
+    ids=["no assignment", "other reason"],
+)
+async def test_other_failures_close_no_node(
+    world: World, monkeypatch: pytest.MonkeyPatch, annotations: dict[str, str], status: dict[str, str]
+) -> None:
+    monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
+    server = ScriptedServer()
+    server.show("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
+    server.show("leases", "ADDED", lease(1, seconds=3600))
+    pod = pod_manifest("pod", DEVICE, 1, node="node", annotations=annotations)
+    server.show("pods", "ADDED", pod)
+    async with following(server, world):
+        await asyncio.sleep(2 * module.TICK_SECONDS)
+        server.show("pods", "MODIFIED", {**pod, "status": status})
+        await until(lambda: not world.state.pods)
+
+        assert world.fits(DEVICE, 16, "node")
+        assert not world.state.rejections
+
+
+@pytest.mark.looptime
+async def test_pod_groups_are_followed_where_the_server_has_them(world: World) -> None:
+    server = ScriptedServer()
+    policy = {"schedulingPolicy": {"gang": {"minCount": 4}}}
+    group = {"metadata": {"name": "train", "namespace": "ml", "uid": "g"}, "spec": policy}
+    server.show("podgroups", "ADDED", group)
+    basic = {"metadata": {"name": "any", "namespace": "ml", "uid": "b"}, "spec": {"schedulingPolicy": {"basic": {}}}}
+    server.show("podgroups", "ADDED", basic)
+    async with following(server, world):
+        await until(lambda: world.state.min_counts == {("ml", "train"): 4})
+        server.show("podgroups", "DELETED", group)
+        await until(lambda: not world.state.min_counts)
+
+
+@pytest.mark.looptime
+async def test_a_server_without_pod_groups_is_asked_again_now_and_then_without_a_warning(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = ScriptedServer()
+    server.missing.update((_PATHS["podgroups"], _PATHS["podgroups"].replace("v1beta1", "v1alpha2")))
+    server.show("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
+    async with following(server, world):
+        await asyncio.sleep(module.GROUPS_SECONDS / 2)
+        assert world.fits(DEVICE, 1, "node")
+        server.missing.clear()
+        server.show(
+            "podgroups",
+            "ADDED",
+            {
+                "metadata": {"name": "train", "namespace": "ml", "uid": "g"},
+                "spec": {"schedulingPolicy": {"gang": {"minCount": 2}}},
+            },
+        )
+        await asyncio.sleep(module.GROUPS_SECONDS)
+
+        assert world.state.min_counts == {("ml", "train"): 2}
+    assert not caplog.records
 
 
 def test_leases_of_others_are_not_kept() -> None:

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from neuron_plugin.build import build
+from neuron_plugin.extender.assumptions import AssumptionEnding
 from neuron_plugin.extender.metrics import ExtenderMetrics, fragmentation, state_metrics
-from tests.extender.world import DEVICE, World
+from neuron_plugin.extender.state import AssumedPod
+from tests.extender.world import DEVICE, World, record_of
 from tests.support.manifests import shipped_geometry
 
 TRN1 = shipped_geometry("trn1.32xlarge")
@@ -17,7 +20,10 @@ TRN1 = shipped_geometry("trn1.32xlarge")
 def gauges(world: World) -> list[str]:
     class Gauges(Collector):
         def collect(self) -> Iterable[Metric]:
-            return state_metrics(world.state, ages={"pods": 1.5}, unseen=2, under_way=3, leading=True)
+            endings = {AssumptionEnding.EXPIRED: 4}
+            return state_metrics(
+                world.state, ages={"pods": 1.5}, unseen=2, under_way=3, leading=True, endings=endings, now=100.0
+            )
 
     registry = CollectorRegistry()
     registry.register(Gauges())
@@ -43,10 +49,20 @@ def test_p79_node_series_follow_the_state_and_go_with_the_node(world: World) -> 
     assert "neuron_extender_cache_drift 2.0" in lines
     assert "neuron_extender_binds_under_way 3.0" in lines
     assert "neuron_extender_pods 1.0" in lines
+    assert 'neuron_extender_assumptions_total{ending="expired"} 4.0' in lines
+    assert "neuron_extender_assumption_age_seconds 0.0" in lines
     assert not any('node="plain"' in line for line in lines)
 
     world.state.remove_node("node", world.state.nodes["node"].node.uid)
     assert not any('node="node"' in line for line in gauges(world))
+
+
+def test_the_age_is_that_of_the_oldest_assumption_no_bind_has_come_for(world: World) -> None:
+    for name, since, until in (("bound", 10.0, inf), ("old", 40.0, 105.0), ("new", 90.0, 105.0)):
+        pod = record_of(world.pod(name, DEVICE, 1))
+        world.state.assume(AssumedPod(pod, {}, since=since, until=until))
+
+    assert "neuron_extender_assumption_age_seconds 60.0" in gauges(world)
 
 
 @pytest.mark.parametrize(

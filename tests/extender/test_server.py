@@ -19,6 +19,7 @@ from neuron_plugin.extender.binding import SUCCESSES, Binder, Ending, Outcome
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.server import PREFIXES, ExtenderService
+from neuron_plugin.extender.settings import Answer
 from tests.extender.pod_server import PodServer
 from tests.extender.running import until
 from tests.extender.served import TRN1, answers, args, closed, error_of, post, request_for, served, service_on
@@ -208,7 +209,7 @@ class Counter:
         self.metrics = ExtenderMetrics()
         self.readiness = Readiness({})
         binder = Binder(world.state, self.server, self.readiness, dialects=())
-        self.service = ExtenderService(world.state, binder, self.readiness, self.metrics)
+        self.service = ExtenderService(world.state, binder, self.readiness, self.metrics, answer=Answer.ALL)
 
     def count(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, labels)
@@ -413,3 +414,64 @@ def test_a_verb_that_was_not_decided_is_a_warning(counter: Counter, lines: pytes
     line = only(lines)
     assert (line["levelname"], line["message"]) == ("WARNING", "filter")
     assert "expected ExtenderArgs" in line["error"]
+
+
+def levels(lines: pytest.LogCaptureFixture) -> list[str]:
+    found = [record.levelname for record in lines.records if record.name == "neuron_plugin.extender.flow"]
+    lines.clear()
+    return found
+
+
+def test_p84_a_pods_line_comes_again_only_when_its_answer_changes(
+    counter: Counter, lines: pytest.LogCaptureFixture
+) -> None:
+    lines.set_level(logging.DEBUG, "neuron_plugin.extender.flow")
+    pod, other = ({"Pod": pod_manifest(name, DEVICE, 16), "NodeNames": ["node", "ghost"]} for name in ("pod", "other"))
+
+    def ask(body: dict[str, Any]) -> None:
+        counter.service.answer("filter", json.dumps(body).encode())
+
+    for body in (pod, pod, other, pod, other):
+        ask(body)
+    assert levels(lines) == ["INFO", "DEBUG", "INFO", "DEBUG", "DEBUG"]
+
+    ask(pod | {"NodeNames": ["node", "ghost", "spirit"]})
+    assert levels(lines) == ["DEBUG"]  # one node more says what another one says
+
+    counter.world.held("holder", "node", DEVICE, "3")
+    ask(pod)
+    ask(pod)
+    assert levels(lines) == ["INFO", "DEBUG"]
+
+
+def test_p84_only_so_many_answers_are_remembered(
+    counter: Counter, lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_ANSWERS", 2)
+    bodies = [asking(1, "node") for _ in range(3)]
+    for body in (*bodies, bodies[2], bodies[0]):
+        counter.service.answer("filter", body)
+
+    assert levels(lines) == ["INFO"] * 4
+    assert len(counter.service._logged) == 2
+
+
+def test_p84_a_warning_comes_once_and_again_after_a_call_that_was_served(
+    counter: Counter, lines: pytest.LogCaptureFixture
+) -> None:
+    bad, good = b"{", asking(4, "node")
+    for body in (bad, bad, good, bad):
+        counter.service.answer("filter", body)
+
+    assert levels(lines) == ["WARNING", "INFO", "WARNING"]
+
+
+def test_a_filters_line_names_up_to_five_nodes_that_fit(counter: Counter, lines: pytest.LogCaptureFixture) -> None:
+    names = [f"node-{number}" for number in range(7)]
+    for name in names:
+        counter.world.node(name, TRN1)
+
+    counter.service.answer("filter", asking(4, *names))
+
+    assert only(lines)["fitting"] == "node-0,node-1,node-2,node-3,node-4"
+    assert only(lines)["passed"] == 7

@@ -8,6 +8,7 @@ import pytest
 import trustme
 
 from neuron_plugin.extender.server import ServerCertificate
+from neuron_plugin.settings import SettingsError
 from tests.extender.served import TRN1, closed, serving
 from tests.extender.world import DEVICE, World
 from tests.support.manifests import container, pod_manifest
@@ -115,3 +116,31 @@ async def _serial(port: int, authority: trustme.CA) -> str:
     found = writer.get_extra_info("ssl_object").getpeercert()["serialNumber"]
     await closed(writer)
     return str(found)
+
+
+def test_t11_a_file_that_cannot_be_used_is_named_with_its_setting(authority: trustme.CA, tmp_path: Path) -> None:
+    chain, key = files(tmp_path, authority.issue_cert("127.0.0.1"))
+    ca, other, none = tmp_path / "ca.crt", tmp_path / "other.key", tmp_path / "none"
+    authority.cert_pem.write_to_path(str(ca))
+    authority.issue_cert("127.0.0.1").private_key_pem.write_to_path(str(other))
+    empty, cut = tmp_path / "empty", tmp_path / "cut"
+    empty.touch()
+    cut.write_text("-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n")
+
+    def refused(*given: Path | None) -> str:
+        with pytest.raises(SettingsError) as error:
+            ServerCertificate(*given)  # type: ignore[arg-type]  # three of them
+        return str(error.value)
+
+    assert refused(none, key, None) == f"tls-cert is {none}: No such file or directory"
+    assert refused(chain, tmp_path, None) == f"tls-key is {tmp_path}: Is a directory"
+    assert refused(empty, key, None) == f"tls-cert is {empty}, which holds no certificate in PEM"
+    assert refused(chain, chain, None) == f"tls-key is {chain}, which holds no private key in PEM"
+    assert refused(chain, other, None).startswith(
+        f"tls-cert {chain} with tls-key {other}: key values mismatch; expected"
+    )
+    assert refused(cut, key, None).startswith(f"tls-cert {cut} with tls-key {key}: ")
+    assert refused(chain, key, key) == f"client-ca is {key}, which holds no certificate in PEM"
+    assert refused(chain, key, cut).startswith(f"client-ca is {cut}: ")
+    assert refused(chain, key, cut).endswith("expected certificates in PEM")
+    ServerCertificate(chain, key, ca)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from neuron_plugin.extender.wire import (
     FilterArgs,
+    Names,
     Victims,
     WireError,
     decode_bind,
@@ -27,7 +28,7 @@ POD = '{"metadata":{"name":"a"}}'
 def test_t03_names_alone_are_taken() -> None:
     args = decode_filter(f'{{"Pod":{POD},"Nodes":null,"NodeNames":["b","a"]}}'.encode())
 
-    assert args == FilterArgs(POD.encode(), ["b", "a"])
+    assert (args.pod, args.names, args.nodes) == (POD.encode(), ["b", "a"], None)
 
 
 def test_t03_whole_nodes_alone_come_back_byte_for_byte() -> None:
@@ -96,8 +97,16 @@ def test_t04_garbage_of_any_kind_ends_in_one_typed_error(body: bytes) -> None:
     "part", ['"NodeNames":7', '"NodeNames":[7]', '"NodeNames":{}', '"Nodes":[]', '"Nodes":{"items":3}']
 )
 def test_t04_a_part_of_the_wrong_type_is_named(part: str) -> None:
-    with pytest.raises(WireError, match=r"Node"):
-        decode_filter(f'{{"Pod":{POD},{part}}}'.encode())
+    with pytest.raises(WireError, match=r"Node|ExtenderArgs"):
+        assert decode_filter(f'{{"Pod":{POD},{part}}}'.encode()).names is None
+
+
+@given(st.lists(st.text(st.sampled_from('ab",\\-.'), max_size=4), max_size=4), st.lists(st.text("ab-.", max_size=4)))
+def test_a_look_for_a_name_gives_what_the_decoded_list_gives(names: list[str], asked: list[str]) -> None:
+    found = Names(msgspec.json.encode(names))
+
+    assert [name in found for name in [*asked, *names]] == [name in names for name in [*asked, *names]]
+    assert found.at_most_one is (len(names) < 2 and "," not in "".join(names))
 
 
 VALID = f'{{"Pod":{POD},"NodeNames":["a"],"NodeNameToMetaVictims":{{"n":{{"Pods":[{{"UID":"u"}}]}}}}}}'.encode()
@@ -138,7 +147,7 @@ def test_victims_may_come_as_whole_pods() -> None:
 
 
 def test_t05_answers_carry_exactly_gos_names() -> None:
-    args = FilterArgs(b"{}", ["a", "b", "c"])
+    args = FilterArgs(b"{}", Names(b'["a","b","c"]'))
 
     answer = json.loads(encode_filter(args, ["a"], {"b": "full"}, {"c": "never"}))
 

@@ -73,9 +73,9 @@ class World:
         found = self.filter(pod_manifest("probe", resource, amount), [node])
         return (dict(found.failed) | dict(found.unresolvable))[node]
 
-    def scores(self, resource: Resource, amount: int, names: Sequence[str]) -> list[int]:
+    def scores(self, resource: Resource, amount: int, names: Sequence[str], *, alone: bool = True) -> list[int]:
         request = request_of(record_of(pod_manifest("probe", resource, amount)))
-        return score_nodes(self.memo, request, list(names))
+        return score_nodes(self.memo, request, list(names), alone=alone)
 
 
 def node_of(manifest: Mapping[str, Any]) -> NeuronNode:

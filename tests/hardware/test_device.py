@@ -18,6 +18,7 @@ from neuron_plugin.hardware.device import (
     EccCounts,
     NodeState,
     SkippedDevice,
+    joined_by_device,
     node_state,
     read_device,
 )
@@ -357,3 +358,12 @@ def test_ndv3_is_two_products() -> None:
 def test_logical_cores_exist_from_trn2_on(device_name: str, default: int, largest: int) -> None:
     generation = GENERATIONS[device_name]
     assert (generation.default_logical_core_size, generation.largest_logical_core_size) == (default, largest)
+
+
+def test_what_is_the_same_of_several_devices_is_said_once_with_their_ids() -> None:
+    reads = "neuron{0} is skipped: /sys/class/neuron_device/neuron{0}/core_count reads 'x'"
+    others = ["neuron5 is skipped: vanished", "neuron1 and neuron2 have one serial number", "no libudev"]
+
+    joined = joined_by_device([*(reads.format(device) for device in (0, 1, 2, 9)), *others])
+
+    assert joined == [reads.format("0-2,9"), *others]

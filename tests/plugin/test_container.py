@@ -51,11 +51,15 @@ def test_p42_container_numbering_starts_at_neuron0_and_counts_cores_from_the_fir
     assert given_.envs == {"NEURON_RT_VISIBLE_CORES": "0,1,2,3"}
 
 
-def test_p42_container_numbering_says_no_visible_devices_unless_asked_for() -> None:
+@pytest.mark.parametrize("numbering", [Numbering.HOST, Numbering.CONTAINER])
+def test_p42_visible_devices_are_the_host_ids_in_both_numberings_unless_switched_off(numbering: Numbering) -> None:
     mask = TRN1.devices_mask((8, 9, 10, 11))
-    assert container_allocation(TRN1, Resource.NEURON, mask, CONTAINER).envs == {}
-    asked = ContainerStyle(Numbering.CONTAINER, visible_devices_env=True)
-    assert container_allocation(TRN1, Resource.NEURON, mask, asked).envs == {"AWS_NEURON_VISIBLE_DEVICES": "8,9,10,11"}
+    given_ = container_allocation(TRN1, Resource.NEURON, mask, ContainerStyle(numbering))
+    assert given_.envs == {"AWS_NEURON_VISIBLE_DEVICES": "8,9,10,11"}
+    off = ContainerStyle(numbering, visible_devices_env=False)
+    assert container_allocation(TRN1, Resource.NEURON, mask, off).envs == {}
+    cores = container_allocation(TRN1, Resource.NEURONCORE, mask, ContainerStyle(numbering))
+    assert "AWS_NEURON_VISIBLE_DEVICES" not in cores.envs
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,7 @@ def test_a_chosen_numbering_is_kept_whatever_the_driver() -> None:
 def test_the_lnc_is_told_where_there_is_one_to_choose() -> None:
     style = ContainerStyle(Numbering.CONTAINER, logical_core_size=2)
     given_ = container_allocation(TRN2, Resource.NEURON, TRN2.devices_mask((3,)), style)
-    assert given_.envs == {"NEURON_LOGICAL_NC_CONFIG": "2"}
+    assert given_.envs == {"NEURON_LOGICAL_NC_CONFIG": "2", "AWS_NEURON_VISIBLE_DEVICES": "3"}
 
 
 def test_the_host_path_follows_the_device_directory() -> None:

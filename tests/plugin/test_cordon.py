@@ -74,7 +74,7 @@ async def api(server: StandInApiServer, tmp_path: Path) -> AsyncIterator[ApiServ
         yield api
 
 
-def annotations(server: StandInApiServer) -> dict[str, str]:
+def annotations_of(server: StandInApiServer) -> dict[str, str]:
     found: dict[str, str] = server.get(SERVED_NODES, NODE)["metadata"]["annotations"]
     return found
 
@@ -83,11 +83,11 @@ async def test_the_annotation_is_written_changed_and_removed_and_others_stay(
     api: ApiServer, server: StandInApiServer
 ) -> None:
     assert await change_disabled(api, NODE, (5, 7), disable=True) == ((), (5, 7))
-    assert annotations(server) == {"other": "stays", DISABLE_KEY: "5,7"}
+    assert annotations_of(server) == {"other": "stays", DISABLE_KEY: "5,7"}
     assert await change_disabled(api, NODE, (5,), disable=False) == ((5, 7), (7,))
-    assert annotations(server)[DISABLE_KEY] == "7"
+    assert annotations_of(server)[DISABLE_KEY] == "7"
     assert await change_disabled(api, NODE, (), disable=False) == ((7,), ())
-    assert annotations(server) == {"other": "stays"}
+    assert annotations_of(server) == {"other": "stays"}
 
 
 async def test_nothing_is_written_where_nothing_changes(api: ApiServer, server: StandInApiServer) -> None:
@@ -110,7 +110,7 @@ async def test_of_two_operators_at_once_neither_loses_a_device(
 
     monkeypatch.setattr(module, "with_disabled", with_disabled_late)
     assert await change_disabled(api, NODE, (5,), disable=True) == ((9,), (5, 9))
-    assert annotations(server)[DISABLE_KEY] == "5,9"
+    assert annotations_of(server)[DISABLE_KEY] == "5,9"
 
 
 async def test_a_node_that_changes_all_the_time_ends_in_the_conflict(api: ApiServer, server: StandInApiServer) -> None:

@@ -13,14 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import INVENTORY_KEY, read_inventory
+from neuron_plugin.allocation import INVENTORY_KEY, UNHEALTHY_LABEL, read_inventory
 from neuron_plugin.cluster import NODES, ApiRequest, Response, UnreachableError
 from neuron_plugin.hardware import MISSING
 from neuron_plugin.plugin import publisher
 from neuron_plugin.plugin.inputs import HoldDown
 from neuron_plugin.plugin.publisher import PUBLISHED_LABELS, Publisher, WriteQueue, node_labels, publication, withdrawal
-from neuron_plugin.plugin.snapshot import PodEvent, derive
+from neuron_plugin.plugin.snapshot import PodEvent, Snapshot, derive
 from tests.plugin.world import (
+    INF2,
     NEURON,
     TRN2,
     app,
@@ -35,6 +36,7 @@ from tests.plugin.world import (
 )
 
 A, B = uid_of("a"), uid_of("b")
+POD_A, POD_B = f"pod default/a with UID {A}", f"pod default/b with UID {B}"
 
 # The queue.
 
@@ -268,8 +270,8 @@ def test_p55_an_assignment_that_came_true_is_marked_once_without_an_event() -> N
     came_true = derive(inputs(assigned("a", app(1), sets=[[3]]), recorded=[entry(A, "app", NEURON, 3)]))
     assert not made.publish(came_true)
     written = unsent(made)
-    assert list(written) == ["inventory", f"assignment of {A}"]
-    assert written[f"assignment of {A}"]["metadata"]["annotations"] == {"NEURON_ALLOCATED": "true"}
+    assert list(written) == ["inventory", f"assignment of {POD_A}"]
+    assert written[f"assignment of {POD_A}"]["metadata"]["annotations"] == {"NEURON_ALLOCATED": "true"}
     made.publish(came_true)
     assert not unsent(made)
 
@@ -282,13 +284,13 @@ def test_a_write_that_was_undone_by_somebody_else_is_written_again() -> None:
     made.publish(derive(inputs(assigned("a", app(1), sets=[[3]], allocated=True), recorded=recorded)))
     unsent(made)
     made.publish(before)
-    assert list(unsent(made)) == [f"assignment of {A}"]
+    assert list(unsent(made)) == [f"assignment of {POD_A}"]
 
 
 def test_a_pod_without_an_assignment_is_annotated_with_the_time_of_the_write() -> None:
     made = a_publisher()
     made.publish(derive(inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 3)])))
-    annotations = unsent(made)[f"assignment of {A}"]["metadata"]["annotations"]
+    annotations = unsent(made)[f"assignment of {POD_A}"]["metadata"]["annotations"]
     assert annotations == {"NEURON_DEVS": "3", "NEURON_ALLOC_TIME": "77", "NEURON_ALLOCATED": "true"}
 
 
@@ -303,10 +305,10 @@ def test_p56_p63_a_swap_is_written_on_the_unserved_pod_first_and_reported_on_bot
     )
     corrections = made.publish(snapshot)
     written = list(unsent(made))
-    assert written[:3] == ["inventory", f"assignment of {A}", f"assignment of {B}"]
+    assert written[:3] == ["inventory", f"assignment of {POD_A}", f"assignment of {POD_B}"]
     assert [subject.split(":")[0] for subject in written[3:]] == [
-        f"event AssignmentCorrected of {A}",
-        f"event AssignmentCorrected of {B}",
+        f"event AssignmentCorrected of {POD_A}",
+        f"event AssignmentCorrected of {POD_B}",
     ]
     assert [write.pod.name for write in corrections] == ["a", "b"]
     assert not made.publish(snapshot)
@@ -338,6 +340,74 @@ def test_p83_the_memory_of_events_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     made = a_publisher()
     made.report(PodEvent(ref(name), "UnlinkedDevices", "text") for name in "abcd")
     assert [event.pod.name for event in made._events] == ["c", "d"]
+
+
+def on_sick(*sick: int, **fields: Any) -> Snapshot:
+    """Pod a has devices 0 and 1; these are unhealthy."""
+    reason = fields.pop("reason", "sick")
+    node = inventory(INF2, unhealthy=dict.fromkeys(sick, reason))
+    return derive(inputs(pod("a", app(2), **fields), node=node, recorded=[entry(A, "app", NEURON, 0, 1, node=node)]))
+
+
+def events_of(made: Publisher) -> list[tuple[str, str, str]]:
+    found = [body for subject, body in unsent(made).items() if subject.startswith("event")]
+    return [(body["reason"], body["type"], body["note"]) for body in found]
+
+
+def test_a_pod_learns_once_which_of_its_devices_became_unhealthy_and_healthy_again() -> None:
+    made = a_publisher()
+    for snapshot in (
+        on_sick(7),
+        on_sick(1),
+        on_sick(1, reason="sick, and more so"),
+        on_sick(0, 1),
+        on_sick(0),
+        on_sick(),
+    ):
+        made.publish(snapshot)
+    assert events_of(made) == [
+        ("NeuronDeviceUnhealthy", "Warning", "neuron device 1 of this pod is unhealthy: sick. The pod keeps it"),
+        ("NeuronDeviceUnhealthy", "Warning", "neuron device 0 of this pod is unhealthy: sick. The pod keeps it"),
+        ("NeuronDeviceHealthy", "Normal", "neuron devices 1 of this pod are healthy again"),
+        ("NeuronDeviceHealthy", "Normal", "neuron devices 0 of this pod are healthy again"),
+    ]
+
+
+def test_a_pod_whose_device_fails_a_second_time_learns_of_it_again() -> None:
+    made, written = a_publisher(), []
+    for snapshot in (on_sick(1), on_sick(), on_sick(1)):
+        made.publish(snapshot)
+        written.append([reason for reason, *_ in events_of(made)])
+    assert written == [["NeuronDeviceUnhealthy"], ["NeuronDeviceHealthy"], ["NeuronDeviceUnhealthy"]]
+
+
+def test_a_pod_that_has_ended_is_not_written_to() -> None:
+    made = a_publisher()
+    made.publish(on_sick(1))
+    assert events_of(made)
+    made.publish(derive(inputs(node=inventory(INF2))))
+    assert not events_of(made)
+
+
+def test_the_label_of_an_unhealthy_device_is_set_and_removed_where_it_is_asked_for() -> None:
+    made = Publisher("worker-1", label_unhealthy=True)
+    made.publish(on_sick(1))
+    body = unsent(made)[f"label of {POD_A}"]
+    assert body == {"metadata": {"uid": A, "labels": {UNHEALTHY_LABEL: "true"}}}
+    made.queue._unsent.clear()
+    made.publish(on_sick(1))
+    assert f"label of {POD_A}" not in unsent(made), "the watch has not shown it yet"
+    made.publish(on_sick(1, labels={UNHEALTHY_LABEL: "true"}))
+    assert f"label of {POD_A}" not in unsent(made)
+    made.publish(on_sick(labels={UNHEALTHY_LABEL: "true"}))
+    assert unsent(made)[f"label of {POD_A}"] == {"metadata": {"uid": A, "labels": {UNHEALTHY_LABEL: None}}}
+
+
+def test_no_label_is_written_where_none_is_asked_for() -> None:
+    made = a_publisher()
+    made.publish(on_sick(1))
+    made.publish(on_sick(labels={UNHEALTHY_LABEL: "true"}))
+    assert f"label of {POD_A}" not in unsent(made)
 
 
 # The Node object.

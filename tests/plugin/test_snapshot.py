@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import DISABLED_REASON, NeuronPod, NodeInventory, PodReference, PodUid, Resource, ids_of
+from neuron_plugin.allocation import (
+    DISABLED_REASON,
+    UNHEALTHY_LABEL,
+    NeuronPod,
+    NodeInventory,
+    PodReference,
+    PodUid,
+    Resource,
+    ids_of,
+)
 from neuron_plugin.hardware import MISSING
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
@@ -798,6 +807,26 @@ def test_a_constraint_that_cannot_be_read_has_an_event_and_its_pod_is_served() -
 def test_a_request_that_cannot_be_served_has_an_event() -> None:
     both = pod("a", replace(app(1), limits={NEURON.value: "1", CORE.value: "1"}))
     assert events(inputs(both)) == [("a", "InvalidNeuronRequest")]
+
+
+def test_the_unhealthy_devices_of_each_pod_are_known_with_their_reasons() -> None:
+    node = inventory(unhealthy={1: "sick", 5: "sick", 9: MISSING})
+    recorded = [entry(A, "app", NEURON, 0, 1), entry(B, "app", CORE, 18), entry(uid_of("unseen"), "app", NEURON, 5)]
+    snapshot = derive(inputs(pod("a", app(2)), pod("b", app(1, CORE)), node=node, recorded=recorded))
+    assert snapshot.unhealthy_devices == {ref("a"): {1: "sick"}, ref("b"): {9: MISSING}}
+
+
+def test_what_is_disabled_or_held_down_is_no_unhealthy_device_of_its_pod() -> None:
+    before = inputs(pod("a", app(1)), node=inventory(disabled=(1,)), recorded=[entry(A, "app", NEURON, 1)])
+    assert not derive(before).unhealthy_devices
+
+
+def test_a_pod_is_wrongly_labelled_until_its_label_says_what_its_devices_are() -> None:
+    labelled = {UNHEALTHY_LABEL: "true"}
+    pods = pod("a", app(1)), pod("b", app(1), labels=labelled), pod("c", app(1), labels=labelled), pod("d", app(1))
+    recorded = [entry(uid_of(name), "app", NEURON, number) for number, name in enumerate("abcd")]
+    snapshot = derive(inputs(*pods, node=inventory(unhealthy={0: "sick", 1: "sick"}), recorded=recorded))
+    assert [one.reference.name for one in snapshot.wrongly_labelled] == ["a", "c"]
 
 
 def test_a_later_snapshot_has_the_same_event_again() -> None:

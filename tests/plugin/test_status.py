@@ -284,6 +284,18 @@ def test_the_set_of_an_init_container_is_counted_once_in_the_sum() -> None:
     assert found == {("default", "a", "app", NEURON.value): 4}
 
 
+def test_each_core_has_the_container_that_has_it_now() -> None:
+    recorded = [entry(A, "init", NEURON, 0, 1), entry(A, "app", NEURON, 1), entry(uid_of("b"), "app", CORE, 5)]
+    found = Parts(inputs(pod("a", init(2), app(1)), pod("b", app(1, CORE)), recorded=recorded)).scraped()
+    assert found["core_holder"] == {
+        ("0", "0", "default", "a", "init"): 1,
+        ("1", "0", "default", "a", "init"): 1,
+        ("2", "1", "default", "a", "app"): 1,
+        ("3", "1", "default", "a", "app"): 1,
+        ("5", "2", "default", "b", "app"): 1,
+    }
+
+
 def test_a_pod_that_the_api_server_has_not_shown_is_counted_and_not_named() -> None:
     found = Parts(inputs(recorded=[entry(A, "app", NEURON, 0)])).scraped()
     assert "allocated" not in found

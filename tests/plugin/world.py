@@ -77,6 +77,9 @@ class ApiPod:
     priority: int = 0
     terminating: bool = False
     controller: tuple[str, str] = ("", "")
+    labels: Mapping[str, str] = field(default_factory=dict)
+    scheduling_group: str = ""
+    prefers_nodes: bool = False
 
     @property
     def containers(self) -> Iterable[tuple[ContainerSpec, ContainerKind]]:

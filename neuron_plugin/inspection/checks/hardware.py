@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from neuron_plugin.allocation import DISABLE_KEY, IdListError, disabled_devices, format_ids
-from neuron_plugin.hardware import Severity, Signal
+from neuron_plugin.allocation import DISABLE_KEY, IdListError, disabled_devices, format_ids, ranges
+from neuron_plugin.hardware import Severity, Signal, joined_by_device
 from neuron_plugin.inspection.facts import NO_DEVICE, Cluster, Facts
 from neuron_plugin.inspection.findings import (
     Finding,
@@ -22,7 +22,6 @@ from neuron_plugin.inspection.findings import (
     ok,
     plural,
     problem,
-    ranges,
     unchecked,
     warning,
 )
@@ -126,21 +125,19 @@ def check_devices(facts: Facts) -> Findings:
                 "a missing device cannot be noticed, and the valid sets follow from the driver's links alone",
                 "describe the type in a YAML file for --instance-types, or name it with --instance-type",
             )
-    for device in inventory.skipped:
-        if _is_denied(device.reason):
-            yield unchecked(Unknown(f"neuron{device.id}: {device.reason}", "run this as root"))
-        elif device.incomplete:
-            yield warning(
-                f"neuron{device.id} is not complete: {device.reason}",
-                "it is offered as soon as the driver has made its attributes",
-                "run this again in some seconds",
-            )
-        else:
-            yield problem(
-                f"neuron{device.id} cannot be used: {device.reason}",
-                "it is not offered, and neither is any set that needs it",
-                "look for 'neuron' in 'dmesg'; reload the driver or reboot",
-            )
+    denied = [one for one in inventory.skipped if _is_denied(one.reason)]
+    incomplete = [one for one in inventory.skipped if one.incomplete and one not in denied]
+    unusable = [one for one in inventory.skipped if one not in denied and one not in incomplete]
+    for text in joined_by_device(f"neuron{one.id}: {one.reason}" for one in denied):
+        yield unchecked(Unknown(text, "run this as root"))
+    for text in joined_by_device(f"neuron{one.id} is not complete: {one.reason}" for one in incomplete):
+        yield warning(text, "offered as soon as the driver has made its attributes", "run this again in some seconds")
+    for text in joined_by_device(f"neuron{one.id} cannot be used: {one.reason}" for one in unusable):
+        yield problem(
+            text,
+            "not offered, and neither is any set that needs it",
+            "look for 'neuron' in 'dmesg'; reload the driver or reboot",
+        )
     if geometry and (missing := machine.missing):
         are = f"neuron{missing[0]} is" if len(missing) == 1 else f"devices {ranges(missing)} are"
         yield problem(

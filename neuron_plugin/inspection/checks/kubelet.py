@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from neuron_plugin.allocation import Ledger, Resource, ids_of, mask_of, mask_union
+from neuron_plugin.allocation import Ledger, Resource, ids_of, mask_of, mask_union, ranges
 from neuron_plugin.inspection.facts import DRA_DRIVER, OCI_HOOK, VENDOR_SOCKETS, Cluster, Facts
 from neuron_plugin.inspection.findings import (
     Finding,
@@ -21,7 +21,6 @@ from neuron_plugin.inspection.findings import (
     ok,
     plural,
     problem,
-    ranges,
     unchecked,
     warning,
 )
@@ -247,11 +246,15 @@ def check_vendor(facts: Facts) -> Findings:
 def check_oci_hook(facts: Facts) -> Findings:
     """No container runtime is set to use the vendor's OCI hook.
 
-    The hook adds devices under host numbers to every container whose environment has AWS_NEURON_VISIBLE_DEVICES.
-    Device plugins have not needed it since 2022.
+    The hook adds devices under host numbers to every container whose environment has AWS_NEURON_VISIBLE_DEVICES, which
+    the daemon sets unless it is switched off. Device plugins have not needed the hook since 2022.
     """
     files, installed, used = facts.host.runtime_files, facts.host.hook_files, False
+    sets_it = facts.daemon.visible_devices_env
     why = "where AWS_NEURON_VISIBLE_DEVICES is set it adds devices under host numbers, even if another pod holds them"
+    if sets_it:
+        why += "; the daemon sets it for containers that ask for devices, which then see them twice"
+    until_then = "; until then run the daemon with --no-visible-devices-env" if sets_it else ""
     if isinstance(files, Unknown):
         yield unchecked(files)
     for path, text in files.items() if isinstance(files, Mapping) else ():
@@ -265,16 +268,15 @@ def check_oci_hook(facts: Facts) -> Findings:
             yield warning(
                 f"{path} makes {'every container' if everywhere else 'the runtime neuron'} use the OCI hook",
                 why,
-                f"take the runtime 'neuron' out of {path} and restart the container runtime; until then leave "
-                "--visible-devices-env off",
+                f"take the runtime 'neuron' out of {path} and restart the container runtime{until_then}",
             )
     if installed and not used:
         hidden = isinstance(files, Unknown)
         seen = "whether a runtime uses it cannot be seen from here" if hidden else "no runtime uses it"
-        yield note(
+        yield (warning if hidden and sets_it else note)(
             f"the OCI hook is installed ({installed[0]}); {seen}",
             why,
             f"on the node: grep -rl {OCI_HOOK} /etc/containerd /etc/docker /etc/crio /etc/containers; unused, remove "
-            "the package aws-neuronx-oci-hook when you like",
+            f"the package aws-neuronx-oci-hook when you like{until_then if hidden else ''}",
         )
     return "no OCI hook of the vendor's"

@@ -20,6 +20,7 @@ from neuron_plugin.allocation import (
     NeuronPod,
     Rejection,
     ids_of,
+    ranges,
     read_inventory,
 )
 from neuron_plugin.inspection.facts import Cluster, Facts, NoSuchNode
@@ -32,7 +33,6 @@ from neuron_plugin.inspection.findings import (
     note,
     plural,
     problem,
-    ranges,
     unchecked,
     warning,
 )

@@ -308,7 +308,9 @@ def test_a_default_runtime_with_the_hook_is_a_warning(well: Facts, text: str) ->
     finding = the_finding("oci-hook", facts)
     assert finding.level is Level.WARNING
     assert finding.seen == "/etc/some/config makes every container use the OCI hook"
-    assert "--visible-devices-env" in finding.action
+    assert "--no-visible-devices-env" in finding.action
+    switched_off = replace(facts, daemon=replace(facts.daemon, visible_devices_env=False))
+    assert "--no-visible-devices-env" not in the_finding("oci-hook", switched_off).action
 
 
 def test_a_runtime_that_pods_have_to_choose_is_reported_as_such(well: Facts) -> None:
@@ -330,7 +332,12 @@ def test_what_cannot_be_read_is_not_checked(well: Facts, files: object) -> None:
 
 def test_a_hook_whose_use_is_out_of_sight_is_not_called_unused(well: Facts) -> None:
     facts = with_host(well, runtime_files=Unknown("a pod does not see it", "on the node"), hook_files=(WRAPPER,))
-    said = [finding.seen for finding in ask("oci-hook", facts)]
+    found = ask("oci-hook", facts)
+    assert found[1].level is Level.WARNING, "the daemon sets the variable that it reads"
+    assert "--no-visible-devices-env" in found[1].action
+    off = replace(facts, daemon=replace(facts.daemon, visible_devices_env=False))
+    assert ask("oci-hook", off)[1].level is Level.NOTE
+    said = [finding.seen for finding in found]
     assert said == [
         "not checked: a pod does not see it",
         f"the OCI hook is installed ({WRAPPER}); whether a runtime uses it cannot be seen from here",
