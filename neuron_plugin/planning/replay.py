@@ -125,7 +125,7 @@ class Board:
             name: (kind, number) for kind, names in enumerate(self._kinds) for number, name in enumerate(names)
         }
         self._ranked: dict[PodRequest, list[list[Home]]] = {}
-        self._changed: dict[PodRequest, set[str]] = {}
+        self._changed: dict[PodRequest, dict[str, None]] = {}
         self._where: dict[str, str] = {}
         self._busy = 0.0
         self._empty = sum(not node.pods for node in self.nodes.values())
@@ -142,7 +142,7 @@ class Board:
         if not move:
             return False
         states = after(self.nodes, move)
-        for changed in {move.node, *(each.target for each in move.victims)}:
+        for changed in dict.fromkeys((move.node, *(each.target for each in move.victims))):
             self._put(states[changed])
         self._where |= {each.pod.uid: each.target for each in move.victims} | {uid: move.node}
         self.moves += 1
@@ -164,7 +164,7 @@ class Board:
         self._empty += (not node.pods) - (not before.pods)
         self.nodes[node.name] = node
         for changed in self._changed.values():
-            changed.add(node.name)
+            changed[node.name] = None
 
     def _best(self, request: PodRequest) -> tuple[str, CoreMask]:
         if request not in self._ranked:
@@ -173,7 +173,7 @@ class Board:
             for name in self._changed[request]:
                 kind, number = self._places[name]
                 self._ranked[request][kind][number] = self._rank(name, request)
-        self._changed[request] = set()
+        self._changed[request] = {}
         heads = [head for head in map(min, self._ranked[request]) if head[0] != _NOWHERE]
         if not heads:
             return "", NO_CORES
