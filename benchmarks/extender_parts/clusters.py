@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from extender_parts.measuring import seeded
-from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation import Dialect, Resource
 from neuron_plugin.cluster import NODES, PODS, ApiRequest, KubernetesApi
 from neuron_plugin.extender.binding import Binder
 from neuron_plugin.extender.daemon import ExtenderDaemon
@@ -21,7 +21,7 @@ from neuron_plugin.extender.informers import keep_pod
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.server import ExtenderService
-from neuron_plugin.extender.settings import ExtenderSettings
+from neuron_plugin.extender.settings import Answer, ExtenderSettings
 from neuron_plugin.extender.state import ClusterState, neuron_node
 from neuron_plugin.topology import catalogue
 from tests.support.api_server import Fault, Match, StandInApiServer
@@ -30,7 +30,7 @@ from tests.support.manifests import container, node_manifest, pod_manifest
 TYPE = "trn1.32xlarge"
 
 
-def filled_service(nodes: int) -> tuple[ExtenderService, ClusterState, list[str]]:
+def filled_service(nodes: int, answer: Answer = Answer.ALL) -> tuple[ExtenderService, ClusterState, list[str]]:
     """A service over nodes in random, distinct states, two pods a node."""
     state, types = ClusterState(), catalogue()
     names = []
@@ -39,13 +39,13 @@ def filled_service(nodes: int) -> tuple[ExtenderService, ClusterState, list[str]
         state.put_node(neuron_node(NODES.decode(msgspec.json.encode(node)), types))
         for pod in pods:
             state.put_pod(record_of(pod))
-    return service_on(state), state, names
+    return service_on(state, answer), state, names
 
 
-def service_on(state: ClusterState) -> ExtenderService:
+def service_on(state: ClusterState, answer: Answer = Answer.ALL) -> ExtenderService:
     """A service that does not bind."""
-    binder = Binder(state, _NoApi(), Readiness({}), dialects=())
-    return ExtenderService(state, binder, Readiness({}), ExtenderMetrics())
+    binder = Binder(state, _NoApi(), Readiness({}), dialects=(Dialect.NEURON_PLUGIN,))
+    return ExtenderService(state, binder, Readiness({}), ExtenderMetrics(), answer=answer)
 
 
 def cluster(nodes: int) -> Iterator[list[dict[str, Any]]]:

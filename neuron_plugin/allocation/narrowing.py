@@ -144,12 +144,14 @@ def never_met(geometry: Geometry, request: PodRequest, facts: DeviceFacts) -> Re
 
 
 def usable_mask(geometry: Geometry, part: ContainerRequest, facts: DeviceFacts) -> int:
-    """The cores that constraints and amounts leave to a pod of one container, in use or not; all bits without any."""
+    """The cores that constraints and amounts leave to a container by itself, in use or not; all bits without any."""
     return _usable_mask(geometry, part, facts) if part.amounts or part.constraints else -1
 
 
 @lru_cache(maxsize=_REMEMBERED)
 def _usable_mask(geometry: Geometry, part: ContainerRequest, facts: DeviceFacts) -> CoreMask:
+    if isinstance(part.constraints, Constraints):
+        part = replace(part, constraints=replace(part.constraints, same_device=()))
     if never_met(geometry, (part,), facts):
         return NO_CORES
     narrowing = Narrowing(geometry, geometry.all_mask, (part,), facts)

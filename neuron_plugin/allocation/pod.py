@@ -173,10 +173,10 @@ class NeuronPod:
     static_uid: str = ""
     assignment_keys: tuple[str, ...] = ()
     refused_demands: frozenset[tuple[Resource, int]] = frozenset()
-    labelled_unhealthy: bool = False
     group: tuple[str, str] | None = None
     placement: str = ""
     prefers_nodes: bool = False
+    labelled_unhealthy: bool = False
     controller: str = ""
     movable: bool = False
     last_checkpoint: float = 0.0
@@ -246,10 +246,10 @@ def neuron_pod(pod: PodObject) -> NeuronPod:
         static_uid=pod.annotations.get(STATIC_POD_UID_KEY, ""),
         assignment_keys=tuple(key for key in ASSIGNMENT_KEYS if key in pod.annotations),
         refused_demands=_refused_demands(pod) if isinstance(request, Rejection) else frozenset(),
-        labelled_unhealthy=UNHEALTHY_LABEL in pod.labels,
         group=(pod.namespace, pod.scheduling_group) if pod.scheduling_group else None,
         placement=pod.annotations.get(PLACEMENT_KEY, ""),
         prefers_nodes=pod.prefers_nodes,
+        labelled_unhealthy=UNHEALTHY_LABEL in pod.labels,
         controller="" if pod.controller[0] in _NOT_MADE_AGAIN else "/".join(filter(None, pod.controller)),
         movable=pod.annotations.get(MOVABLE_KEY, "").lower() == "true",
         last_checkpoint=_unix_seconds(pod.annotations.get(LAST_CHECKPOINT_KEY, "")),

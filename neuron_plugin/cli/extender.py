@@ -9,6 +9,7 @@ from neuron_plugin.cli.command import CommandError, Exit
 from neuron_plugin.cli.daemons import add_settings, load_settings, printed_settings, run_daemon
 from neuron_plugin.extender import ExtenderSettings, check
 from neuron_plugin.instance_file import load_catalogue
+from neuron_plugin.settings import SettingsError
 
 DESCRIPTION = """\
 Answer kube-scheduler's filter, prioritize, preempt and bind for pods that ask for Neuron: choose
@@ -33,17 +34,21 @@ def run(arguments: Namespace) -> int:
         return Exit.SUCCESS
     check(settings)
     types = load_catalogue(settings.instance_types)
+    token = settings.ui_token_file.read_text("utf-8").strip() if settings.ui_token_file else ""
+    if settings.ui_token_file and not token:
+        raise SettingsError(f"ui-token-file is {settings.ui_token_file}, which is empty: expected a token in it")
 
     async def serve(stop: asyncio.Event) -> None:
         from neuron_plugin.cluster import ClusterError, connect
         from neuron_plugin.extender.daemon import ExtenderDaemon
+        from neuron_plugin.ui import Picture
 
         try:
             api = await connect(settings.kubeconfig)
         except ClusterError as error:
             raise CommandError(str(error)) from error
         async with api:
-            await ExtenderDaemon(settings, types, api).run(stop)
+            await ExtenderDaemon(settings, types, api, pages=Picture(token) if settings.ui else None).run(stop)
 
     run_daemon("neuron-plugin extender", settings, settings.log_format, settings.log_level, serve)
     return Exit.SUCCESS

@@ -149,7 +149,7 @@ async def _play(root: Path, nodes: Mapping[str, str]) -> None:
     number = plural(len(nodes), "node")
     print(f"Starting {number}, an API server, a scheduler and the extender in {root} ...", flush=True)
     started = time.monotonic()
-    async with SimulatedCluster(root, nodes) as cluster:
+    async with SimulatedCluster(root, nodes, extender_flags=("--ui",)) as cluster:
         for worker in cluster.workers.values():
             await worker.wait_until_registered()
         (root / ".kubeconfig").touch(mode=0o600)
@@ -168,6 +168,7 @@ def _hints(cluster: SimulatedCluster) -> Iterator[str]:
     where = "" if root == Path(tempfile.gettempdir()) / "neuron-playground" else f" --directory {root}"
     play = f"{neuron} playground{where}"
     yield ""
+    yield f"In a browser: {cluster.health_url}/ui/"
     yield "In a second shell:"
     yield f"  {play} run --ask neuron=4 --ask neuron=13   # or: {play} run -f POD.YAML"
     yield f"  {play} fault {worker.name} device 5 gone"

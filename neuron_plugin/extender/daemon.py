@@ -14,7 +14,10 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import NoReturn, Protocol
 
+from aiohttp.typedefs import Middleware
+from aiohttp.web import RouteDef
 from prometheus_client import Metric
 
 from neuron_plugin.allocation import decisions_document
@@ -54,6 +57,19 @@ A bind that is not decided by then is answered as undecided, and the next proces
 """
 
 
+class Pages(Protocol):
+    """Further pages of the health port, about a state that the daemon keeps."""
+
+    def routes(self, state: ClusterState) -> list[RouteDef]:
+        """What is served."""
+
+    def guard(self) -> list[Middleware]:
+        """What every request of the port goes through."""
+
+    async def run(self, state: ClusterState) -> NoReturn:
+        """What the pages need to be done meanwhile."""
+
+
 class ExtenderDaemon:
     """One replica of the extender; ``run`` ends when ``stop`` is set. It is the ``Status`` of its HTTP servers."""
 
@@ -65,9 +81,11 @@ class ExtenderDaemon:
         *,
         terms: Terms = TERMS,
         times: BindTimes = TIMES,
+        pages: Pages | None = None,
     ) -> None:
         """Nothing runs or is read before ``run``."""
         self._settings = settings
+        self._pages = pages
         self._identity = settings.identity or socket.gethostname()
         self._metrics = ExtenderMetrics()
         unmet = {SYNCED: "the first lists are not in yet", CONDITION: NOT_LEADER}
@@ -132,6 +150,8 @@ class ExtenderDaemon:
                 jobs |= {"election": self._election.run(), "leadership": self._leadership.run()}
             else:
                 jobs["lead"] = self._leadership.lead_alone()
+            if self._pages:
+                jobs["pages"] = self._pages.run(self.state)
             tasks = [group.create_task(job, name=name) for name, job in jobs.items()]
             await stop.wait()
             _log.info("stopping", extra={"binds_under_way": self.binder.under_way})
@@ -206,6 +226,9 @@ class ExtenderDaemon:
             app.middlewares.append(redirect_to_leader(self._election))
         health_app = status_application(self)
         health_app.add_routes([*self._monitor.routes(), *inspection_routes(self.state)])
+        if self._pages:
+            health_app.add_routes(self._pages.routes(self.state))
+            health_app.middlewares.extend(self._pages.guard())
         context = certificate.context if certificate else None
         async with serving(app, settings.address, settings.port, tls=context, idle_seconds=IDLE_SECONDS) as self.port:
             _log.info("serving", extra={"address": settings.address, "port": self.port, "tls": settings.tls})

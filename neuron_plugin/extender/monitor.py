@@ -10,6 +10,7 @@ worked out one at a time, and watches are limited.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -25,6 +26,8 @@ MOST_WATCHES = 200
 """At one time; each is sent every change, whether anybody reads it or not."""
 BOOKMARK_SECONDS = 15.0
 LONGEST_WATCH_SECONDS = 1800.0
+SHARED_SECONDS = 5.0
+"""For how long a list of an unchanged version is given to everybody: renewals of Leases change no version."""
 
 _KINDS: Mapping[str, type[Record]] = {"NeuronNode": NodeInfo, "NeuronPod": NeuronPod}
 _EXPIRED = (410, "Expired", "the resourceVersion is no longer known here: list again")
@@ -46,6 +49,7 @@ class Monitor:
         self._ready = ready
         self._changes = state.changes
         self._listing = asyncio.Lock()
+        self._lists: dict[str, tuple[int, float, bytes]] = {}
         self._watches = 0
         self._stopping = False
 
@@ -84,9 +88,18 @@ class Monitor:
         except _QueryError as error:
             return _failure(400, "BadRequest", str(error))
         async with self._listing:
-            metadata, found = {"resourceVersion": str(self._changes.version)}, self._current(kind)
-            items = await asyncio.to_thread(lambda: [Raw(_encode(self._view(each))) for each in found])
-        return _json({"apiVersion": API_VERSION, "kind": f"{kind}List", "metadata": metadata, "items": items})
+            version, at, body = self._lists.get(kind, (-1, 0.0, b""))
+            if version != self._changes.version or time.monotonic() - at > SHARED_SECONDS:
+                version, found = self._changes.version, self._current(kind)
+                body = await asyncio.to_thread(self._encoded, kind, version, found)
+                self._lists[kind] = version, time.monotonic(), body
+        return web.Response(body=body, content_type="application/json")
+
+    def _encoded(self, kind: str, version: int, found: list[Change]) -> bytes:
+        """A whole list."""
+        items = [Raw(_encode(self._view(each))) for each in found]
+        metadata = {"resourceVersion": str(version)}
+        return _encode({"apiVersion": API_VERSION, "kind": f"{kind}List", "metadata": metadata, "items": items})
 
     async def _watch(self, request: web.Request, kind: str) -> web.StreamResponse:
         position = _number(request, "resourceVersion")

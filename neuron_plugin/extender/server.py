@@ -94,10 +94,10 @@ class ExtenderService:
         self._binder = binder
         self._readiness = readiness
         self._preempt_unoffered = preempt_unoffered
-        self._logged: dict[tuple[str, str], object] = {}
         self._answer = answer
         self._assumptions = binder.assumptions
         self._memo = binder.assumptions.memo
+        self._logged: dict[tuple[str, str], object] = {}
 
     def answer(self, verb: str, body: bytes) -> bytes:
         """The answer to filter, prioritize or preempt: measured, logged, and never an exception."""

@@ -116,6 +116,14 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     make_room_by_priority: Annotated[
         bool, Meta(description="plan with pods of lower priority, too, that do not say that they may be moved")
     ] = False
+    ui: Annotated[bool, Meta(description="serve a live page of all devices at /ui/ on the health port")] = False
+    ui_token_file: Annotated[
+        Path | None,
+        Meta(
+            description="file with a token that all pages on the health port but probes and metrics then ask for, as "
+            "bearer token or password"
+        ),
+    ] = None
     answer_seconds: Annotated[
         float, Meta(gt=0, le=60, description="deadline of a bind call; below the scheduler's httpTimeout")
     ] = 4.0
@@ -148,6 +156,8 @@ def check(settings: ExtenderSettings) -> None:
         raise SettingsError("tls-cert and tls-key go together: give both or neither")
     if settings.client_ca and not settings.tls:
         raise SettingsError(f"client-ca is {settings.client_ca}, but without tls-cert no certificate is asked for")
+    if settings.ui_token_file and not settings.ui:
+        raise SettingsError(f"ui-token-file is {settings.ui_token_file}, but ui is off: switch it on, too")
     if not settings.tls and not settings.insecure and settings.address not in LOOPBACK:
         raise SettingsError(
             f"address is {settings.address!r} and there is no tls-cert: any caller on the network can bind pods. "

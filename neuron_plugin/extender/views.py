@@ -22,7 +22,7 @@ from neuron_plugin.allocation import (
 )
 from neuron_plugin.cluster import ApiResource
 from neuron_plugin.extender.state import ClusterState, NodeInfo
-from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in
+from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, free_sets
 
 GROUP = "/apis/neuron-plugin.io/v1"
 API_VERSION = "neuron-plugin.io/v1"
@@ -97,8 +97,9 @@ class Holder(_Part, frozen=True):
 class NodeStatus(_Part, frozen=True):
     """What a node can give. ``open``: new pods are placed there; else ``reason`` and ``details`` say why not.
 
-    ``free_devices`` are wholly free and healthy. ``last_renewal`` is when the plugin last renewed the node's Lease, by
-    the plugin's clock, and ``stale`` says that it has stopped doing so. ``cordoned``: kube-scheduler puts no pod there.
+    ``free_devices`` are wholly free and healthy. ``free_sets`` has for each count of devices how many sets of them are
+    free; they overlap. ``last_renewal`` is when the plugin last renewed the node's Lease, by the plugin's clock, and
+    ``stale`` says that it has stopped doing so. ``cordoned``: kube-scheduler puts no pod there.
     """
 
     open: bool = False
@@ -106,6 +107,7 @@ class NodeStatus(_Part, frozen=True):
     details: tuple[str, ...] = ()
     free_devices: str = ""
     free_cores: str = ""
+    free_sets: Mapping[str, int] = {}
     used_devices: str = ""
     used_cores: str = ""
     unhealthy_devices: Mapping[str, str] = {}
@@ -221,6 +223,7 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         details=tuple(reason.detail for _, reason in info.unclear),
         free_devices=format_ids(geometry.whole_devices(info.free_mask)),
         free_cores=format_ids(cores_in(info.free_mask)),
+        free_sets={str(count): number for count, number in free_sets(geometry, info.free_mask).items()},
         used_devices=_devices(geometry, info.used_mask),
         used_cores=format_ids(cores_in(info.used_mask)),
         unhealthy_devices={str(device): why for device, why in inventory.unhealthy.items()},

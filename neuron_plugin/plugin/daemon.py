@@ -75,8 +75,8 @@ BLIND_SECONDS = 30.0
 START_LOOK_SECONDS = 5.0
 """The longest wait for open devices, or for the kubelet's pods, before devices are offered: a node has to serve."""
 NODE_SECONDS = 5.0
-"""For reading the Node object before the first device is offered. Where the API server is away longer than that, no
-pod comes from it either; devices are then offered as the kubelet's pods need them."""
+"""For reading the Node object before the first device is offered, once the client is loaded. Where the API server is
+away longer than that, no pod comes from it either; devices are then offered as the kubelet's pods need them."""
 START_POLL_SECONDS = 0.1
 """Between two looks for a kubelet that can say who has what. A pod that it admits before we register is rejected."""
 UNDER_WAY_SECONDS = 0.3
@@ -402,9 +402,11 @@ class NodeDaemon:
 
     async def _read_own_node(self) -> None:
         """Wait until the Node object was read, so that a device which is disabled there is not offered."""
-        if self.own_node is None:
+        if self.own_node is None or self.pods is None:
             return
         try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self.pods.tried.wait()
             async with asyncio.timeout(NODE_SECONDS):
                 await self.own_node.read.wait()
         except TimeoutError:

@@ -21,4 +21,4 @@ from neuron_plugin.topology.instances import (
     product_names,
 )
 from neuron_plugin.topology.links import TORUS_SIDE, links_of
-from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
+from neuron_plugin.topology.sets import Unit, free_sets, valid_counts, valid_sets

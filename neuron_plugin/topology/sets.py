@@ -8,9 +8,12 @@ one device, a row, two aligned rows or all. Computed once per shape; callers onl
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from functools import lru_cache
 
 from neuron_plugin.topology.geometry import MOST_SHAPES, CoreMask, Geometry
+
+_MOST_STATES = 4096
 
 
 class Unit(enum.StrEnum):
@@ -28,6 +31,18 @@ def valid_sets(geometry: Geometry, unit: Unit, count: int) -> tuple[CoreMask, ..
 def valid_counts(geometry: Geometry, unit: Unit) -> tuple[int, ...]:
     """Every count that has a valid set, ascending."""
     return tuple(_sets_by_count(geometry.shape, unit))
+
+
+@lru_cache(maxsize=_MOST_STATES)
+def free_sets(geometry: Geometry, free_mask: CoreMask) -> Mapping[int, int]:
+    """How many valid sets of devices lie in ``free_mask``, by the count of devices. They overlap: only one may be had.
+
+    A cluster of thousands of nodes has few different answers, so they are remembered.
+    """
+    counts = valid_counts(geometry, Unit.DEVICE)
+    return {
+        count: sum(each & free_mask == each for each in valid_sets(geometry, Unit.DEVICE, count)) for count in counts
+    }
 
 
 @lru_cache(maxsize=MOST_SHAPES * len(Unit))

@@ -44,9 +44,9 @@ class PodReference:
     started: bool = True
     running: bool = True
     controller: tuple[str, str] = ("", "")
-    labels: Mapping[str, str] = field(default_factory=dict)
     scheduling_group: str = ""
     prefers_nodes: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def pod(limits: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> NeuronPod:

@@ -114,6 +114,7 @@ class PodView:
     message: str = ""
     containers: Mapping[str, ContainerView] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
     resize: str = ""
     cpu: str = ""
 
@@ -167,6 +168,9 @@ class Node(Protocol):
 
     async def processes(self, name: str) -> Collection[int]:
         """Those of a pod, also after it was deleted; a stand-in's has one only if it opens a device."""
+
+    async def annotate_node(self, key: str, value: str | None) -> None:
+        """Set an annotation of the Node object, or remove it."""
 
     async def resize(self, name: str, cpu: str) -> None:
         """Ask for other CPU for a pod's only container, in place."""

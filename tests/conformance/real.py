@@ -25,8 +25,17 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import ContainerKind
-from neuron_plugin.cluster import JSON, STRATEGIC_MERGE_PATCH, ApiError, ApiRequest, ApiServer, connect, send
+from neuron_plugin.allocation import DISABLE_KEY, ContainerKind
+from neuron_plugin.cluster import (
+    JSON,
+    STRATEGIC_MERGE_PATCH,
+    ApiError,
+    ApiRequest,
+    ApiServer,
+    connect,
+    describe_node,
+    send,
+)
 from neuron_plugin.hardware import device_processes
 from neuron_plugin.kubelet import PodResourcesClient, PodResourcesError
 from neuron_plugin.plugin.container import CDI_FILE_NAME
@@ -214,6 +223,7 @@ class RealNode:
             message=status.get("message", ""),
             containers=containers,
             annotations=found["metadata"].get("annotations") or {},
+            labels=found["metadata"].get("labels") or {},
             resize=_resize(status),
             cpu=_cpu(status),
         )
@@ -231,6 +241,10 @@ class RealNode:
 
     async def processes(self, name: str) -> Collection[int]:
         return await asyncio.to_thread(_processes_of, self._uids[name])
+
+    async def annotate_node(self, key: str, value: str | None) -> None:
+        change = describe_node(self._options.node_name, annotations={key: value})
+        await send(self._api, change, timeout_seconds=_TIMEOUT_SECONDS)
 
     async def resize(self, name: str, cpu: str) -> None:
         (container,) = self._specs[name].containers
@@ -356,6 +370,7 @@ class RealNode:
             await until(self, lambda name=name: self._is_gone(name), f"the end of pod {name}")  # type: ignore[misc]  # the default binds the name
         await self.stop_plugin()
         await uninstall_nodes(self._api, [self._options.node_name], PluginSettings().lease_namespace)
+        await self.annotate_node(DISABLE_KEY, None)
         (self._options.cdi_dir / CDI_FILE_NAME).unlink(missing_ok=True)
 
     async def _is_gone(self, name: str) -> bool:

@@ -197,9 +197,17 @@ class StandInNode:
             elif self._kubelet_runs:
                 await self._start_waiting(live)
         containers = {each.name: self._container_view(live, each.name) for each in live.spec.containers}
-        annotations = self._api.get(PODS, name, NAMESPACE)["metadata"].get("annotations") or {}
+        metadata = self._api.get(PODS, name, NAMESPACE)["metadata"]
         return PodView(
-            live.pod.uid, live.phase, live.reason, live.message, containers, annotations, live.resize, live.cpu
+            uid=live.pod.uid,
+            phase=live.phase,
+            reason=live.reason,
+            message=live.message,
+            containers=containers,
+            annotations=metadata.get("annotations") or {},
+            labels=metadata.get("labels") or {},
+            resize=live.resize,
+            cpu=live.cpu,
         )
 
     async def delete(self, name: str, *, force: bool = False) -> None:
@@ -234,6 +242,9 @@ class StandInNode:
         assert process.stdout is not None
         await process.stdout.readline()
         return process
+
+    async def annotate_node(self, key: str, value: str | None) -> None:
+        self._api.patch_node(NODE, {"metadata": {"annotations": {key: value}}})
 
     async def resize(self, name: str, cpu: str) -> None:
         live = self._pods[name]

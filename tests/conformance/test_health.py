@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from neuron_plugin.allocation import DISABLE_KEY, UNHEALTHY_LABEL
 from tests.conformance.node import (
     CORE,
     CORES_PER_DEVICE,
@@ -84,6 +85,52 @@ async def test_an_unhealthy_device_is_in_no_new_pod(node: Node) -> None:
     await shows(node, DEVICES - 1)
     await runs(node, asking("rest", DEVICES - 1))
     assert "0" not in (await held(node, "rest"))["app"]
+
+
+async def test_a_disabled_device_is_in_no_new_pod_and_who_has_it_keeps_it(node: Node) -> None:
+    await start_offering(node)
+    await runs(node, asking("one"))
+    (device,) = (await held(node, "one"))["app"]
+    other = (int(device) + 1) % DEVICES
+    await node.annotate_node(DISABLE_KEY, f"{device},{other}")
+    await shows(node, DEVICES - 1)  # its own is counted as in use
+    await is_running(node, "one")
+    await runs(node, asking("core", resource=CORE))
+    (core,) = (await held(node, "core", CORE))["app"]
+    assert int(core) // CORES_PER_DEVICE not in {int(device), other}
+    await node.delete("core")
+    await node.delete("one")
+    await shows(node, DEVICES - 2)
+    await node.annotate_node(DISABLE_KEY, None)
+    await shows(node, DEVICES)
+
+
+async def test_a_device_that_was_disabled_while_the_plugin_was_away_is_not_offered_by_the_next(node: Node) -> None:
+    await start_offering(node)
+    await node.stop_plugin()
+    await node.annotate_node(DISABLE_KEY, "0")
+    await node.start_plugin()
+    await shows(node, DEVICES - 1)
+    await runs(node, asking("rest", DEVICES - 1))
+    assert "0" not in (await held(node, "rest"))["app"]
+
+
+async def test_a_pod_on_an_unhealthy_device_has_a_label_that_says_so(node: Node) -> None:
+    await start_offering(node, label_pods_on_sick_devices=True)
+    await runs(node, asking("one"))
+    (device,) = (await held(node, "one"))["app"]
+    fail(node, [int(device)])
+    await label_becomes(node, "one", "true")
+    recover(node, [int(device)])
+    await label_becomes(node, "one", "")
+
+
+async def label_becomes(node: Node, name: str, value: str) -> None:
+    async def look() -> bool:
+        view = await node.view(name)
+        return view is not None and view.labels.get(UNHEALTHY_LABEL, "") == value
+
+    await until(node, look, f"the label of pod {name}")
 
 
 async def health_becomes(node: Node, name: str, health: str) -> None:

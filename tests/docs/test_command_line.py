@@ -77,6 +77,7 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("pods", keys(pods.PodsReport)),
     ("pods", keys(PodView)),
     ("totals", keys(pods.Totals)),
+    ("gather", ["version", "archive", "files", "notGathered"]),
     ("explain", ["version", *keys(Explanation)]),
     ("nodes", keys(NodeExplanation)),
     ("blocked", keys(BlockedSet)),

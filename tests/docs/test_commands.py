@@ -43,6 +43,7 @@ NEEDS_MORE = {
     "run",
     "extender",
     "decisions",
+    "gather",
     "nodes",
     "pods",
     "plan",

@@ -374,6 +374,14 @@ def test_explain_names_what_is_left_on_each_device_and_the_product(world: World)
         "node: The node's Neuron devices are not of a product that the pod asks for",
         "  its devices are inf1 or inferentia",
     ]
+    pair = pod_manifest("pair", containers=[container("load", CORE, 3), container("serve", CORE, 2)])
+    pair["metadata"]["annotations"] = {f"{PREFIX}same-device": "load,serve", f"{PREFIX}allow-devices": "0"}
+    world.show(pair)
+    assert explained(world, "pair")[1:] == [
+        "node: No Neuron device has free cores for all containers that share one",
+        "  cores 0,1,2: held by default/holder-0",
+        "  cores 0,1: held by default/holder-0",
+    ]
     world.show(limited("typo", allow_devices="x"))
     assert explained(world, "typo")[1].startswith("annotation neuron-plugin.io/allow-devices is 'x'")
 

@@ -1,7 +1,8 @@
 """Binds, watch events, lost answers, duplicates and restarts in random order, against an oracle.
 
 The oracle is the API server's truth alone: which live pod is bound where with which cores. After every step no core
-has two live holders and nothing that is bound looks free to the extender; at the end nothing is left.
+has two live holders, no device more pods than its memory is enough for, and nothing that is bound looks free to the
+extender; at the end nothing is left.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ NODE_TYPES = ("inf1.6xlarge", "inf2.24xlarge", "trn1.32xlarge", "inf1.xlarge")
 NODE_MANIFESTS = {f"node-{index}": node_manifest(f"node-{index}", NODE_TYPES[index % 4]) for index in range(100)}
 NODES = list(NODE_MANIFESTS)
 CORES_PER_DEVICE = {f"node-{index}": (4, 2, 2, 4)[index % 4] for index in range(100)}
+MEMORY = {f"node-{index}": (8192, 32768, 32768, 8192)[index % 4] for index in range(100)}
+"""MiB of each device."""
+MEMORY_KEY = "neuron-plugin.io/memory"
 LANDING = 5.0
 MOST_PODS = 500
 """At one time; each seed makes and ends several thousand."""
@@ -134,6 +138,10 @@ class Run:
         self.made += 1
         resource = self.chance.choice((CORE, DEVICE))
         manifest = pod_manifest(name, resource, self.chance.choice((1, 1, 2, 4)))
+        if self.chance.random() < 0.4:
+            memory = {MEMORY_KEY: self.chance.choice(("1024", "5120", "12000"))}
+            resources = manifest["spec"]["containers"][0]["resources"]
+            resources.update({kind: quantities | memory for kind, quantities in resources.items()})
         self.server.add(manifest)
         self.server.show(manifest)
 
@@ -222,30 +230,36 @@ class Run:
             await asyncio.wait(self.calls)
             self.collect()
 
-    def held(self) -> dict[str, list[int]]:
-        """The oracle: by node the core masks of its pods, from the server's live and bound pods alone."""
-        found: dict[str, list[int]] = {}
+    def held(self) -> dict[str, list[tuple[int, int]]]:
+        """The oracle: by node cores and memory of its pods, from the server's live and bound pods alone."""
+        found: dict[str, list[tuple[int, int]]] = {}
         for manifest in self.server.pods.values():
             node = manifest["spec"].get("nodeName")
             if node and manifest["status"]["phase"] not in ("Succeeded", "Failed"):
                 annotations = manifest["metadata"]["annotations"]
                 given = (annotations.get("NEURON_CORES", ""), annotations.get("NEURON_DEVS", ""))
-                found.setdefault(node, []).append(_mask(*given, CORES_PER_DEVICE[node]))
+                limits = manifest["spec"]["containers"][0]["resources"]["limits"]
+                memory = int(limits.get(MEMORY_KEY, "0"))
+                found.setdefault(node, []).append((_mask(*given, CORES_PER_DEVICE[node]), memory))
         return found
 
     def check(self) -> None:
-        for node, masks in self.held().items():
-            taken = 0
-            for mask in masks:
-                assert not mask & taken, f"two live holders on {node}: {masks}"
+        for node, pods in self.held().items():
+            taken, used, per_device = 0, Counter[int](), CORES_PER_DEVICE[node]
+            for mask, memory in pods:
+                assert not mask & taken, f"two live holders on {node}: {pods}"
                 taken |= mask
-            assert not taken & ~self.world.state.nodes[node].used_mask, f"{node} would give away what is held: {masks}"
+                devices = {bit // per_device for bit in range(mask.bit_length()) if mask >> bit & 1}
+                used.update(dict.fromkeys(devices, memory // len(devices)))
+            assert max(used.values()) <= MEMORY[node], f"too much memory of a device of {node}: {pods}"
+            assert not taken & ~self.world.state.nodes[node].used_mask, f"{node} would give away what is held: {pods}"
+            self.seen["shared"] += any(0 < memory < amount for (_, memory) in pods for amount in used.values())
 
     def agrees_with_the_list(self) -> None:
         """What a fresh process knows is what the server says, and nothing else."""
         truth = self.held()
         for node, record in self.world.state.nodes.items():
-            assert record.used_mask == sum(truth.get(node, [])), node
+            assert record.used_mask == sum(mask for mask, _ in truth.get(node, [])), node
             assert not record.unclear
 
 
@@ -294,5 +308,6 @@ async def test_t37_to_t43_no_core_has_two_live_holders_and_nothing_leaks(seed: i
     endings = set(run.seen) & set(Ending)
     assert {Ending.BOUND, Ending.ADOPTED, Ending.REPEATED, Ending.UNKNOWN, Ending.NO_SET} <= endings
     assert run.made > 1000
+    assert run.seen["shared"] > 20
     assert run.seen["restart"] > 3
     assert run.seen["relist"] > 20

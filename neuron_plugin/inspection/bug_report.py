@@ -1,0 +1,200 @@
+"""The files of one archive for a bug report: what a node shows, or what a cluster shows from a desk.
+
+Whoever gets the report should not have to ask for more, and whoever sends it should have nothing to hide: no Secret, no
+environment, no annotation or label but our own is read, and what looks like a credential or is a serial number is
+blanked. Names of nodes, namespaces and pods stay, because nothing can be understood without them. What could not be had
+is named, with the reason, and hides nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import re
+import tarfile
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from neuron_plugin.allocation import INVENTORY_KEY
+from neuron_plugin.build import build
+from neuron_plugin.cluster import (
+    LEASES,
+    NODES,
+    PODS,
+    ApiRequest,
+    ApiServer,
+    ClusterError,
+    Node,
+    Pod,
+    Scope,
+    pages,
+    send,
+)
+from neuron_plugin.extender import ExtenderSettings
+from neuron_plugin.extender.informers import LEASE_PREFIX, survey
+from neuron_plugin.extender.views import node_view, pod_view
+from neuron_plugin.inspection.checks import CHECKS, examine
+from neuron_plugin.inspection.findings import Unknown, report_of
+from neuron_plugin.inspection.gathering import gather, gather_daemon, page_of
+from neuron_plugin.inspection.reports import machine_report, topology_report
+from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.settings import as_yaml
+from neuron_plugin.topology import Catalogue
+
+MOST_PODS = 20
+"""Pods of ours whose log and pages are asked for: every extender, and plugins of nodes with something wrong first."""
+LOG_LINES = 3_000
+PAGE_SECONDS = 20.0
+PAGES = ("/readyz?verbose", "/metrics", "/decisions")
+OUR_KEYS = ("neuron-plugin.io/", "NEURON_", "AWS_NEURON_")
+
+_PORTS = {"device-plugin": PluginSettings().health_port, "extender": ExtenderSettings().health_port}
+_SECRET_KEY = rb'"?(?:token|password|secret|serialNumber|serial_number)"?'
+_BLANKED = (
+    (re.compile(rb"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}"), rb"\1 (removed)"),
+    (re.compile(rb"(?i)(" + _SECRET_KEY + rb"\s*[:=]\s*)" + rb'"?[^\s",}]+"?'), rb'\1"(removed)"'),
+    (re.compile(rb"://[^/\s:@]+:[^/\s@]+@"), b"://(removed)@"),
+    (re.compile(rb"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.*?-----END \1-----", re.DOTALL), b"(private key removed)"),
+)
+
+
+@dataclass(slots=True)
+class BugReport:
+    """Files by name, and by name why others are not there."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, content: object) -> None:
+        """Add a text, bytes, or plain values as JSON; an ``Unknown`` is missing."""
+        if isinstance(content, Unknown):
+            self.missing[name] = " ".join(filter(None, [content.why, content.action and f"({content.action})"]))
+            return
+        data = content.encode() if isinstance(content, str) else content
+        if not isinstance(data, bytes):
+            data = msgspec.json.format(msgspec.json.encode(data, enc_hook=str), indent=2) + b"\n"
+        for pattern, replacement in _BLANKED:
+            data = pattern.sub(replacement, data)
+        self.files[name] = data
+
+    def write(self, path: Path) -> None:
+        """Write the archive; only its owner may read it.
+
+        Raises:
+            OSError: the file exists, or cannot be written.
+        """
+        top = path.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz")
+        listed = {**self.files, "not-gathered.json": json.dumps(self.missing, indent=2).encode() + b"\n"}
+        path.touch(mode=0o600, exist_ok=False)
+        with tarfile.open(path, "w:gz") as archive:
+            for name, data in sorted(listed.items()):
+                entry = tarfile.TarInfo(f"{top}/{name}")
+                entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o600
+                archive.addfile(entry, io.BytesIO(data))
+
+
+def versions() -> dict[str, str]:
+    """Which build looks, and on what."""
+    return build()._asdict() | {"system": platform.platform(), "architecture": platform.machine()}
+
+
+def node_report(flags: Mapping[str, object], environ: Mapping[str, str]) -> BugReport:
+    """What this node shows, or the one that ``flags`` mean; as for ``gather``."""
+    found = BugReport()
+    facts, (node, daemon) = gather(flags, environ), gather_daemon(flags, environ)
+    machine, holders = facts.machine, facts.holders
+    found.add("versions.json", versions())
+    found.add("doctor.json", report_of(examine(facts, CHECKS)))
+    report = machine_report(machine, holders, facts.users)
+    found.add("devices.json", report)
+    if machine.geometry:
+        found.add("topology.json", topology_report(machine, machine.geometry, holders, report))
+    found.add("settings.yaml", as_yaml(node.settings))
+    found.add("checkpoint.json", facts.kubelet.recorded)
+    found.add("pod-resources.json", facts.kubelet.pods)
+    if isinstance(facts.cluster, Unknown):
+        found.add("node.json", facts.cluster)
+    else:
+        ours = {key: text for key, text in facts.cluster.annotations.items() if key.startswith(OUR_KEYS)}
+        found.add("node.json", {"name": facts.cluster.node_name, "annotations": ours})
+    for page in PAGES:
+        name = f"daemon{page.partition('?')[0]}.txt"
+        if isinstance(daemon.silent, Unknown):
+            found.add(name, daemon.silent)
+        else:
+            found.add(name, page_of(node.settings.health_address, node.settings.health_port, page))
+    found.add("log.txt", Unknown("a daemon's log is the kubelet's", "kubectl logs, or gather with --cluster"))
+    return found
+
+
+async def cluster_report(
+    api: ApiServer, types: Catalogue, *, lease_namespace: str, namespace: str, only: Collection[str] = ()
+) -> BugReport:
+    """What the API server shows of nodes, Neuron pods and our own pods, with their logs and pages.
+
+    ``namespace`` is where our pods are; with ``only``, plugins of these nodes alone.
+
+    Raises:
+        ClusterError: nodes and pods cannot be listed.
+    """
+    found = BugReport()
+    found.add("versions.json", versions())
+    state = await survey(api, types, lease_namespace=lease_namespace)
+    views = [node_view(state, info) for info in state.nodes.values()]
+    found.add("nodes.json", views)
+    found.add("pods.json", [pod_view(state, pod) for pod in state.pods.values()])
+    problems = {view.name for view in views if not view.status.open or view.status.unhealthy_devices}
+    nodes: dict[str, Node] = {}
+    async for page in pages(api, NODES, page_timeout_seconds=PAGE_SECONDS):
+        nodes |= {node.name: node for node in page.records if INVENTORY_KEY in node.annotations}
+    annotations = {
+        name: {key: text for key, text in (*node.annotations.items(), *node.labels.items()) if key.startswith(OUR_KEYS)}
+        for name, node in sorted(nodes.items())
+    }
+    found.add("annotations.json", annotations)
+    try:
+        found.add("leases.json", await _leases(api, lease_namespace))
+    except ClusterError as error:
+        found.add("leases.json", Unknown(str(error)))
+    try:
+        selector = {"labelSelector": "app.kubernetes.io/name=neuron-plugin"}
+        listed = ApiRequest("GET", PODS.collection(namespace), selector)
+        ours = PODS.decode_page(await send(api, listed, timeout_seconds=PAGE_SECONDS)).records
+    except ClusterError as error:
+        found.add("our-pods", Unknown(str(error)))
+        return found
+    plugins = [pod for pod in ours if _component(pod) == "device-plugin" and (not only or pod.node_name in only)]
+    plugins.sort(key=lambda pod: (pod.node_name not in problems, pod.node_name))
+    chosen = [*(pod for pod in ours if _component(pod) == "extender"), *plugins][:MOST_PODS]
+    for pod in chosen:
+        base, folder = PODS.item(pod.name, namespace), f"our-pods/{pod.name}"
+        log = ApiRequest("GET", f"{base}/log", {"tailLines": str(LOG_LINES), "timestamps": "true"})
+        asked = {"log.txt": log}
+        for path in PAGES:
+            plain, _, query = path.partition("?")
+            proxied = PODS.item(f"http:{pod.name}:{_PORTS[_component(pod)]}", namespace)
+            asked[f"{plain[1:]}.txt"] = ApiRequest("GET", f"{proxied}/proxy{plain}", {query: ""} if query else {})
+        for name, request in asked.items():
+            try:
+                found.add(f"{folder}/{name}", await send(api, request, timeout_seconds=PAGE_SECONDS))
+            except ClusterError as error:
+                found.add(f"{folder}/{name}", Unknown(str(error)))
+    return found
+
+
+async def _leases(api: ApiServer, namespace: str) -> list[dict[str, str]]:
+    """The Leases of plugins and extenders."""
+    found = []
+    async for page in pages(api, LEASES, Scope(namespace), page_timeout_seconds=PAGE_SECONDS):
+        ours = (lease for lease in page.records if lease.name.startswith(LEASE_PREFIX) or "neuron" in lease.name)
+        found += [{"name": one.name, "holder": one.holder, "renewed": one.renewed_at} for one in ours]
+    return found
+
+
+def _component(pod: Pod) -> str:
+    return pod.labels.get("app.kubernetes.io/component", "")

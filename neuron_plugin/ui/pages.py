@@ -1,0 +1,195 @@
+"""``GET /ui/``: a live page of the cluster's devices, beside the monitor API, whose client it is.
+
+The page is static: HTML, CSS and JavaScript modules of this package, without a build step. Its data are lists and
+watches of ``neuronnodes`` and ``neuronpods``, and for a pod that waits ``/explain``. Two things come from here: a table
+for browsers without JavaScript, and how many devices were used at what time, which no watch can say afterwards.
+
+With a token every page about the cluster on this port asks for it, not these alone; probes and metrics stay open. It is
+taken as a bearer token, or as the password of HTTP's basic authentication: a browser asks for that by itself and sends
+it with every request of the page, so no script has to keep it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import time
+from collections import deque
+from collections.abc import Iterable
+from html import escape
+from importlib import resources
+from typing import NamedTuple, NoReturn
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from neuron_plugin.allocation import Rejection
+from neuron_plugin.extender.state import ClusterState, NodeInfo
+from neuron_plugin.extender.views import NodeView, PodView, node_view, pod_view
+from neuron_plugin.topology import free_sets
+
+SAMPLE_SECONDS = 30.0
+MOST_SAMPLES = 960
+"""Eight hours, some 100 KB."""
+
+OPEN_PAGES = frozenset({"/healthz", "/readyz", "/metrics"})
+"""What the kubelet and Prometheus ask for, without credentials."""
+
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+_ASK_FOR_TOKEN = {"WWW-Authenticate": 'Basic realm="neuron-plugin: the token is the password", charset="UTF-8"'}
+
+
+class Use(NamedTuple):
+    """How many devices of the cluster are in use at a time (Unix seconds).
+
+    ``free`` are healthy and in the largest free set of their node, ``unlinked`` are free beside it. ``other`` may not
+    be used: unhealthy, missing, or on a node that is closed.
+    """
+
+    at: int
+    used: int
+    free: int
+    unlinked: int
+    other: int
+
+
+def use_of(infos: Iterable[NodeInfo], at: int) -> Use:
+    """Count the devices of all nodes."""
+    used = free = unlinked = other = 0
+    for info in infos:
+        if info.inventory is None:
+            continue
+        geometry, mask = info.inventory.geometry, info.free_mask
+        taken = len(geometry.devices_touched(info.used_mask))
+        whole = len(geometry.whole_devices(mask))
+        linked = max((count for count, number in free_sets(geometry, mask).items() if number), default=0)
+        used += taken
+        if not isinstance(info.capacity, Rejection):
+            free, unlinked = free + linked, unlinked + whole - linked
+            other += geometry.device_count - taken - whole
+        else:
+            other += geometry.device_count - taken
+    return Use(at, used, free, unlinked, other)
+
+
+class Picture:
+    """The page of one extender. ``token`` empty asks for none."""
+
+    def __init__(self, token: str = "") -> None:
+        self._token = token.encode()
+        self._samples: deque[Use] = deque(maxlen=MOST_SAMPLES)
+        folder = resources.files("neuron_plugin.ui").joinpath("static")
+        self._files = {each.name: each.read_bytes() for each in folder.iterdir() if each.is_file()}
+
+    async def run(self, state: ClusterState) -> NoReturn:
+        """Count the devices every half minute; some 10 ms for a thousand nodes, in a thread."""
+        while True:
+            use = await asyncio.to_thread(use_of, list(state.nodes.values()), int(time.time()))
+            if any(use[1:]):  # at the start no node is known yet
+                self._samples.append(use)
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+    def routes(self, state: ClusterState) -> list[web.RouteDef]:
+        """The page, its files, its table and its numbers."""
+
+        async def index(_: web.Request) -> web.Response:
+            return self._file("index.html")
+
+        async def to_index(_: web.Request) -> web.Response:
+            raise web.HTTPPermanentRedirect("ui/")
+
+        async def file(request: web.Request) -> web.Response:
+            return self._file(request.match_info["name"])
+
+        async def use(_: web.Request) -> web.Response:
+            body = msgspec.json.encode({"seconds": SAMPLE_SECONDS, "samples": list(self._samples)})
+            return web.Response(body=body, content_type="application/json", headers=_HEADERS)
+
+        async def table(_: web.Request) -> web.Response:
+            nodes, pods = list(state.nodes.values()), list(state.pods.values())
+            text = await asyncio.to_thread(
+                lambda: table_page((node_view(state, each) for each in nodes), (pod_view(state, each) for each in pods))
+            )
+            return web.Response(text=text, content_type="text/html", headers=_HEADERS)
+
+        named = {"": to_index, "/": index, "/use.json": use, "/table": table, "/{name}": file}
+        return [web.get(f"/ui{path}", handler) for path, handler in named.items()]
+
+    def guard(self) -> list[Middleware]:
+        """What asks for the token, if there is one."""
+
+        @web.middleware
+        async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if request.path in OPEN_PAGES or self._knows(request.headers.get("Authorization", "")):
+                return await handler(request)
+            return web.Response(
+                status=401, text="this page takes the token of the setting ui-token-file\n", headers=_ASK_FOR_TOKEN
+            )
+
+        return [check] if self._token else []
+
+    def _knows(self, authorization: str) -> bool:
+        scheme, _, given = authorization.partition(" ")
+        if scheme.lower() == "bearer":
+            return hmac.compare_digest(given.strip().encode(), self._token)
+        try:
+            _, _, password = base64.b64decode(given, validate=True).partition(b":")
+        except (binascii.Error, ValueError):
+            return False
+        return scheme.lower() == "basic" and hmac.compare_digest(password, self._token)
+
+    def _file(self, name: str) -> web.Response:
+        if name not in self._files:
+            raise web.HTTPNotFound(text=f"there is no {name!r} here: see /ui/\n")
+        return web.Response(
+            body=self._files[name], content_type=_TYPES[name.rpartition(".")[2]], charset="utf-8", headers=_HEADERS
+        )
+
+
+def table_page(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> str:
+    """The cluster as two tables, for browsers without JavaScript and for readers of screens."""
+    node_rows = sorted(
+        (
+            node.name,
+            node.spec.instance_type,
+            node.status.free_devices,
+            ", ".join(f"{each.namespace}/{each.name}: {each.devices}" for each in node.status.holders),
+            "; ".join(f"{device}: {why}" for device, why in node.status.unhealthy_devices.items()),
+            "open" if node.status.open else node.status.reason,
+        )
+        for node in nodes
+    )
+    pod_rows = sorted(
+        (
+            pod.metadata.namespace,
+            pod.name,
+            ", ".join(f"{each.name}: {each.count} {each.resource}" for each in pod.spec.containers),
+            pod.status.phase,
+            pod.spec.node_name,
+            pod.status.problem,
+        )
+        for pod in pods
+    )
+    return (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Neuron devices: tables</title>'
+        '<link rel="stylesheet" href="style.css"></head><body><main><h1>Neuron devices</h1>'
+        + _table("Nodes", ("Node", "Type", "Free devices", "Pods and their devices", "Unhealthy", "State"), node_rows)
+        + _table("Pods", ("Namespace", "Pod", "Asks for", "Phase", "Node", "Problem"), pod_rows)
+        + '<p><a href="./">The live page</a></p></main></body></html>\n'
+    )
+
+
+def _table(caption: str, head: Iterable[str], rows: Iterable[tuple[str, ...]]) -> str:
+    cells = "".join(f'<th scope="col">{escape(each)}</th>' for each in head)
+    lines = "".join("<tr>" + "".join(f"<td>{escape(cell) or '-'}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><caption>{escape(caption)}</caption><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"

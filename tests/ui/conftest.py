@@ -1,0 +1,5 @@
+"""Fixtures of other rooms."""
+
+from tests.cli.conftest import cli
+
+__all__ = ["cli"]

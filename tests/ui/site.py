@@ -1,0 +1,40 @@
+"""The page served on loopback, with everything that it reads, from a cluster in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from aiohttp import web
+
+from neuron_plugin.allocation import DecisionLog, decisions_document
+from neuron_plugin.extender.explain import inspection_routes
+from neuron_plugin.extender.leadership import Readiness
+from neuron_plugin.extender.monitor import Monitor
+from neuron_plugin.http_server import serving
+from neuron_plugin.ui import Picture
+from tests.extender.world import World
+
+
+@asynccontextmanager
+async def site(world: World, token: str = "", port: int = 0) -> AsyncIterator[str]:
+    """Gives the URL of the server; ``port`` is one that an earlier server had, or any."""
+    picture, monitor = Picture(token), Monitor(world.state, Readiness({}))
+
+    async def decisions(_: web.Request) -> web.Response:
+        return web.Response(body=decisions_document(DecisionLog()), content_type="application/json")
+
+    async def ready(_: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    app = web.Application(middlewares=picture.guard())
+    app.add_routes([*monitor.routes(), *inspection_routes(world.state), *picture.routes(world.state)])
+    app.add_routes([web.get("/decisions", decisions), web.get("/readyz", ready)])
+    sampling = asyncio.create_task(picture.run(world.state), name="picture")
+    async with serving(app, "127.0.0.1", port) as served_port:
+        yield f"http://127.0.0.1:{served_port}"
+        monitor.stop()
+        sampling.cancel()
+        with suppress(asyncio.CancelledError):
+            await sampling

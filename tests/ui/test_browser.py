@@ -1,0 +1,266 @@
+"""The page in a real browser: what a person sees, and what keys do. Skipped where no Chromium is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from neuron_plugin.allocation import Resource
+from tests.extender.world import World
+from tests.support.browser import CHROMIUM, Browser
+from tests.support.playground import Playground
+from tests.ui.site import site
+
+pytestmark = [
+    pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed"),
+    pytest.mark.timeout(180),
+]
+
+PICTURES = Path(__file__).resolve().parents[2] / "docs/pictures"
+WRITE = bool(os.environ.get("WRITE_PICTURES"))
+TRN1, INF2 = "trn1.32xlarge", "inf2.48xlarge"
+DEVICE, CORE = Resource.NEURON, Resource.NEURONCORE
+NAMES = "[...document.querySelectorAll('#nodes li:not([hidden]) strong')].map((each) => each.textContent).join()"
+LEAST_CONTRAST = 4.5
+"""Of text, by WCAG 2.2 AA."""
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    async with Browser() as started:
+        yield started
+        # A server that a test has ended refuses connections, which the browser logs.
+        assert [each for each in started.problems if "net::ERR_" not in each] == []
+
+
+def small() -> World:
+    world = World()
+    world.node("trn1-a", TRN1, unhealthy={9: "uncorrected ECC errors: 1"}, missing=[15])
+    world.node("trn1-b", TRN1)
+    world.node("inf2-a", INF2)
+    world.held("train", "trn1-a", DEVICE, "0,1,2,3")
+    world.held("serve", "trn1-a", CORE, "8")
+    return world
+
+
+def device(node: str, number: int) -> str:
+    return f'document.querySelectorAll(`.card[href="#node/{node}"] .device`)[{number}]'
+
+
+async def test_pods_and_faults_show_without_a_reload_and_heal(browser: Browser) -> None:
+    world = small()
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/")
+        await browser.until(f"document.querySelectorAll('.card').length === 3 && {device('trn1-a', 0)}.dataset.state")
+        states = {
+            number: await browser.value(f"{device('trn1-a', number)}.dataset.state") for number in (0, 4, 5, 9, 15)
+        }
+        assert states == {0: "used", 4: "used", 5: "free", 9: "unhealthy", 15: "missing"}
+        assert await browser.value(f"{device('trn1-a', 0)}.style.fill") != await browser.value(
+            f"{device('trn1-a', 9)}.style.fill"
+        )
+        await browser.value("window.same = document")
+        pod = world.held("late", "trn1-b", DEVICE, "4,5,6,7")
+        await browser.until(f"{device('trn1-b', 4)}.dataset.state === 'used'")
+        assert "default/late" in await browser.value(f"{device('trn1-b', 7)}.parentNode.textContent")
+        await browser.until(f"{device('trn1-b', 7)}.parentNode.classList.contains('lit')")
+        world.node("trn1-b", TRN1, unhealthy={0: "ECC"})
+        await browser.until(f"{device('trn1-b', 0)}.dataset.state === 'unhealthy'")
+        world.gone(pod)
+        world.node("trn1-b", TRN1)
+        await browser.until(f"['0','4'].every((id) => {device('trn1-b', 0)}.dataset.state === 'free')")
+        await browser.until(f"{device('trn1-b', 4)}.dataset.state === 'free'")
+        assert await browser.value("window.same === document"), "nothing was loaded again"
+
+
+async def test_a_node_is_shown_once_its_hardware_is_known(browser: Browser) -> None:
+    world = small()
+    world.show_node({"metadata": {"name": "late", "uid": "1"}})
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/")
+        await browser.until(f"{NAMES} === 'inf2-a,trn1-a,trn1-b'")
+        world.node("late", INF2)
+        await browser.until(f"{NAMES} === 'inf2-a,late,trn1-a,trn1-b'")
+        world.show_node({"metadata": {"name": "late", "uid": "1"}})
+        await browser.until(f"{NAMES} === 'inf2-a,trn1-a,trn1-b'")
+
+
+async def test_nodes_are_sorted_filtered_and_coloured_as_chosen(browser: Browser) -> None:
+    world = small()
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/")
+        await browser.until(f"{NAMES} === 'inf2-a,trn1-a,trn1-b'")
+        await browser.choose("#sort", "use")
+        await browser.until(f"{NAMES} === 'trn1-a,inf2-a,trn1-b'")
+        await browser.choose("#type", INF2)
+        await browser.until(f"{NAMES} === 'inf2-a'")
+        await browser.choose("#type", "")
+        await browser.press("/")
+        for key in "serve":
+            await browser.press(key)
+        await browser.until(f"{NAMES} === 'trn1-a'")
+        before = await browser.value(f"{device('trn1-a', 0)}.style.fill")
+        await browser.choose("#colour", "health")
+        await browser.until(f"{device('trn1-a', 0)}.style.fill !== {json.dumps(before)}")
+        assert "used" in await browser.value("document.getElementById('legend').innerText")
+
+
+async def test_the_keyboard_alone_leads_to_a_node_and_back(browser: Browser) -> None:
+    world = small()
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/")
+        await browser.until("document.querySelectorAll('.card').length === 3")
+        await browser.value("document.querySelector('.card').focus()")
+        await browser.press("ArrowRight")
+        assert await browser.value("document.activeElement.querySelector('strong').textContent") == "trn1-a"
+        await browser.press("Enter")
+        await browser.until("document.activeElement.id === 'detail'")
+        text = await browser.until("document.getElementById('detail').innerText")
+        assert "Node trn1-a" in text
+        assert re.search(r"default/train\s+main\s+0-3\s+0-7\s+chosen, not confirmed yet", text)
+        assert re.search(r"9\s+18-19\s+unhealthy: uncorrected ECC errors: 1", text)
+        assert re.search(r"Devices\s+Free sets\s+1\s+9\s+4\s+0", text)
+        if WRITE:
+            await browser.screenshot(PICTURES / "node.png", "#detail")
+        await browser.press("Escape")
+        await browser.until("document.getElementById('detail').hidden")
+        assert await browser.value("document.activeElement.querySelector('strong').textContent") == "trn1-a"
+
+
+async def test_a_waiting_pod_is_listed_with_the_reason_until_it_is_gone(browser: Browser) -> None:
+    world = small()
+    pod = world.pod("seven", DEVICE, 7)
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/")
+        await browser.until("document.getElementById('waiting').innerText.includes('default/seven')")
+        await browser.until("document.getElementById('waiting').innerText.includes('does not support requests')")
+        world.gone(pod)
+        await browser.until("document.getElementById('waiting').hidden")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_every_text_stands_out_from_its_background(browser: Browser, theme: str) -> None:
+    contrast = """(() => {
+        const light = (text) => { const [r, g, b] = text.match(/[\\d.]+/g).map((part) => part / 255)
+            .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+        const back = (node) => { for (; node; node = node.parentElement) {
+            const found = getComputedStyle(node).backgroundColor;
+            if (found !== "rgba(0, 0, 0, 0)") return found; } return "rgb(255, 255, 255)"; };
+        const texts = [...document.querySelectorAll("body *")].filter((each) => !each.closest("svg, noscript")
+            && [...each.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim()));
+        return texts.map((each) => { const [a, b] = [light(getComputedStyle(each).color), light(back(each))];
+            return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), each.outerHTML.slice(0, 90)]; });
+    })()"""
+    world = small()
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/#node/trn1-a")
+        await browser.until(
+            "document.querySelectorAll('.card').length === 3 && !document.getElementById('detail').hidden"
+        )
+        if (await browser.value("document.documentElement.dataset.theme")) != theme:
+            await browser.value("document.getElementById('theme').click()")
+        found = await browser.until(contrast)
+        assert len(found) > 40
+        assert [each for each in found if each[0] < LEAST_CONTRAST] == []
+
+
+async def test_states_differ_by_pattern_and_not_by_colour_alone(browser: Browser) -> None:
+    world = small()
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/")
+        await browser.until(f"{device('trn1-a', 15)}.dataset?.state === 'missing'")
+        patterns = "[...document.querySelectorAll('#patterns pattern')]"
+        marks = f"{patterns}.map((each) => [each.id, each.querySelectorAll('path').length])"
+        drawn = dict(await browser.value(marks))
+        unhealthy = re.findall(r"#([\w-]+)", await browser.value(f"{device('trn1-a', 9)}.style.fill"))[0]
+        assert drawn[unhealthy] == 1
+        dashes = await browser.value(f"getComputedStyle({device('trn1-a', 15)}).strokeDasharray")
+        assert dashes != "none"
+        labels = "[...document.querySelectorAll('.card svg')].every((each) => each.getAttribute('aria-label'))"
+        assert await browser.value(labels)
+
+
+async def test_use_over_time_is_drawn_and_can_be_downloaded(browser: Browser) -> None:
+    world = small()
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/")
+        await browser.until(
+            "document.querySelector('#use svg')?.getAttribute('aria-label').startsWith('Devices now: 5 used;')"
+        )
+        kept = """(() => { let kept; URL.createObjectURL = (blob) => { kept = blob; return "#"; };
+            document.getElementById("download").click(); return kept.text(); })()"""
+        text = await browser.value(kept)
+        assert text.startswith("<svg")
+        assert "<pattern" in text
+
+
+async def test_the_page_says_that_the_extender_is_away_and_goes_on_when_it_is_back(browser: Browser) -> None:
+    world = small()
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/")
+        await browser.until("document.getElementById('connection').textContent === 'live'")
+    await browser.until("document.getElementById('connection').textContent.startsWith('not live')")
+    world.held("meanwhile", "trn1-b", DEVICE, "0")
+    async with site(world, port=int(url.rpartition(":")[2])):
+        await browser.until(f"{device('trn1-b', 0)}.dataset.state === 'used'")
+        await browser.until("document.getElementById('connection').textContent === 'live'")
+
+
+async def test_names_from_outside_are_shown_as_text(browser: Browser) -> None:
+    world = World()
+    world.node("<img src=x onerror=alert(1)>", TRN1, unhealthy={1: "<i>"})
+    world.held("<b>x</b>", "<img src=x onerror=alert(1)>", DEVICE, "0")
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/#node/{'%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E'}")
+        await browser.until("document.getElementById('detail').innerText.includes('default/<b>x</b>')")
+        assert await browser.value("document.querySelectorAll('main img, main b, main i').length") == 0
+
+
+async def test_a_thousand_nodes_are_drawn_once_and_patched(browser: Browser) -> None:
+    world = World()
+    for number in range(1000):
+        world.node(f"node-{number}", TRN1 if number % 3 else INF2)
+        world.held(f"pod-{number}", f"node-{number}", DEVICE, "0,1,2,3" if number % 2 else "0")
+    async with site(world) as url:
+        started = time.monotonic()
+        await browser.open(f"{url}/ui/")
+        await browser.until("document.querySelectorAll('.card').length === 1000")
+        print(f"1000 nodes shown after {time.monotonic() - started:.2f} s")  # noqa: T201 - a figure to look at with pytest -s
+        await browser.value("window.first = document.querySelector('.card')")
+        world.held("late", "node-1", DEVICE, "4,5,6,7")
+        started = time.monotonic()
+        await browser.until(f"{device('node-1', 4)}.dataset.state === 'used'")
+        print(f"a pod of one node shown after {time.monotonic() - started:.2f} s")  # noqa: T201 - a figure to look at with pytest -s
+        assert await browser.value("window.first === document.querySelector('.card')"), "only the change is drawn"
+
+
+async def test_the_playground_s_page_shows_pods_a_refusal_and_a_fault_that_heals(browser: Browser) -> None:
+    with Playground("--nodes", "trn1.32xlarge=1,inf2.48xlarge=1") as up:
+        url = re.findall(r"In a browser: (\S+)", up.printed())[0]
+        await browser.open(url)
+        await browser.until("document.querySelectorAll('.card').length === 2")
+        up.run("run", "--ask", "neuron=4", "--ask", "neuron=13", "--ask", "neuroncore=3")
+        await browser.until("document.querySelectorAll('.device[data-state=used]').length >= 6")
+        await browser.until("document.getElementById('waiting').innerText.includes('13 were requested')")
+        up.run("fault", "trn1-1", "device", "13", "gone")
+        await browser.until(f"{device('trn1-1', 13)}.dataset.state === 'missing'")
+        if WRITE:
+            up.run("fault", "trn1-1", "ecc", "10", "--sram", "1")
+            await browser.until(f"{device('trn1-1', 10)}.dataset.state === 'unhealthy'")
+            await browser.screenshot(PICTURES / "cluster.png")
+            await browser.value("location.hash = '#node/trn1-1'")
+            await browser.until("document.getElementById('detail').innerText.includes('confirmed by the kubelet')")
+        up.run("fault", "trn1-1", "device", "13", "back")
+        await browser.until(f"{device('trn1-1', 13)}.dataset.state !== 'missing'")
+
+
+def test_the_pictures_in_the_docs_are_there() -> None:
+    for name in ("cluster", "node"):
+        assert (PICTURES / f"{name}.png").read_bytes().startswith(b"\x89PNG")

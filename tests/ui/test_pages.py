@@ -1,0 +1,155 @@
+"""The page over HTTP: what is served, what protects it, and what it counts. A browser looks at it in test_browser."""
+
+from __future__ import annotations
+
+import base64
+import re
+import time
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from importlib import resources
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from neuron_plugin.allocation import Resource
+from neuron_plugin.extender import ExtenderSettings, check
+from neuron_plugin.settings import SettingsError
+from neuron_plugin.ui.pages import Use, use_of
+from tests.cli.doubles import Cli
+from tests.extender.world import World
+from tests.ui.site import site
+
+STATIC = Path(str(resources.files("neuron_plugin.ui").joinpath("static")))
+TOKEN = "s3cret"  # noqa: S105 - of the test
+TRN1, INF2 = "trn1.32xlarge", "inf2.48xlarge"
+DEVICE, CORE = Resource.NEURON, Resource.NEURONCORE
+
+
+async def get(url: str, headers: Mapping[str, str] | None = None) -> tuple[int, str, Mapping[str, str]]:
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
+        return answer.status, await answer.text(), answer.headers
+
+
+class Parts(HTMLParser):
+    """Tags with their attributes, and the texts of cells."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+async def test_every_file_is_served_and_nothing_else() -> None:
+    async with site(World()) as url:
+        for name in ["", *(each.name for each in STATIC.iterdir())]:
+            status, text, headers = await get(f"{url}/ui/{name}")
+            assert (status, text) == (200, (STATIC / (name or "index.html")).read_text())
+            assert headers["X-Content-Type-Options"] == "nosniff"
+        for name in ("nothing.js", "..%2fpages.py", "%2e%2e/pages.py", "static/main.js"):
+            assert (await get(f"{url}/ui/{name}"))[0] == 404
+        status, _, headers = await get(f"{url}/ui")
+        assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+
+
+async def test_the_policy_allows_no_code_but_the_page_s_own_files() -> None:
+    async with site(World()) as url:
+        for path in ("/ui/", "/ui/main.js", "/ui/table", "/ui/use.json"):
+            policy = (await get(url + path))[2]["Content-Security-Policy"]
+            rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+            assert rules["default-src"] == "'none'"
+            assert set(rules.values()) == {"'none'", "'self'"}
+            assert {"frame-ancestors", "base-uri", "form-action"} <= rules.keys()
+
+
+def test_there_is_no_inline_code_and_no_address_of_another_host() -> None:
+    for tag, attributes in Parts((STATIC / "index.html").read_text()).tags:
+        assert tag != "style"
+        assert tag != "script" or attributes["src"]
+        assert not [name for name in attributes if name.startswith("on") or name == "style"]
+    for file in STATIC.iterdir():
+        hosts = set(re.findall(r"https?://([\w.]+)", file.read_text()))
+        assert hosts <= {"www.w3.org"}, f"{file.name}: the namespace of SVG is the only URL"
+        assert not re.search(r"\b(innerHTML|outerHTML|insertAdjacentHTML|eval|document\.write)\b", file.read_text())
+
+
+def test_every_field_of_the_page_has_a_label() -> None:
+    text = (STATIC / "index.html").read_text()
+    for tag, attributes in Parts(text).tags:
+        if tag in {"select", "input"}:
+            assert re.search(rf"<label>[^<]+<{tag} id=\"{attributes['id']}\"", text)
+    assert '<html lang="en">' in text
+
+
+async def test_the_table_shows_nodes_and_pods_and_escapes_names() -> None:
+    world = World()
+    world.node("<b>node</b>", TRN1, unhealthy={3: "<script>ECC</script>"})
+    world.held("a&b", "<b>node</b>", DEVICE, "0,1")
+    world.pod("waits", DEVICE, 7)
+    async with site(world) as url:
+        status, text, _ = await get(f"{url}/ui/table")
+    assert status == 200
+    found = Parts(text)
+    assert {tag for tag, _ in found.tags} & {"b", "script"} == set()
+    assert {"<b>node</b>", "default/a&b: 0,1", "3: <script>ECC</script>", "waits", "main: 7 aws.amazon.com/neuron"} <= {
+        each.strip() for each in found.texts
+    }
+
+
+@pytest.mark.parametrize(
+    "path", ["/ui/", "/ui/table", "/apis/neuron-plugin.io/v1/neuronnodes", "/inspect", "/decisions"]
+)
+async def test_with_a_token_every_page_about_the_cluster_asks_for_it(path: str) -> None:
+    basic = base64.b64encode(f"anybody:{TOKEN}".encode()).decode()
+    async with site(World(), TOKEN) as url:
+        refused, _, headers = await get(url + path)
+        assert refused == 401
+        assert headers["WWW-Authenticate"].startswith("Basic realm=")
+        for given in (f"Bearer {TOKEN}", f"bearer {TOKEN}", f"Basic {basic}"):
+            assert (await get(url + path, {"Authorization": given}))[0] == 200
+        for given in ("Bearer wrong", "Bearer ", f"Basic {TOKEN}", "Basic ", f"Digest {TOKEN}", basic, "Basic \u00e9"):
+            assert (await get(url + path, {"Authorization": given}))[0] == 401
+        assert (await get(f"{url}/readyz"))[0] == 200
+
+
+def test_used_free_unlinked_and_other_devices_are_counted() -> None:
+    world = World()
+    world.node("torus", TRN1, unhealthy={15: "ECC"}, missing=[14])
+    world.held("row", "torus", DEVICE, "0,1,2,3")
+    world.held("half", "torus", CORE, "8")
+    world.node("ring", INF2)
+    world.node("closed", INF2)
+    world.held("unreadable", "closed", DEVICE, "77")
+    # torus: 4 + 1 used, 9 free with a linked row of 4, 2 not usable; ring: all free; closed: nothing can be given.
+    assert use_of(world.state.nodes.values(), 5) == Use(5, 5, 4 + 12, 5, 2 + 12)
+
+
+async def test_use_over_time_is_remembered() -> None:
+    world = World()
+    world.node("ring", INF2)
+    async with site(world) as url:
+        for _ in range(200):
+            async with aiohttp.ClientSession() as session, session.get(f"{url}/ui/use.json") as answer:
+                found = await answer.json()
+            if found["samples"]:
+                break
+    (sample,) = found["samples"]
+    assert sample[1:] == [0, 12, 0, 0]
+    assert abs(sample[0] - time.time()) < 60
+
+
+def test_a_token_without_the_page_and_an_empty_token_are_refused(tmp_path: Path, cli: Cli) -> None:
+    with pytest.raises(SettingsError, match="ui is off"):
+        check(ExtenderSettings(ui_token_file=tmp_path / "token"))
+    (tmp_path / "token").write_text("\n")
+    shown = cli("extender", "--ui", "--ui-token-file", tmp_path / "token")
+    assert shown.status == 2
+    assert "which is empty: expected a token in it" in shown.err
