@@ -45,10 +45,14 @@ SHARED_DEVICE = Rejection(
 )
 
 
+UNSUPPORTED_COUNT = "unsupported-count"
+"""The code of the next one."""
+
+
 def unsupported_count(geometry: Geometry, unit: Unit, count: int) -> Rejection:
     """The vendor's own sentence for a count that can never be met on this type."""
     return Rejection(
-        "unsupported-count",
+        UNSUPPORTED_COUNT,
         f"Instance type {geometry.instance_type} does not support requests for {unit}: {count}. "
         f"Please request a different number of {_PLURALS[unit]}.",
     )

@@ -69,7 +69,7 @@ def run(arguments: Namespace) -> int:
     if unknown := [name for name in arguments.checks if name not in names]:
         raise UsageError(f"there is no check {unknown[0]}: choose among {', '.join(names)}")
     checks = [check for check in CHECKS if not arguments.checks or check.name in arguments.checks]
-    report = report_of(examine(gather(vars(arguments), os.environ), checks))
+    report = report_of(examine(gather(vars(arguments), os.environ), checks), as_root=os.geteuid() == 0)
     show(arguments.output, report, report_lines(report))
     return Exit.FAILURE if report.worst is Level.PROBLEM else Exit.SUCCESS
 

@@ -246,16 +246,16 @@ async def _create(kubeconfig: Path, manifests: list[dict[str, object]]) -> list[
             for manifest in manifests:
                 pod = await _create_pod(api, manifest)
                 name = f"{pod.namespace}/{pod.name}"
-                pod, waits = await _settled(api, pod)
+                pod, message = await _settled(api, pod)
                 if pod.terminal:
-                    lines.append(f"pod {name} has failed on {pod.node_name}")
+                    lines.append(f"pod {name} has failed on {pod.node_name}: {message}")
                 elif pod.node_name:
                     ids = [
                         f"{key}: {pod.annotations[key]}" for key in (DEVICES_KEY, CORES_KEY) if key in pod.annotations
                     ]
                     lines.append(f"pod {name} runs on {', '.join([pod.node_name, *ids])}")
                 else:
-                    lines.append(f"pod {name} waits: {waits or 'the scheduler has not looked at it yet'}")
+                    lines.append(f"pod {name} waits: {message or 'the scheduler has not looked at it yet'}")
                     lines.append(f"  why: {program()} explain {name} --kubeconfig {kubeconfig}")
     except ClusterError as error:
         raise CommandError(str(error)) from None
@@ -280,7 +280,7 @@ async def _create_pod(api: KubernetesApi, manifest: dict[str, object]) -> Pod:
 
 
 async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
-    """The pod once it runs, has ended or was refused, and why it was refused."""
+    """The pod once it runs, has ended or was refused, and why it was refused or has failed."""
     from neuron_plugin.cluster import PODS, read_pod, send
 
     ends = time.monotonic() + PLACE_SECONDS
@@ -290,7 +290,7 @@ async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
         conditions = status.get("conditions") or ()
         waits = next((each["message"] for each in conditions if each.get("reason") == "Unschedulable"), "")
         if pod.phase != "Pending" or waits or time.monotonic() > ends:
-            return pod, waits
+            return pod, status.get("message") or waits
         await asyncio.sleep(0.1)
 
 

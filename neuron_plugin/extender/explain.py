@@ -18,6 +18,7 @@ import msgspec
 
 from neuron_plugin.allocation import (
     PREFIX,
+    UNSUPPORTED_COUNT,
     WRONG_PRODUCT,
     ContainerRequest,
     DeviceFacts,
@@ -31,7 +32,7 @@ from neuron_plugin.allocation import (
 from neuron_plugin.extender.node_rules import LOOKED_AT, NOT_LOOKED_AT, NodeRules, PodRules, objections
 from neuron_plugin.extender.state import ClusterState, NodeInfo
 from neuron_plugin.extender.views import node_view
-from neuron_plugin.topology import Geometry, Unit, cores_in, valid_sets
+from neuron_plugin.topology import Geometry, Unit, cores_in, valid_counts, valid_sets
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -49,13 +50,20 @@ _HEADINGS = ("NODE", "TYPE", "FREE DEVICES", "USED CORES", "PODS", "STATE")
 class BlockedSet(msgspec.Struct, frozen=True, rename="camel"):
     """A set that would do for ``container``, and what is in its way.
 
-    Either ``unhealthy_devices``, whose state no pod's end would change, or the pods that have a part of it.
+    Either ``unhealthy_devices`` and ``disabled_devices``, whose state no pod's end would change, or the pods that have
+    a part of it.
     """
 
     container: str
     ids: str
     holders: tuple[str, ...]
     unhealthy_devices: tuple[int, ...]
+    disabled_devices: tuple[int, ...] = ()
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        """How much is in the way: devices that no pod's end would free, then pods."""
+        return len(self.unhealthy_devices) + len(self.disabled_devices), len(self.holders)
 
 
 class NodeExplanation(msgspec.Struct, frozen=True, rename="camel"):
@@ -144,6 +152,10 @@ def explain_node(info: NodeInfo, request: PodRequest) -> NodeExplanation:
         return NodeExplanation(info.name, fits=True, reason="", sets=tuple(sets), details=tuple(details))
     if placed is WRONG_PRODUCT:
         details.append(f"its devices are {' or '.join(sorted(facts.names))}")
+    for part in request:
+        counts = valid_counts(geometry, part.resource.unit)
+        if placed.code == UNSUPPORTED_COUNT and part.count not in counts:
+            details.append(f"{part.container}: what can be requested there is {ranges(counts)} {part.resource.unit}s")
     blocked = tuple(each for part in request for each in _blocked(info, part, facts.unused))
     return NodeExplanation(info.name, fits=False, reason=placed.text, blocked=blocked, details=tuple(details))
 
@@ -165,14 +177,16 @@ def _blocked(info: NodeInfo, part: ContainerRequest, facts: DeviceFacts) -> list
     inventory, unit = info.inventory, part.resource.unit
     if inventory is None:
         return []
-    geometry, healthy_mask, free_mask = inventory.geometry, inventory.healthy_mask, info.free_mask
+    geometry, disabled_mask, free_mask = inventory.geometry, inventory.disabled_mask, info.free_mask
+    may_be_used = inventory.healthy_mask | disabled_mask
     usable, found = usable_mask(geometry, part, facts), []
     for mask in valid_sets(geometry, unit, part.count):
         if mask & usable == mask and mask & ~free_mask:
-            unhealthy = geometry.devices_touched(mask & ~healthy_mask)
-            holders = () if unhealthy else dict.fromkeys(str(one.pod) for one in info.ledger.overlapping(mask))
-            found.append(BlockedSet(part.container, _ids(geometry, unit, mask), tuple(holders), unhealthy))
-    found.sort(key=lambda each: (len(each.unhealthy_devices), len(each.holders)))
+            unhealthy, disabled = (geometry.devices_touched(mask & kept) for kept in (~may_be_used, disabled_mask))
+            lasting = unhealthy or disabled
+            holders = () if lasting else dict.fromkeys(str(one.pod) for one in info.ledger.overlapping(mask))
+            found.append(BlockedSet(part.container, _ids(geometry, unit, mask), tuple(holders), unhealthy, disabled))
+    found.sort(key=lambda each: each.weight)
     return found[:MOST_SETS]
 
 
@@ -198,8 +212,8 @@ def explain_text(found: Explanation, names: Collection[str] = ()) -> str:
         if not names or node.node in names:
             alike[node.fits, node.reason, node.sets, node.objections].append(node)
     for nodes in alike.values():
-        nodes.sort(key=lambda each: [(len(one.unhealthy_devices), len(one.holders)) for one in each.blocked])
-        differ = any(node.blocked or node.details for node in nodes)
+        nodes.sort(key=lambda each: [one.weight for one in each.blocked])
+        differ = len({(node.blocked, node.details) for node in nodes}) > 1
         shown = nodes if names else nodes[: MOST_NODES if differ else 1]
         more = [node.node for node in nodes[len(shown) :]]
         for node in shown:
@@ -220,8 +234,10 @@ def _node_lines(node: NodeExplanation, *, several: bool) -> Iterator[str]:
     for each in node.blocked:
         held = f"held by {_named(each.holders, MOST_HOLDERS)}" if each.holders else ""
         broken = f"unhealthy or missing: {ranges(each.unhealthy_devices)}" if each.unhealthy_devices else ""
+        disabled = f"disabled: {ranges(each.disabled_devices)}" if each.disabled_devices else ""
         container = f"{each.container}: " if several else ""
-        yield f"  {container}{each.ids}: {held or broken or 'free, but not all at once'}"
+        why = "; ".join(filter(None, (held, broken, disabled)))
+        yield f"  {container}{each.ids}: {why or 'free, but not all at once'}"
 
 
 def _named(names: Collection[str], most: int) -> str:
@@ -273,6 +289,7 @@ def inspect_text(nodes: Iterable[NodeInfo], *, details: bool) -> str:
             free, used = ranges(geometry.whole_devices(info.free_mask)), ranges(cores_in(info.used_mask))
             cells = (geometry.instance_type, free, used, str(len(info.ledger.by_pod)))
             below += [f"  unhealthy: device {device}: {why}" for device, why in info.inventory.unhealthy.items()]
+            below += [f"  disabled: {ranges(info.inventory.disabled)}"] if info.inventory.disabled else []
         for uid, allocations in info.ledger.by_pod.items():
             below.append(f"  {allocations[0].pod} holds cores {ranges(cores_in(info.ledger.mask_of(uid)))}")
         rows.append((info.name, *cells, info.capacity.text if isinstance(info.capacity, Rejection) else "open"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import platform
 import re
 import tarfile
@@ -109,7 +110,7 @@ def node_report(flags: Mapping[str, object], environ: Mapping[str, str]) -> BugR
     facts, (node, daemon) = gather(flags, environ), gather_daemon(flags, environ)
     machine, holders = facts.machine, facts.holders
     found.add("versions.json", versions())
-    found.add("doctor.json", report_of(examine(facts, CHECKS)))
+    found.add("doctor.json", report_of(examine(facts, CHECKS), as_root=os.geteuid() == 0))
     report = machine_report(machine, holders, facts.users)
     found.add("devices.json", report)
     if machine.geometry:

@@ -104,10 +104,25 @@ def unchecked(unknown: Unknown) -> Finding:
     return Finding(level=Level.NOTE, seen=f"not checked: {unknown.why}", action=unknown.action, checked=False)
 
 
-def report_of(findings: Iterable[Finding]) -> Report:
-    """The findings as one document."""
+_FOR_ROOT = {
+    "run this as root; in a pod it takes": "root is not enough here: it takes",
+    "run this as root on": "root is not enough here: run this on",
+    "run this as root": "root is not enough here: run this on the node itself, or give it CAP_DAC_READ_SEARCH",
+}
+"""What to say to root instead, who lacks a capability or looks from inside a container."""
+
+
+def report_of(findings: Iterable[Finding], *, as_root: bool = False) -> Report:
+    """The findings as one document; ``as_root``: whoever looked is root already."""
     found, order = tuple(findings), list(Level)
+    if as_root:
+        found = tuple(msgspec.structs.replace(each, action=_for_root(each.action)) for each in found)
     return Report(worst=max((each.level for each in found), key=order.index, default=Level.OK), findings=found)
+
+
+def _for_root(action: str) -> str:
+    words = next((words for words in _FOR_ROOT if words in action), "")
+    return action.replace(words, _FOR_ROOT[words]) if words else action
 
 
 def named(noun: str, ids: Iterable[int]) -> str:

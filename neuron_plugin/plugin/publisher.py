@@ -200,7 +200,8 @@ class Publisher:
                 )
                 self._write_event(PodEvent(pod, "NeuronDeviceUnhealthy", f"{text}. The pod keeps it"), warning=True)
         for pod, reasons in before.items():
-            if pod.uid in snapshot.inputs.pods.pods and (again := reasons.keys() - self._unhealthy.get(pod, {}).keys()):
+            again = reasons.keys() - snapshot.inventory.unhealthy.keys()
+            if again and pod.uid in snapshot.inputs.pods.pods:
                 text = f"neuron devices {format_ids(again)} of this pod are healthy again"
                 self._write_event(PodEvent(pod, "NeuronDeviceHealthy", text), warning=False)
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,6 +115,10 @@ def test_a_plugin_that_dies_is_started_again_and_pods_keep_their_devices(playgro
     )
     os.kill(found, signal.SIGKILL)
     playground.wait_for("node inf2-1: its plugin has ended with -9 and is started again")
+    ends = time.monotonic() + 60
+    while not re.search(r"inf2-1: its plugin has ended[^~]*inf2-1: allocatable are [1-9]", playground.printed()):
+        assert time.monotonic() < ends, playground.printed()
+        time.sleep(0.1)
     assert "runs on inf2-" in playground.run("run", "--ask", "neuron=1")
 
 

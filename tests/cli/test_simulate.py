@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from neuron_plugin.cli.command import program
 from neuron_plugin.hardware import EVERY_DEVICE, Device, Inventory, MachinePaths, ResetState, read_inventory
 from neuron_plugin.hardware.device import CoreErrors, EccCounts, NodeState
 from neuron_plugin.hardware.kernel_log import parse_line
@@ -70,7 +71,7 @@ def test_a_written_node_reads_as_the_machine(cli: Cli, tmp_path: Path) -> None:
     assert (shown.status, shown.err) == (0, "")
     assert shown.out.splitlines() == [
         f"{tmp_path / 'n'}: trn2.3xlarge, 1 device, driver 2.30.2.0",
-        f"Look at it: neuron-plugin devices --root {tmp_path / 'n'}",
+        f"Look at it: {program()} devices --root {tmp_path / 'n'}",
     ]
     inventory = read_inventory(MachinePaths.under(tmp_path / "n"), settled=EVERY_DEVICE)
     assert (inventory.instance_type, inventory.cores_per_device) == ("trn2.3xlarge", 8)

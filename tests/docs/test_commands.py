@@ -198,7 +198,7 @@ def test_p82_the_examples_of_every_help_text_can_be_typed(
     monkeypatch.chdir(tmp_path)
     assert main(["simulate", "node", "./trn1", "--type", "trn1.32xlarge"]) == 0
     (tmp_path / "demo").symlink_to(tmp_path)  # what 'demo --keep ./demo' leaves
-    (tmp_path / "node").symlink_to("trn1")
+    (tmp_path / "node-1").symlink_to("trn1")
     ran = 0
     for example in examples():
         arguments = example.ours()

@@ -7,11 +7,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from neuron_plugin.allocation.rejection import unsupported_count
 from neuron_plugin.extender.explain import inspection_routes
 from neuron_plugin.extender.node_rules import LOOKED_AT, NOT_LOOKED_AT
+from neuron_plugin.topology import Unit
 from tests.extender.served import served
 from tests.extender.world import CORE, DEVICE, World
-from tests.support.manifests import container
+from tests.support.manifests import container, shipped_geometry
 
 TRN1 = "trn1.32xlarge"
 
@@ -36,7 +38,7 @@ async def stage(world: World) -> AsyncIterator[Stage]:
 
 
 async def test_inspect_shows_all_nodes_or_one_with_its_holders(stage: Stage) -> None:
-    stage.world.node("open", TRN1, unhealthy={9: "ECC"})
+    stage.world.node("open", TRN1, unhealthy={9: "ECC"}, disabled=[4, 5])
     stage.world.held("holder", "open", DEVICE, "0,1")
     stage.world.node("closed", TRN1)
     stage.world.pod("stock", DEVICE, 1, node="closed")
@@ -53,6 +55,7 @@ async def test_inspect_shows_all_nodes_or_one_with_its_holders(stage: Stage) -> 
     assert "The node has no Neuron devices" in lines[3]
     assert "default/holder holds cores 0-3" in one
     assert "unhealthy: device 9: ECC" in one
+    assert "disabled: 4-5" in one
     assert "closed: pod default/stock is bound and has no assignment yet" in closed
     assert as_json[0]["status"]["usedDevices"] == "0,1"
     assert (await stage.get("/inspect/ghost"))[0] == 404
@@ -60,10 +63,10 @@ async def test_inspect_shows_all_nodes_or_one_with_its_holders(stage: Stage) -> 
 
 async def test_explain_says_which_sets_are_in_whose_way(stage: Stage) -> None:
     stage.world.node("free", TRN1)
-    stage.world.node("full", TRN1, unhealthy={12: "ECC"})
+    stage.world.node("full", TRN1, unhealthy={12: "ECC"}, disabled=[8])
     stage.world.node("closed", TRN1)
     stage.world.pod("stock", DEVICE, 1, node="closed")
-    for device in (0, 4, 8):
+    for device in (0, 4):
         stage.world.held(f"holder-{device}", "full", DEVICE, str(device))
     stage.world.pod("new", DEVICE, 4)
 
@@ -78,7 +81,7 @@ async def test_explain_says_which_sets_are_in_whose_way(stage: Stage) -> None:
         "full: No free linked set of 4 Neuron devices",
         "  devices 0-3: held by default/holder-0",
         "  devices 4-7: held by default/holder-4",
-        "  devices 8-11: held by default/holder-8",
+        "  devices 8-11: disabled: 8",
         "  devices 12-15: unhealthy or missing: 12",
         f"Not looked at: {', '.join((*LOOKED_AT, *NOT_LOOKED_AT))}.",
     ]
@@ -96,6 +99,7 @@ async def test_explain_says_which_sets_are_in_whose_way(stage: Stage) -> None:
         "ids": "devices 12-15",
         "holders": [],
         "unhealthyDevices": [12],
+        "disabledDevices": [],
     }
     assert (await stage.get("/explain/default/ghost"))[0] == 404
 
@@ -166,3 +170,17 @@ async def test_of_several_containers_each_set_names_its_own(stage: Stage) -> Non
     assert lines[0] == "default/new asks for main: 4 aws.amazon.com/neuron, eval: 1 aws.amazon.com/neuroncore"
     assert "  main: devices 0-3: held by default/holder" in lines
     assert "  eval: core 0: held by default/holder" in lines
+
+
+async def test_a_count_that_is_never_linked_comes_with_those_that_are(stage: Stage) -> None:
+    for number in range(3):
+        stage.world.node(f"trn-{number}", TRN1)
+    stage.world.pod("seven", containers=[container("main", DEVICE, 7), container("eval", DEVICE, 1)])
+
+    _, text = await stage.get("/explain/default/seven")
+
+    assert text.splitlines()[1:-1] == [
+        f"trn-0: {unsupported_count(shipped_geometry(TRN1), Unit.DEVICE, 7).text}",
+        "  main: what can be requested there is 1,4,8,16 devices",
+        "  2 more like this: trn-1, trn-2",
+    ]

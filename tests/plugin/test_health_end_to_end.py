@@ -88,11 +88,13 @@ async def test_p67_p68_p71_a_fault_reaches_kubelet_pod_node_and_events_and_so_do
         await node.allocatable(6)
         assert set(node.site.kubelet.device_health(uid_of("holder"), "app").values()) == {"Healthy"}
         await eventually(lambda: node.inventory().get("unhealthy") == {} and node.condition() == "True")
-        await eventually(lambda: len(node.events()) == 2)
+        await eventually(lambda: len(node.events()) == 4)
         reset = "its last reset failed (reset it again, reload the driver or reboot)"
-        assert node.events() == [
-            ("NeuronDeviceUnhealthy", f"neuron device 2 is not given to new pods: {reset}"),
+        assert sorted(node.events()) == [
             ("NeuronDeviceHealthy", "neuron device 2 is healthy again and given to new pods"),
+            ("NeuronDeviceHealthy", "neuron devices 2 of this pod are healthy again"),
+            ("NeuronDeviceUnhealthy", f"neuron device 2 is not given to new pods: {reset}"),
+            ("NeuronDeviceUnhealthy", f"neuron device 2 of this pod is unhealthy: {reset}. The pod keeps it"),
         ]
 
 

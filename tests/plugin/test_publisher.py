@@ -381,6 +381,14 @@ def test_a_pod_whose_device_fails_a_second_time_learns_of_it_again() -> None:
     assert written == [["NeuronDeviceUnhealthy"], ["NeuronDeviceHealthy"], ["NeuronDeviceUnhealthy"]]
 
 
+def test_a_pod_whose_record_is_lost_is_not_said_to_have_healthy_devices() -> None:
+    made = a_publisher()
+    made.publish(on_sick(1))
+    assert events_of(made)
+    made.publish(derive(inputs(pod("a", app(2)), node=inventory(INF2, unhealthy={1: "sick"}))))
+    assert not events_of(made)
+
+
 def test_a_pod_that_has_ended_is_not_written_to() -> None:
     made = a_publisher()
     made.publish(on_sick(1))
