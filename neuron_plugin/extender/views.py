@@ -8,6 +8,7 @@ records that do not change, so any thread may do it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -28,6 +29,7 @@ GROUP = "/apis/neuron-plugin.io/v1"
 API_VERSION = "neuron-plugin.io/v1"
 NODE_LABEL = "neuron-plugin.io/node"
 NAMESPACE_LABEL = "neuron-plugin.io/namespace"
+_MOST_MASKS = 8192
 
 
 class _Part(msgspec.Struct, frozen=True, rename="camel", gc=False):
@@ -205,7 +207,7 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
     holders = []
     for allocations in info.ledger.by_pod.values():
         pod, mask = allocations[0].pod, mask_union(allocations)
-        holders.append(Holder(pod.namespace, pod.name, pod.uid, format_ids(cores_in(mask)), _devices(geometry, mask)))
+        holders.append(Holder(pod.namespace, pod.name, pod.uid, _cores(mask), _devices(geometry, mask)))
     spec = NodeSpec(
         instance_type=geometry.instance_type,
         product=inventory.device_name,
@@ -221,11 +223,11 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         open=not closed,
         reason=closed,
         details=tuple(reason.detail for _, reason in info.unclear),
-        free_devices=format_ids(geometry.whole_devices(info.free_mask)),
-        free_cores=format_ids(cores_in(info.free_mask)),
+        free_devices=_whole_devices(geometry, info.free_mask),
+        free_cores=_cores(info.free_mask),
         free_sets={str(count): number for count, number in free_sets(geometry, info.free_mask).items()},
         used_devices=_devices(geometry, info.used_mask),
-        used_cores=format_ids(cores_in(info.used_mask)),
+        used_cores=_cores(info.used_mask),
         unhealthy_devices={str(device): why for device, why in inventory.unhealthy.items()},
         missing_devices=format_ids(set(range(geometry.device_count)) - set(inventory.present)),
         disabled_devices=format_ids(inventory.disabled),
@@ -288,5 +290,20 @@ def _containers(pod: NeuronPod, geometry: Geometry | None) -> tuple[tuple[Contai
     return tuple(ContainerIds(*each) for each in found), ""
 
 
+# A cluster of thousands of nodes has few different masks: their ids are worked out once.
+
+
+@lru_cache(maxsize=_MOST_MASKS)
 def _devices(geometry: Geometry, mask: CoreMask) -> str:
+    """The devices that the mask has any core of."""
     return format_ids(geometry.devices_touched(mask))
+
+
+@lru_cache(maxsize=_MOST_MASKS)
+def _whole_devices(geometry: Geometry, mask: CoreMask) -> str:
+    return format_ids(geometry.whole_devices(mask))
+
+
+@lru_cache(maxsize=_MOST_MASKS)
+def _cores(mask: CoreMask) -> str:
+    return format_ids(cores_in(mask))

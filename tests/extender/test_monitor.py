@@ -12,7 +12,7 @@ import pytest
 from neuron_plugin.extender import monitor as module
 from neuron_plugin.extender.leadership import SYNCED, Readiness
 from neuron_plugin.extender.monitor import Monitor
-from neuron_plugin.extender.state import ClusterState, NodeInfo
+from neuron_plugin.extender.state import Change, ClusterState, NodeInfo
 from neuron_plugin.extender.views import NodeView, node_view
 from tests.extender.served import served
 from tests.extender.world import CORE, DEVICE, World
@@ -254,3 +254,25 @@ async def test_a_watch_above_the_limit_is_refused_until_another_ends(
 
     async with Watcher(stage, f"{BASE}/neuronnodes?watch=true&timeoutSeconds=1") as second:
         assert await second.ended()
+
+
+async def test_a_list_is_encoded_once_for_all_clients_until_something_changes(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+    encode = Monitor._encoded
+
+    def counted(monitor: Monitor, kind: str, version: int, found: list[Change]) -> bytes:
+        encoded.append(kind)
+        return encode(monitor, kind, version, found)
+
+    monkeypatch.setattr(Monitor, "_encoded", counted)
+    stage.world.node("a", TRN1)
+    first, second = await stage.get(f"{BASE}/neuronnodes"), await stage.get(f"{BASE}/neuronnodes")
+    assert (first, encoded) == (second, ["NeuronNode"])
+    stage.world.node("b", TRN1)
+    _, changed = await stage.get(f"{BASE}/neuronnodes")
+    assert [each["metadata"]["name"] for each in changed["items"]] == ["a", "b"]
+    monkeypatch.setattr(module, "SHARED_SECONDS", -1.0)  # renewals of Leases change no version
+    await stage.get(f"{BASE}/neuronnodes")
+    assert encoded == ["NeuronNode"] * 3

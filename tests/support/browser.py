@@ -40,7 +40,8 @@ class Browser:
             "os.dup2(high[0], 3); os.dup2(high[1], 4); os.execv(sys.argv[3], sys.argv[3:])"
         )
         start = (sys.executable, "-c", moving)
-        flags = ("--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe", "--no-first-run")
+        flags = ["--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage"]
+        flags += ["--remote-debugging-pipe", "--no-first-run"]
         pipes = (read_by_chromium, written_by_chromium)
         self._process = await asyncio.create_subprocess_exec(
             *(
@@ -62,12 +63,19 @@ class Browser:
         protocol = asyncio.StreamReaderProtocol(self._reader)
         self._transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(read, "rb"))
         self._reading = asyncio.create_task(self._read(), name="browser")
+        try:
+            await self._attach()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def _attach(self) -> None:
         target = await self.call("Target.createTarget", url="about:blank")
         attached = await self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             await self.call(f"{domain}.enable")
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         self._process.kill()

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, MOST_DEVICES, Geometry, Topology
-from neuron_plugin.topology.sets import Unit, valid_counts, valid_sets
+from neuron_plugin.topology.geometry import MOST_CORES_PER_DEVICE, MOST_DEVICES, CoreMask, Geometry, Topology
+from neuron_plugin.topology.sets import Unit, free_sets, valid_counts, valid_sets
 from tests.topology.oracle import (
     INF1,
     INF2_LINE,
@@ -171,3 +171,14 @@ def test_types_that_differ_by_name_only_share_what_was_computed() -> None:
 @pytest.mark.parametrize("other", [(16, 2, ()), (16, 4, (1, 4, 8, 16)), (12, 2, (1, 4, 8, 16))])
 def test_what_decides_the_sets_is_in_the_shape(other: tuple[int, int, tuple[int, ...]]) -> None:
     assert Geometry("trn1.32xlarge", Topology.TORUS, *other).shape != TRN1.shape
+
+
+@given(st.data())
+def test_free_sets_are_the_valid_sets_that_lie_in_what_is_free(data: st.DataObject) -> None:
+    geometry = data.draw(st.sampled_from([TRN1, TRN2_LNC1, INF2_LINE, INF2_RING, INF1]))
+    free_mask = CoreMask(data.draw(st.integers(0, (1 << geometry.core_count) - 1)))
+    found = free_sets(geometry, free_mask)
+    assert list(found) == list(valid_counts(geometry, Unit.DEVICE))
+    for count, number in found.items():
+        sets = oracle_sets(geometry, Unit.DEVICE, count)
+        assert number == len([cores for cores in sets if all(free_mask >> core & 1 for core in cores)])
