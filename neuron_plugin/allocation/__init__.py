@@ -83,6 +83,8 @@ from neuron_plugin.allocation.placement import (
     why_not,
 )
 from neuron_plugin.allocation.pod import (
+    LAST_CHECKPOINT_KEY,
+    MOVABLE_KEY,
     PLACEMENT_KEY,
     UNHEALTHY_LABEL,
     NeuronPod,

@@ -10,6 +10,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import lru_cache
 from typing import Protocol, TypeAlias
 
@@ -37,7 +38,15 @@ UNHEALTHY_LABEL = "neuron-plugin.io/device-unhealthy"
 PLACEMENT_KEY = "neuron-plugin.io/placement"
 """On a pod: the strategy by which its node is chosen, in place of the extender's own."""
 
+MOVABLE_KEY = f"{PREFIX}movable"
+"""On a pod: "true" lets it be evicted where that makes room for another and it fits elsewhere."""
+LAST_CHECKPOINT_KEY = f"{PREFIX}last-checkpoint"
+"""On a pod: when it last saved its work (RFC 3339), from which on an eviction would lose it."""
+_NOT_MADE_AGAIN = frozenset({"Node", "DaemonSet"})
+"""Controllers that make a pod again on the same node only, or not at all (static pods)."""
+
 _RESOURCE_NAMES = tuple(resource.value for resource in Resource)
+_FIRST_YEAR = 1970
 _REQUESTS_REMEMBERED = 4_096
 
 _Quantities: TypeAlias = tuple[tuple[str, str], ...]
@@ -117,6 +126,10 @@ class PodObject(Protocol):
         """Whether the status shows a container that runs."""
 
     @property
+    def controller(self) -> tuple[str, str]:
+        """Kind and name of the owner that controls the pod; empty texts without one."""
+
+    @property
     def scheduling_group(self) -> str:
         """The PodGroup that the pod is scheduled with; empty without one."""
 
@@ -142,6 +155,10 @@ class NeuronPod:
 
     ``group`` is the PodGroup that the pod is scheduled with, as namespace and name. ``placement`` is the annotation's
     text, whatever it says. ``prefers_nodes`` says that the spec prefers some nodes to others.
+
+    ``controller`` is what makes the pod again somewhere else, as KIND/NAME; empty without such a controller.
+    ``movable`` says that the pod may be evicted to make room, and ``last_checkpoint`` when it saved its work, in unix
+    seconds.
     """
 
     reference: PodReference
@@ -160,6 +177,15 @@ class NeuronPod:
     placement: str = ""
     prefers_nodes: bool = False
     labelled_unhealthy: bool = False
+    controller: str = ""
+    movable: bool = False
+    last_checkpoint: float = 0.0
+
+    @property
+    def work_since(self) -> float:
+        """From when on an eviction would lose the pod's work, in unix seconds: its assignment or last checkpoint."""
+        assigned = self.assignment.alloc_time_ns / 1e9 if isinstance(self.assignment, Assignment) else 0.0
+        return max(assigned, self.last_checkpoint)
 
     @property
     def uid(self) -> PodUid:
@@ -224,6 +250,9 @@ def neuron_pod(pod: PodObject) -> NeuronPod:
         placement=pod.annotations.get(PLACEMENT_KEY, ""),
         prefers_nodes=pod.prefers_nodes,
         labelled_unhealthy=UNHEALTHY_LABEL in pod.labels,
+        controller="" if pod.controller[0] in _NOT_MADE_AGAIN else "/".join(filter(None, pod.controller)),
+        movable=pod.annotations.get(MOVABLE_KEY, "").lower() == "true",
+        last_checkpoint=_unix_seconds(pod.annotations.get(LAST_CHECKPOINT_KEY, "")),
     )
 
 
@@ -276,6 +305,15 @@ def _constraint_texts(annotations: Mapping[str, str]) -> _Quantities:
     if annotations.keys().isdisjoint(CONSTRAINT_KEYS):
         return ()
     return tuple((key, annotations[key][: LONGEST_TEXT + 1]) for key in CONSTRAINT_KEYS if key in annotations)
+
+
+def _unix_seconds(text: str) -> float:
+    """A time of RFC 3339 in unix seconds; 0 for any other text."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return 0.0
+    return time.timestamp() if time.tzinfo and time.year > _FIRST_YEAR else 0.0
 
 
 def _refused_demands(pod: PodObject) -> frozenset[tuple[Resource, int]]:

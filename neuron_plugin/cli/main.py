@@ -23,6 +23,7 @@ COMMANDS = {
     "pods": "show which pods of the cluster ask for Neuron, and which devices and cores they have",
     "gather": "write an archive with what a bug report needs, of this node or of the cluster",
     "explain": "say for each node why a pod fits it or not",
+    "plan": "say what would make room for waiting pods, what a drain takes, and what else fits",
     "cordon": "take devices of a node out of service: no new pod gets them",
     "uncordon": "put devices of a node back into service",
     "simulate": "write a simulated machine into a directory and break it; compare policies on a cluster on paper",

@@ -173,10 +173,8 @@ def run(arguments: Namespace) -> int:
         ]
     found: dict[str, list[Outcome]] = {}
     for name, (policy, rules) in policies.items():
-        found[name] = [
-            replay(nodes, pods, Policy(policy, mix) if policy else None, rules=rules, waiting=arguments.waiting)
-            for pods in runs
-        ]
+        chooser = Policy(policy, mix) if policy else None
+        found[name] = [replay(nodes, pods, chooser, rules=rules, waiting=arguments.waiting) for pods in runs]
     reports = {name: _report(outcomes) for name, outcomes in found.items()}
     counts = Counter(node.geometry.instance_type for node in nodes)
     shares = {} if arguments.trace else {shape_text(request): weight for request, weight in mix.items()}

@@ -45,6 +45,12 @@ class ObjectReference(_Wire, frozen=True, omit_defaults=True):
     namespace: str = ""
 
 
+class _Owner(_Wire, frozen=True):
+    kind: str = ""
+    name: str = ""
+    controller: bool | None = None
+
+
 class Metadata(_Wire, frozen=True):
     """``metadata``; the server leaves empty parts out or sends null."""
 
@@ -55,6 +61,7 @@ class Metadata(_Wire, frozen=True):
     deletion_timestamp: str | None = None
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
+    owner_references: tuple[_Owner, ...] | None = None
 
 
 class ApiObject(_Wire, frozen=True):
@@ -200,6 +207,12 @@ class Pod(ApiObject, frozen=True):
         return self.spec.priority or 0
 
     @property
+    def controller(self) -> tuple[str, str]:
+        """Kind and name of the owner that controls it; empty texts without one."""
+        owners = self.metadata.owner_references or ()
+        return next(((owner.kind, owner.name) for owner in owners if owner.controller), ("", ""))
+
+    @property
     def scheduling_group(self) -> str:
         """The PodGroup that it is scheduled with, in its own namespace; empty without one."""
         return (self.spec.scheduling_group and self.spec.scheduling_group.pod_group_name) or ""
@@ -256,10 +269,20 @@ class _NodeStatus(_Wire, frozen=True):
     conditions: tuple[_Condition, ...] | None = None
 
 
+class _NodeSpec(_Wire, frozen=True):
+    unschedulable: bool | None = None
+
+
 class Node(ApiObject, frozen=True):
     """A node."""
 
+    spec: _NodeSpec = _NodeSpec()
     status: _NodeStatus = _NodeStatus()
+
+    @property
+    def unschedulable(self) -> bool:
+        """Whether it is cordoned."""
+        return bool(self.spec.unschedulable)
 
     @property
     def condition_types(self) -> frozenset[str]:

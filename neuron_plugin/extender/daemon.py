@@ -35,12 +35,14 @@ from neuron_plugin.extender.leadership import (
     Leadership,
     Readiness,
 )
+from neuron_plugin.extender.make_room import RoomPlanner
 from neuron_plugin.extender.metrics import ExtenderMetrics, state_metrics
 from neuron_plugin.extender.monitor import Monitor
 from neuron_plugin.extender.server import ExtenderService, ServerCertificate, redirect_to_leader, verb_routes
-from neuron_plugin.extender.settings import ExtenderSettings
+from neuron_plugin.extender.settings import ExtenderSettings, MakeRoom
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.http_server import Health, serving, status_application
+from neuron_plugin.planning import MoveRules
 from neuron_plugin.topology import Catalogue
 
 _log = logging.getLogger(__name__)
@@ -119,6 +121,15 @@ class ExtenderDaemon:
             preempt_unoffered=settings.preempt_unoffered,
         )
         self._events = PodEvents(api, self.state, self.ready, self._metrics, instance=self._identity)
+        self._room = RoomPlanner(
+            api,
+            self.state,
+            self.ready,
+            self._metrics,
+            rules=MoveRules(by_priority=settings.make_room_by_priority),
+            after_seconds=settings.make_room_after,
+            instance=self._identity,
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set, then leave in order.
@@ -133,6 +144,8 @@ class ExtenderDaemon:
                 "synced": self._synced(),
                 "events": self._events.run(),
             }
+            if self._settings.make_room is MakeRoom.PLAN:
+                jobs["room"] = self._room.run()
             if self._election:
                 jobs |= {"election": self._election.run(), "leadership": self._leadership.run()}
             else:

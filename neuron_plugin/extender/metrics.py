@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from neuron_plugin.allocation import Rejection
@@ -46,6 +46,17 @@ class ExtenderMetrics:
             "neuron_extender_unclear_assignments",
             "Pods whose assignment closed their node, by reason.",
             ["reason"],
+            registry=own,
+        )
+        self.waiting_pods = Gauge(
+            "neuron_extender_waiting_pods",
+            "Pods that have waited for longer than make-room-after, by how they stand: fits, pieces, short or never.",
+            ["standing"],
+            registry=own,
+        )
+        self.waiting_pods_by_move = Gauge(
+            "neuron_extender_waiting_pods_by_move",
+            "Those of them that a move of other pods, which fit elsewhere now, would give room.",
             registry=own,
         )
         self.rejected_admissions = Counter(

@@ -17,6 +17,15 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - names of addresses, nothing listens here
 
 
+class MakeRoom(enum.StrEnum):
+    """What is done for a pod that waits although enough is free."""
+
+    OFF = "off"
+    """Nothing."""
+    PLAN = "plan"
+    """A metric and an event on the pod say which move of other pods would give it room."""
+
+
 class Answer(enum.StrEnum):
     """What filter answers for a pod that fits some nodes."""
 
@@ -94,6 +103,19 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             "lower priority on that node, each counted as a violation of a disruption budget"
         ),
     ] = True
+    make_room: Annotated[
+        MakeRoom,
+        Meta(
+            description="for a pod that waits although enough is free: 'plan' says in a metric and an event which move "
+            'of other pods would give it room; nothing is evicted. In YAML "off" needs quotes'
+        ),
+    ] = MakeRoom.PLAN
+    make_room_after: Annotated[
+        float, Meta(ge=0, le=86400, description="seconds that a pod has to wait before a move is planned for it")
+    ] = 60.0
+    make_room_by_priority: Annotated[
+        bool, Meta(description="plan with pods of lower priority, too, that do not say that they may be moved")
+    ] = False
     ui: Annotated[bool, Meta(description="serve a live page of all devices at /ui/ on the health port")] = False
     ui_token_file: Annotated[
         Path | None,

@@ -94,12 +94,17 @@ _SAGEMAKER_PREFIX = "ml."
 
 @dataclass(frozen=True, slots=True)
 class NeuronNode:
-    """The part of a Node object that matters here: its hardware, or why that is not known."""
+    """The part of a Node object that matters here: its hardware, or why that is not known.
+
+    That a node is ``cordoned`` decides nothing in the verbs, because kube-scheduler never asks for such a node. Plans
+    have to know.
+    """
 
     name: str
     uid: str
     inventory: NodeInventory | Rejection
     facts: DeviceFacts = NO_FACTS
+    cordoned: bool = False
 
 
 def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
@@ -112,12 +117,12 @@ def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
     text = node.annotations.get(INVENTORY_KEY)
     inventory = _by_instance_type(node, types) if text is None else _by_annotation(text)
     if isinstance(inventory, Rejection):
-        return NeuronNode(node.name, node.uid, inventory)
+        return NeuronNode(node.name, node.uid, inventory, cordoned=node.unschedulable)
     instance_type = inventory.geometry.instance_type
     facts = device_facts(inventory.device_name, instance_type, types.get(instance_type))
     if inventory.disabled:
         facts = replace(facts, disabled_mask=inventory.disabled_mask)
-    return NeuronNode(node.name, node.uid, inventory, facts)
+    return NeuronNode(node.name, node.uid, inventory, facts, node.unschedulable)
 
 
 @lru_cache(maxsize=1024)

@@ -12,7 +12,15 @@ from functools import lru_cache
 
 import msgspec
 
-from neuron_plugin.allocation import Assignment, NeuronPod, Rejection, assigned_allocations, format_ids, mask_union
+from neuron_plugin.allocation import (
+    Assignment,
+    NeuronPod,
+    Rejection,
+    assigned_allocations,
+    format_ids,
+    is_constrained,
+    mask_union,
+)
 from neuron_plugin.cluster import ApiResource
 from neuron_plugin.extender.state import ClusterState, NodeInfo
 from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, free_sets
@@ -62,7 +70,10 @@ class _View(_Part, frozen=True):
 
 
 class NodeSpec(_Part, frozen=True):
-    """A node's hardware. All is empty where it is not known. ``logical_core_size`` is the LNC in force."""
+    """A node's hardware. All is empty where it is not known. ``logical_core_size`` is the LNC in force.
+
+    ``block_sizes`` are the device counts that are handed out as aligned blocks; without any every run will do.
+    """
 
     instance_type: str = ""
     product: str = ""
@@ -72,6 +83,7 @@ class NodeSpec(_Part, frozen=True):
     physical_cores_per_device: int = 0
     logical_core_size: int = 0
     driver_version: str = ""
+    block_sizes: tuple[int, ...] = ()
 
 
 class Holder(_Part, frozen=True):
@@ -89,7 +101,7 @@ class NodeStatus(_Part, frozen=True):
 
     ``free_devices`` are wholly free and healthy. ``free_sets`` has for each count of devices how many sets of them are
     free; they overlap. ``last_renewal`` is when the plugin last renewed the node's Lease, by the plugin's clock, and
-    ``stale`` says that it has stopped doing so.
+    ``stale`` says that it has stopped doing so. ``cordoned``: kube-scheduler puts no pod there.
     """
 
     open: bool = False
@@ -105,6 +117,7 @@ class NodeStatus(_Part, frozen=True):
     disabled_devices: str = ""
     stale: bool = False
     last_renewal: str = ""
+    cordoned: bool = False
     holders: tuple[Holder, ...] = ()
 
 
@@ -126,11 +139,20 @@ class ContainerDemand(_Part, frozen=True):
 
 
 class PodSpec(_Part, frozen=True):
-    """``containers`` are those that ask for Neuron, init containers first."""
+    """``containers`` are those that ask for Neuron, init containers first.
+
+    ``constrained``: more than counts decides where the pod goes, or it is scheduled as one of a group. ``controller``
+    is what makes the pod again somewhere else, as KIND/NAME, and ``movable`` says that it may be evicted to make room.
+    ``work_since`` is from when on that would lose its work, in unix seconds.
+    """
 
     node_name: str = ""
     priority: int = 0
     containers: tuple[ContainerDemand, ...] = ()
+    constrained: bool = False
+    controller: str = ""
+    movable: bool = False
+    work_since: float = 0.0
 
 
 class ContainerIds(_Part, frozen=True):
@@ -177,7 +199,9 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
     inventory = info.node.inventory
     if isinstance(inventory, Rejection):
         details = tuple(filter(None, [inventory.detail]))
-        status = NodeStatus(reason=closed, details=details, stale=info.stale, last_renewal=renewed)
+        status = NodeStatus(
+            reason=closed, details=details, stale=info.stale, last_renewal=renewed, cordoned=info.node.cordoned
+        )
         return NodeView(metadata=metadata, status=status)
     geometry = inventory.geometry
     holders = []
@@ -193,6 +217,7 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         physical_cores_per_device=inventory.physical_cores_per_device,
         logical_core_size=inventory.logical_core_size,
         driver_version=inventory.driver_version,
+        block_sizes=geometry.block_sizes,
     )
     status = NodeStatus(
         open=not closed,
@@ -208,6 +233,7 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         disabled_devices=format_ids(inventory.disabled),
         stale=info.stale,
         last_renewal=renewed,
+        cordoned=info.node.cordoned,
         holders=tuple(sorted(holders, key=lambda holder: (holder.namespace, holder.name, holder.uid))),
     )
     return NodeView(metadata=metadata, spec=spec, status=status)
@@ -227,7 +253,15 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
             resource_version=str(version),
             labels={NODE_LABEL: pod.node, NAMESPACE_LABEL: namespace},
         ),
-        spec=PodSpec(pod.node, pod.priority, tuple(asked)),
+        spec=PodSpec(
+            pod.node,
+            pod.priority,
+            tuple(asked),
+            constrained=is_constrained(pod.requests) or pod.group is not None,
+            controller=pod.controller,
+            movable=pod.movable,
+            work_since=pod.work_since,
+        ),
         status=PodStatus(
             phase="Terminating" if pod.terminating else "Bound" if pod.node else "Waiting",
             allocated=isinstance(pod.assignment, Assignment) and pod.assignment.allocated,

@@ -14,11 +14,10 @@ import enum
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
-from typing import TypeAlias
 
 from neuron_plugin.allocation import PodRequest, Rejection, place, placement_mask
 from neuron_plugin.planning.cluster import ClusterNodes, NodeState, PlannedPod, devices_asked, place_on
-from neuron_plugin.planning.policies import Policy, Rank
+from neuron_plugin.planning.policies import Home, Policy
 from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Unit, valid_sets
 
 MOST_TRIALS = 2_000
@@ -146,17 +145,13 @@ def _openings(node: NodeState, pod: PlannedPod, rules: MoveRules) -> Iterator[tu
             yield group, placement_mask(placed)
 
 
-_Home: TypeAlias = tuple[Rank, str, CoreMask]
-"""How a node compares with others, its name, and the set there."""
-
-
 class _Homes:
     """Where pods fit in a cluster, remembered by request while some of its nodes are changed in thought."""
 
     def __init__(self, nodes: ClusterNodes, policy: Policy) -> None:
         self._nodes = nodes
         self._policy = policy
-        self._ranked: dict[tuple[PodRequest, str], list[_Home]] = {}
+        self._ranked: dict[tuple[PodRequest, str], list[Home]] = {}
 
     def rehome(self, pods: Sequence[PlannedPod], source: str, changed: dict[str, NodeState]) -> tuple[Relocation, ...]:
         """New sets for pods that leave ``source``, largest first; ``changed`` are the nodes that differ by now.
@@ -186,7 +181,7 @@ class _Homes:
         return best and (best[1], best[2])
 
 
-def _rank(nodes: Iterable[NodeState], request: PodRequest, policy: Policy) -> list[_Home]:
+def _rank(nodes: Iterable[NodeState], request: PodRequest, policy: Policy) -> list[Home]:
     chosen = ((node.name, policy.choose(node, request)) for node in nodes)
     return [(choice[0], name, choice[1]) for name, choice in chosen if choice]
 
@@ -226,7 +221,11 @@ def how_many_more(nodes: ClusterNodes, request: PodRequest) -> dict[str, int]:
 
 def best_node(nodes: ClusterNodes, request: PodRequest, policy: Policy) -> tuple[str, CoreMask] | None:
     """Where a pod would go now, and the set that it would get; None if it fits nowhere."""
-    best = min(_rank(nodes.values(), request, policy), default=None)
+    heads: dict[Geometry | None, Home] = {}
+    for home in _rank(nodes.values(), request, policy):
+        kind = policy.kind(nodes[home[1]])
+        heads[kind] = min(home, heads.get(kind, home))
+    best = policy.best_of(nodes, heads.values()) if heads else None
     return best and (best[1], best[2])
 
 

@@ -9,16 +9,19 @@ expected mix of requests cannot use; here a free core is of use to a request whe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from random import Random
 from typing import TypeAlias
 
-from neuron_plugin.allocation import PodRequest, Rejection, cost, place, placement_mask, tie_rank
+from neuron_plugin.allocation import PodRequest, Rejection, cost, devices_lost, place, placement_mask, tie_rank
 from neuron_plugin.planning.cluster import NodeState
 from neuron_plugin.topology import CoreMask, Geometry, valid_sets
 
 Rank: TypeAlias = tuple[float, float]
 """How a node compares with others, the least first; nodes of equal rank go by name."""
+
+Home: TypeAlias = tuple[Rank, str, CoreMask]
+"""How a node compares with others, its name, and the set that a pod would get there."""
 
 OURS = "ours"
 POLICIES: Mapping[str, str] = {
@@ -27,7 +30,7 @@ POLICIES: Mapping[str, str] = {
     "best-fit": "the fullest node, tightest gap",
     "fgd": "fragmentation gradient descent, the first of equal nodes",
     "fgd-ties": "the same, of equal nodes the one that is used most",
-    "ours-any": "least cost to later pods, any of equal nodes: the extender with '--answer all'",
+    "ours-any": "least cost to later pods, any of equal nodes",
     OURS: "least cost to later pods, of equal nodes the one that is used most: the extender",
 }
 """Names and meanings."""
@@ -62,6 +65,21 @@ class Policy:
             return None
         score, mask = found
         return (score, self._tie(node)), mask
+
+    def kind(self, node: NodeState) -> Geometry | None:
+        """What nodes have to have in common for their ranks to compare: costs count sets, which each geometry has."""
+        return node.geometry if self.name.startswith(OURS) else None
+
+    def best_of(self, nodes: Mapping[str, NodeState], heads: Collection[Home]) -> Home:
+        """The best of the best nodes of each kind; between unlike hardware the devices decide that later pods lose."""
+        if len(heads) == 1 or not self.name.startswith(OURS):
+            return min(heads)
+
+        def lost(head: Home) -> float:
+            node = nodes[head[1]]
+            return devices_lost(node.geometry, node.free_mask, head[2])
+
+        return min(heads, key=lambda head: (lost(head), head))
 
     def _choose(self, geometry: Geometry, free: int, request: PodRequest) -> tuple[float, CoreMask] | None:
         placed = place(geometry, free, request)

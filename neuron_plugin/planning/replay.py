@@ -12,19 +12,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import inf
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from neuron_plugin.allocation import PodReference, PodRequest, PodUid, cores_asked
 from neuron_plugin.planning.cluster import ClusterNodes, NodeState, PlannedPod, devices_asked
 from neuron_plugin.planning.demand import Arrival
 from neuron_plugin.planning.moves import MoveRules, after, cheapest_move
-from neuron_plugin.planning.policies import Policy
-from neuron_plugin.topology import CoreMask, Geometry
+from neuron_plugin.planning.policies import Home, Policy, Rank
+from neuron_plugin.topology import NO_CORES, CoreMask, Geometry
 
 BOUND = "bound"
 """In place of a policy: every pod may be moved whenever one comes, and links count for nothing."""
 
-_Ranked: TypeAlias = tuple[float, float, int, CoreMask]
+_NOWHERE: Rank = (inf, inf)
 
 
 @dataclass
@@ -117,10 +117,15 @@ class Board:
         self.lost = 0.0
         self._policy = policy
         self._rules = rules
-        self._numbers = {name: number for number, name in enumerate(self.nodes)}
-        self._names = list(self.nodes)
-        self._ranked: dict[PodRequest, list[_Ranked]] = {}
-        self._changed: dict[PodRequest, set[str]] = {}
+        kinds: dict[Geometry | None, list[str]] = {}
+        for name, node in self.nodes.items():
+            kinds.setdefault(policy.kind(node), []).append(name)
+        self._kinds = list(kinds.values())
+        self._places = {
+            name: (kind, number) for kind, names in enumerate(self._kinds) for number, name in enumerate(names)
+        }
+        self._ranked: dict[PodRequest, list[list[Home]]] = {}
+        self._changed: dict[PodRequest, dict[str, None]] = {}
         self._where: dict[str, str] = {}
         self._busy = 0.0
         self._empty = sum(not node.pods for node in self.nodes.values())
@@ -137,7 +142,7 @@ class Board:
         if not move:
             return False
         states = after(self.nodes, move)
-        for changed in {move.node, *(each.target for each in move.victims)}:
+        for changed in dict.fromkeys((move.node, *(each.target for each in move.victims))):
             self._put(states[changed])
         self._where |= {each.pod.uid: each.target for each in move.victims} | {uid: move.node}
         self.moves += 1
@@ -159,23 +164,25 @@ class Board:
         self._empty += (not node.pods) - (not before.pods)
         self.nodes[node.name] = node
         for changed in self._changed.values():
-            changed.add(node.name)
+            changed[node.name] = None
 
     def _best(self, request: PodRequest) -> tuple[str, CoreMask]:
         if request not in self._ranked:
-            self._ranked[request] = [self._rank(name, request) for name in self._names]
+            self._ranked[request] = [[self._rank(name, request) for name in names] for names in self._kinds]
         else:
-            ranked = self._ranked[request]
             for name in self._changed[request]:
-                ranked[self._numbers[name]] = self._rank(name, request)
-        self._changed[request] = set()
-        score, _, number, mask = min(self._ranked[request])
-        return ("" if score == inf else self._names[number]), mask
+                kind, number = self._places[name]
+                self._ranked[request][kind][number] = self._rank(name, request)
+        self._changed[request] = {}
+        heads = [head for head in map(min, self._ranked[request]) if head[0] != _NOWHERE]
+        if not heads:
+            return "", NO_CORES
+        _, name, mask = self._policy.best_of(self.nodes, heads)
+        return name, mask
 
-    def _rank(self, name: str, request: PodRequest) -> _Ranked:
+    def _rank(self, name: str, request: PodRequest) -> Home:
         chosen = self._policy.choose(self.nodes[name], request)
-        number = self._numbers[name]
-        return (*chosen[0], number, chosen[1]) if chosen else (inf, inf, number, CoreMask(0))
+        return (chosen[0], name, chosen[1]) if chosen else (_NOWHERE, name, NO_CORES)
 
 
 class _Repacking:

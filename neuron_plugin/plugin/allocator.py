@@ -341,6 +341,7 @@ class Allocator:
         request = PreferenceRequest(Resource(resource), _parsed(available), _parsed(must_include), size)
         with self._counted(self._counters.preference_seconds, resource):
             self._last_preference = request, ()  # the caller may give up while this waits
+            await self._node.orders_known.wait()
             async with self._node.listing:
                 self._node.look_at_checkpoint()
             preference = preference_for(self._snapshot(), request)
@@ -364,6 +365,7 @@ class Allocator:
                 and must be, or only a pod whose request cannot be served can have asked.
         """
         with self._counted(self._counters.allocate_seconds, resource):
+            await self._node.orders_known.wait()  # at the start of the daemon only
             name, numbers = Resource(resource), _parsed(ids)
             last, self._last_preference = self._last_preference, None
             began = self._node.clock()

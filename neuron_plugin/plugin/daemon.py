@@ -75,8 +75,8 @@ BLIND_SECONDS = 30.0
 START_LOOK_SECONDS = 5.0
 """The longest wait for open devices, or for the kubelet's pods, before devices are offered: a node has to serve."""
 NODE_SECONDS = 5.0
-"""For reading the Node object before the first device is offered, once the client is loaded. Where the API server is
-away longer than that, no pod comes from it either; devices are then offered as the kubelet's pods need them."""
+"""For reading the Node object before the first of the kubelet's calls is answered, once the client is loaded. Where the
+API server is away longer than that, no pod comes from it either, and the kubelet's own pods need their devices."""
 START_POLL_SECONDS = 0.1
 """Between two looks for a kubelet that can say who has what. A pod that it admits before we register is rejected."""
 UNDER_WAY_SECONDS = 0.3
@@ -138,11 +138,13 @@ class NodeDaemon:
         self.own_node = (
             NodeWatch(settings.node_name, self._rejudged, self.publisher, self.counters) if settings.cluster else None
         )
+        if self.own_node:
+            self.node.orders_known.clear()
         self._pod_resources = PodResourcesClient(settings.pod_resources_socket)
         self._kubelet_watch = DirectoryWatch(settings.kubelet_dir)
         watcher = settings.registration is Registration.WATCHER
         self._registry_watch = DirectoryWatch(settings.plugins_registry) if watcher else self._kubelet_watch
-        waits = CONNECT_SECONDS + 2 * deadline + REWRITE_SECONDS + RECONSIDER_SECONDS
+        waits = CONNECT_SECONDS + NODE_SECONDS + 2 * deadline + REWRITE_SECONDS + RECONSIDER_SECONDS
         server = WatchedPluginServer if watcher else DevicePluginServer
         self.servers = [
             server(
@@ -187,6 +189,8 @@ class NodeDaemon:
             jobs["status"] = partial(
                 serve_status, self.status, self._settings.health_address, self._settings.health_port
             )
+        if self.own_node:
+            jobs["disabled devices"] = self._read_own_node
         if self._settings.cdi:
             jobs["cdi"] = self._keep_cdi_specification
         async with asyncio.TaskGroup() as group:
@@ -357,7 +361,6 @@ class NodeDaemon:
         await self._found.wait()
         await self._list_if_unreadable()
         await self._look_for_unknown_pods()
-        await self._read_own_node()
         self.node.advertise()
         kubelet = identity_of(self._settings.kubelet_dir / KUBELET_SOCKET)
 
@@ -401,7 +404,7 @@ class NodeDaemon:
             self.node.look_at_checkpoint()
 
     async def _read_own_node(self) -> None:
-        """Wait until the Node object was read, so that a device which is disabled there is not offered."""
+        """Let the kubelet's calls wait until the Node object was read, so that no disabled device is given."""
         if self.own_node is None or self.pods is None:
             return
         try:
@@ -410,8 +413,9 @@ class NodeDaemon:
             async with asyncio.timeout(NODE_SECONDS):
                 await self.own_node.read.wait()
         except TimeoutError:
-            logger.warning("offering devices before the Node object could be read")
+            logger.warning("serving before the Node object could be read")
         self._see_hardware()
+        self.node.orders_known.set()
 
     async def _look_for_unknown_pods(self) -> None:
         """Hold down what processes of pods have open that neither the API server nor the checkpoint names.

@@ -92,6 +92,9 @@ class Node:
         self.options = options or NodeOptions()
         self.clock = clock
         self.changed = asyncio.Event()
+        self.orders_known = asyncio.Event()
+        """Set once it is known which devices are disabled, or is not waited for. The kubelet's calls wait for it."""
+        self.orders_known.set()
         self.listing = asyncio.Lock()
         """Held while PodResources is listed: a preference is answered only afterwards (kubernetes#137534)."""
         self.numa_nodes: tuple[int, ...] = ()

@@ -2,7 +2,7 @@
 
 A watch of the one object by its name. The API server has an index for that, because each kubelet does the same. The
 disabled devices stand in an annotation, not in the plugin's settings, so that they are changed without a restart and go
-with the node. They are read before the first device is offered.
+with the node. They are read before the first of the kubelet's calls is answered.
 
 A value that cannot be read changes nothing: the last one that could be read holds. An id that the node does not have
 disables nothing, and takes nothing from the other ids of the list.

@@ -43,6 +43,7 @@ class PodReference:
     terminating: bool = False
     started: bool = True
     running: bool = True
+    controller: tuple[str, str] = ("", "")
     scheduling_group: str = ""
     prefers_nodes: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -106,6 +107,48 @@ def test_a_pod_asks_for_neuron_when_a_container_names_a_resource() -> None:
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_t28_a_pod_in_a_terminal_phase_has_ended(phase: str) -> None:
     assert neuron_pod(PodReference([], phase=phase)).ended
+
+
+@pytest.mark.parametrize(
+    ("controller", "makes_again"),
+    [
+        (("ReplicaSet", "web-1"), "ReplicaSet/web-1"),
+        (("Job", "train"), "Job/train"),
+        (("DaemonSet", "agent"), ""),
+        (("Node", "worker-1"), ""),
+        (("", ""), ""),
+    ],
+)
+def test_only_a_controller_that_makes_a_pod_again_elsewhere_counts(
+    controller: tuple[str, str], makes_again: str
+) -> None:
+    assert neuron_pod(PodReference([], controller=controller)).controller == makes_again
+
+
+@pytest.mark.parametrize(("text", "movable"), [("true", True), ("True", True), ("false", False), ("yes", False)])
+def test_a_pod_says_that_it_may_be_moved(text: str, *, movable: bool) -> None:
+    assert pod({CORE: "1"}, {"neuron-plugin.io/movable": text}).movable is movable
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "since"),
+    [
+        ("2026-01-01T00:00:00Z", 1767225600.0),
+        ("2026-01-01T01:00:00+01:00", 1767225600.0),
+        ("2026-01-01T00:00:00", 17.0),
+        ("2001-01-01T00:00:00+00:00" * 9, 17.0),
+        ("0001-01-01T00:00:00+14:00", 17.0),
+        ("soon", 17.0),
+        ("", 17.0),
+    ],
+)
+def test_work_would_be_lost_since_the_assignment_or_a_later_checkpoint(checkpoint: str, since: float) -> None:
+    annotations = {
+        "NEURON_DEVS": "2",
+        "NEURON_ALLOC_TIME": "17000000000",
+        "neuron-plugin.io/last-checkpoint": checkpoint,
+    }
+    assert pod({DEVICE: "1"}, annotations).work_since == since
 
 
 def test_equal_requests_are_one_object() -> None:

@@ -84,7 +84,10 @@ WITHOUT_DOCUMENTS = {
     "neuron-plugin completion",  # a script for a shell
     "neuron-plugin demo",  # a story; its log and machine are kept with --keep
     "neuron-plugin extender",  # a daemon: --log-format, --print-config
-    "neuron-plugin run",  # as above
+    "neuron-plugin playground",  # a cluster to try: its nodes and pods are shown by nodes, pods and kubectl
+    "neuron-plugin playground fault",
+    "neuron-plugin playground run",
+    "neuron-plugin run",  # a daemon, too
     "neuron-plugin simulate",  # its actions have them
     "neuron-plugin simulate fault",  # prints nothing: see what became of it with devices
 }
@@ -129,9 +132,8 @@ def test_every_command_with_something_to_tell_tells_it_to_scripts() -> None:
         for command in commands(build_parser())
         if not any("--output" in action.option_strings for action in command._actions)
     }
-    assert {
-        command for command in without if not command.startswith("neuron-plugin simulate fault ")
-    } == WITHOUT_DOCUMENTS
+    kinds_of_faults = ("neuron-plugin simulate fault ", "neuron-plugin playground fault ")
+    assert {command for command in without if not command.startswith(kinds_of_faults)} == WITHOUT_DOCUMENTS
 
 
 HEADERS = ("DEVICE", "HOLDERS")

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.cli.doubles import Cli
+from tests.cli.doubles import Cli, CliProcess
 
 FEW = ("--pods", "400", "--seeds", "2")
 SMALL = ("simulate", "cluster", "--nodes", "trn1.32xlarge=4", *FEW)
@@ -39,8 +39,15 @@ def test_a_row_for_each_policy_in_the_order_given(cli: Cli) -> None:
     assert [row[0] for row in shown.rows[1:]] == ["POLICY", "ours", "bound"]
 
 
-def test_equal_seeds_give_equal_documents(cli: Cli) -> None:
-    assert report(cli, "--policy", "ours-any") == report(cli, "--policy", "ours-any")
+def test_equal_seeds_give_equal_documents_in_every_process(
+    cli_process: CliProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = []
+    for seed in ("1", "2"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        documents.append(cli_process(*SMALL, "--policy", "ours-any,ours+moves", "-o", "json").communicate()[0])
+    assert documents[0] == documents[1]
+    assert "ours+moves" in documents[0]
 
 
 def test_waiting_pods_are_not_refused_and_their_waiting_is_shown(cli: Cli) -> None:

@@ -19,6 +19,7 @@ from neuron_plugin.allocation import LoggedDecision, Resource, Step, explain_dec
 from neuron_plugin.cli import nodes, pods
 from neuron_plugin.cli.command import Exit
 from neuron_plugin.cli.main import build_parser, main
+from neuron_plugin.cli.plan import MoveReport, PlanReport, PodReport
 from neuron_plugin.extender.explain import BlockedSet, Explanation, NodeExplanation
 from neuron_plugin.extender.views import NodeView, PodView
 from neuron_plugin.inspection.findings import Finding, Report
@@ -80,6 +81,9 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("explain", ["version", *keys(Explanation)]),
     ("nodes", keys(NodeExplanation)),
     ("blocked", keys(BlockedSet)),
+    ("plan", keys(PlanReport)),
+    ("waiting", keys(PodReport)),
+    ("moves", keys(MoveReport)),
     ("simulate types", TYPES),
     ("types", TYPES["types"][0]),
     ("simulate node", NODE),

@@ -46,6 +46,7 @@ NEEDS_MORE = {
     "gather",
     "nodes",
     "pods",
+    "plan",
     "explain",
     "uninstall-node",
     "cordon",

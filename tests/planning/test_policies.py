@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import Rejection, costs, place, placement_mask
-from neuron_plugin.planning import MIXES, POLICIES, NodeState, Policy, best_node, parse_shape
+from neuron_plugin.planning import MIXES, POLICIES, Board, NodeState, Policy, best_node, parse_shape
 from neuron_plugin.topology import CoreMask
 from tests.planning.clusters import INF2, LINE, SHAPES, cluster, clusters, devices, node, pod, sets_of
 
@@ -87,3 +87,19 @@ def test_fgd_adds_least_to_what_no_pod_of_the_mix_can_use(nodes: dict[str, NodeS
                 mask: unusable(free & ~mask) - unusable(free) for mask in sets_of(LINE, parse_shape("neuroncore=1"))
             }
             assert adds[chosen[1]] == min(add for mask, add in adds.items() if mask & free)
+
+
+def test_between_unlike_hardware_the_devices_decide_that_later_pods_lose() -> None:
+    """As the extender's filter does: four devices break a whole Inf2, and no more than a row of a Trn1 in rows."""
+    rows = devices("x", *range(8)), devices("y", 8, 9, 10, 11)
+    nodes = cluster(node("a-inf", geometry=INF2), node("b-trn", *rows))
+    assert chosen_node("ours", nodes, "neuron=4") == "b-trn"
+    whole = cluster(node("a-trn"), node("b-inf", pod("z", "neuron=2", INF2.devices_mask((0, 1))), geometry=INF2))
+    assert chosen_node("ours", whole, "neuron=4") == "b-inf"
+
+
+def test_a_simulation_of_unlike_nodes_goes_where_a_plan_would() -> None:
+    nodes = [node("a-inf", geometry=INF2), node("b-trn", devices("x", *range(12)))]
+    board = Board(nodes, Policy(), None)
+    assert board.start("new", parse_shape("neuron=4"), 0.0)
+    assert [each.uid for each in board.nodes["b-trn"].pods] == ["x", "new"]

@@ -76,6 +76,7 @@ class ApiPod:
     node_name: str = "worker-1"
     priority: int = 0
     terminating: bool = False
+    controller: tuple[str, str] = ("", "")
     labels: Mapping[str, str] = field(default_factory=dict)
     scheduling_group: str = ""
     prefers_nodes: bool = False

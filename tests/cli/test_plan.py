@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neuron_plugin.allocation import LAST_CHECKPOINT_KEY, MOVABLE_KEY, Resource
+from tests.cli.doubles import Background, Cli
+from tests.support.api_server import StandInApiServer
+from tests.support.manifests import node_manifest, pod_manifest
+
+NEURON = Resource.NEURON
+MOVABLE = {MOVABLE_KEY: "true", "NEURON_ALLOC_TIME": "1700000000000000000"}
+
+
+def bound(name: str, node: str, ids: str, controller: str = "ReplicaSet", **annotations: str) -> Any:
+    """A pod with devices on a node that a controller makes again and that may be moved."""
+    keys = MOVABLE | annotations | {"NEURON_DEVS": ids}
+    pod = pod_manifest(name, NEURON, len(ids.split(",")), node=node, annotations=keys)
+    owner = {"apiVersion": "v1", "kind": controller, "name": "owner", "uid": "owner-uid", "controller": True}
+    pod["metadata"]["ownerReferences"] = [owner]
+    return pod
+
+
+@pytest.fixture
+def server(background: Background) -> Iterator[StandInApiServer]:
+    server = StandInApiServer()
+    background.do(server.start())
+    for name in ("trn-1", "trn-2"):
+        server.create_node(node_manifest(name, "trn1.32xlarge"))
+    server.create_pod(bound("small", "trn-1", "5"))
+    server.create_pod(bound("rows", "trn-2", "0,1,2,3,4,5,6,7", **{MOVABLE_KEY: "false"}))
+    server.create_pod(pod_manifest("big", NEURON, 16))
+    yield server
+    background.do(server.stop())
+
+
+@pytest.fixture
+def kubeconfig(server: StandInApiServer, tmp_path: Path) -> Path:
+    return server.write_kubeconfig(tmp_path / "kubeconfig")
+
+
+def plan(cli: Cli, kubeconfig: Path, *arguments: object) -> Any:
+    return json.loads(cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "", "-o", "json", *arguments).out)
+
+
+def test_the_move_that_makes_room_for_a_waiting_pod_is_shown(cli: Cli, kubeconfig: Path) -> None:
+    shown = cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "")
+    assert shown.status == 1
+    assert shown.err == "neuron-plugin: 1 pod of those asked about fit nowhere now\n"
+    header, row, _, move = shown.rows
+    assert header == ["POD", "REQUEST", "STANDING", "NODE", "LOST", "IDS", "NEEDS"]
+    assert row[:4] == ["default/big", "neuron=16", "pieces", "trn-1"]
+    assert row[5:] == ["devices:0-15", "move", "1", "pod"]
+    assert " ".join(move) == "for default/big: default/small from trn-1 to trn-2, device 8"
+
+
+def test_what_is_lost_counts_from_the_last_checkpoint(cli: Cli, server: StandInApiServer, kubeconfig: Path) -> None:
+    (before,) = plan(cli, kubeconfig)["waiting"]
+    server.delete_pod("default", "small", grace_seconds=0)
+    server.create_pod(bound("saved", "trn-1", "5", **{LAST_CHECKPOINT_KEY: "2026-01-01T00:00:00Z"}))
+    (after,) = plan(cli, kubeconfig)["waiting"]
+    assert before["lost"] - after["lost"] == pytest.approx((1767225600 - 1700000000) / 3600, abs=0.1)
+
+
+@pytest.mark.parametrize("controller", ["DaemonSet", "Node"])
+def test_a_pod_that_no_controller_makes_again_elsewhere_is_not_moved(
+    cli: Cli, server: StandInApiServer, kubeconfig: Path, controller: str
+) -> None:
+    server.delete_pod("default", "small", grace_seconds=0)
+    server.create_pod(bound("small", "trn-1", "5", controller))
+    (found,) = plan(cli, kubeconfig)["waiting"]
+    assert (found["standing"], found["node"], found["moves"]) == ("pieces", "", [])
+
+
+def test_a_cordoned_node_is_no_place_to_go(cli: Cli, server: StandInApiServer, kubeconfig: Path) -> None:
+    node = node_manifest("trn-3", "trn1.32xlarge")
+    server.create_node({**node, "spec": {"unschedulable": True}})
+    (found,) = plan(cli, kubeconfig)["waiting"]
+    assert [move["target"] for move in found["moves"]] == ["trn-2"]
+
+
+def test_a_pod_with_constraints_is_left_out_and_said_so(cli: Cli, server: StandInApiServer, kubeconfig: Path) -> None:
+    server.create_pod(pod_manifest("odd", NEURON, 4, annotations={"neuron-plugin.io/allow-devices": "0-3"}))
+    found = plan(cli, kubeconfig)
+    assert found["leftOut"] == ["default/odd"]
+    assert [each["pod"] for each in found["waiting"]] == ["default/big"]
+
+
+def test_a_drain_shows_where_the_pods_would_go(cli: Cli, kubeconfig: Path) -> None:
+    shown = cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "", "--drain", "trn-1")
+    assert shown.status == 0
+    assert shown.rows == [["POD", "NODE", "IDS"], ["default/small", "trn-2", "device", "8"]]
+    found = plan(cli, kubeconfig, "--drain", "trn-2")
+    assert (found["stuck"], found["drained"][0]["target"]) == ([], "trn-1")
+
+
+def test_a_pod_that_would_fit_nowhere_else_ends_a_drain_with_exit_status_1(
+    cli: Cli, server: StandInApiServer, kubeconfig: Path
+) -> None:
+    server.create_pod(bound("rest", "trn-1", ",".join(map(str, range(8, 16)))))
+    shown = cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "", "--drain", "trn-2", "-o", "json")
+    assert shown.status == 1
+    assert json.loads(shown.out)["stuck"] == ["default/rows"]
+
+
+def test_how_many_more_pods_of_a_shape_fit(cli: Cli, kubeconfig: Path) -> None:
+    found = plan(cli, kubeconfig, "--shape", "neuron=4")
+    assert (found["waiting"][0]["standing"], found["more"]) == ("fits", {"trn-1": 3, "trn-2": 2})
+
+
+def test_a_file_of_the_monitor_apis_objects_makes_the_same_plan(cli: Cli, kubeconfig: Path, tmp_path: Path) -> None:
+    nodes = json.loads(cli("nodes", "--kubeconfig", kubeconfig, "--lease-namespace", "", "-o", "json").out)["nodes"]
+    pods = json.loads(cli("pods", "--kubeconfig", kubeconfig, "-o", "json").out)["pods"]
+    file = tmp_path / "cluster.json"
+    file.write_text(json.dumps({"nodes": nodes, "pods": pods}))
+    saved = json.loads(cli("plan", "--cluster", file, "-o", "json").out)
+    assert [{**each, "lost": 0} for each in saved["waiting"]] == [
+        {**each, "lost": 0} for each in plan(cli, kubeconfig)["waiting"]
+    ]
+
+
+def test_a_simulated_cluster_can_be_planned(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.json"
+    small = ("--nodes", "trn1.32xlarge=4", "--pods", "300", "--seeds", "1", "--load", "1.2")
+    assert cli("simulate", "cluster", *small, "--policy", "bound,ours", "--save", file).status == 0
+    found = json.loads(cli("plan", "--cluster", file, "-o", "json").out)
+    assert found["waiting"]
+    assert {each["standing"] for each in found["waiting"]} <= {"fits", "pieces", "short"}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint", "status"),
+    [
+        ("{}", "is no cluster: Object missing required field `nodes`", 2),
+        ("x", "is no cluster", 2),
+        ('{"nodes": [{"spec": {"devices": 99, "coresPerDevice": 2, "topology": "ring"}}], "pods": []}', "99", 1),
+        ('{"nodes": [{"spec": {"devices": 4, "coresPerDevice": 2, "topology": "odd"}}], "pods": []}', "odd", 1),
+        (
+            '{"nodes":[],"pods":[{"spec":{"containers":[{"name":"a","kind":"app","resource":"gpu","count":1}]}}]}',
+            "gpu",
+            1,
+        ),
+    ],
+)
+def test_a_file_that_has_no_cluster_is_refused(
+    cli: Cli, tmp_path: Path, text: str, complaint: str, status: int
+) -> None:
+    file = tmp_path / "cluster.json"
+    file.write_text(text)
+    shown = cli("plan", "--cluster", file)
+    assert (shown.status, len(shown.err.splitlines())) == (status, 1)
+    assert complaint in shown.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint", "status"),
+    [
+        (("--shape", "gpu=1"), "--shape: 'gpu=1' is no shape", 2),
+        (("--drain", "ghost"), "there is no node ghost", 1),
+        (("--most-victims", "0"), "--most-victims", 2),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_one_line(
+    cli: Cli, kubeconfig: Path, arguments: tuple[str, ...], complaint: str, status: int
+) -> None:
+    shown = cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "", *arguments)
+    assert (shown.status, len(shown.err.splitlines())) == (status, 1)
+    assert complaint in shown.err
