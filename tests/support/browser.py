@@ -10,6 +10,7 @@ import base64
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -54,6 +55,7 @@ class Browser:
                 "about:blank",
             ),
             pass_fds=pipes,
+            start_new_session=True,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
         )
@@ -78,12 +80,16 @@ class Browser:
             await self.call(f"{domain}.enable")
 
     async def __aexit__(self, *_: object) -> None:
-        self._process.kill()
+        os.killpg(self._process.pid, signal.SIGKILL)  # its helpers, too: they write into the profile
         await self._process.wait()
         self._reading.cancel()
         self._transport.close()
         os.close(self._write)
-        shutil.rmtree(self._profile, ignore_errors=True)
+        for _ in range(20):
+            shutil.rmtree(self._profile, ignore_errors=True)
+            if not Path(self._profile).exists():
+                break
+            await asyncio.sleep(0.1)  # a helper is just ending
 
     async def _read(self) -> None:
         while message := (await self._next()):
