@@ -85,7 +85,7 @@ class Browser:
         self._reading.cancel()
         self._transport.close()
         os.close(self._write)
-        for _ in range(20):
+        for _try in range(20):
             shutil.rmtree(self._profile, ignore_errors=True)
             if not Path(self._profile).exists():
                 break
