@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -218,14 +219,17 @@ class World:
         name = f"pod-{next(self.numbers)}"
         ((resource, amount),) = limits.items()
         asked = Resource(f"aws.amazon.com/{resource}")
-        made = self.api.create_pod(pod_manifest(name, asked, amount, node="bench"))
+        manifest = pod_manifest(name, asked, amount, node="bench")
+        manifest["metadata"]["uid"] = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
+        made = self.api.create_pod(manifest)
         wanted = (Container("main", {asked.value: amount}),)
         return (await self.kubelet.admit(Pod(made["metadata"]["uid"], "default", name, wanted))).pod
 
     async def end(self, pod: Pod) -> None:
         """Its containers stop, the kubelet says so, and it is deleted."""
         self.kubelet.finish(pod.uid)
-        self.api.set_pod_status("default", pod.name, {"phase": "Succeeded"})
+        ended = {"name": "main", "state": {"terminated": {"exitCode": 0}}}
+        self.api.set_pod_status("default", pod.name, {"phase": "Succeeded", "containerStatuses": [ended]})
         self.api.delete_pod("default", pod.name, grace_seconds=0)
 
 

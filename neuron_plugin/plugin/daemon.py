@@ -449,12 +449,12 @@ class NodeDaemon:
         """
         while True:
             await self.node.changed.wait()
+            self.node.changed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(RECORD_SECONDS):
                     while self.node.record_is_awaited:
-                        await asyncio.sleep(RECORD_SECONDS / 10)
-                        self.node.look_at_checkpoint()
-            self.node.changed.clear()
+                        await self.node.changed.wait()
+                        self.node.changed.clear()
             self.node.advertise()
             self.lease.serve(serving=any(server.registered.is_set() for server in self.servers))
             snapshot = self.node.snapshot
