@@ -1,6 +1,6 @@
 """The files of one archive for a bug report: what a node shows, or what a cluster shows from a desk.
 
-Whoever gets the report should not have to ask for more, and whoever sends it should have nothing to hide: no Secret, no
+The reader of the report should not have to ask for more, and its sender should have nothing to hide: no Secret, no
 environment, no annotation or label but our own is read, and what looks like a credential or is a serial number is
 blanked. Names of nodes, namespaces and pods stay, because nothing can be understood without them. What could not be had
 is named, with the reason, and hides nothing else.

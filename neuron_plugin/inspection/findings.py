@@ -113,7 +113,7 @@ _FOR_ROOT = {
 
 
 def report_of(findings: Iterable[Finding], *, as_root: bool = False) -> Report:
-    """The findings as one document; ``as_root``: whoever looked is root already."""
+    """The findings as one document; ``as_root``: the reader is root already."""
     found, order = tuple(findings), list(Level)
     if as_root:
         found = tuple(msgspec.structs.replace(each, action=_for_root(each.action)) for each in found)

@@ -32,7 +32,7 @@ STOP_SECONDS = 10.0
 class SimulatedWorker:
     """A node named ``name``; its files are made in ``root``, and ``cgroup_root`` is its ``/sys/fs/cgroup``.
 
-    ``config`` is the file with all settings of its daemon: whoever inspects the node can be pointed there.
+    ``config`` is the file with all settings of its daemon: commands that inspect the node read it.
     """
 
     def __init__(self, root: Path, name: str, instance_type: str, *, daemon_flags: Sequence[str] = ()) -> None:
