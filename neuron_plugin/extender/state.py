@@ -80,7 +80,7 @@ NODE_REFUSALS = (
     OVERLAPPING_ASSIGNMENTS,
     BOUND_ELSEWHERE,
 )
-"""Every reason that is about the node, not about what the pod asks for."""
+"""Every reason that is not about what the pod asks for."""
 
 MOST_CHANGES = 4_096
 """Changes remembered: a minute of a busy cluster. One keeps two records alive, some kilobytes on a full node."""
