@@ -7,12 +7,18 @@ that a thousand nodes that lost their API server at the same moment do not all c
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+
+logger = logging.getLogger(__name__)
+
+LONGEST_PAUSE_SECONDS = 60.0
+"""Between two starts of a job that fails."""
 
 steady_seconds: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic
@@ -58,3 +64,25 @@ class Backoff:
     def reset(self) -> None:
         """Start again with the shortest delay, after a success."""
         self._delay_seconds = self._first_seconds
+
+
+async def keep_running(
+    name: str, job: Callable[[], Awaitable[None]], *, chance: Callable[[], float] = random.random
+) -> None:
+    """Run ``job`` until it returns; after an error of any kind log it, wait and run it again.
+
+    One job's unforeseen error must not end its daemon. The wait grows with each error, and begins at a
+    second again once the job has run for longer than the longest. ``chance`` gives numbers from 0 to 1.
+    """
+    loop = asyncio.get_running_loop()
+    backoff = Backoff(chance, first_seconds=1.0, longest_seconds=LONGEST_PAUSE_SECONDS)
+    while True:
+        began = loop.time()
+        try:
+            return await job()
+        except Exception:
+            if loop.time() - began > LONGEST_PAUSE_SECONDS:
+                backoff.reset()
+            pause = backoff.next_seconds()
+            logger.exception("a job failed and is started again", extra={"job": name, "in_seconds": pause})
+        await asyncio.sleep(pause)

@@ -4,10 +4,11 @@ import asyncio
 import time
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.backoff import CLOCK, Backoff
+from neuron_plugin.backoff import CLOCK, Backoff, keep_running
 
 
 def whole() -> float:
@@ -58,3 +59,54 @@ async def test_the_real_clock_goes_forward_and_sleeps() -> None:
     assert abs(time.monotonic() - CLOCK.now()) < 1
     assert 0 <= CLOCK.chance() < 1
     assert CLOCK.sleep is asyncio.sleep
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    return waited
+
+
+async def test_a_job_that_fails_is_logged_and_started_again_later_each_time(
+    pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = 0
+
+    async def job() -> None:
+        nonlocal runs
+        runs += 1
+        if runs < 10:
+            raise ValueError(runs)
+
+    await keep_running("job", job, chance=lambda: 1.0)
+    assert runs == 10
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert len(caplog.records) == 9
+
+
+@pytest.mark.looptime
+async def test_a_job_that_ran_for_long_does_not_pay_for_failures_of_before(caplog: pytest.LogCaptureFixture) -> None:
+    lasts = iter([0.0, 0.0, 0.0, 3600.0, 0.0])
+
+    async def job() -> None:
+        seconds = next(lasts, None)
+        if seconds is not None:
+            await asyncio.sleep(seconds)
+            raise ValueError(seconds)
+
+    await keep_running("job", job, chance=lambda: 1.0)
+    assert [vars(record)["in_seconds"] for record in caplog.records] == [1, 2, 4, 1, 2]
+
+
+async def test_a_cancelled_job_is_not_started_again(pauses: list[float]) -> None:
+    async def job() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await keep_running("job", job)
+    assert pauses == []

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import NoReturn, Protocol
 
 from aiohttp.typedefs import Middleware
@@ -21,6 +22,7 @@ from aiohttp.web import RouteDef
 from prometheus_client import Metric
 
 from neuron_plugin.allocation import decisions_document
+from neuron_plugin.backoff import keep_running
 from neuron_plugin.cluster import CLOCK, TERMS, ApiServer, Election, LeaseName, Terms
 from neuron_plugin.extender.binding import TIMES, Binder, BindTimes
 from neuron_plugin.extender.events import PodEvents
@@ -134,6 +136,8 @@ class ExtenderDaemon:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set, then leave in order.
 
+        What only reports is started again after an error. An error in anything else ends this replica; another leads.
+
         Raises:
             OSError: an address cannot be listened on, or a certificate not be read.
         """
@@ -142,16 +146,16 @@ class ExtenderDaemon:
                 "informers": self._informers.run(),
                 "settle": self._settle(),
                 "synced": self._synced(),
-                "events": self._events.run(),
+                "events": keep_running("events", self._events.run),
             }
             if self._settings.make_room is MakeRoom.PLAN:
-                jobs["room"] = self._room.run()
+                jobs["room"] = keep_running("room", self._room.run)
             if self._election:
                 jobs |= {"election": self._election.run(), "leadership": self._leadership.run()}
             else:
                 jobs["lead"] = self._leadership.lead_alone()
             if self._pages:
-                jobs["pages"] = self._pages.run(self.state)
+                jobs["pages"] = keep_running("pages", partial(self._pages.run, self.state))
             tasks = [group.create_task(job, name=name) for name, job in jobs.items()]
             await stop.wait()
             _log.info("stopping", extra={"binds_under_way": self.binder.under_way})

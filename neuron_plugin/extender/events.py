@@ -114,25 +114,29 @@ class PodEvents:
                 note = (
                     f"The kubelet got no devices for pod {pod}: the plugin is away. No Neuron pod comes here until it"
                 )
-                await self._send(regarding, ADMISSION_REJECTED, f"{note} renews its Lease.")
+                await write_event(self._api, regarding, ADMISSION_REJECTED, f"{note} renews its Lease.", self._instance)
 
     async def _write(self, pod: PodReference, reason: Rejection, node: str) -> None:
         note = f"{reason.detail}. Node {node} takes no new Neuron pod until this one ends or is assigned."
         regarding = ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace)
-        await self._send(regarding, EVENT_REASONS[reason.code], note)
+        await write_event(self._api, regarding, EVENT_REASONS[reason.code], note, self._instance)
 
-    async def _send(self, regarding: ObjectReference, reason: str, note: str) -> None:
-        request = create_event(
-            regarding,
-            reason=reason,
-            note=note,
-            action="Scheduling",
-            reporter=REPORTER,
-            instance=self._instance,
-            now=utc_now(),
-            warning=True,
-        )
-        try:
-            await send(self._api, request, timeout_seconds=_TIMEOUT_SECONDS)
-        except ClusterError as error:  # the log line and the metric have reported it
-            _log.info("event not written", extra={"object": regarding.name, "reason": reason, "cause": str(error)})
+
+async def write_event(
+    api: ApiServer, regarding: ObjectReference, reason: str, note: str, instance: str, *, warning: bool = True
+) -> None:
+    """Write an event. One that cannot be written is no error: a log line and a metric have reported the same."""
+    request = create_event(
+        regarding,
+        reason=reason,
+        note=note,
+        action="Scheduling",
+        reporter=REPORTER,
+        instance=instance,
+        now=utc_now(),
+        warning=warning,
+    )
+    try:
+        await send(api, request, timeout_seconds=_TIMEOUT_SECONDS)
+    except ClusterError as error:
+        _log.info("event not written", extra={"object": regarding.name, "reason": reason, "cause": str(error)})

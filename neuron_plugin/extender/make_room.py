@@ -13,8 +13,8 @@ import time
 from typing import NoReturn
 
 from neuron_plugin.allocation import PodUid
-from neuron_plugin.cluster import CLOCK, ApiServer, Clock, ClusterError, ObjectReference, create_event, send, utc_now
-from neuron_plugin.extender.events import REPORTER
+from neuron_plugin.cluster import CLOCK, ApiServer, Clock, ObjectReference
+from neuron_plugin.extender.events import write_event
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.planned import SECONDS_AN_HOUR, planned
@@ -29,7 +29,6 @@ REPEAT_SECONDS = 3600.0
 """How long after an event its pod gets no other one."""
 EVENT_REASON = "NeuronRoomByMove"
 
-_TIMEOUT_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -106,17 +105,9 @@ class RoomPlanner:
         pod = move.pod.reference
         moves = ", ".join(f"{each.pod.reference} from node {each.source} to {each.target}" for each in move.victims)
         _log.info("a move would make room", extra={"pod": str(pod), "uid": pod.uid, "node": move.node, "moves": moves})
-        request = create_event(
-            ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace),
-            reason=EVENT_REASON,
-            note=f"Enough Neuron devices are free, but not together. Node {move.node} would have room after a move of "
-            f"{moves}: see neuron-plugin plan.",
-            action="Scheduling",
-            reporter=REPORTER,
-            instance=self._instance,
-            now=utc_now(),
+        note = (
+            f"Enough Neuron devices are free, but not together. Node {move.node} would have room after a move of "
+            f"{moves}: see neuron-plugin plan."
         )
-        try:
-            await send(self._api, request, timeout_seconds=_TIMEOUT_SECONDS)
-        except ClusterError as error:  # the log line and the metric have reported it
-            _log.info("event not written", extra={"pod": str(pod), "reason": EVENT_REASON, "cause": str(error)})
+        regarding = ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace)
+        await write_event(self._api, regarding, EVENT_REASON, note, self._instance, warning=False)

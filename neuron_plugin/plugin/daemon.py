@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -19,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from neuron_plugin.allocation import NodeInventory, PodUid, format_ids
-from neuron_plugin.backoff import Backoff
+from neuron_plugin.backoff import keep_running
 from neuron_plugin.cluster import ApiServer, ConnectionSettingsError, KubernetesApi, connect
 from neuron_plugin.hardware import (
     InventoryWatcher,
@@ -88,8 +87,6 @@ CONNECT_RETRY_SECONDS = 10.0
 """Between two looks for usable API server settings: a service account's files may come late."""
 CDI_SECONDS = 5.0
 """Between two looks at the CDI specification."""
-LONGEST_PAUSE_SECONDS = 60.0
-"""Between two starts of a job that fails."""
 REPEAT_SECONDS = 600.0
 """Between two times the Node object is written where no Lease shows that it was created again."""
 
@@ -498,25 +495,3 @@ class NodeDaemon:
         await asyncio.sleep(UNDER_WAY_SECONDS)
         while self.node.snapshot and self.node.snapshot.waiting:  # noqa: ASYNC110 - it ends by the kubelet's calls
             await asyncio.sleep(0.02)
-
-
-async def keep_running(
-    name: str, job: Callable[[], Awaitable[None]], *, chance: Callable[[], float] = random.random
-) -> None:
-    """Run ``job`` until it returns; after an error of any kind log it, wait and run it again.
-
-    One job's unforeseen error must not take the node's devices away. The wait grows with each error, and begins at a
-    second again once the job has run for longer than the longest. ``chance`` gives numbers from 0 to 1.
-    """
-    loop = asyncio.get_running_loop()
-    backoff = Backoff(chance, first_seconds=1.0, longest_seconds=LONGEST_PAUSE_SECONDS)
-    while True:
-        began = loop.time()
-        try:
-            return await job()
-        except Exception:
-            if loop.time() - began > LONGEST_PAUSE_SECONDS:
-                backoff.reset()
-            pause = backoff.next_seconds()
-            logger.exception("a job failed and is started again", extra={"job": name, "in_seconds": pause})
-        await asyncio.sleep(pause)

@@ -21,6 +21,8 @@ from neuron_plugin.cluster import (
 )
 from neuron_plugin.cluster.writes import release_lease
 from neuron_plugin.extender import daemon as daemon_module
+from neuron_plugin.extender.events import PodEvents
+from neuron_plugin.extender.make_room import RoomPlanner
 from neuron_plugin.extender.settings import ExtenderSettings
 from neuron_plugin.simulation import EVENTS, PODS, ExtenderCallError
 from tests.extender.running import BINDING, SETTINGS, TRN1, Extender, add_node, add_pod, extender_on, until, written
@@ -343,6 +345,26 @@ async def test_the_collector_goes_no_longer_through_what_the_first_lists_brought
         await until(gc.get_freeze_count)
         looked_through = {id(each) for each in gc.get_objects()}
         assert id(extender.daemon.state.nodes["node"]) not in looked_through
+
+
+@pytest.mark.parametrize("job", [PodEvents, RoomPlanner])
+async def test_an_unforeseen_error_in_what_only_reports_leaves_the_scheduler_served(
+    job: type[PodEvents | RoomPlanner],
+    server: StandInApiServer,
+    api: KubernetesApi,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def look(_: object) -> None:
+        raise KeyError("unforeseen")
+
+    monkeypatch.setattr(job, "look", look)
+    async with extender_on(api, SETTINGS) as extender:
+        await extender.ready()
+        await add_node(server, extender, "node")
+        await until(lambda: "a job failed and is started again" in caplog.messages)
+        async with StandInScheduler(extender.url) as scheduler:
+            assert (await scheduler.filter(pod_manifest("pod", DEVICE, 1), ["node"])).nodes == ["node"]
 
 
 async def test_an_address_that_is_taken_ends_the_daemon_with_the_reason(api: KubernetesApi, extender: Extender) -> None:

@@ -17,7 +17,7 @@ from neuron_plugin.hardware import read_inventory
 from neuron_plugin.kubelet import DevicePluginServer, PodDevices, PodResourcesError, WatchedPluginServer
 from neuron_plugin.plugin import daemon as module
 from neuron_plugin.plugin.container import CDI_FILE_NAME
-from neuron_plugin.plugin.daemon import BLIND_SECONDS, EMPTY_SECONDS, QUIET_SECONDS, NodeDaemon, keep_running
+from neuron_plugin.plugin.daemon import BLIND_SECONDS, EMPTY_SECONDS, QUIET_SECONDS, NodeDaemon
 from neuron_plugin.plugin.node import Node, NodeOptions
 from neuron_plugin.plugin.settings import PluginSettings, Registration
 from neuron_plugin.simulation import write_node
@@ -26,57 +26,6 @@ from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet
 from tests.plugin.world import CORE, NEURON, STATIC_UID, app, inventory, pod, uid_of
 
 A = uid_of("a")
-
-
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    waited: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waited.append(seconds)
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    return waited
-
-
-async def test_a_job_that_fails_is_logged_and_started_again_later_each_time(
-    pauses: list[float], caplog: pytest.LogCaptureFixture
-) -> None:
-    runs = 0
-
-    async def job() -> None:
-        nonlocal runs
-        runs += 1
-        if runs < 10:
-            raise ValueError(runs)
-
-    await keep_running("job", job, chance=lambda: 1.0)
-    assert runs == 10
-    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert len(caplog.records) == 9
-
-
-@pytest.mark.looptime
-async def test_a_job_that_ran_for_long_does_not_pay_for_failures_of_before(caplog: pytest.LogCaptureFixture) -> None:
-    lasts = iter([0.0, 0.0, 0.0, 3600.0, 0.0])
-
-    async def job() -> None:
-        seconds = next(lasts, None)
-        if seconds is not None:
-            await asyncio.sleep(seconds)
-            raise ValueError(seconds)
-
-    await keep_running("job", job, chance=lambda: 1.0)
-    assert [vars(record)["in_seconds"] for record in caplog.records] == [1, 2, 4, 1, 2]
-
-
-async def test_a_cancelled_job_is_not_started_again(pauses: list[float]) -> None:
-    async def job() -> None:
-        raise asyncio.CancelledError
-
-    with pytest.raises(asyncio.CancelledError):
-        await keep_running("job", job)
-    assert pauses == []
 
 
 @asynccontextmanager
