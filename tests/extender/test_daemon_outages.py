@@ -94,7 +94,7 @@ async def test_t46_an_api_server_that_comes_up_late_is_waited_for(
     await server.stop()
     async with extender_on(api, msgspec.structs.replace(ELECTED, leader_election=election)) as extender:
         if election:
-            await until(lambda: "Cannot connect" in extender.daemon.ready.conditions["election"])
+            await until(lambda: "cannot be read or written" in extender.daemon.ready.conditions["election"])
         status, why = await extender.get("/readyz?exclude=leader", health=True)
         assert status == 503
         assert "the first lists are not in yet" in why
