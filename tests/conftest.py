@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from hypothesis import settings
+
 # pytest-asyncio 1.5 on Python 3.11 makes a loop that nobody asked for when its first test begins, and leaves it to the
 # garbage collector, whose warning then fails an innocent test. With a loop policy that has none set, it makes none.
 asyncio.set_event_loop(None)
+
+# A property fails for what it finds, not because other work on the machine made one example slow.
+settings.register_profile("without deadlines", deadline=None)
+settings.load_profile("without deadlines")

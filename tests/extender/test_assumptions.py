@@ -16,6 +16,7 @@ from neuron_plugin.extender.assumptions import (
     Assumptions,
 )
 from tests.extender.bench import TRN1, Bench
+from tests.extender.pod_server import lost
 from tests.extender.world import CORE, DEVICE, World, pod_of, record_of
 from tests.support.manifests import pod_manifest
 
@@ -87,6 +88,7 @@ def test_a_pod_asked_for_again_is_led_to_the_next_node_then_to_two_to_four_and_t
     answers = []
     for _ in range(len(WIDTHS) + 1):
         answers.append(led.lead(pod))
+        assert bool(led.assumptions.refused_elsewhere(pod_of(pod).uid)) == (len(answers) > 2)
         assert len(led.world.state.assumed) == (len(answers) <= 2)
 
     assert answers == [["a"], ["b"], ["c", "d"], ["c", "d", "e", "f"], None]
@@ -98,6 +100,18 @@ def test_a_pod_that_was_led_everywhere_is_led_there_again(led: Led) -> None:
     pod = led.world.pod("pod", DEVICE, 16)
 
     assert [led.lead(pod, "b") for _ in range(2)] == [["b"], ["b"]]
+    assert [led.lead(pod, "b", "c") for _ in range(2)] == [["c"], ["b", "c"]]
+
+
+def test_a_cycle_in_which_the_pod_fitted_nowhere_does_not_widen_the_next_answer(led: Led) -> None:
+    holders = [led.world.held(f"holder-{node}", node, DEVICE, "0") for node in "abc"]
+    pod = led.world.pod("pod", DEVICE, 16)
+    assert [led.lead(pod) for _ in range(4)] == [[]] * 4
+
+    for holder in holders:
+        led.world.gone(holder)
+
+    assert led.lead(pod) == ["a"]
 
 
 def test_an_assumption_no_bind_comes_for_ends_by_itself_sooner_where_one_node_was_called(led: Led) -> None:
@@ -155,7 +169,8 @@ def test_a_pod_that_prefers_nodes_itself_gets_all_nodes_of_least_cost(led: Led, 
     led.world.held("other", "a", DEVICE, "8")
     assert led.lead(pod, "a", "b", "c") == ["b", "c"]
     assert not led.world.state.assumed
-    pod["metadata"]["annotations"]["neuron-plugin.io/placement"] = "spread"
+    assert led.lead(pod) is None
+    pod["metadata"] |= {"uid": "another", "annotations": {"neuron-plugin.io/placement": "spread"}}
     assert led.lead(pod) is None
 
 
@@ -218,7 +233,10 @@ async def test_a_bind_takes_the_set_that_filter_assumed(world: World) -> None:
     given = {name: pod["metadata"]["annotations"]["NEURON_DEVS"] for name, pod in bench.server.pods.items()}
     assert given == {"first": "0,1,2,3", "second": "4,5,6,7"}
     assert bench.used() == 8
-    assert bench.binder.assumptions.endings == {AssumptionEnding.BOUND: 2}
+    for pod in bench.server.pods.values():
+        world.show(pod)
+    bench.binder.assumptions.expire()
+    assert +bench.binder.assumptions.endings == {AssumptionEnding.BOUND: 2}
 
 
 async def test_a_bind_to_another_node_than_filter_named_chooses_there(world: World) -> None:
@@ -233,6 +251,19 @@ async def test_a_bind_to_another_node_than_filter_named_chooses_there(world: Wor
     assert bench.binder.assumptions.endings == {AssumptionEnding.ELSEWHERE: 1}
 
 
+async def test_the_set_of_a_bind_that_may_have_landed_is_kept_for_longer_than_an_assumption(world: World) -> None:
+    bench, lead = led_bench(world)
+    pod = bench.waiting("pod", 4)
+    lead(pod)
+    bench.server.after, bench.server.reading = [lost()], [lost(), lost()]
+    await bench.bind(pod)
+
+    bench.now += EXPECTED_SECONDS
+    await bench.binder.settle()
+
+    assert bench.used() == 4
+
+
 async def test_a_set_that_became_unhealthy_is_not_bound(world: World) -> None:
     bench, lead = led_bench(world)
     pod = bench.waiting("pod", 4)
@@ -243,6 +274,19 @@ async def test_a_set_that_became_unhealthy_is_not_bound(world: World) -> None:
 
     assert outcome.annotations["NEURON_DEVS"] == "4,5,6,7"
     assert bench.used() == 4
+
+
+async def test_what_is_left_of_a_set_that_became_unhealthy_is_chosen_from_again(world: World) -> None:
+    bench, lead = led_bench(world)
+    world.node("line", "inf2.24xlarge")
+    world.held("rest", "line", DEVICE, "3,4,5")
+    pod = bench.waiting("pod", 2)
+    assert lead(pod, "line") == ["line"]
+    world.node("line", "inf2.24xlarge", unhealthy={0: "ECC"})
+
+    outcome = await bench.bind(pod, "line")
+
+    assert outcome.annotations["NEURON_DEVS"] == "1,2"
 
 
 async def test_an_assumption_ends_where_its_bind_finds_the_node_closed(world: World) -> None:
@@ -290,6 +334,7 @@ def test_a_gang_that_could_preempt_is_led_as_far_as_it_fits_so_that_the_schedule
     assert sorted(nodes[:4]) == [["a"], ["a"], ["b"], ["c"]]
     assert nodes[4] == []
     assert [led.assumptions.has_place(record_of(pod)) for pod in members] == [True] * 4 + [False]
+    led.assumptions.begin_bind(record_of(members[0]), nodes[0][0])
     assert not led.world.state.assumed
 
 
@@ -304,6 +349,22 @@ def test_a_gang_that_fits_is_led_whole_and_unseen_by_others_until_its_first_bind
     led.assumptions.begin_bind(records[2], "b")
     assert [led.used(node) for node in "abc"] == [16, 16, 16]
     assert all(each.expected for each in led.world.state.assumed.values())
+
+    led.now += EXPECTED_SECONDS
+    led.assumptions.expire()
+    led.assumptions.begin_bind(records[3], "b")
+    assert not led.world.state.assumed
+
+
+def test_a_set_of_the_plan_that_another_pod_took_meanwhile_is_not_assumed(led: Led) -> None:
+    members = gang(led.world, 2, 8)
+    assert [led.lead(pod) for pod in members] == [["a"], ["a"]]
+    led.world.held("other", "a", DEVICE, "8")
+
+    led.assumptions.begin_bind(record_of(members[0]), "a")
+
+    assert led.used("a") == 8 + 1
+    assert len(led.world.state.assumed) == 1
 
 
 def test_a_gang_that_could_be_placed_only_in_part_is_not_torn(led: Led) -> None:

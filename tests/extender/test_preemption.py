@@ -48,6 +48,21 @@ def test_e01_among_equally_few_the_lowest_priority_goes(world: World) -> None:
     assert victims_of(world, 4, {"node": [uids[2], uids[0], uids[3], uids[1]]})["node"].uids == (uids[1],)
 
 
+def test_e01_among_equally_few_the_highest_priority_that_goes_is_the_lowest(world: World) -> None:
+    world.node("node", "inf2.24xlarge")
+    priorities = (1, 5, 2, 4, 9, 9)
+    uids = [uid(world.held(f"pod-{n}", "node", DEVICE, str(n), priority=each)) for n, each in enumerate(priorities)]
+
+    assert victims_of(world, 2, {"node": uids})["node"].uids == (uids[2], uids[3])
+
+
+def test_e01_no_pod_is_evicted_for_a_set_with_an_unhealthy_device(world: World) -> None:
+    world.node("node", TRN1, unhealthy={0: "ECC"})
+    uids = [uid(world.held(f"pod-{n}", "node", DEVICE, str(n), priority=n)) for n in range(16)]
+
+    assert sorted(victims_of(world, 4, {"node": uids})["node"].uids) == sorted(uids[4:8])
+
+
 def test_e01_a_node_that_the_victims_do_not_help_is_left_out(world: World) -> None:
     world.node("node", TRN1)
     offered = [uid(world.held("victim", "node", DEVICE, "0"))]
@@ -110,15 +125,25 @@ def test_several_containers_are_opened_together(world: World) -> None:
     assert chosen["node"].uids == tuple(held[:3])
 
 
+def test_one_pod_of_high_priority_goes_before_two_of_low_priority_for_several_containers_too(world: World) -> None:
+    world.node("node", "inf2.24xlarge")
+    pair = uid(world.held("pair", "node", DEVICE, "0,1", priority=9))
+    singles = [uid(world.held(f"pod-{device}", "node", DEVICE, str(device))) for device in range(2, 6)]
+    containers = [container("a", DEVICE, 1), container("b", DEVICE, 1)]
+    request = request_of(record_of(pod_manifest("new", containers=containers)))
+
+    assert preempt(world.state, request, {"node": Victims((pair, *singles))})["node"].uids == (pair,)
+
+
 def test_many_victims_for_several_containers_are_thinned_out_when_trying_all_takes_too_long(world: World) -> None:
     world.node("node", TRN1)
-    held = [uid(world.held(f"pod-{device}", "node", DEVICE, str(device), priority=1)) for device in range(16)]
+    held = [uid(world.held(f"pod-{device}", "node", DEVICE, str(device), priority=device)) for device in range(16)]
     containers = [container("a", DEVICE, 4), container("b", DEVICE, 4)]
     request = request_of(record_of(pod_manifest("new", containers=containers)))
 
     chosen = preempt(world.state, request, {"node": Victims(tuple(held))})
 
-    assert len(chosen["node"].uids) == 8
+    assert set(chosen["node"].uids) == set(held[:8])
 
 
 @settings(deadline=None)

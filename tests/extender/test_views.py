@@ -113,6 +113,34 @@ def test_e06_a_node_without_known_hardware_has_an_empty_spec_and_the_cause(world
     assert "version is 2, expected 1" in found.status.details[0]
 
 
+def test_e06_a_cordoned_node_without_known_hardware_says_that_it_is_cordoned(world: World) -> None:
+    world.show_node({"metadata": {"name": "web", "uid": "w"}, "spec": {"unschedulable": True}})
+
+    assert shown(world, "web").status.cordoned
+
+
+def test_e06_holders_come_by_namespace_and_name(world: World) -> None:
+    world.node("node", "inf2.48xlarge")
+    for number, (namespace, name) in enumerate((("b", "x"), ("a", "z"), ("a", "y"))):
+        manifest = pod_manifest(name, DEVICE, 1, node="node", annotations={"NEURON_DEVS": str(number)})
+        manifest["metadata"] |= {"namespace": namespace, "uid": f"uid-{number}"}
+        world.show(manifest)
+
+    assert [(each.namespace, each.name) for each in shown(world, "node").status.holders] == [
+        ("a", "y"),
+        ("a", "z"),
+        ("b", "x"),
+    ]
+
+
+def test_e06_a_member_of_a_group_is_constrained_because_its_group_decides_with_it(world: World) -> None:
+    manifest = pod_manifest("member", DEVICE, 1)
+    manifest["spec"]["schedulingGroup"] = {"podGroupName": "gang"}
+
+    assert pod_view(world.state, record_of(manifest)).spec.constrained
+    assert not pod_view(world.state, record_of(pod_manifest("single", DEVICE, 1))).spec.constrained
+
+
 def test_e06_phases_follow_binding_and_deletion(world: World) -> None:
     waiting = pod_manifest("pod", DEVICE, 1)
     bound = {**waiting, "spec": {**waiting["spec"], "nodeName": "node"}}

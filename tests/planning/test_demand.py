@@ -13,6 +13,7 @@ from tests.planning.clusters import TRN1
 def test_a_shape_reads_back_as_it_was_written(text: str) -> None:
     assert shape_text(parse_shape(text)) == text
     assert parse_shape(f"aws.amazon.com/{text}") == parse_shape(text)
+    assert shape_text(parse_shape(text) * 2) == f"{text}+{text}"
 
 
 @pytest.mark.parametrize("text", ["", "neuron", "neuron=0", "neuron=-1", "gpu=1", "neuron=1.5", "neuron=x"])
@@ -34,6 +35,12 @@ def test_equal_seeds_give_equal_arrivals() -> None:
     assert first == again != other
 
 
+def test_only_the_proportions_of_a_mix_count() -> None:
+    mix = MIXES["train"]
+    doubled = {request: 2 * weight for request, weight in mix.items()}
+    assert arrivals([TRN1], doubled, 0.5, 20) == arrivals([TRN1], mix, 0.5, 20)
+
+
 def test_a_trace_is_read_in_the_order_of_time() -> None:
     found = read_trace("time,duration,devices,cores\n2.5,1,4,\n0,0.5,,2\n")
     assert [(each.comes, each.stays, shape_text(each.request)) for each in found] == [
@@ -48,7 +55,9 @@ def test_a_trace_without_its_columns_is_refused(text: str) -> None:
         read_trace(text)
 
 
-@pytest.mark.parametrize("line", ["x,1,4,", "0,0,4,", "0,1,,", "0,1,4,2", "0,nan,4,", "inf,1,4,", "0,1", "0,1,-4,"])
+@pytest.mark.parametrize(
+    "line", ["x,1,4,", "0,0,4,", "0,1,,", "0,1,4,2", "0,nan,4,", "inf,1,4,", "0,1", "0,1,-4,", "0,inf,4,"]
+)
 def test_a_line_of_a_trace_that_cannot_be_used_is_named(line: str) -> None:
     with pytest.raises(DemandError, match="line 3 is"):
         read_trace(f"time,duration,devices,cores\n0,1,4,\n{line}\n")
