@@ -517,7 +517,7 @@ class Allocator:
         finally:
             self.calls_under_way -= 1
             self.last_call = self._node.clock()
-            self._afterwards(_observe, latencies, resource, time.perf_counter() - started)
+            self._afterwards(latencies[resource].observe, time.perf_counter() - started)
 
     def _afterwards(self, work: Callable[..., None], *arguments: object) -> None:
         """Do this once the kubelet has its answer."""
@@ -605,10 +605,6 @@ class Allocator:
         )
         self.decisions.record(decision)
         return decision
-
-
-def _observe(latencies: dict[str, Latencies], resource: str, seconds: float) -> None:
-    latencies.setdefault(resource, Latencies()).observe(seconds)
 
 
 def _parsed(ids: Sequence[str]) -> tuple[int, ...]:

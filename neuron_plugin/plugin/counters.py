@@ -7,7 +7,7 @@ kubelet is served. Nothing is counted by pod, so no series goes stale.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -44,5 +44,5 @@ class Counters:
     health_transitions: Counter[tuple[int, str]] = field(default_factory=Counter)
     watch_restarts: Counter[tuple[str, ...]] = field(default_factory=Counter)
     lists: Counter[str] = field(default_factory=Counter)
-    allocate_seconds: dict[str, Latencies] = field(default_factory=dict)
-    preference_seconds: dict[str, Latencies] = field(default_factory=dict)
+    allocate_seconds: dict[str, Latencies] = field(default_factory=lambda: defaultdict(Latencies))
+    preference_seconds: dict[str, Latencies] = field(default_factory=lambda: defaultdict(Latencies))

@@ -106,7 +106,7 @@ def test_p52_every_set_of_every_geometry_reads_back_as_it_was_written(geometry: 
                 assert read_assignment(POD, written, request) == Assignment((ContainerAssignment(request[0], ids),), 99)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.data(), any_geometry(), st.sets(st.sampled_from(Dialect), min_size=1))
 def test_p52_what_the_extender_places_the_plugin_reads(
     data: st.DataObject, geometry: Geometry, dialects: set[Dialect]
@@ -161,7 +161,7 @@ def test_the_vendors_dialect_cannot_say_two_resources() -> None:
     assert set(write_assignment(TRN1, placement, 1, [Dialect.VENDOR])) == {ALLOC_TIME_KEY, ALLOCATED_KEY}
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.data(), any_geometry(), st.sampled_from(Resource))
 def test_p52_what_the_vendors_dialect_alone_says_is_read_as_placed(
     data: st.DataObject, geometry: Geometry, resource: Resource
@@ -303,7 +303,7 @@ id_texts = st.text(alphabet="0123456789,-| x٣", max_size=12)
 texts = st.one_of(id_texts, st.text(max_size=30), st.sampled_from([resource.value for resource in Resource]))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.data(), any_geometry(), st.dictionaries(st.sampled_from(KEYS), texts))
 def test_t34_any_texts_are_a_decision_that_fits_the_pod_or_the_one_typed_error(
     data: st.DataObject, geometry: Geometry, annotations: dict[str, str]
@@ -328,7 +328,7 @@ def spoiled(text: str, data: st.DataObject) -> str:
     return text[:begin] + data.draw(st.text(alphabet="0123456789,-| ", max_size=3)) + text[end:]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data(), any_geometry(), st.sets(st.sampled_from(Dialect), min_size=1))
 def test_t34_an_assignment_that_was_tampered_with_is_refused_or_keeps_containers_and_dialects_apart(
     data: st.DataObject, geometry: Geometry, dialects: set[Dialect]

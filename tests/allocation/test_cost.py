@@ -160,7 +160,7 @@ class SinglesOnATorus(RuleBasedStateMachine):
 
 
 TestE3SinglesKeepRowsAndHalvesWhole = SinglesOnATorus.TestCase
-TestE3SinglesKeepRowsAndHalvesWhole.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestE3SinglesKeepRowsAndHalvesWhole.settings = settings(max_examples=40, stateful_step_count=40)
 
 
 def fill(geometry: Geometry, singles: int, pick: Callable[[int], int]) -> int:

@@ -193,7 +193,7 @@ class Follower:
         self._store.put(uid, version, value)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(steps=st.lists(Step, max_size=60))
 def test_t32_any_mixture_of_watch_and_lists_ends_in_the_servers_state(steps: list[tuple[str, str]]) -> None:
     server, store = Server(), Store[str]()

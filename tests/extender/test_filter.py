@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import PodRequest, Rejection, Resource, cost, devices_lost, placement_mask
@@ -353,7 +353,6 @@ def test_a_capacity_that_no_node_has_is_forgotten() -> None:
     assert len(state_module._capacities) == before
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([(DEVICE, 1), (DEVICE, 4), (DEVICE, 8), (CORE, 1), (CORE, 8)]))
 def test_a_verdict_says_fits_exactly_when_a_placement_exists(free: int, asked: tuple[Resource, int]) -> None:
     request = asking(*asked)
@@ -361,7 +360,6 @@ def test_a_verdict_says_fits_exactly_when_a_placement_exists(free: int, asked: t
     assert (judge(capacity(free), request) is None) is not isinstance(capacity(free).place(request), Rejection)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([(DEVICE, 1), (DEVICE, 4), (DEVICE, 8), (CORE, 1), (CORE, 8)]))
 def test_a_cost_is_that_of_the_set_which_a_bind_would_choose(free: int, asked: tuple[Resource, int]) -> None:
     node, request = capacity(free), asking(*asked)
@@ -476,7 +474,6 @@ def test_nodes_in_one_state_are_judged_once(world: World, monkeypatch: pytest.Mo
     assert len(judged) == 1
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_t06_names_are_split_by_the_verdict_on_their_node_whatever_was_asked_before(data: st.DataObject) -> None:
     world = World()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 import pytest
 
 from neuron_plugin.allocation import MOVABLE_KEY, Resource
-from neuron_plugin.cluster import ApiRequest, Clock, KubernetesApi, Response, UnreachableError
+from neuron_plugin.cluster import KubernetesApi
 from neuron_plugin.extender import make_room
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.make_room import REPEAT_SECONDS, RoomPlanner
@@ -17,6 +16,7 @@ from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.settings import MakeRoom
 from neuron_plugin.planning import MoveRules
 from neuron_plugin.simulation import EVENTS
+from tests.extender.pod_server import EventServer
 from tests.extender.running import SETTINGS, extender_on, until
 from tests.extender.world import World
 from tests.support.api_server import StandInApiServer
@@ -25,13 +25,11 @@ from tests.support.manifests import node_manifest, pod_manifest
 NEURON, TRN1 = Resource.NEURON, "trn1.32xlarge"
 
 
-class Planner:
+class Planner(EventServer):
     """A planner on a world, and the API server that takes its events, or is away."""
 
     def __init__(self, world: World, *unmet: str, away: bool = False, by_priority: bool = False) -> None:
-        self.now = 0.0
-        self.away = away
-        self.events: list[dict[str, Any]] = []
+        super().__init__(away=away)
         self.metrics = ExtenderMetrics()
         self.planner = RoomPlanner(
             self,
@@ -41,24 +39,11 @@ class Planner:
             rules=MoveRules(by_priority=by_priority),
             after_seconds=60.0,
             instance="replica-1",
-            clock=Clock(now=lambda: self.now),
+            clock=self.clock,
         )
 
-    async def at(self, now: float) -> list[dict[str, Any]]:
-        """The events that a look at this time writes."""
-        self.now, before = now, len(self.events)
+    async def look(self) -> None:
         await self.planner.look()
-        return self.events[before:]
-
-    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
-        assert timeout_seconds > 0
-        if self.away:
-            raise UnreachableError(request.method, request.path, "away", may_have_arrived=False)
-        self.events.append(dict(request.body or {}))
-        return Response(201, b"{}")
-
-    def stream(self, request: ApiRequest, *, silence_seconds: float) -> Any:
-        raise NotImplementedError(request, silence_seconds)
 
     def waiting(self, standing: str) -> float | None:
         return self.metrics.registry.get_sample_value("neuron_extender_waiting_pods", {"standing": standing})

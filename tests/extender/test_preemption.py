@@ -4,7 +4,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_plugin.allocation import Rejection, Resource, place
@@ -146,7 +146,6 @@ def test_many_victims_for_several_containers_are_thinned_out_when_trying_all_tak
     assert set(chosen["node"].uids) == set(held[:8])
 
 
-@settings(deadline=None)
 @given(st.sets(st.integers(0, 11), max_size=12), st.sampled_from([1, 2, 3, 5, 12]), st.randoms())
 def test_e01_no_smaller_set_of_victims_would_do(held: set[int], amount: int, chance: Any) -> None:
     below = chance.choice((None, 5))

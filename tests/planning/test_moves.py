@@ -113,7 +113,7 @@ def test_a_pod_of_two_containers_gets_room_for_both() -> None:
     assert sum(each.mask.bit_count() for each in state.pods) == state.used_mask.bit_count()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(clusters(), st.sampled_from(SHAPES))
 def test_a_move_of_one_pod_is_found_whenever_there_is_one_and_it_is_the_cheapest(
     nodes: dict[str, NodeState], shape: str
@@ -130,7 +130,7 @@ def test_a_move_of_one_pod_is_found_whenever_there_is_one_and_it_is_the_cheapest
         assert held_once(after(nodes, move))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(clusters(), st.lists(st.sampled_from(SHAPES), max_size=4))
 def test_what_is_promised_to_several_waiting_pods_can_be_had_by_all(
     nodes: dict[str, NodeState], shapes: list[str]

@@ -75,7 +75,7 @@ def test_means_over_time_weigh_states_by_how_long_they_last() -> None:
     assert found.empty == (1 * 1 + 2 * 3) / 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     pods=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9), st.sampled_from(SHAPES)), max_size=30),
     policy=st.sampled_from(list(POLICIES)),

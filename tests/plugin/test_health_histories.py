@@ -131,4 +131,4 @@ class AnyHistory(RuleBasedStateMachine):
 TestAnyHistory = AnyHistory.TestCase
 
 
-TestAnyHistory.settings = hypothesis_settings(deadline=None, max_examples=60, stateful_step_count=25)
+TestAnyHistory.settings = hypothesis_settings(max_examples=60, stateful_step_count=25)

@@ -342,7 +342,7 @@ ACTIONS: dict[str, Callable[[SimulatedNode, int], None]] = {
 }
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.sampled_from(sorted(ACTIONS)), st.integers(0, 2)), max_size=12))
 def test_after_any_faults_the_tree_is_the_one_its_description_would_be_written_as(
     steps: list[tuple[str, int]],
