@@ -181,7 +181,7 @@ def answer_for(
     container = _next_container(snapshot, pod, resource, count) if pod else ""
     others = [
         each
-        for each in snapshot.ledger.overlapping(mask & ~own)
+        for each in snapshot.ledger.overlapping(mask)
         if pod is None or (each.pod.uid, each.resource) != (pod.uid, resource)
     ]
     if others:

@@ -48,9 +48,13 @@ def test_denied_devices_are_taken_from_the_allowed_ones() -> None:
 
 
 def test_preferences_are_read() -> None:
-    found = read(prefer_devices="5,4", prefer_numa="true", balance="memory")
+    found = read(prefer_devices="5,4", prefer_numa=" true ", balance="memory ")
     assert (found.preferred_devices, found.prefer_numa, found.balance) == (0b110000, True, "memory")
     assert not read(prefer_numa="false").prefer_numa
+
+
+def test_a_text_may_be_as_long_as_the_limit_says() -> None:
+    assert read(deny_devices="1".ljust(LONGEST_TEXT)).allowed_devices == ANY_DEVICE & ~0b10
 
 
 def test_containers_that_share_a_device_are_known_by_their_place() -> None:

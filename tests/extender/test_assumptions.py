@@ -115,8 +115,9 @@ def test_a_cycle_in_which_the_pod_fitted_nowhere_does_not_widen_the_next_answer(
 
 
 def test_an_assumption_no_bind_comes_for_ends_by_itself_sooner_where_one_node_was_called(led: Led) -> None:
-    led.lead(led.world.pod("one", DEVICE, 4), "b", one_node=True)
-    led.lead(led.world.pod("two", DEVICE, 4), "a", "c")
+    pods = [led.world.pod(name, DEVICE, 4) for name in ("one", "two")]
+    led.lead(pods[0], "b", one_node=True)
+    led.lead(pods[1], "a", "c")
     led.now += ONE_NODE_SECONDS
     led.assumptions.expire()
     assert [led.used(node) for node in "ab"] == [4, 0]
@@ -125,6 +126,9 @@ def test_an_assumption_no_bind_comes_for_ends_by_itself_sooner_where_one_node_wa
     led.assumptions.expire()
 
     assert not led.world.state.assumed
+    for pod in pods:
+        led.world.gone(pod)
+    led.assumptions.expire()
     assert led.ended() == {"expired": 2}
 
 
@@ -148,6 +152,9 @@ def test_a_pod_bound_by_others_counts_by_what_the_watch_shows(led: Led) -> None:
 
     assert not led.world.state.assumed
     assert led.world.why_not(DEVICE, 1, "a") == "A pod on the node uses Neuron and its assignment is not known yet"
+    led.assumptions.expire()
+    assert led.ended() == {"pod-ended": 1}
+    assert not led.assumptions._leads
 
 
 @pytest.mark.parametrize(
@@ -385,11 +392,60 @@ def test_a_member_asked_for_again_begins_a_new_plan_elsewhere(led: Led) -> None:
     assert not led.world.state.assumed
 
 
+def test_a_member_asked_for_again_before_the_others_came_avoids_no_node(led: Led) -> None:
+    members = gang(led.world, 2, 8)
+
+    assert [led.lead(members[number]) for number in (0, 0, 1)] == [["a"]] * 3
+
+
+def test_a_member_asked_for_again_while_the_others_are_bound_is_placed_beside_them(world: World) -> None:
+    led = Led(world)
+    for name in ("a", "b"):
+        world.node(name, TRN1)
+    members = gang(world, 4, 8)
+    for pod in members:
+        led.lead(pod)
+    led.assumptions.begin_bind(record_of(members[0]), "a")
+
+    assert led.lead(members[3]) in (["a"], ["b"])
+    assert len(world.state.assumed) == 3
+
+
+def test_a_member_that_terminates_takes_no_place(world: World) -> None:
+    led = Led(world)
+    world.node("a", TRN1)
+    members = gang(world, 3, 8)
+    world.state.set_min_count(GANG, 2)
+    members[0]["metadata"]["deletionTimestamp"] = "2026-11-22T00:00:00Z"
+    world.show(members[0])
+
+    assert [led.lead(pod) for pod in members[1:]] == [["a"], ["a"]]
+
+
 def test_a_member_whose_planned_node_was_not_called_gets_another_beside_the_others(led: Led) -> None:
     members = gang(led.world, 2, 16)
 
     assert led.lead(members[0], "b", "c") == ["c"]
     assert led.lead(members[1], "b", "c") == ["b"]
+
+
+def test_a_member_whose_planned_set_was_taken_meanwhile_gets_another(led: Led) -> None:
+    members = gang(led.world, 2, 8)
+    assert led.lead(members[0]) == ["a"]
+    for device in ("0", "8"):
+        led.world.held(f"other-{device}", "a", DEVICE, device)
+
+    assert led.lead(members[1]) == ["b"]
+
+
+def test_a_member_takes_the_place_of_none_that_asks_for_more(world: World) -> None:
+    led = Led(world)
+    world.node("a", TRN1)
+    world.held("low", "a", DEVICE, "0,1,2,3,4,5,6,7", priority=-1)
+    world.state.set_min_count(GANG, 2)
+    large, small = member(world, "large", 8), member(world, "small", 4)
+
+    assert (led.lead(small), led.lead(large)) == ([], ["a"])
 
 
 def test_the_largest_member_is_placed_first_whatever_the_order_of_calls(world: World) -> None:

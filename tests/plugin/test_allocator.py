@@ -21,6 +21,7 @@ from neuron_plugin.plugin.allocator import (
     Fit,
     PreferenceRequest,
     answer_for,
+    may_improve,
     preference_for,
 )
 from neuron_plugin.plugin.inputs import ALLOCATION_KEY, HoldDown, Inputs, PendingAnswer, read_reply, reply_for
@@ -132,6 +133,7 @@ def test_p34_what_others_only_wait_for_comes_before_what_a_live_pod_has() -> Non
     assert preference_for(derive(before), request).ids == (4, 7)
     assert preference_for(derive(before), request).fit is Fit.UNLINKED
     assert preference_for(derive(before), replace(request, available=(0, 4), size=2)).fit is Fit.TAKEN
+    assert preference_for(derive(before), replace(request, available=(2, 6, 7))).ids == (2, 6)
 
 
 def test_what_must_be_included_grows_into_a_linked_set() -> None:
@@ -203,6 +205,26 @@ def test_p60_held_down_cores_are_not_preferred_though_an_assignment_names_them()
     assert preference_for(derive(before), only_row).fit is Fit.TAKEN
 
 
+def test_a_call_waits_only_for_hold_downs_that_keep_something_better_back_and_whenever_ids_are_in_use() -> None:
+    held = HoldDown(B, ref("b"), devices(15), 0.0, 0.0, 0.0, 99.0, "why")
+    row, full = PreferenceRequest(NEURON, tuple(range(16)), (), 4), PreferenceRequest(NEURON, (0,), (), 1)
+    for hold_downs in ((), (held,)):
+        snapshot = derive(inputs(recorded=[entry(A, "app", DEVICE, 0)], hold_downs=hold_downs))
+        assert not may_improve(snapshot, row, preference_for(snapshot, row))
+        assert may_improve(snapshot, full, preference_for(snapshot, full))
+    last_row = replace(row, available=(12, 13, 14, 15))
+    assert may_improve(snapshot, last_row, preference_for(snapshot, last_row))
+
+
+def test_p30_an_assignment_is_followed_though_what_the_init_container_left_was_disabled_meanwhile() -> None:
+    both = assigned("a", init(1), app(4), sets=[[5], ROW1])
+    before = inputs(both, node=inventory(disabled=(5,)), recorded=[entry(A, "init", NEURON, 5)])
+    assert preferred(before, NEURON, 4, must=[5]) == ROW1
+    assert answered(before, NEURON, *ROW1, own_ids=(5,), preferred=True).assigned
+    unassigned = replace(before, pods=inputs(pod("a", init(1), app(4))).pods)
+    assert answered(unassigned, NEURON, *ROW1, own_ids=(5,), preferred=True).pod == ref("a")
+
+
 def test_the_first_of_several_containers_goes_where_all_fit() -> None:
     """A single device first, then four: the single one must not break the last row."""
     used = entry(B, "app", NEURON, *range(8), 8, 9, 10)
@@ -210,6 +232,7 @@ def test_the_first_of_several_containers_goes_where_all_fit() -> None:
     assert preferred(alone, NEURON, 1, [11, 12, 13, 14, 15]) == (11,)
     before = inputs(pod("a", app(4, name="one"), app(1, name="two")), recorded=[used])
     assert preferred(before, NEURON, 4, [11, 12, 13, 14, 15]) == (12, 13, 14, 15)
+    assert 13 in preferred(inputs(pod("a", app(1, name="one"), app(4, name="two"))), NEURON, 1, must=[13])
 
 
 LARGEST = [Geometry("32-devices", Topology.RING, 32, 4), Geometry("128-cores", Topology.TORUS, 16, 8, (1, 4, 8, 16))]
