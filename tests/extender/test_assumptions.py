@@ -324,6 +324,7 @@ async def test_an_assumption_is_never_looked_up_at_the_server(world: World) -> N
 
 
 def test_a_gang_that_does_not_fit_is_refused_from_its_first_member_on_and_holds_nothing(led: Led) -> None:
+    led.world.pod("waiting", DEVICE, 1, priority=-1)
     members = gang(led.world, 7, 8)
 
     assert [led.lead(pod) for pod in members] == [[]] * 7
@@ -452,7 +453,7 @@ def test_the_largest_member_is_placed_first_whatever_the_order_of_calls(world: W
     led = Led(world)
     world.node("a", TRN1)
     world.state.set_min_count(GANG, 3)
-    members = [member(world, "s1", 4), member(world, "s2", 4), member(world, "large", 8)]
+    members = [member(world, "s1", 4), member(world, "s2", 4), member(world, "t-large", 8)]
 
     assert [led.lead(pod) for pod in members] == [["a"]] * 3
     led.assumptions.begin_bind(record_of(members[0]), "a")

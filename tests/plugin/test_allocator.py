@@ -122,6 +122,12 @@ def test_p34_ids_that_another_pod_has_are_passed_over_while_a_choice_is_left() -
     assert not {0, 1} & set(preferred(before, NEURON, 2))
 
 
+def test_p33_what_another_pod_has_is_no_part_of_what_init_containers_left() -> None:
+    recorded = [entry(A, "init", NEURON, *ROW0), entry(B, "app", DEVICE, 0)]
+    before = inputs(pod("a", init(4), app(1)), pod("b", app(1, DEVICE)), recorded=recorded)
+    assert "in use by pod default/b" in conflict(before, NEURON, 0)
+
+
 def test_p34_what_others_only_wait_for_comes_before_what_a_live_pod_has() -> None:
     node = inventory(INF2)
     before = inputs(
@@ -233,6 +239,14 @@ def test_the_first_of_several_containers_goes_where_all_fit() -> None:
     before = inputs(pod("a", app(4, name="one"), app(1, name="two")), recorded=[used])
     assert preferred(before, NEURON, 4, [11, 12, 13, 14, 15]) == (12, 13, 14, 15)
     assert 13 in preferred(inputs(pod("a", app(1, name="one"), app(4, name="two"))), NEURON, 1, must=[13])
+
+    node = inventory(INF2)
+    gaps = inputs(
+        pod("a", app(1, name="one"), app(2, name="two"), app(2, name="three")),
+        node=node,
+        recorded=[entry(B, "app", DEVICE, 0, 1, 5, 6, 7, 8, 9, node=node)],
+    )
+    assert preferred(gaps, NEURON, 1)[0] in {2, 4}
 
 
 LARGEST = [Geometry("32-devices", Topology.RING, 32, 4), Geometry("128-cores", Topology.TORUS, 16, 8, (1, 4, 8, 16))]
