@@ -94,7 +94,9 @@ def test_p29_the_answer_has_the_size_is_available_and_includes_what_it_must(
     size = data.draw(st.integers(max(1, len(must)), len(available)))
     used = CoreMask(data.draw(st.integers(0, geometry.all_mask)))
     wants = assigned("w", app(size, resource), sets=[sorted(available)[:size]], geometry=geometry)
-    before = inputs(*data.draw(st.sampled_from([(), (wants,)])), node=node, pending=(pending(used, node),))
+    several = pod("s", app(size, resource, "one"), app(1, resource, "two"))
+    pods = data.draw(st.sampled_from([(), (wants,), (several,)]))
+    before = inputs(*pods, node=node, pending=(pending(used, node),))
     ids = preferred(before, resource, size, sorted(available), sorted(must))
     assert len(set(ids)) == len(ids) == size
     assert must <= set(ids) <= available
@@ -144,6 +146,10 @@ def test_p34_what_others_only_wait_for_comes_before_what_a_live_pod_has() -> Non
 
 def test_what_must_be_included_grows_into_a_linked_set() -> None:
     assert preferred(inputs(recorded=[entry(A, "init", NEURON, 6)]), NEURON, 4, must=[6]) == ROW1
+
+
+def test_ids_that_the_node_does_not_have_any_more_count_for_nothing() -> None:
+    assert preferred(inputs(), NEURON, 1, [3, 99]) == (3,)
 
 
 def test_an_impossible_count_gets_the_tightest_free_ids() -> None:
