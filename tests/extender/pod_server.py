@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from neuron_plugin.allocation import PodReference, PodUid
-from neuron_plugin.cluster import ApiError, ApiRequest, Clock, Response, UnreachableError
+from neuron_plugin.cluster import ApiError, ApiRequest, Response, UnreachableError
 
 Manifest = dict[str, Any]
 
@@ -82,32 +82,3 @@ class PodServer:
             raise self.reading.pop(0)
         found = self.pods.get(name)
         return Response(404, b'{"reason": "NotFound"}') if found is None else Response(200, msgspec.json.encode(found))
-
-
-class EventServer:
-    """An ``ApiServer`` that takes the events of one who looks at times, or is away."""
-
-    def __init__(self, *, away: bool) -> None:
-        self.now = 0.0
-        self.away = away
-        self.clock = Clock(now=lambda: self.now)
-        self.events: list[Manifest] = []
-
-    async def look(self) -> None:
-        raise NotImplementedError
-
-    async def at(self, now: float) -> list[Manifest]:
-        """The events that a look at this time writes."""
-        self.now, before = now, len(self.events)
-        await self.look()
-        return self.events[before:]
-
-    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
-        assert timeout_seconds > 0
-        if self.away:
-            raise UnreachableError(request.method, request.path, "away", may_have_arrived=False)
-        self.events.append(dict(request.body or {}))
-        return Response(201, b"{}")
-
-    def stream(self, request: ApiRequest, *, silence_seconds: float) -> NoReturn:
-        raise NotImplementedError(request, silence_seconds)

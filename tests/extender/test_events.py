@@ -4,29 +4,43 @@ from typing import Any
 
 import pytest
 
+from neuron_plugin.cluster import ApiRequest, Clock, Response, UnreachableError
 from neuron_plugin.extender.events import MOST_AT_ONCE, PATIENCE_SECONDS, PodEvents
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
-from tests.extender.pod_server import EventServer
 from tests.extender.world import DEVICE, World, record_of
 from tests.support.manifests import pod_manifest
 
 TRN1 = "trn1.32xlarge"
 
 
-class Reports(EventServer):
+class Reports:
     """The events of a world, and the API server that takes them, or is away."""
 
     def __init__(self, world: World, *unmet: str, away: bool = False) -> None:
-        super().__init__(away=away)
+        self.now = 0.0
+        self.away = away
+        self.events: list[dict[str, Any]] = []
         self.metrics = ExtenderMetrics()
         self.readiness = Readiness(dict.fromkeys(unmet, "not the leader"))
-        self._events = PodEvents(
-            self, world.state, self.readiness, self.metrics, instance="replica-1", clock=self.clock
-        )
+        clock = Clock(now=lambda: self.now)
+        self._events = PodEvents(self, world.state, self.readiness, self.metrics, instance="replica-1", clock=clock)
 
-    async def look(self) -> None:
+    async def at(self, now: float) -> list[dict[str, Any]]:
+        """The events that a look at this time writes."""
+        self.now, before = now, len(self.events)
         await self._events.look()
+        return self.events[before:]
+
+    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
+        assert timeout_seconds > 0
+        if self.away:
+            raise UnreachableError(request.method, request.path, "away", may_have_arrived=False)
+        self.events.append(dict(request.body or {}))
+        return Response(201, b"{}")
+
+    def stream(self, request: ApiRequest, *, silence_seconds: float) -> Any:
+        raise NotImplementedError(request, silence_seconds)
 
 
 @pytest.fixture
