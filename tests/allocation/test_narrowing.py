@@ -17,12 +17,14 @@ from neuron_plugin.allocation.narrowing import (
     ByDevice,
     DeviceFacts,
     amounts_used,
+    constraint_not_kept,
     device_facts,
     unconstrained,
 )
 from neuron_plugin.allocation.placement import ContainerSet, Placement, place, place_healthy, placement_mask
 from neuron_plugin.allocation.rejection import INVALID_CONSTRAINT, Rejection
 from neuron_plugin.allocation.requests import ContainerKind, ContainerRequest, PodRequest
+from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.topology import CoreMask, Geometry, Topology, Unit, catalogue
 from tests.allocation.nodes import core, device, free_masks, neuron, pods
 from tests.allocation.test_placement import Held, after, next_sets
@@ -197,6 +199,25 @@ def test_what_pods_use_of_an_amount_is_the_most_they_use_at_one_time(data: st.Da
         assert rows.get("memory", (0,) * geometry.device_count)[each] == expected <= CAPACITY
 
 
+def test_init_containers_use_an_amount_one_after_the_other_and_beside_the_sidecars_before_them() -> None:
+    pod, mask = PodReference(PodUid("u"), "ml", "p"), LINE.device_mask(0)
+    held = [
+        Allocation(pod, str(at), Resource.NEURONCORE, mask, amounts=(("memory", amount),), kind=kind)
+        for at, (kind, amount) in enumerate(((INIT, 4), (SIDECAR, 2), (INIT, 3), (ContainerKind.APP, 1)))
+    ]
+    assert amounts_used(LINE, [held]) == (("memory", (5, 0, 0)),)
+    uneven = replace(held[2], mask=LINE.devices_mask((0, 1)))
+    assert amounts_used(LINE, [[uneven], [held[3]]]) == (("memory", (3, 2, 0)),)
+
+
+def test_only_the_containers_that_are_to_share_a_device_are_found_apart() -> None:
+    names = ("a", "b", "c")
+    request = limited([replace(core(1), container=name) for name in names], same_device=(0, 1))
+    has = {name: LINE.device_mask(device) for name, device in zip(names, (0, 0, 1), strict=True)}
+    assert constraint_not_kept(LINE, request, NO_FACTS, has) == ""
+    assert "same-device" in constraint_not_kept(LINE, request, NO_FACTS, {**has, "b": has["c"]})
+
+
 def used_by(geometry: Geometry, placed: list[Placement]) -> ByDevice:
     pod = PodReference(PodUid("u"), "ml", "p")
     return amounts_used(geometry, [[allocation(pod, part) for part in parts] for parts in placed])
@@ -339,6 +360,9 @@ def test_preferred_devices_are_taken_where_they_are_free_and_others_else() -> No
     request = limited([neuron(4)], preferred_devices=bits(8, 9, 10, 11))
     assert chosen(TRN1, TRN1.all_mask, request) == [as_cores(TRN1.devices_mask(range(8, 12)))]
     assert chosen(TRN1, TRN1.devices_mask(range(4)), request) == [as_cores(TRN1.devices_mask(range(4)))]
+    partly = limited([neuron(4)], preferred_devices=bits(1, 12, 13), balance="memory")
+    used = replace(TRN1_FACTS, used=(("memory", (0,) * 4 + (1,) * 12),))
+    assert chosen(TRN1, TRN1.all_mask, partly, used) == [as_cores(TRN1.devices_mask(range(12, 16)))]
 
 
 def test_one_numa_node_is_preferred_and_never_demanded() -> None:
@@ -373,6 +397,23 @@ def test_containers_that_share_a_device_get_one_that_has_cores_for_all() -> None
     load, serve, log = chosen(INF1, free, request)
     assert len(devices_of(INF1, load | serve)) == 1
     assert devices_of(INF1, log) == {0}
+
+
+def test_containers_that_share_a_device_stay_together_though_balance_would_part_them() -> None:
+    together = limited([with_memory(core(1), 100)] * 2, same_device=(0, 1), balance="memory")
+    first, second = chosen(INF1, INF1.all_mask, together, INF1_FACTS)
+    assert devices_of(INF1, first) == devices_of(INF1, second)
+
+
+def test_what_is_too_many_for_an_amount_is_refused_however_well_the_cores_could_be_packed() -> None:
+    facts = DeviceFacts(amounts=(("memory", CAPACITY),))
+    assert isinstance(place(LINE, LINE.all_mask, (with_memory(core(1), 5),) * 4, facts), Rejection)
+    assert not isinstance(place(LINE, LINE.all_mask, (with_memory(core(1), 5),) * 3, facts), Rejection)
+
+
+def test_an_init_container_of_more_than_a_device_shares_none() -> None:
+    request = limited([replace(core(4), kind=INIT), core(1)], same_device=(0, 1))
+    assert not refusal(LINE, LINE.all_mask, request).may_pass
 
 
 def test_more_cores_than_a_device_has_cannot_be_shared() -> None:

@@ -68,15 +68,15 @@ def test_of_equal_tori_the_one_with_most_pods_is_taken_and_of_equal_lines_the_fu
 
 @given(clusters())
 def test_fgd_adds_least_to_what_no_pod_of_the_mix_can_use(nodes: dict[str, NodeState]) -> None:
-    mix = {parse_shape("neuron=1"): 1.0, parse_shape("neuron=2"): 1.0}
+    mix = {parse_shape("neuron=1"): 1.0, parse_shape("neuron=2"): 3.0}
 
-    def unusable(free: int) -> int:
-        total = 0
-        for request in mix:
+    def unusable(free: int) -> float:
+        total = 0.0
+        for request, weight in mix.items():
             useful = 0
             for mask in sets_of(LINE, request):
                 useful |= mask if mask & free == mask else 0
-            total += (free & ~useful).bit_count()
+            total += weight * (free & ~useful).bit_count()
         return total
 
     for state in nodes.values():
@@ -86,7 +86,7 @@ def test_fgd_adds_least_to_what_no_pod_of_the_mix_can_use(nodes: dict[str, NodeS
             adds = {
                 mask: unusable(free & ~mask) - unusable(free) for mask in sets_of(LINE, parse_shape("neuroncore=1"))
             }
-            assert adds[chosen[1]] == min(add for mask, add in adds.items() if mask & free)
+            assert adds[chosen[1]] == chosen[0][0] == min(add for mask, add in adds.items() if mask & free)
 
 
 def test_between_unlike_hardware_the_devices_decide_that_later_pods_lose() -> None:
