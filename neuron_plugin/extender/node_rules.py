@@ -184,9 +184,9 @@ def _meets(requirement: _Requirement, labels: Mapping[str, str]) -> bool:
     value, values = labels.get(requirement.key), requirement.values or ()
     match requirement.operator:
         case "In":
-            return value is not None and value in values
+            return value in values
         case "NotIn":
-            return value is None or value not in values
+            return value not in values
         case "Exists":
             return value is not None
         case "DoesNotExist":

@@ -37,6 +37,7 @@ def test_a_cordoned_node_says_so_once_unless_the_pod_tolerates_it() -> None:
     [
         {"key": "team", "value": "ml", "effect": "NoSchedule"},
         {"key": "team", "operator": "Equal", "value": "ml"},
+        {"key": "team", "operator": "", "value": "ml"},
         {"key": "team", "operator": "Exists"},
         {"operator": "Exists"},
         {"operator": "Exists", "effect": "NoSchedule"},
@@ -44,6 +45,10 @@ def test_a_cordoned_node_says_so_once_unless_the_pod_tolerates_it() -> None:
 )
 def test_a_taint_that_is_tolerated_is_no_objection(toleration: dict[str, str]) -> None:
     assert said({"tolerations": [toleration]}, taints=[{"key": "team", "value": "ml", "effect": "NoSchedule"}]) == []
+
+
+def test_no_value_is_an_empty_one() -> None:
+    assert said({"tolerations": [{"key": "team", "value": ""}]}, taints=[{"key": "team", "effect": "NoSchedule"}]) == []
 
 
 @pytest.mark.parametrize(

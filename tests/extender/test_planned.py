@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.allocation import MOVABLE_KEY
+from neuron_plugin.allocation import LAST_CHECKPOINT_KEY, MOVABLE_KEY
 from neuron_plugin.extender.planned import PlannedCluster, planned
 from neuron_plugin.extender.views import NodeStatus, NodeView, node_view, pod_view
 from neuron_plugin.topology import cores_in
@@ -43,6 +43,14 @@ def test_free_cores_and_holders_are_those_of_the_extender(world: World) -> None:
         assert (node.free_mask, node.used_mask) == (info.free_mask, info.used_mask)
         assert node.geometry == info.node.inventory.geometry  # type: ignore[union-attr]
         assert {pod.uid: pod.mask for pod in node.pods} == {uid: info.ledger.mask_of(uid) for uid in info.ledger.by_pod}
+
+
+def test_a_pods_work_counts_in_hours_from_its_last_checkpoint(world: World) -> None:
+    world.held("train", "trn-1", DEVICE, "0")
+    annotations = {"NEURON_DEVS": "1", LAST_CHECKPOINT_KEY: "1971-01-01T00:00:00Z"}
+    world.pod("saved", DEVICE, 1, node="trn-1", annotations=annotations)
+    since = {pod.reference.name: pod.since for pod in cluster_of(world).nodes["trn-1"].pods}
+    assert since == {"train": 0, "saved": 365 * 24}
 
 
 def test_requests_of_all_containers_are_kept(world: World) -> None:
