@@ -99,6 +99,9 @@ class NodeWatch:
     def listed(self, kind: str, records: int, seconds: float) -> None:  # noqa: ARG002 - the reflector's protocol
         """A complete list is in."""
         self._counters.lists[kind] += 1
+        if not records and not self.missing:
+            self.missing = True
+            logger.warning("the Node object is not there", extra={"why": self.problem})
         self.missing = not records
         self.read.set()
 
