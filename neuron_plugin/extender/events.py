@@ -1,9 +1,9 @@
 """Events on what closes nodes: which pod keeps a node from taking new Neuron pods, and why.
 
 Scheduling texts must not name pods, so a pod and reason is reported once: by a warning event on the pod (on the node,
-where its kubelet got no devices for a pod), a log line and a metric. A pod of another scheduler has no assignment for
-the second until its plugin has written one, and two pods that the kubelet swapped overlap for as long: what ends by
-itself within ``PATIENCE_SECONDS`` is not reported.
+where its kubelet got no devices for a pod, or where its plugin is silent), a log line and a metric. A pod of another
+scheduler has no assignment for the second until its plugin has written one, and two pods that the kubelet swapped
+overlap for as long: what ends by itself within ``PATIENCE_SECONDS`` is not reported.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from neuron_plugin.extender.state import OVERLAPPING_ASSIGNMENTS, ClusterState
 REPORTER = "neuron-plugin.io/extender"
 PERIOD_SECONDS = 2.0
 PATIENCE_SECONDS = 10.0
+SILENT_SECONDS = 60.0
+"""How long a plugin must not renew its Lease before that is reported: a rollout takes less."""
 MOST_AT_ONCE = 20
 """Events per look: a cluster that is all wrong shows in the metric, not in a storm of events."""
 
@@ -41,7 +43,11 @@ EVENT_REASONS = {
 ADMISSION_REJECTED = "NeuronAdmissionRejected"
 """The reason of the event on a node whose kubelet got no devices for a pod."""
 
+PLUGIN_SILENT = "NeuronPluginSilent"
+"""The reason of the event on a node whose plugin does not renew its Lease."""
+
 _TIMEOUT_SECONDS = 5.0
+_REPORTED = float("inf")
 _log = logging.getLogger(__name__)
 
 
@@ -69,6 +75,7 @@ class PodEvents:
         self._clock = clock
         self._since: dict[tuple[PodUid, str], float] = {}
         self._reported: set[tuple[PodUid, str]] = set()
+        self._silent: dict[str, float] = {}  # by node, since when; or that it is reported
 
     async def run(self) -> NoReturn:
         """Look every few seconds until cancelled."""
@@ -84,6 +91,7 @@ class PodEvents:
             return
         await self._report_rejections(rejections)
         now = self._clock.now()
+        await self._report_silent_plugins(now)
         unclear = {
             (pod.uid, reason.code): (pod, reason, info.name)
             for info in self._state.nodes.values()
@@ -115,6 +123,22 @@ class PodEvents:
                     f"The kubelet got no devices for pod {pod}: the plugin is away. No Neuron pod comes here until it"
                 )
                 await write_event(self._api, regarding, ADMISSION_REJECTED, f"{note} renews its Lease.", self._instance)
+
+    async def _report_silent_plugins(self, now: float) -> None:
+        """Each has one log line and one event, and one log line when it is back."""
+        before = self._silent
+        self._silent = {name: before.get(name, now) for name, info in self._state.nodes.items() if info.stale}
+        for name in self._state.nodes.keys() & before.keys() - self._silent.keys():
+            if before[name] == _REPORTED:
+                _log.info("plugin renews its Lease again", extra={"node": name})
+        due = [name for name, since in self._silent.items() if now - since >= SILENT_SECONDS]
+        self._silent |= dict.fromkeys(due, _REPORTED)
+        for number, name in enumerate(due):
+            _log.warning("plugin does not renew its Lease", extra={"node": name})
+            if number < MOST_AT_ONCE:
+                regarding = ObjectReference("Node", name, name, "v1")
+                note = "The Neuron plugin does not renew its Lease: no new Neuron pod comes here until it does."
+                await write_event(self._api, regarding, PLUGIN_SILENT, f"{note} Does its pod run?", self._instance)
 
     async def _write(self, pod: PodReference, reason: Rejection, node: str) -> None:
         note = f"{reason.detail}. Node {node} takes no new Neuron pod until this one ends or is assigned."
