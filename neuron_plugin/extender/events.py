@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import NoReturn
 
 from neuron_plugin.allocation import (
@@ -43,6 +44,8 @@ EVENT_REASONS = {
 ADMISSION_REJECTED = "NeuronAdmissionRejected"
 """The reason of the event on a node whose kubelet got no devices for a pod."""
 
+NO_PREEMPTION = "NeuronNoPreemption"
+"""The reason of the event on a pod for which no eviction opens a linked set."""
 PLUGIN_SILENT = "NeuronPluginSilent"
 """The reason of the event on a node whose plugin does not renew its Lease."""
 
@@ -75,6 +78,7 @@ class PodEvents:
         self._clock = clock
         self._since: dict[tuple[PodUid, str], float] = {}
         self._reported: set[tuple[PodUid, str]] = set()
+        self._without_victims: set[PodUid] = set()
         self._silent: dict[str, float] = {}  # by node, since when; or that it is reported
 
     async def run(self) -> NoReturn:
@@ -87,11 +91,14 @@ class PodEvents:
         """Report what is due: each pod and reason once, and again after it had ended."""
         rejections = list(self._state.rejections)
         self._state.rejections.clear()
+        without_victims = {pod.uid: pod for pod in self._state.without_victims}
+        self._state.without_victims.clear()
         if self._readiness.why_not:
             return
         await self._report_rejections(rejections)
         now = self._clock.now()
         await self._report_silent_plugins(now)
+        await self._report_without_victims(without_victims)
         unclear = {
             (pod.uid, reason.code): (pod, reason, info.name)
             for info in self._state.nodes.values()
@@ -139,6 +146,19 @@ class PodEvents:
                 regarding = ObjectReference("Node", name, name, "v1")
                 note = "The Neuron plugin does not renew its Lease: no new Neuron pod comes here until it does."
                 await write_event(self._api, regarding, PLUGIN_SILENT, f"{note} Does its pod run?", self._instance)
+
+    async def _report_without_victims(self, found: Mapping[PodUid, PodReference]) -> None:
+        """kube-scheduler says of such a pod only that no node is a candidate; it asks again and again."""
+        self._without_victims &= self._state.pods.keys()
+        due = [pod for uid, pod in found.items() if uid not in self._without_victims][:MOST_AT_ONCE]
+        self._without_victims.update(pod.uid for pod in due)
+        for pod in due:
+            note = (
+                "No eviction of pods of lower priority opens a linked set of Neuron devices for this pod. "
+                f"What is in its way: neuron-plugin explain {pod}; what would make room: neuron-plugin plan."
+            )
+            regarding = ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace)
+            await write_event(self._api, regarding, NO_PREEMPTION, note, self._instance)
 
     async def _write(self, pod: PodReference, reason: Rejection, node: str) -> None:
         note = f"{reason.detail}. Node {node} takes no new Neuron pod until this one ends or is assigned."

@@ -407,7 +407,8 @@ class ClusterState:
     ``nodes`` by name, live ``pods`` that ask for Neuron as the watch shows them, and pods that filter or binds have
     ``assumed`` and the watch has not shown yet; ``capacities`` by node name, where a subscript with an unknown name
     gives ``UNKNOWN_NODE``. ``members`` are the live pods of each PodGroup; ``min_counts`` how many of them must be
-    placed for any to be. ``rejections`` are pods that their kubelets got no devices for, until they are reported.
+    placed for any to be. ``rejections`` are pods that their kubelets got no devices for, and
+    ``without_victims`` those for which no eviction opens a set, until they are reported.
     ``version`` is the one before the first of ``changes``.
 
     ``renewals`` has by node name when its plugin last renewed its Lease, as the Lease says. It is for people. A renewal
@@ -425,6 +426,7 @@ class ClusterState:
         self.min_counts: dict[tuple[str, str], int] = {}
         self.members: defaultdict[tuple[str, str], dict[PodUid, NeuronPod]] = defaultdict(dict)
         self.rejections: deque[NeuronPod] = deque(maxlen=MOST_REJECTIONS)
+        self.without_victims: deque[PodReference] = deque(maxlen=MOST_REJECTIONS)
         self.renewals: dict[str, str] = {}
         self.nodes: Mapping[str, NodeInfo] = MappingProxyType(self._nodes)
         self.capacities: Mapping[str, Capacity | Rejection] = self._capacities

@@ -176,3 +176,17 @@ async def test_a_rollout_is_no_silence(world: World, reports: Reports, caplog: p
     world.state.remove_node("node", world.state.nodes["node"].node.uid)
     assert await reports.at(700) == []
     assert not caplog.records
+
+
+async def test_a_pod_for_which_no_eviction_opens_a_set_learns_once_where_to_look(
+    world: World, reports: Reports
+) -> None:
+    waiting = record_of(world.pod("waiting", DEVICE, 4))
+    world.state.without_victims.extend([waiting.reference] * 3)
+
+    (event,) = await reports.at(0.0)
+    world.state.without_victims.append(waiting.reference)
+    assert await reports.at(10.0) == []
+
+    assert (event["regarding"]["name"], event["reason"]) == ("waiting", "NeuronNoPreemption")
+    assert "neuron-plugin explain default/waiting" in event["note"]
