@@ -176,7 +176,7 @@ def _explained(error: msgspec.ValidationError, kind: Any) -> str:
         text += f"; choose among {', '.join(typing.cast('type[enum.StrEnum]', item))}"
     elif isinstance(plain, type) and issubclass(plain, msgspec.Struct) and "unknown field" in text:
         text += f"; known keys: {', '.join(sorted(field.encode_name for field in msgspec.structs.fields(plain)))}"
-    return text + at + path
+    return f"{text}{at}{path}" if "." in path else text  # an item of a list is named by its value
 
 
 def _bounds(kind: Any) -> str:

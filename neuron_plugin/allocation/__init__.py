@@ -99,7 +99,6 @@ from neuron_plugin.allocation.rejection import (
     INVALID_REQUEST,
     NO_ASSIGNMENT,
     UNREADABLE_ASSIGNMENT,
-    UNSUPPORTED_COUNT,
     WRONG_PRODUCT,
     Rejection,
 )

@@ -1,15 +1,16 @@
 """Why a request gets nothing, as a value with one of a few fixed texts.
 
 kube-scheduler counts nodes per distinct text, so a text names neither node, pod nor ids; ``detail`` does. It joins the
-texts by commas and sets the full stop (pkg/scheduler/framework/types.go, FitError), so ours have neither; the vendor's
-sentence stays as it is.
+texts by commas and sets the full stop (pkg/scheduler/framework/types.go, FitError), so ours have neither at the end;
+the vendor's sentence stays as it is.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from neuron_plugin.topology import Geometry, Unit
+from neuron_plugin.allocation.resources import ranges
+from neuron_plugin.topology import Geometry, Unit, valid_counts
 
 _PLURALS = {Unit.DEVICE: "devices", Unit.CORE: "cores"}
 
@@ -45,16 +46,13 @@ SHARED_DEVICE = Rejection(
 )
 
 
-UNSUPPORTED_COUNT = "unsupported-count"
-"""The code of the next one."""
-
-
 def unsupported_count(geometry: Geometry, unit: Unit, count: int) -> Rejection:
-    """The vendor's own sentence for a count that can never be met on this type."""
+    """The vendor's own sentences for a count that can never be met on this type, and the counts that can."""
+    supported = ranges(valid_counts(geometry, unit)).replace(",", " or ")
     return Rejection(
-        UNSUPPORTED_COUNT,
+        "unsupported-count",
         f"Instance type {geometry.instance_type} does not support requests for {unit}: {count}. "
-        f"Please request a different number of {_PLURALS[unit]}.",
+        f"Please request a different number of {_PLURALS[unit]}. It supports {supported}",
     )
 
 

@@ -104,7 +104,7 @@ def run(arguments: Namespace) -> int:
         CommandError: the simulated cluster was not ready in time.
     """
     for instance_type in arguments.nodes.values():
-        known_types(instance_type)
+        known_types(instance_type, flag="--nodes")
     with _directory(arguments.directory) as root, contextlib.suppress(asyncio.CancelledError):
         try:
             asyncio.run(_play(root, arguments.nodes))

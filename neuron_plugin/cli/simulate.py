@@ -101,8 +101,8 @@ def add_faults(parser: Parser, run: Run) -> None:
             (group if argument.startswith("--") else kind).add_argument(argument, **ARGUMENTS[argument])
 
 
-def known_types(name: str, file: Path | None = None) -> Catalogue:
-    """The instance types, ``name`` among them.
+def known_types(name: str, file: Path | None = None, *, flag: str = "--type") -> Catalogue:
+    """The instance types, among them ``name``, which ``flag`` gave.
 
     Raises:
         UsageError: it is not.
@@ -110,7 +110,7 @@ def known_types(name: str, file: Path | None = None) -> Catalogue:
     """
     types = load_catalogue(file)
     if name not in types:
-        raise UsageError(f"--type {name} is not known: see 'neuron-plugin simulate types'")
+        raise UsageError(f"{flag} {name} is not known: see 'neuron-plugin simulate types'")
     return types
 
 

@@ -36,17 +36,17 @@ def add_flags(parser: ArgumentParser) -> None:
     add_kubeconfig_flag(parser)
     leases = f"namespace of the nodes' Leases, as for 'run' (default: {_NAMESPACE})"
     parser.add_argument("--lease-namespace", metavar="TEXT", default=_NAMESPACE, help=leases)
-    condition = "the condition that the plugin kept, as for 'run' (default: it kept none)"
-    parser.add_argument("--node-condition", metavar="TEXT", default="", help=condition)
+    condition = "a node condition that the plugin kept, by either setting of 'run'; may be repeated (default: none)"
+    parser.add_argument("--node-condition", metavar="TEXT", action="append", default=[], help=condition)
 
 
 def run(arguments: Namespace) -> int:
     """Remove it, and name the nodes."""
     if arguments.all and arguments.nodes:
         raise UsageError("--all and names of nodes exclude each other: give one of them")
-    if arguments.node_condition in TAKEN_CONDITIONS:
-        writer = TAKEN_CONDITIONS[arguments.node_condition]
-        raise UsageError(f"--node-condition is {arguments.node_condition!r}, which {writer} writes: it is not removed")
+    for condition in arguments.node_condition:
+        if writer := TAKEN_CONDITIONS.get(condition):
+            raise UsageError(f"--node-condition is {condition!r}, which {writer} writes: it is not removed")
     names = [] if arguments.all else arguments.nodes or [os.environ.get("NODE_NAME", "")]
     if names == [""]:
         raise UsageError("no node: give names of nodes, --all, or set NODE_NAME")

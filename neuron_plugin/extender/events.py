@@ -1,15 +1,16 @@
 """Events on what closes nodes: which pod keeps a node from taking new Neuron pods, and why.
 
 Scheduling texts must not name pods, so a pod and reason is reported once: by a warning event on the pod (on the node,
-where its kubelet got no devices for a pod), a log line and a metric. A pod of another scheduler has no assignment for
-the second until its plugin has written one, and two pods that the kubelet swapped overlap for as long: what ends by
-itself within ``PATIENCE_SECONDS`` is not reported.
+where its kubelet got no devices for a pod, or where its plugin is silent), a log line and a metric. A pod of another
+scheduler has no assignment for the second until its plugin has written one, and two pods that the kubelet swapped
+overlap for as long: what ends by itself within ``PATIENCE_SECONDS`` is not reported.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import NoReturn
 
 from neuron_plugin.allocation import (
@@ -28,6 +29,8 @@ from neuron_plugin.extender.state import OVERLAPPING_ASSIGNMENTS, ClusterState
 REPORTER = "neuron-plugin.io/extender"
 PERIOD_SECONDS = 2.0
 PATIENCE_SECONDS = 10.0
+SILENT_SECONDS = 60.0
+"""How long a plugin must not renew its Lease before that is reported: a rollout takes less."""
 MOST_AT_ONCE = 20
 """Events per look: a cluster that is all wrong shows in the metric, not in a storm of events."""
 
@@ -41,7 +44,13 @@ EVENT_REASONS = {
 ADMISSION_REJECTED = "NeuronAdmissionRejected"
 """The reason of the event on a node whose kubelet got no devices for a pod."""
 
+NO_PREEMPTION = "NeuronNoPreemption"
+"""The reason of the event on a pod for which no eviction opens a linked set."""
+PLUGIN_SILENT = "NeuronPluginSilent"
+"""The reason of the event on a node whose plugin does not renew its Lease."""
+
 _TIMEOUT_SECONDS = 5.0
+_REPORTED = float("inf")
 _log = logging.getLogger(__name__)
 
 
@@ -69,6 +78,8 @@ class PodEvents:
         self._clock = clock
         self._since: dict[tuple[PodUid, str], float] = {}
         self._reported: set[tuple[PodUid, str]] = set()
+        self._without_victims: set[PodUid] = set()
+        self._silent: dict[str, float] = {}  # by node, since when; or that it is reported
 
     async def run(self) -> NoReturn:
         """Look every few seconds until cancelled."""
@@ -80,10 +91,14 @@ class PodEvents:
         """Report what is due: each pod and reason once, and again after it had ended."""
         rejections = list(self._state.rejections)
         self._state.rejections.clear()
+        without_victims = {pod.uid: pod for pod in self._state.without_victims}
+        self._state.without_victims.clear()
         if self._readiness.why_not:
             return
         await self._report_rejections(rejections)
         now = self._clock.now()
+        await self._report_silent_plugins(now)
+        await self._report_without_victims(without_victims)
         unclear = {
             (pod.uid, reason.code): (pod, reason, info.name)
             for info in self._state.nodes.values()
@@ -115,6 +130,35 @@ class PodEvents:
                     f"The kubelet got no devices for pod {pod}: the plugin is away. No Neuron pod comes here until it"
                 )
                 await write_event(self._api, regarding, ADMISSION_REJECTED, f"{note} renews its Lease.", self._instance)
+
+    async def _report_silent_plugins(self, now: float) -> None:
+        """Each has one log line and one event, and one log line when it is back."""
+        before = self._silent
+        self._silent = {name: before.get(name, now) for name, info in self._state.nodes.items() if info.stale}
+        for name in self._state.nodes.keys() & before.keys() - self._silent.keys():
+            if before[name] == _REPORTED:
+                _log.info("plugin renews its Lease again", extra={"node": name})
+        due = [name for name, since in self._silent.items() if now - since >= SILENT_SECONDS]
+        self._silent |= dict.fromkeys(due, _REPORTED)
+        for number, name in enumerate(due):
+            _log.warning("plugin does not renew its Lease", extra={"node": name})
+            if number < MOST_AT_ONCE:
+                regarding = ObjectReference("Node", name, name, "v1")
+                note = "The Neuron plugin does not renew its Lease: no new Neuron pod comes here until it does."
+                await write_event(self._api, regarding, PLUGIN_SILENT, f"{note} Does its pod run?", self._instance)
+
+    async def _report_without_victims(self, found: Mapping[PodUid, PodReference]) -> None:
+        """kube-scheduler says of such a pod only that no node is a candidate; it asks again and again."""
+        self._without_victims &= self._state.pods.keys()
+        due = [pod for uid, pod in found.items() if uid not in self._without_victims][:MOST_AT_ONCE]
+        self._without_victims.update(pod.uid for pod in due)
+        for pod in due:
+            note = (
+                "No eviction of pods of lower priority opens a linked set of Neuron devices for this pod. "
+                f"What is in its way: neuron-plugin explain {pod}; what would make room: neuron-plugin plan."
+            )
+            regarding = ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace)
+            await write_event(self._api, regarding, NO_PREEMPTION, note, self._instance)
 
     async def _write(self, pod: PodReference, reason: Rejection, node: str) -> None:
         note = f"{reason.detail}. Node {node} takes no new Neuron pod until this one ends or is assigned."

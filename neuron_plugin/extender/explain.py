@@ -18,7 +18,6 @@ import msgspec
 
 from neuron_plugin.allocation import (
     PREFIX,
-    UNSUPPORTED_COUNT,
     WRONG_PRODUCT,
     ContainerRequest,
     DeviceFacts,
@@ -32,7 +31,7 @@ from neuron_plugin.allocation import (
 from neuron_plugin.extender.node_rules import LOOKED_AT, NOT_LOOKED_AT, NodeRules, PodRules, objections
 from neuron_plugin.extender.state import ClusterState, NodeInfo
 from neuron_plugin.extender.views import node_view
-from neuron_plugin.topology import Geometry, Unit, cores_in, valid_counts, valid_sets
+from neuron_plugin.topology import Geometry, Unit, cores_in, valid_sets
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -152,10 +151,6 @@ def explain_node(info: NodeInfo, request: PodRequest) -> NodeExplanation:
         return NodeExplanation(info.name, fits=True, reason="", sets=tuple(sets), details=tuple(details))
     if placed is WRONG_PRODUCT:
         details.append(f"its devices are {' or '.join(sorted(facts.names))}")
-    for part in request:
-        counts = valid_counts(geometry, part.resource.unit)
-        if placed.code == UNSUPPORTED_COUNT and part.count not in counts:
-            details.append(f"{part.container}: what can be requested there is {ranges(counts)} {part.resource.unit}s")
     blocked = tuple(each for part in request for each in _blocked(info, part, facts.unused))
     return NodeExplanation(info.name, fits=False, reason=placed.text, blocked=blocked, details=tuple(details))
 

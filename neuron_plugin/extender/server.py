@@ -171,6 +171,8 @@ class ExtenderService:
         has_place = self._assumptions.has_place(pod)  # or others are moved away for it already
         has_place = has_place or pod.uid in self._state.reserved
         chosen = {} if has_place else preempt(self._state, request, args.victims, unoffered_below=below)
+        if request and args.victims and not (chosen or has_place):
+            self._state.without_victims.append(pod.reference)
         fewest = min((len(victims.uids) for victims in chosen.values()), default=0)
         fields = {"nodes": len(args.victims), "passed": len(chosen), "fewest_victims": fewest}
         return wire.encode_victims(chosen), _asked(pod, request) | fields

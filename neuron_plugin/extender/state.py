@@ -437,7 +437,8 @@ class ClusterState:
     ``assumed`` and the watch has not shown yet; ``capacities`` by node name, where a subscript with an unknown name
     gives ``UNKNOWN_NODE``. ``reserved`` are cores kept for unbound pods. ``members`` are the live pods of each
     PodGroup; ``min_counts`` how many of them must be placed for any to be. ``rejections`` are pods that their kubelets
-    got no devices for, until they are reported. ``version`` is the one before the first of ``changes``.
+    got no devices for, and ``without_victims`` those for which no eviction opens a set, until they are reported.
+    ``version`` is the one before the first of ``changes``.
 
     ``movable_namespaces`` are those whose pods may be evicted to make room, where a pod does not say otherwise.
 
@@ -457,6 +458,7 @@ class ClusterState:
         self.min_counts: dict[tuple[str, str], int] = {}
         self.members: defaultdict[tuple[str, str], dict[PodUid, NeuronPod]] = defaultdict(dict)
         self.rejections: deque[NeuronPod] = deque(maxlen=MOST_REJECTIONS)
+        self.without_victims: deque[PodReference] = deque(maxlen=MOST_REJECTIONS)
         self.movable_namespaces: frozenset[str] = frozenset()
         self.renewals: dict[str, str] = {}
         self.nodes: Mapping[str, NodeInfo] = MappingProxyType(self._nodes)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
@@ -85,10 +84,11 @@ LEAVE_SECONDS = 1.6
 seconds."""
 CONNECT_RETRY_SECONDS = 10.0
 """Between two looks for usable API server settings: a service account's files may come late."""
+NOT_READY_SECONDS = 10.0
+"""How long the node must not be ready before its condition says so. Restarts of kubelet and plugin take less, and no
+rule is to add a taint for them."""
 CDI_SECONDS = 5.0
 """Between two looks at the CDI specification."""
-REPEAT_SECONDS = 600.0
-"""Between two times the Node object is written where no Lease shows that it was created again."""
 
 
 class CgroupTree:
@@ -284,21 +284,23 @@ class NodeDaemon:
                 tasks.create_task(self.pods.run(api), name="pods")
                 tasks.create_task(self.own_node.run(api), name="own node")
                 tasks.create_task(self.publisher.queue.run(api), name="writes")
-                tasks.create_task(self._repeat_node_writes(), name="node object")
                 if self._settings.node_lease:
                     tasks.create_task(self.lease.run(api), name="lease")
+                if self._settings.ready_condition:
+                    tasks.create_task(self._keep_ready_condition(), name="ready condition")
         finally:
             self._api = None
 
-    async def _repeat_node_writes(self) -> None:
-        """Write on the Node object again when it was created again, which the Lease shows; else now and then."""
-        seen, last = self.lease.created_again, time.monotonic()
+    async def _keep_ready_condition(self) -> None:
+        """Say on the Node object that pods can get devices here at once, and that they cannot once that has lasted."""
+        name, loop = self._settings.ready_condition, asyncio.get_running_loop()
+        last_ready = loop.time()
         while True:
-            await asyncio.sleep(1.0)
-            overdue = not self._settings.node_lease and time.monotonic() - last >= REPEAT_SECONDS
-            if self.lease.created_again != seen or overdue:
-                seen, last = self.lease.created_again, time.monotonic()
-                self.publisher.write_on_node_again()
+            is_ready, reason, message = self.status.ready_condition()
+            last_ready = loop.time() if is_ready else last_ready
+            if is_ready or loop.time() - last_ready >= NOT_READY_SECONDS:
+                self.publisher.write_condition(name, status=is_ready, reason=reason, message=message)
+            await asyncio.sleep(TURN_SECONDS)
 
     async def _take_turns(self) -> None:
         """What changes without an event, and what is due; some microseconds if nothing is."""

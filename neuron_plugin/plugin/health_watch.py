@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from neuron_plugin.allocation import format_ids
-from neuron_plugin.cluster import ApiRequest, ObjectReference, create_event, report_node_condition, utc_now
+from neuron_plugin.cluster import ApiRequest, ObjectReference, create_event, utc_now
 from neuron_plugin.hardware import Inventory, KernelError, KernelLog, Severity, blind_spots
 from neuron_plugin.plugin.health import (
     FILE_NAME,
@@ -58,8 +58,6 @@ class HealthWatch:
         self._file = settings.state_dir / FILE_NAME if settings.state_dir else None
         self._saved = load(self._file) if self._file else {}
         self.state = HealthState(self._saved)
-        self._condition: tuple[bool | None, str] | None = None
-        self._condition_since = utc_now()
         self._found = asyncio.Event()
         self._news = asyncio.Event()
 
@@ -118,27 +116,10 @@ class HealthWatch:
                 subject = f"health event {transition.after.name} of {format_ids(transition.devices)}"
                 self._publisher.write(subject, health_event(transition, self._settings.node_name, utc_now()))
         if (changes or first) and self._publisher and self._settings.node_condition:
-            self._write_condition(self._publisher)
+            status, reason, message = node_condition(self.state)
+            name = self._settings.node_condition
+            self._publisher.write_condition(name, status=status, reason=reason, message=message)
         return bool(changes)
-
-    def _write_condition(self, publisher: Publisher) -> None:
-        status, reason, message = node_condition(self.state)
-        if self._condition == (status, message):
-            return
-        now = utc_now()
-        if self._condition is None or self._condition[0] != status:
-            self._condition_since = now
-        self._condition = status, message
-        request = report_node_condition(
-            self._settings.node_name,
-            condition=self._settings.node_condition,
-            status=status,
-            reason=reason,
-            message=message,
-            since=self._condition_since,
-            now=now,
-        )
-        publisher.write_on_node("health condition", request)
 
     def _report(self, source: str, problem: str) -> None:
         """Note whether a source works; a change is logged once."""

@@ -60,20 +60,14 @@ def node_lease(namespace: str, node: str) -> LeaseName:
 
 
 class NodeLease:
-    """Renews the Lease of ``node`` while ``serving``.
-
-    ``created_again`` counts how often the Lease had gone and was created again. It goes with its node, and so did
-    everything else that was written there.
-    """
+    """Renews the Lease of ``node`` while ``serving``."""
 
     def __init__(self, namespace: str, node: str, times: LeaseTimes) -> None:
         self.serving = False
-        self.created_again = 0
         self._lease = node_lease(namespace, node)
         self._node = node
         self._times = times
         self._seen: Lease | None = None
-        self._was_there = False
         self._ended = False
         self._due = asyncio.Event()
         self._failing = False
@@ -145,8 +139,6 @@ class NodeLease:
             node = NODES.decode(await send(api, read_node(self._node), timeout_seconds=self._times.renew))
             lease = replace(self._lease, holder="", owner=ObjectReference("Node", node.name, node.uid, "v1"))
             seen = await self._sent(api, create_lease(lease, duration_seconds=self._times.duration, now=utc_now()))
-            self.created_again += self._was_there
-        self._was_there = True
         return seen
 
     async def _sent(self, api: ApiServer, request: ApiRequest) -> Lease:

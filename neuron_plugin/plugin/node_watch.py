@@ -1,8 +1,9 @@
-"""This node's own Node object: whether there is one, and which of its devices an operator has taken out of service.
+"""This node's own Node object: whether there is one, what it says of us, and which devices an operator has disabled.
 
 A watch of the one object by its name. The API server has an index for that, because each kubelet does the same. The
 disabled devices stand in an annotation, not in the plugin's settings, so that they are changed without a restart and go
-with the node. They are read before the first of the kubelet's calls is answered.
+with the node. They are read before the first of the kubelet's calls is answered. A Node without our inventory was
+created again, or somebody removed it, so all that we say of the node is written again.
 
 A value that cannot be read changes nothing: the last one that could be read holds. An id that the node does not have
 disables nothing, and takes nothing from the other ids of the list.
@@ -13,7 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from neuron_plugin.allocation import DISABLE_KEY, IdListError, NodeInventory, disabled_devices, format_ids
+from neuron_plugin.allocation import (
+    DISABLE_KEY,
+    INVENTORY_KEY,
+    IdListError,
+    NodeInventory,
+    disabled_devices,
+    format_ids,
+)
 from neuron_plugin.cluster import NODES, ApiServer, Node, ObjectReference, Reflector, Scope, create_event, utc_now
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.publisher import REPORTER, Publisher
@@ -26,7 +34,8 @@ _MOST_QUOTED = 60
 class NodeWatch:
     """Follows the Node object for as long as ``run`` runs. A change of the disabled devices sets ``changed``.
 
-    ``unreadable`` says why the annotation cannot be read. ``missing``: the API server has no such node.
+    ``unreadable`` says why the annotation cannot be read. ``missing``: the API server has no such node. ``inventory``
+    is the annotation with the inventory as the API server has it.
     """
 
     def __init__(self, node_name: str, changed: asyncio.Event, publisher: Publisher, counters: Counters) -> None:
@@ -35,6 +44,7 @@ class NodeWatch:
         self.disabled: tuple[int, ...] = ()
         self.unreadable = ""
         self.missing = False
+        self.inventory = ""
         self._node_name = node_name
         self._changed = changed
         self._publisher = publisher
@@ -52,7 +62,7 @@ class NodeWatch:
     async def run(self, api: ApiServer) -> None:
         """Follow the Node object until cancelled."""
         scope = Scope(field_selector=f"metadata.name={self._node_name}")
-        reflector = Reflector(api, NODES, _annotation, scope=scope, observer=self)
+        reflector = Reflector(api, NODES, _annotations, scope=scope, observer=self)
         reflector.subscribe(self._see)
         await reflector.run()
 
@@ -89,6 +99,9 @@ class NodeWatch:
     def listed(self, kind: str, records: int, seconds: float) -> None:  # noqa: ARG002 - the reflector's protocol
         """A complete list is in."""
         self._counters.lists[kind] += 1
+        if not records and not self.missing:
+            self.missing = True
+            logger.warning("the Node object is not there", extra={"why": self.problem})
         self.missing = not records
         self.read.set()
 
@@ -96,19 +109,24 @@ class NodeWatch:
         """A list or watch ended."""
         self._counters.watch_restarts[kind, cause] += 1
 
-    def _see(self, uid: str, old: str | None, new: str | None) -> None:  # noqa: ARG002 - as above
+    def _see(self, uid: str, old: tuple[str, str] | None, new: tuple[str, str] | None) -> None:  # noqa: ARG002 - as above
         """The Node object was added, changed or deleted. What a deleted one said holds until there is another."""
         self.missing = new is None
-        if new is None or new == self._text:
+        if new is None:
             return
-        self._text = new
+        text, self.inventory = new
+        if not self.inventory and (old is None or old[1]):  # the Node was created, or somebody removed what we wrote
+            self._publisher.write_on_node_again()
+        if text == self._text:
+            return
+        self._text = text
         try:
-            self.disabled, self.unreadable = disabled_devices(new), ""
+            self.disabled, self.unreadable = disabled_devices(text), ""
         except IdListError as error:
-            self.unreadable = f"{DISABLE_KEY} reads {new[:_MOST_QUOTED]!r}: {error}"
+            self.unreadable = f"{DISABLE_KEY} reads {text[:_MOST_QUOTED]!r}: {error}"
             self._say("InvalidDisabledDevices", f"{self.unreadable}. The last value that could be read holds")
         self._changed.set()
 
 
-def _annotation(node: Node) -> str:
-    return node.annotations.get(DISABLE_KEY, "")
+def _annotations(node: Node) -> tuple[str, str]:
+    return node.annotations.get(DISABLE_KEY, ""), node.annotations.get(INVENTORY_KEY, "")

@@ -15,6 +15,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 
 from neuron_plugin.allocation import (
     ALLOC_TIME_KEY,
@@ -37,6 +38,7 @@ from neuron_plugin.cluster import (
     create_event,
     describe_node,
     describe_pod,
+    report_node_condition,
     send,
     utc_now,
 )
@@ -156,6 +158,7 @@ class Publisher:
         self._now_ns = now_ns
         self._inventory: NodeInventory | None = None
         self._on_node: dict[str, ApiRequest] = {}
+        self._conditions: dict[str, tuple[bool | None, str, datetime]] = {}
         self._on_pods: dict[PodUid, Mapping[str, str | None]] = {}
         self._events: OrderedDict[PodEvent, None] = OrderedDict()
         self._unhealthy: Mapping[PodReference, Mapping[int, str]] = {}
@@ -254,6 +257,25 @@ class Publisher:
         """Have something written on the Node object, and again when the object was created again."""
         self._on_node[subject] = request
         self.queue.put(subject, request)
+
+    def write_condition(self, condition: str, *, status: bool | None, reason: str, message: str) -> None:
+        """Have a condition written on the Node object if its status or message has changed; None is Unknown."""
+        was, said, since = self._conditions.get(condition, (None, "", None))
+        if since and (was, said) == (status, message):
+            return
+        now = utc_now()
+        since = since if since and was == status else now
+        self._conditions[condition] = status, message, since
+        request = report_node_condition(
+            self._node_name,
+            condition=condition,
+            status=status,
+            reason=reason,
+            message=message,
+            since=since,
+            now=now,
+        )
+        self.write_on_node(f"condition {condition}", request)
 
     def write_on_node_again(self) -> None:
         """Write everything on the Node object once more: it was created again, or may have been."""

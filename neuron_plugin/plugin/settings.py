@@ -133,6 +133,13 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         str,
         Meta(description="node condition to keep: True while all devices are healthy, such as NeuronDevicesHealthy"),
     ] = ""
+    ready_condition: Annotated[
+        str,
+        Meta(
+            description="node condition to keep: True while the kubelet follows every resource and the inventory is on "
+            "the node, such as NeuronDevicesReady"
+        ),
+    ] = ""
     label_pods_on_sick_devices: Annotated[
         bool, Meta(description="set the label neuron-plugin.io/device-unhealthy on pods while a device of theirs is so")
     ] = False
@@ -173,8 +180,17 @@ def check(settings: PluginSettings) -> None:
             f"lease-renew-seconds is {renew:g} and lease-duration-seconds {duration:g}: one late renewal would close "
             f"the node. Expected a duration of at least {2 * renew:g}, or no-node-lease"
         )
-    if settings.node_condition in TAKEN_CONDITIONS:
+    health, ready = settings.node_condition, settings.ready_condition
+    for setting, name, example in (
+        ("node-condition", health, "NeuronDevicesHealthy"),
+        ("ready-condition", ready, "NeuronDevicesReady"),
+    ):
+        if name in TAKEN_CONDITIONS:
+            raise SettingsError(
+                f"{setting} is {name!r}, which {TAKEN_CONDITIONS[name]} writes: choose another name, such as {example}"
+            )
+    if health and health == ready:
         raise SettingsError(
-            f"node-condition is {settings.node_condition!r}, which {TAKEN_CONDITIONS[settings.node_condition]} writes: "
-            "choose another name, such as NeuronDevicesHealthy"
+            f"node-condition and ready-condition are both {health!r}: expected two names, such as NeuronDevicesHealthy "
+            "and NeuronDevicesReady"
         )

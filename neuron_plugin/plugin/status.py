@@ -12,7 +12,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from neuron_plugin import __version__
-from neuron_plugin.allocation import DISABLE_KEY, Allocation, DecisionLog, Resource, decisions_document, ids_of, mask_of
+from neuron_plugin.allocation import (
+    DISABLE_KEY,
+    INVENTORY_KEY,
+    Allocation,
+    DecisionLog,
+    Resource,
+    decisions_document,
+    ids_of,
+    mask_of,
+    write_inventory,
+)
 from neuron_plugin.build import Build, build
 from neuron_plugin.http_server import Health
 from neuron_plugin.kubelet import DevicePluginServer, KubeletCounters, dial
@@ -86,6 +96,8 @@ METRICS: Mapping[str, tuple[str, Sequence[str], str]] = {
 }
 """Every metric by its name without the prefix: kind, labels, meaning."""
 
+_NO_DEVICE = "no Neuron device has been found: is the driver loaded?"
+
 Samples = Mapping[tuple[str, ...], float]
 
 
@@ -131,8 +143,7 @@ class PluginStatus:
         snapshot = self._node.snapshot
         checks = {"node": self._own_node.problem} if self._own_node else {}
         if snapshot is None:
-            no_device = "no Neuron device has been found: is the driver loaded?"
-            return Health({"devices": no_device, **checks}, tuple(notes))
+            return Health({"devices": _NO_DEVICE, **checks}, tuple(notes))
         if self._own_node and self._own_node.unreadable:
             notes.append(f"disabled devices are those of before: {self._own_node.unreadable}")
         if snapshot.inputs.recorded.unreadable:
@@ -142,6 +153,21 @@ class PluginStatus:
             for server in self._servers
         }
         return Health(checks, tuple(notes))
+
+    def ready_condition(self) -> tuple[bool, str, str]:
+        """Status, reason and message of the condition ``--ready-condition``: whether pods can get devices here.
+
+        The extender knows a node by its inventory, so registered resources alone are not enough.
+        """
+        snapshot = self._node.snapshot
+        if snapshot is None:
+            return False, "NoDevices", _NO_DEVICE
+        if missing := [server.resource for server in self._servers if not server.registered.is_set()]:
+            return False, "NotRegistered", f"the kubelet does not follow {', '.join(missing)}"
+        if self._own_node is None or self._own_node.inventory != write_inventory(snapshot.published_inventory):
+            return False, "InventoryNotPublished", f"the node's annotation {INVENTORY_KEY} is not the plugin's last one"
+        count = len(snapshot.inventory.listed)
+        return True, "DevicesReady", f"{count} Neuron devices are registered, and the inventory is published"
 
     def decisions(self) -> bytes:
         """``/decisions``: all that is remembered, oldest first, each with its candidates."""

@@ -7,7 +7,7 @@ gone for good, from anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from neuron_plugin.cluster import (
     LEASES,
@@ -29,11 +29,13 @@ from neuron_plugin.plugin.publisher import withdrawal
 TIMEOUT_SECONDS = 30.0
 
 
-async def uninstall_nodes(api: ApiServer, names: Iterable[str], namespace: str, condition: str = "") -> list[str]:
+async def uninstall_nodes(
+    api: ApiServer, names: Iterable[str], namespace: str, conditions: Collection[str] = ()
+) -> list[str]:
     """Take back what was said of these nodes; those where there was something. A node that is gone is no error.
 
-    ``condition`` is the node condition that the plugins kept, if any: its name is one of their settings, so nothing
-    else shows that it is theirs.
+    ``conditions`` are the node conditions that the plugins kept, if any: their names are settings, so nothing else
+    shows that they are the plugins'.
 
     Raises:
         ClusterError: the API server refused or did not answer; what was done is done, and doing it again is harmless.
@@ -41,7 +43,7 @@ async def uninstall_nodes(api: ApiServer, names: Iterable[str], namespace: str, 
     done = []
     for name in names:
         found = await _answer(api, read_node(name))
-        patches = _patches(NODES.decode(found), condition) if found is not None else []
+        patches = _patches(NODES.decode(found), conditions) if found is not None else []
         for patch in patches:
             await send(api, patch, timeout_seconds=TIMEOUT_SECONDS)
         lease = await _answer(api, delete_lease(node_lease(namespace, name)))
@@ -50,15 +52,15 @@ async def uninstall_nodes(api: ApiServer, names: Iterable[str], namespace: str, 
     return done
 
 
-async def installed_nodes(api: ApiServer, namespace: str, condition: str = "") -> list[str]:
-    """Every node that a plugin has said something about; ``condition`` as above.
+async def installed_nodes(api: ApiServer, namespace: str, conditions: Collection[str] = ()) -> list[str]:
+    """Every node that a plugin has said something about; ``conditions`` as above.
 
     Raises:
         ClusterError: as above.
     """
     described: dict[str, bool] = {}
     async for nodes in pages(api, NODES, page_timeout_seconds=TIMEOUT_SECONDS):
-        described |= {node.name: bool(_patches(node, condition)) for node in nodes.records}
+        described |= {node.name: bool(_patches(node, conditions)) for node in nodes.records}
     found = {name for name, is_described in described.items() if is_described}
     async for leases in pages(api, LEASES, Scope(namespace), page_timeout_seconds=TIMEOUT_SECONDS):
         for lease in leases.records:
@@ -69,11 +71,11 @@ async def installed_nodes(api: ApiServer, namespace: str, condition: str = "") -
     return sorted(found)
 
 
-def _patches(node: Node, condition: str) -> list[ApiRequest]:
+def _patches(node: Node, conditions: Collection[str]) -> list[ApiRequest]:
     """What takes back all that is said of a node; nothing where nothing is."""
-    removal = [remove_node_condition(node.name, condition)] if condition in node.condition_types else []
+    removals = [remove_node_condition(node.name, each) for each in conditions if each in node.condition_types]
     patch = withdrawal(node)
-    return [patch, *removal] if patch else removal
+    return [patch, *removals] if patch else removals
 
 
 async def _answer(api: ApiServer, request: ApiRequest) -> bytes | None:

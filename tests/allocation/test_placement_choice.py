@@ -122,7 +122,7 @@ def test_t16_seven_devices_on_trn1_get_the_vendors_sentence() -> None:
     assert isinstance(refusal, Rejection)
     assert refusal.text == (
         "Instance type trn1.32xlarge does not support requests for device: 7. "
-        "Please request a different number of devices."
+        "Please request a different number of devices. It supports 1 or 4 or 8 or 16"
     )
     assert not refusal.may_pass
 
@@ -131,7 +131,8 @@ def test_t12_three_cores_on_trn1_get_the_vendors_sentence_for_cores() -> None:
     refusal = choose(TRN1, TRN1.all_mask, Unit.CORE, 3)
     assert isinstance(refusal, Rejection)
     assert refusal.text == (
-        "Instance type trn1.32xlarge does not support requests for core: 3. Please request a different number of cores."
+        "Instance type trn1.32xlarge does not support requests for core: 3. "
+        "Please request a different number of cores. It supports 1-2 or 8 or 16 or 32"
     )
 
 

@@ -22,14 +22,14 @@ TEXTS = [
         unsupported_count(TRN1, Unit.DEVICE, 7),
         (
             "Instance type trn1.32xlarge does not support requests for device: 7. "
-            "Please request a different number of devices."
+            "Please request a different number of devices. It supports 1 or 4 or 8 or 16"
         ),
     ),
     (
         unsupported_count(TRN1, Unit.CORE, 5),
         (
             "Instance type trn1.32xlarge does not support requests for core: 5. "
-            "Please request a different number of cores."
+            "Please request a different number of cores. It supports 1-2 or 8 or 16 or 32"
         ),
     ),
     (too_many(INF1, Unit.DEVICE, 5), "Instance type inf1.6xlarge has 4 Neuron devices and 5 were requested"),

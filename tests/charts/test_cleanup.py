@@ -42,7 +42,7 @@ def test_its_account_and_rights_are_there_before_it() -> None:
 def test_p81_it_may_clear_nodes_and_leases_and_nothing_else() -> None:
     assert rules(of_kind("cleanup", "ClusterRole")[NAME]) == {
         *(("", "nodes", verb, "") for verb in ("get", "list", "patch")),
-        ("", "nodes/status", "patch", ""),  # because the plugin of these values keeps a condition
+        ("", "nodes/status", "patch", ""),  # because the plugin of these values keeps conditions
     }
     assert rules(of_kind("cleanup", "Role")[NAME]) == leases("list", "delete")
 
@@ -51,7 +51,7 @@ def test_the_command_understands_its_arguments() -> None:
     (container,) = containers(job()["template"])
     parsed = build_parser().parse_args(container["args"])
     assert (parsed.all, parsed.nodes, parsed.kubeconfig, parsed.lease_namespace) == (True, [], None, "kube-system")
-    assert parsed.node_condition == "NeuronDevicesHealthy"
+    assert parsed.node_condition == ["NeuronDevicesHealthy", "NeuronDevicesReady"]
 
 
 def test_it_ends_before_helm_stops_waiting() -> None:

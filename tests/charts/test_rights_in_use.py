@@ -18,7 +18,7 @@ from tests.charts.test_rbac import rules
 from tests.support.api_access import Access, Right, in_namespace
 from tests.support.api_server import Fault, Match, StandInApiServer, WatchList
 
-CONDITION = "NeuronDevicesHealthy"
+CONDITIONS = ("--node-condition", "NeuronDevicesHealthy", "--ready-condition", "NeuronDevicesReady")
 USERS = {
     "plugin": ("health", "neuron-plugin"),
     "extender": ("second-scheduler", "neuron-plugin-extender"),
@@ -58,7 +58,7 @@ async def cluster(server: StandInApiServer, access: Access) -> AsyncIterator[Sim
     del access
     with TemporaryDirectory(prefix="np-") as directory:
         types = {NODE_NAME: "inf2.24xlarge"}
-        simulated = SimulatedCluster(Path(directory), types, daemon_flags=("--node-condition", CONDITION))
+        simulated = SimulatedCluster(Path(directory), types, daemon_flags=CONDITIONS)
         simulated.api = server
         async with simulated:
             await simulated.worker.wait_until_offered(Resource.NEURONCORE, 12)

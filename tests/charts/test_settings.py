@@ -75,7 +75,7 @@ def test_p82_choices_of_a_setting_are_the_daemon_s(definition: str) -> None:
 
 
 def test_p82_a_condition_that_another_program_writes_is_refused_as_by_the_daemon() -> None:
-    assert set(DEFINITIONS["pluginSettings"]["properties"]["node-condition"]["not"]["enum"]) == set(TAKEN_CONDITIONS)
+    assert set(DEFINITIONS["nodeCondition"]["not"]["enum"]) == set(TAKEN_CONDITIONS)
 
 
 def test_health_policies_reach_the_daemon_over_its_defaults(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ def test_good_values_are_accepted(good: Manifest) -> None:
 
 @pytest.mark.parametrize("condition", ["NeuronHealth", "It's", "two words", "ends."])
 def test_a_condition_that_would_break_its_fence_is_refused(condition: str) -> None:
-    assert is_refused(nested("devicePlugin.settings.node-condition", condition))
+    for setting in ("node-condition", "ready-condition"):
+        assert is_refused(nested(f"devicePlugin.settings.{setting}", condition))
 
 
 BAD: dict[str, object] = {

@@ -170,7 +170,7 @@ def test_ctrl_c_ends_its_daemons_and_leaves_nothing_not_even_what_a_killed_playg
         (("--nodes", "trn1.32xlarge"), "'trn1.32xlarge' is no TYPE=COUNT"),
         (("--nodes", "trn1.32xlarge=0"), "'trn1.32xlarge=0' is no TYPE=COUNT"),
         (("--nodes", "trn1.32xlarge=9,inf2.48xlarge=8"), "is 17 nodes, expected at most 16"),
-        (("--nodes", "trn7.32xlarge=1"), "--type trn7.32xlarge is not known"),
+        (("--nodes", "trn7.32xlarge=1"), "--nodes trn7.32xlarge is not known"),
         (("--directory", "/proc"), "/proc exists and is no playground"),
         (("--directory", "/var/" + "x" * LONGEST_DIRECTORY_BYTES), "give --directory"),
         (("run",), "no pod: give --ask"),

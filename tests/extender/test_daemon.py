@@ -64,7 +64,7 @@ async def test_seven_devices_on_a_torus_stay_pending_with_the_vendors_sentence(
 
     assert placed.message == (
         "0/1 nodes are available: 1 Instance type trn1.32xlarge does not support requests for device: 7. "
-        "Please request a different number of devices.."
+        "Please request a different number of devices. It supports 1 or 4 or 8 or 16."
     )
 
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 
 from neuron_plugin.cluster import ApiRequest, Clock, Response, UnreachableError
-from neuron_plugin.extender.events import MOST_AT_ONCE, PATIENCE_SECONDS, PodEvents
+from neuron_plugin.extender.events import MOST_AT_ONCE, PATIENCE_SECONDS, SILENT_SECONDS, PodEvents
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
 from tests.extender.world import DEVICE, World, record_of
@@ -143,3 +144,49 @@ async def test_a_node_that_lost_pods_at_admission_is_reported_once_with_one_of_t
     assert "for pod default/second" in event["note"]
     assert reports.metrics.registry.get_sample_value("neuron_extender_rejected_admissions_total") == 2
     assert await reports.at(10.0) == []
+
+
+async def test_a_silent_plugin_is_reported_on_its_node_once_and_when_it_is_back(
+    world: World, reports: Reports, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    world.state.set_stale(frozenset({"node"}))
+
+    assert await reports.at(0.0) == []
+    assert await reports.at(SILENT_SECONDS - 1) == []
+    (event,) = await reports.at(SILENT_SECONDS)
+    assert await reports.at(10 * SILENT_SECONDS) == []
+    world.state.set_stale(frozenset())
+    assert await reports.at(10 * SILENT_SECONDS + 1) == []
+
+    assert (event["regarding"]["kind"], event["regarding"]["name"]) == ("Node", "node")
+    assert event["reason"] == "NeuronPluginSilent"
+    assert [(record.message, vars(record)["node"]) for record in caplog.records] == [
+        ("plugin does not renew its Lease", "node"),
+        ("plugin renews its Lease again", "node"),
+    ]
+
+
+async def test_a_rollout_is_no_silence(world: World, reports: Reports, caplog: pytest.LogCaptureFixture) -> None:
+    for now in range(0, 600, 2):
+        world.state.set_stale(frozenset({"node"}) if now % 60 < SILENT_SECONDS - 2 else frozenset())
+        assert await reports.at(now) == []
+    world.state.set_stale(frozenset({"node"}))
+    await reports.at(600)
+    world.state.remove_node("node", world.state.nodes["node"].node.uid)
+    assert await reports.at(700) == []
+    assert not caplog.records
+
+
+async def test_a_pod_for_which_no_eviction_opens_a_set_learns_once_where_to_look(
+    world: World, reports: Reports
+) -> None:
+    waiting = record_of(world.pod("waiting", DEVICE, 4))
+    world.state.without_victims.extend([waiting.reference] * 3)
+
+    (event,) = await reports.at(0.0)
+    world.state.without_victims.append(waiting.reference)
+    assert await reports.at(10.0) == []
+
+    assert (event["regarding"]["name"], event["reason"]) == ("waiting", "NeuronNoPreemption")
+    assert "neuron-plugin explain default/waiting" in event["note"]

@@ -81,7 +81,7 @@ def test_t16_seven_devices_on_a_torus_are_refused_in_the_vendors_words(world: Wo
 
     assert world.why_not(DEVICE, 7, "torus") == (
         "Instance type trn1.32xlarge does not support requests for device: 7. "
-        "Please request a different number of devices."
+        "Please request a different number of devices. It supports 1 or 4 or 8 or 16"
     )
 
 

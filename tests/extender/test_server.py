@@ -294,6 +294,19 @@ def test_e01_preempt_answers_by_uid_and_leaves_out_what_does_not_help(counter: C
     assert len(answer["node"]["Pods"]) == 4
 
 
+@pytest.mark.parametrize(("priority", "is_reported"), [(0, True), (10, False)])
+def test_a_pod_that_no_eviction_helps_is_to_be_reported(counter: Counter, priority: int, *, is_reported: bool) -> None:
+    held = [counter.world.held(f"pod-{device}", "node", DEVICE, str(device)) for device in range(16)]
+    pod = pod_manifest("new", DEVICE, 4)
+    pod["spec"]["priority"] = priority
+    offered = {"Pods": [{"UID": held[0]["metadata"]["uid"]}], "NumPDBViolations": 0}
+    body = {"Pod": pod, "NodeNameToVictims": None, "NodeNameToMetaVictims": {"node": offered}}
+
+    counter.service.answer("preempt", json.dumps(body).encode())
+
+    assert [each.name for each in counter.world.state.without_victims] == ["new"] * is_reported
+
+
 def test_prioritize_scores_every_name_it_was_sent_known_or_not(counter: Counter) -> None:
     answer = json.loads(counter.service.answer("prioritize", asking(1, "node", "ghost")))
 

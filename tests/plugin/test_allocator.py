@@ -854,7 +854,8 @@ async def test_an_annotation_that_cannot_be_read_or_kept_here_stops_no_admission
 # Policies and requests that cannot be served.
 
 SEVEN = (
-    "Instance type trn1.32xlarge does not support requests for device: 7. Please request a different number of devices."
+    "Instance type trn1.32xlarge does not support requests for device: 7. "
+    "Please request a different number of devices. It supports 1 or 4 or 8 or 16"
 )
 
 

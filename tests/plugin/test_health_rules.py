@@ -84,8 +84,15 @@ def test_p69_the_time_to_recover_is_what_is_doubled() -> None:
 def test_a_node_condition_that_somebody_else_writes_is_refused(name: str) -> None:
     with pytest.raises(SettingsError, match=f"node-condition is '{name}', which .* writes: choose another name"):
         check(PluginSettings(node_condition=name))
+    with pytest.raises(SettingsError, match=f"ready-condition is '{name}', which .* writes: choose another name"):
+        check(PluginSettings(ready_condition=name))
+
+
+def test_one_condition_cannot_say_two_things() -> None:
+    with pytest.raises(SettingsError, match="node-condition and ready-condition are both 'Neuron': expected two names"):
+        check(PluginSettings(node_condition="Neuron", ready_condition="Neuron"))
 
 
 def test_no_node_condition_is_kept_by_default() -> None:
-    assert PluginSettings().node_condition == ""
-    check(PluginSettings(node_condition="NeuronDevicesHealthy"))
+    assert PluginSettings().node_condition == PluginSettings().ready_condition == ""
+    check(PluginSettings(node_condition="NeuronDevicesHealthy", ready_condition="NeuronDevicesReady"))

@@ -18,7 +18,7 @@ from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.hardware import Inventory, KernelError, ResetState, parse_driver_version
 from neuron_plugin.hardware.device import CoreErrors, EccCounts, NodeState
 from neuron_plugin.hardware.kernel_log import KernelRecord, parse_error
-from neuron_plugin.plugin import health_watch
+from neuron_plugin.plugin import health_watch, publisher
 from neuron_plugin.plugin.health import Action, HealthRules, SignalRule, load
 from neuron_plugin.plugin.health_watch import KERNEL_LOG, MEMORY, SYSFS, UEVENTS, HealthWatch
 from neuron_plugin.plugin.publisher import Publisher
@@ -57,13 +57,14 @@ class Log:
 @pytest.fixture(autouse=True)
 def log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_watch, "KernelLog", Log)
-    monkeypatch.setattr(health_watch, "utc_now", lambda: START + timedelta(seconds=int(_loop_time())))
+    monkeypatch.setattr(publisher, "utc_now", lambda: START + timedelta(seconds=int(_loop_time())))
 
 
 def _loop_time() -> float:
     return asyncio.get_running_loop().time()
 
 
+CONDITION_SUBJECT = "condition NeuronDevicesHealthy"
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 
@@ -85,7 +86,7 @@ class Api(Publisher):
 
     @property
     def conditions(self) -> list[Any]:
-        bodies: list[Any] = [request.body for subject, request in self.requests if subject == "health condition"]
+        bodies: list[Any] = [request.body for subject, request in self.requests if subject == CONDITION_SUBJECT]
         return [body["status"]["conditions"][0] for body in bodies]
 
 
@@ -120,7 +121,7 @@ async def test_the_first_reading_writes_the_condition_though_all_is_well() -> No
     async with running(WITH_A_CONDITION) as run:
         run.watch.look(machine(device(0)))
         run.watch.look(machine(device(0)))
-        assert [subject for subject, _ in run.api.requests] == ["health condition"]
+        assert [subject for subject, _ in run.api.requests] == [CONDITION_SUBJECT]
         assert run.changes == 0
 
 

@@ -139,9 +139,14 @@ async def test_a_node_that_was_created_again_says_what_is_disabled_now(tmp_path:
         assert not watched.watch.missing
 
 
-async def test_a_name_that_no_node_has_is_a_problem(tmp_path: Path) -> None:
+async def test_a_name_that_no_node_has_is_a_problem_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with a_watch(tmp_path, node_name="wroker-1") as watched:
         assert watched.watch.problem.startswith("the API server has no node 'wroker-1': expected --node-name")
+        watched.watch.listed("nodes", records=0, seconds=0.1)
+        (said,) = [record for record in caplog.records if record.message == "the Node object is not there"]
+        assert vars(said)["why"] == watched.watch.problem
     async with a_watch(tmp_path) as watched:
         assert not watched.watch.problem
 

@@ -68,13 +68,21 @@ async def test_the_condition_that_is_named_is_taken_back_and_no_other(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
     ready, ours = {"type": "Ready", "status": "True"}, {"type": "NeuronDevicesHealthy", "status": "False"}
+    conditions = [ours["type"], "NeuronDevicesReady"]
     server.patch_node("other", {"status": {"conditions": [ready, ours]}}, status=True)
     assert await installed_nodes(api, NAMESPACE) == ["worker-1", "worker-2"]
     assert await uninstall_nodes(api, ["other"], NAMESPACE) == []
-    assert await installed_nodes(api, NAMESPACE, ours["type"]) == ["other", "worker-1", "worker-2"]
-    assert await uninstall_nodes(api, ["other", "worker-1"], NAMESPACE, ours["type"]) == ["other", "worker-1"]
+    assert await installed_nodes(api, NAMESPACE, conditions) == [
+        "other",
+        "worker-1",
+        "worker-2",
+    ]
+    assert await uninstall_nodes(api, ["other", "worker-1"], NAMESPACE, conditions) == [
+        "other",
+        "worker-1",
+    ]
     assert server.get(api_server.NODES, "other")["status"]["conditions"] == [ready]
-    assert await uninstall_nodes(api, ["other"], NAMESPACE, ours["type"]) == []
+    assert await uninstall_nodes(api, ["other"], NAMESPACE, conditions) == []
 
 
 async def test_doing_it_again_is_harmless(api: KubernetesApi) -> None:

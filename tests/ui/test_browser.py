@@ -249,6 +249,7 @@ async def test_a_thousand_nodes_are_drawn_once_and_patched(browser: Browser) -> 
 
 async def test_the_playground_s_page_shows_pods_a_refusal_and_a_fault_that_heals(browser: Browser) -> None:
     with Playground("--nodes", "trn1.32xlarge=1,inf2.48xlarge=1") as up:
+        up.wait_for("In a second shell:")
         url = re.findall(r"In a browser: (\S+)", up.printed())[0]
         await browser.open(url)
         await browser.until("document.querySelectorAll('.card').length === 2")

@@ -66,6 +66,12 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 ['neuron.amazonaws.com/ultraserver-mode', 'neuron.amazonaws.com/ultraserver-server-id-2', 'neuron.amazonaws.com/ultraserver-node-id-2', 'neuron.amazonaws.com/ultraserver-server-id-4', 'neuron.amazonaws.com/ultraserver-node-id-4']
 {{- end }}
 
+{{/* The node conditions that the device plugin keeps, as a JSON list, which is one of CEL, too. */}}
+{{- define "neuron-plugin.nodeConditions" -}}
+{{- $settings := .Values.devicePlugin.settings }}
+{{- toJson (compact (list (index $settings "node-condition") (index $settings "ready-condition"))) }}
+{{- end }}
+
 {{/* The node named in the token of a request, in CEL; empty for a token without one. */}}
 {{- define "neuron-plugin.callersNode" -}}
 request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][0].orValue('')
