@@ -169,6 +169,7 @@ class ExtenderService:
         below = pod.priority if self._preempt_unoffered else None
         has_place = self._assumptions.has_place(pod)
         chosen = {} if has_place else preempt(self._state, request, args.victims, unoffered_below=below)
+        self._state.timeline.offer((uid for victims in chosen.values() for uid in victims.uids), pod.reference)
         fewest = min((len(victims.uids) for victims in chosen.values()), default=0)
         fields = {"nodes": len(args.victims), "passed": len(chosen), "fewest_victims": fewest}
         return wire.encode_victims(chosen), _asked(pod, request) | fields

@@ -47,6 +47,7 @@ from neuron_plugin.allocation import (
     read_inventory,
 )
 from neuron_plugin.cluster import Node
+from neuron_plugin.extender.timeline import Timeline
 from neuron_plugin.topology import NO_CORES, Catalogue, CoreMask, Geometry, InstanceType
 
 # Why a node takes no Neuron pod, whatever the pod asks for. The rules for texts are those of ``Rejection``: no names,
@@ -412,6 +413,7 @@ class ClusterState:
 
     ``renewals`` has by node name when its plugin last renewed its Lease, as the Lease says. It is for people. A renewal
     is no change of the state: on a large cluster thousands a second would leave no room for others in ``changes``.
+    ``timeline`` is for people, too: it has who was evicted to make room.
     """
 
     def __init__(self, version: int = 0) -> None:
@@ -426,6 +428,7 @@ class ClusterState:
         self.members: defaultdict[tuple[str, str], dict[PodUid, NeuronPod]] = defaultdict(dict)
         self.rejections: deque[NeuronPod] = deque(maxlen=MOST_REJECTIONS)
         self.renewals: dict[str, str] = {}
+        self.timeline = Timeline()
         self.nodes: Mapping[str, NodeInfo] = MappingProxyType(self._nodes)
         self.capacities: Mapping[str, Capacity | Rejection] = self._capacities
         self.pods: Mapping[PodUid, NeuronPod] = MappingProxyType(self._pods)
@@ -452,6 +455,8 @@ class ClusterState:
         before = self._pods.get(pod.uid)
         if before == pod:
             return
+        if pod.terminating:
+            self.timeline.ended(pod.reference, pod.node)
         touched, counted = self._nodes_of(pod.uid), self._counted(pod.uid)
         self._pods[pod.uid] = pod
         if pod.group:
@@ -474,6 +479,7 @@ class ClusterState:
                 del self.members[before.group]
         self._moved(uid, touched)
         if before is not None:
+            self.timeline.ended(before.reference, before.node)
             self.changes.add(uid, before, None)
 
     def assume(self, assumed: AssumedPod) -> None:

@@ -100,7 +100,8 @@ class NodeStatus(_Part, frozen=True):
     """What a node can give. ``open``: new pods are placed there; else ``reason`` and ``details`` say why not.
 
     ``free_devices`` are wholly free and healthy. ``free_sets`` has for each count of devices how many sets of them are
-    free; they overlap. ``last_renewal`` is when the plugin last renewed the node's Lease, by the plugin's clock, and
+    free; they overlap. ``held_down_devices`` are unhealthy only until the processes of a pod that has ended are gone.
+    ``last_renewal`` is when the plugin last renewed the node's Lease, by the plugin's clock, and
     ``stale`` says that it has stopped doing so. ``cordoned``: kube-scheduler puts no pod there.
     """
 
@@ -115,6 +116,7 @@ class NodeStatus(_Part, frozen=True):
     unhealthy_devices: Mapping[str, str] = {}
     missing_devices: str = ""
     disabled_devices: str = ""
+    held_down_devices: str = ""
     stale: bool = False
     last_renewal: str = ""
     cordoned: bool = False
@@ -143,7 +145,7 @@ class PodSpec(_Part, frozen=True):
 
     ``constrained``: more than counts decides where the pod goes, or it is scheduled as one of a group. ``controller``
     is what makes the pod again somewhere else, as KIND/NAME, and ``movable`` says that it may be evicted to make room.
-    ``work_since`` is from when on that would lose its work, in unix seconds.
+    ``work_since`` is from when on that would lose its work, in unix seconds. ``group`` is the PodGroup's name.
     """
 
     node_name: str = ""
@@ -153,6 +155,7 @@ class PodSpec(_Part, frozen=True):
     controller: str = ""
     movable: bool = False
     work_since: float = 0.0
+    group: str = ""
 
 
 class ContainerIds(_Part, frozen=True):
@@ -231,6 +234,7 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         unhealthy_devices={str(device): why for device, why in inventory.unhealthy.items()},
         missing_devices=format_ids(set(range(geometry.device_count)) - set(inventory.present)),
         disabled_devices=format_ids(inventory.disabled),
+        held_down_devices=format_ids(inventory.held_down),
         stale=info.stale,
         last_renewal=renewed,
         cordoned=info.node.cordoned,
@@ -261,6 +265,7 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
             controller=pod.controller,
             movable=pod.movable,
             work_since=pod.work_since,
+            group=pod.group[1] if pod.group else "",
         ),
         status=PodStatus(
             phase="Terminating" if pod.terminating else "Bound" if pod.node else "Waiting",

@@ -28,6 +28,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from neuron_plugin.allocation import Rejection
 from neuron_plugin.extender.state import ClusterState, NodeInfo
+from neuron_plugin.extender.timeline import SECONDS
 from neuron_plugin.extender.views import NodeView, PodView, node_view, pod_view
 from neuron_plugin.topology import free_sets
 
@@ -115,6 +116,10 @@ class Picture:
             body = msgspec.json.encode({"seconds": SAMPLE_SECONDS, "samples": list(self._samples)})
             return web.Response(body=body, content_type="application/json", headers=_HEADERS)
 
+        async def evictions(_: web.Request) -> web.Response:
+            body = msgspec.json.encode({"seconds": SECONDS, "evictions": state.timeline.evictions()})
+            return web.Response(body=body, content_type="application/json", headers=_HEADERS)
+
         async def table(_: web.Request) -> web.Response:
             nodes, pods = list(state.nodes.values()), list(state.pods.values())
             text = await asyncio.to_thread(
@@ -122,7 +127,8 @@ class Picture:
             )
             return web.Response(text=text, content_type="text/html", headers=_HEADERS)
 
-        named = {"": to_index, "/": index, "/use.json": use, "/table": table, "/{name}": file}
+        named = {"": to_index, "/": index, "/use.json": use, "/evictions.json": evictions}
+        named |= {"/table": table, "/{name}": file}
         return [web.get(f"/ui{path}", handler) for path, handler in named.items()]
 
     def guard(self) -> list[Middleware]:

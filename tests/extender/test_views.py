@@ -22,8 +22,13 @@ def golden_world() -> World:
     inventory = NodeInventory(
         shipped_geometry("trn1.32xlarge"),
         present=tuple(range(15)),
-        unhealthy={12: "uncorrected ECC errors: 3", 15: "not listed by the driver"},
+        unhealthy={
+            12: "uncorrected ECC errors: 3",
+            14: "processes of pod ml/eval-3, which has ended, may still use it",
+            15: "not listed by the driver",
+        },
         disabled=(7,),
+        held_down=(14,),
         device_name="Trainium1",
         driver_version="2.19.64",
         logical_core_size=1,
