@@ -126,6 +126,10 @@ def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
     return NeuronNode(node.name, node.uid, inventory, facts, node.unschedulable)
 
 
+def _unhealthy(node: NeuronNode) -> Mapping[int, str]:
+    return {} if isinstance(node.inventory, Rejection) else node.inventory.unhealthy
+
+
 @lru_cache(maxsize=1024)
 def _by_annotation(text: str) -> NodeInventory | Rejection:
     """Most nodes of a type say the same: their inventories are one object, decoded once."""
@@ -413,7 +417,7 @@ class ClusterState:
 
     ``renewals`` has by node name when its plugin last renewed its Lease, as the Lease says. It is for people. A renewal
     is no change of the state: on a large cluster thousands a second would leave no room for others in ``changes``.
-    ``timeline`` is for people, too: it has who was evicted to make room.
+    ``timeline`` is for people, too: it has who was evicted to make room, and since when devices are unhealthy.
     """
 
     def __init__(self, version: int = 0) -> None:
@@ -438,6 +442,8 @@ class ClusterState:
         """A node was added or changed."""
         known = self._nodes.get(node.name)
         if known is None or known.node != node:
+            after = _unhealthy(node)
+            self.timeline.unhealthy(node.name, _unhealthy(known.node) if known else after, after)
             self._rebuild(node)
 
     def remove_node(self, name: str, uid: str) -> None:
@@ -445,6 +451,7 @@ class ClusterState:
         before = self._nodes.get(name)
         if before is not None and before.node.uid == uid:
             del self._nodes[name], self._capacities[name]
+            self.timeline.unhealthy(name, (), ())
             self.changes.add(name, before, None)
 
     def put_pod(self, pod: NeuronPod) -> None:

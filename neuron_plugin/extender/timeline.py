@@ -1,7 +1,9 @@
-"""Which pods were evicted in the last hour to make room for others: for people, and nothing is decided by it.
+"""What happened when, as far as this replica has seen it: for people, and nothing is decided by it.
 
-kube-scheduler evicts the victims of the node that it prefers, and does not say which node that was. So what the extender
-answers to preempt is kept for a minute as offers, and a pod of an offer that ends meanwhile is taken for evicted. Only
+Which pods were evicted in the last hour to make room for others, and since when devices are unhealthy.
+
+kube-scheduler evicts the victims of the node that it prefers, and does not say which node that was. So what is
+answered to preempt is kept for a minute as offers, and a pod of an offer that ends meanwhile is taken for evicted. Only
 the leader answers preempt and moves pods: the time line of another replica is empty.
 """
 
@@ -10,7 +12,7 @@ from __future__ import annotations
 import enum
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -48,13 +50,14 @@ class Eviction(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Timeline:
-    """The evictions of one extender, bounded in time and number."""
+    """Evictions, bounded in time and number, and unhealthy devices by node."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         """``now`` gives unix seconds."""
         self._now = now
         self._evictions: deque[Eviction] = deque(maxlen=MOST_EVICTIONS)
         self._offered: dict[PodUid, tuple[float, PodReference]] = {}
+        self._unhealthy: dict[str, Mapping[int, float]] = {}
 
     def moved(self, pod: PodReference, node: str, made_for: PodReference, target: str = "") -> None:
         """The extender has evicted ``pod`` from ``node`` to make room for ``made_for``."""
@@ -80,3 +83,16 @@ class Timeline:
         """Those of the last hour, oldest first."""
         since = self._now() - SECONDS
         return [each for each in self._evictions if each.at >= since]
+
+    def unhealthy(self, node: str, before: Collection[int], after: Collection[int]) -> None:
+        """A node's unhealthy devices were ``before`` and are ``after``; those of both may be so for longer."""
+        known, now = self._unhealthy.get(node, {}), self._now()
+        since = {device: known.get(device, now) for device in after if device in known or device not in before}
+        if since:
+            self._unhealthy[node] = since
+        else:
+            self._unhealthy.pop(node, None)
+
+    def unhealthy_since(self, node: str) -> Mapping[int, float]:
+        """Since when devices are unhealthy, in unix seconds; a device is left out that was so from the start."""
+        return self._unhealthy.get(node, {})

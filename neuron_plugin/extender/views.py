@@ -100,7 +100,8 @@ class NodeStatus(_Part, frozen=True):
     """What a node can give. ``open``: new pods are placed there; else ``reason`` and ``details`` say why not.
 
     ``free_devices`` are wholly free and healthy. ``free_sets`` has for each count of devices how many sets of them are
-    free; they overlap. ``held_down_devices`` are unhealthy only until the processes of a pod that has ended are gone.
+    free; they overlap. ``unhealthy_since`` is in unix seconds, of devices that have become so while this extender runs.
+    ``held_down_devices`` are unhealthy only until the processes of a pod that has ended are gone.
     ``last_renewal`` is when the plugin last renewed the node's Lease, by the plugin's clock, and
     ``stale`` says that it has stopped doing so. ``cordoned``: kube-scheduler puts no pod there.
     """
@@ -114,6 +115,7 @@ class NodeStatus(_Part, frozen=True):
     used_devices: str = ""
     used_cores: str = ""
     unhealthy_devices: Mapping[str, str] = {}
+    unhealthy_since: Mapping[str, float] = {}
     missing_devices: str = ""
     disabled_devices: str = ""
     held_down_devices: str = ""
@@ -232,6 +234,7 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         used_devices=_devices(geometry, info.used_mask),
         used_cores=_cores(info.used_mask),
         unhealthy_devices={str(device): why for device, why in inventory.unhealthy.items()},
+        unhealthy_since={str(device): since for device, since in state.timeline.unhealthy_since(info.name).items()},
         missing_devices=format_ids(set(range(geometry.device_count)) - set(inventory.present)),
         disabled_devices=format_ids(inventory.disabled),
         held_down_devices=format_ids(inventory.held_down),

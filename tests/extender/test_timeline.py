@@ -128,3 +128,27 @@ def test_a_preempted_pod_that_goes_at_once_is_seen_too() -> None:
     world.state.timeline.offer([victim["metadata"]["uid"]], URGENT)
     world.gone(victim)
     assert [each.pod for each in world.state.timeline.evictions()] == ["default/victim"]
+
+
+def test_a_device_is_unhealthy_since_the_replica_saw_it_become_so(timeline: Timeline, clock: Clock) -> None:
+    timeline.unhealthy("node", {1}, {1})  # who knows for how long
+    clock.now += 1
+    first = clock.now
+    timeline.unhealthy("node", {1}, {1, 2})
+    clock.now += 1
+    timeline.unhealthy("node", {1, 2}, {1, 2, 3})
+    assert timeline.unhealthy_since("node") == {2: first, 3: first + 1}
+    timeline.unhealthy("node", {1, 2, 3}, {1, 3})
+    timeline.unhealthy("node", {1, 3}, {1, 2, 3})
+    assert timeline.unhealthy_since("node") == {3: first + 1, 2: first + 1}
+    timeline.unhealthy("node", {1, 2, 3}, set())
+    assert timeline.unhealthy_since("node") == {}
+
+
+def test_the_state_says_since_when_devices_are_unhealthy_and_forgets_a_node_that_is_gone() -> None:
+    world = World()
+    world.node("node", "trn1.32xlarge", unhealthy={1: "ECC"})
+    world.node("node", "trn1.32xlarge", unhealthy={1: "ECC", 2: "ECC"})
+    assert list(world.state.timeline.unhealthy_since("node")) == [2]
+    world.state.remove_node("node", world.state.nodes["node"].node.uid)
+    assert world.state.timeline.unhealthy_since("node") == {}
