@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import msgspec
 from aiohttp import web
@@ -129,7 +130,8 @@ class Monitor:
         ends, marked = clock() + seconds, clock()
         while True:
             if lines:  # one write per batch; it waits while the client does not read, and the changes go on without it
-                await response.write(lines)
+                with suppress(ConnectionResetError):  # the client has gone
+                    await response.write(lines)
             gone = request.transport is None or request.transport.is_closing()
             if gone or self._stopping or clock() >= ends:
                 return response

@@ -69,11 +69,11 @@ export class Detail {
       id,
       ranges(Array.from({ length: spec.coresPerDevice }, (_, core) => id * spec.coresPerDevice + core)),
       health === "healthy" || why.startsWith(health) ? why || health : `${health}${why ? `: ${why}` : ""}`,
-      why ? when(status.unhealthySince[id]) || "before the extender's start" : "",
+      why ? when(status.unhealthySince[id]) || "before the extender started" : "",
       holders.map((holder) => `${holder.namespace}/${holder.name}`).join(", ") || (free ? "free" : "not free"),
     ]);
     const held = all.filter((each) => each.health === "held down")
-      .map(({ id, why }) => [id, why, "no process of that pod is alive; where that cannot be seen, hold-down-seconds are over"]);
+      .map(({ id, why }) => [id, why, "no process of the pod is alive; where that cannot be seen, hold-down-seconds are over"]);
     const holders = status.holders.flatMap((holder) => {
       const pod = pods.get(holder.uid);
       const confirmed = pod && pod.status.allocated ? "confirmed by the kubelet" : "chosen, not confirmed yet";
@@ -93,7 +93,7 @@ export class Detail {
     ]);
     const found = [
       table("Devices", ["Device", "Cores", "Health", "Since", "Pods"], devices),
-      table("Sets of devices that are free", ["Devices", "Free sets"], Object.entries(status.freeSets)),
+      table("Free sets", ["Devices", "Number"], Object.entries(status.freeSets)),
     ];
     if (held.length) found.push(table("Hold-downs", ["Device", "Reason", "Until"], held));
     if (holders.length) found.push(table("Who has what", ["Pod", "Container", "Devices", "Cores", "State"], holders));

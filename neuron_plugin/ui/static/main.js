@@ -9,6 +9,7 @@ import { Collection, fetched } from "./watch.js";
 
 const MOST_IN_LEGEND = 16;
 const MOST_EXPLAINED = 10;
+const FIRST_OPEN = 2;
 const EXPLAIN_MS = 5000;
 
 const at = (id) => document.getElementById(id);
@@ -167,9 +168,9 @@ function drawNumbers() {
     nodes: counts.length,
     "nodes closed": counts.length - sum("open"),
     devices: sum("devices"),
-    "devices used": sum("used"),
-    "devices free": sum("free"),
-    ...Object.fromEntries(states.filter(([, number]) => number).map(([state, number]) => [`devices ${state}`, number])),
+    used: sum("used"),
+    free: sum("free"),
+    ...Object.fromEntries(states.filter(([, number]) => number)),
     "largest free set": Math.max(0, ...counts.filter((each) => each.open).map((each) => each.largest)),
     "pods waiting": waitingPods().length,
   };
@@ -206,20 +207,20 @@ function drawLegend() {
 // Waiting pods. Why each waits is asked of the extender, for the first few, again and again while they wait.
 
 const reasons = new Map();
-const closed = new Set(); // by UID, those of which the user does not want to read why
+const opened = new Map(); // by UID, whether the user wants to read why
 
 const waitingPods = () => [...pods.objects.values()].filter((pod) => pod.status.phase === "Waiting");
 
 function drawWaiting() {
   const waiting = waitingPods().sort((a, b) => b.spec.priority - a.spec.priority || (nameOf(a) < nameOf(b) ? -1 : 1));
   at("waiting").hidden = !waiting.length;
-  put(at("waiting-pods"), ...waiting.map((pod) => {
+  put(at("waiting-pods"), ...waiting.map((pod, place) => {
     const asked = pod.spec.containers.map((each) => `${each.name}: ${each.count} ${each.resource}`).join(", ");
     const about = html("summary", {}, html("strong", {}, nameOf(pod)), ` asks for ${asked}`);
     const why = pod.status.problem || reasons.get(pod.metadata.uid);
-    const part = html("details", { "data-uid": pod.metadata.uid }, about, html("pre", { tabindex: "0" }, why || "no reason known yet"));
-    part.open = !closed.has(pod.metadata.uid);
-    part.addEventListener("toggle", () => closed[part.open ? "delete" : "add"](pod.metadata.uid));
+    const part = html("details", { "data-uid": pod.metadata.uid }, about, html("pre", { tabindex: "0" }, why || "..."));
+    part.open = opened.get(pod.metadata.uid) ?? place < FIRST_OPEN;
+    about.addEventListener("click", () => opened.set(pod.metadata.uid, !part.open));
     return html("li", {}, part);
   }));
 }
@@ -230,7 +231,7 @@ async function explain() {
   for (;;) {
     const waiting = waitingPods();
     const uids = new Set(waiting.map((pod) => pod.metadata.uid));
-    for (const kept of [reasons, closed]) for (const uid of kept.keys()) if (!uids.has(uid)) kept.delete(uid);
+    for (const kept of [reasons, opened]) for (const uid of kept.keys()) if (!uids.has(uid)) kept.delete(uid);
     for (const pod of waiting.slice(0, MOST_EXPLAINED)) {
       if (document.hidden) break;
       try {
@@ -303,6 +304,6 @@ readUse().then(draw);
 nodes.run();
 pods.run();
 route(false);
-readRoom(draw);
+readRoom(draw, 0);
 explain();
 setInterval(draw, 10000); // the time lines go on while nothing changes

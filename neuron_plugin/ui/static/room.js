@@ -19,7 +19,7 @@ let seconds = 3600;
 let asking = false;
 
 /** Ask for the evictions again, soon: when a pod has gone. `changed` is called when they are here. */
-export function readRoom(changed) {
+export function readRoom(changed, pause = PAUSE_MS) {
   if (asking) return;
   asking = true;
   setTimeout(async () => {
@@ -30,7 +30,7 @@ export function readRoom(changed) {
     } catch {
       // The last ones stay.
     }
-  }, PAUSE_MS);
+  }, pause);
 }
 
 export function drawRoom(section) {
@@ -60,7 +60,8 @@ export function drawRoom(section) {
   const rows = shown.slice(-MOST_IN_TABLE).reverse().map((each) => [
     clock(each.at), legend(each.cause), each.pod, each.node, each.target, each.madeFor,
   ]);
-  put(section.querySelector("div"), root, table("Evicted pods, the latest first", ["Time", "What", "Pod", "Node", "To node", "To make room for"], rows));
+  put(section.querySelector("div"), root);
+  put(section.querySelector("details div"), table("Evicted pods, the latest first", ["Time", "What", "Pod", "Node", "To node", "To make room for"], rows));
 }
 
 function legend(cause) {
