@@ -47,6 +47,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+_NODE_HEAD = ("Node", "Type", "Free devices", "Free sets", "Pods and their devices", "Unhealthy", "State")
 _ASK_FOR_TOKEN = {"WWW-Authenticate": 'Basic realm="neuron-plugin: the token is the password", charset="UTF-8"'}
 
 
@@ -169,6 +170,7 @@ def table_page(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> str:
             node.name,
             node.spec.instance_type,
             node.status.free_devices,
+            ", ".join(f"{number} of {count}" for count, number in node.status.free_sets.items() if number),
             ", ".join(f"{each.namespace}/{each.name}: {each.devices}" for each in node.status.holders),
             "; ".join(f"{device}: {why}" for device, why in node.status.unhealthy_devices.items()),
             "open" if node.status.open else node.status.reason,
@@ -189,7 +191,7 @@ def table_page(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> str:
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Neuron devices: tables</title>'
         '<link rel="stylesheet" href="style.css"></head><body><main><h1>Neuron devices</h1>'
-        + _table("Nodes", ("Node", "Type", "Free devices", "Pods and their devices", "Unhealthy", "State"), node_rows)
+        + _table("Nodes", _NODE_HEAD, node_rows)
         + _table("Pods", ("Namespace", "Pod", "Asks for", "Phase", "Node", "Problem"), pod_rows)
         + '<p><a href="./">The live page</a></p></main></body></html>\n'
     )

@@ -154,6 +154,18 @@ async def test_a_held_down_device_is_no_broken_one_and_has_its_reason_and_end(br
         await browser.until(f"document.getElementById('legend').innerText.includes({json.dumps(reason)})")
 
 
+async def test_without_javascript_the_tables_are_shown(browser: Browser) -> None:
+    world = small()
+    world.pod("seven", DEVICE, 7)
+    async with site(world) as url:
+        await browser.call("Emulation.setScriptExecutionDisabled", value=True)
+        await browser.open(f"{url}/ui/")
+        await browser.until("location.pathname === '/ui/table' && document.readyState === 'complete'")
+        text = await browser.value("document.body.innerText")
+        assert re.search(r"trn1-b\s+trn1.32xlarge\s+0,1,[0-9,]+,15\s+16 of 1, 4 of 4, 2 of 8, 1 of 16", text)
+        assert "seven" in text
+
+
 async def test_who_was_evicted_to_make_room_stands_on_a_time_line(browser: Browser) -> None:
     world = small()
     victim = world.held("victim", "trn1-b", DEVICE, "0,1,2,3")
