@@ -1,9 +1,9 @@
 """``GET /ui/``: a live page of the cluster's devices, beside the monitor API, whose client it is.
 
 The page is static: HTML, CSS and JavaScript modules of this package, without a build step. Its data are lists and
-watches of ``neuronnodes`` and ``neuronpods``, and for a pod that waits ``/explain``. From here come a table for browsers
-without JavaScript, and what no watch can say afterwards: how many devices were used at what time, and which pods were
-evicted to make room.
+watches of ``neuronnodes`` and ``neuronpods``, and for a pod that waits ``/explain``. From here come a table for
+browsers without JavaScript, and what no watch can say afterwards: how many devices were used at what time, and which
+pods were evicted to make room.
 
 With a token every page about the cluster on this port asks for it, not these alone; probes and metrics stay open. It is
 taken as a bearer token, or as the password of HTTP's basic authentication: a browser asks for that by itself and sends
