@@ -56,7 +56,7 @@ class Use(NamedTuple):
     """How many devices of the cluster are in use at a time (Unix seconds).
 
     ``free`` are healthy and in the largest free set of their node, ``unlinked`` are free beside it. ``other`` may not
-    be used: unhealthy, missing, or on a node that is closed.
+    be used: unhealthy, missing, disabled, reserved, or on a node that is closed.
     """
 
     at: int

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.allocation import PodReference, PodUid, Resource
+from neuron_plugin.extender.state import Reservation
+from neuron_plugin.topology import CoreMask
 from tests.extender.world import World
 from tests.support.browser import CHROMIUM, Browser
 from tests.support.manifests import pod_manifest
@@ -152,6 +154,17 @@ async def test_a_held_down_device_is_no_broken_one_and_has_its_reason_and_end(br
         assert re.search(r"5\s+10-11\s+unhealthy: ECC\s+\d+/\d+/\d+", text), "since when it is unhealthy"
         await browser.choose("#colour", "hold-down")
         await browser.until(f"document.getElementById('legend').innerText.includes({json.dumps(reason)})")
+
+
+async def test_a_device_that_is_kept_for_a_waiting_pod_is_not_shown_as_free(browser: Browser) -> None:
+    world = small()
+    pod = PodReference(PodUid("w"), "ml", "waits")
+    world.state.reserve(Reservation(pod, "trn1-b", CoreMask(0b1111)))
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/#node/trn1-b")
+        await browser.until(f"{device('trn1-b', 1)}.dataset.state === 'reserved'")
+        assert await browser.value(f"{device('trn1-b', 2)}.dataset.state") == "free"
+        assert re.search(r"1\s+2-3\s+reserved: for ml/waits", await browser.value("document.body.innerText"))
 
 
 async def test_without_javascript_the_tables_are_shown(browser: Browser) -> None:

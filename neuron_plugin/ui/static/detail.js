@@ -69,7 +69,7 @@ export class Detail {
       id,
       ranges(Array.from({ length: spec.coresPerDevice }, (_, core) => id * spec.coresPerDevice + core)),
       health === "healthy" || why.startsWith(health) ? why || health : `${health}${why ? `: ${why}` : ""}`,
-      why ? when(status.unhealthySince[id]) || "before the extender started" : "",
+      id in status.unhealthyDevices ? when(status.unhealthySince[id]) || "before the extender started" : "",
       holders.map((holder) => `${holder.namespace}/${holder.name}`).join(", ") || (free ? "free" : "not free"),
     ]);
     const held = all.filter((each) => each.health === "held down")

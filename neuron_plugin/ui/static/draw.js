@@ -43,11 +43,12 @@ export function paint(key) {
 export const broken = () => pattern(BROKEN, MARKS[4]);
 const heldDown = () => pattern(BROKEN, MARKS[1]);
 const disabled = () => pattern(GREY, MARKS[2]);
+const reserved = () => pattern(GREY, MARKS[3]);
 export const grey = () => pattern(GREY, "");
 export const plain = (number) => pattern(COLOURS[number], MARKS[number]);
 
 /** What a device is filled with that no pod's colour says; "missing" has no fill. */
-export const STATES = { unhealthy: broken, missing: () => "none", "held down": heldDown, disabled };
+export const STATES = { unhealthy: broken, missing: () => "none", "held down": heldDown, disabled, reserved };
 
 function pattern(colour, mark) {
   const id = `p${colour.slice(1)}-${MARKS.indexOf(mark)}`;
@@ -65,15 +66,21 @@ export function devicesOf(node) {
   const { spec, status } = node;
   const [missing, heldDown, disabled, free] = ["missingDevices", "heldDownDevices", "disabledDevices", "freeDevices"]
     .map((key) => new Set(ids(status[key])));
+  const reserved = new Map();
+  for (const [cores, pod] of Object.entries(status.reserved)) {
+    for (const core of ids(cores)) reserved.set(Math.floor(core / spec.coresPerDevice), `for ${pod}`);
+  }
   const holders = new Map();
   for (const holder of status.holders) {
     for (const device of ids(holder.devices)) holders.set(device, [...(holders.get(device) || []), holder]);
   }
   return Array.from({ length: spec.devices }, (_, id) => {
-    const why = status.unhealthyDevices[id] || "";
     const held = holders.get(id) || [];
-    const sick = heldDown.has(id) ? "held down" : "unhealthy";
-    const health = missing.has(id) ? "missing" : why ? sick : disabled.has(id) ? "disabled" : "healthy";
+    const sick = status.unhealthyDevices[id];
+    const kept = held.length ? "" : reserved.get(id);
+    const health = missing.has(id) ? "missing" : heldDown.has(id) ? "held down" : sick ? "unhealthy"
+      : disabled.has(id) ? "disabled" : kept ? "reserved" : "healthy";
+    const why = sick || kept || "";
     return { id, health, why, holders: held, free: free.has(id) };
   });
 }
