@@ -175,8 +175,9 @@ class RoomPlanner:
         return prospects(cluster.nodes, waiting, Policy(), now=time.time() / SECONDS_AN_HOUR, rules=self._rules)
 
     def _settled(self, pod: PodView) -> PodView:
-        """A pod of a controller that is left alone for a while cannot be moved."""
-        if self._mover and self._mover.is_left_alone(owner_of(pod.metadata.namespace, pod.spec.controller)):
+        """A pod that is left alone for a while cannot be moved."""
+        owner = owner_of(pod.metadata.namespace, pod.spec.controller)
+        if self._mover and self._mover.is_left_alone(pod.uid, owner):
             return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, controller=""))
         return pod
 

@@ -56,7 +56,7 @@ UNUSED_SECONDS = 300.0
 OWNER_SECONDS = 600.0
 """How long the pods of a controller are left alone after one of them was moved."""
 REFUSED_SECONDS = 300.0
-"""How long after a refused eviction no move is tried for the same pod."""
+"""How long a pod is left alone after a budget has refused its eviction, and a waiting pod after a failed move."""
 
 EVICTED_REASON = "NeuronEvictedForMove"
 RESERVED_REASON = "NeuronRoomReserved"
@@ -144,8 +144,9 @@ class Mover:
         self._records: dict[PodUid, MoveRecord] = {}
         self._free_since: dict[PodUid, float | None] = {}
         """Of the moves under way: since when the set is free; None while a victim has some of it."""
-        self._refused_until: dict[PodUid, float] = {}
+        self._failed_until: dict[PodUid, float] = {}
         self._left_alone_until: dict[str, float] = {}
+        """By UID of a pod that a budget protects, or by controller."""
         self._evictions: deque[float] = deque()
 
     async def take_over(self) -> None:
@@ -178,7 +179,7 @@ class Mover:
             self._forget()
             return
         now, unix_now = self._clock.now(), self._unix_seconds()
-        self._refused_until = {uid: until for uid, until in self._refused_until.items() if until > now}
+        self._failed_until = {uid: until for uid, until in self._failed_until.items() if until > now}
         self._left_alone_until = {owner: until for owner, until in self._left_alone_until.items() if until > now}
         for uid, record in list(self._records.items()):
             pod, is_old = self._state.pods.get(uid), unix_now >= record.at + LONGEST_SECONDS
@@ -195,12 +196,12 @@ class Mover:
                 del self._records[uid]
 
     def may_move_for(self, uid: PodUid) -> bool:
-        """Whether no move was made for this pod, or refused, lately."""
-        return uid not in self._records and uid not in self._refused_until
+        """Whether no move was made for this pod lately, and none has failed."""
+        return uid not in self._records and uid not in self._failed_until
 
-    def is_left_alone(self, owner: str) -> bool:
-        """Whether a pod of this controller, NAMESPACE/KIND/NAME, was moved lately."""
-        return owner in self._left_alone_until
+    def is_left_alone(self, uid: str, owner: str) -> bool:
+        """Whether a budget has protected this pod lately, or a pod of its controller, see ``owner_of``, was moved."""
+        return uid in self._left_alone_until or owner in self._left_alone_until
 
     async def make(self, move: Move) -> bool:
         """Reserve the set and evict the victims; whether all of them go."""
@@ -226,12 +227,13 @@ class Mover:
         failure = await self._evict_all(move, dry_run=True) or await self._write_records()
         if failure:
             self._records.pop(pod.uid, None)
+            if failure is MoveEnding.FAILED:
+                self._failed_until[pod.uid] = self._clock.now() + REFUSED_SECONDS
         else:
             for owner in record.owners:
                 self._left_alone_until[owner] = now + OWNER_SECONDS
             failure = await self._evict_all(move)
         if failure:
-            self._refused_until[pod.uid] = self._clock.now() + REFUSED_SECONDS
             self._end(record, failure)
             return False
         if (info := self._state.nodes.get(move.node)) and info.inventory:
@@ -245,6 +247,8 @@ class Mover:
         """Evict the victims; how the move ends if one of them stays."""
         for victim in move.victims:
             if failure := await self._evict(victim, move, dry_run=dry_run):
+                if failure is MoveEnding.REFUSED:
+                    self._left_alone_until[victim.pod.uid] = self._clock.now() + REFUSED_SECONDS
                 return failure
         return None
 

@@ -241,6 +241,17 @@ async def test_a_disruption_budget_holds(room: Room, allowed: int) -> None:
     assert bool(room.records) is bool(allowed)
 
 
+async def test_a_plan_does_without_a_pod_that_a_budget_protects(room: Room) -> None:
+    room.server.patch_pod("default", "fixed-1", {"metadata": {"annotations": {MOVABLE_KEY: "true"}}})
+    room.server.limit_disruptions(Budget("default", {"app": "fixed"}, 0))
+    room.server.limit_disruptions(Budget("default", {"app": "small"}, 0))
+    await room.wait_and_look()
+    assert room.evicted == []
+    await room.look(after=30.0)
+    assert room.evicted == []
+    assert room.ended() == {"refused-by-budget": 2.0}
+
+
 async def test_a_refused_move_is_tried_again_only_after_a_while(room: Room) -> None:
     budget = Budget("default", {"app": "small"}, 0)
     room.server.limit_disruptions(budget)
