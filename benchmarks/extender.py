@@ -1,7 +1,8 @@
 """What the scheduler extender costs, next to what the same bytes cost without deciding anything.
 
 Each figure has its floor from the same run: filter stands beside decoding and re-encoding the same body, binds beside
-plain binding POSTs on the same client. Run one part by name: ``verbs``, ``http``, ``memory``, ``binds``, ``start``.
+plain binding POSTs on the same client. Run one part by name: ``verbs``, ``http``, ``memory``, ``binds``, ``start``,
+``page``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from extender_parts.binds import binds
 from extender_parts.http import http
 from extender_parts.memory import memory
+from extender_parts.page import page
 from extender_parts.start import start
 from extender_parts.verbs import verbs
 
@@ -29,6 +31,7 @@ def main() -> None:
         "memory": memory,
         "binds": lambda: asyncio.run(binds()),
         "start": lambda: asyncio.run(start()),
+        "page": lambda: asyncio.run(page()),
     }
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", nargs="?", choices=list(parts), help="only this part")

@@ -40,6 +40,7 @@ class NodeInventory:
 
     ``unhealthy`` maps a device id to the reason; a nominal device that is not ``present`` is missing. ``disabled`` are
     devices that an operator has taken out of service, healthy or not.
+    ``held_down`` are unhealthy only because of a pod that has ended and may still use them.
     ``logical_core_size`` is the LNC in force. What follows is for people, nothing is decided by it:
     ``physical_cores_per_device`` is 0 when unknown, ``ultraserver`` has the ids in an UltraServer by name.
     """
@@ -53,6 +54,7 @@ class NodeInventory:
     physical_cores_per_device: int = 0
     ultraserver: Mapping[str, str] = field(default_factory=dict)
     disabled: tuple[int, ...] = ()
+    held_down: tuple[int, ...] = ()
 
     @property
     def listed(self) -> tuple[int, ...]:
@@ -107,6 +109,8 @@ def write_inventory(inventory: NodeInventory) -> str:
         fields["ultraServer"] = dict(sorted(inventory.ultraserver.items()))
     if inventory.disabled:
         fields["disabled"] = sorted(inventory.disabled)
+    if inventory.held_down:
+        fields["heldDown"] = sorted(inventory.held_down)
     return json.dumps(fields, separators=(",", ":"))
 
 
@@ -143,6 +147,7 @@ def read_inventory(text: str) -> NodeInventory:
         physical_cores_per_device=fields.integer("physicalCoresPerDevice", 0, MOST_CORES_PER_DEVICE, absent=0),
         ultraserver=fields.words("ultraServer"),
         disabled=disabled,
+        held_down=fields.integers("heldDown", 0, devices - 1, absent=[]),
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import msgspec
 from aiohttp import web
@@ -26,6 +27,9 @@ MOST_WATCHES = 200
 """At one time; each is sent every change, whether anybody reads it or not."""
 BOOKMARK_SECONDS = 15.0
 LONGEST_WATCH_SECONDS = 1800.0
+GATHER_SECONDS = 0.05
+"""Changes are sent at these intervals, to all watchers at once: they come in groups, and each group is encoded once.
+The verb that a change leads to is mostly answered before."""
 SHARED_SECONDS = 5.0
 """For how long a list of an unchanged version is given to everybody: renewals of Leases change no version."""
 
@@ -50,6 +54,7 @@ class Monitor:
         self._changes = state.changes
         self._listing = asyncio.Lock()
         self._lists: dict[str, tuple[int, float, bytes]] = {}
+        self._shared: dict[str, tuple[tuple[int, int], asyncio.Task[bytes]]] = {}
         self._watches = 0
         self._stopping = False
 
@@ -129,19 +134,31 @@ class Monitor:
         ends, marked = clock() + seconds, clock()
         while True:
             if lines:  # one write per batch; it waits while the client does not read, and the changes go on without it
-                await response.write(lines)
+                with suppress(ConnectionResetError):  # the client has gone
+                    await response.write(lines)
             gone = request.transport is None or request.transport.is_closing()
             if gone or self._stopping or clock() >= ends:
                 return response
             await self._changes.wait(position, within_seconds=min(BOOKMARK_SECONDS, seconds))
+            await asyncio.sleep(GATHER_SECONDS - clock() % GATHER_SECONDS)
             if not self._changes.knows(position):
                 await response.write(_event("ERROR", _status(*_EXPIRED)))
                 return response
-            changes, position = self._changes.after(position), self._changes.version
-            lines = await asyncio.to_thread(self._events, changes, _KINDS[kind])
+            lines, position = await self._since(position, kind)
             if bookmarks and clock() - marked >= BOOKMARK_SECONDS:
                 marked, metadata = clock(), {"resourceVersion": str(position)}
                 lines += _event("BOOKMARK", {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata})
+
+    async def _since(self, position: int, kind: str) -> tuple[bytes, int]:
+        """The events after a version that is still known, and the version after them; watchers in step share them."""
+        version = self._changes.version
+        known, shared = self._shared.get(kind, ((-1, -1), None))
+        if shared is None or known != (position, version):
+            changes = self._changes.after(position)
+            work = asyncio.to_thread(self._events, changes, _KINDS[kind])
+            shared = asyncio.create_task(work, name=f"events of {kind}")
+            self._shared[kind] = (position, version), shared
+        return await asyncio.shield(shared), version
 
     def _current(self, kind: str) -> list[Change]:
         """The records of the moment, as the changes that would bring them about."""

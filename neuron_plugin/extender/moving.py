@@ -285,6 +285,7 @@ class Mover:
         fields = {"pod": str(pod), "uid": pod.uid, "node": victim.source, "for": str(waiting)}
         _log.warning("evicted to make room", extra=fields)
         self._metrics.evictions.inc()
+        self._state.timeline.moved(pod, victim.source, waiting, victim.target)
         note = (
             f"Evicted to make room for pod {waiting} on node {move.node}. Node {victim.target} has a set for this one."
         )

@@ -173,6 +173,7 @@ class ExtenderService:
         chosen = {} if has_place else preempt(self._state, request, args.victims, unoffered_below=below)
         if request and args.victims and not (chosen or has_place):
             self._state.without_victims.append(pod.reference)
+        self._state.timeline.offer((uid for victims in chosen.values() for uid in victims.uids), pod.reference)
         fewest = min((len(victims.uids) for victims in chosen.values()), default=0)
         fields = {"nodes": len(args.victims), "passed": len(chosen), "fewest_victims": fewest}
         return wire.encode_victims(chosen), _asked(pod, request) | fields

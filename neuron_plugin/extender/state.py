@@ -48,6 +48,7 @@ from neuron_plugin.allocation import (
     read_inventory,
 )
 from neuron_plugin.cluster import Node
+from neuron_plugin.extender.timeline import Timeline
 from neuron_plugin.topology import NO_CORES, Catalogue, CoreMask, Geometry, InstanceType
 
 # Why a node takes no Neuron pod, whatever the pod asks for. The rules for texts are those of ``Rejection``: no names,
@@ -124,6 +125,10 @@ def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
     if inventory.disabled:
         facts = replace(facts, disabled_mask=inventory.disabled_mask)
     return NeuronNode(node.name, node.uid, inventory, facts, node.unschedulable)
+
+
+def _unhealthy(node: NeuronNode) -> Mapping[int, str]:
+    return {} if isinstance(node.inventory, Rejection) else node.inventory.unhealthy
 
 
 @lru_cache(maxsize=1024)
@@ -444,6 +449,7 @@ class ClusterState:
 
     ``renewals`` has by node name when its plugin last renewed its Lease, as the Lease says. It is for people. A renewal
     is no change of the state: on a large cluster thousands a second would leave no room for others in ``changes``.
+    ``timeline`` is for people, too: it has who was evicted to make room, and since when devices are unhealthy.
     """
 
     def __init__(self, version: int = 0) -> None:
@@ -461,6 +467,7 @@ class ClusterState:
         self.without_victims: deque[PodReference] = deque(maxlen=MOST_REJECTIONS)
         self.movable_namespaces: frozenset[str] = frozenset()
         self.renewals: dict[str, str] = {}
+        self.timeline = Timeline()
         self.nodes: Mapping[str, NodeInfo] = MappingProxyType(self._nodes)
         self.capacities: Mapping[str, Capacity | Rejection] = self._capacities
         self.pods: Mapping[PodUid, NeuronPod] = MappingProxyType(self._pods)
@@ -471,6 +478,8 @@ class ClusterState:
         """A node was added or changed."""
         known = self._nodes.get(node.name)
         if known is None or known.node != node:
+            after = _unhealthy(node)
+            self.timeline.unhealthy(node.name, _unhealthy(known.node) if known else after, after)
             self._rebuild(node)
 
     def remove_node(self, name: str, uid: str) -> None:
@@ -478,6 +487,7 @@ class ClusterState:
         before = self._nodes.get(name)
         if before is not None and before.node.uid == uid:
             del self._nodes[name], self._capacities[name]
+            self.timeline.unhealthy(name, (), ())
             self.changes.add(name, before, None)
 
     def put_pod(self, pod: NeuronPod) -> None:
@@ -488,6 +498,8 @@ class ClusterState:
         before = self._pods.get(pod.uid)
         if before == pod:
             return
+        if pod.terminating:
+            self.timeline.ended(pod.reference, pod.node)
         touched, counted = self._nodes_of(pod.uid), self._counted(pod.uid)
         self._pods[pod.uid] = pod
         if pod.group:
@@ -513,6 +525,7 @@ class ClusterState:
         self._moved(uid, touched)
         self.release(uid)
         if before is not None:
+            self.timeline.ended(before.reference, before.node)
             self.changes.add(uid, before, None)
 
     def assume(self, assumed: AssumedPod) -> None:

@@ -100,7 +100,9 @@ class NodeStatus(_Part, frozen=True):
     """What a node can give. ``open``: new pods are placed there; else ``reason`` and ``details`` say why not.
 
     ``free_devices`` are wholly free and healthy. ``free_sets`` has for each count of devices how many sets of them are
-    free; they overlap. ``last_renewal`` is when the plugin last renewed the node's Lease, by the plugin's clock, and
+    free; they overlap. ``unhealthy_since`` is in unix seconds, of devices that have become so while this extender runs.
+    ``held_down_devices`` are unhealthy only until the processes of a pod that has ended are gone.
+    ``last_renewal`` is when the plugin last renewed the node's Lease, by the plugin's clock, and
     ``stale`` says that it has stopped doing so. ``cordoned``: kube-scheduler puts no pod there.
 
     ``reserved`` are cores kept for waiting pods, for which others are moved away: the name of the pod by the cores.
@@ -115,8 +117,10 @@ class NodeStatus(_Part, frozen=True):
     used_devices: str = ""
     used_cores: str = ""
     unhealthy_devices: Mapping[str, str] = {}
+    unhealthy_since: Mapping[str, float] = {}
     missing_devices: str = ""
     disabled_devices: str = ""
+    held_down_devices: str = ""
     reserved: Mapping[str, str] = {}
     stale: bool = False
     last_renewal: str = ""
@@ -146,7 +150,8 @@ class PodSpec(_Part, frozen=True):
 
     ``constrained``: more than counts decides where the pod goes, or it is scheduled as one of a group. ``controller``
     is what makes the pod again somewhere else, as KIND/NAME. ``movable``: the pod, or its namespace, says that it may
-    be evicted to make room. ``work_since`` is from when on that would lose its work, in unix seconds.
+    be evicted to make room. ``work_since`` is from when on that would lose its work, in unix seconds. ``group`` is the
+    PodGroup's name.
     """
 
     node_name: str = ""
@@ -156,6 +161,7 @@ class PodSpec(_Part, frozen=True):
     controller: str = ""
     movable: bool = False
     work_since: float = 0.0
+    group: str = ""
 
 
 class ContainerIds(_Part, frozen=True):
@@ -232,8 +238,10 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         used_devices=_devices(geometry, info.used_mask),
         used_cores=_cores(info.used_mask),
         unhealthy_devices={str(device): why for device, why in inventory.unhealthy.items()},
+        unhealthy_since={str(device): since for device, since in state.timeline.unhealthy_since(info.name).items()},
         missing_devices=format_ids(set(range(geometry.device_count)) - set(inventory.present)),
         disabled_devices=format_ids(inventory.disabled),
+        held_down_devices=format_ids(inventory.held_down),
         reserved={format_ids(cores_in(each.mask)): str(each.pod) for each in info.reservations},
         stale=info.stale,
         last_renewal=renewed,
@@ -265,6 +273,7 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
             controller=pod.controller,
             movable=namespace in state.movable_namespaces if pod.movable is None else pod.movable,
             work_since=pod.work_since,
+            group=pod.group[1] if pod.group else "",
         ),
         status=PodStatus(
             phase="Terminating" if pod.terminating else "Bound" if pod.node else "Waiting",

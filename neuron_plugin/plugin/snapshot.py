@@ -324,7 +324,10 @@ class Snapshot:
             for one in self.inputs.advertised_hold_downs
             for device in self.inventory.geometry.devices_touched(one.mask & ~self.ledger.used_mask)
         }
-        return replace(self.inventory, unhealthy={**held, **self.inventory.unhealthy}) if held else self.inventory
+        if not held:
+            return self.inventory
+        unhealthy, only = {**held, **self.inventory.unhealthy}, held.keys() - self.inventory.unhealthy.keys()
+        return replace(self.inventory, unhealthy=unhealthy, held_down=tuple(sorted(only)))
 
     @cached_property
     def writes(self) -> tuple[PodWrite, ...]:

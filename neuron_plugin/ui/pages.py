@@ -1,8 +1,9 @@
 """``GET /ui/``: a live page of the cluster's devices, beside the monitor API, whose client it is.
 
 The page is static: HTML, CSS and JavaScript modules of this package, without a build step. Its data are lists and
-watches of ``neuronnodes`` and ``neuronpods``, and for a pod that waits ``/explain``. Two things come from here: a table
-for browsers without JavaScript, and how many devices were used at what time, which no watch can say afterwards.
+watches of ``neuronnodes`` and ``neuronpods``, and for a pod that waits ``/explain``. From here come a table for
+browsers without JavaScript, and what no watch can say afterwards: how many devices were used at what time, and which
+pods were evicted to make room.
 
 With a token every page about the cluster on this port asks for it, not these alone; probes and metrics stay open. It is
 taken as a bearer token, or as the password of HTTP's basic authentication: a browser asks for that by itself and sends
@@ -28,6 +29,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from neuron_plugin.allocation import Rejection
 from neuron_plugin.extender.state import ClusterState, NodeInfo
+from neuron_plugin.extender.timeline import SECONDS
 from neuron_plugin.extender.views import NodeView, PodView, node_view, pod_view
 from neuron_plugin.topology import free_sets
 
@@ -46,6 +48,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+_NODE_HEAD = ("Node", "Type", "Free devices", "Free sets", "Pods and their devices", "Unhealthy", "State")
 _ASK_FOR_TOKEN = {"WWW-Authenticate": 'Basic realm="neuron-plugin: the token is the password", charset="UTF-8"'}
 
 
@@ -53,7 +56,7 @@ class Use(NamedTuple):
     """How many devices of the cluster are in use at a time (Unix seconds).
 
     ``free`` are healthy and in the largest free set of their node, ``unlinked`` are free beside it. ``other`` may not
-    be used: unhealthy, missing, or on a node that is closed.
+    be used: unhealthy, missing, disabled, reserved, or on a node that is closed.
     """
 
     at: int
@@ -115,6 +118,10 @@ class Picture:
             body = msgspec.json.encode({"seconds": SAMPLE_SECONDS, "samples": list(self._samples)})
             return web.Response(body=body, content_type="application/json", headers=_HEADERS)
 
+        async def evictions(_: web.Request) -> web.Response:
+            body = msgspec.json.encode({"seconds": SECONDS, "evictions": state.timeline.evictions()})
+            return web.Response(body=body, content_type="application/json", headers=_HEADERS)
+
         async def table(_: web.Request) -> web.Response:
             nodes, pods = list(state.nodes.values()), list(state.pods.values())
             text = await asyncio.to_thread(
@@ -122,8 +129,8 @@ class Picture:
             )
             return web.Response(text=text, content_type="text/html", headers=_HEADERS)
 
-        named = {"": to_index, "/": index, "/use.json": use, "/table": table, "/{name}": file}
-        return [web.get(f"/ui{path}", handler) for path, handler in named.items()]
+        named = {"": to_index, "/": index, "/table": table, "/use.json": use, "/evictions.json": evictions}
+        return [*(web.get(f"/ui{path}", handler) for path, handler in named.items()), web.get("/ui/{name}", file)]
 
     def guard(self) -> list[Middleware]:
         """What asks for the token, if there is one."""
@@ -163,6 +170,7 @@ def table_page(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> str:
             node.name,
             node.spec.instance_type,
             node.status.free_devices,
+            ", ".join(f"{number} of {count}" for count, number in node.status.free_sets.items() if number),
             ", ".join(f"{each.namespace}/{each.name}: {each.devices}" for each in node.status.holders),
             "; ".join(f"{device}: {why}" for device, why in node.status.unhealthy_devices.items()),
             "open" if node.status.open else node.status.reason,
@@ -183,7 +191,7 @@ def table_page(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> str:
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Neuron devices: tables</title>'
         '<link rel="stylesheet" href="style.css"></head><body><main><h1>Neuron devices</h1>'
-        + _table("Nodes", ("Node", "Type", "Free devices", "Pods and their devices", "Unhealthy", "State"), node_rows)
+        + _table("Nodes", _NODE_HEAD, node_rows)
         + _table("Pods", ("Namespace", "Pod", "Asks for", "Phase", "Node", "Problem"), pod_rows)
         + '<p><a href="./">The live page</a></p></main></body></html>\n'
     )

@@ -46,6 +46,7 @@ def inventories(draw: st.DrawFn) -> NodeInventory:
         physical_cores_per_device=draw(st.sampled_from([0, 2, 8])),
         ultraserver=draw(st.dictionaries(st.sampled_from(["mode", "serverId4"]), st.text(max_size=20))),
         disabled=tuple(sorted(draw(st.sets(ids)))),
+        held_down=tuple(sorted(draw(st.sets(ids)))),
     )
 
 
@@ -105,6 +106,13 @@ def test_a_reader_that_does_not_know_of_disabled_devices_takes_them_for_unhealth
     assert fields.pop("disabled") == [5, 10]
     inventory = read_inventory(json.dumps(fields))
     assert inventory.unhealthy == {**TORN.unhealthy, 5: DISABLED_REASON}
+
+
+def test_a_device_that_is_held_down_is_known_from_one_that_is_broken() -> None:
+    fields = json.loads(write_inventory(replace(TORN, held_down=(9,))))
+    assert fields.pop("heldDown") == [9]
+    assert fields == FIELDS, "an older reader sees an unhealthy device"
+    assert refusal(heldDown=[16]) == "heldDown is 16, expected a whole number from 0 to 15"
 
 
 def test_disabled_devices_that_are_no_ids_of_the_node_are_refused() -> None:

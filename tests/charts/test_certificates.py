@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from tests.charts.manifests import NAMES, Manifest, of_kind, pod_templates
+from tests.charts.manifests import NAMES, Manifest, embedded, of_kind, pod_templates
 from tests.charts.rendering import CHART
 
 WITH_EXTENDER = [name for name in NAMES if of_kind(name, "Service")]
 
 
-def mounted_secret(name: str, suffix: str) -> str | None:
+def mounted_secret(name: str, suffix: str, volume_name: str = "tls") -> str | None:
     """The secret that the extender's or scheduler's pods mount."""
     for workload, template in pod_templates(name).items():
         if workload.endswith(suffix):
-            (volume,) = (each for each in template["spec"]["volumes"] if "secret" in each)
-            assert volume["secret"]["defaultMode"] == 0o440
-            return str(volume["secret"]["secretName"])
+            secrets = {each["name"]: each["secret"] for each in template["spec"]["volumes"] if "secret" in each}
+            assert {each["defaultMode"] for each in secrets.values()} == {0o440}
+            return str(secrets[volume_name]["secretName"]) if volume_name in secrets else None
     return None
 
 
@@ -89,3 +89,14 @@ def test_the_server_s_name_in_the_certificate_is_what_the_scheduler_expects(name
 
 def test_the_device_plugin_alone_needs_none() -> None:
     assert not of_kind("device-plugin", "Secret")
+
+
+def test_the_page_s_token_is_mounted_where_the_setting_looks_for_it() -> None:
+    name = "existing-certificates"
+    assert mounted_secret(name, "-extender", "ui") == "our-page"
+    settings = embedded(name, "neuron-plugin-extender", "config.yaml")
+    (container,) = pod_templates(name)["neuron-plugin-extender"]["spec"]["containers"]
+    (mount,) = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "ui"]
+    assert settings["ui-token-file"] == f"{mount}/token"
+    assert settings["ui"] is True
+    assert mounted_secret("second-scheduler", "-extender", "ui") is None

@@ -100,6 +100,17 @@ def test_a_node_problem_detector_is_refused_in_words(tmp_path: Path) -> None:
 
 
 @needs_helm
+def test_a_token_for_a_page_that_is_off_is_refused_in_words(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text("scheduler: {enabled: true, extender: {uiTokenSecret: t}}", encoding="utf-8")
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        render(values)
+    assert (
+        "scheduler.extender.uiTokenSecret is t, but scheduler.extender.settings.ui is not true" in refused.value.stderr
+    )
+
+
+@needs_helm
 def test_what_a_cluster_does_not_serve_is_refused_in_words() -> None:
     with pytest.raises(subprocess.CalledProcessError) as refused:
         render(VALUES / "pod-defaults.yaml", kubernetes="1.35.2")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -276,3 +277,46 @@ async def test_a_list_is_encoded_once_for_all_clients_until_something_changes(
     monkeypatch.setattr(module, "SHARED_SECONDS", -1.0)  # renewals of Leases change no version
     await stage.get(f"{BASE}/neuronnodes")
     assert encoded == ["NeuronNode"] * 3
+
+
+async def test_changes_that_come_together_are_encoded_once_for_all_watchers(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = []
+
+    def counted(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView:
+        shown.append(version)
+        return node_view(state, info, version)
+
+    monkeypatch.setattr(module, "node_view", counted)
+    async with contextlib.AsyncExitStack() as stack:
+        path = f"{BASE}/neuronnodes?watch=true&resourceVersion={stage.changes.version}"
+        watchers = [await stack.enter_async_context(Watcher(stage, path)) for _ in range(5)]
+        await asyncio.sleep(2 * module.GATHER_SECONDS)  # all wait
+        for name in ("one", "two"):
+            stage.world.node(name, TRN1)
+        seen = [[(await each.event())[1]["metadata"]["name"] for _ in range(2)] for each in watchers]
+
+    assert seen == [["one", "two"]] * 5
+    assert len(shown) == 2
+
+
+async def test_a_watcher_that_leaves_takes_nothing_from_the_others(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView:
+        entered.set()
+        go_on.wait(5)
+        return node_view(state, info, version)
+
+    monkeypatch.setattr(module, "node_view", slow)
+    path = f"{BASE}/neuronnodes?watch=true&resourceVersion={stage.changes.version}"
+    async with Watcher(stage, path) as stays:
+        async with Watcher(stage, path):
+            stage.world.node("node", TRN1)
+            await asyncio.to_thread(entered.wait, 5)
+        go_on.set()
+        assert (await stays.event())[0] == "ADDED"
+    assert not [each for each in caplog.records if each.exc_info]

@@ -25,6 +25,7 @@ from neuron_plugin.extender.moving import (
     Mover,
 )
 from neuron_plugin.extender.settings import Answer, MakeRoom
+from neuron_plugin.extender.timeline import Cause
 from neuron_plugin.extender.views import node_view
 from neuron_plugin.planning import MoveRules
 from neuron_plugin.simulation import EVENTS, LEASES, NODES, PODS, JsonObject
@@ -195,6 +196,9 @@ async def test_the_set_is_reserved_and_the_pod_in_its_way_evicted(room: Room) ->
     assert [(each["name"], each["node"], each["cores"]) for each in room.records] == [("big-1", "trn-1", "0-31")]
     (entry,) = room.decisions.entries()
     assert (entry.step, entry.pod and entry.pod.name, entry.node) == (Step.EVICTED, "small-1", "trn-1")
+    (moved,) = room.world.state.timeline.evictions()
+    assert (moved.cause, moved.pod, moved.node) == (Cause.MOVE, "default/small-1", "trn-1")
+    assert (moved.made_for, moved.target) == ("default/big-1", "trn-2")
     assert room.metrics.registry.get_sample_value("neuron_extender_devices_opened_total") == 16
 
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation import INVENTORY_KEY, NodeInventory, write_inventory
+from neuron_plugin.extender.timeline import Timeline
 from neuron_plugin.extender.views import NEURON_NODES, NEURON_PODS, NodeView, PodView, node_view, pod_view
 from tests.extender.world import CORE, DEVICE, World, record_of
 from tests.support.manifests import container, node_manifest, pod_manifest, shipped_geometry
@@ -22,8 +23,13 @@ def golden_world() -> World:
     inventory = NodeInventory(
         shipped_geometry("trn1.32xlarge"),
         present=tuple(range(15)),
-        unhealthy={12: "uncorrected ECC errors: 3", 15: "not listed by the driver"},
+        unhealthy={
+            12: "uncorrected ECC errors: 3",
+            14: "processes of pod ml/eval-3, which has ended, may still use it",
+            15: "not listed by the driver",
+        },
         disabled=(7,),
+        held_down=(14,),
         device_name="Trainium1",
         driver_version="2.19.64",
         logical_core_size=1,
@@ -31,6 +37,8 @@ def golden_world() -> World:
     )
     manifest["metadata"] |= {"uid": "node-uid-1", "annotations": {INVENTORY_KEY: write_inventory(inventory)}}
     world.show_node(manifest)
+    world.state.timeline = Timeline(lambda: 1_795_363_200.0)
+    world.state.timeline.unhealthy("trn-1", {14, 15}, {12, 14, 15})
     world.state.renewals["trn-1"] = "2026-11-22T16:00:00.000000Z"
     world.show_node({"metadata": {"name": "web-1", "uid": "node-uid-2"}})
     held = pod_manifest(

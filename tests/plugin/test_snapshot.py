@@ -282,6 +282,13 @@ def test_p60_held_down_cores_are_unhealthy_under_every_name_and_not_chosen() -> 
     assert not snapshot.free_mask & devices(3)
     assert set(reasons(snapshot)) == {"3"}
     assert snapshot.published_inventory.unhealthy == reasons_by_number(snapshot)
+    assert snapshot.published_inventory.held_down == (3,)
+
+
+def test_a_broken_device_is_not_published_as_held_down() -> None:
+    before = settled(force_deleted(), a=True)
+    sick = replace(before, inventory=replace(before.inventory, unhealthy={3: "ECC"}))
+    assert derive(sick).published_inventory == sick.inventory
 
 
 def reasons_by_number(snapshot: Snapshot) -> dict[int, str]:

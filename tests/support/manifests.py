@@ -25,6 +25,7 @@ def node_manifest(
     unhealthy: Mapping[int, str] | None = None,
     missing: Sequence[int] = (),
     disabled: Sequence[int] = (),
+    held_down: Sequence[int] = (),
     inventory: bool = True,
 ) -> JsonObject:
     """A node as its kubelet and plugin describe it; without ``inventory`` as the vendor's plugin leaves it."""
@@ -35,7 +36,8 @@ def node_manifest(
         Resource.NEURONDEVICE.value: str(len(present)),
         Resource.NEURONCORE.value: str(len(present) * geometry.cores_per_device),
     }
-    text = write_inventory(NodeInventory(geometry, present, unhealthy or {}, disabled=tuple(disabled)))
+    found = NodeInventory(geometry, present, unhealthy or {}, disabled=tuple(disabled), held_down=tuple(held_down))
+    text = write_inventory(found)
     return {
         "metadata": {
             "name": name,

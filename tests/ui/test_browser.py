@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation import PodReference, PodUid, Resource
+from neuron_plugin.extender.state import Reservation
+from neuron_plugin.topology import CoreMask
 from tests.extender.world import World
 from tests.support.browser import CHROMIUM, Browser
+from tests.support.manifests import pod_manifest
 from tests.support.playground import Playground
 from tests.ui.site import site
 
@@ -117,6 +120,100 @@ async def test_nodes_are_sorted_filtered_and_coloured_as_chosen(browser: Browser
         assert "used" in await browser.value("document.getElementById('legend').innerText")
 
 
+async def test_pods_of_one_group_have_one_colour_though_they_come_after_their_nodes(browser: Browser) -> None:
+    world = small()
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/")
+        await browser.until("document.querySelectorAll('.card').length === 3")
+        await browser.choose("#colour", "group")
+        for number, group in enumerate(["gang", "gang", ""]):
+            manifest = pod_manifest(
+                f"rank-{number}", DEVICE, 1, node="inf2-a", annotations={"NEURON_DEVS": str(number)}
+            )
+            manifest["spec"] |= {"schedulingGroup": {"podGroupName": group}} if group else {}
+            world.show(manifest)
+        await browser.until(f"{device('inf2-a', 2)}.dataset.state === 'used'")
+        one, two, other = [await browser.value(f"{device('inf2-a', number)}.style.fill") for number in range(3)]
+        assert one == two != other
+        names = "[...document.querySelectorAll('#legend li')].map((each) => each.textContent)"
+        assert {"default/gang", "default/rank-2"} <= set(await browser.value(names))
+
+
+async def test_a_held_down_device_is_no_broken_one_and_has_its_reason_and_end(browser: Browser) -> None:
+    world, reason = small(), "processes of pod ml/old, which has ended, may still use it"
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/#node/trn1-b")
+        await browser.until(f"{device('trn1-b', 3)}.dataset.state === 'free'")
+        world.node("trn1-b", TRN1, unhealthy={3: reason, 5: "ECC"}, held_down=[3])
+        await browser.until(f"{device('trn1-b', 3)}.dataset.state === 'held down'")
+        assert await browser.value(f"{device('trn1-b', 5)}.dataset.state") == "unhealthy"
+        fills = [await browser.value(f"{device('trn1-b', number)}.style.fill") for number in (3, 5)]
+        assert fills[0] != fills[1]
+        text = await browser.value("document.getElementById('detail').innerText")
+        assert re.search(rf"Hold-downs\s+Device\s+Reason\s+Until\s+3\s+{reason}\s+no process of the pod is alive", text)
+        assert re.search(r"5\s+10-11\s+unhealthy: ECC\s+\d+/\d+/\d+", text), "since when it is unhealthy"
+        await browser.choose("#colour", "hold-down")
+        await browser.until(f"document.getElementById('legend').innerText.includes({json.dumps(reason)})")
+
+
+async def test_a_device_that_is_kept_for_a_waiting_pod_is_not_shown_as_free(browser: Browser) -> None:
+    world = small()
+    pod = PodReference(PodUid("w"), "ml", "waits")
+    world.state.reserve(Reservation(pod, "trn1-b", CoreMask(0b1111)))
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/#node/trn1-b")
+        await browser.until(f"{device('trn1-b', 1)}.dataset.state === 'reserved'")
+        assert await browser.value(f"{device('trn1-b', 2)}.dataset.state") == "free"
+        assert re.search(r"1\s+2-3\s+reserved: for ml/waits", await browser.value("document.body.innerText"))
+
+
+async def test_without_javascript_the_tables_are_shown(browser: Browser) -> None:
+    world = small()
+    world.pod("seven", DEVICE, 7)
+    async with site(world) as url:
+        await browser.call("Emulation.setScriptExecutionDisabled", value=True)
+        await browser.open(f"{url}/ui/")
+        await browser.until("location.pathname === '/ui/table' && document.readyState === 'complete'")
+        text = await browser.value("document.body.innerText")
+        assert re.search(r"trn1-b\s+trn1.32xlarge\s+0,1,[0-9,]+,15\s+16 of 1, 4 of 4, 2 of 8, 1 of 16", text)
+        assert "seven" in text
+
+
+async def test_who_was_evicted_to_make_room_stands_on_a_time_line(browser: Browser) -> None:
+    world = small()
+    victim = world.held("victim", "trn1-b", DEVICE, "0,1,2,3")
+    urgent = PodReference(PodUid("u"), "ml", "urgent")
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/")
+        await browser.until(f"{device('trn1-b', 0)}.dataset.state === 'used'")
+        assert await browser.value("document.getElementById('room').hidden")
+        world.state.timeline.moved(PodReference(PodUid("m"), "ml", "small"), "trn1-a", urgent, "inf2-a")
+        world.state.timeline.offer([victim["metadata"]["uid"]], urgent)
+        world.gone(victim)
+        await browser.until("document.querySelectorAll('#room title').length === 2")
+        titles = await browser.value("[...document.querySelectorAll('#room title')].map((each) => each.textContent)")
+        assert titles[0].endswith("ml/small moved from trn1-a to inf2-a, to make room for ml/urgent")
+        assert titles[1].endswith("default/victim preempted from trn1-b, to make room for ml/urgent")
+        await browser.value("document.querySelector('#room summary').click()")
+        text = await browser.value("document.getElementById('room').innerText")
+        assert re.search(r"preempted\s+default/victim\s+trn1-b\s+-\s+ml/urgent", text)
+
+
+async def test_a_change_elsewhere_leaves_focus_and_closed_reasons_as_they_are(browser: Browser) -> None:
+    world = small()
+    world.pod("seven", DEVICE, 7)
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/#node/trn1-a")
+        await browser.until("document.getElementById('waiting').innerText.includes('does not support requests')")
+        await browser.value("document.querySelector('#waiting summary').click()")
+        await browser.value("document.querySelector('#detail a').focus()")
+        world.held("late", "trn1-b", DEVICE, "4,5,6,7")
+        world.held("here", "trn1-a", DEVICE, "4,5,6,7")
+        await browser.until("document.getElementById('detail').innerText.includes('default/here')")
+        assert await browser.value("document.activeElement.textContent") == "Close"
+        assert await browser.value("document.querySelector('#waiting details').open") is False
+
+
 async def test_the_keyboard_alone_leads_to_a_node_and_back(browser: Browser) -> None:
     world = small()
     async with site(world) as url:
@@ -131,7 +228,7 @@ async def test_the_keyboard_alone_leads_to_a_node_and_back(browser: Browser) -> 
         assert "Node trn1-a" in text
         assert re.search(r"default/train\s+main\s+0-3\s+0-7\s+chosen, not confirmed yet", text)
         assert re.search(r"9\s+18-19\s+unhealthy: uncorrected ECC errors: 1", text)
-        assert re.search(r"Devices\s+Free sets\s+1\s+9\s+4\s+0", text)
+        assert re.search(r"Free sets\s+Devices\s+Number\s+1\s+9\s+4\s+0", text)
         if WRITE:
             await browser.screenshot(PICTURES / "node.png", "#detail")
         await browser.press("Escape")

@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from neuron_plugin.allocation import Resource
+from neuron_plugin.allocation import PodReference, PodUid, Resource
 from neuron_plugin.extender import ExtenderSettings, check
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.ui.pages import Use, use_of
@@ -62,7 +62,7 @@ async def test_every_file_is_served_and_nothing_else() -> None:
 
 async def test_the_policy_allows_no_code_but_the_page_s_own_files() -> None:
     async with site(World()) as url:
-        for path in ("/ui/", "/ui/main.js", "/ui/table", "/ui/use.json"):
+        for path in ("/ui/", "/ui/main.js", "/ui/table", "/ui/use.json", "/ui/evictions.json"):
             policy = (await get(url + path))[2]["Content-Security-Policy"]
             rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
             assert rules["default-src"] == "'none'"
@@ -144,6 +144,23 @@ async def test_use_over_time_is_remembered() -> None:
     (sample,) = found["samples"]
     assert sample[1:] == [0, 12, 0, 0]
     assert abs(sample[0] - time.time()) < 60
+
+
+async def test_evictions_of_the_last_hour_are_served() -> None:
+    world = World()
+    pod, made_for = (PodReference(PodUid(name), "ml", name) for name in ("small", "big"))
+    world.state.timeline.moved(pod, "node-1", made_for, "node-2")
+    async with (
+        site(world) as url,
+        aiohttp.ClientSession() as session,
+        session.get(f"{url}/ui/evictions.json") as answer,
+    ):
+        found = await answer.json()
+    assert found["seconds"] == 3600
+    assert abs(found["evictions"][0].pop("at") - time.time()) < 60
+    assert found["evictions"] == [
+        {"cause": "move", "pod": "ml/small", "node": "node-1", "madeFor": "ml/big", "target": "node-2"}
+    ]
 
 
 def test_a_token_without_the_page_and_an_empty_token_are_refused(tmp_path: Path, cli: Cli) -> None:

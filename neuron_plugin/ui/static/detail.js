@@ -1,65 +1,79 @@
 // One node: its devices with their links, who has which core, what is free, and how it was decided.
 
-import { devicesOf, ids, picture, ranges, update } from "./draw.js";
+import { complete, devicesOf, ids, picture, ranges, update } from "./draw.js";
+import { html, put, table } from "./html.js";
 import { fetched } from "./watch.js";
 
 const MOST_DECISIONS = 10;
-
-export function html(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
-
-function table(caption, head, rows) {
-  const headings = html("tr", {}, ...head.map((each) => html("th", { scope: "col" }, each)));
-  const lines = rows.map((row) => html("tr", {}, ...row.map((cell) => html("td", {}, `${cell}` || "-"))));
-  return html("table", {}, html("caption", {}, caption), html("thead", {}, headings), html("tbody", {}, ...lines));
-}
+const PAUSE_MS = 2000;
 
 export class Detail {
-  constructor(section) {
+  /** `changed` is called when there is something more to draw. */
+  constructor(section, changed) {
     this.section = section;
-    this.name = "";
-    this.decisions = [];
+    this.changed = changed;
+    this.open("");
   }
 
   /** Show a node, or nothing for an empty name. */
-  async open(name) {
+  open(name) {
     this.name = name;
     this.decisions = [];
+    this.version = "";
+    this.asking = false;
     this.section.hidden = !name;
-    if (!name) return;
-    try {
-      const { decisions } = await (await fetched("../decisions")).json();
-      this.decisions = decisions;
-    } catch {
-      // Shown without.
-    }
   }
 
-  draw(node, pods, colour) {
+  /** Ask for the last decisions, which no watch brings: once for a change of the node, and at most every two seconds. */
+  async ask(version) {
+    if (this.asking || this.version === version) return;
+    this.asking = true;
+    this.version = version;
+    try {
+      this.decisions = (await (await fetched("../decisions")).json()).decisions;
+      this.changed();
+    } catch {
+      // The node is shown without; the watch says that the extender is away.
+    }
+    setTimeout(() => {
+      this.asking = false;
+      this.changed();
+    }, PAUSE_MS);
+  }
+
+  draw(node, pods, colours) {
     if (this.section.hidden) return;
-    const close = html("a", { href: "#" }, "Close");
     const title = html("h2", { id: "detail-title" }, `Node ${this.name}`);
+    const close = html("a", { href: "#" }, "Close");
     if (!node) {
-      this.section.replaceChildren(title, html("p", {}, "There is no such node."), close);
+      put(this.section, title, close, html("p", {}, "There is no such node."));
       return;
     }
+    this.ask(node.metadata.resourceVersion);
     const { spec, status } = node;
-    const shown = picture(node, true);
-    update(shown, node, colour);
     const lnc = spec.logicalCoreSize ? `, LNC ${spec.logicalCoreSize}` : "";
     const about = `${spec.instanceType || "unknown type"}: ${spec.devices} devices of ${spec.coresPerDevice} cores${lnc}, ` +
       `${spec.topology}, driver ${spec.driverVersion || "unknown"}`;
-    const state = status.open ? "Open for pods." : `Takes no pods: ${[status.reason, ...status.details].join("; ")}`;
-    const devices = devicesOf(node).map((each) => [
-      each.id,
-      ranges(Array.from({ length: spec.coresPerDevice }, (_, core) => each.id * spec.coresPerDevice + core)),
-      each.health + (each.why ? `: ${each.why}` : ""),
-      each.holders.map((holder) => `${holder.namespace}/${holder.name}`).join(", ") || (each.free ? "free" : "not free"),
+    const open = status.cordoned ? "Cordoned." : "Open for pods.";
+    const state = status.open ? open : `Takes no pods: ${[status.reason, ...status.details].join("; ")}.`;
+    put(this.section, title, close, html("p", {}, `${about}. ${state}`), html("div", { class: "columns" }, ...this.parts(node, pods, colours)));
+  }
+
+  parts(node, pods, colours) {
+    const { spec, status } = node;
+    const shown = picture(node);
+    complete(shown, node, true);
+    update(shown, node, colours);
+    const all = devicesOf(node);
+    const devices = all.map(({ id, health, why, holders, free }) => [
+      id,
+      ranges(Array.from({ length: spec.coresPerDevice }, (_, core) => id * spec.coresPerDevice + core)),
+      health === "healthy" || why.startsWith(health) ? why || health : `${health}${why ? `: ${why}` : ""}`,
+      id in status.unhealthyDevices ? when(status.unhealthySince[id]) || "before the extender started" : "",
+      holders.map((holder) => `${holder.namespace}/${holder.name}`).join(", ") || (free ? "free" : "not free"),
     ]);
+    const held = all.filter((each) => each.health === "held down")
+      .map(({ id, why }) => [id, why, "no process of the pod is alive; where that cannot be seen, hold-down-seconds are over"]);
     const holders = status.holders.flatMap((holder) => {
       const pod = pods.get(holder.uid);
       const confirmed = pod && pod.status.allocated ? "confirmed by the kubelet" : "chosen, not confirmed yet";
@@ -67,7 +81,6 @@ export class Detail {
       const name = `${holder.namespace}/${holder.name}`;
       return parts.map((part) => [name, part.name, ranges(ids(part.devices)), ranges(ids(part.cores)), confirmed]);
     });
-    const free = Object.entries(status.freeSets);
     const uids = new Set(status.holders.map((each) => each.uid));
     const decided = this.decisions.filter((each) => uids.has(each.uid) || each.node === this.name).slice(-MOST_DECISIONS);
     const decisions = decided.reverse().map((each) => [
@@ -78,16 +91,15 @@ export class Detail {
       ranges(ids(each.ids)),
       each.candidates.map((one) => `${ranges(ids(one.ids))} (${one.cost})`).join("; "),
     ]);
-    this.section.replaceChildren(
-      title,
-      close,
-      html("p", {}, `${about}. ${state}`),
-      html("div", { class: "columns" },
-        shown.root,
-        table("Devices", ["Device", "Cores", "Health", "Pods"], devices),
-        table("Sets of devices that are free", ["Devices", "Free sets"], free),
-        table("Who has what", ["Pod", "Container", "Devices", "Cores", "State"], holders),
-        table("Last decisions", ["Time", "Step", "Pod", "Asked", "Ids", "Candidates (cost)"], decisions)),
-    );
+    const found = [
+      table("Devices", ["Device", "Cores", "Health", "Since", "Pods"], devices),
+      table("Free sets", ["Devices", "Number"], Object.entries(status.freeSets)),
+    ];
+    if (held.length) found.push(table("Hold-downs", ["Device", "Reason", "Until"], held));
+    if (holders.length) found.push(table("Who has what", ["Pod", "Container", "Devices", "Cores", "State"], holders));
+    if (decisions.length) found.push(table("Last decisions", ["Time", "Step", "Pod", "Asked", "Ids", "Candidates (cost to later pods)"], decisions));
+    return [shown.root, ...found];
   }
 }
+
+const when = (seconds) => (seconds ? new Date(1000 * seconds).toLocaleString() : "");

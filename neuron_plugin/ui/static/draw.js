@@ -4,6 +4,7 @@ const SVG = "http://www.w3.org/2000/svg";
 // Okabe and Ito's colours, which people with any kind of colour vision can tell apart; vermillion is kept for what is broken.
 const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#f0e442"];
 const BROKEN = "#d55e00";
+const GREY = "#9a9aa6";
 const MARKS = ["", "M0 8L8 0", "M0 4H8", "M4 0V8", "M0 0L8 8M0 8L8 0"];
 const CELL = 36;
 const GAP = 12;
@@ -40,7 +41,14 @@ export function paint(key) {
 }
 
 export const broken = () => pattern(BROKEN, MARKS[4]);
+const heldDown = () => pattern(BROKEN, MARKS[1]);
+const disabled = () => pattern(GREY, MARKS[2]);
+const reserved = () => pattern(GREY, MARKS[3]);
+export const grey = () => pattern(GREY, "");
 export const plain = (number) => pattern(COLOURS[number], MARKS[number]);
+
+/** What a device is filled with that no pod's colour says; "missing" has no fill. */
+export const STATES = { unhealthy: broken, missing: () => "none", "held down": heldDown, disabled, reserved };
 
 function pattern(colour, mark) {
   const id = `p${colour.slice(1)}-${MARKS.indexOf(mark)}`;
@@ -53,19 +61,26 @@ function pattern(colour, mark) {
   return `url(#${id})`;
 }
 
-/** What each device is: free, used, unhealthy or missing, and who has it. */
+/** What each device is: healthy or one of STATES, and who has it. */
 export function devicesOf(node) {
   const { spec, status } = node;
-  const missing = new Set(ids(status.missingDevices));
-  const free = new Set(ids(status.freeDevices));
+  const [missing, heldDown, disabled, free] = ["missingDevices", "heldDownDevices", "disabledDevices", "freeDevices"]
+    .map((key) => new Set(ids(status[key])));
+  const reserved = new Map();
+  for (const [cores, pod] of Object.entries(status.reserved)) {
+    for (const core of ids(cores)) reserved.set(Math.floor(core / spec.coresPerDevice), `for ${pod}`);
+  }
   const holders = new Map();
   for (const holder of status.holders) {
     for (const device of ids(holder.devices)) holders.set(device, [...(holders.get(device) || []), holder]);
   }
   return Array.from({ length: spec.devices }, (_, id) => {
-    const why = status.unhealthyDevices[id] || "";
     const held = holders.get(id) || [];
-    const health = missing.has(id) ? "missing" : why ? "unhealthy" : "healthy";
+    const sick = status.unhealthyDevices[id];
+    const kept = held.length ? "" : reserved.get(id);
+    const health = missing.has(id) ? "missing" : heldDown.has(id) ? "held down" : sick ? "unhealthy"
+      : disabled.has(id) ? "disabled" : kept ? "reserved" : "healthy";
+    const why = sick || kept || "";
     return { id, health, why, holders: held, free: free.has(id) };
   });
 }
@@ -78,13 +93,18 @@ function place(spec, id) {
   return [GAP + column * (CELL + GAP), GAP + row * (CELL + GAP)];
 }
 
-/** The picture of a node: made once, and then only `update`d. */
-export function picture(node, details) {
+/** The picture of a node, empty until `complete`: a thousand complete ones take a second to make. */
+export function picture(node) {
   const { spec } = node;
   const placed = Array.from({ length: spec.devices }, (_, id) => place(spec, id));
   const width = Math.max(0, ...placed.map(([x]) => x)) + CELL + GAP;
   const height = Math.max(0, ...placed.map(([, y]) => y)) + CELL + GAP;
   const root = element("svg", { class: "node", viewBox: `0 0 ${width} ${height}`, role: "img" });
+  return { root, cells: [], placed, width, height };
+}
+
+/** Add links and devices, which are only `update`d from then on; `numbered` shows their ids. */
+export function complete({ root, cells, placed, width, height }, { spec }, numbered) {
   const inner = [];
   const around = [];
   for (const [one, other] of linksOf(spec)) {
@@ -98,16 +118,15 @@ export function picture(node, details) {
   }
   root.append(element("path", { class: "links", d: inner.join("") }));
   root.append(element("path", { class: "links wrap", d: around.join("") }));
-  const cells = placed.map(([x, y], id) => {
+  placed.forEach(([x, y], id) => {
     const rectangle = element("rect", { class: "device", x, y, width: CELL, height: CELL, rx: 4 });
     const title = element("title");
     const shared = element("circle", { class: "shared", cx: x + CELL - 6, cy: y + 6, r: 3.5, display: "none" });
     const group = element("g", {}, title, rectangle, shared);
-    if (details) group.append(element("text", { x: x + 3, y: y + CELL + 10 }, `${id}`));
+    if (numbered) group.append(element("text", { x: x + 3, y: y + CELL + 10 }, `${id}`));
     root.append(group);
-    return { group, rectangle, title, shared };
+    cells.push({ group, rectangle, title, shared });
   });
-  return { root, cells };
 }
 
 function linksOf({ topology, devices }) {
@@ -122,27 +141,27 @@ function linksOf({ topology, devices }) {
   return links;
 }
 
-/** Bring a picture up to date; a device whose look has changed lights up. */
-export function update({ root, cells }, node, colour) {
+/** Bring a picture up to date; a device that changes lights up. `colours` gives a device's fill. */
+export function update({ root, cells }, node, colours) {
   const devices = devicesOf(node);
-  for (const { id, health, why, holders, free } of devices) {
+  root.setAttribute("aria-label", described(node, devices));
+  for (const device of cells.length ? devices : []) {
+    const { id, health, why, holders, free } = device;
     const { group, rectangle, title, shared } = cells[id];
     const who = holders.map((each) => `${each.namespace}/${each.name}`).join(", ");
     const text = `device ${id}: ${health}${why ? ` (${why})` : ""}, ${who || (free ? "free" : "not free")}`;
-    if (title.textContent === text && rectangle.dataset.colour === colour) continue;
-    const lit = title.textContent && title.textContent !== text;
+    rectangle.style.fill = colours(device);
+    if (title.textContent === text) continue;
+    const lit = title.textContent;
     title.textContent = text;
-    rectangle.dataset.colour = colour;
     rectangle.dataset.state = health !== "healthy" ? health : holders.length ? "used" : "free";
     rectangle.classList.toggle("missing", health === "missing");
-    rectangle.style.fill = fill(health, holders, colour);
     shared.setAttribute("display", holders.length && (holders.length > 1 || !wholly(node, id, holders[0])) ? "" : "none");
     if (lit) {
       group.classList.remove("lit");
       requestAnimationFrame(() => group.classList.add("lit"));
     }
   }
-  root.setAttribute("aria-label", described(node, devices));
 }
 
 function wholly(node, id, holder) {
@@ -150,18 +169,20 @@ function wholly(node, id, holder) {
   return ids(holder.cores).filter((core) => Math.floor(core / count) === id).length === count;
 }
 
-function fill(health, holders, colour) {
-  if (health === "missing") return "none";
-  if (health === "unhealthy") return broken();
+/** How to fill devices: by what `keyOf` gives for a pod that has one, or by "health" or "hold-down". */
+export const coloursBy = (choice, keyOf) => ({ health, why, holders }) => {
+  if (choice === "hold-down" && health === "held down") return paint(why);
+  if (health !== "healthy") return STATES[health]();
   if (!holders.length) return "";
-  if (colour === "health") return plain(0);
-  return paint(colour === "namespace" ? holders[0].namespace : `${holders[0].namespace}/${holders[0].name}`);
-}
+  if (choice === "hold-down") return grey();
+  return choice === "health" ? plain(0) : paint(keyOf(holders[0]));
+};
 
 function described(node, devices) {
   const free = devices.filter((each) => each.free).length;
-  const sick = devices.filter((each) => each.health !== "healthy").length;
-  return `${node.spec.devices} devices in a ${node.spec.topology}: ${free} free, ${sick} unhealthy or missing`;
+  const rest = Object.keys(STATES).map((state) => [devices.filter((each) => each.health === state).length, state]);
+  const parts = [[free, "free"], ...rest].filter(([number, state]) => number || state === "free");
+  return `${node.spec.devices} devices in a ${node.spec.topology}: ${parts.map((each) => each.join(" ")).join(", ")}`;
 }
 
 /** A node in numbers of devices; `largest` is the largest set that could be given now. */
@@ -173,7 +194,7 @@ export function countsOf(node) {
     devices: devices.length,
     used: devices.filter((each) => each.holders.length).length,
     free: devices.filter((each) => each.free).length,
-    sick: devices.filter((each) => each.health !== "healthy").length,
+    states: Object.keys(STATES).map((state) => devices.filter((each) => each.health === state).length),
     largest: Math.max(0, ...sizes.map(([count]) => Number(count))),
   };
 }

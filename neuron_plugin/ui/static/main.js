@@ -1,12 +1,15 @@
 // The page: two watches, and what is drawn of them. Changes are collected and drawn once a frame.
 
-import { Detail, html } from "./detail.js";
-import { broken, countsOf, element, paint, picture, plain, update } from "./draw.js";
+import { Detail } from "./detail.js";
+import { STATES, coloursBy, complete, countsOf, devicesOf, element, grey, paint, picture, plain, update } from "./draw.js";
+import { html, put } from "./html.js";
+import { drawRoom, readRoom } from "./room.js";
 import { downloadUse, drawUse, readUse } from "./use.js";
 import { Collection, fetched } from "./watch.js";
 
 const MOST_IN_LEGEND = 16;
 const MOST_EXPLAINED = 10;
+const FIRST_OPEN = 2;
 const EXPLAIN_MS = 5000;
 
 const at = (id) => document.getElementById(id);
@@ -17,8 +20,36 @@ let ordered = false;
 let due = false;
 
 const nodes = new Collection("neuronnodes", (object, before) => touch((object || before).metadata.name), connection);
-const pods = new Collection("neuronpods", () => draw(), connection);
-const detail = new Detail(at("detail"));
+const pods = new Collection("neuronpods", podChanged, connection);
+const detail = new Detail(at("detail"), draw);
+
+// A picture is completed when its card comes near to what the window shows.
+const observer = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    const name = target.dataset.node;
+    const card = cards.get(name);
+    if (!isIntersecting || !card || card.item !== target || card.drawn.cells.length) continue;
+    complete(card.drawn, nodes.objects.get(name), false);
+    touch(name);
+  }
+}, { rootMargin: "100%" });
+
+/** What pods of one colour have in common. */
+const KEYS = {
+  pod: (holder) => `${holder.namespace}/${holder.name}`,
+  namespace: (holder) => holder.namespace,
+  group: (holder) => {
+    const { group, controller } = (pods.objects.get(holder.uid) || { spec: {} }).spec;
+    return `${holder.namespace}/${group || controller || holder.name}`;
+  },
+};
+const colours = () => coloursBy(at("colour").value, KEYS[at("colour").value]);
+
+function podChanged(pod, before) {
+  if (at("colour").value === "group") touch((pod || before).spec.nodeName); // the node may have come before its pod
+  if (!pod || pod.status.phase === "Terminating") readRoom(draw);
+  draw();
+}
 
 function touch(name) {
   dirty.add(name);
@@ -37,8 +68,9 @@ function draw() {
     drawNumbers();
     drawLegend();
     drawWaiting();
+    drawRoom(at("room"));
     drawUse([...cards.values()].map((card) => card.counts));
-    detail.draw(nodes.objects.get(detail.name), pods.objects, at("colour").value);
+    detail.draw(nodes.objects.get(detail.name), pods.objects, colours());
   });
 }
 
@@ -56,27 +88,29 @@ function drawCard(name) {
   const shape = node && `${node.spec.topology} ${node.spec.devices}`;
   if (card && (!node || card.shape !== shape)) {
     card.item.remove();
+    observer.unobserve(card.item);
     cards.delete(name);
     card = undefined;
     ordered = false;
   }
   if (!node) return;
   if (!card) {
-    const drawn = picture(node, false);
+    const drawn = picture(node);
     const about = html("span");
     const state = html("span", { class: "state" });
     const link = html("a", { class: "card", href: `#node/${encodeURIComponent(name)}` }, html("strong", {}, name), drawn.root, about, state);
-    card = { item: html("li", {}, link), link, drawn, about, state, shape };
+    card = { item: html("li", { "data-node": name }, link), link, drawn, about, state, shape };
     cards.set(name, card);
+    observer.observe(card.item);
     ordered = false;
   }
-  update(card.drawn, node, at("colour").value);
+  update(card.drawn, node, colours());
   card.counts = countsOf(node);
-  const { free, largest, sick } = card.counts;
+  const { free, largest, states } = card.counts;
   card.about.textContent = `${node.spec.instanceType || "unknown type"}: ${free} of ${node.spec.devices} free` +
     (free ? `, largest set ${largest}` : "");
-  card.state.textContent = [node.status.open ? "" : `closed: ${node.status.reason}`, sick ? `${sick} unhealthy` : ""]
-    .filter(Boolean).join("; ");
+  const sick = Object.keys(STATES).map((state, place) => states[place] && `${states[place]} ${state}`);
+  card.state.textContent = [!node.status.open && `closed: ${node.status.reason}`, ...sick].filter(Boolean).join("; ");
   card.link.classList.toggle("closed", !node.status.open);
 }
 
@@ -129,63 +163,66 @@ function choices(select, values) {
 function drawNumbers() {
   const counts = [...cards.values()].map((card) => card.counts);
   const sum = (key) => counts.reduce((total, each) => total + each[key], 0);
+  const states = Object.keys(STATES).map((state, place) => [state, counts.reduce((total, each) => total + each.states[place], 0)]);
   const numbers = {
     nodes: counts.length,
     "nodes closed": counts.length - sum("open"),
     devices: sum("devices"),
-    "devices used": sum("used"),
-    "devices free": sum("free"),
-    "devices unhealthy": sum("sick"),
+    used: sum("used"),
+    free: sum("free"),
+    ...Object.fromEntries(states.filter(([, number]) => number)),
     "largest free set": Math.max(0, ...counts.filter((each) => each.open).map((each) => each.largest)),
     "pods waiting": waitingPods().length,
   };
-  at("numbers").replaceChildren(
-    ...Object.entries(numbers).map(([name, number]) => html("div", {}, html("dt", {}, name), html("dd", {}, `${number}`))),
-  );
+  put(at("numbers"), ...Object.entries(numbers).map(([name, number]) => html("div", {}, html("dt", {}, name), html("dd", {}, `${number}`))));
 }
 
 function drawLegend() {
   const colour = at("colour").value;
-  const entries = [["free", ""], ["unhealthy", broken()], ["missing", "none"]];
-  if (colour === "health") entries.push(["used", plain(0)]);
-  else {
-    const names = new Set();
-    for (const node of nodes.objects.values()) {
-      for (const each of node.status.holders) names.add(colour === "namespace" ? each.namespace : `${each.namespace}/${each.name}`);
-    }
-    const sorted = [...names].sort();
-    entries.push(...sorted.slice(0, MOST_IN_LEGEND).map((name) => [name, paint(name)]));
-    if (sorted.length > MOST_IN_LEGEND) entries.push([`and ${sorted.length - MOST_IN_LEGEND} more`, ""]);
+  const all = [...nodes.objects.values()];
+  const counts = [...cards.values()].map((card) => card.counts);
+  const entries = [["free", ""]];
+  Object.entries(STATES).forEach(([state, fill], place) => {
+    if (counts.some((each) => each.states[place])) entries.push([state, fill()]);
+  });
+  const used = { health: plain(0), "hold-down": grey() }[colour];
+  if (used) entries.push(["used", used]);
+  const names = new Set();
+  if (KEYS[colour]) for (const node of all) node.status.holders.forEach((holder) => names.add(KEYS[colour](holder)));
+  if (colour === "hold-down") {
+    const held = all.filter((node) => node.status.heldDownDevices).flatMap(devicesOf).filter((each) => each.health === "held down");
+    for (const { why } of held) names.add(why);
   }
-  const key = entries.join();
-  if (at("legend").dataset.key === key) return;
-  at("legend").dataset.key = key;
-  at("legend").replaceChildren(
-    ...entries.map(([name, fill]) => {
-      const box = element("rect", { class: `device ${name === "missing" ? "missing" : ""}`, x: 1, y: 1, width: 14, height: 14 });
-      box.style.fill = fill;
-      const swatch = element("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, box);
-      return html("li", {}, name.startsWith("and ") ? "" : swatch, name);
-    }),
-  );
+  const sorted = [...names].sort();
+  entries.push(...sorted.slice(0, MOST_IN_LEGEND).map((name) => [name, paint(name)]));
+  const swatch = ([name, fill]) => {
+    const box = element("rect", { class: `device ${name === "missing" ? "missing" : ""}`, x: 1, y: 1, width: 14, height: 14 });
+    box.style.fill = fill;
+    return html("li", {}, element("svg", { viewBox: "0 0 16 16", "aria-hidden": "true", class: "swatch" }, box), name);
+  };
+  const more = sorted.length > MOST_IN_LEGEND ? [html("li", {}, `and ${sorted.length - MOST_IN_LEGEND} more`)] : [];
+  put(at("legend"), ...entries.map(swatch), ...more);
 }
 
 // Waiting pods. Why each waits is asked of the extender, for the first few, again and again while they wait.
 
 const reasons = new Map();
+const opened = new Map(); // by UID, whether the user wants to read why
 
 const waitingPods = () => [...pods.objects.values()].filter((pod) => pod.status.phase === "Waiting");
 
 function drawWaiting() {
   const waiting = waitingPods().sort((a, b) => b.spec.priority - a.spec.priority || (nameOf(a) < nameOf(b) ? -1 : 1));
   at("waiting").hidden = !waiting.length;
-  at("waiting-pods").replaceChildren(
-    ...waiting.map((pod) => {
-      const asked = pod.spec.containers.map((each) => `${each.name}: ${each.count} ${each.resource}`).join(", ");
-      const why = pod.status.problem || reasons.get(pod.metadata.uid);
-      return html("li", {}, html("strong", {}, nameOf(pod)), ` asks for ${asked}`, ...(why ? [html("pre", { tabindex: "0" }, why)] : []));
-    }),
-  );
+  put(at("waiting-pods"), ...waiting.map((pod, place) => {
+    const asked = pod.spec.containers.map((each) => `${each.name}: ${each.count} ${each.resource}`).join(", ");
+    const about = html("summary", {}, html("strong", {}, nameOf(pod)), ` asks for ${asked}`);
+    const why = pod.status.problem || reasons.get(pod.metadata.uid);
+    const part = html("details", { "data-uid": pod.metadata.uid }, about, html("pre", { tabindex: "0" }, why || "..."));
+    part.open = opened.get(pod.metadata.uid) ?? place < FIRST_OPEN;
+    about.addEventListener("click", () => opened.set(pod.metadata.uid, !part.open));
+    return html("li", {}, part);
+  }));
 }
 
 const nameOf = (pod) => `${pod.metadata.namespace}/${pod.metadata.name}`;
@@ -193,7 +230,8 @@ const nameOf = (pod) => `${pod.metadata.namespace}/${pod.metadata.name}`;
 async function explain() {
   for (;;) {
     const waiting = waitingPods();
-    for (const uid of reasons.keys()) if (!waiting.some((pod) => pod.metadata.uid === uid)) reasons.delete(uid);
+    const uids = new Set(waiting.map((pod) => pod.metadata.uid));
+    for (const kept of [reasons, opened]) for (const uid of kept.keys()) if (!uids.has(uid)) kept.delete(uid);
     for (const pod of waiting.slice(0, MOST_EXPLAINED)) {
       if (document.hidden) break;
       try {
@@ -213,9 +251,9 @@ async function explain() {
 
 // What the user does.
 
-async function route(focus) {
+function route(focus) {
   const [, name] = /^#node\/(.+)$/.exec(location.hash) || [, ""];
-  await detail.open(decodeURIComponent(name));
+  detail.open(decodeURIComponent(name));
   draw();
   if (name && focus) requestAnimationFrame(() => requestAnimationFrame(() => at("detail").focus()));
 }
@@ -262,9 +300,10 @@ for (const id of ["sort", "type", "namespace", "text"]) {
 addEventListener("hashchange", () => route(true));
 addEventListener("keydown", keys);
 
-await readUse();
+readUse().then(draw);
 nodes.run();
 pods.run();
 route(false);
+readRoom(draw, 0);
 explain();
-setInterval(draw, 10000); // the time line goes on while nothing changes
+setInterval(draw, 10000); // the time lines go on while nothing changes

@@ -7,7 +7,7 @@ const SERIES = [
   ["used", 0, () => plain(0)],
   ["free, linked", 90, () => plain(2)],
   ["free, but not linked to the rest", 220, () => plain(1)],
-  ["unhealthy, missing or closed", 440, broken],
+  ["not available", 440, broken],
 ];
 const WIDTH = 720;
 const HEIGHT = 200;
