@@ -85,7 +85,7 @@ class Daemon:
         self.health_port = free_port()
         command += ["--health-address", "127.0.0.1", "--health-port", str(self.health_port)]
         self.started = time.perf_counter()
-        self.process = subprocess.Popen([*command, *flags], stderr=subprocess.DEVNULL)  # noqa: S603 - our own command
+        self.process = subprocess.Popen([*command, *flags], stderr=subprocess.DEVNULL)
 
     def cpu_seconds(self) -> float:
         """User and system time so far."""
@@ -148,7 +148,7 @@ def timed_allocates() -> Iterator[list[float]]:
 async def compare_allocate(there: World, calls: int) -> None:
     """Allocate of the daemon, for a pod each, beside the same call to the floor; they alternate."""
     floor_socket = there.root / "floor.sock"
-    floor = subprocess.Popen([sys.executable, "-c", FLOOR, str(floor_socket)])  # noqa: ASYNC220, S603 - the text above
+    floor = subprocess.Popen([sys.executable, "-c", FLOOR, str(floor_socket)])  # noqa: ASYNC220 - the text above
     request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["0"])])
     floor_us: list[float] = []
     try:

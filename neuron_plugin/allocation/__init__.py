@@ -92,6 +92,7 @@ from neuron_plugin.allocation.pod import (
     PodObject,
     asks_for_neuron,
     assigned_allocations,
+    is_movable,
     neuron_pod,
 )
 from neuron_plugin.allocation.rejection import (

@@ -36,6 +36,8 @@ class Step(enum.StrEnum):
     """The kubelet gave the pod other ids than were decided, and the pod's annotation says so now."""
     BOUND = "bound"
     """The extender has written a node and a set on the pod."""
+    EVICTED = "evicted"
+    """The extender has evicted the pod, to make room for another."""
 
 
 class LoggedDecision(NamedTuple):  # not a frozen dataclass: those take four times as long to make, in every Allocate

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NewType
+from typing import NewType, Protocol
 
 from neuron_plugin.allocation.requests import Amounts, ContainerKind
 from neuron_plugin.allocation.resources import Resource
@@ -93,9 +93,17 @@ class Ledger:
         return tuple(one for one in self.allocations if one.mask & mask)
 
 
-def mask_union(allocations: Iterable[Allocation]) -> CoreMask:
+class HasCores(Protocol):
+    """An allocation, or whatever else some cores belong to."""
+
+    @property
+    def mask(self) -> CoreMask:
+        """The cores."""
+
+
+def mask_union(parts: Iterable[HasCores]) -> CoreMask:
     """Every core of some allocations."""
     mask = 0
-    for one in allocations:
+    for one in parts:
         mask |= one.mask
     return CoreMask(mask)

@@ -157,8 +157,8 @@ class NeuronPod:
     text, whatever it says. ``prefers_nodes`` says that the spec prefers some nodes to others.
 
     ``controller`` is what makes the pod again somewhere else, as KIND/NAME; empty without such a controller.
-    ``movable`` says that the pod may be evicted to make room, and ``last_checkpoint`` when it saved its work, in unix
-    seconds.
+    ``movable`` says whether the pod may be evicted to make room, None where that is for its namespace to say, and
+    ``last_checkpoint`` when it saved its work, in unix seconds.
     """
 
     reference: PodReference
@@ -178,7 +178,7 @@ class NeuronPod:
     prefers_nodes: bool = False
     labelled_unhealthy: bool = False
     controller: str = ""
-    movable: bool = False
+    movable: bool | None = None
     last_checkpoint: float = 0.0
 
     @property
@@ -251,9 +251,15 @@ def neuron_pod(pod: PodObject) -> NeuronPod:
         prefers_nodes=pod.prefers_nodes,
         labelled_unhealthy=UNHEALTHY_LABEL in pod.labels,
         controller="" if pod.controller[0] in _NOT_MADE_AGAIN else "/".join(filter(None, pod.controller)),
-        movable=pod.annotations.get(MOVABLE_KEY, "").lower() == "true",
+        movable=is_movable(pod.annotations),
         last_checkpoint=_unix_seconds(pod.annotations.get(LAST_CHECKPOINT_KEY, "")),
     )
+
+
+def is_movable(annotations: Mapping[str, str]) -> bool | None:
+    """Whether a pod, or a namespace for its pods, allows evictions that make room; None if it does not say."""
+    text = annotations.get(MOVABLE_KEY)
+    return None if text is None else text.lower() == "true"
 
 
 def assigned_allocations(pod: NeuronPod, geometry: Geometry) -> tuple[Allocation, ...] | Rejection:

@@ -133,7 +133,8 @@ def node_lines(form: Form, report: NodesReport) -> list[Line]:
                 "USED-CORES": in_ranges(status.used_cores),
                 "RENEWED": status.last_renewal,
             }
-        cells["STATE"] = "; ".join(["open" if status.open else status.reason, *status.details])
+        kept = [f"cores {in_ranges(cores)} reserved for {pod}" for cores, pod in status.reserved.items()]
+        cells["STATE"] = "; ".join(["open" if status.open else status.reason, *status.details, *kept])
         styles = {"STATE": "green" if status.open else "bold red", "UNHEALTHY": "yellow"}
         rows.append([(text, styles.get(header, "")) for header, text in cells.items()])
     total = report.totals

@@ -35,6 +35,7 @@ from neuron_plugin.cluster.objects import (
 from neuron_plugin.cluster.reflector import Observer, Reflector
 from neuron_plugin.cluster.writes import (
     LeaseName,
+    annotate_lease,
     bind_pod,
     claim_lease,
     create_event,
@@ -42,6 +43,7 @@ from neuron_plugin.cluster.writes import (
     delete_lease,
     describe_node,
     describe_pod,
+    evict_pod,
     read_node,
     read_pod,
     remove_node_condition,

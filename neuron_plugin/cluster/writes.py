@@ -66,6 +66,24 @@ def read_pod(*, namespace: str, name: str) -> ApiRequest:
     return ApiRequest("GET", PODS.item(name, namespace))
 
 
+def evict_pod(*, namespace: str, name: str, uid: str, dry_run: bool = False) -> ApiRequest:
+    """Delete a pod if the disruption budgets allow it; its containers get their grace period.
+
+    The server answers 429 if a budget does not allow it, 404 if the pod is gone, 409 if another pod has its name
+    (``pkg/registry/core/pod/storage/eviction.go``). A ``dry_run`` is checked in the same way and deletes nothing.
+    """
+    options: JsonObject = {"preconditions": {"uid": uid}}
+    if dry_run:
+        options["dryRun"] = ["All"]
+    body: JsonObject = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": name, "namespace": namespace},
+        "deleteOptions": options,
+    }
+    return ApiRequest("POST", f"{PODS.item(name, namespace)}/eviction", body=body)
+
+
 def read_node(name: str) -> ApiRequest:
     """Read one node from a quorum; decode with ``NODES.decode``."""
     return ApiRequest("GET", NODES.item(name))
@@ -217,6 +235,12 @@ def claim_lease(lease: LeaseName, observed: Lease, *, duration_seconds: float, n
     if observed.holder != lease.holder:
         spec |= {"acquireTime": _micro_time(now), "leaseTransitions": observed.transitions + 1}
     return _patch_version(lease, observed, spec, url=lease.url)
+
+
+def annotate_lease(lease: LeaseName, observed: Lease, annotations: Mapping[str, str]) -> ApiRequest:
+    """Change annotations of a lease as it was ``observed``; a 409 if another writer was faster."""
+    metadata: JsonObject = {"resourceVersion": observed.resource_version, "annotations": dict(annotations)}
+    return ApiRequest("PATCH", lease.path, body={"metadata": metadata}, content_type=MERGE_PATCH)
 
 
 def release_lease(lease: LeaseName, observed: Lease, *, now: datetime, settled: bool = True) -> ApiRequest:

@@ -138,6 +138,10 @@ class Assumptions:
     def _choose_nodes(self, pod: NeuronPod, called: Container[str], lead: _Lead) -> list[str] | None:
         strategy = self.strategy_of(pod)
         answers = self.memo.answers(pod.requests, strategy)
+        kept = self._state.reserved.get(pod.uid)
+        is_called = kept is not None and kept.node in called and kept.node not in lead.nodes
+        if kept and is_called and isinstance(self.choose(pod, kept.node), AssumedPod):
+            return [kept.node]
         if not (best := answers.best(called, lead.nodes)):
             lead.nodes.clear()
             best = answers.best(called)
@@ -164,13 +168,16 @@ class Assumptions:
             return pod.request.detail
         if not pod.request:
             return AssumedPod(replace(pod, node=node), {}, self._clock.now())
-        earlier, capacity = self._state.assumed.get(pod.uid), self._state.capacities[node]
-        if earlier and earlier.pod.node == node and not isinstance(capacity, Rejection):
-            info = self._state.nodes[node]
-            own_mask = info.ledger.mask_of(pod.uid)
-            if own_mask & capacity.healthy_mask == own_mask:
-                return replace(earlier, since=self._clock.now(), until=inf)
-            capacity = self._state.imagine(info.node, without=pod.uid).capacity
+        earlier, kept = self._state.assumed.get(pod.uid), self._state.reserved.get(pod.uid)
+        capacity = self._state.capacities[node]
+        is_here = earlier is not None and earlier.pod.node == node
+        if isinstance(capacity, Rejection) or not (is_here or (kept and kept.node == node)):
+            return self._choose_on(pod, node, capacity)
+        info = self._state.nodes[node]
+        own_mask = info.ledger.mask_of(pod.uid)
+        if earlier and is_here and own_mask & capacity.healthy_mask == own_mask:
+            return replace(earlier, since=self._clock.now(), until=inf)
+        capacity = self._state.imagine(info.node, without=pod.uid).capacity
         return self._choose_on(pod, node, capacity)
 
     def _choose_on(self, pod: NeuronPod, node: str, capacity: Capacity | Rejection) -> AssumedPod | str:

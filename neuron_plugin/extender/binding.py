@@ -125,11 +125,12 @@ class Binder:
         election: Election | None = None,
         dialects: Collection[Dialect],
         strategy: PlacementStrategy = PlacementStrategy.PACK,
+        decisions: DecisionLog | None = None,
         times: BindTimes = TIMES,
         clock: Clock = CLOCK,
         unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self.decisions = DecisionLog()
+        self.decisions = decisions or DecisionLog()
         self.assumptions = Assumptions(state, dialects, strategy, clock, unix_ns)
         self._state = state
         self._api = api

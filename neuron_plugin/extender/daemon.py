@@ -21,7 +21,7 @@ from aiohttp.typedefs import Middleware
 from aiohttp.web import RouteDef
 from prometheus_client import Metric
 
-from neuron_plugin.allocation import decisions_document
+from neuron_plugin.allocation import DecisionLog, decisions_document
 from neuron_plugin.backoff import keep_running
 from neuron_plugin.cluster import CLOCK, TERMS, ApiServer, Election, LeaseName, Terms
 from neuron_plugin.extender.binding import TIMES, Binder, BindTimes
@@ -40,11 +40,12 @@ from neuron_plugin.extender.leadership import (
 from neuron_plugin.extender.make_room import RoomPlanner
 from neuron_plugin.extender.metrics import ExtenderMetrics, state_metrics
 from neuron_plugin.extender.monitor import Monitor
+from neuron_plugin.extender.moving import Mover
 from neuron_plugin.extender.server import ExtenderService, ServerCertificate, redirect_to_leader, verb_routes
 from neuron_plugin.extender.settings import ExtenderSettings, MakeRoom
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.http_server import Health, serving, status_application
-from neuron_plugin.planning import MoveRules
+from neuron_plugin.planning import RULES, MoveRules
 from neuron_plugin.topology import Catalogue
 
 _log = logging.getLogger(__name__)
@@ -97,12 +98,32 @@ class ExtenderDaemon:
         namespace = settings.lease_namespace if settings.plugin_leases else ""
         self._informers = Informers(api, self.state, types, self._metrics, lease_namespace=namespace)
         times = replace(times, answer=settings.answer_seconds)
+        decisions = DecisionLog()
+        lease = LeaseName(settings.lease_namespace, settings.lease_name, self._identity, url=settings.url)
+        per_minute = settings.make_room_evictions_per_minute
+        rules = MoveRules(most_victims=min(RULES.most_victims, per_minute), by_priority=settings.make_room_by_priority)
+        mover = None
+        if settings.make_room is MakeRoom.ACT:
+            mover = Mover(
+                api,
+                self.state,
+                self.ready,
+                self._metrics,
+                decisions,
+                lease=lease,
+                instance=self._identity,
+                rules=rules,
+                evictions_per_minute=per_minute,
+            )
         self._leadership = Leadership(
-            self.ready, self._informers, landing_seconds=times.landing, patience_seconds=terms.renew_deadline
+            self.ready,
+            self._informers,
+            landing_seconds=times.landing,
+            patience_seconds=terms.renew_deadline,
+            successor=mover,
         )
         self._election: Election | None = None
         if settings.leader_election:
-            lease = LeaseName(settings.lease_namespace, settings.lease_name, self._identity, url=settings.url)
             self._election = Election(api, lease, self._leadership, settled=self._settled, terms=terms)
         self.binder = Binder(
             self.state,
@@ -111,6 +132,7 @@ class ExtenderDaemon:
             election=self._election,
             dialects=settings.dialects,
             strategy=settings.placement,
+            decisions=decisions,
             times=times,
         )
         self.service = ExtenderService(
@@ -128,9 +150,10 @@ class ExtenderDaemon:
             self.state,
             self.ready,
             self._metrics,
-            rules=MoveRules(by_priority=settings.make_room_by_priority),
+            rules=rules,
             after_seconds=settings.make_room_after,
             instance=self._identity,
+            mover=mover,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -148,7 +171,7 @@ class ExtenderDaemon:
                 "synced": self._synced(),
                 "events": keep_running("events", self._events.run),
             }
-            if self._settings.make_room is MakeRoom.PLAN:
+            if self._settings.make_room is not MakeRoom.OFF:
                 jobs["room"] = keep_running("room", self._room.run)
             if self._election:
                 jobs |= {"election": self._election.run(), "leadership": self._leadership.run()}

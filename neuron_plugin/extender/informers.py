@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from neuron_plugin.allocation import Assignment, NeuronPod, PodUid, asks_for_neuron, neuron_pod
+from neuron_plugin.allocation import Assignment, NeuronPod, PodUid, asks_for_neuron, is_movable, neuron_pod
 from neuron_plugin.cluster import (
     CLOCK,
     LEASES,
@@ -23,7 +23,9 @@ from neuron_plugin.cluster import (
     POD_GROUPS,
     PODS,
     ApiError,
+    ApiObject,
     ApiRequest,
+    ApiResource,
     ApiServer,
     Clock,
     ClusterError,
@@ -42,6 +44,7 @@ from neuron_plugin.extender.state import ClusterState, NeuronNode, neuron_node
 from neuron_plugin.topology import Catalogue
 
 _log = logging.getLogger(__name__)
+_NAMESPACES = ApiResource("/api/v1", "namespaces", ApiObject)
 LEASE_PREFIX = "neuron-plugin-"
 TICK_SECONDS = 2.0
 PAGE_SECONDS = 30.0
@@ -237,6 +240,20 @@ def _keep_plugin_lease(lease: Lease) -> Lease | None:
     return lease if lease.name.startswith(LEASE_PREFIX) else None
 
 
+async def movable_namespaces(api: ApiServer) -> frozenset[str]:
+    """The namespaces whose annotation allows their pods to be evicted to make room; none without the right to look.
+
+    Raises:
+        UnreachableError: the server did not answer.
+    """
+    try:
+        listed = pages(api, _NAMESPACES, page_timeout_seconds=PAGE_SECONDS)
+        return frozenset([each.name async for page in listed for each in page.records if is_movable(each.annotations)])
+    except ApiError as error:
+        _log.info("namespaces not read", extra={"error": str(error)})
+        return frozenset()
+
+
 async def survey(api: ApiServer, types: Catalogue, *, lease_namespace: str = "", clock: Clock = CLOCK) -> ClusterState:
     """What an extender that starts now would know; without a ``lease_namespace`` no plugin is judged by its Lease.
 
@@ -251,6 +268,7 @@ async def survey(api: ApiServer, types: Catalogue, *, lease_namespace: str = "",
     async for nodes in pages(api, NODES, page_timeout_seconds=PAGE_SECONDS):
         for node in nodes.records:
             state.put_node(neuron_node(node, types))
+    state.movable_namespaces = await movable_namespaces(api)
     if lease_namespace:
         state.set_stale(await _stale_plugins(api, state, lease_namespace, clock))
     return state

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Protocol
 
 from neuron_plugin.cluster import CLOCK, Change, Clock, ClusterError
 from neuron_plugin.extender.informers import Informers
@@ -52,6 +53,13 @@ class Readiness:
         self._reasons[condition] = reason
 
 
+class Successor(Protocol):
+    """What a new leader has to know of the last one's work."""
+
+    async def take_over(self) -> None:
+        """Find out. An API server that does not answer must not keep it long."""
+
+
 class Leadership:
     """Turns the election's news into readiness, as its observer.
 
@@ -66,12 +74,14 @@ class Leadership:
         *,
         landing_seconds: float,
         patience_seconds: float,
+        successor: Successor | None = None,
         clock: Clock = CLOCK,
     ) -> None:
         self._readiness = readiness
         self._informers = informers
         self._landing_seconds = landing_seconds
         self._patience_seconds = patience_seconds
+        self._successor = successor
         self._clock = clock
         self._news = asyncio.Event()
         self._won: Change | None = None
@@ -104,6 +114,8 @@ class Leadership:
             await self._list()
             if won is Change.TAKEN:
                 await self._outwait(since)
+            if self._successor:
+                await self._successor.take_over()
             if not self._news.is_set():
                 self._readiness.met(CONDITION)
 

@@ -59,6 +59,20 @@ class ExtenderMetrics:
             "Those of them that a move of other pods, which fit elsewhere now, would give room.",
             registry=own,
         )
+        self.moves = Counter(
+            "neuron_extender_moves",
+            "Moves made or tried for waiting pods, by how they ended.",
+            ["ending"],
+            registry=own,
+        )
+        self.devices_opened = Counter(
+            "neuron_extender_devices_opened",
+            "Devices of the sets that were reserved for waiting pods once others were evicted.",
+            registry=own,
+        )
+        self.evictions = Counter(
+            "neuron_extender_evictions", "Pods evicted to make room for waiting ones.", registry=own
+        )
         self.rejected_admissions = Counter(
             "neuron_extender_rejected_admissions",
             "Pods that a kubelet got no devices for; each closes its node until the plugin renews its Lease.",

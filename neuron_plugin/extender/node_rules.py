@@ -1,13 +1,13 @@
 """What keeps kube-scheduler from placing a pod on a node, besides Neuron: cordon, taints, nodeSelector, node affinity.
 
-For ``explain`` alone. The extender decides nothing by it, because kube-scheduler asks it only about nodes that meet
-these rules, and keeps neither labels nor taints in its state: they are read when somebody asks. The rules are those of
-the plugins NodeUnschedulable, TaintToleration and NodeAffinity (pkg/scheduler/framework/plugins).
+For ``explain``, and for plans about waiting pods. The verbs decide nothing by it, because kube-scheduler asks only
+about nodes that meet these rules, and the state has neither labels nor taints: they are read when they are needed. The
+rules are those of the plugins NodeUnschedulable, TaintToleration and NodeAffinity (pkg/scheduler/framework/plugins).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 import msgspec
@@ -70,8 +70,18 @@ class _NodeAffinity(_Wire, frozen=True):
     required_during_scheduling_ignored_during_execution: _NodeSelector | None = None
 
 
+class _PodAffinity(_Wire, frozen=True):
+    required_during_scheduling_ignored_during_execution: tuple[msgspec.Raw, ...] | None = None
+
+
 class _Affinity(_Wire, frozen=True):
     node_affinity: _NodeAffinity | None = None
+    pod_affinity: _PodAffinity | None = None
+    pod_anti_affinity: _PodAffinity | None = None
+
+
+class _Spread(_Wire, frozen=True):
+    when_unsatisfiable: str = ""
 
 
 class _PodSpec(_Wire, frozen=True):
@@ -79,6 +89,7 @@ class _PodSpec(_Wire, frozen=True):
     node_selector: dict[str, str] | None = None
     affinity: _Affinity | None = None
     tolerations: tuple[_Toleration, ...] | None = None
+    topology_spread_constraints: tuple[_Spread, ...] | None = None
 
 
 class PodRules(ApiObject, frozen=True):
@@ -92,6 +103,16 @@ class PodRules(ApiObject, frozen=True):
         node_affinity = self.spec.affinity.node_affinity if self.spec.affinity else None
         required = node_affinity.required_during_scheduling_ignored_during_execution if node_affinity else None
         return (required.node_selector_terms or ()) if required else None
+
+    @property
+    def depends_on_pods(self) -> bool:
+        """Whether other pods decide where it may go: required pod affinity or anti-affinity, or a hard spread."""
+        affinity = self.spec.affinity or _Affinity()
+        spreads = self.spec.topology_spread_constraints or ()
+        return any(each.when_unsatisfiable == "DoNotSchedule" for each in spreads) or any(
+            each and each.required_during_scheduling_ignored_during_execution
+            for each in (affinity.pod_affinity, affinity.pod_anti_affinity)
+        )
 
 
 class _NodeSpec(_Wire, frozen=True):
@@ -128,6 +149,13 @@ def objections(pod: PodRules, node: NodeRules) -> Iterator[str]:
     if terms is not None and not any(_matches(term, labels, node.name) for term in terms):
         wanted = (" and ".join(map(str, (*(t.match_expressions or ()), *(t.match_fields or ())))) for t in terms)
         yield f"node affinity wants {' or '.join(filter(None, wanted)) or 'what no node has'}"
+
+
+def nodes_for(pod: PodRules, nodes: Iterable[NodeRules]) -> frozenset[str]:
+    """The nodes that the pod may go to for certain; none where other pods decide."""
+    if pod.depends_on_pods:
+        return frozenset()
+    return frozenset(node.name for node in nodes if not any(True for _ in objections(pod, node)))
 
 
 def _tolerates(toleration: _Toleration, taint: _Taint) -> bool:

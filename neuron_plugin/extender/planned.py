@@ -1,12 +1,13 @@
 """The cluster as plans see it, from the monitor API's objects: so a running extender, the API server and a file agree.
 
-What is not known for certain is never promised: a node that is closed or cordoned takes no pod, and a pod that
-terminates, is constrained by more than counts, or that no controller makes again stays where it is.
+What is not known for certain is never promised: a node that is closed or cordoned takes no pod, cores that are
+reserved for a waiting pod are no other's, and a pod that terminates, is constrained by more than counts, or that no
+controller makes again stays where it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from neuron_plugin.allocation import (
@@ -36,14 +37,16 @@ class PlannedCluster:
     left_out: list[PodReference]
 
 
-def planned(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> PlannedCluster:
-    """The values of these objects.
+def planned(
+    nodes: Iterable[NodeView], pods: Iterable[PodView], may_go_to: Mapping[PodUid, frozenset[str]] | None = None
+) -> PlannedCluster:
+    """The values of these objects; ``may_go_to`` has by UID the nodes of the pods of which these are known.
 
     Raises:
         ValueError: a count, an id or a name that no node or pod has.
     """
     views = list(pods)
-    found = {pod.uid: _pod(pod) for pod in views}
+    found = {pod.uid: replace(_pod(pod), nodes=(may_go_to or {}).get(PodUid(pod.uid))) for pod in views}
     states = {node.name: _node(node, found) for node in nodes if node.spec.devices and node.spec.cores_per_device}
     waits = [pod for pod in views if not pod.spec.node_name and not pod.status.problem and pod.spec.containers]
     held = {pod.uid for state in states.values() for pod in state.pods}
@@ -86,6 +89,8 @@ def _node(node: NodeView, pods: dict[str, PlannedPod]) -> NodeState:
         placed.append(replace(pod, mask=geometry.cores_mask(_ids(holder.cores))))
     kept_back = (*map(int, status.unhealthy_devices), *_ids(status.missing_devices), *_ids(status.disabled_devices))
     offered = CoreMask(geometry.all_mask & ~geometry.devices_mask(kept_back))
+    for cores in status.reserved:
+        offered = CoreMask(offered & ~geometry.cores_mask(_ids(cores)))
     return NodeState(node.name, geometry, offered, tuple(placed), status.open and not status.cordoned)
 
 

@@ -116,7 +116,7 @@ class _Search:
         if inventory is None:
             return None
         leaving = unclear.union(each.uid for each in candidates)
-        open_mask = int(inventory.healthy_mask)
+        open_mask = inventory.healthy_mask & ~info.reserved_mask
         for allocation in info.ledger.allocations:
             if allocation.pod.uid not in leaving:
                 open_mask &= ~allocation.mask

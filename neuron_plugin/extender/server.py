@@ -132,7 +132,8 @@ class ExtenderService:
         args = wire.decode_filter(body)
         pod, request = self._read(args.pod)
         led = None
-        if self._answer is Answer.BEST and request and not self._state.bound_to(pod.uid):
+        is_led = self._answer is Answer.BEST or pod.uid in self._state.reserved
+        if is_led and request and not self._state.bound_to(pod.uid):
             led = self._assumptions.lead(pod, args.called, one_node=args.called.at_most_one)
         if led:
             fields = _asked(pod, request) | {"passed": len(led), "node": led[0]}
@@ -167,7 +168,8 @@ class ExtenderService:
         args = wire.decode_preempt(body)
         pod, request = self._read(args.pod)
         below = pod.priority if self._preempt_unoffered else None
-        has_place = self._assumptions.has_place(pod)
+        has_place = self._assumptions.has_place(pod)  # or others are moved away for it already
+        has_place = has_place or pod.uid in self._state.reserved
         chosen = {} if has_place else preempt(self._state, request, args.victims, unoffered_below=below)
         fewest = min((len(victims.uids) for victims in chosen.values()), default=0)
         fields = {"nodes": len(args.victims), "passed": len(chosen), "fewest_victims": fewest}

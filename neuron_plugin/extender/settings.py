@@ -24,6 +24,8 @@ class MakeRoom(enum.StrEnum):
     """Nothing."""
     PLAN = "plan"
     """A metric and an event on the pod say which move of other pods would give it room."""
+    ACT = "act"
+    """The move is made: the set is reserved for the pod, and the others are evicted."""
 
 
 class Answer(enum.StrEnum):
@@ -107,7 +109,8 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         MakeRoom,
         Meta(
             description="for a pod that waits although enough is free: 'plan' says in a metric and an event which move "
-            'of other pods would give it room; nothing is evicted. In YAML "off" needs quotes'
+            "of other pods would give it room, 'act' makes it: the set is reserved and the others are evicted. In "
+            'YAML "off" needs quotes'
         ),
     ] = MakeRoom.PLAN
     make_room_after: Annotated[
@@ -116,6 +119,9 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     make_room_by_priority: Annotated[
         bool, Meta(description="plan with pods of lower priority, too, that do not say that they may be moved")
     ] = False
+    make_room_evictions_per_minute: Annotated[
+        int, Meta(ge=1, le=1000, description="most evictions in a minute with make-room=act")
+    ] = 4
     ui: Annotated[bool, Meta(description="serve a live page of all devices at /ui/ on the health port")] = False
     ui_token_file: Annotated[
         Path | None,
@@ -156,6 +162,11 @@ def check(settings: ExtenderSettings) -> None:
         raise SettingsError("tls-cert and tls-key go together: give both or neither")
     if settings.client_ca and not settings.tls:
         raise SettingsError(f"client-ca is {settings.client_ca}, but without tls-cert no certificate is asked for")
+    if settings.make_room is MakeRoom.ACT and not settings.leader_election:
+        raise SettingsError(
+            "make-room is act, but leader-election is off: the leader's Lease keeps what is reserved. Switch it on, or "
+            "use make-room=plan"
+        )
     if settings.ui_token_file and not settings.ui:
         raise SettingsError(f"ui-token-file is {settings.ui_token_file}, but ui is off: switch it on, too")
     if not settings.tls and not settings.insecure and settings.address not in LOOPBACK:

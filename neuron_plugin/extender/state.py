@@ -42,6 +42,7 @@ from neuron_plugin.allocation import (
     amounts_used,
     assigned_allocations,
     device_facts,
+    mask_union,
     parse_count,
     place_healthy,
     read_inventory,
@@ -242,6 +243,18 @@ class AssumedPod:
 
 
 @dataclass(frozen=True, slots=True)
+class Reservation:
+    """Cores of a node that are kept for one waiting pod, because others are moved away for it.
+
+    It is no allocation: those others may still have the cores, and nothing is written on the pod.
+    """
+
+    pod: PodReference
+    node: str
+    mask: CoreMask
+
+
+@dataclass(frozen=True, slots=True)
 class NodeInfo:
     """One node at one moment: its hardware, who has what, and what it can give.
 
@@ -254,6 +267,7 @@ class NodeInfo:
     unclear: tuple[tuple[PodReference, Rejection], ...]
     stale: bool
     capacity: Capacity | Rejection
+    reservations: tuple[Reservation, ...] = ()
 
     @property
     def name(self) -> str:
@@ -271,16 +285,28 @@ class NodeInfo:
         return self.ledger.used_mask
 
     @property
+    def reserved_mask(self) -> CoreMask:
+        """Every core that is kept for a waiting pod, whether it is free yet or not."""
+        return mask_union(self.reservations)
+
+    @property
     def free_mask(self) -> CoreMask:
-        """Healthy cores that no pod has."""
-        return CoreMask(self.inventory.healthy_mask & ~self.used_mask) if self.inventory else NO_CORES
+        """Healthy cores that no pod has and that are kept for none."""
+        taken_mask = self.used_mask | self.reserved_mask
+        return CoreMask(self.inventory.healthy_mask & ~taken_mask) if self.inventory else NO_CORES
 
 
-def node_info(node: NeuronNode, pods: Iterable[NeuronPod], *, stale: bool = False) -> NodeInfo:
+def node_info(
+    node: NeuronNode,
+    pods: Iterable[NeuronPod],
+    *,
+    stale: bool = False,
+    reservations: tuple[Reservation, ...] = (),
+) -> NodeInfo:
     """The state of a node that has these pods; ``stale`` says that its plugin has stopped renewing its Lease."""
     inventory = node.inventory
     if isinstance(inventory, Rejection):
-        return NodeInfo(node, Ledger(), (), stale, inventory)
+        return NodeInfo(node, Ledger(), (), stale, inventory, reservations)
     allocations: list[Allocation] = []
     unclear: list[tuple[PodReference, Rejection]] = []
     for pod in pods:
@@ -293,11 +319,14 @@ def node_info(node: NeuronNode, pods: Iterable[NeuronPod], *, stale: bool = Fals
     unclear += _overlaps(ledger)
     reasons = [reason for _, reason in unclear] + [STALE_PLUGIN] * stale
     if reasons:
-        return NodeInfo(node, ledger, tuple(unclear), stale, min(reasons, key=lambda reason: reason.may_pass))
-    free_mask, facts = CoreMask(healthy_mask & ~ledger.used_mask), node.facts
+        reason = min(reasons, key=lambda reason: reason.may_pass)
+        return NodeInfo(node, ledger, tuple(unclear), stale, reason, reservations)
+    taken_mask = ledger.used_mask | mask_union(reservations)
+    free_mask, facts = CoreMask(healthy_mask & ~taken_mask), node.facts
     if any(one.amounts for one in allocations):
         facts = replace(facts, used=amounts_used(inventory.geometry, ledger.by_pod.values()))
-    return NodeInfo(node, ledger, (), stale, capacity_of(inventory.geometry, healthy_mask, free_mask, facts))
+    capacity = capacity_of(inventory.geometry, healthy_mask, free_mask, facts)
+    return NodeInfo(node, ledger, (), stale, capacity, reservations)
 
 
 def has_the_same(one: NeuronPod, other: NeuronPod) -> bool:
@@ -406,9 +435,11 @@ class ClusterState:
 
     ``nodes`` by name, live ``pods`` that ask for Neuron as the watch shows them, and pods that filter or binds have
     ``assumed`` and the watch has not shown yet; ``capacities`` by node name, where a subscript with an unknown name
-    gives ``UNKNOWN_NODE``. ``members`` are the live pods of each PodGroup; ``min_counts`` how many of them must be
-    placed for any to be. ``rejections`` are pods that their kubelets got no devices for, until they are reported.
-    ``version`` is the one before the first of ``changes``.
+    gives ``UNKNOWN_NODE``. ``reserved`` are cores kept for unbound pods. ``members`` are the live pods of each
+    PodGroup; ``min_counts`` how many of them must be placed for any to be. ``rejections`` are pods that their kubelets
+    got no devices for, until they are reported. ``version`` is the one before the first of ``changes``.
+
+    ``movable_namespaces`` are those whose pods may be evicted to make room, where a pod does not say otherwise.
 
     ``renewals`` has by node name when its plugin last renewed its Lease, as the Lease says. It is for people. A renewal
     is no change of the state: on a large cluster thousands a second would leave no room for others in ``changes``.
@@ -420,16 +451,19 @@ class ClusterState:
         self._capacities = _Capacities()
         self._pods: dict[PodUid, NeuronPod] = {}
         self._assumed: dict[PodUid, AssumedPod] = {}
+        self._reserved: dict[PodUid, Reservation] = {}
         self._by_node: defaultdict[str, dict[PodUid, None]] = defaultdict(dict)
         self._stale: frozenset[str] = frozenset()
         self.min_counts: dict[tuple[str, str], int] = {}
         self.members: defaultdict[tuple[str, str], dict[PodUid, NeuronPod]] = defaultdict(dict)
         self.rejections: deque[NeuronPod] = deque(maxlen=MOST_REJECTIONS)
+        self.movable_namespaces: frozenset[str] = frozenset()
         self.renewals: dict[str, str] = {}
         self.nodes: Mapping[str, NodeInfo] = MappingProxyType(self._nodes)
         self.capacities: Mapping[str, Capacity | Rejection] = self._capacities
         self.pods: Mapping[PodUid, NeuronPod] = MappingProxyType(self._pods)
         self.assumed: Mapping[PodUid, AssumedPod] = MappingProxyType(self._assumed)
+        self.reserved: Mapping[PodUid, Reservation] = MappingProxyType(self._reserved)
 
     def put_node(self, node: NeuronNode) -> None:
         """A node was added or changed."""
@@ -461,6 +495,8 @@ class ClusterState:
             del self._assumed[pod.uid]
         if counted is None or not has_the_same(counted, pod) or touched != self._nodes_of(pod.uid):
             self._moved(pod.uid, touched)
+        if pod.node:
+            self.release(pod.uid)
         self.changes.add(pod.uid, before, pod)
 
     def remove_pod(self, uid: PodUid) -> None:
@@ -473,6 +509,7 @@ class ClusterState:
             if not self.members[before.group]:
                 del self.members[before.group]
         self._moved(uid, touched)
+        self.release(uid)
         if before is not None:
             self.changes.add(uid, before, None)
 
@@ -495,6 +532,17 @@ class ClusterState:
             del self._assumed[uid]
             self._moved(uid, touched)
 
+    def reserve(self, reservation: Reservation) -> None:
+        """Keep cores for a pod that is not bound yet, in place of what was kept for it before."""
+        self.release(reservation.pod.uid)
+        self._reserved[reservation.pod.uid] = reservation
+        self._rebuild_if_known(reservation.node)
+
+    def release(self, uid: PodUid) -> None:
+        """Keep nothing for this pod any more."""
+        if reservation := self._reserved.pop(uid, None):
+            self._rebuild_if_known(reservation.node)
+
     def set_min_count(self, group: tuple[str, str], count: int) -> None:
         """So many pods of a PodGroup must be placed for any to be; 0 if any number may be, or the group is gone."""
         self.min_counts.pop(group, None)
@@ -508,7 +556,7 @@ class ClusterState:
             self._rebuild(self._nodes[name].node)
 
     def imagine(self, node: NeuronNode, *, without: str = "", beside: Iterable[NeuronPod] = ()) -> NodeInfo:
-        """A node as it is, or would be without one of its pods or with others beside them.
+        """A node as it is, or would be without one pod and what is kept for it, or with others beside them.
 
         An assumed pod counts by what was assumed, not by what the watch shows of it.
         """
@@ -517,7 +565,8 @@ class ClusterState:
             assumed = self._assumed.get(uid)
             if uid != without:
                 pods.append(assumed.pod if assumed and assumed.pod.node == name else self._pods[uid])
-        return node_info(node, (*pods, *beside), stale=name in self._stale)
+        kept = tuple(each for uid, each in self._reserved.items() if each.node == name and uid != without)
+        return node_info(node, (*pods, *beside), stale=name in self._stale, reservations=kept)
 
     def _counted(self, uid: PodUid) -> NeuronPod | None:
         """The pod as its node counts it."""
@@ -542,8 +591,12 @@ class ClusterState:
                 del self._by_node[name]
         for name in after - before:
             self._by_node[name][uid] = None
-        for name in (before | after) & self._nodes.keys():
-            self._rebuild(self._nodes[name].node)
+        for name in before | after:
+            self._rebuild_if_known(name)
+
+    def _rebuild_if_known(self, name: str) -> None:
+        if known := self._nodes.get(name):
+            self._rebuild(known.node)
 
     def _rebuild(self, node: NeuronNode) -> None:
         """Derive a node's state again."""

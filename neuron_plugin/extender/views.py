@@ -102,6 +102,8 @@ class NodeStatus(_Part, frozen=True):
     ``free_devices`` are wholly free and healthy. ``free_sets`` has for each count of devices how many sets of them are
     free; they overlap. ``last_renewal`` is when the plugin last renewed the node's Lease, by the plugin's clock, and
     ``stale`` says that it has stopped doing so. ``cordoned``: kube-scheduler puts no pod there.
+
+    ``reserved`` are cores kept for waiting pods, for which others are moved away: the name of the pod by the cores.
     """
 
     open: bool = False
@@ -115,6 +117,7 @@ class NodeStatus(_Part, frozen=True):
     unhealthy_devices: Mapping[str, str] = {}
     missing_devices: str = ""
     disabled_devices: str = ""
+    reserved: Mapping[str, str] = {}
     stale: bool = False
     last_renewal: str = ""
     cordoned: bool = False
@@ -142,8 +145,8 @@ class PodSpec(_Part, frozen=True):
     """``containers`` are those that ask for Neuron, init containers first.
 
     ``constrained``: more than counts decides where the pod goes, or it is scheduled as one of a group. ``controller``
-    is what makes the pod again somewhere else, as KIND/NAME, and ``movable`` says that it may be evicted to make room.
-    ``work_since`` is from when on that would lose its work, in unix seconds.
+    is what makes the pod again somewhere else, as KIND/NAME. ``movable``: the pod, or its namespace, says that it may
+    be evicted to make room. ``work_since`` is from when on that would lose its work, in unix seconds.
     """
 
     node_name: str = ""
@@ -231,6 +234,7 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         unhealthy_devices={str(device): why for device, why in inventory.unhealthy.items()},
         missing_devices=format_ids(set(range(geometry.device_count)) - set(inventory.present)),
         disabled_devices=format_ids(inventory.disabled),
+        reserved={format_ids(cores_in(each.mask)): str(each.pod) for each in info.reservations},
         stale=info.stale,
         last_renewal=renewed,
         cordoned=info.node.cordoned,
@@ -259,7 +263,7 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
             tuple(asked),
             constrained=is_constrained(pod.requests) or pod.group is not None,
             controller=pod.controller,
-            movable=pod.movable,
+            movable=namespace in state.movable_namespaces if pod.movable is None else pod.movable,
             work_since=pod.work_since,
         ),
         status=PodStatus(

@@ -25,6 +25,7 @@ from neuron_plugin.planning.moves import (
     drain,
     how_many_more,
     prospects,
+    still_possible,
 )
 from neuron_plugin.planning.policies import OURS, POLICIES, Policy
 from neuron_plugin.planning.replay import BOUND, Board, Outcome, replay

@@ -19,7 +19,8 @@ class PlannedPod:
     """A pod that asks for Neuron. ``mask`` are the cores that it has on its node; none while it waits.
 
     ``movable``: the pod, or its namespace, says that it may be evicted to make room. ``recreated``: a controller makes
-    it again. ``since`` is the time, in hours, from which its work would be lost.
+    it again. ``since`` is the time, in hours, from which its work would be lost. ``nodes`` are those that it may go to,
+    where not all will do.
     """
 
     reference: PodReference
@@ -29,11 +30,16 @@ class PlannedPod:
     movable: bool = False
     recreated: bool = False
     since: float = 0.0
+    nodes: frozenset[str] | None = None
 
     @property
     def uid(self) -> PodUid:
         """The pod's key."""
         return self.reference.uid
+
+    def may_go_to(self, node: str) -> bool:
+        """Whether nothing but Neuron could keep the pod from a node."""
+        return self.nodes is None or node in self.nodes
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def cheapest_move(
                 mask,
             )
             for name, node in nodes.items()
-            if node.open
+            if node.open and pod.may_go_to(name)
             for victims, mask in _openings(node, pod, rules)
         ),
         key=lambda each: each.order,
@@ -105,6 +105,27 @@ def cheapest_move(
         if len(found) == len(each.victims):
             return Move(pod, each.node, each.mask, found, each.loss)
     return None
+
+
+def still_possible(nodes: ClusterNodes, move: Move, rules: MoveRules) -> bool:
+    """Whether a move that was found in an earlier state of these nodes can be made as it is.
+
+    ``nodes`` need to hold no others than the move is about.
+    """
+    states = dict(nodes)
+    for each in move.victims:
+        source = states.get(each.source)
+        now = next((pod for pod in source.pods if pod.uid == each.pod.uid), None) if source else None
+        if source is None or now is None or now.mask != each.pod.mask or not rules.may_move(now, move.pod):
+            return False
+        states[each.source] = source.without({now.uid})
+    sets = [(move.node, move.pod, move.mask), *((each.target, each.pod, each.mask) for each in move.victims)]
+    for name, pod, mask in sets:
+        node = states.get(name)
+        if node is None or mask & node.free_mask != mask:
+            return False
+        states[name] = node.with_pod(replace(pod, mask=mask))
+    return True
 
 
 def after(nodes: ClusterNodes, move: Move) -> dict[str, NodeState]:
@@ -151,7 +172,7 @@ class _Homes:
     def __init__(self, nodes: ClusterNodes, policy: Policy) -> None:
         self._nodes = nodes
         self._policy = policy
-        self._ranked: dict[tuple[PodRequest, str], list[Home]] = {}
+        self._ranked: dict[tuple[PodRequest, str, frozenset[str] | None], list[Home]] = {}
 
     def rehome(self, pods: Sequence[PlannedPod], source: str, changed: dict[str, NodeState]) -> tuple[Relocation, ...]:
         """New sets for pods that leave ``source``, largest first; ``changed`` are the nodes that differ by now.
@@ -171,18 +192,18 @@ class _Homes:
 
     def _home(self, pod: PlannedPod, instance_type: str, changed: dict[str, NodeState]) -> tuple[str, CoreMask] | None:
         alike = [node for node in changed.values() if node.geometry.instance_type == instance_type]
-        options = _rank(alike, pod.request, self._policy)
-        key = (pod.request, instance_type)
+        options = _rank(alike, pod, self._policy)
+        key = (pod.request, instance_type, pod.nodes)
         if key not in self._ranked:
             others = (node for node in self._nodes.values() if node.geometry.instance_type == instance_type)
-            self._ranked[key] = sorted(_rank(others, pod.request, self._policy))
+            self._ranked[key] = sorted(_rank(others, pod, self._policy))
         options += islice((each for each in self._ranked[key] if each[1] not in changed), 1)
         best = min(options, default=None)
         return best and (best[1], best[2])
 
 
-def _rank(nodes: Iterable[NodeState], request: PodRequest, policy: Policy) -> list[Home]:
-    chosen = ((node.name, policy.choose(node, request)) for node in nodes)
+def _rank(nodes: Iterable[NodeState], pod: PlannedPod, policy: Policy) -> list[Home]:
+    chosen = ((node.name, policy.choose(node, pod.request)) for node in nodes if pod.may_go_to(node.name))
     return [(choice[0], name, choice[1]) for name, choice in chosen if choice]
 
 
@@ -219,10 +240,10 @@ def how_many_more(nodes: ClusterNodes, request: PodRequest) -> dict[str, int]:
     return found
 
 
-def best_node(nodes: ClusterNodes, request: PodRequest, policy: Policy) -> tuple[str, CoreMask] | None:
+def best_node(nodes: ClusterNodes, pod: PlannedPod, policy: Policy) -> tuple[str, CoreMask] | None:
     """Where a pod would go now, and the set that it would get; None if it fits nowhere."""
     heads: dict[Geometry | None, Home] = {}
-    for home in _rank(nodes.values(), request, policy):
+    for home in _rank(nodes.values(), pod, policy):
         kind = policy.kind(nodes[home[1]])
         heads[kind] = min(home, heads.get(kind, home))
     best = policy.best_of(nodes, heads.values()) if heads else None
@@ -261,25 +282,28 @@ def prospects(
     """
     states, found = dict(nodes), []
     for pod in pods:
-        chosen = best_node(states, pod.request, policy)
+        chosen = best_node(states, pod, policy)
         if chosen:
             name, mask = chosen
             states = place_on(states, name, replace(pod, mask=mask))
             found.append(Prospect(pod, Standing.FITS, name, mask))
             continue
-        standing = _standing(states, pod.request)
+        standing = _standing(states, pod)
         move = cheapest_move(states, pod, policy, now=now, rules=rules) if standing is Standing.PIECES else None
         states = after(states, move) if move else states
         found.append(Prospect(pod, standing, move=move))
     return found
 
 
-def _standing(nodes: ClusterNodes, request: PodRequest) -> Standing:
-    """Of a request that fits nowhere now."""
+def _standing(nodes: ClusterNodes, pod: PlannedPod) -> Standing:
+    """Of a pod that fits nowhere now."""
+    request = pod.request
     able = [
         node
-        for node in nodes.values()
-        if node.open and not isinstance(place(node.geometry, node.offered_mask, request), Rejection)
+        for name, node in nodes.items()
+        if node.open
+        and pod.may_go_to(name)
+        and not isinstance(place(node.geometry, node.offered_mask, request), Rejection)
     ]
     if not able:
         return Standing.NEVER

@@ -56,6 +56,7 @@ __all__ = ["EVENTS", "LEASES", "NODES", "PODS", "SimulatedApiServer"]
 
 _CORE_EVENTS = re.compile(r"/api/v1(?:/namespaces/([^/]+))?/events")
 _LOOPBACK = "127.0.0.1"
+_WRITTEN_ONLY = ("binding", "eviction")
 _MAX_BODY_BYTES = 4 << 20
 _TURNS_OF_AN_ACCEPT = 5
 """Turns of the event loop from accepting a connection until aiohttp knows of it: three in asyncio, and some."""
@@ -204,7 +205,7 @@ class SimulatedApiServer:
     async def _serve(self, request: web.Request, target: Target) -> web.StreamResponse:
         if request.method != "GET":
             return self._write(request, target, await _body(request))
-        if target.subresource == "binding":
+        if target.subresource in _WRITTEN_ONLY:
             raise Refusal(405, "the server does not allow this method on the requested resource")
         query = dict(request.query)
         if query.get("watch") in {"true", "1"} and not target.name:
@@ -228,6 +229,8 @@ class SimulatedApiServer:
         match request.method:
             case "POST" if target.subresource == "binding":
                 return _json(self._objects.bind(target.namespace, target.name, body), 201)
+            case "POST" if target.subresource == "eviction":
+                return _json(self._objects.evict(target.namespace, target.name, body), 201)
             case "POST" if not target.name:
                 try:
                     body.setdefault("metadata", {}).pop("uid", None)  # the server chooses it
@@ -236,7 +239,7 @@ class SimulatedApiServer:
                     return _bytes(self._objects.create(target.kind, body, target.namespace).encoded, 201)
                 except (AttributeError, TypeError, ValueError, DecodeError) as error:  # a list for an object, say
                     raise Refusal(400, f"{target.kind.kind} cannot be handled: {error}") from error
-            case "PATCH" if target.name and target.subresource != "binding":
+            case "PATCH" if target.name and target.subresource not in _WRITTEN_ONLY:
                 if request.content_type not in PATCHES:
                     raise _unsupported(*PATCHES)
                 return _bytes(self._objects.patch(target, body, request.content_type).encoded)

@@ -26,6 +26,7 @@ _REASONS = {
     410: "Expired",
     415: "UnsupportedMediaType",
     422: "Invalid",
+    429: "TooManyRequests",
 }
 _TERM = re.compile(r"^\s*([^\s!=,()]+)\s*(=|==|!=)\s*([^\s!=,()]*)\s*$")
 
@@ -94,7 +95,7 @@ _POD_FIELDS = (
     "status.podIP",
     "status.nominatedNodeName",
 )
-PODS = ServedKind("/api/v1", "v1", "pods", "Pod", fields=_POD_FIELDS, subresources=("status", "binding"))
+PODS = ServedKind("/api/v1", "v1", "pods", "Pod", fields=_POD_FIELDS, subresources=("status", "binding", "eviction"))
 NODES = ServedKind(
     "/api/v1", "v1", "nodes", "Node", namespaced=False, fields=("spec.unschedulable",), subresources=("status",)
 )

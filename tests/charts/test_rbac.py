@@ -41,7 +41,7 @@ CLUSTER_WIDE = {
     | EVENTS,
     "neuron-plugin-extender": follows("pods")
     | follows("nodes")
-    | {("", "pods", "get", ""), ("", "pods/binding", "create", "")}
+    | {("", "pods", "get", ""), ("", "pods/binding", "create", ""), ("", "namespaces", "list", "")}
     | {("scheduling.k8s.io", "podgroups", verb, "") for verb in ("list", "watch")}
     | EVENTS,
 }
@@ -55,6 +55,11 @@ IN_ITS_NAMESPACE = {
 def test_p81_rights_in_the_cluster_are_exactly_these() -> None:
     roles = of_kind("second-scheduler", "ClusterRole")
     assert {name: rules(role) for name, role in roles.items()} == CLUSTER_WIDE
+
+
+def test_the_right_to_evict_comes_with_make_room_act_alone() -> None:
+    granted = rules(of_kind("make-room", "ClusterRole")["neuron-plugin-extender"])
+    assert granted == CLUSTER_WIDE["neuron-plugin-extender"] | {("", "pods/eviction", "create", "")}
 
 
 def test_p81_rights_in_the_namespace_are_exactly_these() -> None:

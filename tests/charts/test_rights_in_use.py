@@ -27,8 +27,8 @@ USERS = {
 """The users of the simulated cluster, the value set that gives each all of its rights, and its account there."""
 
 
-UNSERVED = {"podgroups"}
-"""The stand-in has no such kind, as an API server whose gate is off; that they are read is held in test_informers."""
+UNSERVED = {"podgroups", "namespaces"}
+"""The stand-in has no such kinds; that they are read is held in the tests of informers and make_room."""
 
 
 def rights_of(user: str) -> set[Right]:

@@ -119,7 +119,7 @@ def test_a_move_of_one_pod_is_found_whenever_there_is_one_and_it_is_the_cheapest
     nodes: dict[str, NodeState], shape: str
 ) -> None:
     waiting = pod("waiting", shape)
-    if best_node(nodes, waiting.request, Policy()):
+    if best_node(nodes, waiting, Policy()):
         return
     move = cheapest_move(nodes, waiting, Policy(), rules=ONE)
     possible = list(one_victim_moves(nodes, waiting))

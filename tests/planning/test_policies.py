@@ -34,7 +34,7 @@ def test_ours_is_the_set_that_the_extender_would_give_and_its_cost(free: int, sh
 
 
 def chosen_node(name: str, nodes: dict[str, NodeState], shape: str) -> str:
-    found = best_node(nodes, parse_shape(shape), Policy(name, MIXES["train"]))
+    found = best_node(nodes, pod("waiting", shape), Policy(name, MIXES["train"]))
     assert found is not None
     return found[0]
 

@@ -22,6 +22,7 @@ from aiohttp import web
 from neuron_plugin.cluster import MERGE_PATCH
 from neuron_plugin.simulation import NODES, PODS, JsonObject, Refusal, SimulatedApiServer, Target, parse_path
 from neuron_plugin.simulation.api_server_kinds import invalid
+from neuron_plugin.simulation.api_server_objects import Budget
 from tests.support.api_validation import ValidatingObjects
 
 _REMEMBERED_REQUESTS = 10_000
@@ -215,6 +216,10 @@ class StandInApiServer(SimulatedApiServer):
     def drop_binding_annotations(self) -> None:
         """Forget the annotations of bindings from now on."""
         self._validating.keep_binding_annotations = False
+
+    def limit_disruptions(self, budget: Budget) -> None:
+        """Let a disruption budget hold from now on."""
+        self._objects.budgets.append(budget)
 
     @property
     def requests(self) -> list[SeenRequest]:

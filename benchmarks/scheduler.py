@@ -1,0 +1,245 @@
+"""What the extender costs a real kube-scheduler: pods a second and CPU a pod, beside runs without an extender.
+
+It needs an API server that nobody else uses, with nothing that marks nodes without a kubelet as unreachable
+(kube-controller-manager with a long --node-monitor-grace-period, or none), and a kube-scheduler binary. Nodes and pods
+are objects alone: nothing runs. The runs go in turns, because a machine has quiet and loud minutes; each creates the
+same pods in the same order, waits until all that can be are bound, counts every core by the pods' annotations, and
+deletes them.
+
+    python benchmarks/scheduler.py --kubeconfig FILE --kube-scheduler PATH --nodes 1000 --pods 2000 --turns 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from extender_parts.measuring import seeded
+
+from neuron_plugin.allocation import Rejection, Resource, assigned_allocations, neuron_pod
+from neuron_plugin.cluster import PODS, ApiError, ApiRequest, KubernetesApi, Pod, Reflector, connect, pages, send
+from neuron_plugin.topology import catalogue
+from tests.support.manifests import node_manifest, pod_manifest
+
+TYPE = "trn1.32xlarge"
+GEOMETRY = catalogue()[TYPE].geometry
+NAMESPACE = "default"
+SCHEDULER = "neuron-benchmark"
+PORT = 12777
+SHAPES = {
+    (Resource.NEURONCORE, 1): 45,
+    (Resource.NEURONCORE, 2): 20,
+    (Resource.NEURON, 1): 15,
+    (Resource.NEURON, 4): 14,
+    (Resource.NEURON, 8): 4,
+    (Resource.NEURON, 16): 2,
+}
+"""What pods ask for, and how many of a hundred."""
+
+WITHOUT = "no extender"
+KINDS = (WITHOUT, "all", "best")
+QUIET_SECONDS = 15.0
+"""Without another binding for so long, the pods that are left cannot be placed."""
+
+
+def requests(pods: int) -> list[tuple[Resource, int]]:
+    """The requests of so many pods, the same in every run."""
+    return seeded(1).choices(list(SHAPES), list(SHAPES.values()), k=pods)
+
+
+async def in_parallel(work: Iterable[Awaitable[object]], at_once: int = 16) -> None:
+    """Await all of it, some at a time."""
+    limit = asyncio.Semaphore(at_once)
+
+    async def limited(one: Awaitable[object]) -> None:
+        async with limit:
+            await one
+
+    await asyncio.gather(*map(limited, work))
+
+
+async def ask(api: KubernetesApi, request: ApiRequest) -> bytes:
+    """Send a request; one that is done already is no error."""
+    try:
+        return await send(api, request, timeout_seconds=60)
+    except ApiError as error:
+        if not (error.missing or error.conflict):
+            raise
+        return b""
+
+
+def node(number: int) -> dict[str, Any]:
+    """A node that is ready and runs nothing."""
+    manifest = node_manifest(f"bench-{number:05}", TYPE)
+    manifest["metadata"].pop("uid")
+    manifest["status"]["capacity"] |= {"cpu": "128", "memory": "512Gi", "pods": "250"}
+    manifest["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    return {"apiVersion": "v1", "kind": "Node", **manifest}
+
+
+def pod(number: int, resource: Resource, count: int) -> dict[str, Any]:
+    """A pod that the measured scheduler places on any of the nodes."""
+    manifest = pod_manifest(f"bench-{number:05}", resource, count)
+    manifest["metadata"].pop("uid")
+    manifest["metadata"]["labels"] = {"benchmark": "scheduler"}
+    manifest["spec"].pop("priority")
+    manifest["spec"] |= {"schedulerName": SCHEDULER, "tolerations": [{"operator": "Exists"}]}
+    for container in manifest["spec"]["containers"]:
+        container["image"] = "none"
+    return {"apiVersion": "v1", "kind": "Pod", **manifest}
+
+
+async def listed(api: KubernetesApi) -> list[Any]:
+    """The pods of the benchmark."""
+    found = [each async for page in pages(api, PODS, page_timeout_seconds=60) for each in page.records]
+    return [each for each in found if each.name.startswith("bench-")]
+
+
+async def empty(api: KubernetesApi) -> None:
+    """Delete the pods."""
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    query = {"labelSelector": "benchmark=scheduler", "gracePeriodSeconds": "0"}
+    await ask(api, ApiRequest("DELETE", path, query))
+    while await listed(api):
+        await asyncio.sleep(1)
+
+
+def cpu_seconds(process: subprocess.Popen[bytes] | None) -> float:
+    """User and system time that a process has used."""
+    if process is None:
+        return 0.0
+    fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def running(
+    kind: str, kubeconfig: Path, scheduler: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes] | None]]:
+    """A scheduler and, but for one kind of run, the extender."""
+    extender = None
+    with tempfile.TemporaryDirectory() as directory:
+        log = Path(directory, "log").open("wb")  # noqa: SIM115 - closed with the directory
+        arguments = ["scheduler-config", "--scheduler-name", SCHEDULER, "--kubeconfig", str(kubeconfig), "-o", "json"]
+        arguments += ["--url", f"http://127.0.0.1:{PORT}"]
+        made = subprocess.run([sys.executable, "-m", "neuron_plugin", *arguments], check=True, capture_output=True)
+        config = msgspec.json.decode(made.stdout)
+        if kind == WITHOUT:
+            config.pop("extenders")
+        else:
+            command = ["extender", "--kubeconfig", str(kubeconfig), "--port", str(PORT), "--health-port", "0"]
+            command += ["--health-address", "127.0.0.1", "--no-leader-election", "--no-plugin-leases", "--answer", kind]
+            extender = subprocess.Popen([sys.executable, "-m", "neuron_plugin", *command], stderr=log, stdout=log)
+        config["leaderElection"] = {"leaderElect": False}
+        file = Path(directory, "scheduler.json")
+        file.write_bytes(msgspec.json.encode(config))
+        process = subprocess.Popen([scheduler, "--config", file, "--secure-port", "0"], stderr=log, stdout=log)
+        try:
+            yield process, extender
+        finally:
+            for each in filter(None, (process, extender)):
+                each.send_signal(signal.SIGTERM)
+                each.wait()
+            log.close()
+
+
+async def run(api: KubernetesApi, kind: str, kubeconfig: Path, scheduler: Path, pods: int) -> None:
+    """Place the pods once, and print what it took."""
+    with running(kind, kubeconfig, scheduler) as (process, extender):
+        await asyncio.sleep(15.0)  # caches are filled, and the extender has taken over
+        before = cpu_seconds(process), cpu_seconds(extender)
+        started, bound = time.monotonic(), dict[str, float]()
+
+        def follow(uid: str, _: object, each: Pod | None) -> None:
+            if each and each.node_name and each.name.startswith("bench-"):
+                bound.setdefault(uid, time.monotonic())
+
+        watch: Reflector[Pod, Pod] = Reflector(api, PODS, lambda each: each)
+        watch.subscribe(follow)
+        watching = asyncio.create_task(watch.run())
+        creation = asyncio.create_task(
+            in_parallel(
+                ask(api, ApiRequest("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", body=pod(number, *asked)))
+                for number, asked in enumerate(requests(pods))
+            )
+        )
+        while len(bound) < pods and time.monotonic() - max([started, *bound.values()]) < QUIET_SECONDS:
+            await asyncio.sleep(0.2)
+        await creation
+        watching.cancel()
+        seconds = max(bound.values()) - started
+        used = [now - then for now, then in zip((cpu_seconds(process), cpu_seconds(extender)), before, strict=True)]
+    nodes, cores, twice = counted(await listed(api))
+    milliseconds = [1000 * each / len(bound) for each in used]
+    print(
+        f"{kind:12} {len(bound):5} of {pods} bound, {len(bound) / seconds:6.1f} pods/s, CPU a pod: scheduler "
+        f"{milliseconds[0]:5.1f} ms, extender {milliseconds[1]:4.1f} ms; {cores} cores on {nodes} nodes, {twice} twice",
+        flush=True,
+    )
+
+
+def counted(pods: Iterable[Any]) -> tuple[int, int, int]:
+    """Nodes with pods, cores that pods have by their annotations, and cores that two have."""
+    holders: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    for each in map(neuron_pod, pods):
+        if each.node:
+            allocations = assigned_allocations(each, GEOMETRY)
+            for one in () if isinstance(allocations, Rejection) else allocations:
+                holders[each.node].update(
+                    core for core in range(GEOMETRY.all_mask.bit_length()) if one.mask >> core & 1
+                )
+    return len(holders), sum(map(len, holders.values())), sum(n > 1 for each in holders.values() for n in each.values())
+
+
+async def measure(options: argparse.Namespace) -> None:
+    """Make the nodes, run in turns, and leave nothing."""
+    async with await connect(options.kubeconfig) as api:
+        path = "/api/v1/nodes"
+        try:
+            await in_parallel(ask(api, ApiRequest("POST", path, body=node(each))) for each in range(options.nodes))
+            await empty(api)
+            await asyncio.sleep(options.settle)
+            print(f"{options.nodes} nodes of {TYPE}, {options.pods} pods", flush=True)
+            for _ in range(options.turns):
+                for kind in options.kinds:
+                    await run(api, kind, options.kubeconfig, options.kube_scheduler, options.pods)
+                    await empty(api)
+        finally:
+            await empty(api)
+            await in_parallel(
+                ask(api, ApiRequest("DELETE", f"{path}/bench-{each:05}")) for each in range(options.nodes)
+            )
+
+
+def main() -> None:
+    """Read the arguments and measure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kubeconfig", type=Path)
+    parser.add_argument("--kube-scheduler", type=Path, help="the binary")
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--pods", type=int, default=2000)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--settle", type=float, default=20.0, help="seconds to wait after the nodes were made")
+    options = parser.parse_args()
+    if not (options.kubeconfig and options.kube_scheduler):
+        print(f"not run: it needs a cluster, see {__file__}")
+        return
+    asyncio.run(measure(options))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONPATH", str(Path(__file__).resolve().parents[1]))
+    main()
