@@ -9,9 +9,10 @@ import trustme
 
 from neuron_plugin.extender.server import ServerCertificate
 from neuron_plugin.settings import SettingsError
+from neuron_plugin.simulation import ExtenderCallError
 from tests.extender.served import TRN1, closed, serving
 from tests.extender.world import DEVICE, World
-from tests.support.manifests import container, pod_manifest
+from tests.support.manifests import pod_manifest
 from tests.support.scheduler import StandInScheduler
 
 
@@ -63,8 +64,8 @@ async def test_t11_under_mutual_tls_a_caller_without_a_certificate_is_refused(
         async with StandInScheduler(f"https://127.0.0.1:{port}", tls=known) as scheduler:
             assert (await scheduler.filter(pod_manifest("pod", DEVICE, 4), ["node"])).nodes == ["node"]
         async with StandInScheduler(f"https://127.0.0.1:{port}", tls=client_context(authority)) as unknown:
-            placed = await unknown.schedule(pod_manifest("pod", containers=[container("a", DEVICE, 4)]), ["node"])
-        assert not placed.node
+            with pytest.raises(ExtenderCallError):
+                await unknown.filter(pod_manifest("pod", DEVICE, 4), ["node"])
 
 
 def test_a_half_replaced_certificate_is_left_for_the_next_look(

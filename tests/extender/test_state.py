@@ -82,6 +82,7 @@ def test_t31_two_pods_of_one_name_are_two_records_in_either_order(world: World) 
     world.node("node", TRN1)
     old = world.held("web-0", "node", DEVICE, "0")
     world.held("web-0", "node", DEVICE, "1")
+    assert world.state.nodes["node"].used_mask == 0b1111
 
     world.gone(old)
     assert world.state.nodes["node"].used_mask == 0b1100

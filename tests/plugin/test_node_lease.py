@@ -128,13 +128,13 @@ async def test_it_is_renewed_while_the_plugin_serves(server: StandInApiServer, a
 async def test_e7_it_is_not_renewed_while_the_kubelet_follows_no_resource(
     server: StandInApiServer, api: KubernetesApi
 ) -> None:
-    lease = of_node()
-    async with renewing(api, lease):
+    lease = of_node(times=LeaseTimes(duration=8, renew=0.01))
+    async with renewing(api, lease, often=False):
         await until(lambda: is_held(server))
         lease.serve(serving=False)
-        await asyncio.sleep(0.05)
-        stands = lease_of(server)["metadata"]["resourceVersion"]
         await asyncio.sleep(0.1)
+        stands = lease_of(server)["metadata"]["resourceVersion"]
+        await asyncio.sleep(0.3)
         assert lease_of(server)["metadata"]["resourceVersion"] == stands
 
 

@@ -13,6 +13,7 @@ from neuron_plugin.allocation import ALLOCATED_KEY, Resource
 from neuron_plugin.simulation.cluster import NODE_NAME, SimulatedCluster, SimulatedPod
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
 from neuron_plugin.simulation.scheduler import ExtenderCallError
+from neuron_plugin.simulation.worker import end_process
 
 CORE, DEVICE = Resource.NEURONCORE.value, Resource.NEURONDEVICE.value
 
@@ -88,3 +89,10 @@ async def test_a_pod_is_refused_while_its_silicon_is_held_and_placed_when_it_is_
     await cluster.bind("all")
     admitted = await cluster.admit("all")
     assert admitted.container("main").envs == {"AWS_NEURON_VISIBLE_DEVICES": "0,1,2,3,4,5"}
+
+
+async def test_g07_an_extender_that_is_asked_to_end_ends_and_answers_no_longer(cluster: SimulatedCluster) -> None:
+    pod = cluster.api.create_pod(SimulatedPod("late", {"main": {DEVICE: 1}}).manifest())
+    assert await end_process(cluster._extender) == 0
+    with pytest.raises(ExtenderCallError):
+        await cluster.scheduler.filter(pod, [NODE_NAME])
