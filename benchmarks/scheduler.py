@@ -48,6 +48,7 @@ SHAPES = {
 }
 """What pods ask for, and how many of a hundred."""
 
+PROGRAM = (sys.executable, "-m", "neuron_plugin.cli.main")
 WITHOUT = "no extender"
 KINDS = (WITHOUT, "all", "best")
 QUIET_SECONDS = 15.0
@@ -134,15 +135,16 @@ def running(
         log = Path(directory, "log").open("wb")  # noqa: SIM115 - closed with the directory
         arguments = ["scheduler-config", "--scheduler-name", SCHEDULER, "--kubeconfig", str(kubeconfig), "-o", "json"]
         arguments += ["--url", f"http://127.0.0.1:{PORT}"]
-        made = subprocess.run([sys.executable, "-m", "neuron_plugin", *arguments], check=True, capture_output=True)
+        made = subprocess.run([*PROGRAM, *arguments], check=True, capture_output=True)
         config = msgspec.json.decode(made.stdout)
         if kind == WITHOUT:
             config.pop("extenders")
         else:
             command = ["extender", "--kubeconfig", str(kubeconfig), "--port", str(PORT), "--health-port", "0"]
             command += ["--health-address", "127.0.0.1", "--no-leader-election", "--no-plugin-leases", "--answer", kind]
-            extender = subprocess.Popen([sys.executable, "-m", "neuron_plugin", *command], stderr=log, stdout=log)
+            extender = subprocess.Popen([*PROGRAM, *command], stderr=log, stdout=log)
         config["leaderElection"] = {"leaderElect": False}
+        config.setdefault("clientConnection", {}).update(qps=5000, burst=5000)  # by default it binds 50 pods a second
         file = Path(directory, "scheduler.json")
         file.write_bytes(msgspec.json.encode(config))
         process = subprocess.Popen([scheduler, "--config", file, "--secure-port", "0"], stderr=log, stdout=log)

@@ -84,7 +84,8 @@ class NodeExplanation(msgspec.Struct, frozen=True, rename="camel"):
 class Explanation(msgspec.Struct, frozen=True, rename="camel"):
     """A pod's prospects. ``note`` has what holds for all nodes, such as that it is bound already.
 
-    ``scheduler`` is the pod's schedulerName, where that was looked at.
+    ``scheduler`` is the pod's schedulerName, where that was looked at. ``move`` says which move of other pods would
+    make room, where the extender has found one, or that room is being made.
     """
 
     pod: str
@@ -92,6 +93,7 @@ class Explanation(msgspec.Struct, frozen=True, rename="camel"):
     note: str
     nodes: tuple[NodeExplanation, ...]
     scheduler: str = ""
+    move: str = ""
     not_looked_at: tuple[str, ...] = (*LOOKED_AT, *NOT_LOOKED_AT)
 
 
@@ -115,7 +117,10 @@ def explain(state: ClusterState, pod: NeuronPod) -> Explanation:
         return Explanation(name, asked, request[0].constraints.detail, ())
     nodes = [explain_node(info, request) for info in list(state.nodes.values())]
     nodes.sort(key=lambda each: (not each.fits, each.node))
-    return Explanation(name, asked, "", tuple(nodes))
+    move = state.moves.get(pod.uid, "")
+    if kept := state.reserved.get(pod.uid):
+        move = f"Cores {ranges(cores_in(kept.mask))} of node {kept.node} are reserved for it: others are moved away."
+    return Explanation(name, asked, "", tuple(nodes), move=move)
 
 
 def with_node_rules(found: Explanation, pod: PodRules, nodes: Mapping[str, NodeRules]) -> Explanation:
@@ -179,7 +184,9 @@ def _blocked(info: NodeInfo, part: ContainerRequest, facts: DeviceFacts) -> list
         if mask & usable == mask and mask & ~free_mask:
             unhealthy, disabled = (geometry.devices_touched(mask & kept) for kept in (~may_be_used, disabled_mask))
             lasting = unhealthy or disabled
-            holders = () if lasting else dict.fromkeys(str(one.pod) for one in info.ledger.overlapping(mask))
+            kept = [f"{each.pod} (reserved)" for each in info.reservations if each.mask & mask]
+            pods = [str(one.pod) for one in info.ledger.overlapping(mask)]
+            holders = () if lasting else dict.fromkeys(pods + kept)
             found.append(BlockedSet(part.container, _ids(geometry, unit, mask), tuple(holders), unhealthy, disabled))
     found.sort(key=lambda each: each.weight)
     return found[:MOST_SETS]
@@ -215,6 +222,8 @@ def explain_text(found: Explanation, names: Collection[str] = ()) -> str:
             lines += _node_lines(node, several=", " in found.request)
         if more:
             lines.append(f"  {len(more)} more like this: {_named(sorted(more), MOST_NODES)}")
+    if found.move:
+        lines.append(found.move)
     if found.nodes:
         lines.append(f"Not looked at: {', '.join(found.not_looked_at)}.")
     return "\n".join(lines) + "\n"

@@ -107,6 +107,7 @@ class RoomPlanner:
             self._metrics.waiting_pods.labels(standing.value).set(number)
         moves = [each.move for each in found if each.move]
         self._metrics.waiting_pods_by_move.set(len(moves))
+        self._state.moves = {move.pod.uid: _note(move) for move in moves}
         for move in moves:
             uid, now = move.pod.uid, self._clock.now()
             if self._mover and self._mover.may_move_for(uid) and await self._mover.make(move):
@@ -182,12 +183,15 @@ class RoomPlanner:
         return pod
 
     async def _report(self, move: Move) -> None:
-        pod = move.pod.reference
-        moves = ", ".join(f"{each.pod.reference} from node {each.source} to {each.target}" for each in move.victims)
-        _log.info("a move would make room", extra={"pod": str(pod), "uid": pod.uid, "node": move.node, "moves": moves})
-        note = (
-            f"Enough Neuron devices are free, but not together. Node {move.node} would have room after a move of "
-            f"{moves}: see neuron-plugin plan."
-        )
+        pod, note = move.pod.reference, _note(move)
+        _log.info("a move would make room", extra={"pod": str(pod), "uid": pod.uid, "node": move.node, "note": note})
         regarding = ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace)
         await write_event(self._api, regarding, EVENT_REASON, note, self._instance, warning=False)
+
+
+def _note(move: Move) -> str:
+    moves = ", ".join(f"{each.pod.reference} from node {each.source} to {each.target}" for each in move.victims)
+    return (
+        f"Enough Neuron devices are free, but not together. Node {move.node} would have room after a move of {moves}: "
+        "see neuron-plugin plan."
+    )

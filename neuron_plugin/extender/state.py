@@ -445,7 +445,8 @@ class ClusterState:
     got no devices for, and ``without_victims`` those for which no eviction opens a set, until they are reported.
     ``version`` is the one before the first of ``changes``.
 
-    ``movable_namespaces`` are those whose pods may be evicted to make room, where a pod does not say otherwise.
+    ``movable_namespaces`` are those whose pods may be evicted to make room, where a pod does not say otherwise, and
+    ``moves`` says of waiting pods which move of others would give them room, as of the planner's last look.
 
     ``renewals`` has by node name when its plugin last renewed its Lease, as the Lease says. It is for people. A renewal
     is no change of the state: on a large cluster thousands a second would leave no room for others in ``changes``.
@@ -466,6 +467,7 @@ class ClusterState:
         self.rejections: deque[NeuronPod] = deque(maxlen=MOST_REJECTIONS)
         self.without_victims: deque[PodReference] = deque(maxlen=MOST_REJECTIONS)
         self.movable_namespaces: frozenset[str] = frozenset()
+        self.moves: Mapping[PodUid, str] = {}
         self.renewals: dict[str, str] = {}
         self.timeline = Timeline()
         self.nodes: Mapping[str, NodeInfo] = MappingProxyType(self._nodes)

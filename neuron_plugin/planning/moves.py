@@ -18,7 +18,7 @@ from itertools import combinations, islice
 from neuron_plugin.allocation import PodRequest, Rejection, place, placement_mask
 from neuron_plugin.planning.cluster import ClusterNodes, NodeState, PlannedPod, devices_asked, place_on
 from neuron_plugin.planning.policies import Home, Policy
-from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, Unit, valid_sets
+from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, valid_sets
 
 MOST_TRIALS = 2_000
 """Groups of victims looked at on one node for a pod of several requesting containers."""
@@ -255,7 +255,7 @@ class Standing(enum.StrEnum):
 
     FITS = "fits"
     PIECES = "pieces"
-    """Enough is free, but on several nodes or not linked."""
+    """Enough is free, but on several nodes, not linked, or in parts of devices."""
     SHORT = "short"
     """Less is free than the pod asks for."""
     NEVER = "never"
@@ -307,13 +307,8 @@ def _standing(nodes: ClusterNodes, pod: PlannedPod) -> Standing:
     ]
     if not able:
         return Standing.NEVER
-    whole = all(part.resource.unit is Unit.DEVICE for part in request)
     for kind in {node.geometry for node in able}:
-        free = sum(
-            len(kind.whole_devices(node.free_mask)) if whole else node.devices(node.free_mask)
-            for node in able
-            if node.geometry == kind
-        )
+        free = sum(node.devices(node.free_mask) for node in able if node.geometry == kind)
         if free >= devices_asked(kind, request):
             return Standing.PIECES
     return Standing.SHORT

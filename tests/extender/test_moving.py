@@ -13,6 +13,7 @@ from neuron_plugin.allocation import MOVABLE_KEY, DecisionLog, Resource, Step
 from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import ApiRequest, KubernetesApi, LeaseName, Response
 from neuron_plugin.extender import make_room
+from neuron_plugin.extender.explain import explain, explain_text, find_pod
 from neuron_plugin.extender.leadership import CONDITION, Readiness
 from neuron_plugin.extender.make_room import RoomPlanner
 from neuron_plugin.extender.metrics import ExtenderMetrics
@@ -221,6 +222,23 @@ async def test_what_is_reserved_shows_in_the_monitor_api_and_closes_no_node(room
     assert status.open
     assert status.reserved == {",".join(map(str, range(32))): "default/big-1"}
     assert status.free_cores == ""
+
+
+async def test_explain_names_the_move_and_then_the_reservation(room: Room) -> None:
+    def explained(name: str) -> str:
+        pod = find_pod(room.world.state, "default", name)
+        assert pod is not None
+        return explain_text(explain(room.world.state, pod))
+
+    budget = Budget("default", {"app": "small"}, 0)
+    room.server.limit_disruptions(budget)
+    await room.wait_and_look()
+    assert "Node trn-1 would have room after a move of default/small-1 from node trn-1 to trn-2" in explained("big-1")
+    budget.allowed = 1
+    await room.look(after=REFUSED_SECONDS + 1.0)
+    assert "Cores 0-31 of node trn-1 are reserved for it" in explained("big-1")
+    room.pod("other-1", count=16)
+    assert "held by default/small-1, default/big-1 (reserved)" in explained("other-1")
 
 
 async def test_a_pod_is_evicted_for_a_waiting_one_once_only(room: Room) -> None:

@@ -21,6 +21,7 @@ from neuron_plugin.planning import (
     parse_shape,
     prospects,
 )
+from neuron_plugin.topology import CoreMask
 from tests.planning.clusters import (
     INF2,
     LINE,
@@ -185,3 +186,11 @@ def test_so_many_more_pods_fit_as_can_be_placed_one_after_the_other_and_not_one_
                     seen.add(free & ~mask)
                     stack.append((free & ~mask, count + 1))
         assert how_many_more(nodes, request).get(name) == (best or None)
+
+
+def test_halves_of_devices_are_pieces_that_a_move_puts_together() -> None:
+    half = pod("one", "neuroncore=1", 0b01), pod("two", "neuroncore=1", 0b0100)
+    nodes = cluster(NodeState("a", LINE, CoreMask(0b1111), half))
+    (found,) = prospects(nodes, [pod("waiting", "neuron=1")], Policy())
+    assert found.standing is Standing.PIECES
+    assert found.move is not None
