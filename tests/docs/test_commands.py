@@ -118,7 +118,7 @@ def values_of(arguments: tuple[str, ...]) -> dict[str, Any]:
             within = values
             for key in above:
                 within = within.setdefault(key, {})
-            listed = text.startswith("{")
+            listed = flag == "--set" and text.startswith("{")
             within[last] = text.strip("{}").split(",") if listed else yaml.safe_load(text) if text else text
     return values
 

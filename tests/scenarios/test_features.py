@@ -132,7 +132,7 @@ async def test_a_pod_gets_one_of_the_drawn_sets_though_the_lowest_ids_are_taken(
 async def test_seven_devices_of_a_torus_are_refused_in_the_vendors_words(story: Story) -> None:
     assert await story.waits("seven", devices(7), on=["trn1"]) == (
         "0/1 nodes are available: 1 Instance type trn1.32xlarge does not support requests for device: 7. "
-        "Please request a different number of devices.."
+        "Please request a different number of devices. It supports 1 or 4 or 8 or 16."
     )
 
 
