@@ -131,7 +131,8 @@ class RoomPlanner:
     async def _plan(self, due: list[PodReference]) -> list[Prospect]:
         """The prospects of these pods, as far as they can be judged."""
         try:
-            if self._clock.now() >= self._nodes_until:
+            known = {node.name for node in self._nodes}
+            if self._clock.now() >= self._nodes_until or self._state.nodes.keys() - known:
                 self._nodes = [
                     node
                     async for page in pages(self._api, NODE_RULES, page_timeout_seconds=_TIMEOUT_SECONDS)
@@ -140,6 +141,8 @@ class RoomPlanner:
                 self._state.movable_namespaces = await movable_namespaces(self._api)
                 self._nodes_until = self._clock.now() + NODES_SECONDS
                 self._may_go_to.clear()
+            # One that could go nowhere may by now: a gate was removed.
+            self._may_go_to = {uid: names for uid, names in self._may_go_to.items() if names}
             await self._read(due)
             for _ in range(MOST_PLANS):
                 found = await asyncio.to_thread(self._prospects, {pod.uid for pod in due})

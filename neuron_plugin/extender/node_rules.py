@@ -86,6 +86,7 @@ class _Spread(_Wire, frozen=True):
 
 class _PodSpec(_Wire, frozen=True):
     scheduler_name: str = "default-scheduler"
+    scheduling_gates: tuple[msgspec.Raw, ...] | None = None
     node_selector: dict[str, str] | None = None
     affinity: _Affinity | None = None
     tolerations: tuple[_Toleration, ...] | None = None
@@ -152,8 +153,8 @@ def objections(pod: PodRules, node: NodeRules) -> Iterator[str]:
 
 
 def nodes_for(pod: PodRules, nodes: Iterable[NodeRules]) -> frozenset[str]:
-    """The nodes that the pod may go to for certain; none where other pods decide."""
-    if pod.depends_on_pods:
+    """The nodes that the pod may go to for certain; none where other pods decide, or a gate holds it back."""
+    if pod.depends_on_pods or pod.spec.scheduling_gates:
         return frozenset()
     return frozenset(node.name for node in nodes if not any(True for _ in objections(pod, node)))
 

@@ -107,7 +107,7 @@ class Room:
         self.server.create_node(manifest)
         self.world.show_node(manifest)
 
-    def pod(self, name: str, devices: str = "", node: str = "", *, count: int = 0, **more: JsonObject) -> JsonObject:
+    def pod(self, name: str, devices: str = "", node: str = "", *, count: int = 0, **more: Any) -> JsonObject:
         """A pod with these devices, or one that waits for a ``count``; of a ReplicaSet with the name up to the dash."""
         annotations = {MOVABLE_KEY: "true"} | ({"NEURON_DEVS": devices} if devices else {})
         amount = count or len(devices.split(","))
@@ -333,6 +333,24 @@ async def test_no_room_is_made_where_the_waiting_pod_may_not_go(room: Room, spec
     room.pod("big-2", count=16, **spec)
     await room.wait_and_look()
     assert (room.evicted, room.reserved) == ([], {})
+
+
+async def test_room_is_made_once_the_waiting_pod_has_no_gate_any_more(room: Room) -> None:
+    room.end("big-1")
+    room.pod("big-2", count=16, schedulingGates=[{"name": "quota"}])
+    await room.wait_and_look()
+    assert room.evicted == []
+    room.server.patch_pod("default", "big-2", {"spec": {"schedulingGates": None}})
+    await room.look(after=30.0)
+    assert room.evicted == ["small-1"]
+
+
+async def test_a_node_that_has_just_come_is_part_of_the_next_plan(room: Room) -> None:
+    room.server.limit_disruptions(Budget("default", {"app": "small"}, 0))
+    await room.wait_and_look()
+    room.node("trn-3", zone="c")
+    await room.look(after=30.0)
+    assert room.metrics.registry.get_sample_value("neuron_extender_waiting_pods", {"standing": "fits"}) == 1
 
 
 async def test_the_reservation_outlives_the_leader(room: Room) -> None:
