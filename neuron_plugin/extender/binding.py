@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 
 from neuron_plugin.allocation import (
     Assignment,
@@ -74,11 +75,18 @@ class Ending(enum.StrEnum):
     """The API server did not write it."""
     UNKNOWN = "unknown"
     """The API server did not say whether it was written; the pod stays assumed until that is known."""
+    ON_TRIAL = "on-trial"
+    """The node's plugin was away lately, and the pods before this one are not admitted yet."""
     NOT_SERVING = "not-serving"
     """Not synced, not the leader, or shutting down."""
     FAILED = "failed"
     """A fault of ours; the log has it."""
 
+
+TURN_SECONDS = 2.5
+"""How long a bind waits for its turn on a node on trial; the scheduler tries again soon after."""
+ADMISSION_SECONDS = 10.0
+"""A pod that was bound so long ago is waited for no more: its kubelet or plugin does not confirm."""
 
 SUCCESSES = frozenset({Ending.BOUND, Ending.REPEATED, Ending.ADOPTED})
 
@@ -211,10 +219,32 @@ class Binder:
                     return Outcome(Ending.REFUSED, f"pod {reference} is not known here and cannot be read: {error}")
                 if pod is None or pod.ended:
                     return _not_the_pod(reference)
-            return await self._bind(pod, node)
+            is_new = not self._state.bound_to(pod.uid)
+            if is_new and (why_not := await self._wait_for_turn(pod, node)):
+                self._state.forget(pod.uid)
+                return Outcome(Ending.ON_TRIAL, why_not)
+            return await self._bind(self._state.pods.get(pod.uid, pod), node)
         except Exception:  # noqa: BLE001 - whatever it is, one pod's bind must not end the daemon
             _log.exception("bind failed", extra={"pod": str(reference), "uid": reference.uid, "node": node})
             return Outcome(Ending.FAILED, f"binding pod {reference} failed inside the extender; its log has the cause")
+
+    async def _wait_for_turn(self, pod: NeuronPod, node: str) -> str:
+        """Wait until the node's kubelet has admitted the pods before this one, if its plugin was away lately; why not.
+
+        What waits for such a node comes all at once when it opens again. If the plugin goes once more, each pod that is
+        bound and not admitted is rejected for good.
+        """
+        until = self._clock.now() + TURN_SECONDS
+        while self._clock.now() < self._state.on_trial.get(node, -inf):
+            since = self._unix_ns() - ADMISSION_SECONDS * 1e9
+            before = [each for each in self._state.admitting(node) if each.uid != pod.uid]
+            before = [each for each in before if _chosen_at(each) > since]
+            if not before:
+                break
+            if self._clock.now() >= until:
+                return f"node {node}: its plugin was away lately, and pod {before[0].reference} is not admitted yet"
+            await self._state.changes.wait(self._state.changes.version, within_seconds=TURN_SECONDS / 5)
+        return ""
 
     async def _bind(self, pod: NeuronPod, node: str) -> Outcome:
         """Bind a pod that is known, unless that has been done. From the choice to ``assume`` nothing else can run."""
@@ -301,6 +331,11 @@ class Binder:
                 return None
             raise
         return neuron_pod(found) if found.uid == pod.uid else None
+
+
+def _chosen_at(pod: NeuronPod) -> int:
+    """When the pod's devices were chosen, in unix nanoseconds."""
+    return pod.assignment.alloc_time_ns if isinstance(pod.assignment, Assignment) else 0
 
 
 def may_have_happened(error: ClusterError) -> bool:

@@ -51,6 +51,8 @@ PAGE_SECONDS = 30.0
 GROUPS_SECONDS = 60.0
 """Between two looks whether the server has PodGroups by now."""
 LOOK_SECONDS = 1.0
+TRIAL_SECONDS = 60.0
+"""How long after its kubelet got no devices for a pod a node takes its pods one by one."""
 PATIENCE_SECONDS = 20.0
 """How long ``survey`` looks whether a plugin's Lease, which lasts 8 s, is renewed or runs out."""
 
@@ -208,6 +210,7 @@ class Informers:
         self._state.remove_pod(PodUid(uid))
         was_ours = pod and before and not before.ended and isinstance(before.assignment, Assignment)
         if before and was_ours and self._leases.doubt(before.node):
+            self._state.on_trial[before.node] = self._clock.now() + TRIAL_SECONDS
             self._state.rejections.append(before)
             self._judge()
 

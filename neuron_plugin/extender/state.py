@@ -445,6 +445,9 @@ class ClusterState:
     got no devices for, and ``without_victims`` those for which no eviction opens a set, until they are reported.
     ``version`` is the one before the first of ``changes``.
 
+    ``on_trial`` has nodes whose plugin was away lately, and until when they take their pods one by one, by the clock of
+    whoever sets it.
+
     ``movable_namespaces`` are those whose pods may be evicted to make room, where a pod does not say otherwise, and
     ``moves`` says of waiting pods which move of others would give them room, as of the planner's last look.
 
@@ -466,6 +469,7 @@ class ClusterState:
         self.members: defaultdict[tuple[str, str], dict[PodUid, NeuronPod]] = defaultdict(dict)
         self.rejections: deque[NeuronPod] = deque(maxlen=MOST_REJECTIONS)
         self.without_victims: deque[PodReference] = deque(maxlen=MOST_REJECTIONS)
+        self.on_trial: dict[str, float] = {}
         self.movable_namespaces: frozenset[str] = frozenset()
         self.moves: Mapping[PodUid, str] = {}
         self.renewals: dict[str, str] = {}
@@ -489,6 +493,7 @@ class ClusterState:
         before = self._nodes.get(name)
         if before is not None and before.node.uid == uid:
             del self._nodes[name], self._capacities[name]
+            self.on_trial.pop(name, None)
             self.timeline.unhealthy(name, (), ())
             self.changes.add(name, before, None)
 
@@ -584,6 +589,16 @@ class ClusterState:
                 pods.append(assumed.pod if assumed and assumed.pod.node == name else self._pods[uid])
         kept = tuple(each for uid, each in self._reserved.items() if each.node == name and uid != without)
         return node_info(node, (*pods, *beside), stale=name in self._stale, reservations=kept)
+
+    def admitting(self, node: str) -> list[NeuronPod]:
+        """The pods that are bound to a node or being bound, and whose devices its kubelet has not confirmed."""
+        found = []
+        for uid in self._by_node.get(node, ()):
+            assumed, pod = self._assumed.get(uid), self._counted(uid)
+            is_bound = pod is not None and pod.node == node and not (assumed and assumed.expected)
+            if pod and is_bound and isinstance(pod.assignment, Assignment) and not pod.assignment.allocated:
+                found.append(pod)
+        return found
 
     def _counted(self, uid: PodUid) -> NeuronPod | None:
         """The pod as its node counts it."""

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from neuron_plugin.allocation import Dialect, explain_decision
 from neuron_plugin.cluster import Election
-from neuron_plugin.extender.binding import TIMES, Binder, Ending, Outcome
+from neuron_plugin.extender.binding import ADMISSION_SECONDS, TIMES, TURN_SECONDS, Binder, Ending, Outcome
 from tests.extender.bench import NOW_NS, Bench
 from tests.extender.pod_server import lost
 from tests.extender.world import CORE, DEVICE, World, pod_of
@@ -282,3 +282,59 @@ async def test_e04_no_bind_starts_that_the_lease_could_run_out_under(
     assert outcome.ending is ending
     assert ("lease" in outcome.error) is bool(outcome.error)
     assert bench.used() == (ending is Ending.BOUND)
+
+
+async def test_a_node_whose_plugin_was_away_takes_its_pods_one_by_one(bench: Bench) -> None:
+    bench.world.state.on_trial["node"] = bench.now + 60.0
+    first, second, elsewhere = (bench.waiting(name) for name in ("first", "second", "elsewhere"))
+    assert (await bench.bind(first)).ending is Ending.BOUND
+    waiting = asyncio.create_task(bench.bind(second))
+    assert (await bench.bind(elsewhere, "other")).ending is Ending.BOUND, "no other node waits"
+    bench.world.show(first)
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    first["metadata"]["annotations"]["NEURON_ALLOCATED"] = "true"
+    bench.world.show(first)
+    assert (await waiting).ending is Ending.BOUND
+
+
+async def test_of_many_pods_that_wait_for_a_node_on_trial_only_one_is_under_way(bench: Bench) -> None:
+    bench.world.state.on_trial["node"] = bench.now + 60.0
+    pods = [bench.waiting(f"pod-{number}") for number in range(5)]
+    waiting = [asyncio.create_task(bench.bind(pod)) for pod in pods]
+    for done in range(1, len(pods) + 1):
+        await asyncio.sleep(0.02)
+        assert bench.server.calls == ["bind"] * done
+        (bound,) = [pod for pod in pods if _is_admitted_next(pod)]
+        bound["metadata"]["annotations"]["NEURON_ALLOCATED"] = "true"
+        bench.world.show(bound)
+    assert {(await task).ending for task in waiting} == {Ending.BOUND}
+
+
+def _is_admitted_next(pod: dict[str, Any]) -> bool:
+    return pod["metadata"]["annotations"].get("NEURON_ALLOCATED") == "false"
+
+
+async def test_a_bind_waits_for_its_turn_for_a_while_and_lets_its_set_go(bench: Bench) -> None:
+    bench.world.state.on_trial["node"] = bench.now + 60.0
+    first, second = bench.waiting("first"), bench.waiting("second")
+    await bench.bind(first)
+    waiting = asyncio.create_task(bench.bind(second))
+    await asyncio.sleep(0.02)
+    bench.now += TURN_SECONDS
+    bench.world.state.changes.wake()
+    outcome = await waiting
+    assert (outcome.ending, bench.used()) == (Ending.ON_TRIAL, 1)
+    assert "pod default/first is not admitted yet" in outcome.error
+    assert (await bench.bind(first)).ending is Ending.REPEATED, "a pod that is bound has had its turn"
+
+
+@pytest.mark.parametrize("ends", ["trial", "admission"])
+async def test_nothing_is_waited_for_for_ever(bench: Bench, ends: str) -> None:
+    bench.world.state.on_trial["node"] = bench.now + (0.0 if ends == "trial" else 60.0)
+    first = bench.waiting("first")
+    await bench.bind(first)
+    if ends == "admission":
+        first["metadata"]["annotations"]["NEURON_ALLOC_TIME"] = str(NOW_NS - round(ADMISSION_SECONDS * 1e9))
+        bench.world.show(first)
+    assert (await bench.bind(bench.waiting("second"))).ending is Ending.BOUND

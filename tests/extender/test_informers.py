@@ -14,6 +14,7 @@ import pytest
 
 from neuron_plugin.allocation import ContainerKind, Rejection, asks_for_neuron
 from neuron_plugin.cluster import (
+    CLOCK,
     LEASES,
     PODS,
     ApiError,
@@ -280,6 +281,7 @@ async def test_a_rejected_admission_closes_its_node_at_once_and_until_the_next_r
         assert world.why_not(DEVICE, 1, "node") == "The node's Neuron plugin does not renew its lease"
         assert [pod.reference.name for pod in world.state.rejections] == ["lost"]
         assert world.state.nodes["node"].used_mask == 0
+        assert world.state.on_trial["node"] > CLOCK.now()
 
         await asyncio.sleep(2 * module.TICK_SECONDS)
         assert not world.fits(DEVICE, 1, "node")
