@@ -312,7 +312,7 @@ async def test_of_many_pods_that_wait_for_a_node_on_trial_only_one_is_under_way(
 
 
 def _is_admitted_next(pod: dict[str, Any]) -> bool:
-    return pod["metadata"]["annotations"].get("NEURON_ALLOCATED") == "false"
+    return bool(pod["metadata"]["annotations"].get("NEURON_ALLOCATED") == "false")
 
 
 async def test_a_bind_waits_for_its_turn_for_a_while_and_lets_its_set_go(bench: Bench) -> None:
