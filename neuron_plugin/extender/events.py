@@ -157,13 +157,16 @@ class PodEvents:
                 "No eviction of pods of lower priority opens a linked set of Neuron devices for this pod. "
                 f"What is in its way: neuron-plugin explain {pod}; what would make room: neuron-plugin plan."
             )
-            regarding = ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace)
-            await write_event(self._api, regarding, NO_PREEMPTION, note, self._instance)
+            await write_event(self._api, about_pod(pod), NO_PREEMPTION, note, self._instance)
 
     async def _write(self, pod: PodReference, reason: Rejection, node: str) -> None:
         note = f"{reason.detail}. Node {node} takes no new Neuron pod until this one ends or is assigned."
-        regarding = ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace)
-        await write_event(self._api, regarding, EVENT_REASONS[reason.code], note, self._instance)
+        await write_event(self._api, about_pod(pod), EVENT_REASONS[reason.code], note, self._instance)
+
+
+def about_pod(pod: PodReference) -> ObjectReference:
+    """A pod as the object that an event is about."""
+    return ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace)
 
 
 async def write_event(

@@ -24,11 +24,10 @@ from neuron_plugin.cluster import (
     ApiServer,
     Clock,
     ClusterError,
-    ObjectReference,
     pages,
     send,
 )
-from neuron_plugin.extender.events import write_event
+from neuron_plugin.extender.events import about_pod, write_event
 from neuron_plugin.extender.informers import movable_namespaces
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
@@ -188,8 +187,7 @@ class RoomPlanner:
     async def _report(self, move: Move) -> None:
         pod, note = move.pod.reference, _note(move)
         _log.info("a move would make room", extra={"pod": str(pod), "uid": pod.uid, "node": move.node, "note": note})
-        regarding = ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace)
-        await write_event(self._api, regarding, EVENT_REASON, note, self._instance, warning=False)
+        await write_event(self._api, about_pod(pod), EVENT_REASON, note, self._instance, warning=False)
 
 
 def _note(move: Move) -> str:

@@ -32,12 +32,11 @@ from neuron_plugin.cluster import (
     ClusterError,
     Lease,
     LeaseName,
-    ObjectReference,
     annotate_lease,
     evict_pod,
     send,
 )
-from neuron_plugin.extender.events import write_event
+from neuron_plugin.extender.events import about_pod, write_event
 from neuron_plugin.extender.leadership import CONDITION, Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.planned import planned
@@ -240,7 +239,7 @@ class Mover:
             self._metrics.devices_opened.inc(len(info.inventory.geometry.devices_touched(move.mask)))
         names = ", ".join(str(each.pod.reference) for each in move.victims)
         note = f"Evicted {names}: cores {record.cores} of node {move.node} are reserved for this pod."
-        await write_event(self._api, _pod(pod), RESERVED_REASON, note, self._instance, warning=False)
+        await write_event(self._api, about_pod(pod), RESERVED_REASON, note, self._instance, warning=False)
         return True
 
     async def _evict_all(self, move: Move, *, dry_run: bool = False) -> MoveEnding | None:
@@ -289,7 +288,7 @@ class Mover:
         note = (
             f"Evicted to make room for pod {waiting} on node {move.node}. Node {victim.target} has a set for this one."
         )
-        await write_event(self._api, _pod(pod), EVICTED_REASON, note, self._instance, warning=False)
+        await write_event(self._api, about_pod(pod), EVICTED_REASON, note, self._instance, warning=False)
         if (info := self._state.nodes.get(victim.source)) and info.inventory:
             made = (round(self._unix_seconds() * 1e9), Step.EVICTED, info.name, info.inventory.geometry)
             why = f"makes room for pod {waiting}"
@@ -364,7 +363,3 @@ class Mover:
 def owner_of(namespace: str, controller: str) -> str:
     """A controller in the whole cluster."""
     return f"{namespace}/{controller}"
-
-
-def _pod(pod: PodReference) -> ObjectReference:
-    return ObjectReference("Pod", pod.name, pod.uid, "v1", pod.namespace)

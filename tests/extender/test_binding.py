@@ -326,7 +326,15 @@ async def test_a_bind_waits_for_its_turn_for_a_while_and_lets_its_set_go(bench: 
     outcome = await waiting
     assert (outcome.ending, bench.used()) == (Ending.ON_TRIAL, 1)
     assert "pod default/first is not admitted yet" in outcome.error
-    assert (await bench.bind(first)).ending is Ending.REPEATED, "a pod that is bound has had its turn"
+
+
+async def test_a_pod_that_is_bound_has_had_its_turn(bench: Bench) -> None:
+    first, second = bench.waiting("first"), bench.waiting("second")
+    await asyncio.gather(bench.bind(first), bench.bind(second))
+    bench.world.state.on_trial["node"] = bench.now + 60.0
+    async with asyncio.timeout(1.0):
+        assert (await bench.bind(second)).ending is Ending.REPEATED
+    assert bench.used() == 2
 
 
 @pytest.mark.parametrize("ends", ["trial", "admission"])

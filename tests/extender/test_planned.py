@@ -8,9 +8,10 @@ import pytest
 
 from neuron_plugin.allocation import LAST_CHECKPOINT_KEY, MOVABLE_KEY
 from neuron_plugin.extender.planned import PlannedCluster, planned
+from neuron_plugin.extender.state import Reservation
 from neuron_plugin.extender.views import NodeStatus, NodeView, node_view, pod_view
-from neuron_plugin.topology import cores_in
-from tests.extender.world import CORE, DEVICE, World
+from neuron_plugin.topology import CoreMask, cores_in
+from tests.extender.world import CORE, DEVICE, World, pod_of
 from tests.support.manifests import container, node_manifest, pod_manifest
 
 
@@ -117,3 +118,10 @@ def test_a_pod_that_terminates_is_not_moved(world: World) -> None:
     world.show(manifest)
     (pod,) = cluster_of(world).nodes["trn-1"].pods
     assert not pod.recreated
+
+
+def test_cores_that_are_reserved_for_a_waiting_pod_are_promised_to_no_other(world: World) -> None:
+    waiting = world.pod("waiting", DEVICE, 2)
+    world.state.reserve(Reservation(pod_of(waiting), "trn-1", CoreMask(0b1111)))
+    assert cluster_of(world).nodes["trn-1"].free_mask == world.state.nodes["trn-1"].free_mask
+    assert world.state.nodes["trn-1"].free_mask & 0b1111 == 0

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from neuron_plugin.allocation import Rejection, Resource, place
 from neuron_plugin.extender import preemption as module
 from neuron_plugin.extender.preemption import preempt
-from neuron_plugin.extender.state import AssumedPod
+from neuron_plugin.extender.state import AssumedPod, Reservation
 from neuron_plugin.extender.wire import Victims
-from tests.extender.world import CORE, DEVICE, World, record_of, request_of
+from neuron_plugin.topology import CoreMask
+from tests.extender.world import CORE, DEVICE, World, pod_of, record_of, request_of
 from tests.support.manifests import container, pod_manifest
 
 TRN1 = "trn1.32xlarge"
@@ -336,3 +337,15 @@ def test_a_call_about_many_nodes_tries_no_more_placements_than_it_has_time_for(
 
 def test_a_pod_that_asks_for_no_neuron_gets_the_offer_back_without_nodes_that_offer_no_pod(world: World) -> None:
     assert set(victims_of(world, 0, {"node": ["victim"], "empty": []})) == {"node"}
+
+
+def test_no_pod_is_evicted_for_a_set_that_is_reserved_for_another(world: World) -> None:
+    world.node("node", TRN1)
+    reserved, other = (uid(world.held(name, "node", DEVICE, device)) for name, device in (("a", "0"), ("b", "4")))
+    rest = [world.held(f"c{device}", "node", DEVICE, str(device), priority=9) for device in (8, 12)]
+    waiting = world.pod("waiting", DEVICE, 4)
+    world.state.reserve(Reservation(pod_of(waiting), "node", CoreMask(0b1111_1111)))
+
+    chosen = victims_of(world, 4, {"node": [reserved, other, *map(uid, rest)]})
+    assert chosen["node"].uids == (other,)
+    assert victims_of(world, 4, {"node": [reserved]}) == {}

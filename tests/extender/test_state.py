@@ -8,7 +8,8 @@ import pytest
 
 from neuron_plugin.allocation import NeuronPod, PodUid
 from neuron_plugin.extender import state as module
-from neuron_plugin.extender.state import AssumedPod, NodeInfo
+from neuron_plugin.extender.state import AssumedPod, NodeInfo, Reservation
+from neuron_plugin.topology import CoreMask
 from tests.extender.world import CORE, DEVICE, World, pod_of, record_of
 from tests.support.manifests import pod_manifest
 
@@ -425,3 +426,19 @@ async def test_waking_without_a_change_lets_watchers_see_that_the_server_stops(n
 
     await asyncio.wait_for(waiter, 1)
     assert changes.version == 100
+
+
+@pytest.mark.parametrize("node", ["node", "other", ""])
+def test_a_reservation_ends_when_its_pod_is_bound_anywhere_or_gone(world: World, node: str) -> None:
+    world.node("node", TRN1)
+    world.node("other", TRN1)
+    pod = world.pod("pod", DEVICE, 1)
+    world.state.reserve(Reservation(pod_of(pod), "node", CoreMask(0b1111)))
+    assert world.state.nodes["node"].free_mask & 0b1111 == 0
+    if node:
+        metadata = {**pod["metadata"], "annotations": {"NEURON_DEVS": "8"}}
+        world.show({**pod, "metadata": metadata, "spec": {**pod["spec"], "nodeName": node}})
+    else:
+        world.gone(pod)
+    assert not world.state.reserved
+    assert world.state.nodes["node"].free_mask & 0b1111 == 0b1111
