@@ -9,7 +9,9 @@ then run until they are deleted. A daemon that has ended is started again, as it
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterator
+from http import HTTPStatus
 from pathlib import Path
 
 import msgspec
@@ -17,7 +19,7 @@ import msgspec
 from neuron_plugin.allocation import CORES_KEY, DEVICES_KEY, Resource, neuron_pod
 from neuron_plugin.cluster import PODS, ObjectReference, create_event, utc_now
 from neuron_plugin.cluster import Pod as PodRecord
-from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES, JsonObject
+from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES, JsonObject, Refusal
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
 from neuron_plugin.simulation.cluster import SimulatedCluster
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod, PodRejectedError
@@ -33,7 +35,7 @@ SCHEDULER = "simulated-scheduler"
 
 async def live(cluster: SimulatedCluster) -> AsyncIterator[str]:
     """Run the cluster, and say in one line each what happened. Endless."""
-    admitted: dict[str, PodRecord] = {}
+    known: dict[str, PodRecord] = {}  # by UID, as they were when they were last acted on
     said: dict[str, str] = {}
     while True:
         changed = cluster.api.changed(SERVED_PODS)
@@ -46,34 +48,43 @@ async def live(cluster: SimulatedCluster) -> AsyncIterator[str]:
                 yield f"node {worker.name}: allocatable are {', '.join(counts)}"
         objects = cluster.api.objects(SERVED_PODS)
         pods = [PODS.decode(msgspec.json.encode(each)) for each in objects]
-        for uid in admitted.keys() - {pod.uid for pod in pods}:  # deleted by force
-            gone = admitted.pop(uid)
-            cluster.workers[gone.node_name].kubelet.finish(uid)
+        for uid in known.keys() - {pod.uid for pod in pods}:  # deleted by force
+            gone = known.pop(uid)
+            if gone.node_name:
+                with contextlib.suppress(KeyError):  # the kubelet rejected it
+                    cluster.workers[gone.node_name].kubelet.finish(uid)
             yield f"pod {_name(gone)}: deleted"
         for pod, value in zip(pods, objects, strict=True):
             worker_of_pod = cluster.workers.get(pod.node_name)
-            if pod.terminal or (pod.node_name and not worker_of_pod):
+            if pod.terminal or (pod.node_name and not worker_of_pod) or value["spec"].get("schedulingGates"):
                 continue
-            if worker_of_pod is None:
-                if not value["spec"].get("schedulingGates"):
-                    for line in await _schedule(cluster, pod, value):
-                        if said.get(pod.uid) != line:
-                            yield line
-                        said[pod.uid] = line
-            elif pod.terminating:
-                worker_of_pod.end(cluster.api, pod)
-                admitted.pop(pod.uid, None)
-                yield f"pod {_name(pod)}: deleted"
-            elif pod.uid not in admitted:
-                said.pop(pod.uid, None)
-                try:
-                    lines = list(_received(await worker_of_pod.admit(cluster.api, pod)))
-                except PodRejectedError as error:
-                    yield f"pod {_name(pod)}: {error}"
+            acted_on = known.get(pod.uid)
+            if not pod.terminating:
+                known[pod.uid] = pod
+            try:
+                if worker_of_pod is None:
+                    line = await _schedule(cluster, pod, value)
+                    lines = [line] if said.get(pod.uid) != line else []
+                    said[pod.uid] = line
+                elif pod.terminating:
+                    worker_of_pod.end(cluster.api, pod)
+                    known.pop(pod.uid, None)
+                    lines = [f"pod {_name(pod)}: deleted"]
+                elif acted_on and acted_on.node_name:
                     continue
-                admitted[pod.uid] = pod
-                for line in lines:
-                    yield f"pod {_name(pod)}: {line}"
+                else:
+                    said.pop(pod.uid, None)
+                    lines = [
+                        f"pod {_name(pod)}: {each}" for each in _received(await worker_of_pod.admit(cluster.api, pod))
+                    ]
+            except PodRejectedError as error:
+                lines = [f"pod {_name(pod)}: {error}"]
+            except Refusal as refusal:
+                if refusal.code != HTTPStatus.NOT_FOUND:
+                    raise
+                continue  # deleted since it was listed: the next look says so
+            for line in lines:
+                yield line
         try:
             async with asyncio.timeout(LOOK_SECONDS):
                 await changed.wait()
@@ -81,8 +92,8 @@ async def live(cluster: SimulatedCluster) -> AsyncIterator[str]:
             continue
 
 
-async def _schedule(cluster: SimulatedCluster, pod: PodRecord, value: JsonObject) -> list[str]:
-    """Bind a pod to the best node that takes it, or write into its status why there is none."""
+async def _schedule(cluster: SimulatedCluster, pod: PodRecord, value: JsonObject) -> str:
+    """Bind a pod to the best node that takes it, or write into its status why there is none; a line that says which."""
     selector = value["spec"].get("nodeSelector") or {}
     nodes = [
         node["metadata"]["name"]
@@ -107,14 +118,14 @@ async def _schedule(cluster: SimulatedCluster, pod: PodRecord, value: JsonObject
         if fitting:
             bound = PODS.decode(msgspec.json.encode(cluster.api.get(SERVED_PODS, pod.name, pod.namespace)))
             ids = [f"{key} {bound.annotations[key]}" for key in (DEVICES_KEY, CORES_KEY) if key in bound.annotations]
-            return [f"pod {_name(pod)}: bound to {bound.node_name}" + "".join(f", {each}" for each in ids)]
+            return f"pod {_name(pod)}: bound to {bound.node_name}" + "".join(f", {each}" for each in ids)
         number = len(cluster.workers)
         why = answer.message(number) if answer else f"0/{number} nodes are available: none is open and selected."
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}
     if condition not in (value["status"].get("conditions") or ()):
         cluster.api.patch_status(SERVED_PODS, pod.name, {"conditions": [condition]}, pod.namespace)
         _record(cluster, pod, why)
-    return [f"pod {_name(pod)}: waits: {why}"]
+    return f"pod {_name(pod)}: waits: {why}"
 
 
 def _record(cluster: SimulatedCluster, pod: PodRecord, why: str) -> None:

@@ -58,6 +58,8 @@ async def test_pods_go_where_their_selector_and_cordons_allow_and_come_and_go(
     assert "pod default/selected: bound to trn1-1, NEURON_DEVS 0" in said
     api.create_pod(asking("nowhere", nodeSelector={"no": "such"}))
     await until(said, "pod default/nowhere: waits: 0/2 nodes are available")
+    conditions = api.get(PODS, "nowhere", "default")["status"]["conditions"]
+    assert [each["reason"] for each in conditions] == ["Unschedulable"]
     api.create_pod({"metadata": {"name": "plain"}, "spec": {"containers": [{"name": "m"}]}})
     await until(said, "pod default/plain: m receives no device")
     api._objects.patch(_target("inf2-1"), {"spec": {"unschedulable": True}})
@@ -68,10 +70,25 @@ async def test_pods_go_where_their_selector_and_cordons_allow_and_come_and_go(
     await until(said, "pod default/waiting: bound to trn1-1")
     api.delete_pod("default", "waiting", grace_seconds=0)
     await until(said, "pod default/waiting: deleted")
+    api.delete_pod("default", "nowhere")
+    await until(said, "pod default/nowhere: deleted")
     assert not any("gated" in line for line in said)
     assert len([line for line in said if line.startswith("pod default/nowhere: waits")]) == 1
-    conditions = api.get(PODS, "nowhere", "default")["status"]["conditions"]
-    assert [each["reason"] for each in conditions] == ["Unschedulable"]
+
+
+@pytest.mark.parametrize("turns", [1, 10])
+async def test_a_pod_that_is_gone_in_the_middle_of_its_admission_stops_nothing(
+    lines: tuple[SimulatedCluster, list[str]], turns: int
+) -> None:
+    cluster, said = lines
+    await until(said, "node trn1-1: allocatable are 1 neuron, 1 neurondevice, 2 neuroncore")
+    cluster.api.create_pod(asking("brief"))
+    cluster.api.bind("default", "brief", node="trn1-1")
+    for _ in range(turns):  # of the event loop, each of which may be a step of the admission
+        await asyncio.sleep(0)
+    cluster.api.delete_pod("default", "brief", grace_seconds=0)
+    cluster.api.create_pod(asking("next", nodeSelector={"neuron-plugin.io/family": "trn1"}))
+    await until(said, "pod default/next: m receives --device=/dev/neuron0")
 
 
 def _target(node: str) -> Any:
