@@ -131,7 +131,7 @@ class NodeDaemon:
         self._hardware_changed = asyncio.Event()
         self._found = asyncio.Event()
         self._rejudged = asyncio.Event()
-        self.health = HealthWatch(settings, self._rejudged.set, self.publisher if settings.cluster else None)
+        self.health = HealthWatch(settings, self._rejudged, self.publisher if settings.cluster else None)
         self.own_node = (
             NodeWatch(settings.node_name, self._rejudged, self.publisher, self.counters) if settings.cluster else None
         )
@@ -150,7 +150,7 @@ class NodeDaemon:
                 advertisement,
                 self._registry_watch,
                 counters=kubelet_counters,
-                on_change=self.node.changed.set,
+                changed=self.node.changed,
                 preference_deadline_seconds=waits + 0.5,
                 other_route=settings.kubelet_dir if watcher else settings.plugins_registry,
             )
@@ -361,22 +361,21 @@ class NodeDaemon:
         await self._list_if_unreadable()
         await self._look_for_unknown_pods()
         self.node.advertise()
-        kubelet = identity_of(self._settings.kubelet_dir / KUBELET_SOCKET)
-
-        def look_at_directory() -> None:
-            nonlocal kubelet
-            seen = identity_of(self._settings.kubelet_dir / KUBELET_SOCKET)
-            if seen and seen != kubelet:
-                kubelet = seen
-                self.node.kubelet_restarted()
-            self.node.look_at_checkpoint()
-
-        with self._kubelet_watch.listening(look_at_directory):
+        kubelet, look = identity_of(self._settings.kubelet_dir / KUBELET_SOCKET), asyncio.Event()
+        with self._kubelet_watch.listening(look):
             async with asyncio.TaskGroup() as tasks:
                 for watch in {self._kubelet_watch, self._registry_watch}:
                     tasks.create_task(watch.run(), name=f"watch {watch.directory}")
                 for server in self.servers:
                     tasks.create_task(server.run(), name=f"register {server.resource}")
+                while True:
+                    await look.wait()
+                    look.clear()
+                    seen = identity_of(self._settings.kubelet_dir / KUBELET_SOCKET)
+                    if seen and seen != kubelet:
+                        kubelet = seen
+                        self.node.kubelet_restarted()
+                    self.node.look_at_checkpoint()
 
     async def _list_if_unreadable(self) -> None:
         """Wait until PodResources has said who has what, where the checkpoint cannot be read.
@@ -473,9 +472,8 @@ class NodeDaemon:
             snapshot = self.node.snapshot
             try:
                 if snapshot:
-                    has = snapshot.inventory
-                    style = container_style(self._settings, has.driver_version, has.device_name, has.logical_core_size)
-                    specification = cdi_specification(has.geometry, style)
+                    style = container_style(self._settings, snapshot.inventory)
+                    specification = cdi_specification(snapshot.inventory.geometry, style)
                     if write_cdi_specification(self._settings.cdi_dir, specification):
                         path = str(self._settings.cdi_dir / CDI_FILE_NAME)
                         logger.info("wrote the CDI specification", extra={"path": path})
