@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
-from neuron_plugin.allocation import NodeInventory, PodUid, format_ids
+from neuron_plugin.allocation import PodUid, format_ids
 from neuron_plugin.backoff import keep_running
 from neuron_plugin.cluster import ApiServer, ConnectionSettingsError, KubernetesApi, connect
 from neuron_plugin.hardware import (
@@ -245,11 +245,6 @@ class NodeDaemon:
         if self._settings.numa_hints:
             known = self._types.get(after.geometry.instance_type)
             self.node.numa_nodes = known.numa_nodes if known else ()
-        self._log_hardware(before, after)
-        self.node.see_inventory(after)
-        self._found.set()
-
-    def _log_hardware(self, before: NodeInventory | None, after: NodeInventory) -> None:
         was = before.unhealthy if before else {}
         self.counters.health_transitions.update((device, "unhealthy") for device in after.unhealthy.keys() - was.keys())
         self.counters.health_transitions.update((device, "healthy") for device in was.keys() - after.unhealthy.keys())
@@ -263,6 +258,8 @@ class NodeDaemon:
                 "disabled": format_ids(after.disabled) or "none",
             },
         )
+        self.node.see_inventory(after)
+        self._found.set()
 
     async def _follow_cluster(self) -> None:
         """Connect; then keep this node's pods, the Lease and the write queue going until cancelled."""

@@ -350,13 +350,16 @@ class Snapshot:
                 if isinstance(assigned, Rejection):
                     found.append(PodEvent(pod.reference, "InvalidNeuronAssignment", str(assigned)))
             if is_constrained(pod.requests):
-                found += self._constraint_events(pod)
+                constraints = pod.requests[0].constraints
+                has = {one.container: one.mask for one in self.ledger.of(pod.uid)}
+                if isinstance(constraints, Rejection):
+                    found.append(PodEvent(pod.reference, "InvalidNeuronConstraint", str(constraints)))
+                elif text := constraint_not_kept(self.inventory.geometry, pod.requests, self.device_facts, has):
+                    found.append(PodEvent(pod.reference, "ConstraintNotKept", text))
         for entry in self.inputs.recorded.entries.values():
             pod_of_entry = self.inputs.pods.by_kubelet_uid.get(entry.key.uid)
-            if pod_of_entry:
-                one = entry.on(self.inventory, pod_of_entry.reference)
-                if text := self._unlinked(one, pod_of_entry):
-                    found.append(PodEvent(pod_of_entry.reference, "UnlinkedDevices", text))
+            if pod_of_entry and (text := self._unlinked(entry, pod_of_entry)):
+                found.append(PodEvent(pod_of_entry.reference, "UnlinkedDevices", text))
         found += [
             PodEvent(write.pod, "AssignmentCorrected", write.correction) for write in self.writes if write.correction
         ]
@@ -378,15 +381,6 @@ class Snapshot:
         """The pods that should have the label of an unhealthy device and have not, or the reverse."""
         pods, sick = self.inputs.pods.pods.values(), self.unhealthy_devices
         return tuple(pod for pod in pods if pod.labelled_unhealthy != (pod.reference in sick))
-
-    def _constraint_events(self, pod: NeuronPod) -> list[PodEvent]:
-        """Constraints that cannot be read, or do not hold for what the pod has."""
-        constraints = pod.requests[0].constraints
-        if isinstance(constraints, Rejection):
-            return [PodEvent(pod.reference, "InvalidNeuronConstraint", str(constraints))]
-        has = {one.container: one.mask for one in self.ledger.of(pod.uid)}
-        text = constraint_not_kept(self.inventory.geometry, pod.requests, self.device_facts, has)
-        return [PodEvent(pod.reference, "ConstraintNotKept", text)] if text else []
 
     @property
     def device_facts(self) -> DeviceFacts:
@@ -484,7 +478,9 @@ class Snapshot:
         correction = f"{named(pod.reference)} got another set than it was assigned: {ids}" if was_assigned else ""
         return PodWrite(pod.reference, annotations, correction)
 
-    def _unlinked(self, one: Allocation, pod: NeuronPod) -> str:
+    def _unlinked(self, entry: RecordedAllocation, pod: NeuronPod) -> str:
+        """Why what a container has is neither linked nor what the scheduler chose; empty if all is well."""
+        one = entry.on(self.inventory, pod.reference)
         assigned = assigned_allocations(pod, self.inventory.geometry)
         if not isinstance(assigned, Rejection) and any(
             other.container == one.container and other.mask == one.mask for other in assigned
