@@ -110,6 +110,7 @@ from neuron_plugin.allocation.requests import (
     PodRequest,
     RequestError,
     parse_count,
+    parse_quantity,
     pod_request,
 )
 from neuron_plugin.allocation.resources import (

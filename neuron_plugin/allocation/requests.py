@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import lru_cache
 
 from neuron_plugin.allocation.constraints import PREFIX, Constraints
 from neuron_plugin.allocation.rejection import Rejection
@@ -104,17 +105,27 @@ def pod_request(containers: Iterable[ContainerSpec]) -> PodRequest:
     return tuple(found)
 
 
+@lru_cache(4096)
+def parse_quantity(text: str) -> Fraction:
+    """A Kubernetes quantity: ``4``, ``500m``, ``1.5Gi``, ``2e3``.
+
+    Raises:
+        ValueError: not a quantity.
+    """
+    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST_QUANTITY else None
+    if match is None:
+        raise ValueError(f"{text[:_LONGEST_QUANTITY]!r} is not a quantity")
+    number, suffix = Fraction(match[1]), match[2] or ""
+    return number * (_SUFFIXES[suffix] if suffix in _SUFFIXES else Fraction(10) ** int(suffix[1:]))
+
+
 def parse_count(text: str) -> int:
     """A Kubernetes quantity that must be a whole number: ``4``, ``1k``, ``2e0``.
 
     Raises:
         ValueError: negative, fractional, over 2^63-1 or not a quantity.
     """
-    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST_QUANTITY else None
-    if match is None:
-        raise ValueError(f"{text[:_LONGEST_QUANTITY]!r} is not a quantity")
-    number, suffix = Fraction(match[1]), match[2] or ""
-    value = number * (_SUFFIXES[suffix] if suffix in _SUFFIXES else Fraction(10) ** int(suffix[1:]))
+    value = parse_quantity(text)
     if value.denominator != 1 or not 0 <= value <= MOST:
         raise ValueError(f"{text!r} is not a whole number from 0 to 2^63-1")
     return int(value)

@@ -7,6 +7,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from argparse import ArgumentParser, Namespace
+from collections import defaultdict
 
 import msgspec
 
@@ -14,8 +15,8 @@ from neuron_plugin.cli.command import CommandError, Exit, UsageError, add_output
 from neuron_plugin.cli.target import add_cluster_flags, kubeconfig_of, settings_here
 from neuron_plugin.cluster import ApiRequest, ClusterError, connect, pages, send
 from neuron_plugin.extender.explain import Explanation, explain, explain_text, find_pod, with_node_rules
-from neuron_plugin.extender.informers import survey
-from neuron_plugin.extender.node_rules import NODE_RULES, POD_RULES
+from neuron_plugin.extender.informers import survey, volumes_of
+from neuron_plugin.extender.node_rules import NODE_RULES, POD_RULES, NodeUse
 from neuron_plugin.instance_file import load_catalogue
 
 DESCRIPTION = """\
@@ -23,8 +24,9 @@ Say for each node which set a pod would get there, or what it lacks and who hold
 way. Nodes that give the same answer are shown once and counted; --node shows one in full.
 
 Works it out from the API server, which takes some seconds: whether a node's plugin still renews its
-Lease shows only then. Cordon, taints, nodeSelector and node affinity are looked at, too, and what is
-not looked at is named. With --extender a running extender is asked, which knows Neuron alone."""
+Lease shows only then. Cordon, taints, nodeSelector, node affinity, volumes, ports, CPU, memory and other
+resources are looked at, too, and what is not looked at is named. With --extender a running extender is
+asked, which knows Neuron alone."""
 
 EXAMPLES = """
 neuron-plugin explain training-0
@@ -95,8 +97,14 @@ async def _work_out(arguments: Namespace, namespace: str, name: str) -> Explanat
                 )
             request = ApiRequest("GET", POD_RULES.item(name, namespace))
             pod = POD_RULES.decode(await send(api, request, timeout_seconds=PAGE_SECONDS))
+            volumes = await volumes_of(api, pod)
             listed = pages(api, NODE_RULES, page_timeout_seconds=PAGE_SECONDS)
             nodes = {node.name: node async for page in listed for node in page.records}
+            uses = defaultdict[str, NodeUse](NodeUse)
+            async for page in pages(api, POD_RULES, page_timeout_seconds=PAGE_SECONDS):
+                for each in page.records:
+                    if each.spec.node_name:
+                        uses[each.spec.node_name].add(each)
     except ClusterError as error:
         raise CommandError(str(error)) from None
-    return with_node_rules(explain(state, record), pod, nodes)
+    return with_node_rules(explain(state, record), pod, nodes, uses, volumes)

@@ -22,6 +22,7 @@ from neuron_plugin.cluster.objects import (
     NODES,
     POD_GROUPS,
     PODS,
+    TERMINAL_PHASES,
     ApiObject,
     ApiResource,
     Lease,

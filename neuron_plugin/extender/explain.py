@@ -28,7 +28,16 @@ from neuron_plugin.allocation import (
     ranges,
     usable_mask,
 )
-from neuron_plugin.extender.node_rules import LOOKED_AT, NOT_LOOKED_AT, NodeRules, PodRules, objections
+from neuron_plugin.extender.node_rules import (
+    LOOKED_AT,
+    NOT_LOOKED_AT,
+    VOLUMES,
+    NodeRules,
+    NodeUse,
+    PersistentVolume,
+    PodRules,
+    objections,
+)
 from neuron_plugin.extender.state import ClusterState, NodeInfo
 from neuron_plugin.extender.views import node_view
 from neuron_plugin.topology import Geometry, Unit, cores_in, valid_sets
@@ -123,16 +132,30 @@ def explain(state: ClusterState, pod: NeuronPod) -> Explanation:
     return Explanation(name, asked, "", tuple(nodes), move=move)
 
 
-def with_node_rules(found: Explanation, pod: PodRules, nodes: Mapping[str, NodeRules]) -> Explanation:
-    """The explanation with what kube-scheduler has against each node; a node that is not among ``nodes`` is gone."""
+def with_node_rules(
+    found: Explanation,
+    pod: PodRules,
+    nodes: Mapping[str, NodeRules],
+    uses: Mapping[str, NodeUse],
+    volumes: Collection[PersistentVolume] | None,
+) -> Explanation:
+    """The explanation with what kube-scheduler has against each node; a node that is not among ``nodes`` is gone.
+
+    ``uses`` is what pods have, by node. ``volumes`` are those of the pod's claims, None if they are not known.
+    """
+    empty, needed = NodeUse(), volumes or ()
     judged = [
-        msgspec.structs.replace(each, objections=tuple(objections(pod, nodes[each.node])))
+        msgspec.structs.replace(
+            each,
+            objections=tuple(objections(pod, nodes[each.node], uses.get(each.node, empty), needed)),
+        )
         for each in found.nodes
         if each.node in nodes
     ]
     judged.sort(key=lambda each: (not each.fits, bool(each.objections), each.node))
     scheduler = pod.spec.scheduler_name
-    return msgspec.structs.replace(found, nodes=tuple(judged), scheduler=scheduler, not_looked_at=NOT_LOOKED_AT)
+    unknown = NOT_LOOKED_AT if volumes is not None else (VOLUMES, *NOT_LOOKED_AT)
+    return msgspec.structs.replace(found, nodes=tuple(judged), scheduler=scheduler, not_looked_at=unknown)
 
 
 def _asked_text(part: ContainerRequest) -> str:

@@ -40,6 +40,7 @@ from neuron_plugin.cluster import (
     pages,
     send,
 )
+from neuron_plugin.extender.node_rules import CLAIMS, PERSISTENT_VOLUMES, PersistentVolume, PodRules
 from neuron_plugin.extender.state import ClusterState, NeuronNode, neuron_node
 from neuron_plugin.topology import Catalogue
 
@@ -255,6 +256,28 @@ async def movable_namespaces(api: ApiServer) -> frozenset[str]:
     except ApiError as error:
         _log.info("namespaces not read", extra={"error": str(error)})
         return frozenset()
+
+
+async def volumes_of(api: ApiServer, pod: PodRules) -> list[PersistentVolume] | None:
+    """The volumes that a pod's claims are bound to; None where that cannot be known: a claim is missing, or the right.
+
+    A claim without a volume gets one where the pod goes.
+
+    Raises:
+        UnreachableError: the server did not answer.
+    """
+    found = []
+    try:
+        for name in pod.claims:
+            request = ApiRequest("GET", CLAIMS.item(name, pod.namespace))
+            claim = CLAIMS.decode(await send(api, request, timeout_seconds=PAGE_SECONDS))
+            if volume := claim.spec.volume_name:
+                request = ApiRequest("GET", PERSISTENT_VOLUMES.item(volume))
+                found.append(PERSISTENT_VOLUMES.decode(await send(api, request, timeout_seconds=PAGE_SECONDS)))
+    except ApiError as error:
+        _log.info("volumes not read", extra={"pod": f"{pod.namespace}/{pod.name}", "error": str(error)})
+        return None
+    return found
 
 
 async def survey(api: ApiServer, types: Catalogue, *, lease_namespace: str = "", clock: Clock = CLOCK) -> ClusterState:

@@ -1,9 +1,10 @@
 """Which pods wait although enough is free, and what one move would do for them; with ``--make-room act`` it is made.
 
 The leader looks every half minute at pods that have waited for a while. A metric and an event on the pod say what would
-help. The plan is worked out in a thread, from records that do not change, so the scheduler is not kept waiting. Nodes'
-labels and taints are no part of the state, so they are read when a plan needs them, and the pods of the plan, too: no
-move is proposed for a pod that may not go to the node, or of a pod that may not go where it fits.
+help. The plan is worked out in a thread, from records that do not change, so the scheduler is not kept waiting. What
+else kube-scheduler looks at is no part of the state, so it is read when a plan needs it: nodes' labels, taints and
+resources, the pods of the plan and their volumes, and what other pods ask for on the nodes of the plan. No move is
+proposed for a pod that may not go to the node, or of a pod that may not go where it fits.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NoReturn
 
 import msgspec
@@ -24,15 +27,16 @@ from neuron_plugin.cluster import (
     ApiServer,
     Clock,
     ClusterError,
+    Scope,
     pages,
     send,
 )
 from neuron_plugin.extender.events import about_pod, write_event
-from neuron_plugin.extender.informers import movable_namespaces
+from neuron_plugin.extender.informers import movable_namespaces, volumes_of
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.moving import Mover, owner_of
-from neuron_plugin.extender.node_rules import NODE_RULES, POD_RULES, NodeRules, nodes_for
+from neuron_plugin.extender.node_rules import NODE_RULES, POD_RULES, NodeRules, NodeUse, PodRules, nodes_for, objections
 from neuron_plugin.extender.planned import SECONDS_AN_HOUR, planned
 from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.views import PodView, node_view, pod_view
@@ -45,7 +49,7 @@ MOST_PODS = 20
 MOST_PLANS = 5
 """Plans of one look: the next one knows where the victims of the last one may go."""
 NODES_SECONDS = 300.0
-"""For how long nodes' labels and taints, and namespaces, are taken to be as they were read."""
+"""For how long nodes' labels, taints and resources, and namespaces, are taken to be as they were read."""
 REPEAT_SECONDS = 3600.0
 """How long after an event its pod gets no other one."""
 EVENT_REASON = "NeuronRoomByMove"
@@ -85,6 +89,7 @@ class RoomPlanner:
         self._nodes: list[NodeRules] = []
         self._nodes_until = float("-inf")
         self._may_go_to: dict[PodUid, frozenset[str]] = {}
+        self._rules_of: dict[PodUid, PodRules] = {}
 
     async def run(self) -> NoReturn:
         """Look periodically until cancelled."""
@@ -145,8 +150,11 @@ class RoomPlanner:
             await self._read(due)
             for _ in range(MOST_PLANS):
                 found = await asyncio.to_thread(self._prospects, {pod.uid for pod in due})
-                if not await self._read(each.pod.reference for one in found if one.move for each in one.move.victims):
+                moves = [each.move for each in found if each.move]
+                unknown = await self._read(each.pod.reference for move in moves for each in move.victims)
+                if not unknown and not await self._leave_out_full_nodes(moves):
                     return found
+            return [replace(each, move=None) for each in found]  # more of the same: the next look knows these nodes
         except ClusterError as error:
             _log.info("nodes or pods not read: no plan", extra={"error": str(error)})
         return []
@@ -154,18 +162,43 @@ class RoomPlanner:
     async def _read(self, pods: Iterable[PodReference]) -> bool:
         """Find out where pods may go; whether there was one of which that was not known."""
         self._may_go_to = {uid: names for uid, names in self._may_go_to.items() if uid in self._state.pods}
+        self._rules_of = {uid: rules for uid, rules in self._rules_of.items() if uid in self._may_go_to}
         unknown = [pod for pod in pods if pod.uid not in self._may_go_to]
         for pod in unknown:
             request = ApiRequest("GET", POD_RULES.item(pod.name, pod.namespace))
+            self._may_go_to[pod.uid] = frozenset()
             try:
                 rules = POD_RULES.decode(await send(self._api, request, timeout_seconds=_TIMEOUT_SECONDS))
             except ApiError as error:
                 if not error.missing:
                     raise
-                self._may_go_to[pod.uid] = frozenset()
-            else:
-                self._may_go_to[pod.uid] = await asyncio.to_thread(nodes_for, rules, self._nodes)
+                continue
+            if (volumes := await volumes_of(self._api, rules)) is not None:
+                self._rules_of[pod.uid] = rules
+                self._may_go_to[pod.uid] = await asyncio.to_thread(nodes_for, rules, self._nodes, volumes)
         return bool(unknown)
+
+    async def _leave_out_full_nodes(self, moves: Iterable[Move]) -> bool:
+        """Keep pods from nodes that lack CPU, memory, a port or the like for them; whether a move went to such a node.
+
+        The victims of the same move are gone by then, and pods of earlier moves are where they go.
+        """
+        nodes, found = {node.name: node for node in self._nodes}, False
+        there: dict[str, list[PodRules]] = {}
+        coming = defaultdict[str, list[PodRules]](list)
+        for move in moves:
+            gone = {each.pod.uid for each in move.victims}
+            for name, uid in [(move.node, move.pod.uid), *((each.target, each.pod.uid) for each in move.victims)]:
+                if name not in there:
+                    scope = Scope(field_selector=f"spec.nodeName={name}")
+                    listed = pages(self._api, POD_RULES, scope, page_timeout_seconds=_TIMEOUT_SECONDS)
+                    there[name] = [pod async for page in listed for pod in page.records]
+                use = NodeUse([*(pod for pod in there[name] if pod.uid not in gone), *coming[name]])
+                if any(True for _ in objections(self._rules_of[uid], nodes[name], use)):
+                    self._may_go_to[uid] -= {name}
+                    found = True
+                coming[name].append(self._rules_of[uid])
+        return found
 
     def _prospects(self, due: set[PodUid]) -> list[Prospect]:
         """The prospects of the pods that are due; runs in a thread."""

@@ -296,19 +296,17 @@ def prospects(
 
 
 def _standing(nodes: ClusterNodes, pod: PlannedPod) -> Standing:
-    """Of a pod that fits nowhere now."""
+    """Of a pod that fits nowhere now. Free devices where it may not go itself count, too: others can move there."""
     request = pod.request
-    able = [
-        node
+    kinds = {
+        node.geometry
         for name, node in nodes.items()
         if node.open
         and pod.may_go_to(name)
         and not isinstance(place(node.geometry, node.offered_mask, request), Rejection)
-    ]
-    if not able:
-        return Standing.NEVER
-    for kind in {node.geometry for node in able}:
-        free = sum(node.devices(node.free_mask) for node in able if node.geometry == kind)
+    }
+    for kind in kinds:
+        free = sum(node.devices(node.free_mask) for node in nodes.values() if node.geometry == kind)
         if free >= devices_asked(kind, request):
             return Standing.PIECES
-    return Standing.SHORT
+    return Standing.SHORT if kinds else Standing.NEVER

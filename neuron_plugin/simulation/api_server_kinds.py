@@ -101,7 +101,9 @@ NODES = ServedKind(
 )
 LEASES = ServedKind("/apis/coordination.k8s.io/v1", "coordination.k8s.io/v1", "leases", "Lease")
 EVENTS = ServedKind("/apis/events.k8s.io/v1", "events.k8s.io/v1", "events", "Event", fields=("reason", "type"))
-KINDS = (PODS, NODES, LEASES, EVENTS)
+CLAIMS = ServedKind("/api/v1", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+VOLUMES = ServedKind("/api/v1", "v1", "persistentvolumes", "PersistentVolume", namespaced=False)
+KINDS = (PODS, NODES, LEASES, EVENTS, CLAIMS, VOLUMES)
 
 
 @dataclass(frozen=True, slots=True)

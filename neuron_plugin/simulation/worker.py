@@ -26,6 +26,8 @@ from neuron_plugin.simulation.kubelet_pods import AdmittedPod, Container, Pod, P
 from neuron_plugin.simulation.node import SimulatedNode, write_node
 
 READY_SECONDS = 60.0
+_BESIDES_NEURON = {"cpu": "128", "memory": "512Gi", "pods": "247"}
+"""What a kubelet says that a node has of everything else: that of a trn1.32xlarge."""
 STOP_SECONDS = 10.0
 RESCAN_SECONDS = 2.0
 """Faults are looked for five times as often as by default: someone waits for what they change."""
@@ -160,8 +162,8 @@ class SimulatedWorker:
         """Write what the node has and can give into its status, as the kubelet does; False when nothing changed."""
         counts = {resource.value: self.kubelet.capacity(resource.value) for resource in Resource}
         status: JsonObject = {
-            "capacity": {name: str(count.capacity) for name, count in counts.items()},
-            "allocatable": {name: str(count.allocatable) for name, count in counts.items()},
+            "capacity": {name: str(count.capacity) for name, count in counts.items()} | _BESIDES_NEURON,
+            "allocatable": {name: str(count.allocatable) for name, count in counts.items()} | _BESIDES_NEURON,
             "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
         }
         if status == self._reported:

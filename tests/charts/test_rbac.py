@@ -42,6 +42,7 @@ CLUSTER_WIDE = {
     "neuron-plugin-extender": follows("pods")
     | follows("nodes")
     | {("", "pods", "get", ""), ("", "pods/binding", "create", ""), ("", "namespaces", "list", "")}
+    | {("", resource, "get", "") for resource in ("persistentvolumeclaims", "persistentvolumes")}
     | {("scheduling.k8s.io", "podgroups", verb, "") for verb in ("list", "watch")}
     | EVENTS,
 }

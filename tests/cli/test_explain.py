@@ -11,6 +11,7 @@ from aiohttp import web
 from neuron_plugin.allocation import Resource
 from neuron_plugin.extender.explain import inspection_routes
 from neuron_plugin.extender.node_rules import NOT_LOOKED_AT
+from neuron_plugin.simulation import NODES
 from tests.cli.doubles import Background, Cli
 from tests.extender.world import World
 from tests.support.api_server import StandInApiServer
@@ -86,6 +87,32 @@ def test_what_kube_scheduler_has_against_a_node_is_said_beside_what_its_devices_
         ("free", ["it is cordoned"]),
         ("taken", []),
     ]
+
+
+def test_what_other_pods_leave_of_cpu_and_ports_and_where_a_volume_is_are_looked_at(
+    cli: Cli, background: Background, kubeconfig: Path, server: StandInApiServer
+) -> None:
+    def container(cpu: str) -> dict[str, object]:
+        return {"name": "main", "resources": {"requests": {"cpu": cpu}}, "ports": [{"hostPort": 80}]}
+
+    async def fill() -> None:
+        for node in ("free", "taken"):
+            server.patch_status(NODES, node, {"allocatable": {"cpu": "4"}})
+        server.create_pod({"metadata": {"name": "web"}, "spec": {"nodeName": "free", "containers": [container("3")]}})
+        asking = pod_manifest("asking", DEVICE, 4)
+        asking["spec"]["containers"][0] |= {"ports": [{"hostPort": 80}]}
+        asking["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "2"}
+        asking["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": "absent"}}]
+        server.create_pod(asking)
+
+    background.do(fill())
+
+    found = json.loads(cli("explain", "asking", "--kubeconfig", kubeconfig, "-o", "json").out)
+    assert {node["node"]: node["objections"] for node in found["nodes"]} == {
+        "free": ["it has 1 of cpu left, the pod asks for 2", "host port 80/TCP is in use there"],
+        "taken": [],
+    }
+    assert found["notLookedAt"] == ["volumes", *NOT_LOOKED_AT]
 
 
 def test_one_node_can_be_asked_about(cli: Cli, kubeconfig: Path, extender_url: str) -> None:

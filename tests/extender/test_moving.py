@@ -30,6 +30,7 @@ from neuron_plugin.extender.timeline import Cause
 from neuron_plugin.extender.views import node_view
 from neuron_plugin.planning import MoveRules
 from neuron_plugin.simulation import EVENTS, LEASES, NODES, PODS, JsonObject
+from neuron_plugin.simulation.api_server_kinds import CLAIMS, VOLUMES
 from neuron_plugin.simulation.api_server_objects import Budget
 from tests.extender.running import SETTINGS, add_pod, extender_on, until
 from tests.extender.world import World
@@ -101,9 +102,10 @@ class Room:
     async def _sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def node(self, name: str, **labels: str) -> None:
+    def node(self, name: str, cpu: str = "64", **labels: str) -> None:
         manifest = node_manifest(name, TRN1)
         manifest["metadata"]["labels"] |= labels
+        manifest["status"]["allocatable"]["cpu"] = cpu
         self.server.create_node(manifest)
         self.world.show_node(manifest)
 
@@ -314,6 +316,95 @@ async def test_the_plan_goes_on_with_pods_that_may_go_elsewhere(server: StandInA
     room.pod("big-1", count=16)
     await room.wait_and_look()
     assert room.evicted == ["small-3"]
+
+
+def cpu(amount: str) -> JsonObject:
+    """The part of a pod's spec by which it asks for CPU."""
+    return {"overhead": {"cpu": amount}}
+
+
+async def test_a_victim_must_have_the_cpu_where_it_fits(server: StandInApiServer, api: KubernetesApi) -> None:
+    room = Room(server, api)
+    for name in ("trn-1", "trn-2", "trn-3"):
+        room.node(name, cpu="8")
+    room.pod("small-1", "3", "trn-1", **cpu("4"))
+    room.pod("small-2", "3", "trn-2", **cpu("6"))
+    room.pod("fixed-3", "0,3", "trn-3", **cpu("3"))
+    room.pod("big-1", count=16, **cpu("8"))
+    await room.wait_and_look()
+    # No node but the third has room for one more: 4 of CPU fit beside 3, and 6 do not.
+    assert room.evicted == ["small-1"]
+    assert room.reserved == {"big-1": ("trn-1", 32)}
+
+
+@pytest.mark.parametrize(("asked", "evicted"), [("8", ["small-1"]), ("9", []), ("7", ["small-1"])])
+async def test_the_waiting_pod_must_have_the_cpu_once_the_victims_are_gone(
+    server: StandInApiServer, api: KubernetesApi, asked: str, evicted: list[str]
+) -> None:
+    room = Room(server, api)
+    room.node("trn-1", cpu="9")
+    room.node("trn-2", cpu="5")
+    room.pod("small-1", "3", "trn-1", **cpu("2"))
+    room.pod("small-2", "3", "trn-2")
+    no_neuron = {"metadata": {"name": "web"}, "spec": {"nodeName": "trn-1", "containers": [{"name": "a"}], **cpu("1")}}
+    server.create_pod(no_neuron)
+    room.pod("big-1", count=16, **cpu(asked))
+    await room.wait_and_look()
+    assert room.evicted == evicted
+
+
+@pytest.mark.parametrize(("third", "evicted"), [("3", ["small-1", "small-2"]), ("2", [])])
+async def test_victims_of_one_move_do_not_share_what_is_left_of_a_node(
+    server: StandInApiServer, api: KubernetesApi, third: str, evicted: list[str]
+) -> None:
+    room = Room(server, api)
+    room.node("trn-1", cpu="64")
+    for name, amount in (("trn-2", "5"), ("trn-3", third)):
+        room.node(name, cpu=amount)
+        room.pod(f"fixed-{name}", "0,3,12", name)
+    room.pod("small-1", "3", "trn-1", **cpu("3"))
+    room.pod("small-2", "4", "trn-1", **cpu("3"))
+    room.pod("big-1", count=16)
+    await room.wait_and_look()
+    assert room.evicted == evicted
+
+
+async def test_a_plan_that_is_not_ready_in_one_look_goes_on_in_the_next(
+    server: StandInApiServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make_room, "MOST_PLANS", 2)  # the first one finds out about the victim, the second about CPU
+    room = Room(server, api)
+    room.node("trn-1", cpu="64")
+    for name, used in (("trn-2", "4"), ("trn-3", "1")):
+        room.node(name, cpu="5")
+        room.pod(f"fixed-{name}", "0,3,12", name, **cpu(used))
+        room.server.patch_pod("default", f"fixed-{name}", {"metadata": {"annotations": {MOVABLE_KEY: "false"}}})
+    room.pod("small-1", "3", "trn-1", **cpu("3"))
+    room.pod("big-1", count=16)
+    await room.wait_and_look()
+    assert (room.evicted, room.events) == ([], [])
+    await room.look(after=30.0)
+    assert room.evicted == ["small-1"]
+
+
+@pytest.mark.parametrize(("zone", "evicted"), [("b", ["small-1"]), ("a", [])])
+async def test_a_victim_goes_where_its_volume_can_be_used(room: Room, zone: str, evicted: list[str]) -> None:
+    room.end("small-1")
+    claim = {"metadata": {"name": "data"}, "spec": {"volumeName": "disk"}}
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]}]
+    volume = {"metadata": {"name": "disk"}, "spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}}
+    room.server.create(CLAIMS, claim, "default")
+    room.server.create(VOLUMES, volume, "")
+    room.pod("small-1", "3", "trn-1", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}])
+    await room.wait_and_look()
+    assert room.evicted == evicted
+
+
+async def test_a_pod_whose_claim_cannot_be_read_is_not_moved(room: Room) -> None:
+    room.end("small-1")
+    room.pod("small-1", "3", "trn-1", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "gone"}}])
+    await room.wait_and_look()
+    assert room.evicted == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.extender.node_rules import NODE_RULES, POD_RULES, objections
+from neuron_plugin.extender.node_rules import (
+    NODE_RULES,
+    PERSISTENT_VOLUMES,
+    POD_RULES,
+    NodeUse,
+    PodRules,
+    nodes_for,
+    objections,
+)
 
 LABELS = {"zone": "a", "cores": "32"}
 
@@ -141,3 +149,108 @@ def test_a_term_that_requires_nothing_matches_no_node() -> None:
 def test_a_preference_is_no_objection() -> None:
     term = {"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}}
     assert said({"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [term]}}}) == []
+
+
+def pod_of(spec: dict[str, Any], name: str = "pod", phase: str = "Running") -> PodRules:
+    return POD_RULES.decode(msgspec.json.encode({"metadata": {"name": name}, "spec": spec, "status": {"phase": phase}}))
+
+
+def asking(**requests: str) -> dict[str, Any]:
+    """A container."""
+    return {"name": "main", "resources": {"requests": requests}}
+
+
+def lacks(spec: dict[str, Any], *there: PodRules, **allocatable: str) -> list[str]:
+    """What a node with this much lacks for a pod beside others."""
+    node = NODE_RULES.decode(
+        msgspec.json.encode({"metadata": {"name": "worker"}, "status": {"allocatable": allocatable}})
+    )
+    return list(objections(pod_of(spec), node, NodeUse(there)))
+
+
+def test_what_other_pods_ask_for_is_not_left() -> None:
+    other = pod_of({"containers": [asking(cpu="3500m", memory="6Gi"), asking(memory="1Gi")]})
+    pod = {"containers": [asking(cpu="0.5", memory="1073741824")]}
+    assert lacks(pod, other, cpu="4", memory="8Gi") == []
+    assert lacks(pod, other, cpu="3999m", memory="8191Mi") == [
+        "it has 0.499 of cpu left, the pod asks for 0.5",
+        "it has 0.999Gi of memory left, the pod asks for 1Gi",
+    ]
+    assert lacks(pod, pod_of({"containers": [asking(cpu="4")]}, phase="Succeeded"), cpu="1", memory="1Gi") == []
+
+
+def test_what_a_node_does_not_have_is_none_and_neuron_is_not_judged_here() -> None:
+    pod = {"containers": [asking(**{"vpc.amazonaws.com/efa": "8", "aws.amazon.com/neuron": "16"})]}
+    assert lacks(pod) == ["it has 0 of vpc.amazonaws.com/efa left, the pod asks for 8"]
+    assert (
+        lacks({"containers": [asking(**{"neuron-plugin.io/memory": "1024", "aws.amazon.com/neuroncore": "1"})]}) == []
+    )
+
+
+def test_a_node_takes_so_many_pods() -> None:
+    assert lacks({}, pod_of({}), pods="2") == []
+    assert lacks({}, pod_of({}), pod_of({}), pods="2") == ["it has 0 of pods left, the pod asks for 1"]
+
+
+def test_sidecars_add_up_and_init_containers_need_theirs_one_after_the_other() -> None:
+    """The cases of TestPodRequests in component-helpers/resource/helpers_test.go, in short."""
+    sidecar = {**asking(cpu="2"), "restartPolicy": "Always"}
+    spec = {"containers": [asking(cpu="3")]}
+    assert pod_of(spec).needs()["cpu"] == 3000
+    assert pod_of(spec | {"initContainers": [asking(cpu="4"), asking(cpu="1")]}).needs()["cpu"] == 4000
+    assert pod_of(spec | {"initContainers": [sidecar, asking(cpu="4")]}).needs()["cpu"] == 6000
+    assert pod_of(spec | {"initContainers": [asking(cpu="4"), sidecar]}).needs()["cpu"] == 5000
+    assert pod_of(spec | {"overhead": {"cpu": "250m"}}).needs()["cpu"] == 3250
+    whole = {"resources": {"requests": {"cpu": "1"}}}
+    assert pod_of(spec | whole).needs()["cpu"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "in_use"),
+    [
+        ({"hostPort": 80}, {"hostPort": 80}, 1),
+        ({"hostPort": 80}, {"hostPort": 81}, 0),
+        ({"hostPort": 80}, {"hostPort": 80, "protocol": "UDP"}, 0),
+        ({"hostPort": 80, "hostIP": "10.0.0.1"}, {"hostPort": 80}, 1),
+        ({"hostPort": 80, "hostIP": "10.0.0.1"}, {"hostPort": 80, "hostIP": "10.0.0.2"}, 0),
+        ({"hostPort": 80, "hostIP": "10.0.0.1"}, {"hostPort": 80, "hostIP": "10.0.0.1"}, 1),
+        ({"containerPort": 80}, {"containerPort": 80}, 0),
+    ],
+)
+def test_a_host_port_is_had_once(here: dict[str, Any], there: dict[str, Any], in_use: int) -> None:
+    found = lacks({"containers": [{"name": "a", "ports": [here]}]}, pod_of({"containers": [{"ports": [there]}]}))
+    assert found == (["host port 80/TCP is in use there"] if in_use else [])
+
+
+def test_a_volume_keeps_its_pod_where_it_can_be_used() -> None:
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]
+    documents = [
+        {"metadata": {"name": "local"}, "spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}},
+        {"metadata": {"name": "anywhere"}, "spec": {}},
+    ]
+    volumes = [PERSISTENT_VOLUMES.decode(msgspec.json.encode(each)) for each in documents]
+    nodes = [
+        NODE_RULES.decode(msgspec.json.encode({"metadata": {"name": zone, "labels": {"zone": zone}}})) for zone in "ab"
+    ]
+    assert [list(objections(pod_of({}), node, volumes=volumes)) for node in nodes] == [
+        [],
+        ["its volume local cannot be used there"],
+    ]
+    assert nodes_for(pod_of({}), nodes, volumes) == {"a"}
+
+
+def test_claims_are_named_by_the_pod_or_after_it() -> None:
+    volumes = [
+        {"name": "data", "persistentVolumeClaim": {"claimName": "dataset"}},
+        {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {}}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    assert pod_of({"volumes": volumes}).claims == ("dataset", "pod-scratch")
+
+
+def test_a_pod_goes_to_no_node_that_could_not_take_it_empty() -> None:
+    nodes = [
+        NODE_RULES.decode(msgspec.json.encode({"metadata": {"name": cpu}, "status": {"allocatable": {"cpu": cpu}}}))
+        for cpu in ("1", "8")
+    ]
+    assert nodes_for(pod_of({"containers": [asking(cpu="2")]}), nodes) == {"8"}

@@ -23,6 +23,8 @@ async def test_every_kind_is_found_by_discovery(client: Client) -> None:
         ("/api/v1", "pods", True),
         ("/api/v1", "nodes", False),
         ("/api/v1", "events", True),
+        ("/api/v1", "persistentvolumeclaims", True),
+        ("/api/v1", "persistentvolumes", False),
         ("/apis/coordination.k8s.io/v1", "leases", True),
         ("/apis/events.k8s.io/v1", "events", True),
     }
