@@ -19,15 +19,15 @@ import importlib.util
 import logging
 import socket
 import sys
-import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 from urllib.parse import urlsplit
 
+from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster.api import ApiRequest, ConnectionSettingsError, Response, UnreachableError, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
     from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ Source: TypeAlias = "Path | str | None"
 """A kubeconfig; or the URL of a server that asks for no credentials; or None: the pod's own service account."""
 
 
-async def connect(source: Source, *, clock: Callable[[], float] = time.monotonic) -> KubernetesApi:
+async def connect(source: Source, *, clock: Clock = CLOCK) -> KubernetesApi:
     """Load the settings and make a client; no connection is opened yet.
 
     Close the result, or use it as a context manager.
@@ -64,7 +64,7 @@ async def connect(source: Source, *, clock: Callable[[], float] = time.monotonic
 class KubernetesApi:
     """``ApiServer`` over HTTP. Made by ``connect``."""
 
-    def __init__(self, client: Any, source: Source, clock: Callable[[], float]) -> None:
+    def __init__(self, client: Any, source: Source, clock: Clock) -> None:
         self._client = client
         self._source = source
         self._clock = clock
@@ -123,9 +123,9 @@ class KubernetesApi:
         async with self._renewing:
             if self._client is not refused:
                 return True
-            if self._clock() - self._renewed_at < _RENEWAL_PAUSE_SECONDS:
+            if self._clock.now() - self._renewed_at < _RENEWAL_PAUSE_SECONDS:
                 return False
-            self._renewed_at = self._clock()
+            self._renewed_at = self._clock.now()
             try:
                 self._client = await _open_client(self._source)
             except ConnectionSettingsError as error:

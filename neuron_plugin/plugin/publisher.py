@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import re
 import time
 from collections import OrderedDict
@@ -27,7 +26,7 @@ from neuron_plugin.allocation import (
     format_ids,
     write_inventory,
 )
-from neuron_plugin.backoff import Backoff
+from neuron_plugin.backoff import CLOCK, Backoff, Clock
 from neuron_plugin.cluster import (
     ApiError,
     ApiRequest,
@@ -69,17 +68,16 @@ _NOT_PERMITTED = frozenset({401, 403})
 class WriteQueue:
     """Requests by subject, in the order in which the subjects came up."""
 
-    def __init__(self, chance: Callable[[], float] = random.random) -> None:
-        """``chance`` spreads retries of many nodes."""
+    def __init__(self, clock: Clock = CLOCK) -> None:
         self._unsent: dict[str, ApiRequest] = {}
         self._not_permitted: dict[str, ApiRequest] = {}
         self._reported: dict[str, None] = {}
         self._again_at = 0.0
         self._permission_backoff = Backoff(
-            chance, first_seconds=FIRST_PERMISSION_SECONDS, longest_seconds=LONGEST_PERMISSION_SECONDS
+            clock.chance, first_seconds=FIRST_PERMISSION_SECONDS, longest_seconds=LONGEST_PERMISSION_SECONDS
         )
         self._filled = asyncio.Event()
-        self._backoff = Backoff(chance, first_seconds=FIRST_PAUSE_SECONDS, longest_seconds=LONGEST_PAUSE_SECONDS)
+        self._backoff = Backoff(clock.chance, first_seconds=FIRST_PAUSE_SECONDS, longest_seconds=LONGEST_PAUSE_SECONDS)
 
     def put(self, subject: str, request: ApiRequest) -> None:
         """Have ``request`` sent; an unsent one on the same subject is out of date now."""
