@@ -137,24 +137,19 @@ def _list_each(containers: Iterable[ContainerAssignment]) -> str:
 
 
 def _read_ours(pod: str, annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerAssignment, ...]:
+    """The lists of both keys, each held against the container it belongs to."""
     if DEVICES_KEY not in annotations and CORES_KEY not in annotations:
         return ()
-    lists = {unit: iter(_read_unit(pod, annotations, request, unit)) for unit in Unit}
+    lists = {}
+    for unit, key in _UNIT_KEYS.items():
+        parts, value = [part for part in request if part.resource.unit is unit], annotations.get(key, "")
+        texts = value.split(_LIST_SEPARATOR) if key in annotations else []
+        if len(texts) != len(parts):
+            missing = "" if key in annotations else ": the key is missing"
+            raise AssignmentError(pod, key, value, f"expected {_expectation(parts)}{missing}")
+        held = [_held_against(pod, key, value, part, text) for part, text in zip(parts, texts, strict=True)]
+        lists[unit] = iter(held)
     return tuple(next(lists[part.resource.unit]) for part in request)
-
-
-def _read_unit(pod: str, annotations: Mapping[str, str], request: PodRequest, unit: Unit) -> list[ContainerAssignment]:
-    """The lists of one key, each held against the container it belongs to."""
-    key, parts = _UNIT_KEYS[unit], [part for part in request if part.resource.unit is unit]
-    value = annotations.get(key)
-    if value is None:
-        if parts:
-            raise AssignmentError(pod, key, "", f"expected {_expectation(parts)}: the key is missing")
-        return []
-    texts = value.split(_LIST_SEPARATOR)
-    if len(texts) != len(parts):
-        raise AssignmentError(pod, key, value, f"expected {_expectation(parts)}")
-    return [_held_against(pod, key, value, part, text) for part, text in zip(parts, texts, strict=True)]
 
 
 def _read_vendors(pod: str, annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerAssignment, ...]:

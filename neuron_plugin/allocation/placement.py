@@ -293,7 +293,8 @@ def pack(geometry: Geometry, free: int, request: PodRequest) -> tuple[CoreMask, 
 
     None when there are none, or none was found within the bound.
     """
-    order = sorted(range(len(request)), key=lambda index: _rank(geometry, request[index]))
+    ranks = [(-cores_asked(geometry, part), part.resource.unit) for part in request]
+    order = sorted(range(len(request)), key=ranks.__getitem__)  # largest first, and like ones side by side
     found = _Packing(geometry, [request[index] for index in order]).solve(0, free, 0)
     if found is None:
         return None
@@ -306,13 +307,8 @@ def cores_asked(geometry: Geometry, part: ContainerRequest) -> int:
     return part.count * (geometry.cores_per_device if part.resource.unit is Unit.DEVICE else 1)
 
 
-def _rank(geometry: Geometry, part: ContainerRequest) -> tuple[int, Unit]:
-    """Largest first, and like ones side by side."""
-    return (-cores_asked(geometry, part), part.resource.unit)
-
-
 class _Packing:
-    """Depth-first over containers that are ordered by ``_rank``; remembers dead ends."""
+    """Depth-first over containers, of which like ones stand side by side; remembers dead ends."""
 
     def __init__(self, geometry: Geometry, parts: list[ContainerRequest]) -> None:
         self._geometry = geometry

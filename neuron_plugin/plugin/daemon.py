@@ -173,6 +173,7 @@ class NodeDaemon:
         """Serve until ``stop`` is set; then close the node, serve the pods that are bound here already, and end."""
         jobs: dict[str, Callable[[], Awaitable[None]]] = {
             "hardware": self._follow_hardware,
+            "judgements": self._follow_judgements,
             "health": self.health.run,
             "kubelet": self._serve,
             "publish": self._publish_changes,
@@ -203,19 +204,15 @@ class NodeDaemon:
     # The inputs.
 
     async def _follow_hardware(self) -> None:
-        """Every look at the hardware that differs from the last, and every change of its judgement, into the node."""
+        """Every look at the hardware that differs from the last, into the node."""
         paths = MachinePaths(self._settings.sysfs, self._settings.dev, self._settings.logical_core_file)
         read = partial(read_inventory, paths, environ=os.environ, types=self._types)
         changed = self._hardware_changed
         with closing(await open_uevents(changed)) as uevents:
             watcher = InventoryWatcher(read, changed, WatchPeriods(rescan_seconds=self._settings.rescan_seconds))
-            judging = asyncio.create_task(self._follow_judgements(), name="health changes")
-            try:
-                async for inventory in watcher.changes():
-                    self.health.look(inventory, uevents.problem)
-                    self._see_hardware()
-            finally:
-                judging.cancel()
+            async for inventory in watcher.changes():
+                self.health.look(inventory, uevents.problem)
+                self._see_hardware()
 
     async def _follow_judgements(self) -> None:
         """Every change of what the rules of health, or an operator, say of the devices."""

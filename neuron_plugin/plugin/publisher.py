@@ -185,7 +185,14 @@ class Publisher:
         self.report(snapshot.events)
         self._report_unhealthy(snapshot)
         if self._label_unhealthy:
-            self._label_pods(snapshot)
+            before, self._labels = self._labels, {}
+            for unlike in snapshot.wrongly_labelled:
+                pod, value = unlike.reference, None if unlike.labelled_unhealthy else "true"
+                self._labels[pod.uid] = value
+                if before.get(pod.uid, "unset") != value:
+                    labels = {UNHEALTHY_LABEL: value}
+                    request = describe_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, labels=labels)
+                    self.queue.put(_subject("label", pod), request)
         return corrections
 
     def _report_unhealthy(self, snapshot: Snapshot) -> None:
@@ -205,20 +212,6 @@ class Publisher:
             if again and pod.uid in snapshot.inputs.pods.pods:
                 text = f"neuron devices {format_ids(again)} of this pod are healthy again"
                 self._write_event(PodEvent(pod, "NeuronDeviceHealthy", text), warning=False)
-
-    def _label_pods(self, snapshot: Snapshot) -> None:
-        before, self._labels = self._labels, {}
-        for pod in snapshot.wrongly_labelled:
-            value = self._labels[pod.uid] = None if pod.labelled_unhealthy else "true"
-            if before.get(pod.uid, "unset") != value:
-                reference = pod.reference
-                request = describe_pod(
-                    namespace=reference.namespace,
-                    name=reference.name,
-                    uid=reference.uid,
-                    labels={UNHEALTHY_LABEL: value},
-                )
-                self.queue.put(_subject("label", reference), request)
 
     def report(self, events: Iterable[PodEvent]) -> None:
         """Log each event and write it on its pod, once."""

@@ -252,7 +252,12 @@ class SimulatedApiServer:
     def _list(self, target: Target, query: dict[str, str]) -> bytes:
         """Answer one page, all pages of a list from one version."""
         collection = self._objects.collections[target.kind]
-        version, start = _place(query.get("continue", ""))
+        version = start = 0
+        if token := query.get("continue", ""):
+            try:
+                version, start = map(int, base64.urlsafe_b64decode(token).split(b":"))
+            except ValueError as error:
+                raise Refusal(400, "continue key is not valid") from error
         snapshot = collection.snapshot_at(version) if version else collection.snapshot()
         meant, following = _meant(target, query), 0
         limit = int(query.get("limit", "0")) or len(snapshot.objects)
@@ -304,17 +309,6 @@ def _meant(target: Target, query: dict[str, str]) -> Selector:
         raise Refusal(400, "the simulated API server selects by fields only")
     within = f"metadata.namespace={target.namespace}" if target.namespace else ""
     return selector(target.kind, f"{query.get('fieldSelector', '')},{within}")
-
-
-def _place(token: str) -> tuple[int, int]:
-    """The version and the place of a further page; zeros for the first."""
-    if not token:
-        return 0, 0
-    try:
-        version, _, place = base64.urlsafe_b64decode(token).decode().partition(":")
-        return int(version), int(place)
-    except ValueError as error:
-        raise Refusal(400, "continue key is not valid") from error
 
 
 def _json(value: JsonObject, status: int = 200) -> web.Response:

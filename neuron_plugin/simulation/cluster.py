@@ -123,32 +123,25 @@ class SimulatedCluster:
         }
         texts = [text for flag, value in flags.items() for text in (flag, str(value))]
         self._extender = await start_process(self.root / "extender.log", "extender", *texts, *self._extender_flags)
-        self.extender_url = f"http://127.0.0.1:{await self._extender_port(self._extender)}"
-        self.health_url = f"http://127.0.0.1:{health_port}"
-        self._scheduler = await SimulatedScheduler(f"{self.extender_url}/scheduler").__aenter__()
-        await self._wait_until_ready(f"{self.extender_url}/readyz")
-
-    async def _extender_port(self, extender: asyncio.subprocess.Process) -> int:
-        """The port that the extender was given, from its log: one chosen here might be taken before it starts."""
-        log = self.root / "extender.log"
+        log = self.root / "extender.log"  # names the port: one chosen here might be taken before the extender starts
         async with asyncio.timeout(READY_SECONDS):
             while not (serving := _SERVING.search(log.read_text())):
-                if extender.returncode is not None:
-                    raise RuntimeError(f"the extender ended with {extender.returncode}: {log.read_text()[-500:]}")
+                if (status := self._extender.returncode) is not None:
+                    raise RuntimeError(f"the extender ended with {status}: {log.read_text()[-500:]}")
                 await asyncio.sleep(0.05)
-        return int(serving[1])
-
-    def _kubeconfig(self, user: str) -> Path:
-        return self.api.write_kubeconfig(self.root / f"kubeconfig-{user}", user)
-
-    async def _wait_until_ready(self, url: str) -> None:
+        self.extender_url = f"http://127.0.0.1:{serving[1]}"
+        self.health_url = f"http://127.0.0.1:{health_port}"
+        self._scheduler = await SimulatedScheduler(f"{self.extender_url}/scheduler").__aenter__()
         async with asyncio.timeout(READY_SECONDS), aiohttp.ClientSession() as session:
             while True:
                 with contextlib.suppress(aiohttp.ClientError):
-                    async with session.get(url) as response:
+                    async with session.get(f"{self.extender_url}/readyz") as response:
                         if response.ok:
                             return
                 await asyncio.sleep(0.05)
+
+    def _kubeconfig(self, user: str) -> Path:
+        return self.api.write_kubeconfig(self.root / f"kubeconfig-{user}", user)
 
     async def filter(self, name: str) -> FilterAnswer:
         """Do the scheduler's part: ask the extender which nodes take a pod.
