@@ -50,7 +50,7 @@ neuron-plugin playground fault trn1-1 device 5 back
 
 DEFAULT_NODES = "trn1.32xlarge=2,inf2.48xlarge=1"
 MOST_NODES = 16
-"""Each node's daemon takes some 75 MB of memory and 2 s of CPU at its start."""
+"""Each node's daemon takes some 70 MB of memory and 2 s of CPU at its start."""
 LONGEST_DIRECTORY_BYTES = 40
 """A socket's path has 107 bytes at most, and those of a node some 65 below the playground's directory."""
 START_SECONDS = 60.0
