@@ -129,8 +129,18 @@ class DevicePluginServer:
         self._stopped.clear()
         with self.watch.listening(self._look):
             try:
-                while not self._stopping:
-                    await self._attempt()
+                while True:
+                    await self._wait_for_kubelet()
+                    if self._stopping:
+                        return
+                    try:
+                        cue = await self._serve_until_cue()
+                    except (RegistrationError, EndpointError, OSError) as error:  # no descriptor, space or permission
+                        self._fail(str(error))
+                    except Exception:  # noqa: BLE001 - a bug in one resource must not end the others, or the process
+                        _log.exception("registration failed", extra={"resource": self.resource})
+                    else:
+                        _log.info("registration ended", extra={"resource": self.resource, "cue": cue})
                     await self._back_off()
             finally:
                 self._enter(RegistrationState.STOPPED)
@@ -142,26 +152,13 @@ class DevicePluginServer:
         self._look.set()
         await self._stopped.wait()
 
-    async def _attempt(self) -> None:
-        """One server instance from bind to its full stop; every failure is logged here, and the same one once."""
-        await self._wait_for_kubelet()
-        if self._stopping:
-            return
-        try:
-            cue = await self._serve_until_cue()
-        except (RegistrationError, EndpointError, OSError) as error:  # an OSError: no descriptor, space or permission
-            self._fail(str(error))
-        except Exception:  # noqa: BLE001 - a bug in one resource must not end the others, or the process
-            _log.exception("registration failed", extra={"resource": self.resource})
-        else:
-            _log.info("registration ended", extra={"resource": self.resource, "cue": cue})
-
     async def _wait_for_kubelet(self) -> None:
         while not self._stopping and self._kubelet_identity() is None:
             self._enter(RegistrationState.WAITING)
             await self._wait_to_look()
 
     async def _serve_until_cue(self) -> str:
+        """One server instance from bind to its full stop; the reason for its end."""
         self._kubelet_tried = self._kubelet_identity()
         self._enter(RegistrationState.REGISTERING)
         for directory in filter(None, (self.watch.directory, self.other_route)):

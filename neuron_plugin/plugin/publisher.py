@@ -115,7 +115,18 @@ class WriteQueue:
                 self._unsent[subject] = self._unsent.pop(subject)
                 return False
             if status in _NOT_PERMITTED:
-                self._set_aside(subject, request, error)
+                if subject not in self._reported:
+                    self._reported[subject] = None
+                    fields = {"subject": subject, "error": str(error)}
+                    logger.warning("write not permitted, tried again later", extra=fields)
+                if not self._not_permitted:
+                    self._again_at = asyncio.get_running_loop().time() + self._permission_backoff.next_seconds()
+                if self._unsent.get(subject) is request:
+                    self._not_permitted[subject] = self._unsent.pop(subject)
+                if len(self._not_permitted) > MOST_NOT_PERMITTED:
+                    del self._not_permitted[next(iter(self._not_permitted))]
+                if len(self._reported) > MOST_NOT_PERMITTED:
+                    del self._reported[next(iter(self._reported))]
                 return True
             gone = isinstance(error, ApiError) and (error.missing or error.other_object)
             level = logging.DEBUG if gone else logging.WARNING
@@ -128,19 +139,6 @@ class WriteQueue:
         if self._unsent.get(subject) is request:
             del self._unsent[subject]
         return True
-
-    def _set_aside(self, subject: str, request: ApiRequest, error: ClusterError) -> None:
-        if subject not in self._reported:
-            self._reported[subject] = None
-            logger.warning("write not permitted, tried again later", extra={"subject": subject, "error": str(error)})
-        if not self._not_permitted:
-            self._again_at = asyncio.get_running_loop().time() + self._permission_backoff.next_seconds()
-        if self._unsent.get(subject) is request:
-            self._not_permitted[subject] = self._unsent.pop(subject)
-        if len(self._not_permitted) > MOST_NOT_PERMITTED:
-            del self._not_permitted[next(iter(self._not_permitted))]
-        if len(self._reported) > MOST_NOT_PERMITTED:
-            del self._reported[next(iter(self._reported))]
 
 
 class Publisher:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from neuron_plugin import __version__
 from neuron_plugin.allocation import (
     DISABLE_KEY,
     INVENTORY_KEY,
-    Allocation,
     DecisionLog,
     Resource,
     decisions_document,
@@ -33,7 +32,7 @@ from neuron_plugin.plugin.node_watch import NodeWatch
 from neuron_plugin.plugin.pod_watch import PodWatch
 from neuron_plugin.plugin.publisher import WriteQueue
 from neuron_plugin.plugin.snapshot import Snapshot
-from neuron_plugin.topology import CoreMask, cores_in
+from neuron_plugin.topology import cores_in
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -240,10 +239,15 @@ def _of_snapshot(snapshot: Snapshot, resources: Sequence[Resource]) -> dict[str,
     geometry = inventory.geometry
     allocated: Counter[tuple[str, ...]] = Counter()
     core_holders: dict[tuple[str, ...], float] = {}
-    for one, mask in _last_holders(snapshot):
-        container = (one.pod.namespace, one.pod.name, one.container)
-        allocated[*container, one.resource.value] += len(ids_of(geometry, one.resource.unit, mask))
-        core_holders |= {(str(core), str(core // geometry.cores_per_device), *container): 1 for core in cores_in(mask)}
+    for uid, allocations in snapshot.ledger.by_pod.items():
+        pod, counted, size = inputs.pods.pods.get(uid), 0, geometry.cores_per_device
+        order = {part.container: place for place, part in enumerate(pod.requests if pod else ())}
+        for one in sorted(allocations, key=lambda one: -order.get(one.container, 0)):
+            if one.pod.name and (mask := one.mask & ~counted):  # cores that a later container re-uses are that one's
+                container = (one.pod.namespace, one.pod.name, one.container)
+                allocated[*container, one.resource.value] += len(ids_of(geometry, one.resource.unit, mask))
+                core_holders |= {(str(core), str(core // size), *container): 1 for core in cores_in(mask)}
+            counted |= one.mask
     return {
         "info": {(__version__, inventory.driver_version, inventory.device_name, geometry.instance_type): 1},
         "devices": _devices(snapshot, resources),
@@ -277,14 +281,3 @@ def _devices(snapshot: Snapshot, resources: Sequence[Resource]) -> Samples:
             state = "allocated" if mask & own else "allocated_as_other" if mask & other else state
             found[resource.value, state] += 1
     return found
-
-
-def _last_holders(snapshot: Snapshot) -> Iterator[tuple[Allocation, CoreMask]]:
-    """The cores of each container of the pods that are known by name; those that a later one re-uses are that one's."""
-    for uid, allocations in snapshot.ledger.by_pod.items():
-        pod, counted = snapshot.inputs.pods.pods.get(uid), 0
-        order = {part.container: place for place, part in enumerate(pod.requests if pod else ())}
-        for one in sorted(allocations, key=lambda one: -order.get(one.container, 0)):
-            if one.pod.name and (mask := one.mask & ~counted):
-                yield one, CoreMask(mask)
-            counted |= one.mask
