@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,6 +17,7 @@ from typing import Self
 import aiohttp
 import msgspec
 
+from neuron_plugin.allocation import Resource
 from neuron_plugin.cluster import PODS
 from neuron_plugin.cluster import Pod as PodRecord
 from neuron_plugin.extender.state import NODE_REFUSALS
@@ -34,23 +34,13 @@ NODE_NAME = "node-1"
 _SERVING = re.compile(r'"message":"serving".*?"port":(\d+)')
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedPod:
-    """A pod to create: its containers' limits by container name, init containers apart."""
-
-    name: str
-    containers: Mapping[str, Mapping[str, int]]
-    init_containers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-
-    def manifest(self) -> JsonObject:
-        """The pod as a user would apply it."""
-        return {
-            "metadata": {"name": self.name, "namespace": "default"},
-            "spec": {
-                "containers": [_container(name, limits) for name, limits in self.containers.items()],
-                "initContainers": [_container(name, limits) for name, limits in self.init_containers.items()],
-            },
-        }
+def pod_manifest(name: str, containers: Mapping[str, tuple[Resource, int]]) -> JsonObject:
+    """A pod as a user would apply it, by what each container asks for."""
+    made = [
+        {"name": container, "resources": {"limits": {resource.value: str(count)}}}
+        for container, (resource, count) in containers.items()
+    ]
+    return {"metadata": {"name": name, "namespace": "default"}, "spec": {"containers": made}}
 
 
 class SimulatedCluster:
@@ -188,7 +178,3 @@ class SimulatedCluster:
         """The pod's containers have ended, and the object is deleted."""
         record = self.pod(name)
         self.workers[record.node_name].end(self.api, record)
-
-
-def _container(name: str, limits: Mapping[str, int]) -> JsonObject:
-    return {"name": name, "resources": {"limits": {resource: str(count) for resource, count in limits.items()}}}
