@@ -20,9 +20,10 @@ from neuron_plugin.extender.daemon import ExtenderDaemon
 from neuron_plugin.extender.informers import keep_pod
 from neuron_plugin.extender.leadership import Readiness
 from neuron_plugin.extender.metrics import ExtenderMetrics
+from neuron_plugin.extender.neuron_node import neuron_node
 from neuron_plugin.extender.server import ExtenderService
 from neuron_plugin.extender.settings import Answer, ExtenderSettings
-from neuron_plugin.extender.state import ClusterState, neuron_node
+from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.topology import catalogue
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import container, node_manifest, pod_manifest

@@ -9,7 +9,7 @@ import msgspec
 
 from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, counted, in_ranges
 from neuron_plugin.cli.command import CommandError, Exit, Form, Line, plain, show, show_again, table
-from neuron_plugin.extender.state import NO_NEURON
+from neuron_plugin.extender.neuron_node import NO_NEURON
 from neuron_plugin.extender.views import NodeView
 from neuron_plugin.inspection import plural
 

@@ -40,8 +40,9 @@ from neuron_plugin.cluster import (
     pages,
     send,
 )
+from neuron_plugin.extender.neuron_node import NeuronNode, neuron_node
 from neuron_plugin.extender.node_rules import CLAIMS, PERSISTENT_VOLUMES, PersistentVolume, PodRules
-from neuron_plugin.extender.state import ClusterState, NeuronNode, neuron_node
+from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.topology import Catalogue
 
 _log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ MOST_WATCHES = 200
 """At one time; each is sent every change, whether anybody reads it or not."""
 BOOKMARK_SECONDS = 15.0
 LONGEST_WATCH_SECONDS = 1800.0
-GATHER_SECONDS = 0.25
+GATHER_SECONDS = 0.5
 """Changes are sent at these intervals, to all watchers at once: they come in groups, and each group is encoded once.
 The verb that a change leads to is mostly answered before."""
 SHARED_SECONDS = 5.0

@@ -15,21 +15,18 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import islice
 from math import inf
 from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from neuron_plugin.allocation import (
-    INVENTORY_KEY,
     NO_ASSIGNMENT,
     NO_FACTS,
     UNREADABLE_ASSIGNMENT,
     Allocation,
     Assignment,
     DeviceFacts,
-    InventoryError,
     Ledger,
     NeuronPod,
     NodeInventory,
@@ -38,30 +35,24 @@ from neuron_plugin.allocation import (
     PodRequest,
     PodUid,
     Rejection,
-    Resource,
     amounts_used,
     assigned_allocations,
-    device_facts,
     mask_union,
-    parse_count,
     place_healthy,
-    read_inventory,
 )
-from neuron_plugin.cluster import Node
+from neuron_plugin.extender.neuron_node import (
+    NO_INVENTORY,
+    NO_NEURON,
+    UNKNOWN_HEALTH,
+    UNREADABLE_INVENTORY,
+    NeuronNode,
+)
 from neuron_plugin.extender.timeline import Timeline
-from neuron_plugin.topology import NO_CORES, Catalogue, CoreMask, Geometry, InstanceType
+from neuron_plugin.topology import NO_CORES, CoreMask, Geometry
 
 # Why a node takes no Neuron pod, whatever the pod asks for. The rules for texts are those of ``Rejection``: no names,
 # because kube-scheduler prints a count per distinct text. Log, event and /inspect say which pod or value it is.
 UNKNOWN_NODE = Rejection("unknown-node", "The node is not known to the Neuron extender yet")
-NO_NEURON = Rejection("no-neuron", "The node has no Neuron devices")
-NO_INVENTORY = Rejection(
-    "no-inventory", "The node has no Neuron inventory and its instance type does not say what it has"
-)
-UNREADABLE_INVENTORY = Rejection("unreadable-inventory", "The node's Neuron inventory cannot be read")
-UNKNOWN_HEALTH = Rejection(
-    "unknown-health", "Some of the node's Neuron devices are missing or unhealthy and no inventory says which"
-)
 STALE_PLUGIN = Rejection("stale-plugin", "The node's Neuron plugin does not renew its lease")
 OVERLAPPING_ASSIGNMENTS = Rejection(
     "overlapping-assignments", "Two pods on the node are assigned the same Neuron devices", may_pass=True
@@ -89,107 +80,6 @@ MOST_CHANGES = 4_096
 
 MOST_REJECTIONS = 256
 """Rejected admissions remembered until they are reported."""
-
-_INSTANCE_TYPE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
-_SAGEMAKER_PREFIX = "ml."
-
-
-@dataclass(frozen=True, slots=True)
-class NeuronNode:
-    """The part of a Node object that matters here: its hardware, or why that is not known.
-
-    That a node is ``cordoned`` decides nothing in the verbs, because kube-scheduler never asks for such a node. Plans
-    have to know.
-    """
-
-    name: str
-    uid: str
-    inventory: NodeInventory | Rejection
-    facts: DeviceFacts = NO_FACTS
-    cordoned: bool = False
-
-
-def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
-    """Decode a node.
-
-    The plugin's inventory annotation is the truth. One that is malformed or of a newer version closes the node: it is
-    never guessed around. Only a node without one (the vendor's plugin runs there) is judged by its instance type and
-    capacity, and only if these leave nothing open: the kubelet's counts do not say *which* device is missing.
-    """
-    text = node.annotations.get(INVENTORY_KEY)
-    inventory = _by_instance_type(node, types) if text is None else _by_annotation(text)
-    if isinstance(inventory, Rejection):
-        return NeuronNode(node.name, node.uid, inventory, cordoned=node.unschedulable)
-    instance_type = inventory.geometry.instance_type
-    facts = device_facts(inventory.device_name, instance_type, types.get(instance_type))
-    if inventory.disabled:
-        facts = replace(facts, disabled_mask=inventory.disabled_mask)
-    return NeuronNode(node.name, node.uid, inventory, facts, node.unschedulable)
-
-
-def _unhealthy(node: NeuronNode) -> Mapping[int, str]:
-    return {} if isinstance(node.inventory, Rejection) else node.inventory.unhealthy
-
-
-@lru_cache(maxsize=1024)
-def _by_annotation(text: str) -> NodeInventory | Rejection:
-    """Most nodes of a type say the same: their inventories are one object, decoded once."""
-    try:
-        inventory = read_inventory(text)
-    except InventoryError as error:
-        return replace(UNREADABLE_INVENTORY, detail=f"annotation {INVENTORY_KEY}: {error}")
-    if not inventory.geometry.device_count:
-        return NO_NEURON
-    return replace(inventory, geometry=_shared(inventory.geometry))
-
-
-@lru_cache(maxsize=256)
-def _shared(geometry: Geometry) -> Geometry:
-    """Equal geometries as one object: every look-up by geometry is then a comparison of identities."""
-    return geometry
-
-
-def _by_instance_type(node: Node, types: Catalogue) -> NodeInventory | Rejection:
-    capacity, allocatable = _counts(node.capacity), _counts(node.allocatable)
-    if not capacity:
-        return NO_NEURON
-    labels = (node.labels[key] for key in _INSTANCE_TYPE_LABELS if node.labels.get(key))
-    instance_type = next(labels, "").removeprefix(_SAGEMAKER_PREFIX)
-    known = types.get(instance_type)
-    if known is None:
-        return replace(NO_INVENTORY, detail=f"instance type {instance_type or 'unset'!r} is not in the catalogue")
-    cores_per_device = _cores_per_device(known, capacity)
-    if not cores_per_device or allocatable != capacity:
-        expected = f"{known.name} has {known.devices} devices of {known.cores_per_device} cores"
-        return replace(UNKNOWN_HEALTH, detail=f"{expected}, capacity is {capacity}, allocatable {allocatable}")
-    geometry = _shared(Geometry(known.name, known.topology, known.devices, cores_per_device, known.block_sizes))
-    return NodeInventory(geometry, present=tuple(range(geometry.device_count)))
-
-
-def _counts(quantities: Mapping[str, str]) -> dict[str, int]:
-    """The Neuron resources that are there; a quantity the kubelet could not have written counts as none."""
-    counts = {}
-    for resource in Resource:
-        try:
-            count = parse_count(quantities.get(resource.value, "0"))
-        except ValueError:
-            count = 0
-        if count:
-            counts[resource.value] = count
-    return counts
-
-
-def _cores_per_device(known: InstanceType, capacity: Mapping[str, int]) -> int:
-    """Logical cores per device, or 0 when the capacity is not that of a complete node of this type."""
-    devices = {capacity[name] for name in (Resource.NEURON, Resource.NEURONDEVICE) if name in capacity}
-    if devices - {known.devices}:
-        return 0
-    cores = capacity.get(Resource.NEURONCORE)
-    if cores is None:
-        return known.cores_per_device // known.logical_core_size
-    per_device, rest = divmod(cores, known.devices)
-    whole = not rest and 0 < per_device <= known.cores_per_device and known.cores_per_device % per_device == 0
-    return per_device if whole else 0
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -484,8 +374,7 @@ class ClusterState:
         """A node was added or changed."""
         known = self._nodes.get(node.name)
         if known is None or known.node != node:
-            after = _unhealthy(node)
-            self.timeline.unhealthy(node.name, _unhealthy(known.node) if known else after, after)
+            self.timeline.unhealthy(node.name, (known.node if known else node).unhealthy, node.unhealthy)
             self._rebuild(node)
 
     def remove_node(self, name: str, uid: str) -> None:

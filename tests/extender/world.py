@@ -11,7 +11,8 @@ from neuron_plugin.allocation import NeuronPod, PodReference, PodRequest, PodUid
 from neuron_plugin.cluster import NODES, PODS
 from neuron_plugin.extender.filter import Filtered, VerdictMemo, filter_nodes, score_nodes
 from neuron_plugin.extender.informers import keep_pod
-from neuron_plugin.extender.state import ClusterState, NeuronNode, neuron_node
+from neuron_plugin.extender.neuron_node import NeuronNode, neuron_node
+from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.topology import catalogue
 from tests.support.manifests import node_manifest, pod_manifest
 
