@@ -18,7 +18,7 @@ from pathlib import Path
 
 from neuron_plugin.allocation import PodUid, format_ids
 from neuron_plugin.backoff import keep_running
-from neuron_plugin.cluster import ApiServer, ConnectionSettingsError, KubernetesApi, connect
+from neuron_plugin.cluster import ConnectionSettingsError, KubernetesApi, connect
 from neuron_plugin.hardware import (
     InventoryWatcher,
     MachinePaths,
@@ -170,7 +170,10 @@ class NodeDaemon:
         self._api: KubernetesApi | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop`` is set; then close the node, serve the pods that are bound here already, and end."""
+        """Serve until ``stop`` is set; then close the node, serve the pods that are bound here already, and end.
+
+        The kubelet would reject those pods without us.
+        """
         jobs: dict[str, Callable[[], Awaitable[None]]] = {
             "hardware": self._follow_hardware,
             "judgements": self._follow_judgements,
@@ -196,7 +199,11 @@ class NodeDaemon:
             await stop.wait()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LEAVE_SECONDS):
-                    await self._close_the_node()
+                    # Where no Lease can be given up, new pods keep coming, and there is nothing to wait for.
+                    if self._api and self._settings.node_lease and await self.lease.give_up(self._api):
+                        await asyncio.sleep(UNDER_WAY_SECONDS)
+                        while self.node.snapshot and self.node.snapshot.waiting:  # noqa: ASYNC110 - until the kubelet's calls
+                            await asyncio.sleep(0.02)
             await asyncio.gather(*(server.stop() for server in self.servers))
             for task in tasks:
                 task.cancel()
@@ -477,15 +484,3 @@ class NodeDaemon:
                     logger.warning("cannot write the CDI specification", extra={"error": str(error)})
                 reported = str(error)
             await asyncio.sleep(CDI_SECONDS)
-
-    async def _close_the_node(self) -> None:
-        """Give the Lease up; then serve the pods bound here before, which the kubelet would reject without us.
-
-        Where no Lease can be given up, new pods keep coming, and there is nothing to wait for.
-        """
-        api: ApiServer | None = self._api
-        if api is None or not self._settings.node_lease or not await self.lease.give_up(api):
-            return
-        await asyncio.sleep(UNDER_WAY_SECONDS)
-        while self.node.snapshot and self.node.snapshot.waiting:  # noqa: ASYNC110 - it ends by the kubelet's calls
-            await asyncio.sleep(0.02)
