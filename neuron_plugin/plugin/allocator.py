@@ -437,8 +437,9 @@ class Allocator:
         if unlinked and self._settings.topology_policy is TopologyPolicy.REQUIRED:
             raise self._refused(resource, ids, unlinked)
         reply = reply_for(snapshot.inventory, secrets.token_hex(8), answer.mask)
-        style = container_style(self._settings, snapshot.inventory)
-        allocation = container_allocation(snapshot.inventory.geometry, resource, answer.mask, style)
+        has = snapshot.inventory
+        style = container_style(self._settings, has.driver_version, has.device_name, has.logical_core_size)
+        allocation = container_allocation(has.geometry, resource, answer.mask, style)
         self._node.answered(PendingAnswer(reply, resource, ids, self._node.clock(), answer.pod, answer.container))
         self._latest_reply = reply.id
         self._counters.allocations[resource.value] += 1

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from neuron_plugin.allocation import NodeInventory, Resource, format_ids
+from neuron_plugin.allocation import Resource, format_ids
 from neuron_plugin.hardware import GENERATIONS, DriverVersion, parse_driver_version
 from neuron_plugin.kubelet import ContainerAllocation, DeviceNode
 from neuron_plugin.plugin.settings import Numbering, PluginSettings
@@ -54,14 +54,15 @@ def resolve_numbering(setting: Numbering, driver: DriverVersion | None) -> Numbe
     return Numbering.CONTAINER if driver and driver.at_least(*FIRST_OFFSET_DRIVER) else Numbering.HOST
 
 
-def container_style(settings: PluginSettings, inventory: NodeInventory) -> ContainerStyle:
-    """How sets are presented on a node with this driver, product and LNC."""
-    generation, driver = GENERATIONS.get(inventory.device_name), inventory.driver_version
+@lru_cache(maxsize=64)
+def container_style(settings: PluginSettings, driver: str, device_name: str, logical_core_size: int) -> ContainerStyle:
+    """How sets are presented on a node with this driver version (empty: unknown), product and LNC."""
+    generation = GENERATIONS.get(device_name)
     has_lnc = generation is not None and generation.largest_logical_core_size > 1
     return ContainerStyle(
         numbering=resolve_numbering(settings.numbering, parse_driver_version(driver) if driver else None),
         dev=settings.dev,
-        logical_core_size=inventory.logical_core_size if has_lnc else None,
+        logical_core_size=logical_core_size if has_lnc else None,
         visible_devices_env=settings.visible_devices_env,
         cdi=settings.cdi,
     )

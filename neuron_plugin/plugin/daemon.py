@@ -473,8 +473,9 @@ class NodeDaemon:
             snapshot = self.node.snapshot
             try:
                 if snapshot:
-                    style = container_style(self._settings, snapshot.inventory)
-                    specification = cdi_specification(snapshot.inventory.geometry, style)
+                    has = snapshot.inventory
+                    style = container_style(self._settings, has.driver_version, has.device_name, has.logical_core_size)
+                    specification = cdi_specification(has.geometry, style)
                     if write_cdi_specification(self._settings.cdi_dir, specification):
                         path = str(self._settings.cdi_dir / CDI_FILE_NAME)
                         logger.info("wrote the CDI specification", extra={"path": path})
