@@ -85,8 +85,13 @@ def write_assignment(
         for unit, key in _UNIT_KEYS.items():
             if of_unit := [part for part in containers if part.request.resource.unit is unit]:
                 keys[key] = _list_each(of_unit)
-    if Dialect.VENDOR in dialects:
-        keys |= _write_vendors(containers, alone=Dialect.NEURON_PLUGIN not in dialects)
+    resources = {part.request.resource for part in containers}
+    if Dialect.VENDOR in dialects and len(resources) == 1:  # one list for the whole pod: it cannot say two resources
+        text = format_ids(number for _, number in _all_ids(containers))
+        alone = Dialect.NEURON_PLUGIN not in dialects  # with nothing beside it to say whose is what
+        if alone and _deal("", text, tuple(part.request for part in containers)) != containers:
+            text = _list_each(containers)
+        keys |= {VENDOR_IDS_KEY: text, VENDOR_RESOURCE_KEY: resources.pop().value}
     return keys
 
 
@@ -116,20 +121,6 @@ def read_assignment(pod: str, annotations: Mapping[str, str], request: PodReques
     if not (time.isascii() and time.isdigit() and len(time) <= _MOST_DIGITS):
         raise AssignmentError(pod, ALLOC_TIME_KEY, time, "expected unix nanoseconds in decimal")
     return Assignment(chosen, int(time), annotations.get(ALLOCATED_KEY, "").lower() == "true")
-
-
-def _write_vendors(containers: tuple[ContainerAssignment, ...], *, alone: bool) -> dict[str, str]:
-    """One list for the whole pod; a pod that asks for two resources cannot be said in this dialect.
-
-    ``alone``, with nothing beside it to say whose is what, it has a list each where one list would be misread.
-    """
-    resources = {part.request.resource for part in containers}
-    if len(resources) > 1:
-        return {}
-    text = format_ids(number for _, number in _all_ids(containers))
-    if alone and _deal("", text, tuple(part.request for part in containers)) != containers:
-        text = _list_each(containers)
-    return {VENDOR_IDS_KEY: text, VENDOR_RESOURCE_KEY: resources.pop().value}
 
 
 def _list_each(containers: Iterable[ContainerAssignment]) -> str:

@@ -132,15 +132,12 @@ def _catalogue(shape: Geometry) -> _SetCatalogue:
     columns = reversed(list(zip(*rows, strict=True)))  # each core's family, in a table whose rows are the sets
     sizes = tuple(mask.bit_count() for mask in masks)
     weights = [-(-size // shape.cores_per_device) for size in sizes]
+    # A family is made of text: bit by bit takes seconds for the largest geometries.
+    texts = {weight: "".join("01"[own == weight] for own in reversed(weights)) for weight in set(weights)}
     return _SetCatalogue(
         sizes=sizes,
         by_core=tuple(int("".join(column), 2) for column in columns),
-        by_weight=tuple((weight, _family(own == weight for own in weights)) for weight in sorted(set(weights))),
+        by_weight=tuple((weight, int(text, 2)) for weight, text in sorted(texts.items())),
         numbers={mask: number for number, mask in enumerate(masks)},
         broken_by={},
     )
-
-
-def _family(members: Iterable[bool]) -> int:
-    """The members' numbers as a bit mask, made of text: bit by bit takes seconds for the largest geometries."""
-    return int("".join("1" if belongs else "0" for belongs in members)[::-1] or "0", 2)
