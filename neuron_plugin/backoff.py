@@ -66,16 +66,14 @@ class Backoff:
         self._delay_seconds = self._first_seconds
 
 
-async def keep_running(
-    name: str, job: Callable[[], Awaitable[None]], *, chance: Callable[[], float] = random.random
-) -> None:
+async def keep_running(name: str, job: Callable[[], Awaitable[None]], *, clock: Clock = CLOCK) -> None:
     """Run ``job`` until it returns; after an error of any kind log it, wait and run it again.
 
     One job's unforeseen error must not end its daemon. The wait grows with each error, and begins at a
-    second again once the job has run for longer than the longest. ``chance`` gives numbers from 0 to 1.
+    second again once the job has run for longer than the longest.
     """
     loop = asyncio.get_running_loop()
-    backoff = Backoff(chance, first_seconds=1.0, longest_seconds=LONGEST_PAUSE_SECONDS)
+    backoff = Backoff(clock.chance, first_seconds=1.0, longest_seconds=LONGEST_PAUSE_SECONDS)
     while True:
         began = loop.time()
         try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn, Protocol
@@ -75,13 +75,11 @@ def status_application(status: Status, *, max_body_bytes: int = _MAX_BODY_BYTES)
     from aiohttp import web
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-    def probe(ask: Callable[[], Awaitable[Health]]) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def page(request: web.Request) -> web.Response:
-            query = request.query
-            text, passed = probe_text(await ask(), verbose="verbose" in query, excluded=query.getall("exclude", []))
-            return web.Response(text=text, status=200 if passed else 503)
-
-        return page
+    async def probe(request: web.Request) -> web.Response:
+        health = await (status.liveness() if request.path == "/healthz" else status.readiness())
+        verbose, excluded = "verbose" in request.query, request.query.getall("exclude", [])
+        text, passed = probe_text(health, verbose=verbose, excluded=excluded)
+        return web.Response(text=text, status=200 if passed else 503)
 
     async def metrics(_: web.Request) -> web.Response:
         text = await asyncio.to_thread(generate_latest, status)
@@ -92,7 +90,7 @@ def status_application(status: Status, *, max_body_bytes: int = _MAX_BODY_BYTES)
         return web.Response(body=text, content_type="application/json")
 
     app = web.Application(client_max_size=max_body_bytes)
-    probes = [web.get("/healthz", probe(status.liveness)), web.get("/readyz", probe(status.readiness))]
+    probes = [web.get("/healthz", probe), web.get("/readyz", probe)]
     app.add_routes([*probes, web.get("/metrics", metrics), web.get("/decisions", decisions)])
     return app
 

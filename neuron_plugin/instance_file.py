@@ -71,17 +71,16 @@ def load_catalogue(file: Path | None) -> dict[str, InstanceType]:
         entries = msgspec.convert(read_yaml(file), _File).instance_types
     except msgspec.ValidationError as error:
         raise SettingsError(f"instance types of {file}: {error}") from None
-    return catalogue(_instance_type(file, entry) for entry in entries)
-
-
-def _instance_type(file: Path, entry: _Entry) -> InstanceType:
-    if problem := next(_contradictions(entry), None):
-        raise SettingsError(f"instance type {entry.name} of {file}: {problem}")
-    fields = msgspec.structs.asdict(entry)
-    if entry.block_sizes is None:
-        fields["block_sizes"] = BLOCKS.get(entry.topology, ())
-    fields["amounts"] = tuple(sorted(entry.amounts.items()))
-    return InstanceType(**fields)
+    types = []
+    for entry in entries:
+        if problem := next(_contradictions(entry), None):
+            raise SettingsError(f"instance type {entry.name} of {file}: {problem}")
+        fields = msgspec.structs.asdict(entry)
+        if entry.block_sizes is None:
+            fields["block_sizes"] = BLOCKS.get(entry.topology, ())
+        fields["amounts"] = tuple(sorted(entry.amounts.items()))
+        types.append(InstanceType(**fields))
+    return catalogue(types)
 
 
 def _contradictions(entry: _Entry) -> Iterator[str]:

@@ -56,7 +56,15 @@ def load(
     Raises:
         SettingsError: an unknown key, a value of the wrong type or out of range, or an unreadable file.
     """
-    values: dict[str, Any] = _from_file(settings, file) if file else {}
+    values: dict[str, Any] = {}
+    if file:
+        found, fields = read_yaml(file) or {}, {field.encode_name: field for field in msgspec.structs.fields(settings)}
+        if not isinstance(found, dict):
+            kind = type(found).__name__
+            raise SettingsError(f"{file} holds {kind}, expected settings by name, such as 'cdi: true'")
+        if unknown := sorted(str(key) for key in found if key not in fields):
+            raise SettingsError(f"{file} has the unknown key {unknown[0]!r}; known keys: {', '.join(sorted(fields))}")
+        values |= {key: _checked(fields[key], value, f"{key} in {file}", strict=True) for key, value in found.items()}
     for field in _flat_fields(settings):
         variable = ENVIRONMENT_PREFIX + field.name.upper()
         if environment.get(variable):
@@ -93,16 +101,6 @@ def read_yaml(file: Path) -> object:
         return yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise SettingsError(f"cannot read {file}: {' '.join(str(error).split())}") from None
-
-
-def _from_file(settings: type[msgspec.Struct], file: Path) -> dict[str, Any]:
-    values = read_yaml(file) or {}
-    if not isinstance(values, dict):
-        raise SettingsError(f"{file} holds {type(values).__name__}, expected settings by name, such as 'cdi: true'")
-    fields = {field.encode_name: field for field in msgspec.structs.fields(settings)}
-    if unknown := sorted(str(key) for key in values if key not in fields):
-        raise SettingsError(f"{file} has the unknown key {unknown[0]!r}; known keys: {', '.join(sorted(fields))}")
-    return {key: _checked(fields[key], value, f"{key} in {file}", strict=True) for key, value in values.items()}
 
 
 def _flat_fields(settings: type[msgspec.Struct]) -> list[msgspec.structs.FieldInfo]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.backoff import CLOCK, Backoff, keep_running
+from neuron_plugin.backoff import CLOCK, Backoff, Clock, keep_running
 
 
 def whole() -> float:
@@ -83,7 +83,7 @@ async def test_a_job_that_fails_is_logged_and_started_again_later_each_time(
         if runs < 10:
             raise ValueError(runs)
 
-    await keep_running("job", job, chance=lambda: 1.0)
+    await keep_running("job", job, clock=Clock(chance=lambda: 1.0))
     assert runs == 10
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert len(caplog.records) == 9
@@ -99,7 +99,7 @@ async def test_a_job_that_ran_for_long_does_not_pay_for_failures_of_before(caplo
             await asyncio.sleep(seconds)
             raise ValueError(seconds)
 
-    await keep_running("job", job, chance=lambda: 1.0)
+    await keep_running("job", job, clock=Clock(chance=lambda: 1.0))
     assert [vars(record)["in_seconds"] for record in caplog.records] == [1, 2, 4, 1, 2]
 
 

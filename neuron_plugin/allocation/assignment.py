@@ -82,9 +82,16 @@ def write_assignment(
         return {}
     keys = {ALLOC_TIME_KEY: str(alloc_time_ns), ALLOCATED_KEY: "false"}
     if Dialect.NEURON_PLUGIN in dialects:
-        keys |= _write_ours(containers)
-    if Dialect.VENDOR in dialects:
-        keys |= _write_vendors(containers, alone=Dialect.NEURON_PLUGIN not in dialects)
+        for unit, key in _UNIT_KEYS.items():
+            if of_unit := [part for part in containers if part.request.resource.unit is unit]:
+                keys[key] = _list_each(of_unit)
+    resources = {part.request.resource for part in containers}
+    if Dialect.VENDOR in dialects and len(resources) == 1:  # one list for the whole pod: it cannot say two resources
+        text = format_ids(number for _, number in _all_ids(containers))
+        alone = Dialect.NEURON_PLUGIN not in dialects  # with nothing beside it to say whose is what
+        if alone and _deal("", text, tuple(part.request for part in containers)) != containers:
+            text = _list_each(containers)
+        keys |= {VENDOR_IDS_KEY: text, VENDOR_RESOURCE_KEY: resources.pop().value}
     return keys
 
 
@@ -102,74 +109,53 @@ def read_assignment(pod: str, annotations: Mapping[str, str], request: PodReques
         return None
     ours = _read_ours(pod, annotations, request)
     vendors = _read_vendors(pod, annotations, request)
-    if ours and vendors and not _agree(ours, vendors, listed=_LIST_SEPARATOR in annotations[VENDOR_IDS_KEY]):
-        theirs = annotations[VENDOR_IDS_KEY]
+    theirs = annotations.get(VENDOR_IDS_KEY, "")  # where it lists them, container by container, else all ids together
+    agree = ours == vendors if _LIST_SEPARATOR in theirs else _all_ids(ours) == _all_ids(vendors)
+    if ours and vendors and not agree:
         raise AssignmentError(pod, VENDOR_IDS_KEY, theirs, f"expected the ids that {DEVICES_KEY} and {CORES_KEY} give")
     chosen = ours or vendors
     if not chosen:
         return None
     _refuse_sharing(pod, annotations, chosen)
-    return Assignment(chosen, _read_time(pod, annotations), annotations.get(ALLOCATED_KEY, "").lower() == "true")
-
-
-def _write_ours(containers: tuple[ContainerAssignment, ...]) -> dict[str, str]:
-    keys = {}
-    for unit, key in _UNIT_KEYS.items():
-        of_unit = [part for part in containers if part.request.resource.unit is unit]
-        if of_unit:
-            keys[key] = _list_each(of_unit)
-    return keys
-
-
-def _write_vendors(containers: tuple[ContainerAssignment, ...], *, alone: bool) -> dict[str, str]:
-    """One list for the whole pod; a pod that asks for two resources cannot be said in this dialect.
-
-    ``alone``, with nothing beside it to say whose is what, it has a list each where one list would be misread.
-    """
-    resources = {part.request.resource for part in containers}
-    if len(resources) > 1:
-        return {}
-    text = format_ids(number for _, number in _all_ids(containers))
-    if alone and not _is_dealt_as(containers, text):
-        text = _list_each(containers)
-    return {VENDOR_IDS_KEY: text, VENDOR_RESOURCE_KEY: resources.pop().value}
+    time = annotations.get(ALLOC_TIME_KEY, "0")
+    if not (time.isascii() and time.isdigit() and len(time) <= _MOST_DIGITS):
+        raise AssignmentError(pod, ALLOC_TIME_KEY, time, "expected unix nanoseconds in decimal")
+    return Assignment(chosen, int(time), annotations.get(ALLOCATED_KEY, "").lower() == "true")
 
 
 def _list_each(containers: Iterable[ContainerAssignment]) -> str:
     return _LIST_SEPARATOR.join(format_ids(part.ids) for part in containers)
 
 
-def _is_dealt_as(containers: tuple[ContainerAssignment, ...], text: str) -> bool:
-    return _deal("", text, tuple(part.request for part in containers)) == containers
-
-
 def _read_ours(pod: str, annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerAssignment, ...]:
+    """The lists of both keys, each held against the container it belongs to."""
     if DEVICES_KEY not in annotations and CORES_KEY not in annotations:
         return ()
-    lists = {unit: iter(_read_unit(pod, annotations, request, unit)) for unit in Unit}
+    lists = {}
+    for unit, key in _UNIT_KEYS.items():
+        parts, value = [part for part in request if part.resource.unit is unit], annotations.get(key, "")
+        texts = value.split(_LIST_SEPARATOR) if key in annotations else []
+        if len(texts) != len(parts):
+            missing = "" if key in annotations else ": the key is missing"
+            raise AssignmentError(pod, key, value, f"expected {_expectation(parts)}{missing}")
+        held = [_held_against(pod, key, value, part, text) for part, text in zip(parts, texts, strict=True)]
+        lists[unit] = iter(held)
     return tuple(next(lists[part.resource.unit]) for part in request)
 
 
-def _read_unit(pod: str, annotations: Mapping[str, str], request: PodRequest, unit: Unit) -> list[ContainerAssignment]:
-    """The lists of one key, each held against the container it belongs to."""
-    key, parts = _UNIT_KEYS[unit], [part for part in request if part.resource.unit is unit]
-    value = annotations.get(key)
-    if value is None:
-        if parts:
-            raise AssignmentError(pod, key, "", f"expected {_expectation(parts)}: the key is missing")
-        return []
-    texts = value.split(_LIST_SEPARATOR)
-    if len(texts) != len(parts):
-        raise AssignmentError(pod, key, value, f"expected {_expectation(parts)}")
-    return [_held_against(pod, key, value, part, text) for part, text in zip(parts, texts, strict=True)]
-
-
 def _read_vendors(pod: str, annotations: Mapping[str, str], request: PodRequest) -> tuple[ContainerAssignment, ...]:
-    """One flat list, dealt out to the containers in order; with ``|`` a list each."""
+    """One flat list, dealt out to the containers in order; with ``|`` a list each. It says one unit for all."""
     value = annotations.get(VENDOR_IDS_KEY)
     if value is None:
         return ()
-    _check_vendors_resource(pod, annotations, request)
+    units = {part.resource.unit for part in request}
+    if len(units) > 1:
+        expected = "expected a pod that requests devices or cores, this one requests both"
+        raise AssignmentError(pod, VENDOR_IDS_KEY, value, expected)
+    named = annotations.get(VENDOR_RESOURCE_KEY)
+    fitting = [resource.value for resource in Resource if resource.unit in units]
+    if named is not None and named not in fitting:
+        raise AssignmentError(pod, VENDOR_RESOURCE_KEY, named, f"expected {' or '.join(fitting)}, as the pod requests")
     if len(request) == 1 or _LIST_SEPARATOR in value:
         texts = value.split(_LIST_SEPARATOR)
         if len(texts) != len(request):
@@ -178,18 +164,6 @@ def _read_vendors(pod: str, annotations: Mapping[str, str], request: PodRequest)
             _held_against(pod, VENDOR_IDS_KEY, value, part, text) for part, text in zip(request, texts, strict=True)
         )
     return _deal(pod, value, request)
-
-
-def _check_vendors_resource(pod: str, annotations: Mapping[str, str], request: PodRequest) -> None:
-    """One list of ids says one unit: the one that the pod requests, and the one that is named if any is."""
-    units = {part.resource.unit for part in request}
-    if len(units) > 1:
-        expected = "expected a pod that requests devices or cores, this one requests both"
-        raise AssignmentError(pod, VENDOR_IDS_KEY, annotations[VENDOR_IDS_KEY], expected)
-    named = annotations.get(VENDOR_RESOURCE_KEY)
-    fitting = [resource.value for resource in Resource if resource.unit in units]
-    if named is not None and named not in fitting:
-        raise AssignmentError(pod, VENDOR_RESOURCE_KEY, named, f"expected {' or '.join(fitting)}, as the pod requests")
 
 
 def _deal(pod: str, value: str, request: PodRequest) -> tuple[ContainerAssignment, ...]:
@@ -207,11 +181,6 @@ def _deal(pod: str, value: str, request: PodRequest) -> tuple[ContainerAssignmen
     if fresh or any(len(part.ids) != part.request.count for part in dealt):
         raise AssignmentError(pod, VENDOR_IDS_KEY, value, f"expected {_expectation(list(request))}")
     return tuple(dealt)
-
-
-def _agree(ours: tuple[ContainerAssignment, ...], vendors: tuple[ContainerAssignment, ...], *, listed: bool) -> bool:
-    """Container by container where the vendor's dialect lists them, else on all ids together."""
-    return ours == vendors if listed else _all_ids(ours) == _all_ids(vendors)
 
 
 def _all_ids(containers: tuple[ContainerAssignment, ...]) -> set[tuple[Unit, int]]:
@@ -254,10 +223,3 @@ def _expectation(parts: list[ContainerRequest]) -> str:
         return "no list: no container requests that unit"
     lists = ", ".join(f"{part.count} for {part.container}" for part in parts)
     return f"{len(parts)} list(s) of ids joined by {_LIST_SEPARATOR!r} ({lists})"
-
-
-def _read_time(pod: str, annotations: Mapping[str, str]) -> int:
-    value = annotations.get(ALLOC_TIME_KEY, "0")
-    if value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS:
-        return int(value)
-    raise AssignmentError(pod, ALLOC_TIME_KEY, value, "expected unix nanoseconds in decimal")

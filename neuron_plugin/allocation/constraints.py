@@ -86,7 +86,12 @@ def _with(found: Constraints, key: str, text: str, asked: Sequence[tuple[str, Un
     if key == PREFER_KEY:
         return replace(found, preferred_devices=_devices(text))
     if key == SAME_DEVICE_KEY:
-        return replace(found, same_device=_places(text, asked))
+        places, names = {name: place for place, (name, unit) in enumerate(asked) if unit is Unit.CORE}, _names(text)
+        if wrong := next((name for name in names if name not in places), None):
+            raise ValueError(f"{wrong!r} is no container that asks for neuroncore")
+        if len(set(names)) < max(2, len(names)):
+            raise ValueError("expected two or more containers, each once")
+        return replace(found, same_device=tuple(sorted(places[name] for name in names)))
     if key == PREFER_NUMA_KEY:
         if text not in {"true", "false"}:
             raise ValueError("expected true or false")
@@ -109,16 +114,6 @@ def _devices(text: str) -> int:
     if ids[-1] >= MOST_DEVICES:
         raise IdListError(f"the id {ids[-1]} is above {MOST_DEVICES - 1}, expected ids of devices on the host")
     return sum(1 << device for device in ids)
-
-
-def _places(text: str, asked: Sequence[tuple[str, Unit]]) -> tuple[int, ...]:
-    places = {name: place for place, (name, unit) in enumerate(asked) if unit is Unit.CORE}
-    names = _names(text)
-    if wrong := next((name for name in names if name not in places), None):
-        raise ValueError(f"{wrong!r} is no container that asks for neuroncore")
-    if len(set(names)) < max(2, len(names)):
-        raise ValueError("expected two or more containers, each once")
-    return tuple(sorted(places[name] for name in names))
 
 
 def _refused(key: str, text: str, expected: str) -> Rejection:

@@ -126,32 +126,18 @@ class _SetCatalogue:
 
 @lru_cache(maxsize=MOST_SHAPES)
 def _catalogue(shape: Geometry) -> _SetCatalogue:
-    masks = _all_sets(shape)
+    every = {mask for unit in Unit for count in valid_counts(shape, unit) for mask in valid_sets(shape, unit, count)}
+    masks = sorted(every, key=lambda mask: (mask.bit_count(), mask))
+    rows = [format(mask, f"0{shape.core_count}b") for mask in reversed(masks)]
+    columns = reversed(list(zip(*rows, strict=True)))  # each core's family, in a table whose rows are the sets
     sizes = tuple(mask.bit_count() for mask in masks)
     weights = [-(-size // shape.cores_per_device) for size in sizes]
+    # A family is made of text: bit by bit takes seconds for the largest geometries.
+    texts = {weight: "".join("01"[own == weight] for own in reversed(weights)) for weight in set(weights)}
     return _SetCatalogue(
         sizes=sizes,
-        by_core=_by_core(shape, masks),
-        by_weight=tuple((weight, _family(own == weight for own in weights)) for weight in sorted(set(weights))),
+        by_core=tuple(int("".join(column), 2) for column in columns),
+        by_weight=tuple((weight, int(text, 2)) for weight, text in sorted(texts.items())),
         numbers={mask: number for number, mask in enumerate(masks)},
         broken_by={},
     )
-
-
-def _all_sets(geometry: Geometry) -> tuple[CoreMask, ...]:
-    """Every valid set once, by size and then by id."""
-    masks = {
-        mask for unit in Unit for count in valid_counts(geometry, unit) for mask in valid_sets(geometry, unit, count)
-    }
-    return tuple(sorted(masks, key=lambda mask: (mask.bit_count(), mask)))
-
-
-def _by_core(geometry: Geometry, masks: tuple[CoreMask, ...]) -> tuple[int, ...]:
-    """The family of every core: the columns of the table whose rows are the sets."""
-    rows = [format(mask, f"0{geometry.core_count}b") for mask in reversed(masks)]
-    return tuple(int("".join(column), 2) for column in reversed(list(zip(*rows, strict=True))))
-
-
-def _family(members: Iterable[bool]) -> int:
-    """The members' numbers as a bit mask, made of text: bit by bit takes seconds for the largest geometries."""
-    return int("".join("1" if belongs else "0" for belongs in members)[::-1] or "0", 2)

@@ -122,7 +122,13 @@ def read_inventory(text: str) -> NodeInventory:
     """
     if len(text) > _LONGEST_TEXT:
         raise InventoryError(f"the inventory has {len(text)} characters, expected at most {_LONGEST_TEXT}")
-    fields = _Fields(_object(text))
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InventoryError(f"{text[:60]!r} is no JSON object")
+    fields = _Fields(value)
     version = fields.integer("version", 1, 2**31)
     if version != VERSION:
         raise InventoryError(f"version is {version}, expected {VERSION}: upgrade the older of plugin and extender")
@@ -149,16 +155,6 @@ def read_inventory(text: str) -> NodeInventory:
         disabled=disabled,
         held_down=fields.integers("heldDown", 0, devices - 1, absent=[]),
     )
-
-
-def _object(text: str) -> dict[str, object]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise InventoryError(f"{text[:60]!r} is no JSON object")
-    return value
 
 
 class _Fields:

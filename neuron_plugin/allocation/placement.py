@@ -136,7 +136,8 @@ def place(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts
     if is_constrained(request):
         return _place_constrained(geometry, within, request, facts)
     if len(request) == 1:  # nearly every pod: half the time, and preemption asks thousands of times
-        return _place_one(geometry, within, request[0])
+        chosen = choose(geometry, within, request[0].resource.unit, request[0].count)
+        return chosen if isinstance(chosen, Rejection) else (ContainerSet(request[0], chosen),)
     masks = _search(geometry, within, request)
     if masks is None:
         return _why_not(geometry, within, request)
@@ -241,12 +242,15 @@ class _Walk:
             return None
         self._steps -= 1
         part = self._request[index]
-        options = self._options(part, free, reusable.get(part.resource, NO_CORES))
+        held = reusable.get(part.resource, NO_CORES)
+        options = self._options(part, free, held)
         if self._narrowing and left:
             options = self._narrowing.options(index, options, left)
         for mask in options:
             then = self._narrowing.after(index, mask, left) if self._narrowing and left else None
-            rest = self.solve(index + 1, free & ~mask, _left(part, mask, reusable), then)
+            # Plain init containers leave what they had to later ones; sidecars and apps keep theirs.
+            left_over = CoreMask(held | mask if part.kind is ContainerKind.INIT else held & ~mask)
+            rest = self.solve(index + 1, free & ~mask, {**reusable, part.resource: left_over}, then)
             if rest is not None:
                 return (mask, *rest)
         self._dead.add(state)
@@ -259,18 +263,6 @@ class _Walk:
         return candidates(self._geometry, free | held, unit, part.count, held)
 
 
-def _left(part: ContainerRequest, mask: CoreMask, reusable: _Reusable) -> _Reusable:
-    """Plain init containers leave what they had to later ones; sidecars and apps keep theirs."""
-    held = reusable.get(part.resource, NO_CORES)
-    left = held | mask if part.kind is ContainerKind.INIT else held & ~mask
-    return {**reusable, part.resource: CoreMask(left)}
-
-
-def _place_one(geometry: Geometry, free: int, part: ContainerRequest) -> Placement | Rejection:
-    chosen = choose(geometry, free, part.resource.unit, part.count)
-    return chosen if isinstance(chosen, Rejection) else (ContainerSet(part, chosen),)
-
-
 def _why_not(geometry: Geometry, free: int, request: PodRequest) -> Rejection:
     """The refusal of the first container that has no set of its own, else of all of them together."""
     for part in request:
@@ -279,19 +271,15 @@ def _why_not(geometry: Geometry, free: int, request: PodRequest) -> Rejection:
             return alone
     if free == geometry.all_mask:
         return too_many_together(geometry)
-    unit, needed, available = _together(geometry, free, request)
+    lasting = [part for part in request if part.kind is not ContainerKind.INIT]
+    unit, needed, available = Unit.CORE, sum(cores_asked(geometry, part) for part in lasting), free.bit_count()
+    if all(part.resource.unit is Unit.DEVICE for part in request):
+        unit, needed = Unit.DEVICE, sum(part.count for part in lasting)
+        available = len(geometry.whole_devices(free))
     if available < needed:
         return not_free(unit, needed)
     largest = max(request, key=lambda part: cores_asked(geometry, part))
     return fragmented(largest.resource.unit, largest.count)
-
-
-def _together(geometry: Geometry, free: int, request: PodRequest) -> tuple[Unit, int, int]:
-    """What sidecars and apps need together, and what is free of it; in devices where all ask for these."""
-    lasting = [part for part in request if part.kind is not ContainerKind.INIT]
-    if all(part.resource.unit is Unit.DEVICE for part in request):
-        return Unit.DEVICE, sum(part.count for part in lasting), len(geometry.whole_devices(free))
-    return Unit.CORE, sum(cores_asked(geometry, part) for part in lasting), free.bit_count()
 
 
 # Disjoint sets for many containers at once.
@@ -305,7 +293,8 @@ def pack(geometry: Geometry, free: int, request: PodRequest) -> tuple[CoreMask, 
 
     None when there are none, or none was found within the bound.
     """
-    order = sorted(range(len(request)), key=lambda index: _rank(geometry, request[index]))
+    ranks = [(-cores_asked(geometry, part), part.resource.unit) for part in request]
+    order = sorted(range(len(request)), key=ranks.__getitem__)  # largest first, and like ones side by side
     found = _Packing(geometry, [request[index] for index in order]).solve(0, free, 0)
     if found is None:
         return None
@@ -318,13 +307,8 @@ def cores_asked(geometry: Geometry, part: ContainerRequest) -> int:
     return part.count * (geometry.cores_per_device if part.resource.unit is Unit.DEVICE else 1)
 
 
-def _rank(geometry: Geometry, part: ContainerRequest) -> tuple[int, Unit]:
-    """Largest first, and like ones side by side."""
-    return (-cores_asked(geometry, part), part.resource.unit)
-
-
 class _Packing:
-    """Depth-first over containers that are ordered by ``_rank``; remembers dead ends."""
+    """Depth-first over containers, of which like ones stand side by side; remembers dead ends."""
 
     def __init__(self, geometry: Geometry, parts: list[ContainerRequest]) -> None:
         self._geometry = geometry

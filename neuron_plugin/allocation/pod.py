@@ -224,7 +224,8 @@ def neuron_pod(pod: PodObject) -> NeuronPod:
             (container.name, kind, _neuron_quantities(container.limits), _neuron_quantities(container.requests))
             for container, kind in pod.containers
         ),
-        _constraint_texts(pod.annotations),
+        # Bounded, as they are remembered; one character more than is read shows that a text is too long.
+        tuple((key, pod.annotations[key][: LONGEST_TEXT + 1]) for key in CONSTRAINT_KEYS if key in pod.annotations),
     )
     reference = PodReference(PodUid(pod.uid), pod.namespace, pod.name)
     assignment: Assignment | Rejection | None = None
@@ -304,13 +305,6 @@ def _request(containers: tuple[_ContainerKey, ...], constraint_texts: _Quantitie
     asked = [(part.container, part.resource.unit) for part in request]
     constraints = read_constraints(dict(constraint_texts), asked)
     return tuple(replace(part, constraints=constraints) for part in request)
-
-
-def _constraint_texts(annotations: Mapping[str, str]) -> _Quantities:
-    """Bounded, as they are remembered; one character more than is read shows that a text is too long."""
-    if annotations.keys().isdisjoint(CONSTRAINT_KEYS):
-        return ()
-    return tuple((key, annotations[key][: LONGEST_TEXT + 1]) for key in CONSTRAINT_KEYS if key in annotations)
 
 
 def _unix_seconds(text: str) -> float:

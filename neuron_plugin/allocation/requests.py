@@ -85,8 +85,24 @@ def pod_request(containers: Iterable[ContainerSpec]) -> PodRequest:
             the kubelet merges the two answers in random order, so their environments would collide
             (pkg/kubelet/cm/devicemanager/pod_devices.go). Or it asks for an amount and for no Neuron resource.
     """
-    found = (_container_request(container) for container in containers)
-    return tuple(request for request in found if request is not None)
+    found = []
+    for container in containers:
+        counts = {resource: _count(container, resource.value) for resource in Resource}
+        asked = [(resource, count) for resource, count in counts.items() if count]
+        named = sorted(name for name in {*container.limits, *container.requests} if name.startswith(PREFIX))
+        asks = f"container {container.name} asks for"
+        if len(named) > MOST_AMOUNTS:
+            raise RequestError(f"{asks} {len(named)} amounts, expected at most {MOST_AMOUNTS}")
+        amounts = tuple((name.removeprefix(PREFIX), count) for name in named if (count := _count(container, name)))
+        if not asked and amounts:
+            what = f"{PREFIX}{amounts[0][0]} and for no Neuron device or core"
+            raise RequestError(f"{asks} {what}: ask for {Resource.NEURONCORE.value} beside it")
+        if len(asked) > 1:
+            names = " and ".join(resource.value for resource, _ in asked)
+            raise RequestError(f"{asks} {names}: ask for one Neuron resource per container")
+        if asked:
+            found.append(ContainerRequest(container.name, container.kind, *asked[0], amounts))
+    return tuple(found)
 
 
 @lru_cache(4096)
@@ -113,26 +129,6 @@ def parse_count(text: str) -> int:
     if value.denominator != 1 or not 0 <= value <= MOST:
         raise ValueError(f"{text!r} is not a whole number from 0 to 2^63-1")
     return int(value)
-
-
-def _container_request(container: ContainerSpec) -> ContainerRequest | None:
-    counts = {resource: _count(container, resource.value) for resource in Resource}
-    asked = [(resource, count) for resource, count in counts.items() if count]
-    named = sorted(name for name in {*container.limits, *container.requests} if name.startswith(PREFIX))
-    if len(named) > MOST_AMOUNTS:
-        raise RequestError(f"container {container.name} asks for {len(named)} amounts, expected at most {MOST_AMOUNTS}")
-    amounts = tuple((name.removeprefix(PREFIX), count) for name in named if (count := _count(container, name)))
-    if not asked and amounts:
-        text = (
-            f"{PREFIX}{amounts[0][0]} and for no Neuron device or core: ask for {Resource.NEURONCORE.value} beside it"
-        )
-        raise RequestError(f"container {container.name} asks for {text}")
-    if not asked:
-        return None
-    if len(asked) > 1:
-        names = " and ".join(resource.value for resource, _ in asked)
-        raise RequestError(f"container {container.name} asks for {names}: ask for one Neuron resource per container")
-    return ContainerRequest(container.name, container.kind, *asked[0], amounts)
 
 
 def _count(container: ContainerSpec, resource: str) -> int:

@@ -88,21 +88,17 @@ def parse_ids(text: str) -> tuple[int, ...]:
     if len(text) > _LONGEST_TEXT:
         raise IdListError(f"a list of {len(text)} characters, expected at most {_LONGEST_TEXT}")
     ids: set[int] = set()
-    for part in text.split(","):
-        more = _parse_part(part.strip())
+    for part in map(str.strip, text.split(",")):
+        first, dash, last = part.partition("-")
+        low = _parse_id(first, part)
+        high = _parse_id(last, part) if dash else low
+        if high < low:
+            raise IdListError(f"the range {part!r} runs backwards")
+        more = range(low, high + 1)
         if twice := ids.intersection(more):
             raise IdListError(f"the id {min(twice)} is twice in the list")
         ids.update(more)
     return tuple(sorted(ids))
-
-
-def _parse_part(part: str) -> range:
-    first, dash, last = part.partition("-")
-    low = _parse_id(first, part)
-    high = _parse_id(last, part) if dash else low
-    if high < low:
-        raise IdListError(f"the range {part!r} runs backwards")
-    return range(low, high + 1)
 
 
 def _parse_id(text: str, part: str) -> int:

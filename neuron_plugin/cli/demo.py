@@ -175,10 +175,9 @@ async def _play(root: Path, arguments: Namespace) -> None:
 
 async def _schedule(cluster: SimulatedCluster, name: str, containers: Mapping[str, tuple[Resource, int]]) -> None:
     """Steps 3 to 11 of a pod that fits, 3 to 5 of one that does not."""
-    from neuron_plugin.simulation import SimulatedPod
+    from neuron_plugin.simulation import pod_manifest
 
-    limits = {container: {resource.value: count} for container, (resource, count) in containers.items()}
-    cluster.api.create_pod(SimulatedPod(name, limits).manifest())
+    cluster.api.create_pod(pod_manifest(name, containers))
     _step(3, f"pod {name} is created; the scheduler picks it up")
     answer = await cluster.filter(name)
     _step(4, "the scheduler calls the extender's filter with the pod and the nodes")

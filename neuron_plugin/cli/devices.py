@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 
 from neuron_plugin.cli.command import (
     CommandError,
@@ -32,8 +32,6 @@ from neuron_plugin.inspection import (
     plural,
     ranges,
 )
-
-_T = TypeVar("_T")
 
 DESCRIPTION = """\
 Show the Neuron devices of this machine.
@@ -79,27 +77,18 @@ def run(arguments: Namespace) -> int:
     node, form = node_from(arguments), Form(arguments.output)
     holders = HolderReading(node.settings.kubelet_dir, node.settings.pod_resources_socket)
 
-    def report() -> MachineReport:
-        machine, users = look(node.settings, os.environ, disabled_here(node)), None
-        if arguments.processes:
-            nodes = {int(device): machine.paths.dev / f"neuron{device}" for device in machine.inventory.device_ids}
-            users = gather_users(nodes, node.proc, node.settings.kubelet_dir / KUBELET_SOCKET)
-        return machine_report(machine, holders.read(machine.node_inventory), users)
+    def reports() -> Iterator[MachineReport]:
+        while True:
+            machine, users = look(node.settings, os.environ, disabled_here(node)), None
+            if arguments.processes:
+                nodes = {int(device): machine.paths.dev / f"neuron{device}" for device in machine.inventory.device_ids}
+                users = gather_users(nodes, node.proc, node.settings.kubelet_dir / KUBELET_SOCKET)
+            yield machine_report(machine, holders.read(machine.node_inventory), users)
+            time.sleep(WATCH_SECONDS)
 
     if arguments.watch:
-        watch(form, changes(report, lambda: time.sleep(WATCH_SECONDS)))
-    return show_once(form, report())
-
-
-def changes(look_again: Callable[[], _T], pause: Callable[[], None]) -> Iterator[_T]:
-    """What ``look_again`` finds, then each finding that differs from the last. Endless."""
-    last: _T | None = None
-    while True:
-        found = look_again()
-        if found != last:
-            yield found
-        last = found
-        pause()
+        watch(form, reports())
+    return show_once(form, next(reports()))
 
 
 def show_once(form: Form, report: MachineReport) -> int:
@@ -119,9 +108,9 @@ def show_once(form: Form, report: MachineReport) -> int:
 
 
 def watch(form: Form, reports: Iterable[MachineReport]) -> None:
-    """Print each report; a note is printed once for as long as it stays true."""
+    """Print each report that differs from the last; a note is printed once for as long as it stays true."""
     shown: frozenset[str] = frozenset()
-    for number, report in enumerate(reports):
+    for number, (report, _) in enumerate(groupby(reports)):
         show_again(form, report, device_lines(form, report) if report.devices else [], first=not number)
         if form in {Form.JSON, Form.YAML}:
             continue

@@ -143,7 +143,14 @@ def run(arguments: Namespace) -> int:
     if arguments.drain:
         report, lines, missing = _drain(cluster.nodes, arguments.drain, policy)
     else:
-        waiting = [_new_pod(arguments.shape, arguments.priority)] if arguments.shape else cluster.waiting
+        waiting = cluster.waiting
+        if arguments.shape:
+            try:
+                request = parse_shape(arguments.shape)
+            except DemandError as error:
+                raise UsageError(f"--shape: {error}") from None
+            new = PodReference(PodUid("new"), "", "new pod")
+            waiting = [PlannedPod(new, request, priority=arguments.priority)]
         expected = prospects(cluster.nodes, waiting, policy, now=now / SECONDS_AN_HOUR, rules=rules)
         reports = tuple(_pod_report(cluster.nodes, each) for each in expected)
         more = how_many_more(cluster.nodes, waiting[0].request) if arguments.shape else {}
@@ -155,13 +162,6 @@ def run(arguments: Namespace) -> int:
     if missing:
         complain(f"{plural(missing, 'pod')} of those asked about fit nowhere now")
     return Exit.FAILURE if missing else Exit.SUCCESS
-
-
-def _new_pod(shape: str, priority: int) -> PlannedPod:
-    try:
-        return PlannedPod(PodReference(PodUid("new"), "", "new pod"), parse_shape(shape), priority=priority)
-    except DemandError as error:
-        raise UsageError(f"--shape: {error}") from None
 
 
 def _drain(nodes: ClusterNodes, name: str, policy: Policy) -> tuple[PlanReport, list[Line], int]:

@@ -24,7 +24,7 @@ import msgspec
 
 from neuron_plugin.allocation import CORES_KEY, DEVICES_KEY
 from neuron_plugin.cli.command import CommandError, Exit, Parser, UsageError, add_command, program
-from neuron_plugin.cli.demo import Asked, add_ask_flag, end_on_signals
+from neuron_plugin.cli.demo import add_ask_flag, end_on_signals
 from neuron_plugin.cli.simulate import add_faults, known_types, run_fault
 from neuron_plugin.inspection import plural
 
@@ -37,7 +37,7 @@ Start a simulated cluster and keep it up until Ctrl-C: machines, kubelets, API s
 are simulated, the plugin of each node and the extender are the real ones. Without an action it
 starts the playground; the actions are for a second shell.
 
-The stand-in scheduler asks the extender and looks at nodeSelector and cordoned nodes, and at nothing
+The simulated scheduler asks the extender and looks at nodeSelector and cordoned nodes, and at nothing
 else (CPU, memory, taints, affinity, preemption); pods run until they are deleted."""
 
 EXAMPLES = """
@@ -50,7 +50,7 @@ neuron-plugin playground fault trn1-1 device 5 back
 
 DEFAULT_NODES = "trn1.32xlarge=2,inf2.48xlarge=1"
 MOST_NODES = 16
-"""Each node's daemon takes some 75 MB of memory and 2 s of CPU at its start."""
+"""Each node's daemon takes some 70 MB of memory and 2 s of CPU at its start."""
 LONGEST_DIRECTORY_BYTES = 40
 """A socket's path has 107 bytes at most, and those of a node some 65 below the playground's directory."""
 START_SECONDS = 60.0
@@ -188,7 +188,13 @@ def run_pods(arguments: Namespace) -> int:
         UsageError: no pod is given, or one that cannot be read.
         CommandError: no playground is up, or it refuses a pod.
     """
-    manifests = [_manifest(asked) for asked in arguments.ask or ()]
+    manifests: list[dict[str, object]] = []
+    for asked in arguments.ask or ():
+        containers = [
+            {"name": f"container-{place}", "image": "none", "resources": {"limits": {resource.value: str(count)}}}
+            for place, (resource, count) in enumerate(asked, 1)
+        ]
+        manifests.append({"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": {"containers": containers}})
     if arguments.filename:
         manifests += _read_manifests(arguments.filename)
     if not manifests:
@@ -197,14 +203,6 @@ def run_pods(arguments: Namespace) -> int:
     for line in asyncio.run(_create(kubeconfig, manifests)):
         print(line)
     return Exit.SUCCESS
-
-
-def _manifest(asked: Asked) -> dict[str, object]:
-    containers = [
-        {"name": f"container-{place}", "image": "none", "resources": {"limits": {resource.value: str(count)}}}
-        for place, (resource, count) in enumerate(asked, 1)
-    ]
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": {"containers": containers}}
 
 
 def _read_manifests(name: str) -> list[dict[str, object]]:

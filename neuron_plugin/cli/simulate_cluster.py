@@ -17,7 +17,6 @@ from neuron_plugin.allocation import PodRequest
 from neuron_plugin.cli.cluster_file import write_cluster
 from neuron_plugin.cli.command import (
     Exit,
-    Line,
     Subparsers,
     UsageError,
     add_command,
@@ -34,7 +33,6 @@ from neuron_plugin.planning import (
     OURS,
     POLICIES,
     RULES,
-    Arrival,
     DemandError,
     Lifetimes,
     MoveRules,
@@ -162,7 +160,12 @@ def run(arguments: Namespace) -> int:
         raise UsageError(f"--save needs a policy: {BOUND} leaves no state of nodes")
     mix: Mapping[PodRequest, float]
     if arguments.trace:
-        runs = [_trace(arguments.trace)]
+        try:
+            runs = [read_trace(arguments.trace.read_text(encoding="utf-8"))]
+        except (UnicodeDecodeError, DemandError) as error:
+            raise UsageError(f"--trace {arguments.trace}: {error}") from None
+        if not runs[0]:
+            raise UsageError(f"--trace {arguments.trace} has no pod: expected a line for each below the heading")
         mix = Counter(each.request for each in runs[0])
     else:
         mix = _mix(arguments.mix, nodes)
@@ -185,7 +188,20 @@ def run(arguments: Namespace) -> int:
     if arguments.save:
         last = found[names[-1]][0]
         write_cluster(arguments.save, last.last.values(), last.waiting, last.last_time)
-    show(arguments.output, report, [*plain(_title(report)), *table(HEADERS, map(_row, reports.items()))])
+    rows = []
+    for name, each in reports.items():
+        cells = (
+            name,
+            f"{each.refused:.4f}",
+            f"{each.refused_standard_error:.4f}",
+            f"{each.wait:.3f}",
+            f"{each.utilisation:.1%}",
+            f"{each.empty_nodes:.1f}",
+            f"{each.moved_pods:.2%}",
+            f"{each.lost:.2%}",
+        )
+        rows.append([(cell, "") for cell in cells])
+    show(arguments.output, report, [*plain(_title(report)), *table(HEADERS, rows)])
     return Exit.SUCCESS
 
 
@@ -196,21 +212,6 @@ def _title(report: ClusterReport) -> str:
     nodes = ", ".join(f"{number} {name}" for name, number in report.nodes.items())
     asked = "" if report.load is None else f" at load {report.load:g}"
     return f"{nodes}; {report.runs} x {report.pods} pods{asked}; refused, lost: parts of the device-hours asked for"
-
-
-def _row(item: tuple[str, PolicyReport]) -> Line:
-    name, report = item
-    cells = (
-        name,
-        f"{report.refused:.4f}",
-        f"{report.refused_standard_error:.4f}",
-        f"{report.wait:.3f}",
-        f"{report.utilisation:.1%}",
-        f"{report.empty_nodes:.1f}",
-        f"{report.moved_pods:.2%}",
-        f"{report.lost:.2%}",
-    )
-    return [(cell, "") for cell in cells]
 
 
 def _report(outcomes: Sequence[Outcome]) -> PolicyReport:
@@ -307,16 +308,6 @@ def _mix(text: str, nodes: Sequence[NodeState]) -> Mapping[PodRequest, float]:
 _Share = Annotated[float, Meta(gt=0)]
 
 
-def _trace(file: Path) -> list[Arrival]:
-    try:
-        found = read_trace(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, DemandError) as error:
-        raise UsageError(f"--trace {file}: {error}") from None
-    if not found:
-        raise UsageError(f"--trace {file} has no pod: expected a line for each below the heading")
-    return found
-
-
 # The drawing.
 
 _FONT = 'font-family="sans-serif" font-size="13"'
@@ -327,7 +318,11 @@ def drawn(report: ClusterReport, *, waiting: bool) -> str:
     """A bar for each policy, in SVG: what it refuses, or how long pods wait, made up of the shapes' parts."""
     shapes = sorted({shape for each in report.policies.values() for shape in each.by_shape})
     colours = dict(zip(shapes, _COLOURS * len(shapes), strict=False))
-    parts = {name: _parts(each, waiting=waiting) for name, each in report.policies.items()}
+    parts = {}  # by policy and shape, what the shape adds to the policy's figure
+    for name, policy in report.policies.items():
+        total = sum(each.asked for each in policy.by_shape.values()) or 1.0
+        figures = {shape: each.wait if waiting else each.refused for shape, each in policy.by_shape.items()}
+        parts[name] = {shape: each * policy.by_shape[shape].asked / total for shape, each in figures.items()}
     longest = max((sum(each.values()) for each in parts.values()), default=0.0) or 1.0
     what = "waiting, in parts of the time asked for" if waiting else "device-hours refused, in parts of those asked for"
     height = _TOP + _STEP * len(parts) + 20
@@ -351,11 +346,3 @@ def drawn(report: ClusterReport, *, waiting: bool) -> str:
             x += width
         lines.append(f'<text x="{x + 6:.1f}" y="{y + 15}">{sum(each.values()):.4f}</text>')
     return "\n".join([*lines, "</svg>", ""])
-
-
-def _parts(report: PolicyReport, *, waiting: bool) -> dict[str, float]:
-    """By shape, its part of the policy's figure."""
-    total = sum(each.asked for each in report.by_shape.values()) or 1.0
-    return {
-        shape: (each.wait if waiting else each.refused) * each.asked / total for shape, each in report.by_shape.items()
-    }

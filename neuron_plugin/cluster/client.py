@@ -1,8 +1,8 @@
 """The connection to the API server: where it is, what it trusts, who we are, and sending.
 
-Requests go out through the ``kubernetes`` package at its lowest level, because its models cost fifty times the CPU of
-ours. What that level leaves undone is done here: the token is asked for by name, every call has a deadline, and the
-libraries' many errors become ours.
+The ``kubernetes`` package reads the settings, keeps tokens fresh and sends. Its models cost fifty times the CPU of
+ours, and its ``ApiClient`` 10 MB, so requests go out one level lower. What that level leaves undone is done here: the
+token is asked for, every call has a deadline, and the libraries' many errors become ours.
 
 Tokens expire and CAs are rotated. A client reads both once (a service account's token every minute). When the server
 refuses the credentials, or the handshake fails, a new client is made from what the files say now, without a restart.
@@ -19,15 +19,15 @@ import importlib.util
 import logging
 import socket
 import sys
-import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
+from neuron_plugin.backoff import CLOCK, Clock
 from neuron_plugin.cluster.api import ApiRequest, ConnectionSettingsError, Response, UnreachableError, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
     from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ Source: TypeAlias = "Path | str | None"
 """A kubeconfig; or the URL of a server that asks for no credentials; or None: the pod's own service account."""
 
 
-async def connect(source: Source, *, clock: Callable[[], float] = time.monotonic) -> KubernetesApi:
+async def connect(source: Source, *, clock: Clock = CLOCK) -> KubernetesApi:
     """Load the settings and make a client; no connection is opened yet.
 
     Close the result, or use it as a context manager.
@@ -64,7 +64,7 @@ async def connect(source: Source, *, clock: Callable[[], float] = time.monotonic
 class KubernetesApi:
     """``ApiServer`` over HTTP. Made by ``connect``."""
 
-    def __init__(self, client: Any, source: Source, clock: Callable[[], float]) -> None:
+    def __init__(self, client: Any, source: Source, clock: Clock) -> None:
         self._client = client
         self._source = source
         self._clock = clock
@@ -123,9 +123,9 @@ class KubernetesApi:
         async with self._renewing:
             if self._client is not refused:
                 return True
-            if self._clock() - self._renewed_at < _RENEWAL_PAUSE_SECONDS:
+            if self._clock.now() - self._renewed_at < _RENEWAL_PAUSE_SECONDS:
                 return False
-            self._renewed_at = self._clock()
+            self._renewed_at = self._clock.now()
             try:
                 self._client = await _open_client(self._source)
             except ConnectionSettingsError as error:
@@ -156,21 +156,20 @@ async def _send(client: Any, request: ApiRequest, silence_seconds: float | None)
     import aiohttp
     from kubernetes.aio.config import ConfigException
 
+    headers = {"Accept": "application/json", "Content-Type": request.content_type, "User-Agent": "neuron-plugin"}
     try:
-        message = await client.param_serialize(
-            request.method,
-            request.path,
-            query_params=list(request.query.items()),
-            header_params={"Accept": "application/json", "Content-Type": request.content_type},
-            body=request.body,
-            auth_settings=["BearerToken"],  # no token goes out unless it is named; a service account's is read again
-        )
+        token = (await client.configuration.auth_settings()).get("BearerToken")  # a service account's is read again
     except (ConfigException, OSError) as error:
         cause = f"API server token: {error}; is the service account's volume mounted?"
         raise ConnectionSettingsError(cause) from error
+    if token:
+        headers[token["key"]] = token["value"]
+    query = f"?{urlencode(request.query, safe='/', quote_via=quote)}" if request.query else ""
+    url = client.configuration.host + request.path + query
     limits = aiohttp.ClientTimeout(total=None, connect=_CONNECT_SECONDS, sock_read=silence_seconds)
     with _library_errors(request):
-        return (await client.call_api(*message, _request_timeout=limits)).response
+        sent = client.request(request.method, url, headers=headers, body=request.body, _request_timeout=limits)
+        return (await sent).response
 
 
 async def _read(request: ApiRequest, answer: Any) -> Response:
@@ -226,8 +225,8 @@ async def _open_client(source: Source) -> Any:
 async def _load_client(source: Source) -> Any:
     import aiohttp
     from kubernetes.aio import config
-    from kubernetes.aio.client.api_client import ApiClient
     from kubernetes.aio.client.configuration import Configuration
+    from kubernetes.aio.client.rest import RESTClientObject
 
     settings, loaders = Configuration(), cast("Any", config)
     if source is None:
@@ -240,12 +239,11 @@ async def _load_client(source: Source) -> Any:
         async with asyncio.timeout(_LOADING_SECONDS):
             await loaders.load_kube_config(str(source), client_configuration=settings, persist_config=False)
         settings.proxy = settings.proxy or _environment_proxy(settings.host)
-    client: Any = ApiClient(configuration=settings)
-    client.user_agent = "neuron-plugin"
+    client: Any = RESTClientObject(settings)
     # With a trusted environment aiohttp would look, at each request and in a thread, for a proxy and for a ``.netrc``,
     # whose credentials are not for an API server and cannot stand beside a token.
-    client.rest_client.pool_manager = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=client.rest_client.ssl_context, socket_factory=_open_socket),
+    client.pool_manager = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=client.ssl_context, socket_factory=_open_socket),
         read_bufsize=_BUFFER_BYTES,
         trust_env=False,
     )
@@ -271,9 +269,12 @@ def _import_library() -> None:
     """Import only what is used of ``kubernetes``: its readers of settings and its bare HTTP client.
 
     The ``__init__`` modules of its packages would bring along the synchronous client, requests and jsonschema: 11 MB
-    and 0.1 s of CPU in the image. No supported way avoids them, importlib's ``LazyLoader`` neither. So the version is
-    held below the next major one, and a test fails when this does not work, or is not needed any more.
+    and 0.1 s of CPU in the image. The reader of kubeconfigs imports ``ApiClient``, which it uses in functions that are
+    not called here, and pydantic with it: 9 MB. No supported way avoids them, importlib's ``LazyLoader`` neither. So
+    the version is held below the next major one, and a test fails when this does not work, or is not needed any more.
     """
+    if "kubernetes.aio.config" in sys.modules:
+        return
     for package in ("kubernetes", "kubernetes.aio"):
         spec = None if package in sys.modules else importlib.util.find_spec(package)
         if spec is None:
@@ -283,5 +284,11 @@ def _import_library() -> None:
         if parent:
             setattr(sys.modules[parent], name, module)
     import aiohttp  # noqa: F401 - loaded here, in a thread, for the functions above
-    from kubernetes.aio import config  # noqa: F401 - as above
-    from kubernetes.aio.client import api_client, configuration  # noqa: F401 - as above
+    from kubernetes.aio import client
+    from kubernetes.aio.client import configuration, rest  # noqa: F401 - as above
+
+    vars(client)["ApiClient"] = None
+    try:
+        from kubernetes.aio import config  # noqa: F401 - as above
+    finally:
+        vars(client).pop("ApiClient", None)

@@ -8,7 +8,7 @@ from neuron_plugin.hardware.device import (
     Generation,
     joined_by_device,
 )
-from neuron_plugin.hardware.events import InventoryWatcher, Uevents, WatchPeriods, open_uevents
+from neuron_plugin.hardware.events import InventoryWatcher, WatchPeriods, open_uevents
 from neuron_plugin.hardware.health_signals import (
     MISSING,
     Finding,
@@ -31,7 +31,6 @@ from neuron_plugin.hardware.processes import (
     Process,
     device_processes,
     has_kernel_threads,
-    identity_of,
     is_populated,
 )
 from neuron_plugin.hardware.sysfs import (

@@ -36,6 +36,7 @@ from neuron_plugin.hardware.sysfs import (
     parse_serial_number,
     parse_word,
     read_attribute,
+    read_or,
 )
 from neuron_plugin.topology import MOST_DEVICES, DeviceId, InstanceType
 
@@ -259,7 +260,7 @@ class _Reading:
             architecture=architecture,
             connected=connected - {device},
             node=node,
-            serial_number=self.optional(lambda: self.tree.read("info/serial_number", parse_serial_number)) or "",
+            serial_number=read_or(lambda: self.tree.read("info/serial_number", parse_serial_number), "", self.problems),
             health=health,
             problems=tuple(self.problems),
         )
@@ -286,7 +287,7 @@ class _Reading:
         return HealthReadings(
             reset=reset,
             ecc=EccCounts(*ecc) if ecc else None,
-            unhealthy_components=self.optional(lambda: self.tree.read(components, parse_components)),
+            unhealthy_components=read_or(lambda: self.tree.read(components, parse_components), None, self.problems),
             core_errors=tuple(core_errors),
             status_counts=tuple(self.status_counts()),
         )
@@ -294,7 +295,7 @@ class _Reading:
     def counts(self, paths: Sequence[Path]) -> list[int]:
         """Counters that belong together: 0 for one this driver does not have, none at all if one fails just now."""
         problems = len(self.problems)
-        counts = [self.optional(partial(read_attribute, path, parse_counter)) for path in paths]
+        counts = [read_or(partial(read_attribute, path, parse_counter), None, self.problems) for path in paths]
         if len(self.problems) > problems or all(count is None for count in counts):
             return []
         return [count or 0 for count in counts]
@@ -302,7 +303,7 @@ class _Reading:
     def status_counts(self) -> Iterator[tuple[str, int]]:
         """Error counters of ``health_status``. Their names are unpublished: files that are no counters are skipped."""
         directory = self.tree.located(HEALTH_STATUS)
-        for name in self.optional(lambda: names_in(directory)) or ():
+        for name in read_or(partial(names_in, directory), list[str](), self.problems):
             if name != UNHEALTHY_COMPONENTS and counts_errors(name):
                 try:
                     yield name, read_attribute(directory / name, parse_counter)
@@ -318,12 +319,3 @@ class _Reading:
                 raise
             self.problems.append(f"{error}; {assumed or 'nothing'} is assumed")
             return assumed
-
-    def optional(self, read: Callable[[], Value]) -> Value | None:
-        """An attribute that not every product or driver has."""
-        try:
-            return read()
-        except SysfsError as error:
-            if not error.missing:
-                self.problems.append(str(error))
-            return None

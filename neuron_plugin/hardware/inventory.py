@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from neuron_plugin.hardware.device import GENERATIONS, Device, SkippedDevice, read_device
 from neuron_plugin.hardware.sysfs import (
@@ -23,6 +22,7 @@ from neuron_plugin.hardware.sysfs import (
     SysfsError,
     parse_elected,
     read_attribute,
+    read_or,
     read_text,
 )
 from neuron_plugin.topology import MOST_DEVICES, Catalogue, DeviceId, catalogue
@@ -45,8 +45,6 @@ ELECTED = {
 }
 """What the driver elects about UltraServers of two and of four nodes: our names and the class attributes."""
 _NOT_ELECTED = frozenset({"", "0000000000000000", "-1", "busy"})
-
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +135,7 @@ def read_inventory(
     """
     sysfs = Sysfs(paths.sysfs)
     problems: list[str] = []
-    instance_type = _read_or(sysfs.instance_type, "", problems)  # no DMI in some containers
+    instance_type = read_or(sysfs.instance_type, "", problems)  # no DMI in some containers
     known = (catalogue() if types is None else types).get(instance_type)
     listed, absence = list[DeviceId](), f"{sysfs.class_dir} lists no device: the driver found no Neuron hardware"
     try:
@@ -145,7 +143,7 @@ def read_inventory(
     except SysfsError as error:
         loaded = "the Neuron driver is not loaded, or sysfs is not mounted here"
         absence = f"{sysfs.class_dir} does not exist: {loaded}" if error.missing else str(error)
-    driver = _read_or(sysfs.driver_version, None, problems)
+    driver = read_or(sysfs.driver_version, None, problems)
     read = [
         read_device(sysfs, paths.dev, device, settled=device in settled, known=known, driver=driver)
         for device in listed
@@ -158,7 +156,7 @@ def read_inventory(
     reason = "neuron{} is {}, most devices here are {}"
     odd = [SkippedDevice(one, reason.format(one, kind, usual)) for one, kind in kinds.items() if kind != usual]
     skipped = sorted([*(device for device in read if isinstance(device, SkippedDevice)), *odd], key=lambda one: one.id)
-    host_file = _read_or(partial(read_text, paths.logical_nc_config), "", problems)
+    host_file = read_or(partial(read_text, paths.logical_nc_config), "", problems)
     first = devices[0] if devices else None
     lnc = choose_logical_core_size(
         first.device_name if first else known.device_name if known else "",
@@ -181,16 +179,6 @@ def read_inventory(
         absence="" if devices else absence,
         problems=(*problems, *lnc.problems),
     )
-
-
-def _read_or(read: Callable[[], Value], default: Value, problems: list[str]) -> Value:
-    """What the machine says of itself, all of it refinements; ``default`` where it does not say."""
-    try:
-        return read()
-    except SysfsError as error:
-        if not error.missing:
-            problems.append(str(error))
-        return default
 
 
 def choose_logical_core_size(

@@ -28,7 +28,7 @@ import errno
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,7 +106,7 @@ class KernelLog:
             errors: tuple[KernelError, ...] = ()
             try:
                 by_syslog = by_syslog or self._path.is_char_device()
-                errors = await asyncio.to_thread(self._new, read_syslog if by_syslog else self._path.read_bytes)
+                errors = await asyncio.to_thread(self._new, by_syslog=by_syslog)
             except OSError as error:
                 what = "the kernel log cannot be read by syslog(2)" if by_syslog else f"{self._path} cannot be read"
                 problem = f"{what}: {error.strerror}"
@@ -117,8 +117,9 @@ class KernelLog:
                 yield errors
             await asyncio.sleep(RETRY_SECONDS if problem else SYSLOG_SECONDS if by_syslog else FILE_SECONDS)
 
-    def _new(self, read: Callable[[], bytes]) -> tuple[KernelError, ...]:
-        records = self._new_lines.records(read(), time.clock_gettime(time.CLOCK_MONOTONIC))
+    def _new(self, *, by_syslog: bool) -> tuple[KernelError, ...]:
+        text = read_syslog() if by_syslog else self._path.read_bytes()
+        records = self._new_lines.records(text, time.clock_gettime(time.CLOCK_MONOTONIC))
         return tuple(error for record in records if (error := parse_error(record)))
 
 

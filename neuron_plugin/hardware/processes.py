@@ -17,6 +17,7 @@ import re
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 _POD_IN_PATH = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
@@ -123,28 +124,19 @@ def is_populated(cgroup_root: Path, uid: str) -> bool | None:
             break
     else:
         return None
-    return any(
-        _has_process(pod, unified=unified)
-        for top in tops
-        for quality in ("", "burstable", "besteffort")
-        for pod in (_pod_directory(top, quality, uid),)
-    )
-
-
-def _pod_directory(top: Path, quality: str, uid: str) -> Path:
-    """Where this pod's cgroup is, if the pod is of that class of service."""
-    if top.suffix != ".slice":
-        return top / quality / f"pod{uid}"
-    parent = top / f"{top.stem}-{quality}.slice" if quality else top
-    return parent / f"{parent.stem}-pod{uid.replace('-', '_')}.slice"
-
-
-def _has_process(pod: Path, *, unified: bool) -> bool:
-    """Whether a process is left in this cgroup or below; a cgroup that is gone has none."""
-    if unified:
-        return "populated 1" in _text(pod / "cgroup.events").splitlines()
-    tasks = ("cgroup.procs", "tasks")
-    return any(_text(Path(directory, name), 1) for directory, _, _ in os.walk(pod) for name in tasks)
+    for top, quality in product(tops, ("", "burstable", "besteffort")):  # a pod is of one class of service
+        pod = top / quality / f"pod{uid}"
+        if top.suffix == ".slice":
+            parent = top / f"{top.stem}-{quality}.slice" if quality else top
+            pod = parent / f"{parent.stem}-pod{uid.replace('-', '_')}.slice"
+        if unified:
+            has_process = "populated 1" in _text(pod / "cgroup.events").splitlines()
+        else:  # a cgroup that is gone has none
+            tasks = (Path(directory, name) for directory, _, _ in os.walk(pod) for name in ("cgroup.procs", "tasks"))
+            has_process = any(_text(each, 1) for each in tasks)
+        if has_process:
+            return True
+    return False
 
 
 def _directories(path: Path) -> list[Path]:

@@ -18,7 +18,7 @@ import enum
 import errno
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -92,6 +92,16 @@ def read_attribute(path: Path, parse: Callable[[str], Value]) -> Value:
         raise SysfsError(path, problem, empty=not text.strip("\n")) from None
 
 
+def read_or(read: Callable[[], Value], default: Value, problems: list[str]) -> Value:
+    """What ``read`` gives, or ``default``; ``problems`` gets the reason, unless the attribute is merely missing."""
+    try:
+        return read()
+    except SysfsError as error:
+        if not error.missing:
+            problems.append(str(error))
+        return default
+
+
 def names_in(directory: Path) -> list[str]:
     """The names in a directory, in order.
 
@@ -133,12 +143,11 @@ class DeviceTree:
     def located(self, usual: str) -> Path:
         """Where a file or directory is whose usual path is ``usual``; that path where it is nowhere."""
         path = self.path / usual
-        return path if os.path.lexists(path) else self._names_below().get(path.name, path)
-
-    def _names_below(self) -> Mapping[str, Path]:
+        if os.path.lexists(path):
+            return path
         if not self._by_name:  # searched once
             self._by_name.update(by_name(self.path))
-        return self._by_name
+        return self._by_name.get(path.name, path)
 
 
 def by_name(root: Path) -> dict[str, Path]:

@@ -159,13 +159,17 @@ async def cluster_report(
     }
     found.add("annotations.json", annotations)
     try:
-        found.add("leases.json", await _leases(api, lease_namespace))
+        leases = []
+        async for listed in pages(api, LEASES, Scope(lease_namespace), page_timeout_seconds=PAGE_SECONDS):
+            named = (one for one in listed.records if one.name.startswith(LEASE_PREFIX) or "neuron" in one.name)
+            leases += [{"name": one.name, "holder": one.holder, "renewed": one.renewed_at} for one in named]
+        found.add("leases.json", leases)
     except ClusterError as error:
         found.add("leases.json", Unknown(str(error)))
     try:
         selector = {"labelSelector": "app.kubernetes.io/name=neuron-plugin"}
-        listed = ApiRequest("GET", PODS.collection(namespace), selector)
-        ours = PODS.decode_page(await send(api, listed, timeout_seconds=PAGE_SECONDS)).records
+        asked_for = ApiRequest("GET", PODS.collection(namespace), selector)
+        ours = PODS.decode_page(await send(api, asked_for, timeout_seconds=PAGE_SECONDS)).records
     except ClusterError as error:
         found.add("our-pods", Unknown(str(error)))
         return found
@@ -185,15 +189,6 @@ async def cluster_report(
                 found.add(f"{folder}/{name}", await send(api, request, timeout_seconds=PAGE_SECONDS))
             except ClusterError as error:
                 found.add(f"{folder}/{name}", Unknown(str(error)))
-    return found
-
-
-async def _leases(api: ApiServer, namespace: str) -> list[dict[str, str]]:
-    """The Leases of plugins and extenders."""
-    found = []
-    async for page in pages(api, LEASES, Scope(namespace), page_timeout_seconds=PAGE_SECONDS):
-        ours = (lease for lease in page.records if lease.name.startswith(LEASE_PREFIX) or "neuron" in lease.name)
-        found += [{"name": one.name, "holder": one.holder, "renewed": one.renewed_at} for one in ours]
     return found
 
 

@@ -115,14 +115,9 @@ _FOR_ROOT = {
 def report_of(findings: Iterable[Finding], *, as_root: bool = False) -> Report:
     """The findings as one document; ``as_root``: the reader is root already."""
     found, order = tuple(findings), list(Level)
-    if as_root:
-        found = tuple(msgspec.structs.replace(each, action=_for_root(each.action)) for each in found)
+    for words, instead in _FOR_ROOT.items() if as_root else ():  # no text has two of them
+        found = tuple(msgspec.structs.replace(each, action=each.action.replace(words, instead)) for each in found)
     return Report(worst=max((each.level for each in found), key=order.index, default=Level.OK), findings=found)
-
-
-def _for_root(action: str) -> str:
-    words = next((words for words in _FOR_ROOT if words in action), "")
-    return action.replace(words, _FOR_ROOT[words]) if words else action
 
 
 def named(noun: str, ids: Iterable[int]) -> str:

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -117,8 +117,8 @@ class KubeletCounters:
 class DevicePluginService(pb_grpc.DevicePluginServicer):
     """The methods that a kubelet calls, for one resource on one socket.
 
-    ``preference_deadline_seconds`` is how long the handler may take to choose a preference. ``on_stream_change`` is
-    called when a stream begins or ends.
+    ``preference_deadline_seconds`` is how long the handler may take to choose a preference. ``stream_changed`` is set
+    when a stream begins or ends.
     """
 
     resource: str
@@ -127,7 +127,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
     _: KW_ONLY
     counters: KubeletCounters = field(default_factory=KubeletCounters)
     preference_deadline_seconds: float = 4.0
-    on_stream_change: Callable[[], None] = lambda: None
+    stream_changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self._ending = False
@@ -198,7 +198,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         self.streams_open += 1
         self.streams_begun += 1
         self.advertisement.streams += 1
-        self.on_stream_change()
+        self.stream_changed.set()
         sent: int | None = None
         try:
             while not self._ending:
@@ -211,7 +211,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         finally:
             self.streams_open -= 1
             self.advertisement.streams -= 1
-            self.on_stream_change()
+            self.stream_changed.set()
 
     async def GetPreferredAllocation(
         self, request: pb.PreferredAllocationRequest, context: Context

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
@@ -91,8 +90,8 @@ class RegistrationTimes:
 class DevicePluginServer:
     """Keeps one resource registered for as long as `run` runs.
 
-    ``watch`` is shared by all resources of the daemon, which also runs it. ``on_change`` is called on the event loop
-    when ``state`` or ``failure`` has changed; it must not block. ``other_route`` is the directory where a server of
+    ``watch`` is shared by all resources of the daemon, which also runs it. ``changed`` is set when ``state`` or
+    ``failure`` has changed. ``other_route`` is the directory where a server of
     this resource that registers by the other route would have its socket. ``registered`` is set exactly in state
     `ADVERTISED`; ``failure`` is why the last attempt failed, None after a success; ``socket_path`` is where the
     resource is served at present.
@@ -104,7 +103,7 @@ class DevicePluginServer:
     watch: DirectoryWatch
     _: KW_ONLY
     counters: KubeletCounters = field(default_factory=KubeletCounters)
-    on_change: Callable[[], None] = lambda: None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     preference_deadline_seconds: float = 4.0
     times: RegistrationTimes = RegistrationTimes()
     random: Random = field(default_factory=Random)  # spreads retries and names sockets, guards nothing
@@ -128,10 +127,20 @@ class DevicePluginServer:
     async def run(self) -> None:
         """Keep the resource registered until `stop` or cancellation; after any failure, try again."""
         self._stopped.clear()
-        with self.watch.listening(self._look.set):
+        with self.watch.listening(self._look):
             try:
-                while not self._stopping:
-                    await self._attempt()
+                while True:
+                    await self._wait_for_kubelet()
+                    if self._stopping:
+                        return
+                    try:
+                        cue = await self._serve_until_cue()
+                    except (RegistrationError, EndpointError, OSError) as error:  # no descriptor, space or permission
+                        self._fail(str(error))
+                    except Exception:  # noqa: BLE001 - a bug in one resource must not end the others, or the process
+                        _log.exception("registration failed", extra={"resource": self.resource})
+                    else:
+                        _log.info("registration ended", extra={"resource": self.resource, "cue": cue})
                     await self._back_off()
             finally:
                 self._enter(RegistrationState.STOPPED)
@@ -143,26 +152,13 @@ class DevicePluginServer:
         self._look.set()
         await self._stopped.wait()
 
-    async def _attempt(self) -> None:
-        """One server instance from bind to its full stop; every failure is logged here, and the same one once."""
-        await self._wait_for_kubelet()
-        if self._stopping:
-            return
-        try:
-            cue = await self._serve_until_cue()
-        except (RegistrationError, EndpointError, OSError) as error:  # an OSError: no descriptor, space or permission
-            self._fail(str(error))
-        except Exception:  # noqa: BLE001 - a bug in one resource must not end the others, or the process
-            _log.exception("registration failed", extra={"resource": self.resource})
-        else:
-            _log.info("registration ended", extra={"resource": self.resource, "cue": cue})
-
     async def _wait_for_kubelet(self) -> None:
         while not self._stopping and self._kubelet_identity() is None:
             self._enter(RegistrationState.WAITING)
             await self._wait_to_look()
 
     async def _serve_until_cue(self) -> str:
+        """One server instance from bind to its full stop; the reason for its end."""
         self._kubelet_tried = self._kubelet_identity()
         self._enter(RegistrationState.REGISTERING)
         for directory in filter(None, (self.watch.directory, self.other_route)):
@@ -173,7 +169,7 @@ class DevicePluginServer:
             self.advertisement,
             counters=self.counters,
             preference_deadline_seconds=self.preference_deadline_seconds,
-            on_stream_change=self._look.set,
+            stream_changed=self._look,
         )
         await self._start(service)
         self.socket_path = service.path
@@ -271,7 +267,7 @@ class DevicePluginServer:
         else:
             self.registered.clear()
             _log.debug("registration state", extra={"resource": self.resource, "state": state.value})
-        self.on_change()
+        self.changed.set()
 
     def _fail(self, text: str) -> None:
         """Count a failure, and log each reason once from the second attempt on.
@@ -283,7 +279,7 @@ class DevicePluginServer:
             _log.warning("not registered", extra={"resource": self.resource, "reason": text})
             self._reported = text
         self.failure = text
-        self.on_change()
+        self.changed.set()
 
 
 class WatchedPluginServer(DevicePluginServer, watcher_grpc.RegistrationServicer):

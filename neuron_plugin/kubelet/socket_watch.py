@@ -15,7 +15,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -154,12 +154,12 @@ class DirectoryWatch:
     period_seconds: float = 3.0
 
     def __post_init__(self) -> None:
-        self._listeners: set[Callable[[], None]] = set()
+        self._listeners: set[asyncio.Event] = set()
         self._logged_errno: int | None = None
 
     @contextmanager
-    def listening(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Call ``listener`` on each hint for the length of the block; it must not block or raise."""
+    def listening(self, listener: asyncio.Event) -> Iterator[None]:
+        """Set ``listener`` on each hint for the length of the block."""
         self._listeners.add(listener)
         try:
             yield
@@ -199,5 +199,5 @@ class DirectoryWatch:
                 self._hint()
 
     def _hint(self) -> None:
-        for listener in tuple(self._listeners):
-            listener()
+        for listener in self._listeners:
+            listener.set()

@@ -16,7 +16,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +26,7 @@ from neuron_plugin.allocation import (
     REMEMBERED,
     DecisionLog,
     LoggedDecision,
+    NeuronPod,
     PodReference,
     PodUid,
     Rejection,
@@ -179,16 +180,12 @@ def answer_for(
     if not preferred and (found := _of_init_containers(snapshot, resource, mask, count, latest)):
         return found
     container = _next_container(snapshot, pod, resource, count) if pod else ""
-    others = [
-        each
-        for each in snapshot.ledger.overlapping(mask)
-        if pod is None or (each.pod.uid, each.resource) != (pod.uid, resource)
-    ]
-    if others:
-        texts = []
-        for each in others:
+    texts = []
+    for each in snapshot.ledger.overlapping(mask):
+        if pod is None or (each.pod.uid, each.resource) != (pod.uid, resource):
             shared = format_ids(number for number in ids if _mask(snapshot, resource, (number,)) & each.mask & mask)
             texts.append(f"{resource.value} {shared} is in use by {named(each.pod)} as {each.resource.value}")
+    if texts:
         return Conflict("; ".join(dict.fromkeys(texts)))
     if reasons := snapshot.kept_back(mask & ~own, snapshot.inputs.hold_downs):
         return Conflict("; ".join(f"{resource.value} {format_ids(ids)} is held down: {reason}" for reason in reasons))
@@ -345,16 +342,18 @@ class Allocator:
             async with self._node.listing:
                 self._node.look_at_checkpoint()
             preference = preference_for(self._snapshot(), request)
-            if preference.waiting is None and self._pods and not self._caller_is_known(request):
-                await self._pods.list_pods()
-                preference = preference_for(self._snapshot(), request)
+            if preference.waiting is None and self._pods:
+                callers, unassigned = self._candidates(request.resource, request.size), self._snapshot().unassigned
+                if not any(pod in unassigned for pod in callers):  # else a LIST would show nothing new
+                    await self._pods.list_pods()
+                    preference = preference_for(self._snapshot(), request)
             if may_improve(self._snapshot(), request, preference):
-                await self._reconsider(
-                    lambda: not may_improve(now := self._snapshot(), request, preference_for(now, request))
-                )
-                preference = preference_for(self._snapshot(), request)
+                async for snapshot in self._reconsidered():
+                    preference = preference_for(snapshot, request)
+                    if not may_improve(snapshot, request, preference):
+                        break
             self._last_preference = request, preference.ids
-        self._afterwards(self._log_preference, self._snapshot(), request, preference)
+        asyncio.get_running_loop().call_soon(self._log_preference, self._snapshot(), request, preference)
         return [str(number) for number in preference.ids]
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
@@ -372,12 +371,14 @@ class Allocator:
             self._node.look_at_checkpoint()
             answer = self._answer(name, numbers, last, began)
             if isinstance(answer, Conflict):
-                await self._reconsider(lambda: not isinstance(self._answer(name, numbers, last, began), Conflict))
-                answer = self._answer(name, numbers, last, began)
+                async for _ in self._reconsidered():
+                    answer = self._answer(name, numbers, last, began)
+                    if isinstance(answer, Answer):
+                        break
             if isinstance(answer, Conflict):
-                raise self._refused(
-                    name, numbers, f"{answer.text}; wanted by {self._candidates_text(name, len(numbers))}"
-                )
+                callers = sorted(named(pod.reference) for pod in self._candidates(name, len(numbers)))
+                text = f"{answer.text}; wanted by {' or '.join(callers) or 'a pod that is not known yet'}"
+                raise self._refused(name, numbers, text)
             return self._give(name, numbers, answer)
 
     def log_correction(self, write: PodWrite) -> None:
@@ -394,12 +395,11 @@ class Allocator:
             return
         for key, entry in snapshot.inputs.recorded.entries.items():
             decisions = self._unnamed.get(entry.reply.id, []) if entry.reply else []
-            pod = snapshot.inputs.pods.by_kubelet_uid.get(key.uid)
-            reference = pod.reference if pod else PodReference(key.uid, "", "")
+            pod = snapshot.inputs.reference(key.uid)
             for index, decision in enumerate(decisions):
-                decisions[index] = decision._replace(pod=reference, container=key.container)
+                decisions[index] = decision._replace(pod=pod, container=key.container)
                 self.decisions.replace(decision, decisions[index])
-            if decisions and entry.reply and pod:
+            if decisions and entry.reply and pod.name:
                 del self._unnamed[entry.reply.id]
 
     def _answer(
@@ -421,9 +421,7 @@ class Allocator:
                 latest = key.uid
         for one in snapshot.inputs.pending:
             if one.reply.id == self._latest_reply:
-                uid = one.on(snapshot.inventory).pod.uid
-                pod = snapshot.inputs.pods.pods.get(uid)
-                latest = pod.kubelet_uid if pod else uid
+                latest = snapshot.inputs.uid_of(one)
         if self._node.numa_nodes and snapshot.inputs.recorded.rewritten_at < began:
             latest = None
         own = last[0].must_include if last and preferred else ()
@@ -447,28 +445,32 @@ class Allocator:
         self._counters.allocations[resource.value] += 1
         if unlinked:
             answer = replace(answer, reason=f"{answer.reason}; not linked: {unlinked}")
-        self._afterwards(self._log_allocation, snapshot, resource, ids, answer, allocation, reply.id)
+        what = (snapshot, resource, ids, answer, allocation, reply.id)
+        asyncio.get_running_loop().call_soon(self._log_allocation, *what)
         return replace(allocation, annotations={ALLOCATION_KEY: reply.annotation()})
 
-    async def _reconsider(self, is_resolved: Callable[[], bool]) -> None:
-        """Ask everybody who can settle a conflict: the kubelet's whole memory, the API server, then time.
+    async def _reconsidered(self) -> AsyncIterator[Snapshot]:
+        """What is known after asking each that can settle a conflict: the kubelet's whole memory, the API server, time.
 
         Time ends hold-downs, and answers that the kubelet has never recorded. A pod that the kubelet has rejected is
         soon shown as failed.
         """
         await self._node.rewrite()
-        if self._pods and not is_resolved():
+        yield self._snapshot()
+        if self._pods:
             await self._pods.list_pods()
+            yield self._snapshot()
         loop = asyncio.get_running_loop()
         until = loop.time() + RECONSIDER_SECONDS
-        while not is_resolved() and loop.time() < until:
+        while loop.time() < until:
             inputs = self._snapshot().inputs
             forgotten = any(entry.missing for entry in inputs.recorded.entries.values())
             if not (inputs.hold_downs or inputs.pending or forgotten):
-                break
+                return
             if not (self._node.rewrite_is_due and await self._node.rewrite()):
                 await asyncio.sleep(POLL_SECONDS)
                 self._node.look_again()
+            yield self._snapshot()
 
     def _snapshot(self) -> Snapshot:
         snapshot = self._node.snapshot
@@ -476,36 +478,24 @@ class Allocator:
             raise AllocationRefusedError("no Neuron device has been found on this node yet: is the driver loaded?")
         return snapshot
 
-    def _caller_is_known(self, request: PreferenceRequest) -> bool:
-        """Whether a pod that may be calling is known and has no assignment, so that a LIST would show nothing new."""
-        return any(
-            (part.resource, part.count) == (request.resource, request.size)
-            for pod in self._snapshot().unassigned
-            for part in pod.requests
-        )
-
-    def _candidates(self, resource: Resource, count: int) -> list[PodReference]:
+    def _candidates(self, resource: Resource, count: int) -> list[NeuronPod]:
         """The pods that may have made a call."""
         snapshot = self._snapshot()
         waiting = {one.pod.uid for one in snapshot.waiting}
         return [
-            pod.reference
+            pod
             for pod in snapshot.inputs.pods.asking
             if (pod.uid in waiting or pod in snapshot.unassigned)
             and any((part.resource, part.count) == (resource, count) for part in pod.requests)
         ]
 
-    def _candidates_text(self, resource: Resource, count: int) -> str:
-        return " or ".join(sorted(map(named, self._candidates(resource, count)))) or "a pod that is not known yet"
-
     def _refused(self, resource: Resource, ids: tuple[int, ...], text: str) -> AllocationRefusedError:
         """Record a refusal. It reaches the pod's status by the kubelet, and an event where the pod is certain."""
         snapshot, candidates = self._snapshot(), self._candidates(resource, len(ids))
         if len(candidates) == 1:
-            self.events.append(PodEvent(candidates[0], "AllocationRefused", text))
-        self._record(
-            snapshot, Step.REFUSED, resource, mask_of(snapshot.inventory.geometry, resource.unit, ids), text, ids
-        )
+            self.events.append(PodEvent(candidates[0].reference, "AllocationRefused", text))
+        mask = mask_of(snapshot.inventory.geometry, resource.unit, ids)
+        self._record(snapshot, Step.REFUSED, resource, mask, text, ids)
         return AllocationRefusedError(text)
 
     @contextmanager
@@ -517,13 +507,9 @@ class Allocator:
         finally:
             self.calls_under_way -= 1
             self.last_call = self._node.clock()
-            self._afterwards(latencies[resource].observe, time.perf_counter() - started)
+            asyncio.get_running_loop().call_soon(latencies[resource].observe, time.perf_counter() - started)
 
-    def _afterwards(self, work: Callable[..., None], *arguments: object) -> None:
-        """Do this once the kubelet has its answer."""
-        asyncio.get_running_loop().call_soon(work, *arguments)
-
-    # What can be explained later.
+    # What can be explained later, worked out once the kubelet has its answer.
 
     def _log_preference(self, snapshot: Snapshot, request: PreferenceRequest, preference: Preference) -> None:
         one, resource = preference.waiting, request.resource
@@ -562,17 +548,19 @@ class Allocator:
             self._unnamed[reply_id] = [asked, decision] if asked and same_call else [decision]
             if len(self._unnamed) > REMEMBERED:
                 del self._unnamed[next(iter(self._unnamed))]
-        fields: dict[str, object] = {
-            "resource": resource.value,
-            "ids": format_ids(ids),
-            "pod": named(answer.pod) if answer.pod else "not known until the kubelet records it",
-            "container": answer.container or "unknown",
-            "reason": answer.reason,
-            "devices": " ".join(f"{node.host_path}:{node.container_path}" for node in given.devices),
-            "cdi": " ".join(given.cdi_devices),
-            "env": dict(given.envs),
-        }
-        logger.info("allocated", extra=fields)
+        logger.info(
+            "allocated",
+            extra={
+                "resource": resource.value,
+                "ids": format_ids(ids),
+                "pod": named(answer.pod) if answer.pod else "not known until the kubelet records it",
+                "container": answer.container or "unknown",
+                "reason": answer.reason,
+                "devices": " ".join(f"{node.host_path}:{node.container_path}" for node in given.devices),
+                "cdi": " ".join(given.cdi_devices),
+                "env": dict(given.envs),
+            },
+        )
 
     def _record(
         self,

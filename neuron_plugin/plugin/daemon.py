@@ -16,9 +16,9 @@ from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
-from neuron_plugin.allocation import NodeInventory, PodUid, format_ids
+from neuron_plugin.allocation import PodUid, format_ids
 from neuron_plugin.backoff import keep_running
-from neuron_plugin.cluster import ApiServer, ConnectionSettingsError, KubernetesApi, connect
+from neuron_plugin.cluster import ConnectionSettingsError, KubernetesApi, connect
 from neuron_plugin.hardware import (
     InventoryWatcher,
     MachinePaths,
@@ -131,7 +131,7 @@ class NodeDaemon:
         self._hardware_changed = asyncio.Event()
         self._found = asyncio.Event()
         self._rejudged = asyncio.Event()
-        self.health = HealthWatch(settings, self._rejudged.set, self.publisher if settings.cluster else None)
+        self.health = HealthWatch(settings, self._rejudged, self.publisher if settings.cluster else None)
         self.own_node = (
             NodeWatch(settings.node_name, self._rejudged, self.publisher, self.counters) if settings.cluster else None
         )
@@ -150,7 +150,7 @@ class NodeDaemon:
                 advertisement,
                 self._registry_watch,
                 counters=kubelet_counters,
-                on_change=self.node.changed.set,
+                changed=self.node.changed,
                 preference_deadline_seconds=waits + 0.5,
                 other_route=settings.kubelet_dir if watcher else settings.plugins_registry,
             )
@@ -170,9 +170,13 @@ class NodeDaemon:
         self._api: KubernetesApi | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop`` is set; then close the node, serve the pods that are bound here already, and end."""
+        """Serve until ``stop`` is set; then close the node, serve the pods that are bound here already, and end.
+
+        The kubelet would reject those pods without us.
+        """
         jobs: dict[str, Callable[[], Awaitable[None]]] = {
             "hardware": self._follow_hardware,
+            "judgements": self._follow_judgements,
             "health": self.health.run,
             "kubelet": self._serve,
             "publish": self._publish_changes,
@@ -195,7 +199,11 @@ class NodeDaemon:
             await stop.wait()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LEAVE_SECONDS):
-                    await self._close_the_node()
+                    # Where no Lease can be given up, new pods keep coming, and there is nothing to wait for.
+                    if self._api and self._settings.node_lease and await self.lease.give_up(self._api):
+                        await asyncio.sleep(UNDER_WAY_SECONDS)
+                        while self.node.snapshot and self.node.snapshot.waiting:  # noqa: ASYNC110 - until the kubelet's calls
+                            await asyncio.sleep(0.02)
             await asyncio.gather(*(server.stop() for server in self.servers))
             for task in tasks:
                 task.cancel()
@@ -203,19 +211,15 @@ class NodeDaemon:
     # The inputs.
 
     async def _follow_hardware(self) -> None:
-        """Every look at the hardware that differs from the last, and every change of its judgement, into the node."""
+        """Every look at the hardware that differs from the last, into the node."""
         paths = MachinePaths(self._settings.sysfs, self._settings.dev, self._settings.logical_core_file)
         read = partial(read_inventory, paths, environ=os.environ, types=self._types)
         changed = self._hardware_changed
         with closing(await open_uevents(changed)) as uevents:
             watcher = InventoryWatcher(read, changed, WatchPeriods(rescan_seconds=self._settings.rescan_seconds))
-            judging = asyncio.create_task(self._follow_judgements(), name="health changes")
-            try:
-                async for inventory in watcher.changes():
-                    self.health.look(inventory, uevents.problem)
-                    self._see_hardware()
-            finally:
-                judging.cancel()
+            async for inventory in watcher.changes():
+                self.health.look(inventory, uevents.problem)
+                self._see_hardware()
 
     async def _follow_judgements(self) -> None:
         """Every change of what the rules of health, or an operator, say of the devices."""
@@ -245,11 +249,6 @@ class NodeDaemon:
         if self._settings.numa_hints:
             known = self._types.get(after.geometry.instance_type)
             self.node.numa_nodes = known.numa_nodes if known else ()
-        self._log_hardware(before, after)
-        self.node.see_inventory(after)
-        self._found.set()
-
-    def _log_hardware(self, before: NodeInventory | None, after: NodeInventory) -> None:
         was = before.unhealthy if before else {}
         self.counters.health_transitions.update((device, "unhealthy") for device in after.unhealthy.keys() - was.keys())
         self.counters.health_transitions.update((device, "healthy") for device in was.keys() - after.unhealthy.keys())
@@ -263,6 +262,8 @@ class NodeDaemon:
                 "disabled": format_ids(after.disabled) or "none",
             },
         )
+        self.node.see_inventory(after)
+        self._found.set()
 
     async def _follow_cluster(self) -> None:
         """Connect; then keep this node's pods, the Lease and the write queue going until cancelled."""
@@ -361,22 +362,21 @@ class NodeDaemon:
         await self._list_if_unreadable()
         await self._look_for_unknown_pods()
         self.node.advertise()
-        kubelet = identity_of(self._settings.kubelet_dir / KUBELET_SOCKET)
-
-        def look_at_directory() -> None:
-            nonlocal kubelet
-            seen = identity_of(self._settings.kubelet_dir / KUBELET_SOCKET)
-            if seen and seen != kubelet:
-                kubelet = seen
-                self.node.kubelet_restarted()
-            self.node.look_at_checkpoint()
-
-        with self._kubelet_watch.listening(look_at_directory):
+        kubelet, look = identity_of(self._settings.kubelet_dir / KUBELET_SOCKET), asyncio.Event()
+        with self._kubelet_watch.listening(look):
             async with asyncio.TaskGroup() as tasks:
                 for watch in {self._kubelet_watch, self._registry_watch}:
                     tasks.create_task(watch.run(), name=f"watch {watch.directory}")
                 for server in self.servers:
                     tasks.create_task(server.run(), name=f"register {server.resource}")
+                while True:
+                    await look.wait()
+                    look.clear()
+                    seen = identity_of(self._settings.kubelet_dir / KUBELET_SOCKET)
+                    if seen and seen != kubelet:
+                        kubelet = seen
+                        self.node.kubelet_restarted()
+                    self.node.look_at_checkpoint()
 
     async def _list_if_unreadable(self) -> None:
         """Wait until PodResources has said who has what, where the checkpoint cannot be read.
@@ -485,15 +485,3 @@ class NodeDaemon:
                     logger.warning("cannot write the CDI specification", extra={"error": str(error)})
                 reported = str(error)
             await asyncio.sleep(CDI_SECONDS)
-
-    async def _close_the_node(self) -> None:
-        """Give the Lease up; then serve the pods bound here before, which the kubelet would reject without us.
-
-        Where no Lease can be given up, new pods keep coming, and there is nothing to wait for.
-        """
-        api: ApiServer | None = self._api
-        if api is None or not self._settings.node_lease or not await self.lease.give_up(api):
-            return
-        await asyncio.sleep(UNDER_WAY_SECONDS)
-        while self.node.snapshot and self.node.snapshot.waiting:  # noqa: ASYNC110 - it ends by the kubelet's calls
-            await asyncio.sleep(0.02)

@@ -371,7 +371,14 @@ def _judged(
         resolved = before and before.phase is Phase.FIRING and after.phase is Phase.RESOLVED
         if resolved and rule.only_new_errors and label in counts:
             accepted[label] = counts[label]
-    return DeviceHealth(last.key, device is not None, conditions, _verdict(conditions, rules), due)
+    findings: list[Finding] = []
+    for label, condition in conditions.items():
+        signal = _signal_of(label)
+        if severity := _SEVERITIES.get((condition.phase, rule_of(rules, signal).action)):
+            findings.append(Finding(signal, severity, condition.text))
+    order = list(Signal).index
+    verdict = Verdict(tuple(sorted(findings, key=lambda one: (-one.severity, order(one.signal), one.text))))
+    return DeviceHealth(last.key, device is not None, conditions, verdict, due)
 
 
 def _sightings(
@@ -397,16 +404,6 @@ _SEVERITIES = {
     (Phase.FIRING, Action.WARN): Severity.WARNING,
     (Phase.PENDING, Action.UNHEALTHY): Severity.PASSING,
 }
-
-
-def _verdict(conditions: Mapping[str, Condition], rules: HealthRules) -> Verdict:
-    findings: list[Finding] = []
-    for label, condition in conditions.items():
-        signal = _signal_of(label)
-        if severity := _SEVERITIES.get((condition.phase, rule_of(rules, signal).action)):
-            findings.append(Finding(signal, severity, condition.text))
-    order = list(Signal).index
-    return Verdict(tuple(sorted(findings, key=lambda one: (-one.severity, order(one.signal), one.text))))
 
 
 def _signal_of(label: str) -> Signal:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 
 from neuron_plugin.allocation import format_ids
@@ -46,14 +47,12 @@ class HealthWatch:
     ``silent_sources`` are those that do not work, and why.
     """
 
-    def __init__(
-        self, settings: PluginSettings, on_change: Callable[[], None], publisher: Publisher | None = None
-    ) -> None:
-        """``on_change`` is called when health has changed without a look; no ``publisher`` means no API server."""
+    def __init__(self, settings: PluginSettings, changed: asyncio.Event, publisher: Publisher | None = None) -> None:
+        """``changed`` is set when health has changed without a look; no ``publisher`` means no API server."""
         self.inventory: Inventory | None = None
         self.silent_sources: dict[str, str] = {}
         self._settings = settings
-        self._on_change = on_change
+        self._changed = changed
         self._publisher = publisher
         self._file = settings.state_dir / FILE_NAME if settings.state_dir else None
         self._saved = load(self._file) if self._file else {}
@@ -89,21 +88,27 @@ class HealthWatch:
         async for errors in log.news():
             self._report(KERNEL_LOG, log.problem)
             if errors and self.inventory and self._advance(self.inventory, errors):
-                self._on_change()
+                self._changed.set()
             self._news.set()
 
     async def _keep_advancing(self) -> None:
         while True:
             due = self.state.next_change
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout_at(None if due == float("inf") else due):
                     await self._news.wait()
-            except TimeoutError:
-                pass
             self._news.clear()
             if self.inventory and self._advance(self.inventory):
-                self._on_change()
-            await self._save_baseline()
+                self._changed.set()
+            baseline = self.state.baseline
+            if self._file and baseline != self._saved:
+                try:
+                    await asyncio.to_thread(save, self._file, baseline)
+                except OSError as error:  # costs little, and is reported
+                    self._report(MEMORY, f"{self._file} cannot be written: {error.strerror}")
+                else:
+                    self._saved = baseline
+                    self._report(MEMORY, "")
 
     def _advance(self, inventory: Inventory, errors: Iterable[KernelError] = (), *, first: bool = False) -> bool:
         """Bring the state up to date; whether something changed, which is reported."""
@@ -131,19 +136,6 @@ class HealthWatch:
         else:
             del self.silent_sources[source]
             logger.info("a source of health works again", extra={"source": source})
-
-    async def _save_baseline(self) -> None:
-        """Save what changed. That it cannot be written costs little, and is reported."""
-        baseline = self.state.baseline
-        if self._file is None or baseline == self._saved:
-            return
-        try:
-            await asyncio.to_thread(save, self._file, baseline)
-        except OSError as error:
-            self._report(MEMORY, f"{self._file} cannot be written: {error.strerror}")
-        else:
-            self._saved = baseline
-            self._report(MEMORY, "")
 
 
 def log_transition(transition: Transition) -> None:

@@ -117,7 +117,12 @@ class Node:
             inputs = with_lost_records(replace(self._inputs, now=self.clock()))
             populated = {uid: self.is_populated(uid) for uid in pods_to_look_at(inputs)}
             settled = settle(inputs, populated, self.options.hold_down_seconds)
-            self._report_hold_downs(inputs.hold_downs, settled.hold_downs)
+            for one in settled.hold_downs:
+                if one not in inputs.hold_downs:
+                    logger.info("holding down", extra={"pod": named(one.pod), "reason": one.reason})
+            for one in inputs.hold_downs:
+                if one not in settled.hold_downs:
+                    logger.info("no longer holding down", extra={"pod": named(one.pod)})
             self._inputs = settled
             self._snapshot = derive(settled)
         return self._snapshot
@@ -319,15 +324,6 @@ class Node:
         if inputs is not self._inputs:
             self._inputs, self._snapshot = inputs, None
             self.changed.set()
-
-    def _report_hold_downs(self, before: tuple[HoldDown, ...], after: tuple[HoldDown, ...]) -> None:
-        """One log line when a hold-down that the kubelet is shown begins and ends."""
-        for one in after:
-            if one not in before:
-                logger.info("holding down", extra={"pod": named(one.pod), "reason": one.reason})
-        for one in before:
-            if one not in after:
-                logger.info("no longer holding down", extra={"pod": named(one.pod)})
 
 
 def _visible(snapshot: Snapshot) -> tuple[object, ...]:

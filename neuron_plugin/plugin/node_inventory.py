@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from neuron_plugin.allocation import NodeInventory
 from neuron_plugin.hardware import MISSING, Inventory
-from neuron_plugin.topology import Catalogue, DeviceId, Geometry, Topology, geometry_of
+from neuron_plugin.topology import Catalogue, DeviceId, Topology, geometry_of
 
 
 def node_inventory(
@@ -35,7 +35,8 @@ def node_inventory(
         if latest is None:
             after = replace(before, present=(), unhealthy=gone)
         else:
-            geometry = max(latest.geometry, before.geometry, key=_completeness)
+            known = latest.geometry, before.geometry  # the driver lists no links while a device is missing
+            geometry = max(known, key=lambda each: (each.device_count, each.topology is not Topology.UNLINKED))
             after = replace(latest, geometry=geometry, unhealthy={**latest.unhealthy, **gone})
     if after is None:
         return None
@@ -72,8 +73,3 @@ def _as_seen(
         physical_cores_per_device=seen.physical_cores_per_device,
         ultraserver=seen.ultraserver,
     )
-
-
-def _completeness(geometry: Geometry) -> tuple[int, bool]:
-    """How much a geometry says: the driver lists no links while a device is missing."""
-    return geometry.device_count, geometry.topology is not Topology.UNLINKED

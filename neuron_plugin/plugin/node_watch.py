@@ -22,7 +22,7 @@ from neuron_plugin.allocation import (
     disabled_devices,
     format_ids,
 )
-from neuron_plugin.cluster import NODES, ApiServer, Node, ObjectReference, Reflector, Scope, create_event, utc_now
+from neuron_plugin.cluster import NODES, ApiServer, ObjectReference, Reflector, Scope, create_event, utc_now
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.publisher import REPORTER, Publisher
 
@@ -62,7 +62,13 @@ class NodeWatch:
     async def run(self, api: ApiServer) -> None:
         """Follow the Node object until cancelled."""
         scope = Scope(field_selector=f"metadata.name={self._node_name}")
-        reflector = Reflector(api, NODES, _annotations, scope=scope, observer=self)
+        reflector = Reflector(
+            api,
+            NODES,
+            lambda node: (node.annotations.get(DISABLE_KEY, ""), node.annotations.get(INVENTORY_KEY, "")),
+            scope=scope,
+            observer=self,
+        )
         reflector.subscribe(self._see)
         await reflector.run()
 
@@ -126,7 +132,3 @@ class NodeWatch:
             self.unreadable = f"{DISABLE_KEY} reads {text[:_MOST_QUOTED]!r}: {error}"
             self._say("InvalidDisabledDevices", f"{self.unreadable}. The last value that could be read holds")
         self._changed.set()
-
-
-def _annotations(node: Node) -> tuple[str, str]:
-    return node.annotations.get(DISABLE_KEY, ""), node.annotations.get(INVENTORY_KEY, "")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import re
 import time
 from collections import OrderedDict
@@ -27,7 +26,7 @@ from neuron_plugin.allocation import (
     format_ids,
     write_inventory,
 )
-from neuron_plugin.backoff import Backoff
+from neuron_plugin.backoff import CLOCK, Backoff, Clock
 from neuron_plugin.cluster import (
     ApiError,
     ApiRequest,
@@ -69,17 +68,16 @@ _NOT_PERMITTED = frozenset({401, 403})
 class WriteQueue:
     """Requests by subject, in the order in which the subjects came up."""
 
-    def __init__(self, chance: Callable[[], float] = random.random) -> None:
-        """``chance`` spreads retries of many nodes."""
+    def __init__(self, clock: Clock = CLOCK) -> None:
         self._unsent: dict[str, ApiRequest] = {}
         self._not_permitted: dict[str, ApiRequest] = {}
         self._reported: dict[str, None] = {}
         self._again_at = 0.0
         self._permission_backoff = Backoff(
-            chance, first_seconds=FIRST_PERMISSION_SECONDS, longest_seconds=LONGEST_PERMISSION_SECONDS
+            clock.chance, first_seconds=FIRST_PERMISSION_SECONDS, longest_seconds=LONGEST_PERMISSION_SECONDS
         )
         self._filled = asyncio.Event()
-        self._backoff = Backoff(chance, first_seconds=FIRST_PAUSE_SECONDS, longest_seconds=LONGEST_PAUSE_SECONDS)
+        self._backoff = Backoff(clock.chance, first_seconds=FIRST_PAUSE_SECONDS, longest_seconds=LONGEST_PAUSE_SECONDS)
 
     def put(self, subject: str, request: ApiRequest) -> None:
         """Have ``request`` sent; an unsent one on the same subject is out of date now."""
@@ -117,7 +115,18 @@ class WriteQueue:
                 self._unsent[subject] = self._unsent.pop(subject)
                 return False
             if status in _NOT_PERMITTED:
-                self._set_aside(subject, request, error)
+                if subject not in self._reported:
+                    self._reported[subject] = None
+                    fields = {"subject": subject, "error": str(error)}
+                    logger.warning("write not permitted, tried again later", extra=fields)
+                if not self._not_permitted:
+                    self._again_at = asyncio.get_running_loop().time() + self._permission_backoff.next_seconds()
+                if self._unsent.get(subject) is request:
+                    self._not_permitted[subject] = self._unsent.pop(subject)
+                if len(self._not_permitted) > MOST_NOT_PERMITTED:
+                    del self._not_permitted[next(iter(self._not_permitted))]
+                if len(self._reported) > MOST_NOT_PERMITTED:
+                    del self._reported[next(iter(self._reported))]
                 return True
             gone = isinstance(error, ApiError) and (error.missing or error.other_object)
             level = logging.DEBUG if gone else logging.WARNING
@@ -130,19 +139,6 @@ class WriteQueue:
         if self._unsent.get(subject) is request:
             del self._unsent[subject]
         return True
-
-    def _set_aside(self, subject: str, request: ApiRequest, error: ClusterError) -> None:
-        if subject not in self._reported:
-            self._reported[subject] = None
-            logger.warning("write not permitted, tried again later", extra={"subject": subject, "error": str(error)})
-        if not self._not_permitted:
-            self._again_at = asyncio.get_running_loop().time() + self._permission_backoff.next_seconds()
-        if self._unsent.get(subject) is request:
-            self._not_permitted[subject] = self._unsent.pop(subject)
-        if len(self._not_permitted) > MOST_NOT_PERMITTED:
-            del self._not_permitted[next(iter(self._not_permitted))]
-        if len(self._reported) > MOST_NOT_PERMITTED:
-            del self._reported[next(iter(self._reported))]
 
 
 class Publisher:
@@ -187,7 +183,14 @@ class Publisher:
         self.report(snapshot.events)
         self._report_unhealthy(snapshot)
         if self._label_unhealthy:
-            self._label_pods(snapshot)
+            before, self._labels = self._labels, {}
+            for unlike in snapshot.wrongly_labelled:
+                pod, value = unlike.reference, None if unlike.labelled_unhealthy else "true"
+                self._labels[pod.uid] = value
+                if before.get(pod.uid, "unset") != value:
+                    labels = {UNHEALTHY_LABEL: value}
+                    request = describe_pod(namespace=pod.namespace, name=pod.name, uid=pod.uid, labels=labels)
+                    self.queue.put(_subject("label", pod), request)
         return corrections
 
     def _report_unhealthy(self, snapshot: Snapshot) -> None:
@@ -207,20 +210,6 @@ class Publisher:
             if again and pod.uid in snapshot.inputs.pods.pods:
                 text = f"neuron devices {format_ids(again)} of this pod are healthy again"
                 self._write_event(PodEvent(pod, "NeuronDeviceHealthy", text), warning=False)
-
-    def _label_pods(self, snapshot: Snapshot) -> None:
-        before, self._labels = self._labels, {}
-        for pod in snapshot.wrongly_labelled:
-            value = self._labels[pod.uid] = None if pod.labelled_unhealthy else "true"
-            if before.get(pod.uid, "unset") != value:
-                reference = pod.reference
-                request = describe_pod(
-                    namespace=reference.namespace,
-                    name=reference.name,
-                    uid=reference.uid,
-                    labels={UNHEALTHY_LABEL: value},
-                )
-                self.queue.put(_subject("label", reference), request)
 
     def report(self, events: Iterable[PodEvent]) -> None:
         """Log each event and write it on its pod, once."""

@@ -335,28 +335,42 @@ class Snapshot:
 
         A pod that takes over another's set comes before that other, so that no two pods claim one set meanwhile.
         """
-        handed_over = [write for pod in self.inputs.pods.asking if (write := self._handed_over(pod))]
+        handed_over = []
+        for pod in self.inputs.pods.asking:  # one that was not served takes over the set which another pod left
+            is_new = not pod.started and not self.ledger.of(pod.uid)
+            assigned = self._usable_assignment(pod) if is_new else ()
+            if assigned and assigned != assigned_allocations(pod, self.inventory.geometry):
+                handed_over.append(self._assignment_write(pod, [one.mask for one in assigned], allocated=False))
         return (*handed_over, *(write for pod in self.inputs.pods.asking if (write := self._served(pod))))
 
     @cached_property
     def events(self) -> tuple[PodEvent, ...]:
         """What the owners of this node's pods should know. Equal events of later snapshots are the same news."""
-        found = []
+        found, geometry = [], self.inventory.geometry
         for pod in self.inputs.pods.pods.values():
             if isinstance(pod.request, Rejection):
                 found.append(PodEvent(pod.reference, "InvalidNeuronRequest", str(pod.request)))
             elif pod.request and pod.assignment is not None:
-                assigned = assigned_allocations(pod, self.inventory.geometry)
+                assigned = assigned_allocations(pod, geometry)
                 if isinstance(assigned, Rejection):
                     found.append(PodEvent(pod.reference, "InvalidNeuronAssignment", str(assigned)))
             if is_constrained(pod.requests):
-                found += self._constraint_events(pod)
+                constraints = pod.requests[0].constraints
+                has = {one.container: one.mask for one in self.ledger.of(pod.uid)}
+                if isinstance(constraints, Rejection):
+                    found.append(PodEvent(pod.reference, "InvalidNeuronConstraint", str(constraints)))
+                elif text := constraint_not_kept(geometry, pod.requests, self.device_facts, has):
+                    found.append(PodEvent(pod.reference, "ConstraintNotKept", text))
         for entry in self.inputs.recorded.entries.values():
-            pod_of_entry = self.inputs.pods.by_kubelet_uid.get(entry.key.uid)
-            if pod_of_entry:
-                one = entry.on(self.inventory, pod_of_entry.reference)
-                if text := self._unlinked(one, pod_of_entry):
-                    found.append(PodEvent(pod_of_entry.reference, "UnlinkedDevices", text))
+            if (known := self.inputs.pods.by_kubelet_uid.get(entry.key.uid)) is None:
+                continue
+            one, assigned = entry.on(self.inventory, known.reference), assigned_allocations(known, geometry)
+            chosen = () if isinstance(assigned, Rejection) else assigned
+            as_chosen = any((other.container, other.mask) == (one.container, one.mask) for other in chosen)
+            if not as_chosen and (why := self.unlinked_text(one.resource, one.mask)):
+                ids = ", ".join(map(str, ids_of(geometry, one.resource.unit, one.mask)))
+                text = f"{one.resource.value} ids {ids} of container {one.container} are not linked: {why}"
+                found.append(PodEvent(known.reference, "UnlinkedDevices", text))
         found += [
             PodEvent(write.pod, "AssignmentCorrected", write.correction) for write in self.writes if write.correction
         ]
@@ -378,15 +392,6 @@ class Snapshot:
         """The pods that should have the label of an unhealthy device and have not, or the reverse."""
         pods, sick = self.inputs.pods.pods.values(), self.unhealthy_devices
         return tuple(pod for pod in pods if pod.labelled_unhealthy != (pod.reference in sick))
-
-    def _constraint_events(self, pod: NeuronPod) -> list[PodEvent]:
-        """Constraints that cannot be read, or do not hold for what the pod has."""
-        constraints = pod.requests[0].constraints
-        if isinstance(constraints, Rejection):
-            return [PodEvent(pod.reference, "InvalidNeuronConstraint", str(constraints))]
-        has = {one.container: one.mask for one in self.ledger.of(pod.uid)}
-        text = constraint_not_kept(self.inventory.geometry, pod.requests, self.device_facts, has)
-        return [PodEvent(pod.reference, "ConstraintNotKept", text)] if text else []
 
     @property
     def device_facts(self) -> DeviceFacts:
@@ -433,16 +438,6 @@ class Snapshot:
     def _is_free_for(self, pod: NeuronPod, sets: Sequence[Allocation]) -> bool:
         return all(one.pod.uid == pod.uid for one in self.ledger.overlapping(mask_union(sets)))
 
-    def _handed_over(self, pod: NeuronPod) -> PodWrite | None:
-        """The annotations of an unserved pod that takes over the set which another pod left."""
-        own = assigned_allocations(pod, self.inventory.geometry)
-        if pod.started or self.ledger.of(pod.uid) or isinstance(own, Rejection) or not own:
-            return None
-        assigned = self._usable_assignment(pod)
-        if not assigned or assigned == own:
-            return None
-        return self._assignment_write(pod, [one.mask for one in assigned], allocated=False)
-
     def _served(self, pod: NeuronPod) -> PodWrite | None:
         """The annotations of a pod whose containers are all in the kubelet's record.
 
@@ -483,18 +478,6 @@ class Snapshot:
         was_assigned = isinstance(pod.assignment, Assignment)
         correction = f"{named(pod.reference)} got another set than it was assigned: {ids}" if was_assigned else ""
         return PodWrite(pod.reference, annotations, correction)
-
-    def _unlinked(self, one: Allocation, pod: NeuronPod) -> str:
-        assigned = assigned_allocations(pod, self.inventory.geometry)
-        if not isinstance(assigned, Rejection) and any(
-            other.container == one.container and other.mask == one.mask for other in assigned
-        ):
-            return ""
-        why = self.unlinked_text(one.resource, one.mask)
-        if not why:
-            return ""
-        ids = ids_of(self.inventory.geometry, one.resource.unit, one.mask)
-        return f"{one.resource.value} ids {', '.join(map(str, ids))} of container {one.container} are not linked: {why}"
 
 
 def derive(inputs: Inputs) -> Snapshot:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from neuron_plugin import __version__
 from neuron_plugin.allocation import (
     DISABLE_KEY,
     INVENTORY_KEY,
-    Allocation,
     DecisionLog,
     Resource,
     decisions_document,
@@ -33,7 +32,7 @@ from neuron_plugin.plugin.node_watch import NodeWatch
 from neuron_plugin.plugin.pod_watch import PodWatch
 from neuron_plugin.plugin.publisher import WriteQueue
 from neuron_plugin.plugin.snapshot import Snapshot
-from neuron_plugin.topology import CoreMask, cores_in
+from neuron_plugin.topology import cores_in
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -209,7 +208,12 @@ class PluginStatus:
         return {
             "build_info": {tuple(build()): 1},
             **(_of_snapshot(snapshot, [Resource(server.resource) for server in self._servers]) if snapshot else {}),
-            "ecc_errors": dict(self._ecc_errors()),
+            "ecc_errors": {
+                (str(device.id), kind): count
+                for device in (self._health.inventory.devices if self._health.inventory else ())
+                if (ecc := device.health.ecc)
+                for kind, count in (("sram", ecc.sram), ("memory", ecc.memory), ("repairable", ecc.repairable))
+            },
             "registered": {(server.resource,): server.registered.is_set() for server in self._servers},
             "silent_sources": {(source,): 1 for source in self._health.silent_sources},
             "disable_devices_readable": {(): not self._own_node.unreadable} if self._own_node else {},
@@ -229,25 +233,29 @@ class PluginStatus:
             "watch_restarts_total": counters.watch_restarts,
         }
 
-    def _ecc_errors(self) -> Iterator[tuple[tuple[str, ...], float]]:
-        inventory = self._health.inventory
-        for device in inventory.devices if inventory else ():
-            if ecc := device.health.ecc:
-                for kind, count in (("sram", ecc.sram), ("memory", ecc.memory), ("repairable", ecc.repairable)):
-                    yield (str(device.id), kind), count
-
 
 def _of_snapshot(snapshot: Snapshot, resources: Sequence[Resource]) -> dict[str, Samples]:
     inventory, inputs = snapshot.inventory, snapshot.inputs
     geometry = inventory.geometry
+    allocated: Counter[tuple[str, ...]] = Counter()
+    core_holders: dict[tuple[str, ...], float] = {}
+    for uid, allocations in snapshot.ledger.by_pod.items():
+        pod, counted, size = inputs.pods.pods.get(uid), 0, geometry.cores_per_device
+        order = {part.container: place for place, part in enumerate(pod.requests if pod else ())}
+        for one in sorted(allocations, key=lambda one: -order.get(one.container, 0)):
+            if one.pod.name and (mask := one.mask & ~counted):  # cores that a later container re-uses are that one's
+                container = (one.pod.namespace, one.pod.name, one.container)
+                allocated[*container, one.resource.value] += len(ids_of(geometry, one.resource.unit, mask))
+                core_holders |= {(str(core), str(core // size), *container): 1 for core in cores_in(mask)}
+            counted |= one.mask
     return {
         "info": {(__version__, inventory.driver_version, inventory.device_name, geometry.instance_type): 1},
         "devices": _devices(snapshot, resources),
         "device_healthy": {(str(one),): one not in inventory.unhealthy for one in inventory.listed},
         "device_disabled": {(str(one),): one in inventory.disabled for one in inventory.listed},
         "allocated_pods": {(): len(snapshot.ledger.by_pod)},
-        "allocated": _allocated(snapshot),
-        "core_holder": _core_holders(snapshot),
+        "allocated": allocated,
+        "core_holder": core_holders,
         "unconfirmed_allocations": {(): len(inputs.pending)},
         "cooling_down_cores": {(): inputs.held_down_mask.bit_count()},
         "waiting_assignments": {(): len(snapshot.waiting)},
@@ -273,31 +281,3 @@ def _devices(snapshot: Snapshot, resources: Sequence[Resource]) -> Samples:
             state = "allocated" if mask & own else "allocated_as_other" if mask & other else state
             found[resource.value, state] += 1
     return found
-
-
-def _allocated(snapshot: Snapshot) -> Samples:
-    found: Counter[tuple[str, ...]] = Counter()
-    for one, mask in _last_holders(snapshot):
-        where = (one.pod.namespace, one.pod.name, one.container, one.resource.value)
-        found[where] += len(ids_of(snapshot.inventory.geometry, one.resource.unit, mask))
-    return found
-
-
-def _core_holders(snapshot: Snapshot) -> Samples:
-    size = snapshot.inventory.geometry.cores_per_device
-    return {
-        (str(core), str(core // size), one.pod.namespace, one.pod.name, one.container): 1
-        for one, mask in _last_holders(snapshot)
-        for core in cores_in(mask)
-    }
-
-
-def _last_holders(snapshot: Snapshot) -> Iterator[tuple[Allocation, CoreMask]]:
-    """The cores of each container of the pods that are known by name; those that a later one re-uses are that one's."""
-    for uid, allocations in snapshot.ledger.by_pod.items():
-        pod, counted = snapshot.inputs.pods.pods.get(uid), 0
-        order = {part.container: place for place, part in enumerate(pod.requests if pod else ())}
-        for one in sorted(allocations, key=lambda one: -order.get(one.container, 0)):
-            if one.pod.name and (mask := one.mask & ~counted):
-                yield one, CoreMask(mask)
-            counted |= one.mask

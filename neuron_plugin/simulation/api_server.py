@@ -192,8 +192,14 @@ class SimulatedApiServer:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         try:
-            if request.method == "GET" and (found := self._for_kubectl(request)) is not None:
+            events = _CORE_EVENTS.fullmatch(request.path) if request.method == "GET" else None
+            if request.method == "GET" and (found := discovery(request.path)):
                 return _json(found)
+            if events:  # as kubectl asks for them: events as /api/v1 has them
+                wanted = request.query.get("fieldSelector", "")
+                listed = core_events(self.objects(EVENTS), events[1] or "", wanted)
+                as_table = "as=Table" in request.headers.get("Accept", "")
+                return _json(table(EVENTS, listed) if as_table else listed)
             return await self._serve(request, parse_path(request.path))
         except Refusal as refusal:
             return _json(refusal.status(), refusal.code)
@@ -209,21 +215,16 @@ class SimulatedApiServer:
             raise Refusal(405, "the server does not allow this method on the requested resource")
         query = dict(request.query)
         if query.get("watch") in {"true", "1"} and not target.name:
-            return await self._watch(request, target, query)
+            meant, wanted, collection = _meant(target, query), WatchQuery.parse(query), self._objects.collections
+            answer = web.StreamResponse(headers={"Content-Type": "application/json"})
+            await answer.prepare(request)
+            with contextlib.suppress(ConnectionError):  # the client left
+                await Watch(target.kind, collection[target.kind], meant, wanted, self._watches).run(request, answer)
+            return answer
         found = self._objects.read(target).encoded if target.name else self._list(target, query)
         if "as=Table" in request.headers.get("Accept", ""):
             return _json(table(target.kind, msgspec.json.decode(found)))
         return _bytes(found)
-
-    def _for_kubectl(self, request: web.Request) -> JsonObject | None:
-        """Discovery, and events as /api/v1 has them; None for everything else."""
-        if found := discovery(request.path):
-            return found
-        namespace = _CORE_EVENTS.fullmatch(request.path)
-        if namespace is None:
-            return None
-        listed = core_events(self.objects(EVENTS), namespace[1] or "", request.query.get("fieldSelector", ""))
-        return table(EVENTS, listed) if "as=Table" in request.headers.get("Accept", "") else listed
 
     def _write(self, request: web.Request, target: Target, body: JsonObject) -> web.Response:
         match request.method:
@@ -252,7 +253,12 @@ class SimulatedApiServer:
     def _list(self, target: Target, query: dict[str, str]) -> bytes:
         """Answer one page, all pages of a list from one version."""
         collection = self._objects.collections[target.kind]
-        version, start = _place(query.get("continue", ""))
+        version = start = 0
+        if token := query.get("continue", ""):
+            try:
+                version, start = map(int, base64.urlsafe_b64decode(token).split(b":"))
+            except ValueError as error:
+                raise Refusal(400, "continue key is not valid") from error
         snapshot = collection.snapshot_at(version) if version else collection.snapshot()
         meant, following = _meant(target, query), 0
         limit = int(query.get("limit", "0")) or len(snapshot.objects)
@@ -269,16 +275,6 @@ class SimulatedApiServer:
         head = {"kind": f"{target.kind.kind}List", "apiVersion": target.kind.version, "metadata": metadata}
         items = b",".join(stored.encoded for stored in chosen)
         return msgspec.json.encode(head)[:-1] + b',"items":[' + items + b"]}"
-
-    async def _watch(self, request: web.Request, target: Target, query: dict[str, str]) -> web.StreamResponse:
-        meant = _meant(target, query)
-        wanted = WatchQuery.parse(query)
-        answer = web.StreamResponse(headers={"Content-Type": "application/json"})
-        await answer.prepare(request)
-        collection = self._objects.collections[target.kind]
-        with contextlib.suppress(ConnectionError):  # the client left
-            await Watch(target.kind, collection, meant, wanted, self._watches).run(request, answer)
-        return answer
 
 
 async def _body(request: web.Request) -> JsonObject:
@@ -304,17 +300,6 @@ def _meant(target: Target, query: dict[str, str]) -> Selector:
         raise Refusal(400, "the simulated API server selects by fields only")
     within = f"metadata.namespace={target.namespace}" if target.namespace else ""
     return selector(target.kind, f"{query.get('fieldSelector', '')},{within}")
-
-
-def _place(token: str) -> tuple[int, int]:
-    """The version and the place of a further page; zeros for the first."""
-    if not token:
-        return 0, 0
-    try:
-        version, _, place = base64.urlsafe_b64decode(token).decode().partition(":")
-        return int(version), int(place)
-    except ValueError as error:
-        raise Refusal(400, "continue key is not valid") from error
 
 
 def _json(value: JsonObject, status: int = 200) -> web.Response:

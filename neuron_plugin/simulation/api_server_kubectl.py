@@ -33,8 +33,19 @@ def discovery(path: str) -> JsonObject | None:
         ]
         return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
     if path in _GROUPS:
-        kinds = [kind for kind in (*KINDS, _CORE_EVENTS) if kind.group == path]
-        return {"kind": "APIResourceList", "groupVersion": _GROUPS[path], "resources": [_about(each) for each in kinds]}
+        resources = [
+            {
+                "name": kind.plural,
+                "singularName": kind.kind.lower(),
+                "namespaced": kind.namespaced,
+                "kind": kind.kind,
+                "verbs": _VERBS,
+                "shortNames": _SHORT_NAMES.get(kind, []),
+            }
+            for kind in (*KINDS, _CORE_EVENTS)
+            if kind.group == path
+        ]
+        return {"kind": "APIResourceList", "groupVersion": _GROUPS[path], "resources": resources}
     if path == _OPENAPI.rstrip("/"):
         return {"paths": {each.lstrip("/"): {"serverRelativeURL": _OPENAPI + each.lstrip("/")} for each in _GROUPS}}
     if (group := "/" + path.removeprefix(_OPENAPI)) in _GROUPS and path.startswith(_OPENAPI):
@@ -48,11 +59,6 @@ def discovery(path: str) -> JsonObject | None:
             operations[f"{group}/{kind.plural}/{{name}}"] = {"patch": patch}
         return {"openapi": "3.0.0", "info": {"title": "simulated", "version": "1"}, "paths": operations}
     return None
-
-
-def _about(kind: ServedKind) -> JsonObject:
-    about: JsonObject = {"name": kind.plural, "singularName": kind.kind.lower(), "namespaced": kind.namespaced}
-    return about | {"kind": kind.kind, "verbs": _VERBS, "shortNames": _SHORT_NAMES.get(kind, [])}
 
 
 def core_events(events: Iterable[JsonObject], namespace: str, selector: str) -> JsonObject:
@@ -81,7 +87,8 @@ def core_events(events: Iterable[JsonObject], namespace: str, selector: str) -> 
 def table(kind: ServedKind, listed: JsonObject) -> JsonObject:
     """A list, or a single object, as kubectl prints it."""
     objects = listed["items"] if str(listed.get("kind", "")).endswith("List") else [listed]
-    rows = [{"cells": _cells(kind, each), "object": _partial(each)} for each in objects]
+    partial = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
+    rows = [{"cells": _cells(kind, each), "object": partial | {"metadata": each["metadata"]}} for each in objects]
     columns = [{"name": name, "type": "string"} for name in _COLUMNS.get(kind, ("Name", "Age"))]
     head = {"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": listed.get("metadata") or {}}
     return head | {"columnDefinitions": columns, "rows": rows}
@@ -117,7 +124,3 @@ def _cells(kind: ServedKind, each: JsonObject) -> list[str]:
         named = f"{str(about.get('kind', '')).lower()}/{about.get('name', '')}"
         return [aged, each.get("type", ""), each.get("reason", ""), named, each.get("message") or each.get("note", "")]
     return [name, aged]
-
-
-def _partial(each: JsonObject) -> JsonObject:
-    return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": each["metadata"]}

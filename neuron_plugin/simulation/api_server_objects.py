@@ -181,9 +181,14 @@ def created(kind: ServedKind, namespace: str, body: JsonObject) -> JsonObject:
     if kind is PODS:
         spec = {"schedulerName": "default-scheduler", "restartPolicy": "Always", **(made.get("spec") or {})}
         spec = {"terminationGracePeriodSeconds": _DEFAULT_GRACE_SECONDS, **spec}
-        for part in ("containers", "initContainers"):
-            if part in spec:
-                spec[part] = [_with_requests(container) for container in spec[part]]
+        for part in spec.keys() & {"containers", "initContainers"}:
+            spec[part] = [dict(container) for container in spec[part]]
+            for container in spec[part]:  # a limit without a request is requested (pkg/apis/core/v1/defaults.go)
+                resources = container.get("resources") or {}
+                limits = _quantities(resources.get("limits") or {})
+                requests = {**limits, **_quantities(resources.get("requests") or {})}
+                filled = {name: amounts for name, amounts in (("limits", limits), ("requests", requests)) if amounts}
+                container["resources"] = {**resources, **filled}
         return made | {"spec": spec, "status": {"phase": "Pending", **(made.get("status") or {})}}
     if kind is NODES:
         status = dict(made.get("status") or {})
@@ -192,15 +197,6 @@ def created(kind: ServedKind, namespace: str, body: JsonObject) -> JsonObject:
         status |= {"capacity": capacity, "allocatable": allocatable}
         return made | {"spec": made.get("spec") or {}, "status": status}
     return made
-
-
-def _with_requests(container: JsonObject) -> JsonObject:
-    """Quantities become texts, and a limit without a request is requested (``pkg/apis/core/v1/defaults.go``)."""
-    resources = container.get("resources") or {}
-    limits = _quantities(resources.get("limits") or {})
-    requests = {**limits, **_quantities(resources.get("requests") or {})}
-    filled = {name: amounts for name, amounts in (("limits", limits), ("requests", requests)) if amounts}
-    return container | {"resources": {**resources, **filled}}
 
 
 def _quantities(amounts: JsonObject) -> dict[str, str]:

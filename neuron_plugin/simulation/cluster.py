@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,6 +17,7 @@ from typing import Self
 import aiohttp
 import msgspec
 
+from neuron_plugin.allocation import Resource
 from neuron_plugin.cluster import PODS
 from neuron_plugin.cluster import Pod as PodRecord
 from neuron_plugin.extender.state import NODE_REFUSALS
@@ -34,23 +34,13 @@ NODE_NAME = "node-1"
 _SERVING = re.compile(r'"message":"serving".*?"port":(\d+)')
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedPod:
-    """A pod to create: its containers' limits by container name, init containers apart."""
-
-    name: str
-    containers: Mapping[str, Mapping[str, int]]
-    init_containers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-
-    def manifest(self) -> JsonObject:
-        """The pod as a user would apply it."""
-        return {
-            "metadata": {"name": self.name, "namespace": "default"},
-            "spec": {
-                "containers": [_container(name, limits) for name, limits in self.containers.items()],
-                "initContainers": [_container(name, limits) for name, limits in self.init_containers.items()],
-            },
-        }
+def pod_manifest(name: str, containers: Mapping[str, tuple[Resource, int]]) -> JsonObject:
+    """A pod as a user would apply it, by what each container asks for."""
+    made = [
+        {"name": container, "resources": {"limits": {resource.value: str(count)}}}
+        for container, (resource, count) in containers.items()
+    ]
+    return {"metadata": {"name": name, "namespace": "default"}, "spec": {"containers": made}}
 
 
 class SimulatedCluster:
@@ -123,32 +113,25 @@ class SimulatedCluster:
         }
         texts = [text for flag, value in flags.items() for text in (flag, str(value))]
         self._extender = await start_process(self.root / "extender.log", "extender", *texts, *self._extender_flags)
-        self.extender_url = f"http://127.0.0.1:{await self._extender_port(self._extender)}"
-        self.health_url = f"http://127.0.0.1:{health_port}"
-        self._scheduler = await SimulatedScheduler(f"{self.extender_url}/scheduler").__aenter__()
-        await self._wait_until_ready(f"{self.extender_url}/readyz")
-
-    async def _extender_port(self, extender: asyncio.subprocess.Process) -> int:
-        """The port that the extender was given, from its log: one chosen here might be taken before it starts."""
-        log = self.root / "extender.log"
+        log = self.root / "extender.log"  # names the port: one chosen here might be taken before the extender starts
         async with asyncio.timeout(READY_SECONDS):
             while not (serving := _SERVING.search(log.read_text())):
-                if extender.returncode is not None:
-                    raise RuntimeError(f"the extender ended with {extender.returncode}: {log.read_text()[-500:]}")
+                if (status := self._extender.returncode) is not None:
+                    raise RuntimeError(f"the extender ended with {status}: {log.read_text()[-500:]}")
                 await asyncio.sleep(0.05)
-        return int(serving[1])
-
-    def _kubeconfig(self, user: str) -> Path:
-        return self.api.write_kubeconfig(self.root / f"kubeconfig-{user}", user)
-
-    async def _wait_until_ready(self, url: str) -> None:
+        self.extender_url = f"http://127.0.0.1:{serving[1]}"
+        self.health_url = f"http://127.0.0.1:{health_port}"
+        self._scheduler = await SimulatedScheduler(f"{self.extender_url}/scheduler").__aenter__()
         async with asyncio.timeout(READY_SECONDS), aiohttp.ClientSession() as session:
             while True:
                 with contextlib.suppress(aiohttp.ClientError):
-                    async with session.get(url) as response:
+                    async with session.get(f"{self.extender_url}/readyz") as response:
                         if response.ok:
                             return
                 await asyncio.sleep(0.05)
+
+    def _kubeconfig(self, user: str) -> Path:
+        return self.api.write_kubeconfig(self.root / f"kubeconfig-{user}", user)
 
     async def filter(self, name: str) -> FilterAnswer:
         """Do the scheduler's part: ask the extender which nodes take a pod.
@@ -195,7 +178,3 @@ class SimulatedCluster:
         """The pod's containers have ended, and the object is deleted."""
         record = self.pod(name)
         self.workers[record.node_name].end(self.api, record)
-
-
-def _container(name: str, limits: Mapping[str, int]) -> JsonObject:
-    return {"name": name, "resources": {"limits": {resource: str(count) for resource, count in limits.items()}}}

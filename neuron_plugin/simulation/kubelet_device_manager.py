@@ -26,6 +26,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
@@ -277,7 +278,10 @@ class DeviceManager:
         Resources that were registered are known from the beginning, without any device.
         """
         self._recorded, self._devices, self._healthy = {}, {}, {}
-        data = _decoded(checkpoint or b"")
+        data: _Data | None = None
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            file = msgspec.json.decode(checkpoint or b"", type=_File)
+            data = file.data if file.checksum == zlib.crc32(msgspec.json.encode(file.data)) else None
         for entry in (data and data.pod_device_entries) or ():
             key = (entry.pod_uid, entry.container_name, entry.resource_name)
             ids = entry.device_ids if isinstance(entry.device_ids, dict) else {str(NO_TOPOLOGY): entry.device_ids}
@@ -328,11 +332,3 @@ class DeviceManager:
         ordered = sorted(items)
         self._random.shuffle(ordered)
         return ordered
-
-
-def _decoded(checkpoint: bytes) -> _Data | None:
-    try:
-        file = msgspec.json.decode(checkpoint, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return file.data if file.checksum == zlib.crc32(msgspec.json.encode(file.data)) else None

@@ -175,15 +175,31 @@ class TreeWriter:
     def change(self, before: NodeDescription, after: NodeDescription) -> None:
         """Turn one machine into another: the module before its devices, a device before its node, and back."""
         for device in sorted(set(before.loaded) - set(after.loaded)):
-            self._remove_device(device)
-        self._module(before, after)
+            for directory in (self.paths.dev, self.class_dir, self.device_dir):
+                remove(self.root, directory / f"neuron{device}")
+        if before.driver_loaded and not after.driver_loaded:
+            for directory in (self.class_dir, self.device_dir, self.module_dir):
+                remove(self.root, directory)
+        elif after.driver_loaded and not before.driver_loaded:
+            version = File(after.driver_version + "\n", 0o444)
+            write_directory(self.root, self.module_dir, {"version": version}, {})
+            write_directory(self.root, self.class_dir, class_files(after), {})
         for device in sorted(set(before.loaded) & set(after.loaded)):
             old, new = device_files(before, device), device_files(after, device)
             update_files(self.root, self.device_dir / f"neuron{device}", old, new)
         for device in sorted(set(after.loaded) - set(before.loaded)):
-            self._add_device(after, device)
+            name, links = f"neuron{device}", {"subsystem": "../../../../class/neuron_device"}
+            write_directory(self.root, self.device_dir / name, device_files(after, device), links)
+            write_link(self.root, self.class_dir / name, f"../../devices/virtual/neuron_device/{name}")
         for device in after.loaded:
-            self._node(after, device)
+            node = self.paths.dev / f"neuron{device}"
+            wanted, there = after.device(device).node, node.exists()
+            if there and not wanted:
+                remove(self.root, node)
+            elif wanted and not there and after.char_nodes:
+                write_char_node(self.root, node, after.major, device)
+            elif wanted and not there:
+                write_file(self.root, node, File("", 0o666))
         if before.logical_core_size != after.logical_core_size:
             path, size = self.paths.logical_nc_config, after.logical_core_size
             if size is None:
@@ -193,38 +209,6 @@ class TreeWriter:
         self._describe(after)
 
     def _describe(self, description: NodeDescription) -> None:
+        """Last, so that a change which was cut short is completed when it is made again."""
         described = msgspec.json.format(msgspec.json.encode(description), indent=2).decode()
         write_file(self.root, self.root / DESCRIPTION_FILE, File(described + "\n"))
-
-    def _module(self, before: NodeDescription, after: NodeDescription) -> None:
-        if before.driver_loaded and not after.driver_loaded:
-            remove(self.root, self.class_dir)
-            remove(self.root, self.device_dir)
-            remove(self.root, self.module_dir)
-        elif after.driver_loaded and not before.driver_loaded:
-            version = File(after.driver_version + "\n", 0o444)
-            write_directory(self.root, self.module_dir, {"version": version}, {})
-            write_directory(self.root, self.class_dir, class_files(after), {})
-
-    def _add_device(self, description: NodeDescription, device: int) -> None:
-        name = f"neuron{device}"
-        files = device_files(description, device)
-        subsystem = {"subsystem": "../../../../class/neuron_device"}
-        write_directory(self.root, self.device_dir / name, files, subsystem)
-        write_link(self.root, self.class_dir / name, f"../../devices/virtual/neuron_device/{name}")
-
-    def _remove_device(self, device: int) -> None:
-        name = f"neuron{device}"
-        remove(self.root, self.paths.dev / name)
-        remove(self.root, self.class_dir / name)
-        remove(self.root, self.device_dir / name)
-
-    def _node(self, description: NodeDescription, device: int) -> None:
-        path = self.paths.dev / f"neuron{device}"
-        wanted, there = description.device(device).node, path.exists()
-        if there and not wanted:
-            remove(self.root, path)
-        elif wanted and not there and description.char_nodes:
-            write_char_node(self.root, path, description.major, device)
-        elif wanted and not there:
-            write_file(self.root, path, File("", 0o666))

@@ -26,15 +26,10 @@ def topology_of(links: Links) -> Topology:
     ``links`` must cover the ids 0..n-1 without a gap to be recognised: a hole may hide any topology.
     """
     found, count = dict(links), len(links)
-    return next((topology for topology in _candidates(count) if found == links_of(topology, count)), Topology.UNLINKED)
-
-
-def _candidates(device_count: int) -> tuple[Topology, ...]:
-    """What that many linked devices can be; a torus comes in whole blocks of 4 by 4."""
-    if device_count <= 1:
-        return (Topology.SINGLE,) * device_count
-    whole_blocks = device_count % TORUS_BLOCK == 0
-    return (Topology.LINE, Topology.RING, *((Topology.TORUS,) if whole_blocks else ()))
+    candidates = [Topology.SINGLE] * count if count <= 1 else [Topology.LINE, Topology.RING]
+    if count and count % TORUS_BLOCK == 0:  # a torus comes in whole blocks of 4 by 4
+        candidates.append(Topology.TORUS)
+    return next((topology for topology in candidates if found == links_of(topology, count)), Topology.UNLINKED)
 
 
 def _neighbours(topology: Topology, device_count: int, device: int) -> set[int]:
@@ -45,16 +40,11 @@ def _neighbours(topology: Topology, device_count: int, device: int) -> set[int]:
         case Topology.RING:
             return {(device - 1) % device_count, (device + 1) % device_count}
         case Topology.TORUS:
-            return _torus_neighbours(device)
+            block, place = divmod(device, TORUS_BLOCK)  # a 32-device host is two tori (bit 0x10 of the id)
+            row, column = divmod(place, TORUS_SIDE)
+            return {
+                block * TORUS_BLOCK + (r % TORUS_SIDE) * TORUS_SIDE + c % TORUS_SIDE  # both directions wrap
+                for r, c in ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1))
+            }
         case _:
             return set()
-
-
-def _torus_neighbours(device: int) -> set[int]:
-    """Row and column neighbours, wrapping; a 32-device host is two tori (bit 0x10 of the id)."""
-    block, place = divmod(device, TORUS_BLOCK)
-    row, column = divmod(place, TORUS_SIDE)
-    return {
-        block * TORUS_BLOCK + (r % TORUS_SIDE) * TORUS_SIDE + c % TORUS_SIDE
-        for r, c in ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1))
-    }

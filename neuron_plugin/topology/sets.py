@@ -56,39 +56,22 @@ def _sets_by_count(shape: Geometry, unit: Unit) -> dict[int, tuple[CoreMask, ...
 
 
 def _device_sets(geometry: Geometry, count: int) -> tuple[CoreMask, ...]:
-    step = _step(geometry, count)
-    starts = range(0, geometry.device_count - count + 1, step) if step else ()
+    any_run = not geometry.block_sizes or count in (1, geometry.device_count)
+    if not any_run and count not in geometry.block_sizes:
+        return ()
+    starts = range(0, geometry.device_count - count + 1, 1 if any_run else count)
     return tuple(geometry.devices_mask(range(start, start + count)) for start in starts)
 
 
-def _step(geometry: Geometry, count: int) -> int:
-    """Distance between the first devices of neighbouring sets; 0 when the count has none."""
-    if not geometry.block_sizes or count in (1, geometry.device_count):
-        return 1
-    return count if count in geometry.block_sizes else 0
-
-
 def _core_sets(geometry: Geometry, count: int) -> tuple[CoreMask, ...]:
-    fits_one = count <= geometry.cores_per_device
-    return _windows_inside_devices(geometry, count) if fits_one else _core_runs(geometry, count)
-
-
-def _windows_inside_devices(geometry: Geometry, count: int) -> tuple[CoreMask, ...]:
-    window = (1 << count) - 1
-    return tuple(
-        CoreMask(window << (device * geometry.cores_per_device + offset))
-        for device in range(geometry.device_count)
-        for offset in range(geometry.cores_per_device - count + 1)
-    )
-
-
-def _core_runs(geometry: Geometry, count: int) -> tuple[CoreMask, ...]:
-    """More cores than one device has: from a device boundary, and only whole devices where blocks rule."""
-    devices, rest = divmod(count, geometry.cores_per_device)
+    """Any window inside a device; more from a device boundary, and only whole devices where blocks rule."""
+    per_device, window = geometry.cores_per_device, (1 << count) - 1
+    if count <= per_device:
+        offsets = range(per_device - count + 1)
+        firsts = [device * per_device + offset for device in range(geometry.device_count) for offset in offsets]
+        return tuple(CoreMask(window << first) for first in firsts)
+    devices, rest = divmod(count, per_device)
     if not rest:
         return _device_sets(geometry, devices)
-    if geometry.block_sizes:
-        return ()
-    run = (1 << count) - 1
-    firsts = range(geometry.device_count - devices)
-    return tuple(CoreMask(run << (first * geometry.cores_per_device)) for first in firsts)
+    starts = () if geometry.block_sizes else range(geometry.device_count - devices)
+    return tuple(CoreMask(window << (start * per_device)) for start in starts)

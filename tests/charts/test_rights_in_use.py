@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from neuron_plugin.allocation import ALLOCATED_KEY, Resource
-from neuron_plugin.simulation import EVENTS, NODE_NAME, SimulatedCluster, SimulatedPod
+from neuron_plugin.simulation import EVENTS, NODE_NAME, SimulatedCluster, pod_manifest
 from tests.charts.manifests import of_kind
 from tests.charts.test_rbac import rules
 from tests.support.api_access import Access, Right, in_namespace
@@ -81,7 +81,7 @@ def reporters(server: StandInApiServer) -> set[str]:
 
 
 async def place_a_pod_though_the_binding_s_answer_is_lost(cluster: SimulatedCluster, server: StandInApiServer) -> None:
-    cluster.api.create_pod(SimulatedPod("first", {"main": {Resource.NEURONCORE.value: 2}}).manifest())
+    cluster.api.create_pod(pod_manifest("first", {"main": (Resource.NEURONCORE, 2)}))
     assert (await cluster.filter("first")).nodes
     server.fail(Fault(Match(path="/binding$"), lose_answer=True))
     await cluster.bind("first")
@@ -94,7 +94,7 @@ async def test_p81_the_daemons_need_every_right_they_have_and_no_other(
 ) -> None:
     await place_a_pod_though_the_binding_s_answer_is_lost(cluster, server)
     cluster.worker.node.set_ecc(3, sram=1)
-    second = SimulatedPod("second", {"main": {Resource.NEURONCORE.value: 1}}).manifest()
+    second = pod_manifest("second", {"main": (Resource.NEURONCORE, 1)})
     second["metadata"]["annotations"] = {"NEURON_CORES": "all of them"}
     second["spec"]["nodeName"] = NODE_NAME
     cluster.api.create_pod(second)

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from dataclasses import replace
-from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -12,7 +11,7 @@ import pytest
 import yaml
 
 from neuron_plugin.cli.command import CommandError, Form
-from neuron_plugin.cli.devices import changes, device_lines, show_once, title_of, watch
+from neuron_plugin.cli.devices import device_lines, show_once, title_of, watch
 from neuron_plugin.hardware import EccCounts
 from neuron_plugin.inspection.holders import Holders
 from neuron_plugin.inspection.reports import (
@@ -108,14 +107,6 @@ def test_a_broken_file_of_types_is_unusable_settings(cli: Cli, make_node: MakeNo
     shown = cli("devices", "--root", make_node("inf2.xlarge").root, "--instance-types", "/nowhere.yaml")
     assert (shown.status, shown.out) == (2, "")
     assert "cannot read /nowhere.yaml" in shown.err
-
-
-def test_only_changes_are_seen() -> None:
-    found = iter(["a", "a", "b", "b", "b", "a", "end"])
-    pauses: list[None] = []
-    seen = takewhile(lambda each: each != "end", changes(lambda: next(found), lambda: pauses.append(None)))
-    assert list(seen) == ["a", "b", "a"]
-    assert len(pauses) == 6
 
 
 def test_a_watch_shows_the_next_fault(cli_process: CliProcess, make_node: MakeNode) -> None:
@@ -223,6 +214,13 @@ def test_a_watch_prints_one_json_document_a_line(
     assert [len(line["devices"]) for line in lines] == [6, 6, 0]
     assert [line["devices"][4]["health"] for line in lines[:2]] == ["healthy", "unhealthy"]
     assert "not loaded" in lines[2]["absence"]
+
+
+def test_a_watch_prints_changes_only(three_reports: list[MachineReport], capsys: pytest.CaptureFixture[str]) -> None:
+    one, other, _ = three_reports
+    watch(Form.JSON, [one, one, other, other, other, one])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["devices"][4]["health"] for line in lines] == ["healthy", "unhealthy", "healthy"]
 
 
 def test_a_watch_prints_yaml_documents(three_reports: list[MachineReport], capsys: pytest.CaptureFixture[str]) -> None:

@@ -293,7 +293,7 @@ async def test_an_endless_line_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
             await anext(lines)
 
 
-UNUSED = ("kubernetes.client", "kubernetes.aio.dynamic", "requests", "jsonschema")
+UNUSED = ("kubernetes.client", "kubernetes.aio.dynamic", "requests", "jsonschema", "pydantic")
 
 
 def printed_by(script: str, *arguments: str) -> str:
@@ -334,7 +334,9 @@ def test_the_librarys_own_packages_still_bring_what_is_not_used_and_are_left_to_
         "from neuron_plugin.cluster.client import _import_library\n"
         f"print([name for name in {UNUSED[:2]} if name in sys.modules])\n"
         "whole = kubernetes.aio.config\n"
+        "print('pydantic' in sys.modules)\n"
         "_import_library()\n"
-        "print(sys.modules['kubernetes.aio.config'] is whole, kubernetes.aio.dynamic.__name__)"
+        "print(sys.modules['kubernetes.aio.config'] is whole, kubernetes.aio.dynamic.__name__)\n"
+        "print(kubernetes.aio.client.ApiClient.__name__)"
     )
-    assert printed_by(script) == f"{list(UNUSED[:2])}\nTrue kubernetes.aio.dynamic\n"
+    assert printed_by(script) == f"{list(UNUSED[:2])}\nTrue\nTrue kubernetes.aio.dynamic\nApiClient\n"

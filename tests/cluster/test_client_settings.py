@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster.api import ApiRequest, ConnectionSettingsError, UnreachableError
 from neuron_plugin.cluster.client import KubernetesApi, _environment_proxy, connect
 from tests.support.api_server import StandInApiServer
@@ -67,7 +68,7 @@ async def test_refused_credentials_are_not_read_again_all_the_time(
     time = FakeTime()
     async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
         kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        async with await connect(kubeconfig, clock=time) as api:
+        async with await connect(kubeconfig, clock=Clock(now=time)) as api:
             server.rotate(token="second")  # noqa: S106 - as above
             assert [(await api.request(PODS, timeout_seconds=5)).status for _ in range(5)] == [401] * 5
             assert len(server.requests) == 6, "the first was tried again with what the file said"
@@ -80,7 +81,7 @@ async def test_refused_credentials_are_not_read_again_all_the_time(
 async def test_calls_refused_at_the_same_time_read_the_credentials_once(tmp_path: Path) -> None:
     async with StandInApiServer(token="first") as server:  # noqa: S106 - as above
         kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        async with await connect(kubeconfig, clock=lambda: 0.0) as api:
+        async with await connect(kubeconfig, clock=Clock(now=lambda: 0.0)) as api:
             server.rotate(token="second")  # noqa: S106 - as above
             server.write_kubeconfig(kubeconfig)
             answers = await asyncio.gather(*(api.request(PODS, timeout_seconds=5) for _ in range(8)))

@@ -169,7 +169,7 @@ async def test_p31_without_a_decision_a_pod_gets_consecutive_devices(node: Node,
 
 
 async def test_p21_with_numa_hints_no_device_is_held_twice_and_pods_are_marked_with_what_they_hold(node: Node) -> None:
-    """Under the Topology Manager a kubelet with two NUMA nodes leaves the assigned set, which spans both."""
+    """Under a policy of the Topology Manager a kubelet with two NUMA nodes leaves a set that spans both."""
     await start_offering(node, numa_hints=True)
     decision = {"NEURON_DEVS": "1,2", "NEURON_ALLOC_TIME": "1", "NEURON_ALLOCATED": "false"}
     await runs(node, PodSpec("assigned", (ContainerSpec("app", {NEURON: 2}),), decision))

@@ -64,6 +64,18 @@ class FakeHandler:
         return ContainerAllocation(envs={"IDS": ",".join(ids)}, devices=nodes)
 
 
+class Watched(asyncio.Event):
+    """An event that shows its observer each time it is set."""
+
+    def __init__(self, observer: Observer) -> None:
+        super().__init__()
+        self._observer = observer
+
+    def set(self) -> None:
+        self._observer.look()
+        super().set()
+
+
 @dataclass
 class Observer:
     """Keeps each state that a server enters, and the result of each registration: None, or why it failed."""
@@ -74,7 +86,7 @@ class Observer:
     registrations: list[str | None] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def on_change(self) -> None:
+    def look(self) -> None:
         assert self.server is not None
         if self.states[-1:] != [self.server.state]:
             self.states.append(self.server.state)
@@ -127,7 +139,7 @@ async def running_plugin(
         advertisement,
         watch,
         counters=observer.counters,
-        on_change=observer.on_change,
+        changed=Watched(observer),
         times=times,
         random=random or Random(),  # noqa: S311 - spreads retries
         other_route=other_route,

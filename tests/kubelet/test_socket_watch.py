@@ -229,7 +229,7 @@ NEVER = 30.0
 async def watched(directory: Path, period: float) -> AsyncIterator[asyncio.Event]:
     hint = asyncio.Event()
     watch = DirectoryWatch(directory, period_seconds=period)
-    with watch.listening(hint.set):
+    with watch.listening(hint):
         task = asyncio.create_task(watch.run())
         await hinted(hint)  # each beginning gives one
         yield hint
@@ -295,7 +295,7 @@ async def test_a_checkpoint_write_is_one_hint_when_the_file_is_complete(director
 async def test_every_listener_gets_the_hint(directory: Path) -> None:
     watch = DirectoryWatch(directory, period_seconds=NEVER)
     hints = [asyncio.Event(), asyncio.Event()]
-    with watch.listening(hints[0].set), watch.listening(hints[1].set):
+    with watch.listening(hints[0]), watch.listening(hints[1]):
         task = asyncio.create_task(watch.run())
         for hint in hints:
             await hinted(hint)
@@ -305,10 +305,10 @@ async def test_every_listener_gets_the_hint(directory: Path) -> None:
 async def test_a_listener_that_left_gets_none(directory: Path) -> None:
     gone = asyncio.Event()
     watch = DirectoryWatch(directory, period_seconds=NEVER)
-    with watch.listening(gone.set):
+    with watch.listening(gone):
         pass
     stays = asyncio.Event()
-    with watch.listening(stays.set):
+    with watch.listening(stays):
         task = asyncio.create_task(watch.run())
         await hinted(stays)
         task.cancel()

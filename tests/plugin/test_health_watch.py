@@ -90,16 +90,27 @@ class Api(Publisher):
         return [body["status"]["conditions"][0] for body in bodies]
 
 
+class Counted(asyncio.Event):
+    """An event that counts how often it was set."""
+
+    times_set = 0
+
+    def set(self) -> None:
+        self.times_set += 1
+        super().set()
+
+
 class Run:
     """A running watch and what it reported."""
 
     def __init__(self, settings: PluginSettings) -> None:
-        self.changes = 0
+        self.changed = Counted()
         self.api = Api()
-        self.watch = HealthWatch(settings, self._count, self.api)
+        self.watch = HealthWatch(settings, self.changed, self.api)
 
-    def _count(self) -> None:
-        self.changes += 1
+    @property
+    def changes(self) -> int:
+        return self.changed.times_set
 
 
 @asynccontextmanager
@@ -170,7 +181,7 @@ async def test_p67_the_condition_keeps_its_time_until_its_status_changes() -> No
 
 
 async def test_without_an_api_server_the_log_is_all_there_is(caplog: pytest.LogCaptureFixture) -> None:
-    watch = HealthWatch(WITH_A_CONDITION, lambda: None)
+    watch = HealthWatch(WITH_A_CONDITION, asyncio.Event())
     watch.look(machine(device(0, node=NodeState.ABSENT)))
     assert len(caplog.records) == 1
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation import INVENTORY_KEY, UNHEALTHY_LABEL, read_inventory
+from neuron_plugin.backoff import Clock
 from neuron_plugin.cluster import NODES, ApiRequest, Response, UnreachableError
 from neuron_plugin.hardware import MISSING
 from neuron_plugin.plugin import publisher
@@ -94,7 +95,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> WriteQueue:
     monkeypatch.setattr(publisher, "LONGEST_PAUSE_SECONDS", 0.002)
     monkeypatch.setattr(publisher, "FIRST_PERMISSION_SECONDS", 0.002)
     monkeypatch.setattr(publisher, "LONGEST_PERMISSION_SECONDS", 0.002)
-    return WriteQueue(chance=lambda: 0.0)
+    return WriteQueue(Clock(chance=lambda: 0.0))
 
 
 async def test_what_was_put_before_there_was_a_client_is_sent_in_order(queue: WriteQueue) -> None:
@@ -201,7 +202,7 @@ async def test_a_newer_request_takes_the_place_of_one_that_was_not_permitted(mon
 
 async def test_what_comes_at_the_very_moment_of_another_try_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher, "FIRST_PERMISSION_SECONDS", 0.1)
-    queue, api = WriteQueue(chance=lambda: 1.0), FakeApi({"/a": [403]})
+    queue, api = WriteQueue(Clock(chance=lambda: 1.0)), FakeApi({"/a": [403]})
     queue.put("a", asked("/a"))
     async with running(queue, api):
         await until(api, "/a")

@@ -12,7 +12,7 @@ import pytest
 
 from neuron_plugin.allocation import ALLOCATED_KEY, Resource
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.simulation.cluster import NODE_NAME, SimulatedCluster, SimulatedPod
+from neuron_plugin.simulation.cluster import NODE_NAME, SimulatedCluster, pod_manifest
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
 from neuron_plugin.simulation.scheduler import ExtenderCallError
 from neuron_plugin.simulation.worker import end_process
@@ -35,7 +35,7 @@ async def cluster() -> AsyncIterator[SimulatedCluster]:
 
 async def placed(cluster: SimulatedCluster, name: str, resource: str, count: int) -> AdmittedPod:
     """Create a pod of one container, have it scheduled and admitted, and wait until the plugin is certain of it."""
-    cluster.api.create_pod(SimulatedPod(name, {"main": {resource: count}}).manifest())
+    cluster.api.create_pod(pod_manifest(name, {"main": (Resource(resource), count)}))
     assert (await cluster.filter(name)).nodes
     await cluster.bind(name)
     admitted = await cluster.admit(name)
@@ -77,7 +77,7 @@ async def test_the_plugin_of_a_simulated_node_looks_into_no_directory_of_this_ma
 
 async def test_e7_a_pod_waits_while_the_plugin_is_away_and_is_placed_when_it_is_back(cluster: SimulatedCluster) -> None:
     assert await cluster.worker.stop_daemon() == 0
-    cluster.api.create_pod(SimulatedPod("early", {"main": {DEVICE: 1}}).manifest())
+    cluster.api.create_pod(pod_manifest("early", {"main": (Resource(DEVICE), 1)}))
     async with asyncio.timeout(30):
         while True:  # the extender hears of it with its watch, or with its next look if that has just begun
             asking = asyncio.create_task(cluster.filter("early"), name="scheduler")
@@ -90,7 +90,7 @@ async def test_e7_a_pod_waits_while_the_plugin_is_away_and_is_placed_when_it_is_
 
 async def test_a_pod_is_refused_while_its_silicon_is_held_and_placed_when_it_is_free(cluster: SimulatedCluster) -> None:
     await placed(cluster, "small", CORE, 1)
-    cluster.api.create_pod(SimulatedPod("all", {"main": {DEVICE: 6}}).manifest())
+    cluster.api.create_pod(pod_manifest("all", {"main": (Resource(DEVICE), 6)}))
     refused = await cluster.filter("all")
     assert refused.nodes == []
     assert "Fewer than 6 free Neuron devices" in refused.message(1)
@@ -104,7 +104,7 @@ async def test_a_pod_is_refused_while_its_silicon_is_held_and_placed_when_it_is_
 
 
 async def test_g07_an_extender_that_is_asked_to_end_ends_and_answers_no_longer(cluster: SimulatedCluster) -> None:
-    pod = cluster.api.create_pod(SimulatedPod("late", {"main": {DEVICE: 1}}).manifest())
+    pod = cluster.api.create_pod(pod_manifest("late", {"main": (Resource(DEVICE), 1)}))
     assert await end_process(cluster._extender) == 0
     with pytest.raises(ExtenderCallError):
         await cluster.scheduler.filter(pod, [NODE_NAME])
