@@ -30,7 +30,7 @@ LABEL org.opencontainers.image.title="neuron-plugin" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.revision="${REVISION}"
 # The base image has the standard library without bytecode.
-RUN pip uninstall --yes pip \
+RUN PIP_ROOT_USER_ACTION=ignore pip uninstall --yes pip \
     && rm -r /usr/local/lib/python3.13/ensurepip \
     && python -m compileall -q --invalidation-mode unchecked-hash /usr/local/lib/python3.13
 COPY --from=build /opt/neuron-plugin /opt/neuron-plugin

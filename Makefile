@@ -5,11 +5,12 @@ BIN := .venv/bin
 RUNTIME := .venv/.runtime
 READY := .venv/.ready
 REGISTRY ?=
-IMAGE := $(if $(REGISTRY),$(REGISTRY)/)neuron-plugin
+CONTAINER_TOOL ?= docker
+PLATFORMS ?= linux/amd64,linux/arm64
+IMAGE_FLAGS ?=
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' neuron_plugin/__init__.py 2>/dev/null)
+TAGGED := $(if $(REGISTRY),$(REGISTRY)/)neuron-plugin:$(VERSION)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-
-comma := ,
 
 # pip is silent while it unpacks: $(call dotted,TEXT,COMMANDS) prints a dot a second until they are done. The dots end
 # with this shell, too, so that Ctrl-C leaves nothing behind.
@@ -56,10 +57,19 @@ docs: venv
 bench: venv
 	$(BIN)/nox --non-interactive --no-venv --sessions bench
 
-# `make image` for this machine; `make image REGISTRY=registry.example.com/team` for amd64 and arm64, and pushed there.
+# `make image` for this machine; `make image REGISTRY=registry.example.com/team` for all of PLATFORMS, and pushed there.
+# CONTAINER_TOOL may be docker, podman or buildah. The latter two add to a list that is there, so it is removed first.
+image: FLAGS = --build-arg REVISION="$$(git rev-parse HEAD)" $(IMAGE_FLAGS)
 image:
-	docker buildx build --build-arg REVISION="$$(git rev-parse HEAD)" --tag $(IMAGE):$(VERSION) \
-		$(if $(REGISTRY),--platform linux/amd64$(comma)linux/arm64 --push,--load) .
+ifeq ($(REGISTRY),)
+	$(CONTAINER_TOOL) build $(FLAGS) --tag $(TAGGED) .
+else ifeq ($(notdir $(CONTAINER_TOOL)),docker)
+	docker buildx build $(FLAGS) --platform $(PLATFORMS) --tag $(TAGGED) --push .
+else
+	@$(CONTAINER_TOOL) manifest rm $(TAGGED) >/dev/null 2>&1 || true
+	$(CONTAINER_TOOL) build $(FLAGS) --platform $(PLATFORMS) --manifest $(TAGGED) .
+	$(CONTAINER_TOOL) manifest push --all $(TAGGED) docker://$(TAGGED)
+endif
 
 clean:
 	rm -rf .venv .nox .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -5,6 +5,8 @@ r"""Make everything that a release consists of, as files in dist/, from an image
     nox -s sbom
     python .ci/release.py v0.1.0 --repository registry.example.com/neuron-plugin --key cosign.pem
 
+Without buildx: ``podman build --manifest`` and ``podman manifest push --all NAME oci-archive:dist/image.tar``.
+
 No registry is asked: the image's digest stands in its OCI layout, and the chart is packaged with it. What is printed at
 the end pushes the files. Signatures are those of ``cosign sign-blob --key``: ECDSA over SHA-256, DER, in base64.
 """
@@ -45,7 +47,7 @@ class Layout:
     """An image as an OCI layout in a tar file; every blob that is read is held against its digest."""
 
     def __init__(self, file: Path) -> None:
-        """``file`` is what ``docker buildx build --output type=oci`` or ``skopeo copy`` wrote."""
+        """``file`` is what ``docker buildx build --output type=oci``, podman, buildah or ``skopeo copy`` wrote."""
         self._path = file
         described = json.loads(self._read("index.json"))["manifests"]
         if len(described) != 1:

@@ -37,7 +37,7 @@ Start a simulated cluster and keep it up until Ctrl-C: machines, kubelets, API s
 are simulated, the plugin of each node and the extender are the real ones. Without an action it
 starts the playground; the actions are for a second shell.
 
-The stand-in scheduler asks the extender and looks at nodeSelector and cordoned nodes, and at nothing
+The simulated scheduler asks the extender and looks at nodeSelector and cordoned nodes, and at nothing
 else (CPU, memory, taints, affinity, preemption); pods run until they are deleted."""
 
 EXAMPLES = """

@@ -335,8 +335,8 @@ class ClusterState:
     got no devices for, and ``without_victims`` those for which no eviction opens a set, until they are reported.
     ``version`` is the one before the first of ``changes``.
 
-    ``on_trial`` has nodes whose plugin was away lately, and until when they take their pods one by one, by the clock of
-    whoever sets it.
+    ``on_trial`` has nodes whose plugin was away lately, and until when they take their pods one by one, by the clock
+    of the watches.
 
     ``movable_namespaces`` are those whose pods may be evicted to make room, where a pod does not say otherwise, and
     ``moves`` says of waiting pods which move of others would give them room, as of the planner's last look.

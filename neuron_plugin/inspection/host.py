@@ -52,9 +52,13 @@ _MOST_BYTES = 1 << 20
 def gather_host(root: Path | None, paths: MachinePaths, *, in_pod: bool) -> Host:
     """The machine at ``root``, None for this one; ``in_pod``: the host's configuration files cannot be seen then."""
     base, sysfs = root or Path("/"), Sysfs(paths.sysfs)
-    runtime_files: dict[str, str | Unknown] | Unknown = {
+    texts: dict[str, str | Unknown] = {
         str(path): _text(path) for pattern in _RUNTIME_FILES for path in sorted(base.glob(pattern))
     }
+    for directory in {(base / pattern).parent for pattern in _RUNTIME_FILES}:
+        if os.access(directory, os.F_OK) and not os.access(directory, os.R_OK | os.X_OK):  # a glob finds nothing there
+            texts[str(directory)] = Unknown("no permission", "run this as root")
+    runtime_files: dict[str, str | Unknown] | Unknown = texts
     if in_pod and root is None:
         runtime_files = Unknown(
             "the container runtime's configuration is the host's, and a pod does not see it",

@@ -83,7 +83,7 @@ class PodCgroups:
 
     def _write_events(self, pod: Pod, populated: int) -> None:
         """In place and in one write, as the kernel changes this file: a reader never sees a part of it."""
-        events = os.open(self.path(pod) / "cgroup.events", os.O_WRONLY | (os.O_CREAT if populated else 0), 0o444)
+        events = os.open(self.path(pod) / "cgroup.events", os.O_WRONLY | (os.O_CREAT if populated else 0), 0o644)
         try:
             os.write(events, f"populated {populated}\nfrozen 0\n".encode())
         finally:

@@ -45,7 +45,7 @@ class SimulatedWorker:
         self.config = root / "plugin.json"
         self.log = root / "plugin.log"
         self.kubelet_dir, self.pod_resources_dir, self.cgroup_root = root / "dp", root / "pr", root / "cgroup"
-        self.state_dir = root / "state"
+        self.state_dir, self.registry_dir, self.cdi_dir = root / "state", root / "registry", root / "cdi"
         for directory in (self.kubelet_dir, self.pod_resources_dir, self.state_dir):
             directory.mkdir()
         chance = Random(0)  # noqa: S311 - chooses ids, guards nothing; every demo goes the same way
@@ -72,6 +72,8 @@ class SimulatedWorker:
             "dev": self.node.paths.dev,
             "logical-core-file": self.node.paths.logical_nc_config,
             "kubelet-dir": self.kubelet_dir,
+            "plugins-registry": self.registry_dir,
+            "cdi-dir": self.cdi_dir,
             "pod-resources-socket": self.pod_resources_socket,
             "cgroup": self.cgroup_root,
             "state-dir": self.state_dir,

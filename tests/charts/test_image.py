@@ -108,9 +108,29 @@ def planned(*arguments: str) -> str:
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout  # noqa: S603 - our own arguments
 
 
+HERE = f"neuron-plugin:{__version__}"
+THERE = f"registry.example.com/team/{HERE}"
+
+
+@pytest.mark.parametrize("tool", ["docker", "podman", "buildah"])
+def test_make_image_builds_for_this_machine_with_any_tool(tool: str) -> None:
+    revision = '--build-arg REVISION="$(git rev-parse HEAD)"'
+    assert planned(f"CONTAINER_TOOL={tool}") == f"{tool} build {revision}  --tag {HERE} .\n"
+    assert f"docker build {revision} --pull --tag {HERE} ." in planned("IMAGE_FLAGS=--pull")
+
+
 def test_make_image_builds_for_this_machine_or_for_a_registry() -> None:
-    assert f"--tag neuron-plugin:{__version__} \\\n\t--load ." in planned()
+    assert "push" not in planned()
     pushed = planned("REGISTRY=registry.example.com/team")
-    assert f"--tag registry.example.com/team/neuron-plugin:{__version__} " in pushed
-    assert "--platform linux/amd64,linux/arm64 --push ." in pushed
-    assert "--build-arg REVISION=" in pushed
+    assert pushed.startswith("docker buildx build --build-arg REVISION=")
+    assert pushed.endswith(f"--platform linux/amd64,linux/arm64 --tag {THERE} --push .\n")
+
+
+@pytest.mark.parametrize("tool", ["podman", "/usr/bin/buildah"])
+def test_make_image_pushes_one_list_of_all_platforms_without_docker(tool: str) -> None:
+    settings = [f"CONTAINER_TOOL={tool}", "REGISTRY=registry.example.com/team", "PLATFORMS=linux/arm64"]
+    removed, built, pushed = planned(*settings).splitlines()
+    assert removed.startswith(f"{tool} manifest rm {THERE} "), "a build adds to the list that is there"
+    assert removed.endswith("|| true"), "the first time there is none"
+    assert built.endswith(f"--platform linux/arm64 --manifest {THERE} .")
+    assert pushed == f"{tool} manifest push --all {THERE} docker://{THERE}"

@@ -41,7 +41,7 @@ from neuron_plugin.allocation.requests import ContainerSpec, RequestError, pod_r
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.extender.informers import LEASE_PREFIX
 from neuron_plugin.plugin.publisher import LABEL_PREFIX, PUBLISHED_LABELS
-from neuron_plugin.topology import Unit
+from neuron_plugin.topology import InstanceType, Topology, Unit, catalogue, product_names
 from neuron_plugin.topology.instances import SHIPPED
 from tests.charts.manifests import NAMES, Manifest, default_values, embedded, of_kind
 
@@ -289,6 +289,36 @@ def test_p82_a_constraint_is_refused_early_only_if_the_code_refuses_it(key: str,
 )
 def test_p82_what_cannot_be_read_is_refused_early(key: str, text: str) -> None:
     assert not re.search(forms()[key], text, re.ASCII)
+
+
+def variable(name: str, wanted: str) -> str:
+    (found,) = (each["expression"] for each in policy(name, "requests")["variables"] if each["name"] == wanted)
+    assert isinstance(found, str)
+    return found
+
+
+@pytest.mark.parametrize("name", ["device-plugin", "pod-defaults"])
+def test_p82_the_known_products_are_those_of_the_catalogue_and_of_the_user_s_types(name: str) -> None:
+    mine = embedded(name, "neuron-plugin", "instance-types.yaml")["instance-types"] if name == "pod-defaults" else []
+    extra = [InstanceType(each["name"], each["device-name"], 64, 8, 0, Topology.UNLINKED) for each in mine]
+    known = product_names(catalogue(extra))
+    expression = variable(name, "unknownProducts")
+    assert f"annotations[?'{DEVICE_NAME_KEY}']" in expression
+    (listed,) = re.findall(r"in (\[.*\])\)\)$", expression)
+    assert yaml.safe_load(listed) == sorted(known)
+    said = policy(name, "requests")["validations"][3]["messageExpression"]
+    assert said.endswith(f"known are {', '.join(sorted(known))}'")
+
+
+def test_p82_a_container_that_cannot_share_is_refused_early_in_the_words_of_the_code() -> None:
+    refused = read_constraints({SAME_DEVICE_KEY: "a,x"}, ASKED)
+    assert isinstance(refused, Rejection)
+    said = policy("device-plugin", "requests")["validations"][4]["messageExpression"]
+    text = said.replace('" + variables.notSharing[0] + "', "x").strip('"')
+    assert text.removeprefix(f"annotation {SAME_DEVICE_KEY}: ") == refused.detail.split(": ", 1)[1]
+    expression = variable("device-plugin", "notSharing")
+    assert f"annotations[?'{SAME_DEVICE_KEY}']" in expression
+    assert f"'{Resource.NEURONCORE}' in each.resources" in expression
 
 
 def defaults(name: str) -> Manifest:

@@ -124,6 +124,7 @@ class Node:
             dev=self.machine.paths.dev,
             logical_core_file=self.machine.paths.logical_nc_config,
             kubelet_dir=self.directory,
+            plugins_registry=self.root / "registry",
             pod_resources_socket=self.root / "pod-resources/kubelet.sock",
             state_dir=self.root / "state",
             health_port=self.health_port,

@@ -166,3 +166,15 @@ async def test_p31_without_a_decision_a_pod_gets_consecutive_devices(node: Node,
     await runs(node, asking("set", count))
     ids = sorted(int(each) for each in (await held(node, "set"))["app"])
     assert ids == list(range(ids[0], ids[0] + count))
+
+
+async def test_p21_with_numa_hints_no_device_is_held_twice_and_pods_are_marked_with_what_they_hold(node: Node) -> None:
+    """Under a policy of the Topology Manager a kubelet with two NUMA nodes leaves a set that spans both."""
+    await start_offering(node, numa_hints=True)
+    decision = {"NEURON_DEVS": "1,2", "NEURON_ALLOC_TIME": "1", "NEURON_ALLOCATED": "false"}
+    await runs(node, PodSpec("assigned", (ContainerSpec("app", {NEURON: 2}),), decision))
+    await runs(node, asking("free", 2))
+    holdings = {name: (await held(node, name))["app"] for name in ("assigned", "free")}
+    assert set(holdings["assigned"]).isdisjoint(holdings["free"])
+    for name, ids in holdings.items():
+        assert (await is_confirmed(node, name)).annotations["NEURON_DEVS"] == ",".join(sorted(ids, key=int))

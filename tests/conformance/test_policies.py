@@ -23,8 +23,10 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation import Rejection, neuron_pod
+from neuron_plugin.allocation.constraints import DEVICE_NAME_KEY, SAME_DEVICE_KEY
 from neuron_plugin.allocation.resources import Resource
 from neuron_plugin.cluster import JSON, ApiError, ApiRequest, ApiServer, Pod, connect, send
+from neuron_plugin.topology import catalogue, product_names
 from tests.charts.manifests import manifests
 
 REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
@@ -154,12 +156,31 @@ async def test_a_constraint_that_cannot_be_read_is_refused(server: Server, key: 
     assert f"annotation neuron-plugin.io/{key} cannot be read: expected " in refusal
 
 
+@pytest.mark.parametrize(("text", "unknown"), [("Trainum1", "Trainum1"), ("trn1 , trn7,x", "trn7, x")])
+async def test_an_unknown_product_is_refused_with_those_that_are_known(server: Server, text: str, unknown: str) -> None:
+    refusal = await server.refusal(pod({NEURON: "1"}), {DEVICE_NAME_KEY: text})
+    known = ", ".join(sorted(product_names(catalogue()) | {"trainium9", "trn9"}))
+    assert f"annotation {DEVICE_NAME_KEY} has unknown names: {unknown}; known are {known}" in refusal
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"), [("c0,c9", "c9"), ("c0, c1", "c1"), ("c0,c2", "c2"), ("i,C0", "C0"), ("c0,c3", "c3")]
+)
+async def test_a_container_that_cannot_share_a_device_is_refused(server: Server, text: str, wrong: str) -> None:
+    init = {"name": "i", "image": "none", "resources": {"limits": {CORE: "1"}}}
+    spec = pod({CORE: "1"}, {"cpu": "1"}, {NEURON: "1"}, {CORE: "0"}, initContainers=[init])
+    assert f"annotation {SAME_DEVICE_KEY}: '{wrong}' is no container that asks" in await server.refusal(
+        spec, {SAME_DEVICE_KEY: text}
+    )
+    assert await server.refusal(spec, {SAME_DEVICE_KEY: "i, c0"}) == ""
+
+
 async def test_a_constraint_that_can_be_read_is_admitted(server: Server) -> None:
     texts = {
         "allow-devices": " 0-7, 12",
         "deny-devices": "63",
         "prefer-devices": "003",
-        "device-name": "Trainium1,trn2",
+        "device-name": "Trainium1, TRN2,trainium9,trn9",
         "same-device": "c0, c1",
         "prefer-numa": "true ",
         "balance": "memory",

@@ -33,7 +33,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^|\n\n)((?:    \S.*\n)+)")
 INLINE = re.compile(r"`((?:neuron-plugin|helm|make|nox|kubectl) [^`]+)`")
 
-ELSEWHERE = {"kubectl", "docker", "git", "hostname", "systemctl", "kill", "pgrep", "source", "jq"}
+ELSEWHERE = {"kubectl", "docker", "podman", "git", "hostname", "systemctl", "kill", "pgrep", "source", "jq"}
 """Programs that need a cluster or a host, or are not ours to try."""
 
 EXIT_STATUSES = {0, 1}

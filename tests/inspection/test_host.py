@@ -96,6 +96,19 @@ def test_a_configuration_that_may_not_be_read_says_so(tmp_path: Path) -> None:
     assert list(files.values()) == [Unknown("no permission", "run this as root")]
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("mode", [0, 0o600, 0o300])
+def test_a_directory_of_configurations_that_may_not_be_listed_is_not_taken_for_an_empty_one(
+    tmp_path: Path, mode: int
+) -> None:
+    directory = write(tmp_path / "etc/crio/crio.conf.d/neuron.conf").parent
+    directory.chmod(mode)
+    files = gather_host(tmp_path, MachinePaths.under(tmp_path), in_pod=False).runtime_files
+    directory.chmod(0o700)
+    assert not isinstance(files, Unknown)
+    assert files[str(directory)] == Unknown("no permission", "run this as root")
+
+
 def test_in_a_pod_the_hosts_configuration_is_out_of_sight_unless_it_is_mounted(tmp_path: Path) -> None:
     paths = MachinePaths.under(tmp_path)
     assert isinstance(gather_host(None, paths, in_pod=True).runtime_files, Unknown)

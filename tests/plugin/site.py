@@ -200,6 +200,7 @@ def settings_for(
         dev=node.paths.dev,
         logical_core_file=node.paths.logical_nc_config,
         kubelet_dir=root / "dp",
+        plugins_registry=root / "registry",
         pod_resources_socket=root / "pr" / "kubelet.sock",
         cdi_dir=root / "cdi",
         cgroup=root / "cgroup",

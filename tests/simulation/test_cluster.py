@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
 import pytest
 
 from neuron_plugin.allocation import ALLOCATED_KEY, Resource
+from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.simulation.cluster import NODE_NAME, SimulatedCluster, pod_manifest
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
 from neuron_plugin.simulation.scheduler import ExtenderCallError
@@ -61,6 +63,16 @@ async def test_pods_keep_their_silicon_through_every_restart(cluster: SimulatedC
     cluster.end("second")
     await cluster.worker.wait_until_offered(Resource.NEURONCORE, 12)
     assert await cluster.worker.stop_daemon() == 0
+
+
+async def test_the_plugin_of_a_simulated_node_looks_into_no_directory_of_this_machine_s_kubelet(
+    cluster: SimulatedCluster,
+) -> None:
+    """A user who is not root may not look, and a plugin that serves there would be taken for a second one."""
+    given = msgspec.json.decode(cluster.worker.config.read_bytes())
+    for each in msgspec.structs.fields(PluginSettings):
+        if isinstance(each.default, Path) and each.default.is_relative_to("/var"):
+            assert Path(given[each.name.replace("_", "-")]).is_relative_to(cluster.worker.config.parent)
 
 
 async def test_e7_a_pod_waits_while_the_plugin_is_away_and_is_placed_when_it_is_back(cluster: SimulatedCluster) -> None:

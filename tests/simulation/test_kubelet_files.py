@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -504,3 +505,10 @@ def test_slices_are_named_by_qos_class_and_uid(tmp_path: Path) -> None:
     )
     assert (tmp_path / "cgroup.controllers").is_file()
     cgroups.remove(Pod(API_UID, "ns", "a", ()))  # one that was never there
+
+
+def test_a_user_who_is_not_root_can_write_a_cgroup_s_events_again(tmp_path: Path) -> None:
+    """Root writes a file of mode 0444, too; the demo runs for every user."""
+    cgroups, of = PodCgroups(tmp_path), Pod(API_UID, "ns", "a", ())
+    cgroups.populate(of)
+    assert (cgroups.path(of) / "cgroup.events").stat().st_mode & stat.S_IWUSR

@@ -271,7 +271,7 @@ def check_oci_hook(facts: Facts) -> Findings:
                 f"take the runtime 'neuron' out of {path} and restart the container runtime{until_then}",
             )
     if installed and not used:
-        hidden = isinstance(files, Unknown)
+        hidden = isinstance(files, Unknown) or any(isinstance(text, Unknown) for text in files.values())
         seen = "whether a runtime uses it cannot be seen from here" if hidden else "no runtime uses it"
         yield (warning if hidden and sets_it else note)(
             f"the OCI hook is installed ({installed[0]}); {seen}",
