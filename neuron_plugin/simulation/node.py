@@ -7,7 +7,7 @@ description; readers may scan meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from neuron_plugin.simulation.node_tree import (
     NEWEST_DRIVER_FOR_INF1,
     UNHEALTHY_COMPONENTS,
     NodeDescription,
-    SimulatedDevice,
     SimulationError,
     check,
 )
@@ -135,7 +134,7 @@ class SimulatedNode:
         if unknown or core not in cores:
             said = f"core {core}, counter {', '.join(unknown or counts)}"
             raise SimulationError(f"{said}: expected a core from 0 to {cores[-1]} and one of {', '.join(CORE_ERRORS)}")
-        errors = self._state(device).core_errors
+        errors = self.description.device(device).core_errors
         self._change(device, core_errors={**errors, core: {**errors.get(core, {}), **counts}})
 
     def log_kernel_message(self, text: str, *, by_kernel: bool = True, age_seconds: float = 0.0) -> None:
@@ -172,21 +171,21 @@ class SimulatedNode:
 
     def unload_driver(self) -> None:
         """Take the module away: no class directory, no nodes."""
-        self._replace(lambda description: msgspec.structs.replace(description, driver_loaded=False))
+        self._change(driver_loaded=False)
 
     def load_driver(self) -> None:
         """Load the module again; the devices come back with the counters they had."""
-        self._replace(lambda description: msgspec.structs.replace(description, driver_loaded=True))
+        self._change(driver_loaded=True)
 
     def set_logical_core_size(self, size: int | None) -> None:
         """Change LNC in the host's file; None removes the file."""
-        self._replace(lambda description: msgspec.structs.replace(description, logical_core_size=size))
+        self._change(logical_core_size=size)
 
     def _override(self, device: int, name: str, override: dict[str, str | None]) -> None:
         relative = Path(name)
         if relative.is_absolute() or ".." in relative.parts:
             raise SimulationError(f"attribute {name!r}: expected a path below the device, such as core_count")
-        kept = {path: text for path, text in self._state(device).overrides.items() if path != name}
+        kept = {path: text for path, text in self.description.device(device).overrides.items() if path != name}
         self._change(device, overrides=kept | override)
 
     def _check_has(self, what: str, since: tuple[int, ...]) -> None:
@@ -197,21 +196,15 @@ class SimulatedNode:
                 f"write the node with driver {NEWEST_DRIVER}, not Inf1"
             )
 
-    def _state(self, device: int) -> SimulatedDevice:
-        return self.description.device(device)
-
-    def _change(self, device: int, **fields: object) -> None:
-        def changed(description: NodeDescription) -> NodeDescription:
-            if device not in description.chips:
-                raise SimulationError(f"device {device}: {description.in_words}")
-            state = msgspec.structs.replace(description.device(device), **fields)
-            return msgspec.structs.replace(description, devices={**description.devices, device: state})
-
-        self._replace(changed)
-
-    def _replace(self, change: Callable[[NodeDescription], NodeDescription]) -> None:
+    def _change(self, device: int | None = None, **fields: object) -> None:
+        """Change fields of one device, or of the machine."""
         with exclusively(self.root):
             before = read_description(self.root)
-            after = change(before)
+            if device is not None:
+                if device not in before.chips:
+                    raise SimulationError(f"device {device}: {before.in_words}")
+                state = msgspec.structs.replace(before.device(device), **fields)
+                fields = {"devices": {**before.devices, device: state}}
+            after = msgspec.structs.replace(before, **fields)
             check(after)
             TreeWriter(self.root).change(before, after)
