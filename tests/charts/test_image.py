@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -103,9 +104,15 @@ def test_the_command_that_the_image_writes_is_the_package_s_own() -> None:
     assert f"'from {scripts[1]} import {scripts[2]}' 'sys.exit({scripts[2]}())'" in TEXT
 
 
+SET_OUTSIDE = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CONTAINER_TOOL", "PLATFORMS", "IMAGE_FLAGS", "REGISTRY"}
+"""What ``make test`` leaves for a make below it, and what its user may have set."""
+
+
 def planned(*arguments: str) -> str:
-    command = [shutil.which("make") or "make", "--dry-run", "image", *arguments]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout  # noqa: S603 - our own arguments
+    command = [shutil.which("make") or "make", "--no-print-directory", "--dry-run", "image", *arguments]
+    outside = {name: value for name, value in os.environ.items() if name not in SET_OUTSIDE}
+    done = subprocess.run(command, cwd=REPOSITORY, env=outside, capture_output=True, text=True, check=True)  # noqa: S603 - our own arguments
+    return done.stdout
 
 
 HERE = f"neuron-plugin:{__version__}"
