@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cached_property
 from math import ceil
 
 import msgspec
@@ -139,8 +140,11 @@ class _PodStatus(_Wire, frozen=True):
     phase: str = ""
 
 
-class PodRules(ApiObject, frozen=True):
-    """The part of a pod by which kube-scheduler chooses nodes."""
+class PodRules(ApiObject, frozen=True, dict=True, gc=True):
+    """The part of a pod by which kube-scheduler chooses nodes.
+
+    It has a ``__dict__``, like ``NodeRules``, so that sums are worked out once and not for each pair of pod and node.
+    """
 
     spec: _PodSpec = _PodSpec()
     status: _PodStatus = _PodStatus()
@@ -169,7 +173,7 @@ class PodRules(ApiObject, frozen=True):
         claimed = (each.persistent_volume_claim.claim_name for each in volumes if each.persistent_volume_claim)
         return (*claimed, *(f"{self.name}-{each.name}" for each in volumes if each.ephemeral is not None))
 
-    @property
+    @cached_property
     def ports(self) -> frozenset[tuple[str, str, int]]:
         """The host ports of its containers: address, protocol, number."""
         containers = (*self.spec.containers, *(self.spec.init_containers or ()))
@@ -180,6 +184,7 @@ class PodRules(ApiObject, frozen=True):
             if port.host_port
         )
 
+    @cached_property
     def needs(self) -> Counter[str]:
         """What it asks for, by resource in thousandths, Neuron left out; one pod of ``pods``.
 
@@ -209,11 +214,16 @@ class _NodeStatus(_Wire, frozen=True):
     allocatable: dict[str, str] | None = None
 
 
-class NodeRules(ApiObject, frozen=True):
+class NodeRules(ApiObject, frozen=True, dict=True, gc=True):
     """The part of a node that these rules are about."""
 
     spec: _NodeSpec = _NodeSpec()
     status: _NodeStatus = _NodeStatus()
+
+    @cached_property
+    def allocatable(self) -> Counter[str]:
+        """What it has for pods, by resource in thousandths, Neuron left out."""
+        return _read(self.status.allocatable)
 
 
 class _ClaimSpec(_Wire, frozen=True):
@@ -265,7 +275,7 @@ class NodeUse:
     def add(self, pod: PodRules) -> None:
         """One more pod."""
         if pod.status.phase not in TERMINAL_PHASES:
-            self.amounts += pod.needs()
+            self.amounts += pod.needs
             self.ports |= pod.ports
 
 
@@ -318,8 +328,8 @@ def objections(
 
 def _shortages(pod: PodRules, node: NodeRules, use: NodeUse) -> Iterator[str]:
     """What is not left of resources and ports. A node that does not say how many pods it takes has room for more."""
-    has = _read(node.status.allocatable)
-    for name, asked in pod.needs().items():
+    has = node.allocatable
+    for name, asked in pod.needs.items():
         left = max(has[name] - use.amounts[name], 0)
         if asked > left and (name != "pods" or name in has):
             yield f"it has {_text(name, left)} of {name} left, the pod asks for {_text(name, asked)}"

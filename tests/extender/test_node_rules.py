@@ -196,13 +196,13 @@ def test_sidecars_add_up_and_init_containers_need_theirs_one_after_the_other() -
     """The cases of TestPodRequests in component-helpers/resource/helpers_test.go, in short."""
     sidecar = {**asking(cpu="2"), "restartPolicy": "Always"}
     spec = {"containers": [asking(cpu="3")]}
-    assert pod_of(spec).needs()["cpu"] == 3000
-    assert pod_of(spec | {"initContainers": [asking(cpu="4"), asking(cpu="1")]}).needs()["cpu"] == 4000
-    assert pod_of(spec | {"initContainers": [sidecar, asking(cpu="4")]}).needs()["cpu"] == 6000
-    assert pod_of(spec | {"initContainers": [asking(cpu="4"), sidecar]}).needs()["cpu"] == 5000
-    assert pod_of(spec | {"overhead": {"cpu": "250m"}}).needs()["cpu"] == 3250
+    assert pod_of(spec).needs["cpu"] == 3000
+    assert pod_of(spec | {"initContainers": [asking(cpu="4"), asking(cpu="1")]}).needs["cpu"] == 4000
+    assert pod_of(spec | {"initContainers": [sidecar, asking(cpu="4")]}).needs["cpu"] == 6000
+    assert pod_of(spec | {"initContainers": [asking(cpu="4"), sidecar]}).needs["cpu"] == 5000
+    assert pod_of(spec | {"overhead": {"cpu": "250m"}}).needs["cpu"] == 3250
     whole = {"resources": {"requests": {"cpu": "1"}}}
-    assert pod_of(spec | whole).needs()["cpu"] == 1000
+    assert pod_of(spec | whole).needs["cpu"] == 1000
 
 
 @pytest.mark.parametrize(
