@@ -10,13 +10,11 @@ from neuron_plugin.allocation import (
     NodeInventory,
     Rejection,
 )
-from neuron_plugin.extender.neuron_node import NO_INVENTORY, NO_NEURON, UNKNOWN_HEALTH, NeuronNode
+from neuron_plugin.extender.neuron_node import NO_INVENTORY, NO_NEURON, UNKNOWN_HEALTH
 from tests.extender.world import node_of
 from tests.support.manifests import node_manifest, shipped_geometry
 
 TRN1 = shipped_geometry("trn1.32xlarge")
-INF1 = shipped_geometry("inf1.6xlarge")
-COMPLETE = NeuronNode("node", "uid", NodeInventory(TRN1, present=tuple(range(16))))
 TYPE_LABEL = "node.kubernetes.io/instance-type"
 
 

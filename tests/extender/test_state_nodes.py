@@ -26,7 +26,6 @@ from tests.support.manifests import container, pod_manifest, shipped_geometry
 TRN1 = shipped_geometry("trn1.32xlarge")
 INF1 = shipped_geometry("inf1.6xlarge")
 COMPLETE = NeuronNode("node", "uid", NodeInventory(TRN1, present=tuple(range(16))))
-TYPE_LABEL = "node.kubernetes.io/instance-type"
 
 
 def bound(name: str, ids: str, amount: int = 1) -> NeuronPod:

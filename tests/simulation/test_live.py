@@ -72,6 +72,8 @@ async def test_pods_go_where_their_selector_and_cordons_allow_and_come_and_go(
     await until(said, "pod default/waiting: deleted")
     api.delete_pod("default", "nowhere")
     await until(said, "pod default/nowhere: deleted")
+    for name in ("selected", "waiting", "nowhere"):
+        assert said.count(f"pod default/{name}: deleted") == 1
     assert not any("gated" in line for line in said)
     assert len([line for line in said if line.startswith("pod default/nowhere: waits")]) == 1
 
