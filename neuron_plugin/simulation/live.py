@@ -50,6 +50,7 @@ async def live(cluster: SimulatedCluster) -> AsyncIterator[str]:
         pods = [PODS.decode(msgspec.json.encode(each)) for each in objects]
         for uid in known.keys() - {pod.uid for pod in pods}:  # deleted by force
             gone = known.pop(uid)
+            said.pop(uid, None)
             if gone.node_name:
                 with contextlib.suppress(KeyError):  # the kubelet rejected it
                     cluster.workers[gone.node_name].kubelet.finish(uid)
