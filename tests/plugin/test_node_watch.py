@@ -161,6 +161,10 @@ async def test_what_is_disabled_enabled_and_no_device_is_said_once(tmp_path: Pat
             "InvalidDisabledDevices": f"{DISABLE_KEY} names devices 57; this node has devices 0 to 15",
             "NeuronDeviceDisabled": "neuron devices 5 are not given to new pods",
         }
+        types = {event["reason"]: event["type"] for event in watched.server.objects(EVENTS)}
+        assert types == {"InvalidDisabledDevices": "Warning", "NeuronDeviceDisabled": "Normal"}
+        uids = {event["regarding"]["uid"] for event in watched.server.objects(EVENTS)}
+        assert uids == {NODE}, "kubectl describe node looks for events by the node's name in place of its UID"
         await watched.annotate("7")
         await watched.disables(7)
         watched.watch.report(inventory(disabled=(7,)))

@@ -420,6 +420,9 @@ def test_whether_a_pod_that_was_never_recorded_has_a_process_is_looked_at() -> N
     assert pods_to_look_at(before) == {A}
     assert settled(before, a=True).advertised_hold_downs
     assert not settled(before, a=False).advertised_hold_downs
+    mirror = pod("static", app(1), annotations={"kubernetes.io/config.hash": STATIC_UID})
+    lost = replace(lost_answers(3).pending[0], pod=mirror.reference)
+    assert pods_to_look_at(inputs(mirror, pending=(lost,), file={"rewritten_at": 9.0})) == {STATIC_UID}
 
 
 def test_two_ended_pods_are_held_down_and_free_one_by_one() -> None:
