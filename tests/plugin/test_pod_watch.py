@@ -161,4 +161,4 @@ async def test_lists_and_ends_of_the_watch_are_counted(tmp_path: Path) -> None:
         assert watched.counters.lists["pods"] >= 2
         assert watched.watch.age_seconds is not None
         watched.server.end_watches()
-        await eventually(lambda: bool(watched.counters.watch_restarts))
+        await eventually(lambda: bool(watched.counters.watch_restarts["pods", "end"]))
