@@ -400,7 +400,6 @@ class NodeDaemon:
             if loop.time() >= given_up_at:
                 return
             await asyncio.sleep(START_POLL_SECONDS)
-            self.node.look_at_checkpoint()
 
     async def _read_own_node(self) -> None:
         """Let the kubelet's calls wait until the Node object was read, so that no disabled device is given."""

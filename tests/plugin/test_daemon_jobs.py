@@ -17,7 +17,13 @@ import pytest
 from neuron_plugin.allocation import PodUid
 from neuron_plugin.cluster import ConnectionSettingsError
 from neuron_plugin.hardware import read_inventory
-from neuron_plugin.kubelet import DevicePluginServer, PodDevices, PodResourcesError, WatchedPluginServer
+from neuron_plugin.kubelet import (
+    DevicePluginServer,
+    PodDevices,
+    PodResourcesAbsentError,
+    PodResourcesError,
+    WatchedPluginServer,
+)
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin import daemon as module
 from neuron_plugin.plugin.container import CDI_FILE_NAME
@@ -63,12 +69,12 @@ class FakePodResources:
     def __init__(self) -> None:
         self.lists: list[float] = []
         self.answer: list[PodDevices] = []
-        self.fails = False
+        self.error: PodResourcesError | None = None
 
     async def list(self) -> list[PodDevices]:
         self.lists.append(asyncio.get_running_loop().time())
-        if self.fails:
-            raise PodResourcesError("no answer")
+        if self.error:
+            raise self.error
         return self.answer
 
 
@@ -174,7 +180,7 @@ async def test_p62_a_kubelet_that_does_not_answer_is_asked_again(asking: Asking)
     asking.kubelet.unreadable = "a future format"
     asking.kubelet.write()
     asking.start()
-    asking.pod_resources.fails = True
+    asking.pod_resources.error = PodResourcesError("no answer")
     assert await asking.lists_within(10) > 5
 
 
@@ -199,6 +205,7 @@ async def test_a_list_says_nothing_of_a_pod_that_was_first_listed_after_it_began
     asking.start()
 
     async def older_list() -> list[PodDevices]:
+        assert asking.node.listing.locked(), "a preference waits"
         await asyncio.sleep(1)
         asking.node.see_listed(
             [PodDevices("default", "static", (ContainerDevices("app", NEURON.value, ("3",)),))], asking.node.clock()
@@ -210,6 +217,36 @@ async def test_a_list_says_nothing_of_a_pod_that_was_first_listed_after_it_began
     asking.daemon._pod_resources = client
     await asking.daemon._list_pod_resources()
     assert [entry.gone for entry in asking.node.recorded.entries.values()] == [False]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_up", "waited"),
+    [
+        (PodResourcesAbsentError("no socket"), True, module.START_LOOK_SECONDS),
+        (PodResourcesAbsentError("no socket"), False, None),
+        (PodResourcesError("rejected by rate limit"), True, None),
+    ],
+)
+@pytest.mark.looptime
+async def test_p61_only_a_kubelet_that_runs_and_serves_no_pod_resources_is_offered_devices_without_its_word(
+    asking: Asking,
+    monkeypatch: pytest.MonkeyPatch,
+    error: PodResourcesError,
+    is_up: bool,  # noqa: FBT001 - a table's column
+    waited: float | None,
+) -> None:
+    asking.kubelet.unreadable = "a future format"
+    asking.kubelet.write()
+    asking.start()
+    monkeypatch.setattr(module, "identity_of", lambda _socket: (1, 2, 3) if is_up else None)
+    asking.pod_resources.error = error
+    loop, ended = asyncio.get_running_loop(), None
+    began = loop.time()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(60):
+            await asking.daemon._list_if_unreadable()
+            ended = loop.time() - began
+    assert ended == (waited and pytest.approx(waited, abs=0.2))
 
 
 # Turns: what changes without an event.
@@ -334,6 +371,18 @@ async def test_after_an_error_in_a_connections_jobs_there_is_a_new_connection(mo
         assert connection.looks == -connections
 
 
+@pytest.mark.looptime
+async def test_the_lease_is_renewed_while_the_kubelet_follows_any_resource(asking: Asking) -> None:
+    asking.start()
+    async with running(asking.daemon._publish_changes()):
+        for followed, expected in (((), False), ((1,), True), ((0, 1, 2), True), ((), False)):
+            for place, server in enumerate(asking.daemon.servers):
+                (server.registered.set if place in followed else server.registered.clear)()
+            asking.node.changed.set()
+            await asyncio.sleep(1)
+            assert asking.daemon.lease.serving is expected
+
+
 # What is seen of the hardware.
 
 
@@ -361,6 +410,21 @@ async def test_an_id_that_no_device_has_is_said_though_nothing_else_has_changed(
     seeing = Seeing(tmp_path)
     assert seeing.sees() == []
     assert seeing.sees(disabled=(57,)) == ["event InvalidDisabledDevices"]
+
+
+async def test_a_disabled_device_is_taken_out_before_the_first_call_of_the_kubelet_is_answered(tmp_path: Path) -> None:
+    seeing = Seeing(tmp_path)
+    seeing.sees()
+    daemon = seeing.daemon
+    assert daemon.pods
+    assert daemon.own_node
+    daemon.own_node.disabled = (3,)
+    daemon.pods.tried.set()
+    daemon.own_node.read.set()
+    await daemon._read_own_node()
+    assert daemon.node.orders_known.is_set()
+    assert daemon.node.snapshot
+    assert daemon.node.snapshot.inventory.disabled == (3,)
 
 
 async def test_each_change_of_a_devices_health_is_counted_once(tmp_path: Path) -> None:
