@@ -16,7 +16,7 @@ import pytest
 
 from neuron_plugin.allocation import PodUid
 from neuron_plugin.cluster import ConnectionSettingsError
-from neuron_plugin.hardware import read_inventory
+from neuron_plugin.hardware import Process, read_inventory
 from neuron_plugin.kubelet import (
     DevicePluginServer,
     PodDevices,
@@ -31,6 +31,7 @@ from neuron_plugin.plugin.daemon import BLIND_SECONDS, EMPTY_SECONDS, QUIET_SECO
 from neuron_plugin.plugin.inputs import UNSEEN_SECONDS, PendingAnswer, reply_for
 from neuron_plugin.plugin.node import Node, NodeOptions
 from neuron_plugin.plugin.settings import PluginSettings, Registration
+from neuron_plugin.plugin.snapshot import PodEvent
 from neuron_plugin.simulation import write_node
 from neuron_plugin.topology import catalogue
 from tests.plugin.desk import FakeCgroups, FakeLister, LoopClock, MemoryKubelet
@@ -287,6 +288,34 @@ async def test_an_answer_that_the_file_does_not_show_makes_the_kubelet_write_it(
         await asyncio.sleep(UNSEEN_SECONDS + 2 * module.TURN_SECONDS)
         assert asking.node.snapshot
         assert not asking.node.snapshot.inputs.pending
+
+
+@pytest.mark.looptime
+async def test_a_refusal_is_reported_on_its_pod(asking: Asking) -> None:
+    asking.start()
+    asking.daemon.allocator.events.append(PodEvent(pod("a").reference, "AllocationRefused", "why"))
+    asking.node.changed.set()
+    async with running(asking.daemon._publish_changes()):
+        await asyncio.sleep(1)
+    assert any(subject.startswith("event AllocationRefused") for subject in asking.daemon.publisher.queue._unsent)
+
+
+async def test_p60_each_unknown_pod_that_uses_a_device_at_the_start_is_held_down_and_one_that_only_probes_is_not(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking.start()
+    others = (Process(4, "on the host"), Process(5, "probes", uid_of("probes"), uses=False))
+    asking.cgroups.alive = {uid_of(name) for name in ("a", "b", "probes")}
+
+    def users(nodes: list[Path], _proc: Path) -> dict[Path, tuple[Process, ...]]:
+        of_a, of_b = Process(1, "train", A), Process(2, "serve", uid_of("b"))
+        return {nodes[3]: (of_a, *others), nodes[4]: (of_a,), nodes[7]: (of_b,)}
+
+    monkeypatch.setattr(module, "device_processes", users)
+    await asking.daemon._look_for_unknown_pods()
+    assert asking.node.snapshot
+    held = {one.uid: one.mask for one in asking.node.snapshot.inputs.hold_downs}
+    assert held == {A: TRN1.devices_mask((3, 4)), uid_of("b"): TRN1.devices_mask((7,))}
 
 
 # The API server.

@@ -132,6 +132,7 @@ async def test_p60_what_a_pod_that_vanished_before_the_start_has_open_is_not_off
 
 
 async def test_p72_a_kubelet_restart_changes_nothing_for_who_holds_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_module, "TURN_SECONDS", 600.0)
     async with a_site() as site, site.daemon() as daemon:
         await site.run("a", app(4))
         await site.confirmed(daemon, "a")
@@ -144,6 +145,7 @@ async def test_p72_a_kubelet_restart_changes_nothing_for_who_holds_what(monkeypa
         assert noticed.called
         noticed.reset_mock()
         assert ids(await site.run("b", app(4)), NEURON) == (4, 5, 6, 7)
+        await site.confirmed(daemon, "b")
         assert not noticed.called, "other files of its directory are no new kubelet"
 
 
