@@ -14,21 +14,10 @@ from neuron_plugin.simulation.kubelet_pods import Pod
 
 
 class CheckpointFile:
-    """``kubelet_internal_checkpoint``, replaced by rename as the kubelet does; but not synced to disk.
+    """``kubelet_internal_checkpoint``, replaced by rename as the kubelet does; but not synced to disk."""
 
-    ``flat_ids`` writes the format of a kubelet before 1.20.
-    """
-
-    def __init__(self, directory: Path, *, flat_ids: bool = False) -> None:
+    def __init__(self, directory: Path) -> None:
         self.path = directory / CHECKPOINT
-        self._flat_ids = flat_ids
-
-    def read(self) -> bytes | None:
-        """The content; None if there is no file."""
-        try:
-            return self.path.read_bytes()
-        except FileNotFoundError:
-            return None
 
     async def write(self, devices: DeviceManager, *, of_list: bool = False) -> None:  # noqa: ARG002 - for one that fails
         """Write the whole memory of the device manager, after an allocation or, with ``of_list``, a device list.
@@ -36,11 +25,7 @@ class CheckpointFile:
         Raises:
             AllocationError: the write failed; memory keeps everything.
         """
-        self.save(devices)
-
-    def save(self, devices: DeviceManager) -> None:
-        """Write the whole memory of the device manager."""
-        self.replace(devices.checkpoint_bytes(flat_ids=self._flat_ids))
+        self.replace(devices.checkpoint_bytes())
 
     def replace(self, content: bytes) -> None:
         """Put any content in place, through a temporary file ``.<random>`` beside it."""
@@ -63,12 +48,9 @@ class PodCgroups:
             (directory / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
 
     def path(self, pod: Pod) -> Path:
-        """The slice of a pod: its QoS class, except guaranteed, is a level of its own."""
-        uid = pod.uid.replace("-", "_")
-        parent = self.root / "kubepods.slice"
-        if not pod.qos:
-            return parent / f"kubepods-pod{uid}.slice"
-        return parent / f"kubepods-{pod.qos}.slice" / f"kubepods-{pod.qos}-pod{uid}.slice"
+        """The slice of a pod; its QoS class is a level of its own, here always that of a pod without CPU and memory."""
+        name = f"kubepods-besteffort-pod{pod.uid.replace('-', '_')}.slice"
+        return self.root / "kubepods.slice" / "kubepods-besteffort.slice" / name
 
     def populate(self, pod: Pod) -> None:
         """The pod has processes."""

@@ -5,7 +5,6 @@ Only what device allocation looks at: names, the UID, and how many of which reso
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -17,8 +16,6 @@ from neuron_plugin.simulation.kubelet_device_manager import Allocation
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
-
-_HASH_UID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +38,12 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod; ``containers`` in spec order, init containers and sidecars first, as they are admitted.
-
-    ``qos`` is the pod's class as its cgroup spells it: ``besteffort``, ``burstable``, or empty for guaranteed.
-    """
+    """One pod; ``containers`` in spec order, init containers and sidecars first, as they are admitted."""
 
     uid: str
     namespace: str
     name: str
     containers: tuple[Container, ...]
-    qos: str = "besteffort"
-
-    @property
-    def static(self) -> bool:
-        """Whether the pod comes from a manifest on the node: its UID is then a hash of that."""
-        return _HASH_UID.fullmatch(self.uid) is not None
 
     def container(self, name: str) -> Container:
         """The container of that name; KeyError if there is none."""
