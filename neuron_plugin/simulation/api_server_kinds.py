@@ -28,6 +28,14 @@ _REASONS = {
     422: "Invalid",
     429: "TooManyRequests",
 }
+_NAME = r"[A-Za-z0-9](?:[-\w.]{0,61}[A-Za-z0-9])?"
+_REQUIREMENT = re.compile(
+    rf"""\s* (?P<absent>!\s*)? (?P<label>(?:[a-z0-9][-a-z0-9.]*/)?{_NAME}) (?(absent)|(?:
+        \s* (?P<equals>==?|!=) \s* (?P<value>(?:{_NAME})?) |
+        \s+ (?P<among>in|notin) \s* \( (?!\s*\)) (?P<values>\s*(?:{_NAME})?\s*(?:,\s*(?:{_NAME})?\s*)*) \) )? )
+    \s* (?:,(?=.)|$)""",
+    re.ASCII | re.VERBOSE,
+)
 _TERM = re.compile(r"^\s*([^\s!=,()]+)\s*(=|==|!=)\s*([^\s!=,()]*)\s*$")
 
 
@@ -149,6 +157,32 @@ def selector(kind: ServedKind, fields: str) -> Selector:
     """
     tests = [_test(kind, term) for term in fields.split(",") if term.strip()]
     return lambda candidate: all(test(candidate) for test in tests)
+
+
+def label_selector(text: str) -> Selector:
+    """Read a label selector, as ``labels.Parse`` does except for ``<`` and ``>``; an empty text selects everything.
+
+    Raises:
+        Refusal: 400, it cannot be read.
+    """
+    tests: list[tuple[str, set[str] | None, bool]] = []  # a label, its values if not any, and whether not so
+    place, end = 0, len(text.rstrip())
+    while place < end:
+        match = _REQUIREMENT.match(text, place)
+        if match is None:
+            found = f"found '{text[place:]}', expected: a label, an operator and values"
+            raise Refusal(400, f"unable to parse requirement: {found}")
+        values = [match["value"]] if match["equals"] else (match["values"] or "").split(",")
+        any_of = {each.strip() for each in values} if match["equals"] or match["among"] else None
+        negated = bool(match["absent"]) or match["equals"] == "!=" or match["among"] == "notin"
+        tests.append((match["label"], any_of, negated))
+        place = match.end()
+
+    def meant(candidate: JsonObject) -> bool:
+        labels = candidate["metadata"].get("labels") or {}
+        return all((key in labels and (any_of is None or labels[key] in any_of)) != no for key, any_of, no in tests)
+
+    return meant
 
 
 def _test(kind: ServedKind, term: str) -> Selector:

@@ -8,7 +8,6 @@ ten thousand pods costs no encoding.
 from __future__ import annotations
 
 import asyncio
-import bisect
 from dataclasses import dataclass
 
 import msgspec
@@ -19,6 +18,7 @@ Key = tuple[str, str]
 """Namespace (empty for cluster-wide kinds) and name: the order of lists."""
 
 _KEPT_SNAPSHOTS = 8
+_KEPT_CHANGES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +73,22 @@ class Snapshot:
     """A whole collection at one version, in the order of its keys."""
 
     version: int
-    keys: list[Key]
     objects: list[Stored]
 
 
-class Collection:
-    """All objects of one kind, and their history.
+Inbox = asyncio.Queue[Change | Exception | None]
+"""What is next for a watch: a change, its end as an exception, or None, a bookmark."""
 
-    ``stirred`` is set at the next write or ``wake``; ``expirations`` counts calls of ``expire_followers``.
-    """
+
+class Collection:
+    """All objects of one kind, and their history; ``followers`` are told of every write."""
 
     def __init__(self, versions: Versions) -> None:
-        self.stirred = asyncio.Event()
-        self.expirations = 0
+        self.followers: set[Inbox] = set()
         self._versions = versions
         self._objects: dict[Key, Stored] = {}
         self._history: list[Change] = []
         self._compacted = 0  # nothing can start below this
-        self._forgotten = 0  # the newest change that was forgotten
         self._snapshots: dict[int, Snapshot] = {}
 
     @property
@@ -120,8 +118,8 @@ class Collection:
 
     def snapshot(self) -> Snapshot:
         """Return the collection as it is, and remember it for further pages."""
-        version, keys = self._versions.current, sorted(self._objects)
-        taken = self._snapshots[version] = Snapshot(version, keys, [self._objects[key] for key in keys])
+        objects = [self._objects[key] for key in sorted(self._objects)]
+        taken = self._snapshots[self.version] = Snapshot(self.version, objects)
         while len(self._snapshots) > _KEPT_SNAPSHOTS:
             del self._snapshots[min(self._snapshots)]
         return taken
@@ -143,65 +141,30 @@ class Collection:
     def compact(self) -> None:
         """Forget the history and all snapshots: older versions can be neither watched nor paged any more."""
         self._compacted = self._versions.current
-        self._forgotten = self._history[-1].version if self._history else self._forgotten
         self._history.clear()
         self._snapshots.clear()
 
-    def follow(self, version: int) -> Cursor:
-        """Start reading the history behind a version.
+    def follow(self, version: int) -> Inbox:
+        """Return all changes after a version, and those to come until it is no longer among the followers.
 
         Raises:
             Refusal: 410, the history was compacted beyond it.
         """
         if version < self._compacted:
-            raise _too_old(version, self._compacted)
-        return Cursor(self, version)
-
-    def expire_followers(self) -> None:
-        """Make every cursor that reads now fail with 410, as when a watch is too slow for the server's memory."""
-        self.expirations += 1
-        self.wake()
-
-    def wake(self) -> None:
-        """Wake every watch."""
-        self.stirred.set()
-        self.stirred = asyncio.Event()
-
-    def changes_after(self, version: int) -> list[Change]:
-        """Return what happened since a version.
-
-        Raises:
-            Refusal: 410, part of it was compacted away.
-        """
-        if version < self._forgotten:
-            raise _too_old(version, self._forgotten)
-        return self._history[bisect.bisect_right(self._history, version, key=lambda change: change.version) :]
+            raise Refusal(410, f"too old resource version: {version} ({self._compacted})")
+        inbox = Inbox()
+        for change in self._history:
+            if change.version > version:
+                inbox.put_nowait(change)
+        self.followers.add(inbox)
+        return inbox
 
     def _record(self, change: Change) -> None:
+        if len(self._history) == _KEPT_CHANGES:
+            self.compact()
         self._history.append(change)
-        self.wake()
-
-
-class Cursor:
-    """One reader of a collection's history."""
-
-    def __init__(self, collection: Collection, version: int) -> None:
-        self._collection = collection
-        self._expirations = collection.expirations
-        self._version = version
-
-    def take(self) -> list[Change]:
-        """Return what happened since the last call.
-
-        Raises:
-            Refusal: 410, it is not known any more.
-        """
-        if self._expirations != self._collection.expirations:
-            raise _too_old(self._version, self._version + 1)
-        changes = self._collection.changes_after(self._version)
-        if changes:
-            self._version = changes[-1].version
-        return changes
+        for inbox in self.followers:
+            inbox.put_nowait(change)
 
 
 def event_line(change: str, encoded: bytes) -> bytes:
@@ -212,7 +175,3 @@ def event_line(change: str, encoded: bytes) -> bytes:
 def _stamped(value: JsonObject, version: int) -> Stored:
     stamped = value | {"metadata": value["metadata"] | {"resourceVersion": str(version)}}
     return Stored(stamped, msgspec.json.encode(stamped), version)
-
-
-def _too_old(version: int, oldest: int) -> Refusal:
-    return Refusal(410, f"too old resource version: {version} ({oldest})")

@@ -137,7 +137,7 @@ class SimulatedWorker:
             admitted = await self.kubelet.admit(Pod(record.uid, record.namespace, record.name, tuple(containers)))
         except PodRejectedError as error:
             status: JsonObject = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": str(error)}
-            api.set_pod_status(record.namespace, record.name, status)
+            api.patch_status(PODS, record.name, status, record.namespace)
             raise
         since = utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
         running: JsonObject = {
@@ -157,7 +157,8 @@ class SimulatedWorker:
         with contextlib.suppress(KeyError):  # never admitted
             self.kubelet.finish(record.uid)
         ended: JsonObject = {"name": "main", "state": {"terminated": {"exitCode": 0}}}
-        api.set_pod_status(record.namespace, record.name, {"phase": "Succeeded", "containerStatuses": [ended]})
+        status = {"phase": "Succeeded", "containerStatuses": [ended]}
+        api.patch_status(PODS, record.name, status, record.namespace)
         api.delete_pod(record.namespace, record.name, grace_seconds=0)
 
     def report_capacity(self, api: SimulatedApiServer) -> bool:
