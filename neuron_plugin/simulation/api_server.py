@@ -44,7 +44,7 @@ from neuron_plugin.simulation.api_server_kinds import (
 )
 from neuron_plugin.simulation.api_server_kubectl import core_events, discovery, table
 from neuron_plugin.simulation.api_server_objects import PATCHES, ApiObjects, created
-from neuron_plugin.simulation.api_server_watch import CutError, Watch
+from neuron_plugin.simulation.api_server_store import CutError, Watch
 
 if TYPE_CHECKING:
     import ssl
@@ -96,7 +96,7 @@ class SimulatedApiServer:
         """Stop listening and cut all watches."""
         runner, self._runner = self._runner, None
         if runner is not None:
-            self._tell_watches(CutError())
+            self._send_to_watches(CutError())
             # asyncio (3.11) leaks, open, a connection whose server is closed between its acceptance and its
             # announcement; its client would wait for ever. So accept no more, and let the accepted ones arrive.
             if self._listening is not None:
@@ -174,7 +174,7 @@ class SimulatedApiServer:
         namespace = (manifest.get("metadata") or {}).get("namespace", namespace)
         return self._objects.create(kind, manifest, namespace).value
 
-    def _tell_watches(self, what: Exception | None) -> None:
+    def _send_to_watches(self, what: Exception | None) -> None:
         for collection in self._objects.collections.values():
             for inbox in collection.followers:
                 inbox.put_nowait(what)

@@ -10,24 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 JsonObject = dict[str, Any]
 Selector = Callable[[JsonObject], bool]
 """Whether an object is selected."""
 
-_REASONS = {
-    400: "BadRequest",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "NotFound",
-    405: "MethodNotAllowed",
-    409: "Conflict",
-    410: "Expired",
-    415: "UnsupportedMediaType",
-    422: "Invalid",
-    429: "TooManyRequests",
-}
+_REASONS = {410: "Expired", 422: "Invalid", 500: "InternalError"}
+"""Where they are not HTTP's own words for the codes."""
 _NAME = r"[A-Za-z0-9](?:[-\w.]{0,61}[A-Za-z0-9])?"
 _REQUIREMENT = re.compile(
     rf"""\s* (?P<absent>!\s*)? (?P<label>(?:[a-z0-9][-a-z0-9.]*/)?{_NAME}) (?(absent)|(?:
@@ -45,7 +36,7 @@ class Refusal(Exception):  # noqa: N818 - the field's word for it; an answer, no
     def __init__(self, code: int, message: str, *, reason: str = "", **details: Any) -> None:
         super().__init__(message)
         self.code = code
-        self.reason = reason or _REASONS[code]
+        self.reason = reason or _REASONS.get(code) or HTTPStatus(code).phrase.replace(" ", "")
         self.message = message
         self.details = details
 

@@ -1,4 +1,4 @@
-"""The memory of the simulated API server: objects, the one counter of versions, and the history that watches read.
+"""The memory of the simulated API server: objects, the one counter of versions, their history and the watches on it.
 
 Like etcd it numbers every write with one counter for all kinds, keeps what happened until it is compacted, and serves a
 list's further pages from the version of its first. Objects are kept as values with their bytes beside them: a list of
@@ -8,11 +8,13 @@ ten thousand pods costs no encoding.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
+from aiohttp import web
 
-from neuron_plugin.simulation.api_server_kinds import JsonObject, Refusal, Selector
+from neuron_plugin.simulation.api_server_kinds import JsonObject, Refusal, Selector, ServedKind
 
 Key = tuple[str, str]
 """Namespace (empty for cluster-wide kinds) and name: the order of lists."""
@@ -77,11 +79,11 @@ class Snapshot:
 
 
 Inbox = asyncio.Queue[Change | Exception | None]
-"""What is next for a watch: a change, its end as an exception, or None, a bookmark."""
+"""What is next for a watch: a change, its end as an exception (a TimeoutError: its time is up), or None, a bookmark."""
 
 
 class Collection:
-    """All objects of one kind, and their history; ``followers`` are told of every write."""
+    """All objects of one kind, and their history; every write goes to its ``followers``."""
 
     def __init__(self, versions: Versions) -> None:
         self.followers: set[Inbox] = set()
@@ -165,6 +167,85 @@ class Collection:
         self._history.append(change)
         for inbox in self.followers:
             inbox.put_nowait(change)
+
+
+class CutError(Exception):
+    """The connection is to be cut."""
+
+
+class Watch:
+    """One open watch, as its ``query`` asks; with bookmarks at least every ``bookmark_seconds``.
+
+    Follows ``staging/src/k8s.io/apiserver/pkg/storage/cacher`` of 1.36.2: a version from which the history is gone is
+    answered with 200 and an ERROR event; no version, or 0, means the present objects as ADDED events first; and with
+    ``sendInitialEvents`` (KEP-3157) these end with a bookmark that says so.
+    """
+
+    def __init__(
+        self,
+        kind: ServedKind,
+        collection: Collection,
+        meant: Selector,
+        query: Mapping[str, str],
+        bookmark_seconds: float,
+    ) -> None:
+        self._kind = kind
+        self._collection = collection
+        self._meant = meant
+        self._query = query
+        self._bookmark_seconds = bookmark_seconds
+        self._version = 0
+
+    async def run(self, request: web.Request, answer: web.StreamResponse) -> None:
+        """Speak until the time is up, the server ends it, or the client has left.
+
+        Raises:
+            CutError: the connection is to be cut without an end.
+        """
+        inbox = Inbox()
+        try:
+            async with asyncio.timeout(float(self._query.get("timeoutSeconds", "1800"))):
+                version = self._query.get("resourceVersion", "")
+                snapshot = None if version not in {"", "0"} else self._collection.snapshot()
+                self._version = snapshot.version if snapshot else int(version)
+                inbox = self._collection.follow(self._version)
+                for stored in snapshot.objects if snapshot else ():
+                    if self._meant(stored.value):
+                        await answer.write(event_line("ADDED", stored.encoded))
+                if snapshot and self._query.get("sendInitialEvents") == "true":
+                    await self._bookmark(answer, {"annotations": {"k8s.io/initial-events-end": "true"}})
+                while request.transport is not None and not request.transport.is_closing():
+                    await self._show_next(inbox, answer)
+        except TimeoutError:
+            return
+        except Refusal as refusal:
+            await answer.write(event_line("ERROR", msgspec.json.encode(refusal.status())))
+        finally:
+            self._collection.followers.discard(inbox)
+
+    async def _show_next(self, inbox: Inbox, answer: web.StreamResponse) -> None:
+        """Write what is next, or a bookmark when there is nothing for a while."""
+        try:
+            async with asyncio.timeout(self._bookmark_seconds):
+                found = await inbox.get()
+        except TimeoutError:
+            found = None
+        if isinstance(found, Exception):
+            raise found
+        if found is None:
+            if inbox.empty():
+                self._version = self._collection.version  # which no change of this kind comes before
+            await self._bookmark(answer, {})
+            return
+        self._version = found.version
+        if line := found.line(self._meant):
+            await answer.write(line)
+
+    async def _bookmark(self, answer: web.StreamResponse, more: JsonObject) -> None:
+        if self._query.get("allowWatchBookmarks") == "true":
+            metadata = {"resourceVersion": str(self._version), "creationTimestamp": None, **more}
+            bookmark = {"kind": self._kind.kind, "apiVersion": self._kind.version, "metadata": metadata}
+            await answer.write(event_line("BOOKMARK", msgspec.json.encode(bookmark)))
 
 
 def event_line(change: str, encoded: bytes) -> bytes:

@@ -21,8 +21,7 @@ import grpc
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2_grpc import add_RegistrationServicer_to_server
 from neuron_plugin.kubelet._proto.podresources.v1.api_pb2_grpc import add_PodResourcesListerServicer_to_server
-from neuron_plugin.simulation.kubelet_device_manager import AllocationError, DeviceManager
-from neuron_plugin.simulation.kubelet_files import CheckpointFile, PodCgroups
+from neuron_plugin.simulation.kubelet_device_manager import AllocationError, CheckpointFile, DeviceManager
 from neuron_plugin.simulation.kubelet_plugins import Capacity, PluginCallError, PluginClients
 from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService
 from neuron_plugin.simulation.kubelet_pods import (
@@ -30,6 +29,7 @@ from neuron_plugin.simulation.kubelet_pods import (
     AdmittedPod,
     Container,
     Pod,
+    PodCgroups,
     PodRejectedError,
     received,
 )

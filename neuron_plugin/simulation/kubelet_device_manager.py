@@ -24,15 +24,19 @@ One container is allocated like this; an error rejects its pod, and only `restor
 from __future__ import annotations
 
 import base64
+import os
+import tempfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import TypeVar
 
 import msgspec
 
 from neuron_plugin.allocation import ContainerKind
+from neuron_plugin.kubelet import CHECKPOINT
 
 HEALTHY = "Healthy"
 NO_TOPOLOGY = -1
@@ -285,3 +289,25 @@ class DeviceManager:
         ordered = sorted(items)
         self._random.shuffle(ordered)
         return ordered
+
+
+class CheckpointFile:
+    """``kubelet_internal_checkpoint``, replaced by rename as the kubelet does; but not synced to disk."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / CHECKPOINT
+
+    async def write(self, devices: DeviceManager, *, of_list: bool = False) -> None:  # noqa: ARG002 - for one that fails
+        """Write the whole memory of the device manager, after an allocation or, with ``of_list``, a device list.
+
+        Raises:
+            AllocationError: the write failed; memory keeps everything.
+        """
+        self.replace(devices.checkpoint_bytes())
+
+    def replace(self, content: bytes) -> None:
+        """Put any content in place, through a temporary file ``.<random>`` beside it."""
+        descriptor, temporary = tempfile.mkstemp(prefix=".", dir=self.path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        Path(temporary).replace(self.path)

@@ -20,8 +20,13 @@ import grpc
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.simulation.kubelet_device_manager import AllocationError, Device, DeviceManager, Selection
-from neuron_plugin.simulation.kubelet_files import CheckpointFile
+from neuron_plugin.simulation.kubelet_device_manager import (
+    AllocationError,
+    CheckpointFile,
+    Device,
+    DeviceManager,
+    Selection,
+)
 
 _VERSION = "v1beta1"
 _GO_NAMES = {"CANCELLED": "Canceled", "OK": "OK"}

@@ -99,13 +99,6 @@ class SimulatedWorker:
         daemon, self.daemon = self.daemon, None
         return await end_process(daemon)
 
-    async def kill_daemon(self) -> None:
-        """End the node daemon by SIGKILL."""
-        if self.daemon is not None:
-            self.daemon.kill()
-            await self.daemon.wait()
-            self.daemon = None
-
     async def wait_until_registered(self) -> None:
         """Wait until the daemon has offered every device of the machine to the kubelet."""
         await self.wait_until_offered(Resource.NEURONDEVICE, len(self.node.description.loaded))

@@ -18,6 +18,7 @@ from neuron_plugin.simulation.kubelet_pods import AdmittedPod
 from neuron_plugin.simulation.scheduler import ExtenderCallError
 from neuron_plugin.simulation.worker import end_process
 from tests.support.kubelet import StandInKubelet
+from tests.support.worker import kill_daemon
 
 CORE, DEVICE = Resource.NEURONCORE.value, Resource.NEURONDEVICE.value
 
@@ -51,7 +52,7 @@ async def test_pods_keep_their_silicon_through_every_restart(cluster: SimulatedC
     assert first.container("main").ids == {CORE: ("0", "1", "2")}
     await cluster.worker.wait_until_offered(Resource.NEURONDEVICE, 4)
 
-    await cluster.worker.kill_daemon()
+    await kill_daemon(cluster.worker)
     await cluster.worker.start_daemon()
     await cluster.worker.wait_until_offered(Resource.NEURONDEVICE, 4)
     second = await placed(cluster, "second", DEVICE, 3)

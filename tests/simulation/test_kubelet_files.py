@@ -18,7 +18,8 @@ from asyncinotify import Inotify, Mask
 from neuron_plugin.kubelet import CHECKPOINT, PodResourcesClient
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.simulation import PODS, Container, Pod
-from neuron_plugin.simulation.kubelet_files import CheckpointFile, PodCgroups
+from neuron_plugin.simulation.kubelet_device_manager import CheckpointFile
+from neuron_plugin.simulation.kubelet_pods import PodCgroups
 from tests.kubelet.fakes import CORE, DEVICE, eventually, seeded
 from tests.simulation.kubelet_node import (
     INIT,

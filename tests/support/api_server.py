@@ -24,8 +24,7 @@ from neuron_plugin.cluster import MERGE_PATCH
 from neuron_plugin.simulation import NODES, PODS, JsonObject, Refusal, SimulatedApiServer, Target, parse_path
 from neuron_plugin.simulation.api_server_kinds import invalid
 from neuron_plugin.simulation.api_server_objects import deleted
-from neuron_plugin.simulation.api_server_store import Change, Inbox
-from neuron_plugin.simulation.api_server_watch import CutError, EndError
+from neuron_plugin.simulation.api_server_store import Change, CutError, Inbox
 from tests.support.api_validation import ValidatingObjects
 
 _REMEMBERED_REQUESTS = 10_000
@@ -215,19 +214,19 @@ class StandInApiServer(SimulatedApiServer):
     def expire_watches(self) -> None:
         """End all open watches with a 410 inside the stream."""
         version = self._objects.versions.current
-        self._tell_watches(Refusal(410, f"too old resource version: {version} ({version + 1})"))
+        self._send_to_watches(Refusal(410, f"too old resource version: {version} ({version + 1})"))
 
     def end_watches(self) -> None:
         """End all open watches cleanly."""
-        self._tell_watches(EndError())
+        self._send_to_watches(TimeoutError())
 
     def cut_watches(self) -> None:
         """Cut the connections of all open watches."""
-        self._tell_watches(CutError())
+        self._send_to_watches(CutError())
 
     def send_bookmarks(self) -> None:
         """Send a bookmark on every open watch that asked for them, now."""
-        self._tell_watches(None)
+        self._send_to_watches(None)
 
     def mute_watches(self) -> None:
         """Keep all open watches open and silent, as behind a dead connection; what they leave out is never sent."""

@@ -23,8 +23,7 @@ from neuron_plugin.kubelet import CHECKPOINT
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as plugin_pb
 from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2 as pb
 from neuron_plugin.simulation import AdmittedContainer, AdmittedPod, AllocationError, Pod, SimulatedKubelet
-from neuron_plugin.simulation.kubelet_device_manager import DeviceManager
-from neuron_plugin.simulation.kubelet_files import CheckpointFile
+from neuron_plugin.simulation.kubelet_device_manager import CheckpointFile, DeviceManager
 from neuron_plugin.simulation.kubelet_plugins import PluginCallError, PluginClients, PluginConnection, _worded
 from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService
 from neuron_plugin.simulation.kubelet_pods import Container, PodRejectedError
