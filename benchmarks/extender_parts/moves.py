@@ -27,7 +27,8 @@ def moves() -> None:
     for nodes in (1000, 5000):
         with served(_serve_fragmented, nodes) as kubeconfig, served(_look, kubeconfig) as figures:
             first, later, found = figures
-        print(f"look for moves, {nodes} nodes, {MOST_PODS} pods wait, CPU: {first:.2f} s, later {later:.2f} s; {found} moves")
+        cpu = f"{first:.2f} s, later {later:.2f} s"
+        print(f"look for moves, {nodes} nodes, {MOST_PODS} pods wait, CPU: {cpu}; {found} moves")
 
 
 def _serve_fragmented(pipe: Connection, nodes: int) -> None:
