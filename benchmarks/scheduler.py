@@ -4,7 +4,7 @@ It needs an API server that nobody else uses, with nothing that marks nodes with
 (kube-controller-manager with a long --node-monitor-grace-period, or none), and a kube-scheduler binary. Nodes and pods
 are objects alone: nothing runs. The runs go in turns, because a machine has quiet and loud minutes; each creates the
 same pods in the same order, waits until all that can be are bound, counts every core by the pods' annotations, and
-deletes them.
+deletes them. The floor is an extender that decides nothing (``scheduler_floor.py``).
 
     python benchmarks/scheduler.py --kubeconfig FILE --kube-scheduler PATH --nodes 1000 --pods 2000 --turns 3
 """
@@ -50,7 +50,8 @@ SHAPES = {
 
 PROGRAM = (sys.executable, "-m", "neuron_plugin.cli.main")
 WITHOUT = "no extender"
-KINDS = (WITHOUT, "all", "best")
+FLOOR = "floor"
+KINDS = (WITHOUT, FLOOR, "all", "best")
 QUIET_SECONDS = 15.0
 """Without another binding for so long, the pods that are left cannot be placed."""
 
@@ -139,6 +140,9 @@ def running(
         config = msgspec.json.decode(made.stdout)
         if kind == WITHOUT:
             config.pop("extenders")
+        elif kind == FLOOR:
+            command = [sys.executable, str(Path(__file__).with_name("scheduler_floor.py"))]
+            extender = subprocess.Popen([*command, str(kubeconfig), str(PORT)], stderr=log, stdout=log)
         else:
             command = ["extender", "--kubeconfig", str(kubeconfig), "--port", str(PORT), "--health-port", "0"]
             command += ["--health-address", "127.0.0.1", "--no-leader-election", "--no-plugin-leases", "--answer", kind]
