@@ -5,11 +5,12 @@ pages, watches with bookmarks and everything that ends them, bindings, patches, 
 promises what Kubernetes 1.36 documents and does for the few calls that this project makes, and nothing about others.
 There is no admission, no validation and no garbage collection, and every client is let in.
 
-    async with SimulatedApiServer() as api:
-        api.create_node({"metadata": {"name": "worker-1"}})
-        api.create_pod({"metadata": {"name": "a"}, "spec": {"containers": []}})
-        api.bind("default", "a", node="worker-1", annotations={"NEURON_DEVS": "0"})
-        kubeconfig = api.write_kubeconfig(directory / "kubeconfig")
+    api = SimulatedApiServer()
+    await api.start()
+    api.create_node({"metadata": {"name": "worker-1"}})
+    api.create_pod({"metadata": {"name": "a"}, "spec": {"containers": []}})
+    api.bind("default", "a", node="worker-1", annotations={"NEURON_DEVS": "0"})
+    kubeconfig = api.write_kubeconfig(directory / "kubeconfig")
 
 Objects handed out are the server's own: read them, do not change them.
 """
@@ -21,7 +22,7 @@ import base64
 import contextlib
 import re
 import socket
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
@@ -76,13 +77,6 @@ class SimulatedApiServer:
         self._port = 0
         self._runner: web.AppRunner | None = None
         self._listening: socket.socket | None = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         """Listen, after a ``stop`` again on the same port and with the same objects."""

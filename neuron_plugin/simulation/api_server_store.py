@@ -173,6 +173,7 @@ class CutError(Exception):
     """The connection is to be cut."""
 
 
+@dataclass(slots=True)
 class Watch:
     """One open watch, as its ``query`` asks; with bookmarks at least every ``bookmark_seconds``.
 
@@ -181,20 +182,13 @@ class Watch:
     ``sendInitialEvents`` (KEP-3157) these end with a bookmark that says so.
     """
 
-    def __init__(
-        self,
-        kind: ServedKind,
-        collection: Collection,
-        meant: Selector,
-        query: Mapping[str, str],
-        bookmark_seconds: float,
-    ) -> None:
-        self._kind = kind
-        self._collection = collection
-        self._meant = meant
-        self._query = query
-        self._bookmark_seconds = bookmark_seconds
-        self._version = 0
+    kind: ServedKind
+    collection: Collection
+    meant: Selector
+    query: Mapping[str, str]
+    bookmark_seconds: float
+    version: int = 0
+    """Up to which all changes were shown."""
 
     async def run(self, request: web.Request, answer: web.StreamResponse) -> None:
         """Speak until the time is up, the server ends it, or the client has left.
@@ -204,15 +198,15 @@ class Watch:
         """
         inbox = Inbox()
         try:
-            async with asyncio.timeout(float(self._query.get("timeoutSeconds", "1800"))):
-                version = self._query.get("resourceVersion", "")
-                snapshot = None if version not in {"", "0"} else self._collection.snapshot()
-                self._version = snapshot.version if snapshot else int(version)
-                inbox = self._collection.follow(self._version)
+            async with asyncio.timeout(float(self.query.get("timeoutSeconds", "1800"))):
+                version = self.query.get("resourceVersion", "")
+                snapshot = None if version not in {"", "0"} else self.collection.snapshot()
+                self.version = snapshot.version if snapshot else int(version)
+                inbox = self.collection.follow(self.version)
                 for stored in snapshot.objects if snapshot else ():
-                    if self._meant(stored.value):
+                    if self.meant(stored.value):
                         await answer.write(event_line("ADDED", stored.encoded))
-                if snapshot and self._query.get("sendInitialEvents") == "true":
+                if snapshot and self.query.get("sendInitialEvents") == "true":
                     await self._bookmark(answer, {"annotations": {"k8s.io/initial-events-end": "true"}})
                 while request.transport is not None and not request.transport.is_closing():
                     await self._show_next(inbox, answer)
@@ -221,12 +215,12 @@ class Watch:
         except Refusal as refusal:
             await answer.write(event_line("ERROR", msgspec.json.encode(refusal.status())))
         finally:
-            self._collection.followers.discard(inbox)
+            self.collection.followers.discard(inbox)
 
     async def _show_next(self, inbox: Inbox, answer: web.StreamResponse) -> None:
         """Write what is next, or a bookmark when there is nothing for a while."""
         try:
-            async with asyncio.timeout(self._bookmark_seconds):
+            async with asyncio.timeout(self.bookmark_seconds):
                 found = await inbox.get()
         except TimeoutError:
             found = None
@@ -234,17 +228,17 @@ class Watch:
             raise found
         if found is None:
             if inbox.empty():
-                self._version = self._collection.version  # which no change of this kind comes before
+                self.version = self.collection.version  # which no change of this kind comes before
             await self._bookmark(answer, {})
             return
-        self._version = found.version
-        if line := found.line(self._meant):
+        self.version = found.version
+        if line := found.line(self.meant):
             await answer.write(line)
 
     async def _bookmark(self, answer: web.StreamResponse, more: JsonObject) -> None:
-        if self._query.get("allowWatchBookmarks") == "true":
-            metadata = {"resourceVersion": str(self._version), "creationTimestamp": None, **more}
-            bookmark = {"kind": self._kind.kind, "apiVersion": self._kind.version, "metadata": metadata}
+        if self.query.get("allowWatchBookmarks") == "true":
+            metadata = {"resourceVersion": str(self.version), "creationTimestamp": None, **more}
+            bookmark = {"kind": self.kind.kind, "apiVersion": self.kind.version, "metadata": metadata}
             await answer.write(event_line("BOOKMARK", msgspec.json.encode(bookmark)))
 
 

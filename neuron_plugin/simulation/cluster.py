@@ -164,8 +164,3 @@ class SimulatedCluster:
         """Do the kubelet's part for a pod that was bound; see ``SimulatedWorker.admit``."""
         record = self.pod(name)
         return await self.workers[record.node_name].admit(self.api, record)
-
-    def end(self, name: str) -> None:
-        """The pod's containers have ended, and the object is deleted."""
-        record = self.pod(name)
-        self.workers[record.node_name].end(self.api, record)

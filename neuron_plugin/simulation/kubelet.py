@@ -5,9 +5,10 @@ plugins back, admits pods one after the other, remembers what it allocated and w
 order, the texts and the faults of Kubernetes 1.36 as far as they concern a plugin. It runs no containers: what a
 container would have received can be read, and the cgroup of a pod says whether it would have processes.
 
-    async with SimulatedKubelet(Path("/run/sim/device-plugins"), Path("/run/sim/pod-resources")) as kubelet:
-        await kubelet.wait_for_capacity("aws.amazon.com/neuroncore", 32)
-        admitted = await kubelet.admit(pod)
+    kubelet = SimulatedKubelet(Path("/run/sim/device-plugins"), Path("/run/sim/pod-resources"))
+    await kubelet.start()
+    await kubelet.wait_for_capacity("aws.amazon.com/neuroncore", 32)
+    admitted = await kubelet.admit(pod)
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from random import Random
-from typing import Self
 
 import grpc
 
@@ -62,13 +62,6 @@ class SimulatedKubelet:
         self.devices = DeviceManager(self._random)
         self._clients = PluginClients(directory, self.devices, self.checkpoint)
         self._pod_resources = PodResourcesService(self.devices, self._pods)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         """Serve."""

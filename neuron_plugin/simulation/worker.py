@@ -129,7 +129,7 @@ class SimulatedWorker:
         try:
             admitted = await self.kubelet.admit(Pod(record.uid, record.namespace, record.name, tuple(containers)))
         except PodRejectedError as error:
-            status: JsonObject = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": str(error)}
+            status: JsonObject = {"phase": "Failed", "reason": error.reason, "message": str(error)}
             api.patch_status(PODS, record.name, status, record.namespace)
             raise
         since = utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -18,7 +18,7 @@ from neuron_plugin.simulation.kubelet_pods import AdmittedPod
 from neuron_plugin.simulation.scheduler import ExtenderCallError
 from neuron_plugin.simulation.worker import end_process
 from tests.support.kubelet import StandInKubelet
-from tests.support.worker import kill_daemon
+from tests.support.worker import end_pod, kill_daemon
 
 CORE, DEVICE = Resource.NEURONCORE.value, Resource.NEURONDEVICE.value
 
@@ -64,9 +64,9 @@ async def test_pods_keep_their_silicon_through_every_restart(cluster: SimulatedC
     await cluster.worker.wait_until_offered(Resource.NEURONCORE, 6)
     assert kubelet.rejections == {}
 
-    cluster.end("first")
+    end_pod(cluster, "first")
     await cluster.worker.wait_until_offered(Resource.NEURONDEVICE, 6)
-    cluster.end("second")
+    end_pod(cluster, "second")
     await cluster.worker.wait_until_offered(Resource.NEURONCORE, 12)
     assert await cluster.worker.stop_daemon() == 0
 
@@ -102,7 +102,7 @@ async def test_a_pod_is_refused_while_its_silicon_is_held_and_placed_when_it_is_
     assert "Fewer than 6 free Neuron devices" in refused.message(1)
     with pytest.raises(ExtenderCallError, match="Fewer than 6 free Neuron devices"):
         await cluster.bind("all")
-    cluster.end("small")
+    end_pod(cluster, "small")
     await cluster.worker.wait_until_offered(Resource.NEURONDEVICE, 6)
     await cluster.bind("all")
     admitted = await cluster.admit("all")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import msgspec
 from aiohttp import web
@@ -154,6 +154,13 @@ class StandInApiServer(SimulatedApiServer):
         self._guard: Guard | None = None
         self._faults: list[Fault] = []
         self._seen: deque[SeenRequest] = deque(maxlen=_REMEMBERED_REQUESTS)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     def guard_by(self, guard: Guard) -> None:
         """Ask ``guard`` about every request from now on."""

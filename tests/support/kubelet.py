@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import grpc
 
@@ -231,6 +231,13 @@ class StandInKubelet(SimulatedKubelet):
         self._terminating: dict[str, asyncio.TimerHandle] = {}
         self._stops = 0
         self._begin_process()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     # The process.
 

@@ -1,7 +1,8 @@
-"""What happens to a simulated node's daemon only in tests."""
+"""What happens to a simulated cluster's daemons and pods only in tests."""
 
 from __future__ import annotations
 
+from neuron_plugin.simulation import SimulatedCluster
 from neuron_plugin.simulation.worker import SimulatedWorker
 
 
@@ -11,3 +12,9 @@ async def kill_daemon(worker: SimulatedWorker) -> None:
     worker.daemon.kill()
     await worker.daemon.wait()
     worker.daemon = None
+
+
+def end_pod(cluster: SimulatedCluster, name: str) -> None:
+    """The pod's containers have ended, and the object is deleted."""
+    record = cluster.pod(name)
+    cluster.workers[record.node_name].end(cluster.api, record)
