@@ -2,7 +2,7 @@
 
 Each figure has its floor from the same run: filter stands beside decoding and re-encoding the same body, binds beside
 plain binding POSTs on the same client. Run one part by name: ``verbs``, ``http``, ``memory``, ``binds``, ``start``,
-``page``.
+``page``, ``moves``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from extender_parts.binds import binds
 from extender_parts.http import http
 from extender_parts.memory import memory
+from extender_parts.moves import moves
 from extender_parts.page import page
 from extender_parts.start import start
 from extender_parts.verbs import verbs
@@ -29,6 +30,7 @@ def main() -> None:
         "verbs": verbs,
         "http": lambda: asyncio.run(http()),
         "memory": memory,
+        "moves": moves,
         "binds": lambda: asyncio.run(binds()),
         "start": lambda: asyncio.run(start()),
         "page": lambda: asyncio.run(page()),

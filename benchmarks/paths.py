@@ -130,7 +130,7 @@ async def plugin_paths(*, verbose: bool) -> None:
             await asyncio.sleep(0)
             node.see_pods(NodePods({pod.uid: pod}))
             node.kubelet_restarted()
-            assert node.snapshot
+            assert node.snapshot is not None
             with traced() as path:
                 await call()
             show(name, path, verbose=verbose)

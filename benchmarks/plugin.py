@@ -138,7 +138,7 @@ def timed_allocates() -> Iterator[list[float]]:
         finally:
             taken.append((time.perf_counter() - started) * 1e6)
 
-    PluginConnection.allocate = timed  # type: ignore[method-assign]
+    PluginConnection.allocate = timed  # type: ignore[assignment,method-assign]
     try:
         yield taken
     finally:

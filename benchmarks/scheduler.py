@@ -4,9 +4,11 @@ It needs an API server that nobody else uses, with nothing that marks nodes with
 (kube-controller-manager with a long --node-monitor-grace-period, or none), and a kube-scheduler binary. Nodes and pods
 are objects alone: nothing runs. The runs go in turns, because a machine has quiet and loud minutes; each creates the
 same pods in the same order, waits until all that can be are bound, counts every core by the pods' annotations, and
-deletes them.
+deletes them. The floor is an extender that decides nothing (``scheduler_floor.py``).
 
     python benchmarks/scheduler.py --kubeconfig FILE --kube-scheduler PATH --nodes 1000 --pods 2000 --turns 3
+
+With ``--rate`` so many pods come each second, and how long each takes to be bound is printed, too.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from extender_parts.measuring import seeded
+from extender_parts.measuring import percentile, seeded
 
 from neuron_plugin.allocation import Rejection, Resource, assigned_allocations, neuron_pod
 from neuron_plugin.cluster import PODS, ApiError, ApiRequest, KubernetesApi, Pod, Reflector, connect, pages, send
@@ -50,7 +52,8 @@ SHAPES = {
 
 PROGRAM = (sys.executable, "-m", "neuron_plugin.cli.main")
 WITHOUT = "no extender"
-KINDS = (WITHOUT, "all", "best")
+FLOOR = "floor"
+KINDS = (WITHOUT, FLOOR, "all", "best")
 QUIET_SECONDS = 15.0
 """Without another binding for so long, the pods that are left cannot be placed."""
 
@@ -139,6 +142,9 @@ def running(
         config = msgspec.json.decode(made.stdout)
         if kind == WITHOUT:
             config.pop("extenders")
+        elif kind == FLOOR:
+            command = [sys.executable, str(Path(__file__).with_name("scheduler_floor.py"))]
+            extender = subprocess.Popen([*command, str(kubeconfig), str(PORT)], stderr=log, stdout=log)
         else:
             command = ["extender", "--kubeconfig", str(kubeconfig), "--port", str(PORT), "--health-port", "0"]
             command += ["--health-address", "127.0.0.1", "--no-leader-election", "--no-plugin-leases", "--answer", kind]
@@ -157,26 +163,28 @@ def running(
             log.close()
 
 
-async def run(api: KubernetesApi, kind: str, kubeconfig: Path, scheduler: Path, pods: int) -> None:
+async def run(api: KubernetesApi, kind: str, kubeconfig: Path, scheduler: Path, pods: int, rate: float) -> None:
     """Place the pods once, and print what it took."""
     with running(kind, kubeconfig, scheduler) as (process, extender):
         await asyncio.sleep(15.0)  # caches are filled, and the extender has taken over
         before = cpu_seconds(process), cpu_seconds(extender)
-        started, bound = time.monotonic(), dict[str, float]()
+        started, created, bound = time.monotonic(), dict[str, float](), dict[str, float]()
 
-        def follow(uid: str, _: object, each: Pod | None) -> None:
+        def follow(_: str, __: object, each: Pod | None) -> None:
             if each and each.node_name and each.name.startswith("bench-"):
-                bound.setdefault(uid, time.monotonic())
+                bound.setdefault(each.name, time.monotonic())
+
+        async def create(number: int, resource: Resource, count: int) -> None:
+            await asyncio.sleep(started + number / rate - time.monotonic() if rate else 0)
+            body = pod(number, resource, count)
+            created[body["metadata"]["name"]] = time.monotonic()
+            await ask(api, ApiRequest("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", body=body))
 
         watch: Reflector[Pod, Pod] = Reflector(api, PODS, lambda each: each)
         watch.subscribe(follow)
         watching = asyncio.create_task(watch.run())
-        creation = asyncio.create_task(
-            in_parallel(
-                ask(api, ApiRequest("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", body=pod(number, *asked)))
-                for number, asked in enumerate(requests(pods))
-            )
-        )
+        work = (create(number, *asked) for number, asked in enumerate(requests(pods)))
+        creation = asyncio.create_task(in_parallel(work))
         while len(bound) < pods and time.monotonic() - max([started, *bound.values()]) < QUIET_SECONDS:
             await asyncio.sleep(0.2)
         await creation
@@ -184,9 +192,11 @@ async def run(api: KubernetesApi, kind: str, kubeconfig: Path, scheduler: Path, 
         seconds = max(bound.values()) - started
         used = [now - then for now, then in zip((cpu_seconds(process), cpu_seconds(extender)), before, strict=True)]
     nodes, cores, twice = counted(await listed(api))
+    waits = sorted(1000 * (at - created[name]) for name, at in bound.items())
+    latency = f", bound after {waits[len(waits) // 2]:.0f} ms, 99 % {percentile(waits, 0.99):.0f} ms" if rate else ""
     milliseconds = [1000 * each / len(bound) for each in used]
     print(
-        f"{kind:12} {len(bound):5} of {pods} bound, {len(bound) / seconds:6.1f} pods/s, CPU a pod: scheduler "
+        f"{kind:12} {len(bound):5} of {pods} bound, {len(bound) / seconds:6.1f} pods/s{latency}, CPU a pod: scheduler "
         f"{milliseconds[0]:5.1f} ms, extender {milliseconds[1]:4.1f} ms; {cores} cores on {nodes} nodes, {twice} twice",
         flush=True,
     )
@@ -216,7 +226,7 @@ async def measure(options: argparse.Namespace) -> None:
             print(f"{options.nodes} nodes of {TYPE}, {options.pods} pods", flush=True)
             for _ in range(options.turns):
                 for kind in options.kinds:
-                    await run(api, kind, options.kubeconfig, options.kube_scheduler, options.pods)
+                    await run(api, kind, options.kubeconfig, options.kube_scheduler, options.pods, options.rate)
                     await empty(api)
         finally:
             await empty(api)
@@ -234,6 +244,7 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=2000)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--rate", type=float, default=0.0, help="pods created a second (default: as fast as possible)")
     parser.add_argument("--settle", type=float, default=20.0, help="seconds to wait after the nodes were made")
     options = parser.parse_args()
     if not (options.kubeconfig and options.kube_scheduler):

@@ -205,12 +205,10 @@ def _set_attribute(node: SimulatedNode, to: Namespace) -> None:
     below = node.paths.sysfs / f"class/neuron_device/neuron{to.device}"
     if to.name not in node.description.device(to.device).overrides and not (below / to.name).is_file():
         raise UsageError(f"neuron{to.device} has no attribute {to.name}: expected a path below the device, {below}")
-    if to.missing:
-        node.remove_attribute(to.device, to.name)
-    elif to.restore:
+    if to.restore:
         node.restore_attribute(to.device, to.name)
     else:
-        node.set_attribute(to.device, to.name, to.text.replace("\\n", "\n"))
+        node.set_attribute(to.device, to.name, None if to.missing else to.text.replace("\\n", "\n"))
 
 
 Change: TypeAlias = "Callable[[SimulatedNode, Namespace], None]"

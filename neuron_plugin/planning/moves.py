@@ -11,12 +11,14 @@ one after the other, largest first, each where the extender would put it.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
+from operator import itemgetter
 
-from neuron_plugin.allocation import PodRequest, Rejection, place, placement_mask
-from neuron_plugin.planning.cluster import ClusterNodes, NodeState, PlannedPod, devices_asked, place_on
+from neuron_plugin.allocation import PodRequest, Rejection, cores_asked, place, placement_mask
+from neuron_plugin.planning.cluster import ClusterNodes, NodeState, PlannedPod, place_on
 from neuron_plugin.planning.policies import Home, Policy
 from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, valid_sets
 
@@ -60,21 +62,6 @@ class MoveRules:
 RULES = MoveRules()
 
 
-@dataclass(frozen=True, slots=True)
-class _Opening:
-    """Victims on one node, and what the waiting pod would get without them; ordered by what it costs."""
-
-    loss: float
-    victims: tuple[PlannedPod, ...]
-    cores: int
-    node: str
-    mask: CoreMask
-
-    @property
-    def order(self) -> tuple[float, int, int, str, int]:
-        return (self.loss, len(self.victims), self.cores, self.node, self.mask)
-
-
 def cheapest_move(
     nodes: ClusterNodes, pod: PlannedPod, policy: Policy, *, now: float = 0.0, rules: MoveRules = RULES
 ) -> Move | None:
@@ -82,28 +69,26 @@ def cheapest_move(
 
     ``now`` is in hours, on the clock of the pods' ``since``. Sets that are free need no move and are none.
     """
-    openings = sorted(
+    openings = [
         (
-            _Opening(
-                sum(node.devices(victim.mask) * max(0.0, now - victim.since) for victim in victims),
-                victims,
-                sum(victim.mask.bit_count() for victim in victims),
-                name,
-                mask,
-            )
-            for name, node in nodes.items()
-            if node.open and pod.may_go_to(name)
-            for victims, mask in _openings(node, pod, rules)
-        ),
-        key=lambda each: each.order,
-    )
+            sum(node.devices(victim.mask) * max(0.0, now - victim.since) for victim in victims),
+            len(victims),
+            sum(victim.mask.bit_count() for victim in victims),
+            name,
+            mask,
+            victims,
+        )
+        for name, node in nodes.items()
+        if node.open and pod.may_go_to(name)
+        for victims, mask in _openings(node, pod, rules)
+    ]
+    openings.sort(key=itemgetter(slice(5)))  # all but the victims
     homes = _Homes(nodes, policy)
-    for each in openings:
-        opened = nodes[each.node].without({victim.uid for victim in each.victims})
-        opened = opened.with_pod(replace(pod, mask=each.mask))
-        found = homes.rehome(each.victims, each.node, {each.node: opened})
-        if len(found) == len(each.victims):
-            return Move(pod, each.node, each.mask, found, each.loss)
+    for loss, _, _, name, mask, victims in openings:
+        opened = nodes[name].without({victim.uid for victim in victims}).with_pod(replace(pod, mask=mask))
+        found = homes.rehome(victims, name, {name: opened})
+        if len(found) == len(victims):
+            return Move(pod, name, mask, found, loss)
     return None
 
 
@@ -297,16 +282,12 @@ def prospects(
 
 def _standing(nodes: ClusterNodes, pod: PlannedPod) -> Standing:
     """Of a pod that fits nowhere now. Free devices where it may not go itself count, too: others can move there."""
-    request = pod.request
-    kinds = {
-        node.geometry
-        for name, node in nodes.items()
-        if node.open
-        and pod.may_go_to(name)
-        and not isinstance(place(node.geometry, node.offered_mask, request), Rejection)
-    }
+    request, free = pod.request, Counter[Geometry]()
+    for node in nodes.values():
+        free[node.geometry] += node.free_mask.bit_count()
+    offered = {(node.geometry, node.offered_mask) for name, node in nodes.items() if node.open and pod.may_go_to(name)}
+    kinds = {kind for kind, mask in offered if not isinstance(place(kind, mask, request), Rejection)}
     for kind in kinds:
-        free = sum(node.devices(node.free_mask) for node in nodes.values() if node.geometry == kind)
-        if free >= devices_asked(kind, request):
+        if free[kind] >= sum(cores_asked(kind, part) for part in request):
             return Standing.PIECES
     return Standing.SHORT if kinds else Standing.NEVER

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from neuron_plugin.allocation import NodeInventory, PodUid, Resource
-from neuron_plugin.backoff import steady_seconds
+from neuron_plugin.backoff import CLOCK, Backoff, steady_seconds
 from neuron_plugin.kubelet import Advertisement, Checkpoint, CheckpointError, PodDevices
 from neuron_plugin.plugin.inputs import (
     LISTED_SECONDS,
@@ -47,6 +47,8 @@ _NEVER_READ = object()
 
 REWRITE_SECONDS = 1.0
 """How long the kubelet may take to write its memory after a message of ours: some 2-30 ms where the disk is idle."""
+LONGEST_REWRITE_PAUSE_SECONDS = 30.0
+"""Between two messages to a kubelet that cannot write its file, such as on a full disk."""
 RECORD_SECONDS = 0.05
 """How long the kubelet may take to record an answer, before anything else is sent to it."""
 UNKNOWN_SECONDS = 10.0
@@ -106,6 +108,10 @@ class Node:
         self._kubelet_restarted_at = float("-inf")
         self._rewrite_asked_at: float | None = None
         self._before_rewrite: object = None
+        self._rewrite_backoff = Backoff(
+            CLOCK.chance, first_seconds=RECORD_SECONDS, longest_seconds=LONGEST_REWRITE_PAUSE_SECONDS
+        )
+        self._next_rewrite_at = float("-inf")
         self._pods = NodePods()
         self._inputs: Inputs | None = None
         self._snapshot: Snapshot | None = None
@@ -229,6 +235,8 @@ class Node:
     def kubelet_restarted(self) -> None:
         """A new kubelet knows what its file says: answers to the one before that are not in the file never will be."""
         self._kubelet_restarted_at = self.clock()
+        self._rewrite_backoff.reset()
+        self._next_rewrite_at = float("-inf")
         self.look_at_checkpoint()
         if self._inputs and self._inputs.pending and not self._inputs.recorded.unreadable:
             unseen = tuple(one for one in self._inputs.pending if one.unseen)
@@ -280,8 +288,9 @@ class Node:
 
     @property
     def rewrite_is_due(self) -> bool:
-        """Whether the kubelet has to write its memory before it is known who has what."""
-        return self._inputs is not None and rewrite_is_due(self._inputs, self.clock())
+        """Whether the kubelet has to write its memory before it is known who has what; not soon after it did not."""
+        now = self.clock()
+        return self._inputs is not None and now >= self._next_rewrite_at and rewrite_is_due(self._inputs, now)
 
     @property
     def list_is_due(self) -> bool:
@@ -313,9 +322,11 @@ class Node:
                 while self._rewrite_asked_at == asked_at:
                     await asyncio.sleep(0.005)
                     self.look_at_checkpoint()
+                self._rewrite_backoff.reset()
                 return True
         if self._rewrite_asked_at == asked_at:
             self._rewrite_asked_at = None
+            self._next_rewrite_at = self.clock() + self._rewrite_backoff.next_seconds()
         return False
 
     # Inside.

@@ -5,11 +5,12 @@ pages, watches with bookmarks and everything that ends them, bindings, patches, 
 promises what Kubernetes 1.36 documents and does for the few calls that this project makes, and nothing about others.
 There is no admission, no validation and no garbage collection, and every client is let in.
 
-    async with SimulatedApiServer() as api:
-        api.create_node({"metadata": {"name": "worker-1"}})
-        api.create_pod({"metadata": {"name": "a"}, "spec": {"containers": []}})
-        api.bind("default", "a", node="worker-1", annotations={"NEURON_DEVS": "0"})
-        kubeconfig = api.write_kubeconfig(directory / "kubeconfig")
+    api = SimulatedApiServer()
+    await api.start()
+    api.create_node({"metadata": {"name": "worker-1"}})
+    api.create_pod({"metadata": {"name": "a"}, "spec": {"containers": []}})
+    api.bind("default", "a", node="worker-1", annotations={"NEURON_DEVS": "0"})
+    kubeconfig = api.write_kubeconfig(directory / "kubeconfig")
 
 Objects handed out are the server's own: read them, do not change them.
 """
@@ -21,12 +22,12 @@ import base64
 import contextlib
 import re
 import socket
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.cluster import JSON, MERGE_PATCH, STRATEGIC_MERGE_PATCH, DecodeError
+from neuron_plugin.cluster import JSON, STRATEGIC_MERGE_PATCH, DecodeError
 from neuron_plugin.cluster import PODS as POD_RECORDS
 from neuron_plugin.simulation.api_server_kinds import (
     EVENTS,
@@ -38,19 +39,20 @@ from neuron_plugin.simulation.api_server_kinds import (
     Selector,
     ServedKind,
     Target,
+    label_selector,
     parse_path,
     selector,
 )
 from neuron_plugin.simulation.api_server_kubectl import core_events, discovery, table
 from neuron_plugin.simulation.api_server_objects import PATCHES, ApiObjects, created
-from neuron_plugin.simulation.api_server_watch import CutError, Watch, WatchQuery, WatchState
+from neuron_plugin.simulation.api_server_store import CutError, Watch
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Mapping
     from pathlib import Path
 
-    from neuron_plugin.simulation.api_server_store import Stored
+    from neuron_plugin.simulation.api_server_store import Inbox, Stored
 
 __all__ = ["EVENTS", "LEASES", "NODES", "PODS", "SimulatedApiServer"]
 
@@ -70,22 +72,14 @@ class SimulatedApiServer:
 
     def __init__(self) -> None:
         self._objects = ApiObjects()
-        self._watches = WatchState()
+        self._bookmark_seconds = 60.0
         self._tls: ssl.SSLContext | None = None
         self._port = 0
         self._runner: web.AppRunner | None = None
         self._listening: socket.socket | None = None
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
-
     async def start(self) -> None:
         """Listen, after a ``stop`` again on the same port and with the same objects."""
-        self._watches.stopping = False
         self._runner = web.AppRunner(self._application(), shutdown_timeout=1.0, access_log=None)
         await self._runner.setup()
         self._listening = socket.create_server((_LOOPBACK, self._port))
@@ -94,18 +88,16 @@ class SimulatedApiServer:
 
     async def stop(self) -> None:
         """Stop listening and cut all watches."""
-        if self._runner is not None:
-            self._watches.stopping = True  # a watch that is just being opened would be waited for
-            self._watches.cuts += 1
-            self._wake_watches()
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            self._send_to_watches(CutError())
             # asyncio (3.11) leaks, open, a connection whose server is closed between its acceptance and its
             # announcement; its client would wait for ever. So accept no more, and let the accepted ones arrive.
             if self._listening is not None:
                 asyncio.get_running_loop().remove_reader(self._listening)
             for _ in range(_TURNS_OF_AN_ACCEPT):
                 await asyncio.sleep(0)
-            await self._runner.cleanup()
-            self._runner = None
+            await runner.cleanup()
 
     @property
     def url(self) -> str:
@@ -141,10 +133,6 @@ class SimulatedApiServer:
         metadata: JsonObject = {"name": name, "annotations": dict(annotations or {})}
         self._objects.bind(namespace, name, {"metadata": metadata, "target": {"kind": "Node", "name": node}})
 
-    def set_pod_status(self, namespace: str, name: str, status: JsonObject) -> JsonObject:
-        """Merge-patch a pod's status, as a kubelet would: ``{"phase": "Running"}``."""
-        return self._objects.patch(Target(PODS, namespace, name, "status"), {"status": status}, MERGE_PATCH).value
-
     def patch_status(self, kind: ServedKind, name: str, status: JsonObject, namespace: str = "") -> JsonObject:
         """Change an object's status; of its conditions those of the given types."""
         target = Target(kind, namespace, name, "status")
@@ -170,18 +158,20 @@ class SimulatedApiServer:
         """Return all objects of a kind, by namespace and name."""
         return [stored.value for stored in self._objects.collections[kind].snapshot().objects]
 
-    def changed(self, kind: ServedKind) -> asyncio.Event:
-        """Return an event that the next write of a kind sets."""
-        return self._objects.collections[kind].stirred
+    def follow(self, kind: ServedKind) -> Inbox:
+        """Return all changes of a kind from now on."""
+        collection = self._objects.collections[kind]
+        return collection.follow(collection.version)
 
     def create(self, kind: ServedKind, manifest: JsonObject, namespace: str) -> JsonObject:
         """Create an object, in ``namespace`` unless its metadata says otherwise; a UID given is kept."""
         namespace = (manifest.get("metadata") or {}).get("namespace", namespace)
         return self._objects.create(kind, manifest, namespace).value
 
-    def _wake_watches(self) -> None:
+    def _send_to_watches(self, what: Exception | None) -> None:
         for collection in self._objects.collections.values():
-            collection.wake()
+            for inbox in collection.followers:
+                inbox.put_nowait(what)
 
     # Requests.
 
@@ -196,8 +186,9 @@ class SimulatedApiServer:
             if request.method == "GET" and (found := discovery(request.path)):
                 return _json(found)
             if events:  # as kubectl asks for them: events as /api/v1 has them
+                labelled = label_selector(request.query.get("labelSelector", ""))
                 wanted = request.query.get("fieldSelector", "")
-                listed = core_events(self.objects(EVENTS), events[1] or "", wanted)
+                listed = core_events(filter(labelled, self.objects(EVENTS)), events[1] or "", wanted)
                 as_table = "as=Table" in request.headers.get("Accept", "")
                 return _json(table(EVENTS, listed) if as_table else listed)
             return await self._serve(request, parse_path(request.path))
@@ -215,11 +206,14 @@ class SimulatedApiServer:
             raise Refusal(405, "the server does not allow this method on the requested resource")
         query = dict(request.query)
         if query.get("watch") in {"true", "1"} and not target.name:
-            meant, wanted, collection = _meant(target, query), WatchQuery.parse(query), self._objects.collections
+            collection = self._objects.collections[target.kind]
+            watch = Watch(target.kind, collection, _meant(target, query), query, self._bookmark_seconds)
             answer = web.StreamResponse(headers={"Content-Type": "application/json"})
             await answer.prepare(request)
+            if self._runner is None:  # it would be waited for
+                raise CutError
             with contextlib.suppress(ConnectionError):  # the client left
-                await Watch(target.kind, collection[target.kind], meant, wanted, self._watches).run(request, answer)
+                await watch.run(request, answer)
             return answer
         found = self._objects.read(target).encoded if target.name else self._list(target, query)
         if "as=Table" in request.headers.get("Accept", ""):
@@ -230,8 +224,6 @@ class SimulatedApiServer:
         match request.method:
             case "POST" if target.subresource == "binding":
                 return _json(self._objects.bind(target.namespace, target.name, body), 201)
-            case "POST" if target.subresource == "eviction":
-                return _json(self._objects.evict(target.namespace, target.name, body), 201)
             case "POST" if not target.name:
                 try:
                     body.setdefault("metadata", {}).pop("uid", None)  # the server chooses it
@@ -244,10 +236,16 @@ class SimulatedApiServer:
                 if request.content_type not in PATCHES:
                     raise _unsupported(*PATCHES)
                 return _bytes(self._objects.patch(target, body, request.content_type).encoded)
-            case "DELETE" if target.name and not target.subresource:
+            case "DELETE" if not target.subresource and (target.name or target.namespace or not target.kind.namespaced):
                 if (seconds := request.query.get("gracePeriodSeconds")) is not None:
                     body |= {"gracePeriodSeconds": int(seconds)}
-                return _bytes(self._objects.delete(target, body).encoded)
+                if target.name:
+                    return _bytes(self._objects.delete(target, body).encoded)
+                listed = self._list(target, dict(request.query))
+                for each in msgspec.json.decode(listed)["items"]:
+                    metadata = each["metadata"]
+                    self._objects.delete(Target(target.kind, metadata.get("namespace", ""), metadata["name"]), body)
+                return _bytes(listed)
         raise Refusal(405, "the server does not allow this method on the requested resource")
 
     def _list(self, target: Target, query: dict[str, str]) -> bytes:
@@ -296,10 +294,10 @@ def _unsupported(*accepted: str) -> Refusal:
 
 def _meant(target: Target, query: dict[str, str]) -> Selector:
     """Return what the query selects, in the path's namespace."""
-    if "labelSelector" in query:
-        raise Refusal(400, "the simulated API server selects by fields only")
     within = f"metadata.namespace={target.namespace}" if target.namespace else ""
-    return selector(target.kind, f"{query.get('fieldSelector', '')},{within}")
+    by_fields = selector(target.kind, f"{query.get('fieldSelector', '')},{within}")
+    by_labels = label_selector(query.get("labelSelector", ""))
+    return lambda candidate: by_fields(candidate) and by_labels(candidate)
 
 
 def _json(value: JsonObject, status: int = 200) -> web.Response:

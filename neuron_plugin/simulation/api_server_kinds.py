@@ -10,24 +10,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 JsonObject = dict[str, Any]
 Selector = Callable[[JsonObject], bool]
 """Whether an object is selected."""
 
-_REASONS = {
-    400: "BadRequest",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "NotFound",
-    405: "MethodNotAllowed",
-    409: "Conflict",
-    410: "Expired",
-    415: "UnsupportedMediaType",
-    422: "Invalid",
-    429: "TooManyRequests",
-}
+_REASONS = {410: "Expired", 422: "Invalid", 500: "InternalError"}
+"""Where they are not HTTP's own words for the codes."""
+_NAME = r"[A-Za-z0-9](?:[-\w.]{0,61}[A-Za-z0-9])?"
+_REQUIREMENT = re.compile(
+    rf"""\s* (?P<absent>!\s*)? (?P<label>(?:[a-z0-9][-a-z0-9.]*/)?{_NAME}) (?(absent)|(?:
+        \s* (?P<equals>==?|!=) \s* (?P<value>(?:{_NAME})?) |
+        \s+ (?P<among>in|notin) \s* \( (?!\s*\)) (?P<values>\s*(?:{_NAME})?\s*(?:,\s*(?:{_NAME})?\s*)*) \) )? )
+    \s* (?:,(?=.)|$)""",
+    re.ASCII | re.VERBOSE,
+)
 _TERM = re.compile(r"^\s*([^\s!=,()]+)\s*(=|==|!=)\s*([^\s!=,()]*)\s*$")
 
 
@@ -37,7 +36,7 @@ class Refusal(Exception):  # noqa: N818 - the field's word for it; an answer, no
     def __init__(self, code: int, message: str, *, reason: str = "", **details: Any) -> None:
         super().__init__(message)
         self.code = code
-        self.reason = reason or _REASONS[code]
+        self.reason = reason or _REASONS.get(code) or HTTPStatus(code).phrase.replace(" ", "")
         self.message = message
         self.details = details
 
@@ -149,6 +148,32 @@ def selector(kind: ServedKind, fields: str) -> Selector:
     """
     tests = [_test(kind, term) for term in fields.split(",") if term.strip()]
     return lambda candidate: all(test(candidate) for test in tests)
+
+
+def label_selector(text: str) -> Selector:
+    """Read a label selector, as ``labels.Parse`` does except for ``<`` and ``>``; an empty text selects everything.
+
+    Raises:
+        Refusal: 400, it cannot be read.
+    """
+    tests: list[tuple[str, set[str] | None, bool]] = []  # a label, its values if not any, and whether not so
+    place, end = 0, len(text.rstrip())
+    while place < end:
+        match = _REQUIREMENT.match(text, place)
+        if match is None:
+            found = f"found '{text[place:]}', expected: a label, an operator and values"
+            raise Refusal(400, f"unable to parse requirement: {found}")
+        values = [match["value"]] if match["equals"] else (match["values"] or "").split(",")
+        any_of = {each.strip() for each in values} if match["equals"] or match["among"] else None
+        negated = bool(match["absent"]) or match["equals"] == "!=" or match["among"] == "notin"
+        tests.append((match["label"], any_of, negated))
+        place = match.end()
+
+    def meant(candidate: JsonObject) -> bool:
+        labels = candidate["metadata"].get("labels") or {}
+        return all((key in labels and (any_of is None or labels[key] in any_of)) != no for key, any_of, no in tests)
+
+    return meant
 
 
 def _test(kind: ServedKind, term: str) -> Selector:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from neuron_plugin.simulation.api_server_kinds import EVENTS, KINDS, NODES, PODS, JsonObject, ServedKind
 
-_VERBS = ["create", "delete", "get", "list", "patch", "watch"]
+_VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "watch"]
 _SHORT_NAMES = {PODS: ["po"], NODES: ["no"]}
 _CORE_EVENTS = ServedKind("/api/v1", "v1", "events", "Event")
 _OPENAPI = "/openapi/v3/"

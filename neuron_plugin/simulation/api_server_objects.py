@@ -2,15 +2,14 @@
 
 Tests, the demo and planning call `ApiObjects` directly to play the user, the scheduler or the kubelet; the programs
 under test come through HTTP and end in the same functions. The rules are functions of values. Facts:
-``pkg/registry/core/pod/storage/storage.go`` (binding), ``eviction.go`` beside it, ``pkg/registry/core/pod/strategy.go``
-(status keeps metadata and ignores the spec; grace), ``store.go`` of ``k8s.io/apiserver/pkg/registry/generic/registry``
-(preconditions), all of 1.36.2. Only what this project's programs touch is followed, and no admission.
+``pkg/registry/core/pod/storage/storage.go`` (binding), ``pkg/registry/core/pod/strategy.go`` (status keeps metadata and
+ignores the spec; grace), ``store.go`` of ``k8s.io/apiserver/pkg/registry/generic/registry`` (preconditions), all of
+1.36.2. Only what this project's programs touch is followed, and no admission.
 """
 
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -36,28 +35,12 @@ _DEFAULT_GRACE_SECONDS = 30
 _MAX_GENERATED_STEM = 58
 
 
-@dataclass
-class Budget:
-    """What a PodDisruptionBudget allows: how many of the pods with these labels may still be evicted."""
-
-    namespace: str
-    labels: dict[str, str]
-    allowed: int
-
-    def covers(self, pod: JsonObject) -> bool:
-        """Whether the pod has its labels."""
-        metadata = pod["metadata"]
-        labels = metadata.get("labels") or {}
-        return metadata["namespace"] == self.namespace and self.labels.items() <= labels.items()
-
-
 class ApiObjects:
     """Every object of every kind."""
 
     def __init__(self) -> None:
         self.versions = Versions()
         self.collections: dict[ServedKind, Collection] = {kind: Collection(self.versions) for kind in KINDS}
-        self.budgets: list[Budget] = []
 
     def create(self, kind: ServedKind, body: JsonObject, namespace: str = "") -> Stored:
         """Create an object. A UID in the body is kept, so that a test can repeat itself.
@@ -105,36 +88,6 @@ class ApiObjects:
         self.collections[PODS].put((namespace, name), bound(pod, binding))
         details = {"name": name, "kind": "pods"}
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
-
-    def evict(self, namespace: str, name: str, eviction: JsonObject) -> JsonObject:
-        """Evict a pod: ``pods/eviction``. Return the Status of success.
-
-        A pod that has not started, has ended or is being deleted needs no budget.
-
-        Raises:
-            Refusal: 404, there is none; 409, another UID; 429 or 500, for its budgets.
-        """
-        pod, options = self.read(Target(PODS, namespace, name)).value, eviction.get("deleteOptions") or {}
-        if (eviction.get("metadata") or {}).get("name") != name:
-            raise Refusal(400, "name in URL does not match name in Eviction object")
-        is_running = pod["status"].get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
-        budgets = [each for each in self.budgets if is_running and each.covers(pod)]
-        if len(budgets) > 1:
-            text = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
-            raise Refusal(500, text, reason="InternalError")
-        if budgets and not budgets[0].allowed:
-            raise Refusal(429, "Cannot evict pod as it would violate the pod's disruption budget.", name=name)
-        after = deleted(PODS, pod, options)
-        if not options.get("dryRun"):
-            for budget in budgets:
-                budget.allowed -= 1
-            if after is None:
-                self.collections[PODS].remove((namespace, name))
-            else:
-                evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
-                status = after["status"] | {"conditions": [*(after["status"].get("conditions") or []), evicted]}
-                self.collections[PODS].put((namespace, name), after | {"status": status})
-        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
     def delete(self, target: Target, options: JsonObject | None = None) -> Stored:
         """Delete an object; a pod on a node only begins to end, until deleted with a grace period of 0.

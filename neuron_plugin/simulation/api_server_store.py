@@ -1,4 +1,4 @@
-"""The memory of the simulated API server: objects, the one counter of versions, and the history that watches read.
+"""The memory of the simulated API server: objects, the one counter of versions, their history and the watches on it.
 
 Like etcd it numbers every write with one counter for all kinds, keeps what happened until it is compacted, and serves a
 list's further pages from the version of its first. Objects are kept as values with their bytes beside them: a list of
@@ -8,17 +8,19 @@ ten thousand pods costs no encoding.
 from __future__ import annotations
 
 import asyncio
-import bisect
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
+from aiohttp import web
 
-from neuron_plugin.simulation.api_server_kinds import JsonObject, Refusal, Selector
+from neuron_plugin.simulation.api_server_kinds import JsonObject, Refusal, Selector, ServedKind
 
 Key = tuple[str, str]
 """Namespace (empty for cluster-wide kinds) and name: the order of lists."""
 
 _KEPT_SNAPSHOTS = 8
+_KEPT_CHANGES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +75,22 @@ class Snapshot:
     """A whole collection at one version, in the order of its keys."""
 
     version: int
-    keys: list[Key]
     objects: list[Stored]
 
 
-class Collection:
-    """All objects of one kind, and their history.
+Inbox = asyncio.Queue[Change | Exception | None]
+"""What is next for a watch: a change, its end as an exception (a TimeoutError: its time is up), or None, a bookmark."""
 
-    ``stirred`` is set at the next write or ``wake``; ``expirations`` counts calls of ``expire_followers``.
-    """
+
+class Collection:
+    """All objects of one kind, and their history; every write goes to its ``followers``."""
 
     def __init__(self, versions: Versions) -> None:
-        self.stirred = asyncio.Event()
-        self.expirations = 0
+        self.followers: set[Inbox] = set()
         self._versions = versions
         self._objects: dict[Key, Stored] = {}
         self._history: list[Change] = []
         self._compacted = 0  # nothing can start below this
-        self._forgotten = 0  # the newest change that was forgotten
         self._snapshots: dict[int, Snapshot] = {}
 
     @property
@@ -120,8 +120,8 @@ class Collection:
 
     def snapshot(self) -> Snapshot:
         """Return the collection as it is, and remember it for further pages."""
-        version, keys = self._versions.current, sorted(self._objects)
-        taken = self._snapshots[version] = Snapshot(version, keys, [self._objects[key] for key in keys])
+        objects = [self._objects[key] for key in sorted(self._objects)]
+        taken = self._snapshots[self.version] = Snapshot(self.version, objects)
         while len(self._snapshots) > _KEPT_SNAPSHOTS:
             del self._snapshots[min(self._snapshots)]
         return taken
@@ -143,65 +143,103 @@ class Collection:
     def compact(self) -> None:
         """Forget the history and all snapshots: older versions can be neither watched nor paged any more."""
         self._compacted = self._versions.current
-        self._forgotten = self._history[-1].version if self._history else self._forgotten
         self._history.clear()
         self._snapshots.clear()
 
-    def follow(self, version: int) -> Cursor:
-        """Start reading the history behind a version.
+    def follow(self, version: int) -> Inbox:
+        """Return all changes after a version, and those to come until it is no longer among the followers.
 
         Raises:
             Refusal: 410, the history was compacted beyond it.
         """
         if version < self._compacted:
-            raise _too_old(version, self._compacted)
-        return Cursor(self, version)
-
-    def expire_followers(self) -> None:
-        """Make every cursor that reads now fail with 410, as when a watch is too slow for the server's memory."""
-        self.expirations += 1
-        self.wake()
-
-    def wake(self) -> None:
-        """Wake every watch."""
-        self.stirred.set()
-        self.stirred = asyncio.Event()
-
-    def changes_after(self, version: int) -> list[Change]:
-        """Return what happened since a version.
-
-        Raises:
-            Refusal: 410, part of it was compacted away.
-        """
-        if version < self._forgotten:
-            raise _too_old(version, self._forgotten)
-        return self._history[bisect.bisect_right(self._history, version, key=lambda change: change.version) :]
+            raise Refusal(410, f"too old resource version: {version} ({self._compacted})")
+        inbox = Inbox()
+        for change in self._history:
+            if change.version > version:
+                inbox.put_nowait(change)
+        self.followers.add(inbox)
+        return inbox
 
     def _record(self, change: Change) -> None:
+        if len(self._history) == _KEPT_CHANGES:
+            self.compact()
         self._history.append(change)
-        self.wake()
+        for inbox in self.followers:
+            inbox.put_nowait(change)
 
 
-class Cursor:
-    """One reader of a collection's history."""
+class CutError(Exception):
+    """The connection is to be cut."""
 
-    def __init__(self, collection: Collection, version: int) -> None:
-        self._collection = collection
-        self._expirations = collection.expirations
-        self._version = version
 
-    def take(self) -> list[Change]:
-        """Return what happened since the last call.
+@dataclass(slots=True)
+class Watch:
+    """One open watch, as its ``query`` asks; with bookmarks at least every ``bookmark_seconds``.
+
+    Follows ``staging/src/k8s.io/apiserver/pkg/storage/cacher`` of 1.36.2: a version from which the history is gone is
+    answered with 200 and an ERROR event; no version, or 0, means the present objects as ADDED events first; and with
+    ``sendInitialEvents`` (KEP-3157) these end with a bookmark that says so.
+    """
+
+    kind: ServedKind
+    collection: Collection
+    meant: Selector
+    query: Mapping[str, str]
+    bookmark_seconds: float
+    version: int = 0
+    """Up to which all changes were shown."""
+
+    async def run(self, request: web.Request, answer: web.StreamResponse) -> None:
+        """Speak until the time is up, the server ends it, or the client has left.
 
         Raises:
-            Refusal: 410, it is not known any more.
+            CutError: the connection is to be cut without an end.
         """
-        if self._expirations != self._collection.expirations:
-            raise _too_old(self._version, self._version + 1)
-        changes = self._collection.changes_after(self._version)
-        if changes:
-            self._version = changes[-1].version
-        return changes
+        inbox = Inbox()
+        try:
+            async with asyncio.timeout(float(self.query.get("timeoutSeconds", "1800"))):
+                version = self.query.get("resourceVersion", "")
+                snapshot = None if version not in {"", "0"} else self.collection.snapshot()
+                self.version = snapshot.version if snapshot else int(version)
+                inbox = self.collection.follow(self.version)
+                for stored in snapshot.objects if snapshot else ():
+                    if self.meant(stored.value):
+                        await answer.write(event_line("ADDED", stored.encoded))
+                if snapshot and self.query.get("sendInitialEvents") == "true":
+                    await self._bookmark(answer, {"annotations": {"k8s.io/initial-events-end": "true"}})
+                while request.transport is not None and not request.transport.is_closing():
+                    await self._show_next(inbox, answer)
+        except TimeoutError:
+            return
+        except Refusal as refusal:
+            await answer.write(event_line("ERROR", msgspec.json.encode(refusal.status())))
+        finally:
+            self.collection.followers.discard(inbox)
+
+    async def _show_next(self, inbox: Inbox, answer: web.StreamResponse) -> None:
+        """Write what is next, or a bookmark when there is nothing for a while."""
+        try:
+            async with asyncio.timeout(self.bookmark_seconds):
+                found = await inbox.get()
+        except TimeoutError:
+            found = None
+        if isinstance(found, Exception):
+            raise found
+        if found is None:
+            if inbox.empty():
+                self.version = self.collection.version  # which no change of this kind comes before
+            await self._bookmark(answer, {})
+            return
+        self.version = found.version
+        if line := found.line(self.meant):
+            await answer.write(line)
+
+    async def _bookmark(self, answer: web.StreamResponse, more: JsonObject) -> None:
+        if self.query.get("allowWatchBookmarks") == "true":
+            metadata = {"resourceVersion": str(self.version), "creationTimestamp": None, **more}
+            bookmark = {"kind": self.kind.kind, "apiVersion": self.kind.version, "metadata": metadata}
+            await answer.write(event_line("BOOKMARK", msgspec.json.encode(bookmark)))
 
 
 def event_line(change: str, encoded: bytes) -> bytes:
@@ -212,7 +250,3 @@ def event_line(change: str, encoded: bytes) -> bytes:
 def _stamped(value: JsonObject, version: int) -> Stored:
     stamped = value | {"metadata": value["metadata"] | {"resourceVersion": str(version)}}
     return Stored(stamped, msgspec.json.encode(stamped), version)
-
-
-def _too_old(version: int, oldest: int) -> Refusal:
-    return Refusal(410, f"too old resource version: {version} ({oldest})")

@@ -11,7 +11,6 @@ import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import aiohttp
@@ -46,8 +45,8 @@ def pod_manifest(name: str, containers: Mapping[str, tuple[Resource, int]]) -> J
 class SimulatedCluster:
     """An async context: everything is up inside it, and gone after it. All files are made under ``root``.
 
-    ``instance_types`` are the nodes' by name. ``extender_url`` is where the extender serves the scheduler,
-    ``health_url`` where it serves pages for people.
+    ``instance_types`` are the nodes' by name. ``extender_url`` is where the extender serves the ``scheduler``, which is
+    there once everything is up, ``health_url`` where it serves pages for people.
     """
 
     def __init__(
@@ -67,8 +66,9 @@ class SimulatedCluster:
         self.extender_url = ""
         self.health_url = ""
         self._extender_flags = tuple(extender_flags)
+        self.scheduler: SimulatedScheduler
         self._extender: asyncio.subprocess.Process | None = None
-        self._scheduler: SimulatedScheduler | None = None
+        self._sessions = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         try:
@@ -77,15 +77,12 @@ class SimulatedCluster:
                 await worker.start(self.api, self._kubeconfig("plugin"))
             await self._start_extender()
         except BaseException:
-            await self.__aexit__(None, None, None)
+            await self.__aexit__()
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._scheduler:
-            await self._scheduler.__aexit__(kind, error, traceback)
+    async def __aexit__(self, *_: object) -> None:
+        await self._sessions.aclose()
         await asyncio.gather(*(worker.stop() for worker in self.workers.values()), end_process(self._extender))
         await self.api.stop()
 
@@ -93,13 +90,6 @@ class SimulatedCluster:
     def worker(self) -> SimulatedWorker:
         """The first node, which may be the only one."""
         return next(iter(self.workers.values()))
-
-    @property
-    def scheduler(self) -> SimulatedScheduler:
-        """The scheduler's calls of the extender."""
-        if self._scheduler is None:
-            raise RuntimeError("the simulated cluster is not up: use it as 'async with SimulatedCluster(...)'")
-        return self._scheduler
 
     async def _start_extender(self) -> None:
         """Start the extender, its log in ``extender.log``, and wait until it serves."""
@@ -121,7 +111,8 @@ class SimulatedCluster:
                 await asyncio.sleep(0.05)
         self.extender_url = f"http://127.0.0.1:{serving[1]}"
         self.health_url = f"http://127.0.0.1:{health_port}"
-        self._scheduler = await SimulatedScheduler(f"{self.extender_url}/scheduler").__aenter__()
+        scheduler = SimulatedScheduler(f"{self.extender_url}/scheduler")
+        self.scheduler = await self._sessions.enter_async_context(scheduler)
         async with asyncio.timeout(READY_SECONDS), aiohttp.ClientSession() as session:
             while True:
                 with contextlib.suppress(aiohttp.ClientError):
@@ -173,8 +164,3 @@ class SimulatedCluster:
         """Do the kubelet's part for a pod that was bound; see ``SimulatedWorker.admit``."""
         record = self.pod(name)
         return await self.workers[record.node_name].admit(self.api, record)
-
-    def end(self, name: str) -> None:
-        """The pod's containers have ended, and the object is deleted."""
-        record = self.pod(name)
-        self.workers[record.node_name].end(self.api, record)

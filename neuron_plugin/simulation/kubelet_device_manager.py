@@ -12,7 +12,7 @@ One container is allocated like this; an error rejects its pod, and only `restor
     for resource, count in wanted:
         selection = manager.devices_to_allocate(uid, container, resource, count)
         if selection is None:
-            continue                                          # recorded already, or running at a kubelet start
+            continue                                          # recorded already
         preferred = plugin.GetPreferredAllocation(selection) if selection.asks else ()
         ids = manager.complete(selection, preferred)
         response = plugin.Allocate(ids)                       # an error: manager.restore()
@@ -24,16 +24,19 @@ One container is allocated like this; an error rejects its pod, and only `restor
 from __future__ import annotations
 
 import base64
+import os
+import tempfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import TypeVar
 
 import msgspec
 
 from neuron_plugin.allocation import ContainerKind
+from neuron_plugin.kubelet import CHECKPOINT
 
 HEALTHY = "Healthy"
 NO_TOPOLOGY = -1
@@ -87,33 +90,13 @@ class Selection:
     sources: tuple[frozenset[str], ...] = ()
 
 
-class _Entry(msgspec.Struct, frozen=True, rename="pascal"):
-    pod_uid: str = msgspec.field(name="PodUID")
-    container_name: str
-    resource_name: str
-    device_ids: dict[str, list[str]] | list[str] = msgspec.field(name="DeviceIDs")
-    alloc_resp: str
-
-
-class _Data(msgspec.Struct, frozen=True, rename="pascal"):
-    pod_device_entries: list[_Entry] | None = None
-    registered_devices: dict[str, list[str]] = {}
-
-
-class _File(msgspec.Struct, frozen=True, rename="pascal"):
-    data: _Data
-    checksum: int
-
-
 class DeviceManager:
     """The memory of one kubelet process.
 
-    ``numa_affinity`` is the hint of the topology manager; None is its policy "none". While ``sources_ready`` is False
-    the kubelet does not know all its pods yet: it forgets none, and does not allocate for containers that already run.
+    ``numa_affinity`` is the hint of the topology manager; None is its policy "none".
     """
 
     def __init__(self, random: Random, *, numa_affinity: frozenset[int] | None = None) -> None:
-        self.sources_ready = True
         self._random = random
         self._numa_affinity = numa_affinity
         self._devices: dict[str, dict[str, Device]] = {}
@@ -161,9 +144,7 @@ class DeviceManager:
         known = self._devices.keys() | self._allocated.keys()
         return self._shuffled((resource, count) for resource, count in limits.items() if resource in known)
 
-    def devices_to_allocate(
-        self, pod_uid: str, container: str, resource: str, count: int, *, running: bool = False
-    ) -> Selection | None:
+    def devices_to_allocate(self, pod_uid: str, container: str, resource: str, count: int) -> Selection | None:
         """Begin to choose ``count`` devices, and reserve those that need no preference of the plugin.
 
         None if the plugin need not be called. Devices of the pod's earlier init containers are taken first.
@@ -171,15 +152,7 @@ class DeviceManager:
         Raises:
             AllocationError: the pod is to be rejected.
         """
-        recorded = self._recorded.get((pod_uid, container, resource))
-        recorded_ids = recorded.ids if recorded else frozenset()
-        if recorded and len(recorded_ids) != count:
-            raise AllocationError(
-                f'pod "{pod_uid}" container "{container}" changed request for resource "{resource}" '
-                f"from {len(recorded_ids)} to {count}"
-            )
-        if running and not self.sources_ready:
-            return None
+        recorded_ids = self._recorded_ids(pod_uid, container, resource, count)
         healthy = self._healthy.get(resource)
         if healthy is None:
             raise AllocationError(f"cannot allocate unregistered device {resource}")
@@ -189,7 +162,7 @@ class DeviceManager:
             raise AllocationError(
                 f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
             )
-        if recorded:
+        if recorded_ids:
             return None
         selection = Selection(resource, count, [])
         self._take(selection, self._reusable_by(pod_uid).get(resource, set()))
@@ -230,69 +203,53 @@ class DeviceManager:
 
     # Memory.
 
-    def forget_pods(self, active_uids: Collection[str]) -> bool:
-        """Forget the entries of pods that are not active, and say whether there were any.
+    def forget_pods(self, active_uids: Collection[str]) -> None:
+        """Forget the entries of pods that are not active.
 
         Devices come free nowhere else. The kubelet does this before it allocates and in PodResources ``List``, never
         writes the checkpoint for it, and rebuilds the allocated devices from the recorded ones: a reservation whose
         Allocate is under way is lost (kubernetes/kubernetes#137534).
         """
-        if not self.sources_ready:
-            return False
         gone = [key for key in self._recorded if key[0] not in active_uids]
         for key in gone:
             del self._recorded[key]
         if gone:
             self.restore()
-        return bool(gone)
-
-    def entries(self) -> tuple[Allocation, ...]:
-        """Everything that is recorded, also of ended pods until `forget_pods`."""
-        return tuple(self._recorded.values())
 
     def of_container(self, pod_uid: str, container: str) -> Iterator[Allocation]:
         """The entries of one container."""
         return (each for each in self._recorded.values() if (each.pod_uid, each.container) == (pod_uid, container))
 
-    def checkpoint_bytes(self, *, flat_ids: bool = False) -> bytes:
-        """The whole memory as ``kubelet_internal_checkpoint``; ``flat_ids`` writes DeviceIDs as before 1.20.
+    def checkpoint_bytes(self) -> bytes:
+        """The whole memory as ``kubelet_internal_checkpoint``.
 
         The kubelet's checksum is a hash of Go's printing of the data; here it is a CRC-32 of the JSON.
         """
         entries = [
-            _Entry(
-                each.pod_uid,
-                each.container,
-                each.resource,
-                sorted(each.ids) if flat_ids else {str(node): list(ids) for node, ids in each.ids_by_node.items()},
-                base64.b64encode(each.response).decode(),
-            )
+            {
+                "PodUID": each.pod_uid,
+                "ContainerName": each.container,
+                "ResourceName": each.resource,
+                "DeviceIDs": {str(node): ids for node, ids in each.ids_by_node.items()},
+                "AllocResp": base64.b64encode(each.response).decode(),
+            }
             for each in self._recorded.values()
         ]
-        data = _Data(entries or None, {resource: sorted(self._healthy[resource]) for resource in self._healthy})
-        return msgspec.json.encode(_File(data, zlib.crc32(msgspec.json.encode(data))))
-
-    def load(self, checkpoint: bytes | None) -> bool:
-        """Begin with what a checkpoint holds; False, and an empty memory, if it is lost, corrupt or of another format.
-
-        Resources that were registered are known from the beginning, without any device.
-        """
-        self._recorded, self._devices, self._healthy = {}, {}, {}
-        data: _Data | None = None
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):
-            file = msgspec.json.decode(checkpoint or b"", type=_File)
-            data = file.data if file.checksum == zlib.crc32(msgspec.json.encode(file.data)) else None
-        for entry in (data and data.pod_device_entries) or ():
-            key = (entry.pod_uid, entry.container_name, entry.resource_name)
-            ids = entry.device_ids if isinstance(entry.device_ids, dict) else {str(NO_TOPOLOGY): entry.device_ids}
-            by_node = {int(node): tuple(each) for node, each in ids.items()}
-            self._recorded[key] = Allocation(*key, by_node, base64.b64decode(entry.alloc_resp))
-        for resource in data.registered_devices if data else ():
-            self.update_devices(resource, ())
-        self.restore()
-        return data is not None
+        registered = {resource: sorted(ids) for resource, ids in self._healthy.items()}
+        data = {"PodDeviceEntries": entries or None, "RegisteredDevices": registered}
+        return msgspec.json.encode({"Data": data, "Checksum": zlib.crc32(msgspec.json.encode(data))})
 
     # Choosing.
+
+    def _recorded_ids(self, pod_uid: str, container: str, resource: str, count: int) -> frozenset[str]:
+        """The ids that are recorded, as many as are asked for, or none."""
+        recorded = self._recorded.get((pod_uid, container, resource))
+        if recorded and len(recorded.ids) != count:
+            raise AllocationError(
+                f'pod "{pod_uid}" container "{container}" changed request for resource "{resource}" '
+                f"from {len(recorded.ids)} to {count}"
+            )
+        return recorded.ids if recorded else frozenset()
 
     def _offer(self, selection: Selection, available: frozenset[str]) -> None:
         """Say what the plugin is to be asked, and where the rest comes from."""
@@ -332,3 +289,25 @@ class DeviceManager:
         ordered = sorted(items)
         self._random.shuffle(ordered)
         return ordered
+
+
+class CheckpointFile:
+    """``kubelet_internal_checkpoint``, replaced by rename as the kubelet does; but not synced to disk."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / CHECKPOINT
+
+    async def write(self, devices: DeviceManager, *, of_list: bool = False) -> None:  # noqa: ARG002 - for one that fails
+        """Write the whole memory of the device manager, after an allocation or, with ``of_list``, a device list.
+
+        Raises:
+            AllocationError: the write failed; memory keeps everything.
+        """
+        self.replace(devices.checkpoint_bytes())
+
+    def replace(self, content: bytes) -> None:
+        """Put any content in place, through a temporary file ``.<random>`` beside it."""
+        descriptor, temporary = tempfile.mkstemp(prefix=".", dir=self.path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        Path(temporary).replace(self.path)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -21,10 +20,13 @@ import grpc
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.simulation.kubelet_device_manager import AllocationError, Device, DeviceManager, Selection
-from neuron_plugin.simulation.kubelet_files import CheckpointFile
-
-PRE_START_SECONDS = 30.0
+from neuron_plugin.simulation.kubelet_device_manager import (
+    AllocationError,
+    CheckpointFile,
+    Device,
+    DeviceManager,
+    Selection,
+)
 
 _VERSION = "v1beta1"
 _GO_NAMES = {"CANCELLED": "Canceled", "OK": "OK"}
@@ -119,13 +121,6 @@ class PluginConnection:
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
         return await _worded(self._stub.Allocate(request))
 
-    async def pre_start(self, ids: Sequence[str]) -> None:
-        """Announce the start of a container."""
-        prefix = "device plugin PreStartContainer rpc failed with err: "
-        self._require_running(prefix)
-        request = pb.PreStartContainerRequest(devices_ids=ids)
-        await _worded(self._stub.PreStartContainer(request, timeout=PRE_START_SECONDS), prefix)
-
     async def close(self) -> None:
         """Close the connection; calls under way are cancelled."""
         await self._channel.close()
@@ -139,19 +134,18 @@ class PluginConnection:
 class PluginClients(pb_grpc.RegistrationServicer):
     """Takes registrations and follows the plugins' streams, in tasks of its own; `close` ends them.
 
-    ``endpoints`` has None for a resource that was registered before the kubelet's start. ``changed`` is set by
-    everything that may change a capacity. For ``grace_seconds`` after its stream ended a resource is still shown.
+    ``changed`` is set by everything that may change a capacity. For ``grace_seconds`` after its stream ended a resource
+    is still shown.
     """
 
     directory: Path
     devices: DeviceManager
     checkpoint: CheckpointFile
-    dial_seconds: float
-    grace_seconds: float
+    dial_seconds: float = 10.0
+    grace_seconds: float = 300.0
 
     def __post_init__(self) -> None:
-        self.registrations: Counter[str] = Counter()
-        self.endpoints: dict[str, PluginConnection | None] = dict.fromkeys(self.devices.resources())
+        self.endpoints: dict[str, PluginConnection] = {}
         self.changed = asyncio.Event()
         self._clients: dict[str, PluginConnection] = {}
         self._open: set[PluginConnection] = set()
@@ -189,7 +183,6 @@ class PluginClients(pb_grpc.RegistrationServicer):
             raise
         self._clients[resource] = self.endpoints[resource] = connection
         self._open.add(connection)
-        self.registrations[resource] += 1
         follower = asyncio.create_task(self._follow(connection), name=f"ListAndWatch of {resource}")
         self._followers.add(follower)
         follower.add_done_callback(self._followers.discard)
@@ -222,18 +215,8 @@ class PluginClients(pb_grpc.RegistrationServicer):
         if stopped_at is not None and asyncio.get_running_loop().time() - stopped_at > self.grace_seconds:
             del self.endpoints[resource]
             self.devices.remove_resource(resource)
-            self.checkpoint.save(self.devices)
+            self.checkpoint.replace(self.devices.checkpoint_bytes())
         return Capacity(len(self.devices.devices(resource)), len(self.devices.healthy(resource)))
-
-    def endpoint(self, resource: str) -> PluginConnection:
-        """The plugin to call for a resource.
-
-        Raises:
-            PluginCallError: it has not registered since the kubelet's start.
-        """
-        if (endpoint := self.endpoints.get(resource)) is None:
-            raise PluginCallError(f"endpoint {resource} has been stopped")
-        return endpoint
 
     async def _follow(self, connection: PluginConnection) -> None:
         resource = connection.resource

@@ -1,15 +1,13 @@
 """The PodResources service of the simulated kubelet.
 
-True to the kubelet's shape, not only to its contents: one entry for each id, no plain init containers, no UID, plain
-errors with the status UNKNOWN, one rate limit for all clients, and a ``List`` that frees devices.
+True to the kubelet's shape, not only to its contents: one entry for each id, no plain init containers, no UID, and a
+``List`` that frees devices.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import grpc
 
@@ -19,40 +17,13 @@ from neuron_plugin.kubelet._proto.podresources.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.simulation.kubelet_device_manager import DeviceManager
 from neuron_plugin.simulation.kubelet_pods import Pod
 
-_Request = TypeVar("_Request")
-_Response = TypeVar("_Response")
-
-
-class RateLimit:
-    """A token bucket: ``per_second`` calls, ``burst`` at once; zero per second is no limit."""
-
-    def __init__(self, per_second: float, burst: int) -> None:
-        self._per_second = per_second
-        self._burst = burst
-        self._tokens = float(burst)
-        self._filled_at = 0.0
-
-    def allows(self, now: float) -> bool:
-        """Take a token, if there is one."""
-        self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._per_second)
-        self._filled_at = now
-        if self._per_second and self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
-
 
 @dataclass(eq=False)
 class PodResourcesService(pb_grpc.PodResourcesListerServicer):
-    """Serves what ``devices`` records of the ``active`` pods.
-
-    All clients share one ``limit``. ``serves_get`` False is a kubelet whose gate is off.
-    """
+    """What ``devices`` records of the ``pods``, which are by UID."""
 
     devices: DeviceManager
-    active: Callable[[], Collection[Pod]]
-    limit: RateLimit
-    serves_get: bool = True
+    pods: Mapping[str, Pod]
 
     async def List(
         self,
@@ -60,24 +31,16 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
         context: grpc.aio.ServicerContext[pb.ListPodResourcesRequest, pb.ListPodResourcesResponse],
     ) -> pb.ListPodResourcesResponse:
         """Every active pod; forgets what ended pods had, which may lose a reservation under way."""
-        await self._admit(context)
-        self.devices.forget_pods({pod.uid for pod in self.active()})
-        return pb.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self.active()])
+        self.devices.forget_pods(self.pods.keys())
+        return pb.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self.pods.values()])
 
     async def Get(
         self,
         request: pb.GetPodResourcesRequest,
         context: grpc.aio.ServicerContext[pb.GetPodResourcesRequest, pb.GetPodResourcesResponse],
     ) -> pb.GetPodResourcesResponse:
-        """One active pod."""
-        await self._admit(context)
-        if not self.serves_get:
-            await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
-        for pod in self.active():
-            if (pod.namespace, pod.name) == (request.pod_namespace, request.pod_name):
-                return pb.GetPodResourcesResponse(pod_resources=self._pod(pod))
-        text = f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
-        return await context.abort(grpc.StatusCode.UNKNOWN, text)
+        """Refuse, as a kubelet whose gate for it is off."""
+        return await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
 
     async def GetAllocatableResources(
         self,
@@ -85,14 +48,9 @@ class PodResourcesService(pb_grpc.PodResourcesListerServicer):
         context: grpc.aio.ServicerContext[pb.AllocatableResourcesRequest, pb.AllocatableResourcesResponse],
     ) -> pb.AllocatableResourcesResponse:
         """The healthy devices, free or not."""
-        await self._admit(context)
         resources = self.devices.resources()
         healthy = [self._entry(resource, each) for resource in resources for each in self.devices.healthy(resource)]
         return pb.AllocatableResourcesResponse(devices=healthy)
-
-    async def _admit(self, context: grpc.aio.ServicerContext[_Request, _Response]) -> None:
-        if not self.limit.allows(asyncio.get_running_loop().time()):
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
     def _pod(self, pod: Pod) -> pb.PodResources:
         containers = [

@@ -1,13 +1,16 @@
-"""Pods as the simulated kubelet takes them, and what their containers receive.
+"""Pods as the simulated kubelet takes them, what their containers receive, and their cgroups.
 
 Only what device allocation looks at: names, the UID, and how many of which resource each container asks for.
 """
 
 from __future__ import annotations
 
-import re
+import contextlib
+import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from neuron_plugin.allocation import ContainerKind
@@ -17,8 +20,6 @@ from neuron_plugin.simulation.kubelet_device_manager import Allocation
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
-
-_HASH_UID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +42,12 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod; ``containers`` in spec order, init containers and sidecars first, as they are admitted.
-
-    ``qos`` is the pod's class as its cgroup spells it: ``besteffort``, ``burstable``, or empty for guaranteed.
-    """
+    """One pod; ``containers`` in spec order, init containers and sidecars first, as they are admitted."""
 
     uid: str
     namespace: str
     name: str
     containers: tuple[Container, ...]
-    qos: str = "besteffort"
-
-    @property
-    def static(self) -> bool:
-        """Whether the pod comes from a manifest on the node: its UID is then a hash of that."""
-        return _HASH_UID.fullmatch(self.uid) is not None
 
     def container(self, name: str) -> Container:
         """The container of that name; KeyError if there is none."""
@@ -131,3 +123,40 @@ def _first_wins(items: Iterable[tuple[_Key, _Value]]) -> dict[_Key, _Value]:
     for key, value in items:
         merged.setdefault(key, value)
     return merged
+
+
+class PodCgroups:
+    """A directory like ``/sys/fs/cgroup`` (version 2, named by systemd), with a slice for each pod that has processes.
+
+    The process of the pod's sandbox keeps a slice populated between the starts of containers.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for directory in (root, root / "kubepods.slice"):
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+
+    def path(self, pod: Pod) -> Path:
+        """The slice of a pod; its QoS class is a level of its own, here always that of a pod without CPU and memory."""
+        name = f"kubepods-besteffort-pod{pod.uid.replace('-', '_')}.slice"
+        return self.root / "kubepods.slice" / "kubepods-besteffort.slice" / name
+
+    def populate(self, pod: Pod) -> None:
+        """The pod has processes."""
+        self.path(pod).mkdir(parents=True, exist_ok=True)
+        self._write_events(pod, 1)
+
+    def remove(self, pod: Pod) -> None:
+        """The processes of the pod have ended, and the kubelet removes its slice."""
+        with contextlib.suppress(FileNotFoundError):
+            self._write_events(pod, 0)
+            shutil.rmtree(self.path(pod))
+
+    def _write_events(self, pod: Pod, populated: int) -> None:
+        """In place and in one write, as the kernel changes this file: a reader never sees a part of it."""
+        events = os.open(self.path(pod) / "cgroup.events", os.O_WRONLY | (os.O_CREAT if populated else 0), 0o644)
+        try:
+            os.write(events, f"populated {populated}\nfrozen 0\n".encode())
+        finally:
+            os.close(events)

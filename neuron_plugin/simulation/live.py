@@ -37,8 +37,10 @@ async def live(cluster: SimulatedCluster) -> AsyncIterator[str]:
     """Run the cluster, and say in one line each what happened. Endless."""
     known: dict[str, PodRecord] = {}  # by UID, as they were when they were last acted on
     said: dict[str, str] = {}
+    changes = cluster.api.follow(SERVED_PODS)
     while True:
-        changed = cluster.api.changed(SERVED_PODS)
+        while not changes.empty():
+            changes.get_nowait()
         for worker in cluster.workers.values():
             if worker.daemon and (status := worker.daemon.returncode) is not None:
                 yield f"node {worker.name}: its plugin has ended with {status} and is started again"
@@ -88,7 +90,7 @@ async def live(cluster: SimulatedCluster) -> AsyncIterator[str]:
                 yield line
         try:
             async with asyncio.timeout(LOOK_SECONDS):
-                await changed.wait()
+                await changes.get()
         except TimeoutError:
             continue
 

@@ -157,13 +157,9 @@ class SimulatedNode:
         """Make ``/dev/neuronN`` again."""
         self._change(device, node=True)
 
-    def set_attribute(self, device: int, name: str, text: str) -> None:
-        """Let one sysfs attribute (a path below the device) read ``text``, garbage for example."""
+    def set_attribute(self, device: int, name: str, text: str | None) -> None:
+        """Let one sysfs attribute (a path below the device) read ``text``, or not be there, as while it is made."""
         self._override(device, name, {name: text})
-
-    def remove_attribute(self, device: int, name: str) -> None:
-        """Let one sysfs attribute not be there, as while the driver is still making it."""
-        self._override(device, name, {name: None})
 
     def restore_attribute(self, device: int, name: str) -> None:
         """Let one sysfs attribute read as it should."""

@@ -21,6 +21,8 @@ from neuron_plugin.hardware import GENERATIONS, DriverVersion, Generation, parse
 
 NEWEST_DRIVER = "2.30.2.0"
 NEWEST_DRIVER_FOR_INF1 = "2.24.7.0"
+MAJOR = 243
+"""Of the device nodes."""
 _WITHOUT_INF1 = (2, 25)
 _WITH_TRN3 = (2, 25, 4)
 
@@ -58,7 +60,6 @@ class NodeDescription(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     logical_core_size: int | None = None
     missing: tuple[int, ...] = ()
     char_nodes: bool = False
-    major: int = 243
     usage_counters: bool = True
     driver_loaded: bool = True
     devices: dict[int, SimulatedDevice] = {}
@@ -204,10 +205,9 @@ def serial_number(device: int) -> str:
 def _identity(description: NodeDescription, device: int, state: SimulatedDevice) -> dict[str, File]:
     generation, driver = description.generation, description.driver
     mode = 0o444 if driver.at_least(*_READABLE_BY_ALL) else 0o400
-    major = description.major
     files = {
-        "dev": File(f"{major}:{device}\n", 0o444),
-        "uevent": File(f"MAJOR={major}\nMINOR={device}\nDEVNAME=neuron{device}\n"),
+        "dev": File(f"{MAJOR}:{device}\n", 0o444),
+        "uevent": File(f"MAJOR={MAJOR}\nMINOR={device}\nDEVNAME=neuron{device}\n"),
         "core_count": File(str(generation.cores_per_device), mode),
         "reset": File(f"{state.reset}\n", 0o600),
         "info/notify_delay": File("-1\n"),

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from neuron_plugin.hardware import SIMULATED_MARKER, MachinePaths
-from neuron_plugin.simulation.node_tree import File, NodeDescription, SimulationError, class_files, device_files
+from neuron_plugin.simulation.node_tree import MAJOR, File, NodeDescription, SimulationError, class_files, device_files
 
 DESCRIPTION_FILE = "node.json"
 
@@ -56,42 +56,34 @@ def exclusively(root: Path) -> Iterator[None]:
 
 def write_file(root: Path, path: Path, file: File) -> None:
     """Put ``file`` at ``path``, whole and with its mode, whatever was there."""
-    aside = _aside(root)
-    _create(aside, file)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside.replace(path)
+    with _made_aside(root, path) as aside:
+        _create(aside, file)
 
 
 def write_char_node(root: Path, path: Path, major: int, minor: int) -> None:
     """Put a character device at ``path``. Takes root (CAP_MKNOD)."""
-    aside = _aside(root)
-    os.mknod(aside, stat.S_IFCHR | 0o666, os.makedev(major, minor))
-    aside.chmod(0o666)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside.replace(path)
+    with _made_aside(root, path) as aside:
+        os.mknod(aside, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+        aside.chmod(0o666)
 
 
 def write_directory(root: Path, path: Path, files: Mapping[str, File], links: Mapping[str, str]) -> None:
     """Make a directory of ``files`` and symbolic ``links`` appear at ``path`` at once, whatever was there."""
     remove(root, path)  # a writer that was killed may have got this far
-    aside = _aside(root)
-    aside.mkdir()
-    for parent in sorted({(aside / name).parent for name in files}):
-        parent.mkdir(parents=True, exist_ok=True)
-    for name, file in files.items():
-        _create(aside / name, file)
-    for name, target in links.items():
-        (aside / name).symlink_to(target)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside.rename(path)
+    with _made_aside(root, path) as aside:
+        aside.mkdir()
+        for parent in sorted({(aside / name).parent for name in files}):
+            parent.mkdir(parents=True, exist_ok=True)
+        for name, file in files.items():
+            _create(aside / name, file)
+        for name, target in links.items():
+            (aside / name).symlink_to(target)
 
 
 def write_link(root: Path, path: Path, target: str) -> None:
     """Put a symbolic link at ``path``."""
-    aside = _aside(root)
-    aside.symlink_to(target)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside.replace(path)
+    with _made_aside(root, path) as aside:
+        aside.symlink_to(target)
 
 
 def remove(root: Path, path: Path) -> None:
@@ -114,6 +106,15 @@ def update_files(root: Path, directory: Path, before: Mapping[str, File], after:
     for name, file in after.items():
         if before.get(name) != file:
             write_file(root, directory / name, file)
+
+
+@contextmanager
+def _made_aside(root: Path, path: Path) -> Iterator[Path]:
+    """A free place to make what appears at ``path`` then."""
+    aside = _aside(root)
+    yield aside
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside.replace(path)
 
 
 def _aside(root: Path) -> Path:
@@ -197,7 +198,7 @@ class TreeWriter:
             if there and not wanted:
                 remove(self.root, node)
             elif wanted and not there and after.char_nodes:
-                write_char_node(self.root, node, after.major, device)
+                write_char_node(self.root, node, MAJOR, device)
             elif wanted and not there:
                 write_file(self.root, node, File("", 0o666))
         if before.logical_core_size != after.logical_core_size:

@@ -99,13 +99,6 @@ class SimulatedWorker:
         daemon, self.daemon = self.daemon, None
         return await end_process(daemon)
 
-    async def kill_daemon(self) -> None:
-        """End the node daemon by SIGKILL."""
-        if self.daemon is not None:
-            self.daemon.kill()
-            await self.daemon.wait()
-            self.daemon = None
-
     async def wait_until_registered(self) -> None:
         """Wait until the daemon has offered every device of the machine to the kubelet."""
         await self.wait_until_offered(Resource.NEURONDEVICE, len(self.node.description.loaded))
@@ -136,8 +129,8 @@ class SimulatedWorker:
         try:
             admitted = await self.kubelet.admit(Pod(record.uid, record.namespace, record.name, tuple(containers)))
         except PodRejectedError as error:
-            status: JsonObject = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": str(error)}
-            api.set_pod_status(record.namespace, record.name, status)
+            status: JsonObject = {"phase": "Failed", "reason": error.reason, "message": str(error)}
+            api.patch_status(PODS, record.name, status, record.namespace)
             raise
         since = utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
         running: JsonObject = {
@@ -157,7 +150,8 @@ class SimulatedWorker:
         with contextlib.suppress(KeyError):  # never admitted
             self.kubelet.finish(record.uid)
         ended: JsonObject = {"name": "main", "state": {"terminated": {"exitCode": 0}}}
-        api.set_pod_status(record.namespace, record.name, {"phase": "Succeeded", "containerStatuses": [ended]})
+        status = {"phase": "Succeeded", "containerStatuses": [ended]}
+        api.patch_status(PODS, record.name, status, record.namespace)
         api.delete_pod(record.namespace, record.name, grace_seconds=0)
 
     def report_capacity(self, api: SimulatedApiServer) -> bool:

@@ -136,6 +136,9 @@ def test_kubectl_works_on_it(playground: Playground, tmp_path: Path) -> None:
     assert "pod/applied created" in playground.shell(f"{kubectl} apply -f {tmp_path}/pod.yaml")
     playground.shell(f"{kubectl} wait --for=condition=Ready pod/applied --timeout=60s")
     assert re.search(r"applied +2/2 +Running +inf2-\d", playground.shell(f"{kubectl} get pods"))
+    playground.shell(f"{kubectl} label pod applied team=a")
+    assert playground.shell(f"{kubectl} get pods -l team=a -o name") == "pod/applied\n"
+    assert "No resources found" in playground.shell(f"{kubectl} get pods -l 'team in (b, c)'")
     assert "SchedulingDisabled" in playground.shell(f"{kubectl} cordon inf2-1; {kubectl} get nodes")
     playground.shell(f"{kubectl} uncordon inf2-1")
     playground.run("run", "--ask", "neuron=13")

@@ -19,15 +19,7 @@ from neuron_plugin.allocation import ContainerKind, Resource
 from neuron_plugin.kubelet import PodResourcesClient
 from neuron_plugin.plugin.daemon import NodeDaemon
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.simulation import (
-    PODS,
-    AdmittedContainer,
-    JsonObject,
-    KubeletOptions,
-    PodRejectedError,
-    kubelet_pods,
-    write_node,
-)
+from neuron_plugin.simulation import PODS, AdmittedContainer, JsonObject, PodRejectedError, kubelet_pods, write_node
 from neuron_plugin.topology import catalogue
 from tests.conformance.node import (
     INSTANCE_TYPE,
@@ -41,6 +33,7 @@ from tests.conformance.node import (
     Received,
 )
 from tests.support.api_server import StandInApiServer
+from tests.support.kubelet import KubeletOptions
 from tests.support.plugin_watcher import WatchingKubelet
 
 NODE = "stand-in"

@@ -31,10 +31,9 @@ from neuron_plugin.extender.views import node_view
 from neuron_plugin.planning import MoveRules
 from neuron_plugin.simulation import EVENTS, LEASES, NODES, PODS, JsonObject
 from neuron_plugin.simulation.api_server_kinds import CLAIMS, VOLUMES
-from neuron_plugin.simulation.api_server_objects import Budget
 from tests.extender.running import SETTINGS, add_pod, extender_on, until
 from tests.extender.world import World
-from tests.support.api_server import Fault, Match, StandInApiServer
+from tests.support.api_server import Budget, Fault, Match, StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 
 NEURON, TRN1 = Resource.NEURON, "trn1.32xlarge"

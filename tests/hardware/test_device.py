@@ -67,7 +67,7 @@ def test_a_complete_device_is_known_in_full(make_node: MakeNode) -> None:
 @pytest.mark.parametrize("attribute", NEEDED)
 def test_p23_a_device_without_all_its_attributes_is_incomplete(make_node: MakeNode, attribute: str) -> None:
     node = make_node()
-    node.remove_attribute(1, attribute)
+    node.set_attribute(1, attribute, None)
     skipped = read_skipped(node)
     assert skipped.incomplete
     assert attribute in skipped.reason
@@ -86,7 +86,7 @@ def test_p23_an_attribute_without_text_is_not_there_yet(make_node: MakeNode, att
 def test_once_settled_a_missing_attribute_is_taken_from_the_instance_type(make_node: MakeNode) -> None:
     node = make_node()
     for attribute in NEEDED:
-        node.remove_attribute(1, attribute)
+        node.set_attribute(1, attribute, None)
     device = read_known(node, settled=True)
     assert (device.cores, device.device_name, device.architecture) == (2, "Inferentia2", "NDv3")
     assert device.connected == frozenset()
@@ -101,7 +101,7 @@ def test_once_settled_a_missing_attribute_is_taken_from_the_instance_type(make_n
 
 def test_once_settled_a_device_of_unknown_size_is_left_out(make_node: MakeNode) -> None:
     node = make_node()
-    node.remove_attribute(1, "core_count")
+    node.set_attribute(1, "core_count", None)
     skipped = read_skipped(node, settled=True, known=False)
     assert not skipped.incomplete
     assert "core_count does not exist" in skipped.reason
@@ -116,7 +116,7 @@ def test_a_driver_before_2_13_4_prints_no_links_and_is_not_waited_for(make_node:
 
 def test_links_are_waited_for_where_the_driver_prints_them_or_does_not_tell_its_version(make_node: MakeNode) -> None:
     node = make_node(driver_version="2.13.4.0")
-    node.remove_attribute(1, "connected_devices")
+    node.set_attribute(1, "connected_devices", None)
     assert read_inventory(node.paths).incomplete == {1}
     (node.paths.sysfs / "module/neuron/version").unlink()
     assert read_inventory(node.paths).incomplete == {1}
@@ -219,7 +219,7 @@ def test_errors_of_every_core_reach_the_record(tmp_path: Path) -> None:
 def test_a_counter_that_this_driver_does_not_have_counts_nothing(tmp_path: Path) -> None:
     node = write_node(tmp_path / "full", "inf2.xlarge")
     node.set_core_errors(0, 0, hw_error=1)
-    node.remove_attribute(0, "neuron_core0/stats/status/hw_dma_abort_error/total")
+    node.set_attribute(0, "neuron_core0/stats/status/hw_dma_abort_error/total", None)
     assert read_known(node, 0).health.core_errors[0] == CoreErrors(0, hw_error=1)
 
 
@@ -257,7 +257,7 @@ def test_a_driver_before_2_28_has_no_counters_of_firmware(make_node: MakeNode) -
 
 def test_a_masked_core_is_reported(make_node: MakeNode) -> None:
     node = make_node()
-    node.remove_attribute(1, "neuron_core1/info/architecture/arch_type")
+    node.set_attribute(1, "neuron_core1/info/architecture/arch_type", None)
     for directory in ("neuron_core1/info/architecture", "neuron_core1/info", "neuron_core1"):
         (node.paths.sysfs / "class/neuron_device/neuron1" / directory).rmdir()
     assert "has no neuron_core1: masked by the module parameter dev_nc_map?" in read_known(node).problems[0]

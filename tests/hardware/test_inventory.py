@@ -120,7 +120,7 @@ def test_p24_a_device_that_leaves_takes_only_its_own_id_with_it(make_node: MakeN
 
 def test_p23_an_incomplete_device_is_not_among_the_devices(make_node: MakeNode) -> None:
     node = make_node()
-    node.remove_attribute(2, "core_count")
+    node.set_attribute(2, "core_count", None)
     inventory = read_inventory(node.paths)
     assert inventory.device_ids == (0, 1, 3, 4, 5)
     assert inventory.incomplete == {2}
@@ -128,7 +128,7 @@ def test_p23_an_incomplete_device_is_not_among_the_devices(make_node: MakeNode) 
 
 def test_p23_a_settled_device_is_taken_with_what_its_type_says(make_node: MakeNode) -> None:
     node = make_node()
-    node.remove_attribute(2, "core_count")
+    node.set_attribute(2, "core_count", None)
     inventory = read_inventory(node.paths, settled=EVERY_DEVICE)
     assert inventory.device_ids == (0, 1, 2, 3, 4, 5)
     assert inventory.incomplete == frozenset()

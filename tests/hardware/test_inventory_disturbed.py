@@ -159,7 +159,7 @@ def test_p23_an_attribute_that_comes_in_the_middle_of_a_look_is_there_at_the_nex
     node = make_node("inf2.24xlarge")
     whole = read_inventory(node.paths)
     for number in range(6):
-        node.remove_attribute(2, attribute)
+        node.set_attribute(2, attribute, None)
         at_open("neuron2", number, lambda: node.restore_attribute(2, attribute))
         found = read_inventory(node.paths)
         assert found.devices in (whole.devices, tuple(device for device in whole.devices if device.id != 2))

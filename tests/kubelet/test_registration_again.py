@@ -14,10 +14,10 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet.device_plugin import DevicePluginService
 from neuron_plugin.kubelet.registration import RegistrationState, RegistrationTimes
 from neuron_plugin.kubelet.socket_watch import identity_of
-from neuron_plugin.simulation import SOCKET_NAME, Container, KubeletOptions, Pod
+from neuron_plugin.simulation import SOCKET_NAME, Container, Pod
 from tests.kubelet.fakes import CORE, DEVICE, QUICK, eventually, running_plugin
 from tests.kubelet.registering import ScriptedRegistration, advertised_again, scripted_kubelet, sockets_of
-from tests.support.kubelet import StandInKubelet
+from tests.support.kubelet import KubeletOptions, StandInKubelet
 
 State = RegistrationState
 

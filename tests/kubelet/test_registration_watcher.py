@@ -14,9 +14,8 @@ from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.registration import STANDING, RegistrationState, WatchedPluginServer
 from neuron_plugin.kubelet.socket_watch import channel_to, endpoint_path, identity_of
-from neuron_plugin.simulation import KubeletOptions
 from tests.kubelet.fakes import CORE, DEVICE, QUICK, RunningPlugin, devices, eventually, running_plugin
-from tests.support.kubelet import StandInKubelet
+from tests.support.kubelet import KubeletOptions, StandInKubelet
 from tests.support.plugin_watcher import WatchingKubelet
 
 State = RegistrationState

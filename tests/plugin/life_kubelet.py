@@ -25,8 +25,9 @@ from neuron_plugin.kubelet.checkpoint import parse_checkpoint
 from neuron_plugin.kubelet.device_plugin import DevicePluginService
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin.container import VISIBLE_CORES
-from neuron_plugin.simulation.kubelet_device_manager import AllocationError, Device, DeviceManager, Selection
+from neuron_plugin.simulation.kubelet_device_manager import AllocationError, Device, Selection
 from tests.plugin.life_cluster import ApiServerModel, LifePod, State, physical
+from tests.support.device_manager import StandInDeviceManager
 
 RESOURCES = tuple(resource.value for resource in Resource)
 
@@ -136,7 +137,7 @@ class Kubelet:
     def start(self, pods: Iterable[LifePod]) -> None:
         """Begin from the checkpoint, and admit every pod again."""
         self.up, self.process = True, self.process + 1
-        self.manager = DeviceManager(self._chance, numa_affinity=self._numa_affinity)
+        self.manager = StandInDeviceManager(self._chance, numa_affinity=self._numa_affinity)
         loaded = self.manager.load(self.file.data)
         self.manager.sources_ready = False
         self._sees_api = False
@@ -347,12 +348,13 @@ class Kubelet:
     async def _allocate(self, pod: LifePod, spec: ContainerSpec, *, running: bool = False) -> None:
         """All resources of one container, and then one write of the checkpoint."""
         manager, recorded = self.manager, False
+        manager.running = {pod.uid: {spec.name}} if running else {}
         wanted = manager.wanted({name: int(text) for name, text in spec.limits.items()})
         if wanted:
             manager.forget_pods(self.active)
         for resource, count in wanted:
             try:
-                selection = manager.devices_to_allocate(pod.uid, spec.name, resource, count, running=running)
+                selection = manager.devices_to_allocate(pod.uid, spec.name, resource, count)
             except AllocationError as error:
                 self._refused(pod, spec, resource, error)
                 raise

@@ -32,7 +32,6 @@ from neuron_plugin.simulation import (
     AdmittedPod,
     Container,
     JsonObject,
-    KubeletOptions,
     Pod,
     SimulatedNode,
     write_node,
@@ -40,7 +39,7 @@ from neuron_plugin.simulation import (
 from neuron_plugin.topology import catalogue
 from tests.plugin.world import TRN1, assignment, uid_of
 from tests.support.api_server import StandInApiServer
-from tests.support.kubelet import StandInKubelet
+from tests.support.kubelet import KubeletOptions, StandInKubelet
 
 NODE = "worker-1"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - private directories in it

@@ -10,10 +10,11 @@ import pytest
 
 from neuron_plugin.allocation import INVENTORY_KEY
 from neuron_plugin.plugin import daemon as daemon_module
-from neuron_plugin.simulation import EVENTS, KubeletOptions
+from neuron_plugin.simulation import EVENTS
 from tests.plugin.site import NAMESPACE, NODE, Site, a_site, decision_of, eventually, holders, ids, ledger
 from tests.plugin.world import CORE, NEURON, TRN1, app, init, uid_of
 from tests.support.api_server import Fault, Match
+from tests.support.kubelet import KubeletOptions
 
 pytestmark = pytest.mark.usefixtures("hasty")
 

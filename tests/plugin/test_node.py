@@ -14,7 +14,14 @@ from neuron_plugin.allocation import PodReference, PodUid, Resource
 from neuron_plugin.kubelet import ContainerAllocation, PodDevices
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin.inputs import ALLOCATION_KEY, LISTED_SECONDS, NodePods, PendingAnswer, reply_for
-from neuron_plugin.plugin.node import RECORD_SECONDS, REWRITE_SECONDS, UNKNOWN_SECONDS, Node, NodeOptions
+from neuron_plugin.plugin.node import (
+    LONGEST_REWRITE_PAUSE_SECONDS,
+    RECORD_SECONDS,
+    REWRITE_SECONDS,
+    UNKNOWN_SECONDS,
+    Node,
+    NodeOptions,
+)
 from neuron_plugin.plugin.snapshot import VANISHED_SECONDS
 from neuron_plugin.topology import NO_CORES
 from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet, a_desk
@@ -536,6 +543,33 @@ async def test_a_kubelet_that_does_not_write_is_waited_for_no_longer_than_a_seco
         assert used(node) == devices(3)
         kubelet.writes = True
         assert await node.rewrite()
+        assert used(node) == NO_CORES
+
+
+@pytest.mark.looptime
+async def test_a_kubelet_that_cannot_write_is_asked_ever_less_often_and_a_new_one_at_once() -> None:
+    async with following(NEURON) as (node, kubelet):
+        clock = asyncio.get_running_loop().time
+
+        async def asked_within(seconds: float) -> int:
+            kubelet.memory.clear()
+            before, ends = kubelet.messages, clock() + seconds
+            while clock() < ends:
+                if node.rewrite_is_due:
+                    await node.rewrite()
+                await asyncio.sleep(0.25)
+            return kubelet.messages - before
+
+        kubelet.record(STATIC_UID, "app", NEURON, [3], reply(3))
+        node.look_at_checkpoint()
+        kubelet.writes, kubelet.file, kubelet.serial = False, (), kubelet.serial + 1  # an older file that came late
+        node.look_at_checkpoint()
+        assert 5 < await asked_within(120) < 20
+        assert 1 <= await asked_within(2 * LONGEST_REWRITE_PAUSE_SECONDS) <= 4
+        assert not node.rewrite_is_due
+        node.kubelet_restarted()
+        kubelet.writes = True
+        assert await asked_within(1) == 1
         assert used(node) == NO_CORES
 
 

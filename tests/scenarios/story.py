@@ -18,6 +18,7 @@ import aiohttp
 from neuron_plugin.allocation import ALLOCATED_KEY, Resource
 from neuron_plugin.simulation import EVENTS, PODS, AdmittedPod, ExtenderCallError, JsonObject, SimulatedCluster
 from tests.support.manifests import pod_manifest
+from tests.support.worker import end_pod
 
 TYPES = {"inf1": "inf1.6xlarge", "inf2": "inf2.48xlarge", "trn1": "trn1.32xlarge"}
 PREFIX = "neuron-plugin.io/"
@@ -122,7 +123,7 @@ class Story:
         if not record.node_name:
             self.api.delete_pod("default", name, grace_seconds=0)
             return
-        self.cluster.end(name)
+        end_pod(self.cluster, name)
         await until(lambda: self._is_free(record.node_name, record.uid))
 
     async def _is_free(self, node: str, uid: str) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from neuron_plugin.allocation import DISABLE_KEY, UNHEALTHY_LABEL, Resource
 from neuron_plugin.simulation import NODES, JsonObject
 from tests.scenarios.story import TYPES, Story, cores, devices, until
+from tests.support.worker import kill_daemon
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -377,7 +378,7 @@ async def test_a_node_is_closed_when_its_plugin_is_gone_and_open_with_the_same_h
     """When its Lease has run out; the extender goes on meanwhile."""
     held = await story.run("held", devices(2), on=["inf2"], init=[devices(1)])
     worker = story.cluster.workers["inf2"]
-    await worker.kill_daemon()
+    await kill_daemon(worker)
     await until(lambda: _is(story, "inf2", open=False, stale=True))
     assert await story.waits("next", devices(1), on=["inf2"])
     await worker.start_daemon()

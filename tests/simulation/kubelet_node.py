@@ -14,10 +14,10 @@ from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet import channel_to
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.simulation.kubelet import SOCKET_NAME, KubeletOptions
+from neuron_plugin.simulation.kubelet import SOCKET_NAME
 from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, Container, Pod, PodRejectedError
 from tests.kubelet.fakes import CORE, seeded
-from tests.support.kubelet import StandInKubelet
+from tests.support.kubelet import KubeletOptions, StandInKubelet
 
 INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
 

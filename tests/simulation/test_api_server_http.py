@@ -8,9 +8,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from neuron_plugin.simulation import PODS
+from neuron_plugin.simulation import EVENTS, PODS
 from tests.simulation.api_client import LEASES_PATH, MERGE, PODS_PATH, Client, Json, names, pod, until_watched
 from tests.support.api_server import Fault, Match, StandInApiServer, take_fault
+
+
+def labelled(name: str, **labels: str) -> Json:
+    return {"metadata": {"name": name, "labels": labels}, "spec": {}}
+
 
 # Lists.
 
@@ -67,8 +72,33 @@ async def test_lists_of_a_namespace_and_by_a_selector(client: Client, server: St
     assert names(await client.get("/api/v1/pods", fieldSelector="spec.nodeName=n1")) == ["a", "b"]
 
 
-async def test_a_label_selector_is_refused_not_passed_over(client: Client) -> None:
-    assert (await client.ask("GET", "/api/v1/pods", params={"labelSelector": "app=x"}))[0] == 400
+async def test_a_list_by_labels_shows_them_alone(client: Client, server: StandInApiServer) -> None:
+    for name, app in (("a", "x"), ("b", "y"), ("c", "x")):
+        server.create_pod(labelled(name, app=app))
+    server.create_pod(pod("bare", nodeName="n1"))
+    assert names(await client.get("/api/v1/pods", labelSelector="app=x")) == ["a", "c"]
+    assert names(await client.get("/api/v1/pods", labelSelector="!app", fieldSelector="spec.nodeName=n1")) == ["bare"]
+    first = await client.get("/api/v1/pods", labelSelector="app=x", limit="1")
+    rest = await client.get("/api/v1/pods", labelSelector="app=x", **{"continue": first["metadata"]["continue"]})
+    assert names(first) + names(rest) == ["a", "c"]
+
+
+async def test_events_as_kubectl_lists_them_are_selected_by_labels(client: Client, server: StandInApiServer) -> None:
+    metadata = {"name": "e", "labels": {"app": "x"}}
+    event = {"eventTime": "2026-01-01T00:00:00.000000Z", "type": "Normal", "reason": "R", "action": "A"}
+    reporter = {"reportingController": "c", "reportingInstance": "i"}
+    server.create(EVENTS, {"metadata": metadata, **event, **reporter}, "default")
+    assert names(await client.get("/api/v1/events", labelSelector="app=x")) == ["e"]
+    assert names(await client.get("/api/v1/events", labelSelector="app=y")) == []
+
+
+@pytest.mark.parametrize("query", [{}, {"watch": "true"}])
+@pytest.mark.parametrize("path", ["/api/v1/pods", "/api/v1/events"])
+async def test_a_label_selector_that_cannot_be_read_is_400(client: Client, path: str, query: dict[str, str]) -> None:
+    status, refusal = await client.ask("GET", path, params={"labelSelector": "app=x=y", **query})
+    assert (status, refusal["kind"], refusal["status"]) == (400, "Status", "Failure")
+    assert (refusal["reason"], refusal["code"]) == ("BadRequest", 400)
+    assert refusal["message"].startswith("unable to parse requirement: found 'app=x=y'")
 
 
 async def test_a_field_that_cannot_be_selected_by_is_400(client: Client) -> None:
@@ -214,6 +244,28 @@ async def test_a_pod_on_a_node_ends_gracefully(client: Client, server: StandInAp
     assert names(await client.get("/api/v1/pods")) == ["a"]
     await client.ask("DELETE", f"{PODS_PATH}/a?gracePeriodSeconds=0")
     assert names(await client.get("/api/v1/pods")) == []
+
+
+async def test_a_collection_is_deleted_by_labels(client: Client, server: StandInApiServer) -> None:
+    for name, app in (("a", "x"), ("b", "y"), ("c", "x")):
+        server.create_pod(labelled(name, app=app))
+    status, answer = await client.ask("DELETE", PODS_PATH, params={"labelSelector": "app in (x)"})
+    assert (status, answer["kind"], names(answer)) == (200, "PodList", ["a", "c"])
+    assert names(await client.get("/api/v1/pods")) == ["b"]
+    assert (await client.ask("DELETE", PODS_PATH, params={"labelSelector": "app in"}))[0] == 400
+    assert names(await client.get("/api/v1/pods")) == ["b"]
+
+
+async def test_a_collection_is_deleted_in_its_namespace_alone_and_gracefully(
+    client: Client, server: StandInApiServer
+) -> None:
+    server.create_pod(pod("a", nodeName="n1"))
+    server.create_pod({"metadata": {"name": "b", "namespace": "other"}, "spec": {}})
+    await client.ask("DELETE", PODS_PATH)
+    assert names(await client.get("/api/v1/pods")) == ["a", "b"]
+    assert "deletionTimestamp" in server.get(PODS, "a", "default")["metadata"]
+    await client.ask("DELETE", PODS_PATH, params={"gracePeriodSeconds": "0"})
+    assert names(await client.get("/api/v1/pods")) == ["b"]
 
 
 @pytest.mark.parametrize("state", ["waiting", "ended", "forced"])

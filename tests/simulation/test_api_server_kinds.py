@@ -1,4 +1,4 @@
-"""Paths, names and field selectors of the simulated API server."""
+"""Paths, names and selectors of the simulated API server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.simulation.api_server_kinds import EVENTS, LEASES, NODES, PODS, Refusal, Target, parse_path, selector
+from neuron_plugin.simulation.api_server_kinds import (
+    EVENTS,
+    LEASES,
+    NODES,
+    PODS,
+    Refusal,
+    Target,
+    label_selector,
+    parse_path,
+    selector,
+)
 
 
 @pytest.mark.parametrize(
@@ -101,3 +111,81 @@ def test_fields_that_the_server_cannot_select_by_are_refused(fields: str) -> Non
 def test_each_kind_has_its_own_fields() -> None:
     with pytest.raises(Refusal, match=r"field label not supported: spec\.nodeName"):
         selector(LEASES, "spec.nodeName=n1")
+
+
+# Label selectors.
+
+LABELLED: dict[str, Any] = {"metadata": {"labels": {"app": "x", "team.example.com/name": "ml_1", "empty": ""}}}
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("", True),
+        ("  ", True),
+        ("app=x", True),
+        (" app == x ", True),
+        ("app=y", False),
+        ("none=x", False),
+        ("app!=x", False),
+        ("app!=y", True),
+        ("none != x", True),
+        ("empty=", True),
+        ("app=", False),
+        ("none=", False),
+        ("app!=", True),
+        ("app in (x, y)", True),
+        ("app in (y)", False),
+        ("app in (,y)", False),
+        ("empty in (,y)", True),
+        ("none in (x)", False),
+        ("app notin (y,z)", True),
+        ("app notin(x)", False),
+        ("none notin (x)", True),
+        ("app", True),
+        ("none", False),
+        ("!app", False),
+        ("! none", True),
+        ("app=x,team.example.com/name=ml_1,!none", True),
+        ("app in (x),app notin (y) , empty", True),
+        ("app=x,none", False),
+        ("in", False),
+        ("notin!=in", True),
+    ],
+)
+def test_labels(text: str, meant: bool) -> None:  # noqa: FBT001 - a table's column
+    assert label_selector(text)(LABELLED) is meant
+
+
+def test_an_object_without_labels_has_none() -> None:
+    bare: dict[str, Any] = {"metadata": {}}
+    assert [label_selector(text)(bare) for text in ("", "app", "app=x", "!app", "app!=x")] == [
+        *(True, False, False),
+        *(True, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("app=x=y", "app x", "=x", "app=x,", ",app", "app,,app", "app in x", "app in (x", "app in ()", "app in ( )"),
+        *(
+            "app in (x))",
+            "app inx",
+            "!app=x",
+            "!app in (x)",
+            "!",
+            "app>1",
+            "a b=c",
+            "-app",
+            "app=-",
+            "app=x y",
+            "a/b/c",
+        ),
+        *("app=" + "x" * 64, "x" * 64, "app===x", "A.com/app", "ap\u00fe"),
+    ],
+)
+def test_a_label_selector_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(Refusal, match="unable to parse requirement") as raised:
+        label_selector(text)
+    assert (raised.value.code, raised.value.reason) == (400, "BadRequest")

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 
+from neuron_plugin.simulation import api_server_store
 from neuron_plugin.simulation.api_server_kinds import Refusal
-from neuron_plugin.simulation.api_server_store import Collection, Versions, event_line
+from neuron_plugin.simulation.api_server_store import Change, Collection, Inbox, Versions, event_line
 
 Json = dict[str, Any]
 
@@ -44,16 +44,16 @@ async def test_a_write_leaves_what_readers_hold_alone(collection: Collection) ->
 
 async def test_a_write_that_changes_nothing_wakes_no_watch(collection: Collection) -> None:
     stored = collection.put(("", "a"), thing("a"))
-    stirred = collection.stirred
+    inbox = collection.follow(stored.version)
     assert collection.put(("", "a"), dict(stored.value)) is stored
-    assert not stirred.is_set()
+    assert inbox.empty()
 
 
 async def test_a_snapshot_does_not_change(collection: Collection) -> None:
     collection.put(("", "b"), thing("b"))
     taken = collection.snapshot()
     collection.put(("", "a"), thing("a"))
-    assert taken.keys == [("", "b")]
+    assert [stored.value["metadata"]["name"] for stored in taken.objects] == ["b"]
     assert collection.snapshot_at(taken.version) is taken
 
 
@@ -67,59 +67,54 @@ async def test_old_snapshots_are_forgotten(collection: Collection) -> None:
     assert raised.value.code == 410
 
 
-async def test_a_cursor_reads_each_change_once(collection: Collection) -> None:
-    cursor = collection.follow(1)
+def changes(inbox: Inbox) -> list[Change]:
+    found = [inbox.get_nowait() for _ in range(inbox.qsize())]
+    return [each for each in found if isinstance(each, Change)]
+
+
+async def test_a_follower_gets_each_change_once(collection: Collection) -> None:
+    inbox = collection.follow(1)
     collection.put(("", "a"), thing("a"))
     collection.remove(("", "a"))
-    assert [(change.version, change.gone) for change in cursor.take()] == [(2, False), (3, True)]
-    assert cursor.take() == []
+    assert [(change.version, change.gone) for change in changes(inbox)] == [(2, False), (3, True)]
+    assert inbox.empty()
 
 
-async def test_a_cursor_can_begin_anywhere_in_the_history(collection: Collection) -> None:
+async def test_a_follower_can_begin_anywhere_in_the_history(collection: Collection) -> None:
     for name in "abc":
         collection.put(("", name), thing(name))
-    assert [change.version for change in collection.follow(3).take()] == [4]
-
-
-async def test_waiting_readers_are_woken_by_a_write(collection: Collection) -> None:
-    waiting = asyncio.create_task(collection.stirred.wait(), name="reader")
-    await asyncio.sleep(0)
-    collection.put(("", "a"), thing("a"))
-    await asyncio.wait_for(waiting, 1)
+    assert [change.version for change in changes(collection.follow(3))] == [4]
 
 
 async def test_after_a_compaction_nothing_begins_before_it(collection: Collection) -> None:
-    reading = collection.follow(1)
+    following = collection.follow(1)
     collection.put(("", "a"), thing("a"))
-    reading.take()
-    late = collection.follow(1)
     collection.compact()
     with pytest.raises(Refusal, match=r"too old resource version: 1 \(2\)"):
         collection.follow(1)
-    assert reading.take() == [], "who is up to date goes on"
-    with pytest.raises(Refusal, match="too old"):
-        late.take()
+    collection.put(("", "b"), thing("b"))
+    assert [change.version for change in changes(following)] == [2, 3], "who follows goes on"
 
 
-async def test_expired_readers_fail_and_new_ones_do_not(collection: Collection) -> None:
-    reading = collection.follow(1)
-    collection.expire_followers()
-    with pytest.raises(Refusal) as raised:
-        reading.take()
-    assert raised.value.code == 410
-    assert collection.follow(1).take() == []
+async def test_the_history_does_not_grow_for_ever(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_server_store, "_KEPT_CHANGES", 3)
+    for name in "abcd":
+        collection.put(("", name), thing(name))
+    with pytest.raises(Refusal, match="too old resource version"):
+        collection.follow(3)
+    assert changes(collection.follow(5)) == []
 
 
 async def test_a_change_is_shown_as_the_selection_sees_it(collection: Collection) -> None:
-    cursor = collection.follow(1)
+    inbox = collection.follow(1)
     for colour in ("blue", "red", "pink", "red"):
         collection.put(("", "a"), thing("a", colour=colour))
     collection.put(("", "a"), thing("a", colour="red", size=2))
     collection.remove(("", "a"))
-    changes = cursor.take()
-    types = [line and json.loads(line)["type"] for line in (change.line(red) for change in changes)]
+    seen = changes(inbox)
+    types = [line and json.loads(line)["type"] for line in (change.line(red) for change in seen)]
     assert types == [None, "ADDED", "DELETED", "ADDED", "MODIFIED", "DELETED"]
-    types = [json.loads(line)["type"] for line in (change.line(everything) for change in changes) if line]
+    types = [json.loads(line)["type"] for line in (change.line(everything) for change in seen) if line]
     assert types == ["ADDED", "MODIFIED", "MODIFIED", "MODIFIED", "MODIFIED", "DELETED"]
 
 

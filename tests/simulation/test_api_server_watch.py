@@ -43,6 +43,20 @@ async def test_objects_enter_and_leave_a_selection(client: Client, server: Stand
     assert versions == sorted(set(versions))
 
 
+async def test_objects_get_and_lose_a_label(client: Client, server: StandInApiServer) -> None:
+    server.create_pod(pod("other"))
+    server.create_pod({"metadata": {"name": "a", "labels": {"app": "x"}}, "spec": {}})
+    watching = asyncio.create_task(client.watch("/api/v1/pods", 4, labelSelector="app=x"), name="watch")
+    await until_watched(server)
+    for app in ("y", "x"):
+        server.patch_pod("default", "a", {"metadata": {"labels": {"app": app}}})
+    server.patch_pod("default", "a", {"metadata": {"labels": {"more": "1"}}})
+    events = await watching
+    assert [event["type"] for event in events] == ["ADDED", "DELETED", "ADDED", "MODIFIED"]
+    assert {event["object"]["metadata"]["name"] for event in events} == {"a"}
+    assert events[1]["object"]["metadata"]["labels"] == {"app": "x"}, "as it was last seen"
+
+
 async def test_initial_events_end_with_a_marked_bookmark(client: Client, server: StandInApiServer) -> None:
     server.create_pod(pod("a"))
     query = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan", "allowWatchBookmarks": "true"}

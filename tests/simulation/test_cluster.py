@@ -12,20 +12,24 @@ import pytest
 
 from neuron_plugin.allocation import ALLOCATED_KEY, Resource
 from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.simulation import worker
 from neuron_plugin.simulation.cluster import NODE_NAME, SimulatedCluster, pod_manifest
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
 from neuron_plugin.simulation.scheduler import ExtenderCallError
 from neuron_plugin.simulation.worker import end_process
+from tests.support.kubelet import StandInKubelet
+from tests.support.worker import end_pod, kill_daemon
 
 CORE, DEVICE = Resource.NEURONCORE.value, Resource.NEURONDEVICE.value
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[SimulatedCluster]:
-    """An inf2.24xlarge, six devices of two cores in a line, with plugin and extender up.
+async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SimulatedCluster]:
+    """An inf2.24xlarge, six devices of two cores in a line, with plugin and extender up; its kubelet can restart.
 
     In a short directory, because the path of a socket has 107 bytes at most.
     """
+    monkeypatch.setattr(worker, "SimulatedKubelet", StandInKubelet)
     with TemporaryDirectory(prefix="np-") as directory:
         types = {NODE_NAME: "inf2.24xlarge"}
         async with SimulatedCluster(Path(directory), types, daemon_flags=("--numbering", "host")) as simulated:
@@ -48,19 +52,21 @@ async def test_pods_keep_their_silicon_through_every_restart(cluster: SimulatedC
     assert first.container("main").ids == {CORE: ("0", "1", "2")}
     await cluster.worker.wait_until_offered(Resource.NEURONDEVICE, 4)
 
-    await cluster.worker.kill_daemon()
+    await kill_daemon(cluster.worker)
     await cluster.worker.start_daemon()
     await cluster.worker.wait_until_offered(Resource.NEURONDEVICE, 4)
     second = await placed(cluster, "second", DEVICE, 3)
     assert second.container("main").envs == {"AWS_NEURON_VISIBLE_DEVICES": "2,3,4"}
 
-    await cluster.worker.kubelet.restart()
+    kubelet = cluster.worker.kubelet
+    assert isinstance(kubelet, StandInKubelet)
+    await kubelet.restart()
     await cluster.worker.wait_until_offered(Resource.NEURONCORE, 6)
-    assert cluster.worker.kubelet.rejections == {}
+    assert kubelet.rejections == {}
 
-    cluster.end("first")
+    end_pod(cluster, "first")
     await cluster.worker.wait_until_offered(Resource.NEURONDEVICE, 6)
-    cluster.end("second")
+    end_pod(cluster, "second")
     await cluster.worker.wait_until_offered(Resource.NEURONCORE, 12)
     assert await cluster.worker.stop_daemon() == 0
 
@@ -96,7 +102,7 @@ async def test_a_pod_is_refused_while_its_silicon_is_held_and_placed_when_it_is_
     assert "Fewer than 6 free Neuron devices" in refused.message(1)
     with pytest.raises(ExtenderCallError, match="Fewer than 6 free Neuron devices"):
         await cluster.bind("all")
-    cluster.end("small")
+    end_pod(cluster, "small")
     await cluster.worker.wait_until_offered(Resource.NEURONDEVICE, 6)
     await cluster.bind("all")
     admitted = await cluster.admit("all")

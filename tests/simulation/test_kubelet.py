@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from neuron_plugin.kubelet import is_served
-from neuron_plugin.simulation.kubelet import SOCKET_NAME, KubeletOptions, KubeletStoppedError
+from neuron_plugin.simulation.kubelet import SOCKET_NAME
 from neuron_plugin.simulation.kubelet_plugins import Capacity
 from neuron_plugin.simulation.kubelet_pods import Container, PodRejectedError
 from tests.kubelet.fakes import CORE, eventually
@@ -25,7 +25,7 @@ from tests.simulation.kubelet_node import (
     serving,
     wants,
 )
-from tests.support.kubelet import StandInKubelet
+from tests.support.kubelet import KubeletOptions, KubeletStoppedError, StandInKubelet
 
 # Capacity and health
 

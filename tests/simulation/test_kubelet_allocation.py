@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from neuron_plugin.simulation.kubelet import KubeletOptions
 from neuron_plugin.simulation.kubelet_plugins import Capacity
 from neuron_plugin.simulation.kubelet_pods import Container
 from tests.kubelet.fakes import CORE, DEVICE, eventually
@@ -21,7 +20,7 @@ from tests.simulation.kubelet_node import (
     serving,
     wants,
 )
-from tests.support.kubelet import StandInKubelet
+from tests.support.kubelet import KubeletOptions, StandInKubelet
 
 
 async def test_a_preference_of_the_asked_size_is_allocated_exactly(directory: Path) -> None:

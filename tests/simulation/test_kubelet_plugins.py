@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.simulation.kubelet import KubeletOptions
 from neuron_plugin.simulation.kubelet_plugins import Capacity, is_extended_resource_name
 from tests.kubelet.fakes import CORE, DEVICE
 from tests.simulation.kubelet_node import (
@@ -20,7 +19,7 @@ from tests.simulation.kubelet_node import (
     serving,
     wants,
 )
-from tests.support.kubelet import StandInKubelet
+from tests.support.kubelet import KubeletOptions, StandInKubelet
 
 
 async def test_a_wrong_version_is_refused_in_the_kubelets_words(directory: Path) -> None:

@@ -13,11 +13,10 @@ import pytest
 
 from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet import ContainerAllocation
-from neuron_plugin.simulation.kubelet import KubeletOptions, KubeletStoppedError
 from neuron_plugin.simulation.kubelet_plugins import Capacity
 from neuron_plugin.simulation.kubelet_pods import Container, Pod, PodRejectedError
 from tests.kubelet.fakes import CORE, DEVICE, devices, eventually, running_plugin
-from tests.support.kubelet import StandInKubelet
+from tests.support.kubelet import KubeletOptions, KubeletStoppedError, StandInKubelet
 from tests.support.pod_resources import get_pod
 
 

@@ -211,7 +211,7 @@ FAULTS: dict[str, tuple[Callable[[SimulatedNode], None], Callable[[SimulatedNode
         lambda node: node.restore_attribute(2, "core_count"),
     ),
     "late attribute": (
-        lambda node: node.remove_attribute(2, "connected_devices"),
+        lambda node: node.set_attribute(2, "connected_devices", None),
         lambda node: node.restore_attribute(2, "connected_devices"),
     ),
     "new attribute": (
@@ -334,7 +334,7 @@ ACTIONS: dict[str, Callable[[SimulatedNode, int], None]] = {
     "node gone": lambda node, device: node.remove_node(device),
     "node back": lambda node, device: node.restore_node(device),
     "garbage": lambda node, device: node.set_attribute(device, "core_count", "?"),
-    "no attribute": lambda node, device: node.remove_attribute(device, "core_count"),
+    "no attribute": lambda node, device: node.set_attribute(device, "core_count", None),
     "attribute back": lambda node, device: node.restore_attribute(device, "core_count"),
     "driver gone": lambda node, _device: node.unload_driver(),
     "driver back": lambda node, _device: node.load_driver(),

@@ -55,6 +55,8 @@ class Access:
             raise Refusal(401, "Unauthorized")
         kind = target.kind
         verb = _VERBS.get(method) or ("get" if target.name else "watch" if watch else "list")
+        if verb == "delete" and not target.name:
+            verb = "deletecollection"
         resource = f"{kind.plural}/{target.subresource}" if target.subresource else kind.plural
         action = Right(kind.version.rpartition("/")[0], resource, verb, target.name, target.namespace)
         covering = {right for right in self._rights[user] if right.covers(action)}

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import msgspec
 from aiohttp import web
@@ -22,7 +23,8 @@ from aiohttp import web
 from neuron_plugin.cluster import MERGE_PATCH
 from neuron_plugin.simulation import NODES, PODS, JsonObject, Refusal, SimulatedApiServer, Target, parse_path
 from neuron_plugin.simulation.api_server_kinds import invalid
-from neuron_plugin.simulation.api_server_objects import Budget
+from neuron_plugin.simulation.api_server_objects import deleted
+from neuron_plugin.simulation.api_server_store import Change, CutError, Inbox
 from tests.support.api_validation import ValidatingObjects
 
 _REMEMBERED_REQUESTS = 10_000
@@ -33,6 +35,21 @@ _SWITCHED_OFF = (
 _NEEDS_MATCH = (
     "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
 )
+
+
+@dataclass
+class Budget:
+    """What a PodDisruptionBudget allows: how many of the pods with these labels may still be evicted."""
+
+    namespace: str
+    labels: dict[str, str]
+    allowed: int
+
+    def covers(self, pod: JsonObject) -> bool:
+        """Whether the pod has its labels."""
+        metadata = pod["metadata"]
+        labels = metadata.get("labels") or {}
+        return metadata["namespace"] == self.namespace and self.labels.items() <= labels.items()
 
 
 class WatchList(Enum):
@@ -128,7 +145,8 @@ class StandInApiServer(SimulatedApiServer):
         super().__init__()
         self._validating = ValidatingObjects()
         self._objects = self._validating
-        self._watches.bookmark_seconds = bookmark_seconds
+        self._bookmark_seconds = bookmark_seconds
+        self._budgets: list[Budget] = []
         self._token = token
         self.watch_list = watch_list
         self._tls = tls
@@ -136,6 +154,13 @@ class StandInApiServer(SimulatedApiServer):
         self._guard: Guard | None = None
         self._faults: list[Fault] = []
         self._seen: deque[SeenRequest] = deque(maxlen=_REMEMBERED_REQUESTS)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     def guard_by(self, guard: Guard) -> None:
         """Ask ``guard`` about every request from now on."""
@@ -158,6 +183,10 @@ class StandInApiServer(SimulatedApiServer):
         self._ca = ca or self._ca
 
     # What users, schedulers and kubelets do.
+
+    def set_pod_status(self, namespace: str, name: str, status: JsonObject) -> JsonObject:
+        """Merge-patch a pod's status, as a kubelet would: ``{"phase": "Running"}``."""
+        return self._objects.patch(Target(PODS, namespace, name, "status"), {"status": status}, MERGE_PATCH).value
 
     def patch_pod(self, namespace: str, name: str, change: JsonObject) -> JsonObject:
         """Merge-patch a pod, as a user would."""
@@ -191,27 +220,26 @@ class StandInApiServer(SimulatedApiServer):
 
     def expire_watches(self) -> None:
         """End all open watches with a 410 inside the stream."""
-        for collection in self._objects.collections.values():
-            collection.expire_followers()
+        version = self._objects.versions.current
+        self._send_to_watches(Refusal(410, f"too old resource version: {version} ({version + 1})"))
 
     def end_watches(self) -> None:
         """End all open watches cleanly."""
-        self._watches.endings += 1
-        self._wake_watches()
+        self._send_to_watches(TimeoutError())
 
     def cut_watches(self) -> None:
         """Cut the connections of all open watches."""
-        self._watches.cuts += 1
-        self._wake_watches()
+        self._send_to_watches(CutError())
 
     def send_bookmarks(self) -> None:
         """Send a bookmark on every open watch that asked for them, now."""
-        self._watches.bookmarks += 1
-        self._wake_watches()
+        self._send_to_watches(None)
 
-    def mute_watches(self, *, muted: bool = True) -> None:
-        """Keep watches open and silent, as behind a dead connection; what they leave out is never sent."""
-        self._watches.muted = muted
+    def mute_watches(self) -> None:
+        """Keep all open watches open and silent, as behind a dead connection; what they leave out is never sent."""
+        for collection in self._objects.collections.values():
+            for inbox in collection.followers:
+                inbox.put_nowait = partial(_put_end, inbox)  # type: ignore[method-assign]  # a dead connection
 
     def drop_binding_annotations(self) -> None:
         """Forget the annotations of bindings from now on."""
@@ -219,7 +247,7 @@ class StandInApiServer(SimulatedApiServer):
 
     def limit_disruptions(self, budget: Budget) -> None:
         """Let a disruption budget hold from now on."""
-        self._objects.budgets.append(budget)
+        self._budgets.append(budget)
 
     @property
     def requests(self) -> list[SeenRequest]:
@@ -229,7 +257,7 @@ class StandInApiServer(SimulatedApiServer):
     @property
     def open_watches(self) -> int:
         """How many watches are being served."""
-        return self._watches.open
+        return sum(len(collection.followers) for collection in self._objects.collections.values())
 
     # Requests.
 
@@ -259,6 +287,44 @@ class StandInApiServer(SimulatedApiServer):
         answer = await handler(request)
         return _cut(request) if fault and fault.lose_answer else answer
 
+    def _write(self, request: web.Request, target: Target, body: JsonObject) -> web.Response:
+        if target.subresource == "eviction" and request.method == "POST":
+            return web.json_response(self._evict(target.namespace, target.name, body), status=201)
+        return super()._write(request, target, body)
+
+    def _evict(self, namespace: str, name: str, eviction: JsonObject) -> JsonObject:
+        """Evict a pod: ``pods/eviction``. Return the Status of success.
+
+        A pod that has not started, has ended or is being deleted needs no budget. Source: ``eviction.go`` of
+        ``pkg/registry/core/pod/storage``.
+
+        Raises:
+            Refusal: 404, there is none; 409, another UID; 429 or 500, for its budgets.
+        """
+        target, options = Target(PODS, namespace, name), eviction.get("deleteOptions") or {}
+        pod = self._objects.read(target).value
+        if (eviction.get("metadata") or {}).get("name") != name:
+            raise Refusal(400, "name in URL does not match name in Eviction object")
+        is_running = pod["status"].get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
+        budgets = [each for each in self._budgets if is_running and each.covers(pod)]
+        if len(budgets) > 1:
+            text = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
+            raise Refusal(500, text, reason="InternalError")
+        if budgets and not budgets[0].allowed:
+            raise Refusal(429, "Cannot evict pod as it would violate the pod's disruption budget.", name=name)
+        after = deleted(PODS, pod, options)
+        if not options.get("dryRun"):
+            for budget in budgets:
+                budget.allowed -= 1
+            pods = self._objects.collections[PODS]
+            if after is None:
+                pods.remove((namespace, name))
+            else:
+                evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+                status = after["status"] | {"conditions": [*(after["status"].get("conditions") or []), evicted]}
+                pods.put((namespace, name), after | {"status": status})
+        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+
     def _admit(self, request: web.Request, *, watch: bool) -> None:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if self._token and (scheme.lower(), token) != ("bearer", self._token):
@@ -275,6 +341,12 @@ class StandInApiServer(SimulatedApiServer):
         if self.watch_list is WatchList.SERVED:
             return request
         return request.clone(rel_url=request.rel_url.without_query_params("sendInitialEvents"))
+
+
+def _put_end(inbox: Inbox, item: Change | Exception | None) -> None:
+    """Leave everything out but the end of a watch."""
+    if isinstance(item, Exception):
+        asyncio.Queue.put_nowait(inbox, item)
 
 
 async def _injected(request: web.Request, fault: Fault) -> web.Response | None:

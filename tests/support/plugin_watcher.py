@@ -17,8 +17,8 @@ import grpc
 from neuron_plugin.kubelet import SocketIdentity, channel_to, identity_of
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.pluginregistration.v1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.simulation import KubeletOptions, PluginCallError
-from tests.support.kubelet import StandInKubelet
+from neuron_plugin.simulation import PluginCallError
+from tests.support.kubelet import KubeletOptions, StandInKubelet
 
 INFO_SECONDS = 1.0
 NOTIFY_SECONDS = 5.0

@@ -36,6 +36,7 @@ async def asked(server: StandInApiServer, method: str, path: str, body: Any = No
         (Right(LEASES, "leases", "create"), "POST", f"/apis/{LEASES}/v1/namespaces/default/leases"),
         (Right(LEASES, "leases", "update"), "PUT", f"/apis/{LEASES}/v1/namespaces/default/leases/a"),
         (Right(LEASES, "leases", "delete"), "DELETE", f"/apis/{LEASES}/v1/namespaces/default/leases/a"),
+        (Right(LEASES, "leases", "deletecollection"), "DELETE", f"/apis/{LEASES}/v1/namespaces/default/leases"),
     ],
 )
 async def test_a_request_takes_the_right_to_it_and_no_other_will_do(right: Right, method: str, path: str) -> None:

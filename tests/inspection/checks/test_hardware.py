@@ -336,7 +336,7 @@ def test_attributes_that_an_old_driver_cannot_have_are_no_finding(make_node: Mak
 
 def test_an_attribute_that_an_old_driver_does_not_make_is_a_note(make_node: MakeNode) -> None:
     node = make_node("inf2.24xlarge")
-    node.remove_attribute(2, "info/architecture/arch_type")
+    node.set_attribute(2, "info/architecture/arch_type", None)
     finding = the_finding("sysfs", facts_of(node))
     assert finding.level is Level.NOTE
     assert "/neuron2/info/architecture/arch_type does not exist; NDv3 is assumed" in finding.seen

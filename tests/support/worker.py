@@ -1,0 +1,20 @@
+"""What happens to a simulated cluster's daemons and pods only in tests."""
+
+from __future__ import annotations
+
+from neuron_plugin.simulation import SimulatedCluster
+from neuron_plugin.simulation.worker import SimulatedWorker
+
+
+async def kill_daemon(worker: SimulatedWorker) -> None:
+    """End the node daemon by SIGKILL."""
+    assert worker.daemon is not None
+    worker.daemon.kill()
+    await worker.daemon.wait()
+    worker.daemon = None
+
+
+def end_pod(cluster: SimulatedCluster, name: str) -> None:
+    """The pod's containers have ended, and the object is deleted."""
+    record = cluster.pod(name)
+    cluster.workers[record.node_name].end(cluster.api, record)
