@@ -263,6 +263,7 @@ class Node:
             reason=reason,
             unknown=True,
         )
+        logger.info("holding down", extra={"pod": named(one.pod), "reason": reason})
         self._replace(replace(self._inputs, hold_downs=(*self._inputs.hold_downs, one)))
 
     def look_again(self) -> None:

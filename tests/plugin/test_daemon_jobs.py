@@ -337,9 +337,9 @@ async def test_the_condition_says_that_a_node_is_not_ready_once_that_has_lasted_
     asking: Asking,
 ) -> None:
     loop = asyncio.get_running_loop()
-    said: list[tuple[float, bool]] = []
+    began, said = loop.time(), list[tuple[float, bool]]()
     status: Any = SimpleNamespace(ready_condition=lambda: (not 100 <= loop.time() - began < 130, "R", "m"))
-    asking.daemon.status, began = status, loop.time()
+    asking.daemon.status = status
     publisher: Any = SimpleNamespace(write_condition=lambda _, *, status, **__: said.append((loop.time(), status)))
     asking.daemon.publisher = publisher
     async with running(asking.daemon._keep_ready_condition()):

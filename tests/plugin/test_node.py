@@ -416,7 +416,10 @@ def test_p60_the_kubelet_sees_a_hold_down_from_its_time_on() -> None:
     assert node.changed.is_set()
 
 
-def test_p60_what_an_unknown_pod_has_open_is_held_down_also_where_the_file_shows_another_pod() -> None:
+def test_p60_what_an_unknown_pod_has_open_is_held_down_also_where_the_file_shows_another_pod(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
     bench = Bench(cgroups=FakeCgroups({B}))
     bench.kubelet.record(A, "app", NEURON, [3], reply(3))
     node = bench.started()
@@ -425,6 +428,9 @@ def test_p60_what_an_unknown_pod_has_open_is_held_down_also_where_the_file_shows
     node.hold_down(A, devices(3), "why")
     assert node.snapshot
     assert [one.mask for one in node.snapshot.inputs.hold_downs] == [devices(3, 4)]
+    bench.cgroups.alive = set()
+    node.look_again()
+    assert [record.message for record in caplog.records] == ["holding down", "no longer holding down"]
 
 
 def test_p60_an_unknown_pod_is_held_down_for_a_time_where_cgroups_cannot_be_seen() -> None:
