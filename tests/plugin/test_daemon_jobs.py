@@ -488,6 +488,11 @@ async def test_p53_the_specification_is_kept_and_a_directory_that_cannot_be_writ
         directory.unlink()
         await asyncio.sleep(10)
         assert (directory / CDI_FILE_NAME).exists()
+        (directory / CDI_FILE_NAME).unlink()
+        directory.rmdir()
+        directory.write_text("in the way again")
+        await asyncio.sleep(60)
+        assert sum("cannot write" in record.message for record in caplog.records) == 2
 
 
 # NUMA hints.

@@ -566,11 +566,18 @@ async def test_a_kubelet_that_cannot_write_is_asked_ever_less_often_and_a_new_on
                 await asyncio.sleep(0.25)
             return kubelet.messages - before
 
-        kubelet.record(STATIC_UID, "app", NEURON, [3], reply(3))
-        node.look_at_checkpoint()
-        kubelet.writes, kubelet.file, kubelet.serial = False, (), kubelet.serial + 1  # an older file that came late
-        node.look_at_checkpoint()
+        def lose(device: int) -> None:
+            kubelet.record(STATIC_UID, "app", NEURON, [device], reply(device))
+            node.look_at_checkpoint()
+            kubelet.writes, kubelet.file, kubelet.serial = False, (), kubelet.serial + 1  # an older file that came late
+            node.look_at_checkpoint()
+
+        lose(3)
         assert 5 < await asked_within(120) < 20
+        kubelet.writes = True
+        assert await asked_within(LONGEST_REWRITE_PAUSE_SECONDS) == 1
+        lose(4)
+        assert 5 < await asked_within(120) < 20, "it could write meanwhile"
         assert 1 <= await asked_within(2 * LONGEST_REWRITE_PAUSE_SECONDS) <= 4
         assert not node.rewrite_is_due
         node.kubelet_restarted()
@@ -627,6 +634,22 @@ async def test_an_answer_whose_pod_the_kubelet_dropped_is_over_a_second_later() 
         assert desk.node.rewrite_is_due
         await desk.node.rewrite()
         assert desk.snapshot.ledger.used_mask == NO_CORES
+
+
+@pytest.mark.looptime
+async def test_a_pod_that_runs_and_whose_answer_was_never_recorded_counts_by_its_annotation_at_the_next_look() -> None:
+    async with following(NEURON) as (node, _):
+        running = assigned("a", app(1), sets=[[3]], started=True)
+        node.see_pods(NodePods().with_pod(running))
+        node.answered(replace(pending(3, at=node.clock()), pod=running.reference, container="app"))
+        await asyncio.sleep(1.1)
+        await node.rewrite()
+        assert node.snapshot
+        assert node.snapshot.inputs.hold_downs
+        node.changed.clear()
+        node.look_again()
+        assert node.changed.is_set()
+        assert used(node) == devices(3)
 
 
 @pytest.mark.looptime

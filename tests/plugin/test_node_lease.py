@@ -124,7 +124,7 @@ async def test_the_node_owns_its_lease_so_that_it_goes_with_the_node(
 
 
 async def test_it_is_renewed_while_the_plugin_serves(server: StandInApiServer, api: KubernetesApi) -> None:
-    async with renewing(api, of_node(times=LeaseTimes(duration=8, renew=0.2)), often=False):
+    async with renewing(api, of_node(times=LeaseTimes(duration=600, renew=0.2)), often=False):
         await until(lambda: is_held(server))
         first = datetime.fromisoformat(lease_of(server)["spec"]["renewTime"])
         await until(lambda: datetime.fromisoformat(lease_of(server)["spec"]["renewTime"]) > first)

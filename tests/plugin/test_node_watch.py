@@ -212,6 +212,8 @@ def test_a_value_that_cannot_be_read_is_said_once_though_the_node_changes_all_th
     following = Following()
     assert following.sees("five", "{}") == ["event InvalidDisabledDevices"]
     assert following.sees("five", "{ }") == []
+    following.watch._see("uid", None, ("six", "{}"))
+    assert following.sees("seven", "{}") == ["event InvalidDisabledDevices"] * 2, "two values, while none can be sent"
 
 
 def test_at_each_look_only_what_is_new_is_said() -> None:

@@ -239,7 +239,10 @@ async def test_one_failure_among_successes_is_tried_again_soon() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_right_that_is_lost_again_is_tried_again_soon() -> None:
+async def test_a_right_that_is_lost_again_is_tried_again_soon_and_logged_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="neuron_plugin.plugin.publisher")
     queue, api = WriteQueue(), FakeApi({"/a": [403] * 10 + [200, 403]})
     queue.put("a", asked("/a"))
     async with running(queue, api):
@@ -248,6 +251,8 @@ async def test_a_right_that_is_lost_again_is_tried_again_soon() -> None:
         queue.put("a", asked("/a"))
         await asyncio.sleep(2 * publisher.FIRST_PERMISSION_SECONDS)
         assert len(api.seen) == 13
+    said = [record.message for record in caplog.records]
+    assert said == ["write not permitted, tried again later", "write permitted now"] * 2
 
 
 @pytest.mark.looptime

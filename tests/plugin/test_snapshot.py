@@ -302,6 +302,7 @@ def test_a_broken_device_is_not_published_as_held_down() -> None:
     before = settled(force_deleted(), a=True)
     sick = replace(before, inventory=replace(before.inventory, unhealthy={3: "ECC"}))
     assert derive(sick).published_inventory == sick.inventory
+    assert reasons(derive(sick)) == {"3": "ECC"}
 
 
 def reasons_by_number(snapshot: Snapshot) -> dict[int, str]:
@@ -840,6 +841,9 @@ def test_p47_linked_devices_and_devices_that_were_assigned_so_have_none() -> Non
     assert events(inputs(pod("a", app(4)), recorded=[entry(A, "app", NEURON, 0, 1, 2, 3)])) == []
     so = assigned("a", app(4), sets=[[0, 1, 5, 9]])
     assert events(inputs(so, recorded=[entry(A, "app", NEURON, 0, 1, 5, 9)])) == []
+    other = assigned("a", app(4), sets=[[0, 1, 2, 3]])
+    got_another = inputs(other, recorded=[entry(A, "app", NEURON, 0, 1, 5, 9)])
+    assert events(got_another) == [("a", "UnlinkedDevices"), ("a", "AssignmentCorrected")]
 
 
 def constrained(**texts: str) -> NeuronPod:
