@@ -309,7 +309,7 @@ class NodeDaemon:
             await asyncio.sleep(TURN_SECONDS)
             self.node.look_at_checkpoint()
             self.node.look_again()
-            if self.node.rewrite_is_due and any(server.registered.is_set() for server in self.servers):
+            if self.node.rewrite_is_due:
                 await self.node.rewrite()
 
     async def _ask_api_server(self) -> None:
@@ -400,7 +400,6 @@ class NodeDaemon:
             if loop.time() >= given_up_at:
                 return
             await asyncio.sleep(START_POLL_SECONDS)
-            self.node.look_at_checkpoint()
 
     async def _read_own_node(self) -> None:
         """Let the kubelet's calls wait until the Node object was read, so that no disabled device is given."""

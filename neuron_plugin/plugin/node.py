@@ -267,7 +267,7 @@ class Node:
 
     def look_again(self) -> None:
         """Derive the snapshot again where time or cgroups may have changed it."""
-        if self._inputs and (self._inputs.hold_downs or self._inputs.pending or pods_to_look_at(self._inputs)):
+        if self._inputs and self._inputs.hold_downs:
             before, self._snapshot = self._snapshot, None
             after = self.snapshot
             if before and after and _visible(before) != _visible(after):
@@ -340,4 +340,4 @@ class Node:
 def _visible(snapshot: Snapshot) -> tuple[object, ...]:
     """What a look at time and cgroups can change."""
     inputs = snapshot.inputs
-    return inputs.pending, inputs.recorded, inputs.hold_downs, inputs.advertised_hold_downs
+    return inputs.recorded, inputs.hold_downs, inputs.advertised_hold_downs

@@ -108,7 +108,6 @@ class NodeWatch:
         if not records and not self.missing:
             self.missing = True
             logger.warning("the Node object is not there", extra={"why": self.problem})
-        self.missing = not records
         self.read.set()
 
     def interrupted(self, kind: str, cause: str, wait_seconds: float) -> None:  # noqa: ARG002 - as above

@@ -121,8 +121,7 @@ class WriteQueue:
                     logger.warning("write not permitted, tried again later", extra=fields)
                 if not self._not_permitted:
                     self._again_at = asyncio.get_running_loop().time() + self._permission_backoff.next_seconds()
-                if self._unsent.get(subject) is request:
-                    self._not_permitted[subject] = self._unsent.pop(subject)
+                self._not_permitted[subject] = self._unsent.pop(subject)
                 if len(self._not_permitted) > MOST_NOT_PERMITTED:
                     del self._not_permitted[next(iter(self._not_permitted))]
                 if len(self._reported) > MOST_NOT_PERMITTED:

@@ -138,10 +138,7 @@ def list_is_due(inputs: Inputs, now: float) -> bool:
     """Whether the API server has to be asked about a recorded pod that it has not shown since the file was read."""
     pods, alone = inputs.pods, pods_of_kubelet_alone(inputs)
     return any(
-        key.uid not in alone
-        and key.uid not in pods.pods
-        and key.uid not in pods.ended
-        and now - entry.seen_at >= UNLISTED_SECONDS
+        key.uid not in alone and key.uid not in pods.pods and now - entry.seen_at >= UNLISTED_SECONDS
         for key, entry in inputs.recorded.entries.items()
     )
 
@@ -337,8 +334,7 @@ class Snapshot:
         """
         handed_over = []
         for pod in self.inputs.pods.asking:  # one that was not served takes over the set which another pod left
-            is_new = not pod.started and not self.ledger.of(pod.uid)
-            assigned = self._usable_assignment(pod) if is_new else ()
+            assigned = () if self.ledger.of(pod.uid) else self._usable_assignment(pod)
             if assigned and assigned != assigned_allocations(pod, self.inventory.geometry):
                 handed_over.append(self._assignment_write(pod, [one.mask for one in assigned], allocated=False))
         return (*handed_over, *(write for pod in self.inputs.pods.asking if (write := self._served(pod))))
@@ -422,7 +418,7 @@ class Snapshot:
             return own
         wanted = [(one.resource, one.mask) for one in own]
         for other in self.inputs.pods.asking:
-            if other.uid == pod.uid or _demand(other) != _demand(pod):
+            if other.uid == pod.uid:
                 continue
             given = {one.container: one.mask for one in self.ledger.of(other.uid)}
             if [(part.resource, given.get(part.container)) for part in other.requests] != wanted:
@@ -545,7 +541,3 @@ def _is_never_recorded(one: PendingAnswer, inputs: Inputs) -> bool:
         for part in pod.requests
     )
     return not may_be_init and recorded.read_at >= one.at + LISTED_SECONDS
-
-
-def _demand(pod: NeuronPod) -> list[tuple[ContainerKind, Resource, int]]:
-    return [(part.kind, part.resource, part.count) for part in pod.requests]

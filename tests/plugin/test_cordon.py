@@ -48,6 +48,11 @@ def test_a_device_that_the_node_does_not_have_is_refused_where_its_plugin_says_w
     assert with_disabled(a_node(described=False), (5, 57)) == ((), (5, 57))
 
 
+def test_the_first_id_after_the_last_device_is_refused() -> None:
+    with pytest.raises(CordonError, match="no devices 16"):
+        with_disabled(a_node(), (16,))
+
+
 def test_a_device_that_is_not_disabled_cannot_be_enabled() -> None:
     with pytest.raises(CordonError, match="devices 6 of node worker-1 are not disabled: disabled are devices 5,7"):
         without_disabled(a_node("5,7"), (5, 6))
@@ -88,6 +93,18 @@ async def test_the_annotation_is_written_changed_and_removed_and_others_stay(
     assert annotations_of(server)[DISABLE_KEY] == "7"
     assert await change_disabled(api, NODE, (), disable=False) == ((7,), ())
     assert annotations_of(server) == {"other": "stays"}
+
+
+async def test_a_value_that_cannot_be_read_is_removed_on_request(api: ApiServer, server: StandInApiServer) -> None:
+    server.patch_node(NODE, {"metadata": {"annotations": {DISABLE_KEY: "five"}}})
+    await change_disabled(api, NODE, (), disable=False)
+    assert annotations_of(server) == {"other": "stays"}
+
+
+async def test_a_refusal_is_not_tried_again(api: ApiServer, server: StandInApiServer) -> None:
+    server.fail(Fault(Match("PATCH", "/nodes/"), status=403))
+    with pytest.raises(ApiError, match="403"):
+        await change_disabled(api, NODE, (5,), disable=True)
 
 
 async def test_nothing_is_written_where_nothing_changes(api: ApiServer, server: StandInApiServer) -> None:

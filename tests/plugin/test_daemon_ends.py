@@ -96,6 +96,8 @@ async def test_a_plugin_whose_node_stays_open_has_no_reason_to_stay(monkeypatch:
         async with site.daemon() as daemon:
             site.create("a", app(4), annotations=decision_of(app(4), sets=[[4, 5, 6, 7]]))
             await eventually(lambda: bool(daemon.node.snapshot and daemon.node.snapshot.waiting))
+            await asyncio.sleep(0.2)
+            assert not lease_holders(site)
 
 
 async def test_a_plugin_that_waits_for_the_kubelets_account_is_alive_watches_and_ends(

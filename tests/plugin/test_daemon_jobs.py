@@ -8,22 +8,34 @@ import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 
 import msgspec
 import pytest
 
-from neuron_plugin.hardware import read_inventory
-from neuron_plugin.kubelet import DevicePluginServer, PodDevices, PodResourcesError, WatchedPluginServer
+from neuron_plugin.allocation import PodUid
+from neuron_plugin.cluster import ConnectionSettingsError
+from neuron_plugin.hardware import Process, read_inventory
+from neuron_plugin.kubelet import (
+    DevicePluginServer,
+    PodDevices,
+    PodResourcesAbsentError,
+    PodResourcesError,
+    WatchedPluginServer,
+)
+from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin import daemon as module
 from neuron_plugin.plugin.container import CDI_FILE_NAME
 from neuron_plugin.plugin.daemon import BLIND_SECONDS, EMPTY_SECONDS, QUIET_SECONDS, NodeDaemon
+from neuron_plugin.plugin.inputs import UNSEEN_SECONDS, PendingAnswer, reply_for
 from neuron_plugin.plugin.node import Node, NodeOptions
 from neuron_plugin.plugin.settings import PluginSettings, Registration
+from neuron_plugin.plugin.snapshot import PodEvent
 from neuron_plugin.simulation import write_node
 from neuron_plugin.topology import catalogue
-from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet
-from tests.plugin.world import CORE, NEURON, STATIC_UID, app, inventory, pod, uid_of
+from tests.plugin.desk import FakeCgroups, FakeLister, LoopClock, MemoryKubelet
+from tests.plugin.world import CORE, NEURON, STATIC_UID, TRN1, app, inventory, pod, uid_of
 
 A = uid_of("a")
 
@@ -58,12 +70,12 @@ class FakePodResources:
     def __init__(self) -> None:
         self.lists: list[float] = []
         self.answer: list[PodDevices] = []
-        self.fails = False
+        self.error: PodResourcesError | None = None
 
     async def list(self) -> list[PodDevices]:
         self.lists.append(asyncio.get_running_loop().time())
-        if self.fails:
-            raise PodResourcesError("no answer")
+        if self.error:
+            raise self.error
         return self.answer
 
 
@@ -117,6 +129,14 @@ async def test_a_static_pod_whose_cgroup_is_empty_is_a_reason_to_list(asking: As
     asking.cgroups.alive = set()
     assert await asking.lists_within(EMPTY_SECONDS - 1) == 0
     assert await asking.lists_within(2 * EMPTY_SECONDS + 2 * QUIET_SECONDS) >= 1
+    asking.cgroups.alive = {STATIC_UID}
+    async with running(asking.daemon._ask_pod_resources()):
+        asking.cgroups.alive = set()
+        await asyncio.sleep(EMPTY_SECONDS - 1)
+        asking.cgroups.alive = {STATIC_UID}
+        asked = len(asking.pod_resources.lists)
+        await asyncio.sleep(60)
+        assert len(asking.pod_resources.lists) == asked, "its next container has started"
 
 
 @pytest.mark.looptime
@@ -161,7 +181,7 @@ async def test_p62_a_kubelet_that_does_not_answer_is_asked_again(asking: Asking)
     asking.kubelet.unreadable = "a future format"
     asking.kubelet.write()
     asking.start()
-    asking.pod_resources.fails = True
+    asking.pod_resources.error = PodResourcesError("no answer")
     assert await asking.lists_within(10) > 5
 
 
@@ -177,6 +197,275 @@ async def test_what_is_listed_counts_only_where_the_checkpoint_cannot_be_read(as
     await asyncio.sleep(1)
     await asking.daemon._list_pod_resources()
     assert all(entry.gone for entry in asking.node.recorded.entries.values())
+
+
+@pytest.mark.looptime
+async def test_a_list_says_nothing_of_a_pod_that_was_first_listed_after_it_began(asking: Asking) -> None:
+    asking.kubelet.unreadable = "a future format"
+    asking.kubelet.write()
+    asking.start()
+
+    async def older_list() -> list[PodDevices]:
+        assert asking.node.listing.locked(), "a preference waits"
+        await asyncio.sleep(1)
+        asking.node.see_listed(
+            [PodDevices("default", "static", (ContainerDevices("app", NEURON.value, ("3",)),))], asking.node.clock()
+        )
+        await asyncio.sleep(1)
+        return []
+
+    client: Any = SimpleNamespace(list=older_list)
+    asking.daemon._pod_resources = client
+    await asking.daemon._list_pod_resources()
+    assert [entry.gone for entry in asking.node.recorded.entries.values()] == [False]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_up", "waited"),
+    [
+        (PodResourcesAbsentError("no socket"), True, module.START_LOOK_SECONDS),
+        (PodResourcesAbsentError("no socket"), False, None),
+        (PodResourcesError("rejected by rate limit"), True, None),
+    ],
+)
+@pytest.mark.looptime
+async def test_p61_only_a_kubelet_that_runs_and_serves_no_pod_resources_is_offered_devices_without_its_word(
+    asking: Asking,
+    monkeypatch: pytest.MonkeyPatch,
+    error: PodResourcesError,
+    is_up: bool,  # noqa: FBT001 - a table's column
+    waited: float | None,
+) -> None:
+    asking.kubelet.unreadable = "a future format"
+    asking.kubelet.write()
+    asking.start()
+    monkeypatch.setattr(module, "identity_of", lambda _socket: (1, 2, 3) if is_up else None)
+    asking.pod_resources.error = error
+    loop, ended = asyncio.get_running_loop(), None
+    began = loop.time()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(60):
+            await asking.daemon._list_if_unreadable()
+            ended = loop.time() - began
+    assert ended == (waited and pytest.approx(waited, abs=0.2))
+
+
+# Turns: what changes without an event.
+
+
+@pytest.mark.looptime
+async def test_a_file_that_no_event_announced_is_read_at_the_next_turn(asking: Asking) -> None:
+    asking.start()
+    async with running(asking.daemon._take_turns()):
+        asking.kubelet.record(STATIC_UID, "app", NEURON, [3])
+        await asyncio.sleep(2 * module.TURN_SECONDS)
+        assert asking.node.recorded.entries
+
+
+@pytest.mark.looptime
+async def test_p60_a_hold_down_ends_at_the_turn_after_the_last_process(asking: Asking) -> None:
+    asking.start()
+    asking.cgroups.alive = {A}
+    asking.node.hold_down(PodUid(A), TRN1.devices_mask((3,)), "why")
+    async with running(asking.daemon._take_turns()):
+        await asyncio.sleep(60)
+        assert asking.node.snapshot
+        assert asking.node.snapshot.inputs.hold_downs
+        asking.node.changed.clear()
+        asking.cgroups.alive = set()
+        await asyncio.sleep(2 * module.TURN_SECONDS)
+        assert asking.node.changed.is_set()
+        assert not asking.node.snapshot.inputs.hold_downs
+
+
+@pytest.mark.looptime
+async def test_an_answer_that_the_file_does_not_show_makes_the_kubelet_write_it(asking: Asking) -> None:
+    asking.start()
+    reply = reply_for(inventory(), "r", TRN1.devices_mask((3,)))
+    asking.node.answered(PendingAnswer(reply, NEURON, (3,), asking.node.clock()))
+    advertisement = asking.node.advertisements[NEURON]
+    async with running(asking.kubelet.follow(advertisement)), running(asking.daemon._take_turns()):
+        await asyncio.sleep(UNSEEN_SECONDS + 2 * module.TURN_SECONDS)
+        assert asking.node.snapshot
+        assert not asking.node.snapshot.inputs.pending
+
+
+@pytest.mark.looptime
+async def test_a_refusal_is_reported_on_its_pod(asking: Asking) -> None:
+    asking.start()
+    asking.daemon.allocator.events.append(PodEvent(pod("a").reference, "AllocationRefused", "why"))
+    asking.node.changed.set()
+    async with running(asking.daemon._publish_changes()):
+        await asyncio.sleep(1)
+    assert any(subject.startswith("event AllocationRefused") for subject in asking.daemon.publisher.queue._unsent)
+
+
+async def test_p60_each_unknown_pod_that_uses_a_device_at_the_start_is_held_down_and_one_that_only_probes_is_not(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking.start()
+    others = (Process(4, "on the host"), Process(5, "probes", uid_of("probes"), uses=False))
+    asking.cgroups.alive = {uid_of(name) for name in ("a", "b", "probes")}
+
+    def users(nodes: list[Path], _proc: Path) -> dict[Path, tuple[Process, ...]]:
+        of_a, of_b = Process(1, "train", A), Process(2, "serve", uid_of("b"))
+        return {nodes[3]: (of_a, *others), nodes[4]: (of_a,), nodes[7]: (of_b,)}
+
+    monkeypatch.setattr(module, "device_processes", users)
+    await asking.daemon._look_for_unknown_pods()
+    assert asking.node.snapshot
+    held = {one.uid: one.mask for one in asking.node.snapshot.inputs.hold_downs}
+    assert held == {A: TRN1.devices_mask((3, 4)), uid_of("b"): TRN1.devices_mask((7,))}
+
+
+# The API server.
+
+
+@pytest.mark.looptime
+async def test_a_recorded_pod_that_the_watch_does_not_show_is_a_reason_for_a_list(asking: Asking) -> None:
+    asking.kubelet.record(A, "app", NEURON, [3])
+    asking.start()
+    lister: Any = FakeLister(asking.node, [pod("a", app(1))])
+    asking.daemon.pods = lister
+    async with running(asking.daemon._ask_api_server()):
+        await asyncio.sleep(10 * module.ASK_SECONDS)
+    assert lister.lists == 1, "then it is shown"
+
+
+@pytest.mark.looptime
+async def test_the_condition_says_that_a_node_is_not_ready_once_that_has_lasted_and_at_once_that_it_is(
+    asking: Asking,
+) -> None:
+    loop = asyncio.get_running_loop()
+    said: list[tuple[float, bool]] = []
+    status: Any = SimpleNamespace(ready_condition=lambda: (not 100 <= loop.time() - began < 130, "R", "m"))
+    asking.daemon.status, began = status, loop.time()
+    publisher: Any = SimpleNamespace(write_condition=lambda _, *, status, **__: said.append((loop.time(), status)))
+    asking.daemon.publisher = publisher
+    async with running(asking.daemon._keep_ready_condition()):
+        await asyncio.sleep(200)
+    unready = [at - began for at, is_ready in said if not is_ready]
+    assert min(unready) == pytest.approx(100 + module.NOT_READY_SECONDS, abs=2 * module.TURN_SECONDS)
+    assert max(unready) == pytest.approx(130, abs=2 * module.TURN_SECONDS)
+
+
+class Unusable:
+    """Settings that become usable after so many looks at them; then a connection whose jobs end by an error."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    async def connect(self, _kubeconfig: Path | None) -> Unusable:
+        self.looks -= 1
+        if self.looks >= 0:
+            raise ConnectionSettingsError("no such file")
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def run(self, _api: object) -> None:
+        raise OSError("unforeseen")
+
+
+@pytest.mark.looptime
+async def test_settings_that_cannot_be_used_are_logged_once_looked_at_again_and_hold_no_call_of_the_kubelet_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Unusable(looks=999)
+    monkeypatch.setattr(module, "connect", settings.connect)
+    daemon = NodeDaemon(PluginSettings(node_name="n"), catalogue())
+    assert daemon.pods
+    assert daemon.own_node
+    async with running(daemon._follow_cluster()):
+        await asyncio.sleep(10 * module.CONNECT_RETRY_SECONDS)
+    assert settings.looks < 999 - 5
+    assert daemon.pods.tried.is_set()
+    assert daemon.own_node.read.is_set()
+    assert [record.message for record in caplog.records] == ["not connected to the API server"]
+
+
+@pytest.mark.looptime
+async def test_after_an_error_in_a_connections_jobs_there_is_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection: Any = Unusable(looks=0)
+    monkeypatch.setattr(module, "connect", connection.connect)
+    daemon = NodeDaemon(PluginSettings(node_name="n"), catalogue())
+    daemon.pods = connection
+    for connections in (1, 2):
+        with pytest.raises(ExceptionGroup):
+            await daemon._follow_cluster()
+        assert connection.looks == -connections
+
+
+@pytest.mark.looptime
+async def test_the_lease_is_renewed_while_the_kubelet_follows_any_resource(asking: Asking) -> None:
+    asking.start()
+    async with running(asking.daemon._publish_changes()):
+        for followed, expected in (((), False), ((1,), True), ((0, 1, 2), True), ((), False)):
+            for place, server in enumerate(asking.daemon.servers):
+                (server.registered.set if place in followed else server.registered.clear)()
+            asking.node.changed.set()
+            await asyncio.sleep(1)
+            assert asking.daemon.lease.serving is expected
+
+
+# What is seen of the hardware.
+
+
+class Seeing:
+    """A daemon that sees a whole inf2.48xlarge, and on it what a test says."""
+
+    def __init__(self, directory: Path) -> None:
+        self.daemon = NodeDaemon(PluginSettings(node_name="n"), catalogue())
+        self._inventory = read_inventory(write_node(directory, "inf2.48xlarge").paths)
+
+    def sees(self, *, sick: tuple[int, ...] = (), disabled: tuple[int, ...] = ()) -> list[str]:
+        """The events that are written."""
+        health: Any = SimpleNamespace(inventory=self._inventory, unhealthy=dict.fromkeys(sick, "sick"))
+        self.daemon.health = health
+        assert self.daemon.own_node
+        self.daemon.own_node.disabled = disabled
+        self.daemon._see_hardware()
+        unsent = self.daemon.publisher.queue._unsent
+        events = [subject.partition(":")[0] for subject in unsent]
+        unsent.clear()
+        return events
+
+
+async def test_an_id_that_no_device_has_is_said_though_nothing_else_has_changed(tmp_path: Path) -> None:
+    seeing = Seeing(tmp_path)
+    assert seeing.sees() == []
+    assert seeing.sees(disabled=(57,)) == ["event InvalidDisabledDevices"]
+
+
+async def test_a_disabled_device_is_taken_out_before_the_first_call_of_the_kubelet_is_answered(tmp_path: Path) -> None:
+    seeing = Seeing(tmp_path)
+    seeing.sees()
+    daemon = seeing.daemon
+    assert daemon.pods
+    assert daemon.own_node
+    daemon.own_node.disabled = (3,)
+    daemon.pods.tried.set()
+    daemon.own_node.read.set()
+    await daemon._read_own_node()
+    assert daemon.node.orders_known.is_set()
+    assert daemon.node.snapshot
+    assert daemon.node.snapshot.inventory.disabled == (3,)
+
+
+async def test_each_change_of_a_devices_health_is_counted_once(tmp_path: Path) -> None:
+    seeing = Seeing(tmp_path)
+    for sick in ((3,), (3, 5), (5,), (), (3,)):
+        seeing.sees(sick=sick)
+    assert seeing.daemon.counters.health_transitions == {
+        (3, "unhealthy"): 2,
+        (5, "unhealthy"): 1,
+        (3, "healthy"): 1,
+        (5, "healthy"): 1,
+    }
 
 
 # CDI.

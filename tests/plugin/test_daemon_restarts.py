@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -105,7 +106,8 @@ async def test_p60_what_a_pod_that_vanished_before_the_start_has_open_is_not_off
         uid, proc = "99999999-4a5b-6c7d-8e9f-001122334455", site.settings.dev.parent / "proc"
         process = proc / "50"
         (process / "fd").mkdir(parents=True)
-        (process / "fd/3").symlink_to(site.settings.dev / "neuron5")
+        for number in (5, 6):
+            (process / f"fd/{number}").symlink_to(site.settings.dev / f"neuron{number}")
         (process / "cgroup").write_text(f"0::/kubepods/pod{uid}/aa\n")
         cgroup = site.settings.cgroup / "kubepods" / f"pod{uid}"
         cgroup.mkdir(parents=True)
@@ -121,24 +123,40 @@ async def test_p60_what_a_pod_that_vanished_before_the_start_has_open_is_not_off
             if lives:
                 await site.kubelet.wait_for_capacity(NEURON.value, 16)
                 return
-            assert site.kubelet.capacity(NEURON.value).allocatable == 15
+            assert site.kubelet.capacity(NEURON.value).allocatable == 14
             assert daemon.node.snapshot
-            assert daemon.node.snapshot.published_inventory.unhealthy.keys() == {5}
-            assert site.kubelet.capacity(CORE.value).allocatable == 30
+            assert daemon.node.snapshot.published_inventory.unhealthy.keys() == {5, 6}
+            assert site.kubelet.capacity(CORE.value).allocatable == 28
             assert ids(await site.run("a", app(4)), NEURON) == (0, 1, 2, 3)
             (cgroup / "cgroup.events").write_text("populated 0\n")
             await site.kubelet.wait_for_capacity(NEURON.value, 16)
 
 
-async def test_p72_a_kubelet_restart_changes_nothing_for_who_holds_what() -> None:
+async def test_p72_a_kubelet_restart_changes_nothing_for_who_holds_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_module, "TURN_SECONDS", 600.0)
     async with a_site() as site, site.daemon() as daemon:
         await site.run("a", app(4))
         await site.confirmed(daemon, "a")
+        noticed = Mock(wraps=daemon.node.kubelet_restarted)
+        monkeypatch.setattr(daemon.node, "kubelet_restarted", noticed)
         await site.kubelet.restart()
         await site.kubelet.wait_for_capacity(NEURON.value, 16)
         assert holders(daemon) == {uid_of("a")}
         assert not site.kubelet.rejections
+        assert noticed.called
+        noticed.reset_mock()
         assert ids(await site.run("b", app(4)), NEURON) == (4, 5, 6, 7)
+        await site.confirmed(daemon, "b")
+        assert not noticed.called, "other files of its directory are no new kubelet"
+
+
+async def test_what_the_kubelet_records_is_known_by_the_event_and_not_by_the_next_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(daemon_module, "TURN_SECONDS", 600.0)
+    async with a_site(cluster=False) as site, site.daemon() as daemon:
+        await site.run("a", app(4))
+        await eventually(lambda: holders(daemon) == {uid_of("a")})
 
 
 async def test_p62_without_pod_resources_pods_are_served_all_the_same() -> None:

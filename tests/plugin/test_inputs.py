@@ -181,6 +181,13 @@ def test_an_allocation_that_is_over_stays_over_while_the_file_shows_it() -> None
     assert [one.ids for one in again.entries.values()] == [(1,)]
 
 
+def test_an_entry_of_another_plugin_that_has_other_ids_is_another_allocation() -> None:
+    first = Recorded().with_file([entry(STATIC_UID, "app", NEURON, 1, ours=False)], 5.0)
+    over = first.without(list(first.entries))
+    back = over.with_file([entry(STATIC_UID, "app", NEURON, 2, ours=False)], 9.0)
+    assert [one.ids for one in back.entries.values()] == [(2,)]
+
+
 def test_p83_an_allocation_that_is_over_is_forgotten_with_the_file_that_showed_it() -> None:
     first = Recorded().with_file([entry(A, "app", NEURON, 1)], 5.0)
     assert not first.without(list(first.entries)).with_file([], 9.0).over
@@ -243,6 +250,25 @@ def test_a_list_that_does_not_show_the_plugins_own_pod_ends_no_pod() -> None:
     assert (set(after.pods), after.ended, after.listed_at) == ({A, uid_of("b")}, {uid_of("c"): True}, 3.0)
 
 
+def test_a_list_ends_a_pod_that_it_shows_as_ended_also_where_it_proves_nothing_else() -> None:
+    ran = NodePods().with_pod(pod("a", app(1), started=True, running=True))
+    ended = pod("a", app(1), phase="Failed", started=True, running=True)
+    for began_at in (None, 7.0):
+        after = ran.with_list([ended], began_at)
+        assert (after.pods, after.ended) == ({}, {A: False}), "its containers may still run"
+
+
+def test_a_list_forgets_no_end_that_was_seen_before() -> None:
+    """The kubelet may record an allocation after the end of its pod was seen."""
+    assert NodePods().without(A, stopped=True).with_list([], 7.0).ended == {A: True}
+
+
+def test_what_an_ended_pod_shows_later_does_not_say_that_its_containers_have_stopped() -> None:
+    ran = NodePods().with_pod(pod("a", app(1), started=True, running=True))
+    ended = pod("a", app(1), phase="Failed")
+    assert ran.with_pod(ended).with_pod(ended).ended == {A: False}
+
+
 def test_p83_only_the_latest_ends_are_remembered() -> None:
     pods = NodePods()
     for number in range(MOST_ENDED + 5):
@@ -274,7 +300,8 @@ def test_p28_with_other_core_ids_a_hold_down_keeps_whole_devices() -> None:
     before = inputs(hold_downs=(held,))
     assert before.held_down_mask == TRN1.cores_mask((3,))
     assert before.with_inventory(halved).held_down_mask == halved.geometry.devices_mask((1,))
-    assert before.with_inventory(inventory(unhealthy={4: "sick"})).held_down_mask == TRN1.cores_mask((3,))
+    for same_ids in (inventory(unhealthy={4: "sick"}), inventory(replace(TRN1, instance_type=""))):
+        assert before.with_inventory(same_ids).held_down_mask == TRN1.cores_mask((3,))
 
 
 def test_a_hold_down_is_shown_from_its_time_on() -> None:

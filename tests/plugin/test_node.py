@@ -14,7 +14,14 @@ from neuron_plugin.allocation import PodReference, PodUid, Resource
 from neuron_plugin.kubelet import ContainerAllocation, PodDevices
 from neuron_plugin.kubelet.pod_resources import ContainerDevices
 from neuron_plugin.plugin.inputs import ALLOCATION_KEY, LISTED_SECONDS, NodePods, PendingAnswer, reply_for
-from neuron_plugin.plugin.node import LONGEST_REWRITE_PAUSE_SECONDS, REWRITE_SECONDS, UNKNOWN_SECONDS, Node, NodeOptions
+from neuron_plugin.plugin.node import (
+    LONGEST_REWRITE_PAUSE_SECONDS,
+    RECORD_SECONDS,
+    REWRITE_SECONDS,
+    UNKNOWN_SECONDS,
+    Node,
+    NodeOptions,
+)
 from neuron_plugin.plugin.snapshot import VANISHED_SECONDS
 from neuron_plugin.topology import NO_CORES
 from tests.plugin.desk import FakeCgroups, LoopClock, MemoryKubelet, a_desk
@@ -26,6 +33,7 @@ from tests.plugin.world import (
     TRN1,
     FakeClock,
     app,
+    assigned,
     devices,
     init,
     inventory,
@@ -189,6 +197,12 @@ def blind() -> Bench:
     return bench
 
 
+def test_p61_a_pod_that_runs_and_that_the_kubelet_has_no_record_of_counts_by_its_annotation() -> None:
+    bench = Bench()
+    bench.node.see_pods(NodePods().with_pod(assigned("a", app(1), sets=[[3]], started=True)))
+    assert used(bench.started()) == devices(3)
+
+
 def test_p61_what_pod_resources_lists_counts_for_the_pod_of_that_name(blind: Bench) -> None:
     blind.node.see_listed([listed("a", 3), listed("static", 5), listed("b", 7, resource="nvidia.com/gpu")], 1000.0)
     assert blind.node.snapshot
@@ -214,6 +228,43 @@ def test_what_was_given_is_known_from_our_own_answers_and_kept(blind: Bench) -> 
     assert not blind.node.snapshot.inputs.pending
     blind.node.see_listed([listed("a", 3)], 1001.0)
     assert used(blind.node) == devices(2)
+
+
+def given(ids: int, *other: int, reply_id: str) -> PendingAnswer:
+    """An answer that gave other devices than the kubelet's id."""
+    return replace(pending(ids), reply=reply_for(inventory(), reply_id, devices(*other)))
+
+
+def test_of_two_answers_for_the_same_ids_the_later_is_the_one_that_is_listed(blind: Bench) -> None:
+    """The pod that got the first has ended meanwhile."""
+    blind.node.answered(given(3, 2, reply_id="x"))
+    blind.node.answered(given(3, 1, reply_id="y"))
+    blind.node.see_listed([listed("a", 3)], 1000.0)
+    assert blind.node.snapshot
+    assert blind.node.snapshot.ledger.mask_of(A) == devices(1)
+
+
+def test_a_new_answer_for_the_same_ids_takes_the_place_of_an_old_record(blind: Bench) -> None:
+    blind.node.answered(given(3, 2, reply_id="x"))
+    blind.node.see_listed([listed("static", 3)], 1000.0)
+    assert used(blind.node) == devices(2)
+    blind.node.answered(given(3, 1, reply_id="y"))
+    blind.node.see_listed([listed("static", 3)], 1001.0)
+    assert used(blind.node) == devices(1)
+
+
+def test_what_was_given_for_other_ids_says_nothing_of_what_is_listed_now(blind: Bench) -> None:
+    blind.node.answered(given(3, 2, reply_id="x"))
+    blind.node.see_listed([listed("static", 3)], 1000.0)
+    assert used(blind.node) == devices(2)
+    blind.node.see_listed([listed("static", 5)], 1001.0)
+    assert used(blind.node) == devices(5)
+
+
+def test_a_resource_that_is_not_offered_here_is_another_plugins() -> None:
+    bench = Bench(options=NodeOptions(resources=(CORE,)))
+    bench.started().see_listed([listed("a", 3)], 1000.0)
+    assert used(bench.node) == NO_CORES
 
 
 def test_what_a_plain_init_container_was_given_is_kept_though_pod_resources_does_not_list_it(blind: Bench) -> None:
@@ -254,6 +305,37 @@ def test_a_new_kubelet_will_never_record_an_answer_that_its_file_lacks() -> None
     bench.kubelet.record(A, "app", NEURON, [4], reply(4, reply_id="y"))
     node.kubelet_restarted()
     assert used(node) == devices(4)
+
+
+def test_the_record_of_an_answer_is_awaited_for_a_moment() -> None:
+    bench = Bench()
+    node = bench.started()
+    assert not node.record_is_awaited
+    node.answered(pending(3))
+    assert node.record_is_awaited
+    bench.clock.now += 2 * RECORD_SECONDS
+    assert not node.record_is_awaited
+
+
+def test_an_answer_from_before_the_file_became_unreadable_may_have_been_shown_by_it() -> None:
+    bench = Bench()
+    node = bench.started()
+    node.answered(pending(3))
+    bench.kubelet.unreadable = "a future format"
+    bench.kubelet.write()
+    node.look_at_checkpoint()
+    bench.kubelet.unreadable = ""
+    bench.kubelet.write()
+    node.kubelet_restarted()
+    assert used(node) == devices(3)
+
+
+def test_a_second_answer_for_another_container_of_the_pod_replaces_nothing() -> None:
+    node = Bench().started()
+    pod_a = pod("a", app(1), init(1)).reference
+    node.answered(replace(pending(3, reply_id="x"), pod=pod_a, container="init"))
+    node.answered(replace(pending(4, reply_id="y"), pod=pod_a, container="app"))
+    assert used(node) == devices(3, 4)
 
 
 def test_answers_for_unknown_containers_replace_none_of_each_other() -> None:
@@ -451,6 +533,7 @@ async def test_a_kubelet_that_does_not_write_is_waited_for_no_longer_than_a_seco
         kubelet.writes = False
         kubelet.record(STATIC_UID, "app", NEURON, [3], reply(3))
         node.look_at_checkpoint()
+        await asyncio.sleep(1)
         kubelet.memory.clear()
         began = asyncio.get_running_loop().time()
         assert not await node.rewrite()
@@ -502,6 +585,30 @@ async def test_an_older_file_that_is_written_late_ends_nothing() -> None:
         assert used(node) == devices(3)
         await node.rewrite()
         assert not node.rewrite_is_due
+        assert used(node) == devices(3)
+
+
+@pytest.mark.looptime
+async def test_an_older_file_that_lands_while_a_rewrite_is_asked_for_proves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with following(NEURON) as (node, kubelet):
+        kubelet.record(STATIC_UID, "app", NEURON, [3], reply(3))
+        node.look_at_checkpoint()
+        await asyncio.sleep(1)
+        kubelet.writes = False
+        seen = [kubelet.version()]  # by the look before the request
+
+        def version() -> tuple[int, int, int] | None:
+            if seen:
+                return seen.pop()
+            if kubelet.file:
+                kubelet.serial, kubelet.file = kubelet.serial + 1, ()
+            return (kubelet.serial, 0, 0)
+
+        monkeypatch.setattr(kubelet, "version", version)
+        assert not await node.rewrite()
+        assert not kubelet.file
         assert used(node) == devices(3)
 
 

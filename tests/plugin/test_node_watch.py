@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from neuron_plugin.allocation import DISABLE_KEY
-from neuron_plugin.cluster import ApiServer, connect, describe_node, send
+from neuron_plugin.cluster import ApiRequest, ApiServer, connect, describe_node, send
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.node_watch import NodeWatch
 from neuron_plugin.plugin.publisher import Publisher
@@ -160,8 +160,64 @@ async def test_what_is_disabled_enabled_and_no_device_is_said_once(tmp_path: Pat
             "InvalidDisabledDevices": f"{DISABLE_KEY} names devices 57; this node has devices 0 to 15",
             "NeuronDeviceDisabled": "neuron devices 5 are not given to new pods",
         }
+        types = {event["reason"]: event["type"] for event in watched.server.objects(EVENTS)}
+        assert types == {"InvalidDisabledDevices": "Warning", "NeuronDeviceDisabled": "Normal"}
+        uids = {event["regarding"]["uid"] for event in watched.server.objects(EVENTS)}
+        assert uids == {NODE}, "kubectl describe node looks for events by the node's name in place of its UID"
         await watched.annotate("7")
         await watched.disables(7)
         watched.watch.report(inventory(disabled=(7,)))
         await eventually(lambda: len(watched.events()) == 4)
         assert ("NeuronDeviceEnabled", "neuron devices 5 are given to new pods again") in watched.events()
+
+
+# Each change by itself.
+
+
+@dataclass
+class Following:
+    """A watch that is shown its node by a test; what it writes waits in the queue."""
+
+    publisher: Publisher = field(default_factory=lambda: Publisher(NODE))
+    node: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        self.watch = NodeWatch(NODE, asyncio.Event(), self.publisher, Counters())
+        self.publisher.write_on_node("inventory", ApiRequest("PATCH", "/n"))
+        self.written()
+
+    def written(self) -> list[str]:
+        """The subjects of what was written since."""
+        subjects = [subject.partition(":")[0] for subject in self.publisher.queue._unsent]
+        self.publisher.queue._unsent.clear()
+        return subjects
+
+    def sees(self, annotation: str, inventory: str) -> list[str]:
+        """What is written when the node has these annotations now."""
+        old, self.node = self.node, (annotation, inventory)
+        self.watch._see("uid", old, self.node)
+        return self.written()
+
+
+def test_a_node_without_our_inventory_is_written_to_once_and_not_at_each_of_its_changes() -> None:
+    """Each try takes the write out of those that are set aside until the right to write has come."""
+    following = Following()
+    assert following.sees("", "") == ["inventory"]
+    assert following.sees("5", "") == []
+    assert following.sees("5", "{}") == []
+    assert following.sees("5", "") == ["inventory"], "somebody removed it"
+
+
+def test_a_value_that_cannot_be_read_is_said_once_though_the_node_changes_all_the_time() -> None:
+    following = Following()
+    assert following.sees("five", "{}") == ["event InvalidDisabledDevices"]
+    assert following.sees("five", "{ }") == []
+
+
+def test_at_each_look_only_what_is_new_is_said() -> None:
+    following = Following()
+    following.watch.disabled = (5, 57)
+    following.watch.report(inventory(disabled=(5,)))
+    assert following.written() == ["event InvalidDisabledDevices", "event NeuronDeviceDisabled"]
+    following.watch.report(inventory(disabled=(5,), unhealthy={3: "sick"}))
+    assert following.written() == []

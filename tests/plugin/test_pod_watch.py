@@ -27,6 +27,7 @@ class Watched:
     node: Node
     watch: PodWatch
     counters: Counters
+    task: asyncio.Task[object] | None = None
 
     def create(self, name: str, *, asks: bool = True, node: str = NODE, static_uid: str = "") -> None:
         made = manifest(name, uid_of(name), (app(1),) if asks else ())
@@ -54,7 +55,7 @@ async def a_watch(
         for name in names:
             watched.create(name)
         async with await connect(server.write_kubeconfig(tmp_path / "kubeconfig")) as api:
-            task = asyncio.create_task(watch.run(api) if running else asyncio.sleep(3600))
+            task = watched.task = asyncio.create_task(watch.run(api) if running else asyncio.sleep(3600))
             try:
                 if running:
                     await eventually(lambda: bool(counters.lists))
@@ -147,12 +148,26 @@ async def test_p61_a_list_before_there_is_a_client_waits_for_it_but_not_for_ever
 ) -> None:
     monkeypatch.setattr(module, "CONNECT_SECONDS", 0.05)
     async with a_watch(tmp_path, running=False) as watched:
+        began = asyncio.get_running_loop().time()
         await watched.watch.list_pods()
+        assert asyncio.get_running_loop().time() - began >= 0.05
         watched.watch.tried.set()  # the settings cannot be used
         monkeypatch.setattr(module, "CONNECT_SECONDS", 600.0)
         async with asyncio.timeout(5):
             await watched.watch.list_pods()
         assert watched.watch.age_seconds is None
+
+
+async def test_without_a_connection_the_api_server_is_neither_asked_nor_said_to_be_heard(tmp_path: Path) -> None:
+    async with a_watch(tmp_path, "a") as watched:
+        assert watched.task
+        watched.task.cancel()
+        await asyncio.gather(watched.task, return_exceptions=True)
+        asked = len(watched.server.requests)
+        await watched.watch.list_pods()
+        assert len(watched.server.requests) == asked
+        assert watched.watch.age_seconds is None
+        assert watched.names() == {"a"}
 
 
 async def test_lists_and_ends_of_the_watch_are_counted(tmp_path: Path) -> None:
@@ -161,4 +176,4 @@ async def test_lists_and_ends_of_the_watch_are_counted(tmp_path: Path) -> None:
         assert watched.counters.lists["pods"] >= 2
         assert watched.watch.age_seconds is not None
         watched.server.end_watches()
-        await eventually(lambda: bool(watched.counters.watch_restarts))
+        await eventually(lambda: bool(watched.counters.watch_restarts["pods", "end"]))

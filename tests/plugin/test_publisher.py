@@ -8,6 +8,8 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -221,7 +223,41 @@ async def test_of_what_is_never_permitted_only_the_newest_is_kept(monkeypatch: p
         queue.put(f"event {number}", asked(f"/{number}"))
     async with running(queue, api):
         await until(api, *(f"/{number}" for number in range(4)))
-        assert len(queue) == 2
+        assert list(queue._not_permitted) == list(queue._reported) == ["event 2", "event 3"]
+
+
+@pytest.mark.looptime
+async def test_one_failure_among_successes_is_tried_again_soon() -> None:
+    """After an outage the pauses are short again."""
+    queue, api = WriteQueue(), FakeApi({"/a": [500] * 10, "/b": [500]})
+    queue.put("a", asked("/a"))
+    async with running(queue, api):
+        await asyncio.sleep(600)
+        queue.put("b", asked("/b"))
+        await asyncio.sleep(2 * publisher.FIRST_PAUSE_SECONDS)
+        assert api.seen[-2:] == ["/b", "/b"]
+
+
+@pytest.mark.looptime
+async def test_a_right_that_is_lost_again_is_tried_again_soon() -> None:
+    queue, api = WriteQueue(), FakeApi({"/a": [403] * 10 + [200, 403]})
+    queue.put("a", asked("/a"))
+    async with running(queue, api):
+        await asyncio.sleep(3600)
+        assert len(api.seen) == 11
+        queue.put("a", asked("/a"))
+        await asyncio.sleep(2 * publisher.FIRST_PERMISSION_SECONDS)
+        assert len(api.seen) == 13
+
+
+@pytest.mark.looptime
+async def test_what_is_not_permitted_is_tried_again_though_more_of_it_comes_all_the_time() -> None:
+    queue, api = WriteQueue(), FakeApi({f"/{number}": [403] * 99 for number in range(60)})
+    async with running(queue, api):
+        for number in range(60):
+            queue.put(str(number), asked(f"/{number}"))
+            await asyncio.sleep(0.5)
+        assert api.seen.count("/0") > 1
 
 
 # What a snapshot says.
@@ -305,8 +341,11 @@ def test_p56_p63_a_swap_is_written_on_the_unserved_pod_first_and_reported_on_bot
         )
     )
     corrections = made.publish(snapshot)
-    written = list(unsent(made))
+    bodies = unsent(made)
+    written = list(bodies)
     assert written[:3] == ["inventory", f"assignment of {POD_A}", f"assignment of {POD_B}"]
+    times = [bodies[subject]["metadata"]["annotations"]["NEURON_ALLOC_TIME"] for subject in written[1:3]]
+    assert times == ["1", "2"], "when the extender chose is kept"
     assert [subject.split(":")[0] for subject in written[3:]] == [
         f"event AssignmentCorrected of {POD_A}",
         f"event AssignmentCorrected of {POD_B}",
@@ -422,6 +461,31 @@ def test_no_label_is_written_where_none_is_asked_for() -> None:
 # The Node object.
 
 
+def conditions(made: Publisher) -> list[dict[str, str]]:
+    """The conditions that wait to be written."""
+    return [one for body in unsent(made).values() for one in body["status"]["conditions"]]
+
+
+def test_a_condition_is_written_when_its_status_or_message_changes_and_only_then() -> None:
+    made = a_publisher()
+    seen = []
+    for status, message in ((True, "16 devices"), (True, "16 devices"), (True, "15 devices"), (False, "15 devices")):
+        made.write_condition("Ready", status=status, reason="R", message=message)
+        seen.append([(one["status"], one["message"]) for one in conditions(made)])
+    assert seen == [[("True", "16 devices")], [], [("True", "15 devices")], [("False", "15 devices")]]
+    made.write_on_node_again()
+    assert [one["status"] for one in conditions(made)] == ["False"], "the Node was created again"
+
+
+def test_a_conditions_transition_is_the_change_of_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, since = a_publisher(), []
+    for hour, (status, message) in enumerate(((True, "a"), (True, "b"), (False, "b"), (None, "b"), (None, "c"))):
+        monkeypatch.setattr(publisher, "utc_now", partial(datetime, 2026, 1, 1, hour, tzinfo=UTC))
+        made.write_condition("Ready", status=status, reason="R", message=message)
+        since += [datetime.fromisoformat(one["lastTransitionTime"]).hour for one in conditions(made)]
+    assert since == [0, 0, 2, 3, 3]
+
+
 SERVER = {
     "mode": "1,2,4",
     "serverId2": "00000000000000a2",
@@ -477,13 +541,18 @@ def test_a_node_outside_an_ultraserver_loses_labels_of_one() -> None:
     assert {labels[name] for name in PUBLISHED_LABELS if "ultraserver" in name} == {None}
 
 
+def test_a_missing_device_changes_no_label() -> None:
+    missing = replace(TRAINIUM, present=tuple(range(15)), unhealthy={15: MISSING})
+    assert node_labels(missing) == node_labels(TRAINIUM)
+
+
 def test_what_is_not_known_is_removed_rather_than_empty() -> None:
     labels = node_labels(inventory(TRN2))
     assert labels["neuron-plugin.io/device-name"] is None
     assert labels["neuron-plugin.io/physical-core-count"] is None
 
 
-@pytest.mark.parametrize("name", ["Trainium 2!", "-x-", "é" * 9, "a" * 90])
+@pytest.mark.parametrize("name", ["Trainium 2!", "-x-", "é" * 9, "a" * 90, f"{'a' * 62}.b"])
 def test_every_value_is_a_legal_label(name: str) -> None:
     labels = node_labels(replace(TRAINIUM, device_name=name, ultraserver=SERVER))
     assert all(value is None or LEGAL.fullmatch(value) for value in labels.values())
@@ -510,6 +579,12 @@ def test_a_withdrawal_takes_back_ours_and_leaves_the_rest() -> None:
     found = node(labels={**ours, "zone": "a"}, annotations={INVENTORY_KEY: "{}", "other": "x"})
     request = withdrawal(found)  # type: ignore[arg-type]  # a decoded node
     assert metadata(request) == {"annotations": {INVENTORY_KEY: None}, "labels": dict.fromkeys(ours)}
+
+
+def test_a_withdrawal_takes_back_labels_that_are_left_alone() -> None:
+    """Somebody has removed the annotation by hand."""
+    request = withdrawal(node(labels={"neuron-plugin.io/family": "trn2"}))  # type: ignore[arg-type]  # as above
+    assert metadata(request)["labels"] == {"neuron-plugin.io/family": None}
 
 
 def test_a_node_with_nothing_of_ours_is_not_written() -> None:

@@ -137,6 +137,11 @@ def test_while_the_api_server_says_that_a_pod_lives_it_counts_though_the_kubelet
     assert holders(derive(after)) == {A}
 
 
+def test_while_the_api_server_says_that_a_pod_lives_it_counts_though_its_end_was_seen_before() -> None:
+    after = settled(inputs(pod("a", app(1)), recorded=[entry(A, "app", NEURON, 3)], ended={A: True}))
+    assert holders(derive(after)) == {A}
+
+
 def test_an_api_server_that_is_away_ends_nothing() -> None:
     after = settled(forgotten(inputs(recorded=[entry(A, "app", NEURON, 3)]), A))
     assert holders(derive(after)) == {A}
@@ -248,6 +253,7 @@ def test_an_answer_that_pod_resources_does_not_list_is_kept_for_the_time_of_an_a
     may_be_its = pod("a", init(1), app(1, CORE))
     assert pending(LISTED_SECONDS, may_be_its) == 1
     assert pending(LISTED_SECONDS, pod("a", app(1))) == 0
+    assert pending(LISTED_SECONDS, pod("a", init(2), app(1, CORE))) == 0
 
 
 # Hold-downs.
@@ -269,8 +275,15 @@ def test_p60_it_is_held_down_for_as_long_as_a_process_of_the_pod_lives_and_no_lo
     assert not settled(held, now=10.0 + VANISHED_SECONDS, a=False).hold_downs
 
 
-def test_p60_where_cgroups_cannot_be_seen_time_decides() -> None:
+def test_p60_what_a_pod_had_that_stopped_is_free_at_once_when_its_sandbox_is_gone() -> None:
+    held = settled(inputs(recorded=[entry(A, "app", NEURON, 3)], ended={A: True}), now=10.0, a=True)
+    assert held.hold_downs
+    assert not settled(held, now=10.1, a=False).hold_downs
+
+
+def test_p60_where_cgroups_cannot_be_seen_time_decides_and_the_kubelet_sees_it() -> None:
     held = settled(force_deleted(), now=10.0, a=None)
+    assert held.advertised_hold_downs == held.hold_downs
     assert settled(held, now=10.0 + HOLD_DOWN_SECONDS - 0.1, a=None).hold_downs
     assert not settled(held, now=10.0 + HOLD_DOWN_SECONDS, a=None).hold_downs
 
@@ -371,6 +384,13 @@ def test_the_cgroup_of_a_static_pod_is_looked_up_by_the_kubelets_uid_and_not_its
     assert [str(one.pod) for one in held.hold_downs] == ["default/static"]
 
 
+def test_what_a_static_pod_had_before_it_came_back_is_free_when_no_process_of_it_lives() -> None:
+    before = forgotten(inputs(recorded=[entry(STATIC_UID, "app", NEURON, 3)]), STATIC_UID)
+    held = settled(before, now=10.0, populated={STATIC_UID: True})
+    back = replace(held, recorded=held.recorded.with_file([entry(STATIC_UID, "app", NEURON, 5)], 12.0))
+    assert not settled(back, now=10.0 + VANISHED_SECONDS).hold_downs
+
+
 def test_a_static_pod_that_comes_back_does_not_hold_down_for_ever_what_it_had_before() -> None:
     before = forgotten(inputs(recorded=[entry(STATIC_UID, "app", NEURON, 3)]), STATIC_UID)
     held = settled(before, now=10.0, populated={STATIC_UID: True})
@@ -383,6 +403,26 @@ def test_all_containers_of_a_pod_are_held_down_together() -> None:
     recorded = [entry(A, "a", NEURON, 3), entry(A, "b", CORE, 8, 9), entry(B, "app", NEURON, 6)]
     after = settled(inputs(pod("b", app(1)), recorded=recorded, ended={A: False}), a=True)
     assert [one.mask for one in after.hold_downs] == [devices(3, 4)]
+
+
+def lost_answers(*ids: int) -> Inputs:
+    """Answers for containers of pod a which the kubelet never recorded."""
+    pending = (answer(one, at=5.0, reply_id=str(one), pod=ref("a"), container=f"c{one}") for one in ids)
+    return inputs(pending=tuple(pending), file={"rewritten_at": 9.0})
+
+
+def test_all_that_was_given_to_a_pod_and_never_recorded_is_held_down_together() -> None:
+    assert [one.mask for one in settled(lost_answers(3, 4), a=True).hold_downs] == [devices(3, 4)]
+
+
+def test_whether_a_pod_that_was_never_recorded_has_a_process_is_looked_at() -> None:
+    before = lost_answers(3)
+    assert pods_to_look_at(before) == {A}
+    assert settled(before, a=True).advertised_hold_downs
+    assert not settled(before, a=False).advertised_hold_downs
+    mirror = pod("static", app(1), annotations={"kubernetes.io/config.hash": STATIC_UID})
+    lost = replace(lost_answers(3).pending[0], pod=mirror.reference)
+    assert pods_to_look_at(inputs(mirror, pending=(lost,), file={"rewritten_at": 9.0})) == {STATIC_UID}
 
 
 def test_two_ended_pods_are_held_down_and_free_one_by_one() -> None:
@@ -426,6 +466,21 @@ def test_a_container_without_a_record_counts_by_its_annotation_beside_one_that_h
     assert snapshot.ledger.mask_of(A) == devices(3, 7)
 
 
+def test_a_container_whose_answer_is_not_recorded_yet_counts_by_it_and_not_by_its_annotation() -> None:
+    running = assigned("a", app(1), sets=[[2]], started=True)
+    swapped_away = answer(5, pod=ref("a"), container="app")
+    known = with_lost_records(inputs(running, pending=(swapped_away,)))
+    assert derive(known).ledger.used_mask == devices(5)
+
+
+def test_a_pod_that_runs_waits_for_nothing_when_its_answer_turns_out_never_to_be_recorded() -> None:
+    running = assigned("a", app(1), sets=[[2]], started=True)
+    lost = answer(2, at=5.0, pod=ref("a"), container="app")
+    after = settled(with_lost_records(inputs(running, pending=(lost,), file={"rewritten_at": 9.0})), a=True)
+    assert not after.pending
+    assert not derive(after).waiting
+
+
 def test_a_pod_without_a_record_is_held_down_when_it_has_ended() -> None:
     running = assigned("a", app(1), sets=[[2]], started=True)
     known = with_lost_records(inputs(running))
@@ -441,6 +496,7 @@ def test_a_static_pod_without_a_record_counts_as_long_as_its_mirror_is_shown() -
     rewritten = replace(known, recorded=known.recorded.with_file([], 5.0, rewritten_at=4.0))
     assert not rewrite_is_due(known, 9.0)
     assert settled(rewritten).recorded.entries
+    assert rewrite_is_due(replace(known, pods=known.pods.without(mirror.uid)), 9.0)
     gone = settled(replace(rewritten, pods=rewritten.pods.without(mirror.uid)), populated={STATIC_UID: True})
     assert [one.mask for one in gone.hold_downs] == [devices(2)]
 
@@ -564,6 +620,10 @@ def test_p30_assignments_wait_in_the_order_of_their_times() -> None:
     assert [one.reference.name for one in snapshot.unassigned] == ["c"]
 
 
+def test_a_pod_that_runs_waits_for_nothing_though_it_has_neither_a_record_nor_an_assignment() -> None:
+    assert not derive(with_lost_records(inputs(pod("a", app(1), started=True)))).unassigned
+
+
 def test_p48_of_each_pod_the_set_of_its_next_container_waits() -> None:
     both = assigned("a", app(1, name="one"), app(2, name="two"), sets=[[5], [6, 7]])
     assert waiting(derive(inputs(both))) == [("a", "one", (5,))]
@@ -668,6 +728,18 @@ def test_p56_a_pod_that_asks_for_something_else_takes_nothing_over() -> None:
     assert [name for name, *_ in written(derive(before))] == ["b"]
 
 
+def test_a_pod_whose_set_a_third_one_has_takes_nothing_from_an_equal_pod_that_waits() -> None:
+    before = replace(swapped(), recorded=inputs(recorded=[entry(C, "app", DEVICE, 5)]).recorded)
+    assert waiting(derive(before)) == [("b", "app", (6,))]
+    assert not written(derive(before))
+
+
+def test_when_both_of_a_swap_are_served_each_is_written_once() -> None:
+    after = swapped().recorded.with_file([entry(A, "app", NEURON, 6), entry(B, "app", NEURON, 5)], 1.0)
+    both = derive(replace(swapped(), recorded=after))
+    assert written(both) == [("a", "6", "1", "true"), ("b", "5", "2", "true")]
+
+
 def test_a_set_left_over_that_another_pod_has_by_now_waits_for_no_pod() -> None:
     before = swapped()
     taken = before.recorded.with_file([entry(B, "app", NEURON, 5), entry(C, "app", DEVICE, 6)], 1.0)
@@ -744,6 +816,10 @@ def test_where_the_checkpoint_cannot_be_read_an_unlisted_init_container_keeps_no
     assert not derive(inputs(made, recorded=listed)).writes
     (write,) = derive(inputs(made, recorded=listed, file={"unreadable": "future"})).writes
     assert dict(write.annotations) == {"NEURON_ALLOCATED": "true"}
+    with_sidecar = assigned("a", sidecar(1), app(1), sets=[[3], [2]])
+    assert not derive(inputs(with_sidecar, recorded=listed, file={"unreadable": "future"})).writes, "it is listed, too"
+    init_alone = assigned("a", init(2), sets=[[2, 3]])
+    assert not derive(inputs(init_alone, file={"unreadable": "future"})).writes, "nothing confirms it"
 
 
 # What the owners of pods are told about.
@@ -893,6 +969,13 @@ def test_a_device_that_fails_while_it_is_disabled_is_unhealthy() -> None:
 def test_p20_a_missing_device_is_listed_as_unhealthy() -> None:
     node = inventory(present=tuple(range(15)), unhealthy={15: MISSING})
     assert reasons(derive(inputs(node=node))) == {"15": MISSING}
+
+
+def test_an_id_that_no_device_has_is_not_offered() -> None:
+    """The ids of an instance type that is not known may have gaps."""
+    offered = derive(inputs(node=inventory(present=(0, 2)))).advertised
+    assert [one.id for one in offered(NEURON)] == ["0", "2"]
+    assert [one.id for one in offered(CORE)] == ["0", "1", "4", "5"]
 
 
 def test_p46_ids_that_the_kubelet_has_on_its_account_stay_healthy_whatever_was_given_for_them() -> None:

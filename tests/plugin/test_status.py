@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from neuron_plugin.allocation import DecisionLog, NodeInventory, Resource
+from neuron_plugin.allocation import DecisionLog, NodeInventory, Resource, write_inventory
 from neuron_plugin.build import build
 from neuron_plugin.cluster import ApiRequest
 from neuron_plugin.hardware import Device, EccCounts, Inventory
@@ -182,6 +182,23 @@ async def test_a_checkpoint_that_cannot_be_read_is_named_and_fails_nothing() -> 
     assert ready.notes == ("allocations come from PodResources: a future format",)
 
 
+def test_pods_can_get_devices_once_every_resource_is_registered_and_the_latest_inventory_is_published() -> None:
+    def reason(parts: Parts, published: str = "") -> str:
+        parts.own_node = SimpleNamespace(inventory=published)
+        is_ready, why, _ = parts.status.ready_condition()
+        assert is_ready is (why == "DevicesReady")
+        return why
+
+    has = write_inventory(inventory())
+    assert reason(Parts(), has) == "DevicesReady"
+    assert reason(Parts(inputs=None), has) == "NoDevices"
+    assert reason(Parts(servers=[Server(NEURON), Server(CORE, registered=False)]), has) == "NotRegistered"
+    assert reason(Parts(inputs(node=inventory(unhealthy={3: "sick"}))), has) == "InventoryNotPublished"
+    holding = Parts(inputs(hold_downs=(held(3),)))
+    assert reason(holding, has) == "InventoryNotPublished"
+    assert reason(holding, write_inventory(derive(inputs(hold_downs=(held(3),))).published_inventory)) == "DevicesReady"
+
+
 async def test_a_node_that_the_api_server_does_not_know_is_not_ready() -> None:
     own_node = SimpleNamespace(unreadable="", problem="the API server has no node 'wroker-1'")
     for parts in (Parts(own_node=own_node), Parts(inputs=None, own_node=own_node)):
@@ -263,6 +280,45 @@ def test_p79_every_id_is_in_exactly_one_state_under_each_name() -> None:
     each = {"unhealthy": 2, "cooling_down": 2, "disabled": 2}
     assert states_of(found, CORE) == each | {"free": 14, "allocated_as_other": 4}
     assert len(found) == 18
+
+
+def test_an_id_that_no_device_has_is_in_no_state() -> None:
+    found = Parts(inputs(node=inventory(INF2, present=(0, 2)))).scraped()["devices"]
+    assert (states_of(found, NEURON), states_of(found, CORE)) == ({"free": 2}, {"free": 4})
+
+
+def test_each_device_says_whether_it_is_healthy_and_whether_it_is_disabled() -> None:
+    found = Parts(inputs(node=inventory(INF2, present=(0, 1, 2), unhealthy={1: "sick"}, disabled=(2,)))).scraped()
+    assert found["device_healthy"] == {("0",): 1, ("1",): 0, ("2",): 1}
+    assert found["device_disabled"] == {("0",): 0, ("1",): 0, ("2",): 1}
+
+
+def test_each_counter_shows_its_own_count_by_its_own_labels() -> None:
+    parts = Parts(servers=[Server(NEURON), Server(CORE, registered=False)])
+    parts.counters = Counters(corrections=2)
+    parts.counters.allocations["neuron"] += 3
+    parts.counters.lists["pods"] += 4
+    parts.counters.watch_restarts["pods", "end"] += 5
+    parts.counters.health_transitions[3, "healthy"] += 6
+    parts.counters.preference_seconds["neuron"].observe(7.0)
+    parts.kubelet.refused_requests["neuron", "Allocate"] += 8
+    parts.kubelet.preferences_replaced["neuron"] += 9
+    parts.kubelet.registrations["neuron", "failed"] += 10
+    found = parts.scraped()
+    shown = {name: values for name, values in found.items() if name.endswith("_total")}
+    assert shown == {
+        "corrections_total": {(): 2},
+        "allocations_total": {("neuron",): 3},
+        "lists_total": {("pods",): 4},
+        "watch_restarts_total": {("pods", "end"): 5},
+        "health_transitions_total": {("3", "healthy"): 6},
+        "refusals_total": {("neuron", "Allocate"): 8},
+        "preferences_replaced_total": {("neuron",): 9},
+        "registrations_total": {("neuron", "failed"): 10},
+    }
+    assert found["preference_seconds_sum"] == {("neuron",): 7}
+    assert "allocate_seconds_sum" not in found
+    assert found["registered"] == {(NEURON.value,): 1, (CORE.value,): 0}
 
 
 def test_p79_a_pod_that_is_gone_leaves_no_series() -> None:

@@ -69,7 +69,8 @@ async def test_the_condition_that_is_named_is_taken_back_and_no_other(
 ) -> None:
     ready, ours = {"type": "Ready", "status": "True"}, {"type": "NeuronDevicesHealthy", "status": "False"}
     conditions = [ours["type"], "NeuronDevicesReady"]
-    server.patch_node("other", {"status": {"conditions": [ready, ours]}}, status=True)
+    for name in ("other", "worker-1"):
+        server.patch_node(name, {"status": {"conditions": [ready, ours]}}, status=True)
     assert await installed_nodes(api, NAMESPACE) == ["worker-1", "worker-2"]
     assert await uninstall_nodes(api, ["other"], NAMESPACE) == []
     assert await installed_nodes(api, NAMESPACE, conditions) == [
@@ -81,7 +82,8 @@ async def test_the_condition_that_is_named_is_taken_back_and_no_other(
         "other",
         "worker-1",
     ]
-    assert server.get(api_server.NODES, "other")["status"]["conditions"] == [ready]
+    for name in ("other", "worker-1"):
+        assert server.get(api_server.NODES, name)["status"]["conditions"] == [ready]
     assert await uninstall_nodes(api, ["other"], NAMESPACE, conditions) == []
 
 
@@ -116,6 +118,17 @@ async def test_a_lease_that_was_given_up_is_found_by_the_node_it_is_of(api: Kube
 async def test_leases_of_others_are_none_of_ours(api: KubernetesApi) -> None:
     await lease(api, LeaseName(NAMESPACE, "neuron-plugin-leader", "some-pod"))
     await lease(api, LeaseName(NAMESPACE, "kube-scheduler", "kube-scheduler"))
+    await lease(api, node_lease("default", "other"))
+    assert await installed_nodes(api, NAMESPACE) == ["worker-1", "worker-2"]
+
+
+async def test_installed_nodes_are_found_on_every_page_of_a_long_list(
+    api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neuron_plugin.cluster.objects.PAGE_SIZE", 1)
+    assert await installed_nodes(api, NAMESPACE) == ["worker-1", "worker-2"]
+    for node in ("worker-1", "worker-2"):
+        await send(api, delete_lease(node_lease(NAMESPACE, node)), timeout_seconds=5)
     assert await installed_nodes(api, NAMESPACE) == ["worker-1", "worker-2"]
 
 
