@@ -9,20 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from neuron_plugin.allocation import (
     ContainerKind,
     ContainerRequest,
     PodReference,
+    PodRequest,
     PodUid,
     Resource,
     parse_ids,
 )
-from neuron_plugin.extender.views import NodeView, PodView
+from neuron_plugin.extender.views import ContainerDemand, NodeView, PodView
 from neuron_plugin.planning import NodeState, PlannedPod
 from neuron_plugin.topology import BLOCKS, CoreMask, Geometry, Topology
 
 SECONDS_AN_HOUR = 3600.0
+
+# A cluster has few shapes of nodes and pods. One object for equal ones makes plans compare them at once.
+_geometry = lru_cache(maxsize=256)(Geometry)
+
+
+@lru_cache(maxsize=4096)
+def _request(containers: tuple[ContainerDemand, ...]) -> PodRequest:
+    return tuple(
+        ContainerRequest(each.name, ContainerKind(each.kind), Resource(each.resource), each.count)
+        for each in containers
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +79,7 @@ def _pod(pod: PodView) -> PlannedPod:
     can_move = bool(spec.controller) and not spec.constrained and pod.status.phase == "Bound" and bool(spec.containers)
     return PlannedPod(
         PodReference(PodUid(pod.uid), pod.metadata.namespace, pod.name),
-        tuple(
-            ContainerRequest(each.name, ContainerKind(each.kind), Resource(each.resource), each.count)
-            for each in spec.containers
-        ),
+        _request(spec.containers),
         priority=spec.priority,
         movable=spec.movable,
         recreated=can_move,
@@ -81,7 +91,7 @@ def _node(node: NodeView, pods: dict[str, PlannedPod]) -> NodeState:
     spec, status = node.spec, node.status
     topology = Topology(spec.topology)
     blocks = spec.block_sizes or BLOCKS.get(topology, ())
-    geometry = Geometry(spec.instance_type, topology, spec.devices, spec.cores_per_device, blocks)
+    geometry = _geometry(spec.instance_type, topology, spec.devices, spec.cores_per_device, blocks)
     placed = []
     for holder in status.holders:
         reference = PodReference(PodUid(holder.uid), holder.namespace, holder.name)

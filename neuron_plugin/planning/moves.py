@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
 from operator import itemgetter
+from typing import TypeAlias
 
 from neuron_plugin.allocation import PodRequest, Rejection, cores_asked, place, placement_mask
 from neuron_plugin.planning.cluster import ClusterNodes, NodeState, PlannedPod, place_on
@@ -62,33 +63,53 @@ class MoveRules:
 RULES = MoveRules()
 
 
+_Openings: TypeAlias = list[tuple[float, int, int, str, CoreMask, tuple[PlannedPod, ...]]]
+"""What is lost (device-hours, victims, cores), the node, the set that is opened, the victims; the least come first."""
+
+_KnownOpenings: TypeAlias = dict[tuple[str, PodRequest, int], tuple[NodeState, _Openings]]
+"""By node, request and priority: the state of the node that they were found in, and the openings."""
+
+
 def cheapest_move(
-    nodes: ClusterNodes, pod: PlannedPod, policy: Policy, *, now: float = 0.0, rules: MoveRules = RULES
+    nodes: ClusterNodes,
+    pod: PlannedPod,
+    policy: Policy,
+    *,
+    now: float = 0.0,
+    rules: MoveRules = RULES,
+    known: _KnownOpenings | None = None,
 ) -> Move | None:
     """The move that loses the fewest device-hours, then the one of fewest victims, then of the smallest.
 
-    ``now`` is in hours, on the clock of the pods' ``since``. Sets that are free need no move and are none.
+    ``now`` is in hours, on the clock of the pods' ``since``. Sets that are free need no move and are none. ``known``
+    are openings of before, for the same ``now``, ``rules`` and pods; those that are found are added.
     """
-    openings = [
-        (
-            sum(node.devices(victim.mask) * max(0.0, now - victim.since) for victim in victims),
-            len(victims),
-            sum(victim.mask.bit_count() for victim in victims),
-            name,
-            mask,
-            victims,
-        )
-        for name, node in nodes.items()
-        if node.open and pod.may_go_to(name)
-        for victims, mask in _openings(node, pod, rules)
-    ]
+    known, openings = {} if known is None else known, _Openings()
+    for name, node in nodes.items():
+        if not (node.open and pod.may_go_to(name)):
+            continue
+        key = name, pod.request, pod.priority
+        if key not in known or known[key][0] is not node:
+            found = [
+                (
+                    sum(node.devices(victim.mask) * max(0.0, now - victim.since) for victim in victims),
+                    len(victims),
+                    sum(victim.mask.bit_count() for victim in victims),
+                    name,
+                    mask,
+                    victims,
+                )
+                for victims, mask in _openings(node, pod, rules)
+            ]
+            known[key] = node, found
+        openings += known[key][1]
     openings.sort(key=itemgetter(slice(5)))  # all but the victims
     homes = _Homes(nodes, policy)
     for loss, _, _, name, mask, victims in openings:
         opened = nodes[name].without({victim.uid for victim in victims}).with_pod(replace(pod, mask=mask))
-        found = homes.rehome(victims, name, {name: opened})
-        if len(found) == len(victims):
-            return Move(pod, name, mask, found, loss)
+        relocations = homes.rehome(victims, name, {name: opened})
+        if len(relocations) == len(victims):
+            return Move(pod, name, mask, relocations, loss)
     return None
 
 
@@ -265,7 +286,7 @@ def prospects(
 
     So what is promised to two pods can be had by both.
     """
-    states, found = dict(nodes), []
+    states, found, known = dict(nodes), [], _KnownOpenings()
     for pod in pods:
         chosen = best_node(states, pod, policy)
         if chosen:
@@ -274,7 +295,8 @@ def prospects(
             found.append(Prospect(pod, Standing.FITS, name, mask))
             continue
         standing = _standing(states, pod)
-        move = cheapest_move(states, pod, policy, now=now, rules=rules) if standing is Standing.PIECES else None
+        in_pieces = standing is Standing.PIECES
+        move = cheapest_move(states, pod, policy, now=now, rules=rules, known=known) if in_pieces else None
         states = after(states, move) if move else states
         found.append(Prospect(pod, standing, move=move))
     return found

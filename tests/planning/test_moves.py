@@ -149,6 +149,23 @@ def test_what_is_promised_to_several_waiting_pods_can_be_had_by_all(
     assert gone <= 0
 
 
+@given(clusters(), st.sampled_from(SHAPES))
+def test_equal_pods_are_planned_for_as_if_each_were_looked_at_alone(nodes: dict[str, NodeState], shape: str) -> None:
+    states = nodes
+    for each in prospects(nodes, [pod(f"w{number}", shape) for number in range(3)], Policy()):
+        assert [each] == prospects(states, [each.pod], Policy())
+        if each.node:
+            states = {**states, each.node: states[each.node].with_pod(replace(each.pod, mask=each.mask))}
+        states = after(states, each.move) if each.move else states
+
+
+def test_two_equal_pods_get_room_on_different_nodes() -> None:
+    small = [node(name, devices(f"on-{name}", 0)) for name in ("a", "b")]
+    nodes = cluster(*small, node("c", devices("row", 0, 1, 2, 3, movable=False)))
+    found = prospects(nodes, [pod("first", "neuron=16"), pod("second", "neuron=16")], Policy())
+    assert [each.move.node for each in found if each.move] == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("shape", "standing"), [("neuron=1", "fits"), ("neuron=4", "pieces"), ("neuron=8", "short"), ("neuron=7", "never")]
 )
