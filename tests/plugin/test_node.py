@@ -577,7 +577,8 @@ async def test_a_kubelet_that_cannot_write_is_asked_ever_less_often_and_a_new_on
         kubelet.writes = True
         assert await asked_within(LONGEST_REWRITE_PAUSE_SECONDS) == 1
         lose(4)
-        assert 5 < await asked_within(120) < 20, "it could write meanwhile"
+        assert await asked_within(10) >= 4, "it could write meanwhile"
+        await asked_within(120)
         assert 1 <= await asked_within(2 * LONGEST_REWRITE_PAUSE_SECONDS) <= 4
         assert not node.rewrite_is_due
         node.kubelet_restarted()
