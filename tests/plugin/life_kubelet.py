@@ -151,6 +151,7 @@ class Kubelet:
                 pod.unrecorded = pod.unrecorded or len(kept) < len(pod.given)
             else:
                 pod.given = {name: self._masks[recorded[pod.uid, name].response][0] for name in kept}
+                pod.ever_given |= pod.mask_of_all_given  # also of a static pod that came back under its UID
         self._queue = deque(pod for pod in known if pod.static)
         self._note(f"kubelet started, checkpoint {'loaded' if loaded else 'not loaded'}, {len(recorded)} entries")
         self._tasks = [
@@ -362,6 +363,7 @@ class Kubelet:
                 for each in manager.of_container(pod.uid, spec.name) if not pod.processes else ():
                     pod.given[spec.name], pod.core_size = self._masks[each.response]
                     self._readmitted(pod)
+                pod.ever_given |= pod.mask_of_all_given  # by an earlier answer: the plugin is not asked again
                 self._given()
                 continue
             preferred = await self._preferred(selection) if selection.asks else ()
