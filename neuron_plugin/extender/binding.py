@@ -238,7 +238,7 @@ class Binder:
         while self._clock.now() < self._state.on_trial.get(node, -inf):
             since = self._unix_ns() - ADMISSION_SECONDS * 1e9
             before = [each for each in self._state.admitting(node) if each.uid != pod.uid]
-            before = [each for each in before if _chosen_at(each) > since]
+            before = [each for each in before if getattr(each.assignment, "alloc_time_ns", 0) > since]
             if not before:
                 break
             if self._clock.now() >= until:
@@ -331,11 +331,6 @@ class Binder:
                 return None
             raise
         return neuron_pod(found) if found.uid == pod.uid else None
-
-
-def _chosen_at(pod: NeuronPod) -> int:
-    """When the pod's devices were chosen, in unix nanoseconds."""
-    return pod.assignment.alloc_time_ns if isinstance(pod.assignment, Assignment) else 0
 
 
 def may_have_happened(error: ClusterError) -> bool:

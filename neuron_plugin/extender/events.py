@@ -19,7 +19,6 @@ from neuron_plugin.allocation import (
     NeuronPod,
     PodReference,
     PodUid,
-    Rejection,
 )
 from neuron_plugin.cluster import CLOCK, ApiServer, Clock, ClusterError, ObjectReference, create_event, send, utc_now
 from neuron_plugin.extender.leadership import Readiness
@@ -116,7 +115,8 @@ class PodEvents:
             fields = {"pod": str(pod), "uid": pod.uid, "node": node, "reason": reason.code, "detail": reason.detail}
             _log.warning("node closed for new Neuron pods", extra=fields)
             if number < MOST_AT_ONCE:
-                await self._write(pod, reason, node)
+                note = f"{reason.detail}. Node {node} takes no new Neuron pod until this one ends or is assigned."
+                await write_event(self._api, about_pod(pod), EVENT_REASONS[reason.code], note, self._instance)
 
     async def _report_rejections(self, rejections: list[NeuronPod]) -> None:
         """A node that lost several pods has one event."""
@@ -158,10 +158,6 @@ class PodEvents:
                 f"What is in its way: neuron-plugin explain {pod}; what would make room: neuron-plugin plan."
             )
             await write_event(self._api, about_pod(pod), NO_PREEMPTION, note, self._instance)
-
-    async def _write(self, pod: PodReference, reason: Rejection, node: str) -> None:
-        note = f"{reason.detail}. Node {node} takes no new Neuron pod until this one ends or is assigned."
-        await write_event(self._api, about_pod(pod), EVENT_REASONS[reason.code], note, self._instance)
 
 
 def about_pod(pod: PodReference) -> ObjectReference:

@@ -194,7 +194,8 @@ class Answers:
     def __init__(self, state: ClusterState, request: PodRequest, strategy: PlacementStrategy) -> None:
         self._state = state
         self._strategy = strategy
-        self._verdicts = ByCapacity(lambda capacity: _verdict(capacity, request))
+        # What the best placement costs later pods, or why there is none.
+        self._verdicts = ByCapacity(lambda capacity: judge(capacity, request) or cost_on(capacity, request) or 0)
         self._lost = ByCapacity(lambda capacity: _devices_lost(capacity, request))
         self._changed = set(state.nodes)
         self._ranks: dict[str, int] = {}
@@ -287,13 +288,6 @@ class Answers:
         if self._strategy is PlacementStrategy.SPREAD:
             return None, (-len(geometry.whole_devices(free_mask)), verdict, name)
         return geometry, (verdict, tie_rank(geometry, free_mask, len(info.ledger.by_pod)), name)
-
-
-def _verdict(capacity: Capacity | Rejection, request: PodRequest) -> int | Rejection:
-    """What the best placement costs later pods, or why there is none."""
-    reason = judge(capacity, request)
-    found = None if reason else cost_on(capacity, request)
-    return reason or found or 0
 
 
 def _devices_lost(capacity: Capacity | Rejection, request: PodRequest) -> float:

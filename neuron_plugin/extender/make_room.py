@@ -118,7 +118,10 @@ class RoomPlanner:
                 self._reported[uid] = now
             elif now - self._reported.get(uid, -REPEAT_SECONDS) >= REPEAT_SECONDS:
                 self._reported[uid] = now
-                await self._report(move)
+                fields = {"pod": str(move.pod.reference), "uid": uid, "node": move.node, "note": _note(move)}
+                _log.info("a move would make room", extra=fields)
+                about = about_pod(move.pod.reference)
+                await write_event(self._api, about, EVENT_REASON, _note(move), self._instance, warning=False)
 
     def _due(self) -> list[PodReference]:
         """The pods that have waited long enough, those of high priority first; remembers since when each waits."""
@@ -216,11 +219,6 @@ class RoomPlanner:
         if self._mover and self._mover.is_left_alone(pod.uid, owner):
             return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, controller=""))
         return pod
-
-    async def _report(self, move: Move) -> None:
-        pod, note = move.pod.reference, _note(move)
-        _log.info("a move would make room", extra={"pod": str(pod), "uid": pod.uid, "node": move.node, "note": note})
-        await write_event(self._api, about_pod(pod), EVENT_REASON, note, self._instance, warning=False)
 
 
 def _note(move: Move) -> str:

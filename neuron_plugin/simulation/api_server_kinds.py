@@ -146,8 +146,16 @@ def selector(kind: ServedKind, fields: str) -> Selector:
     Raises:
         Refusal: 400, with the real server's text.
     """
-    tests = [_test(kind, term) for term in fields.split(",") if term.strip()]
-    return lambda candidate: all(test(candidate) for test in tests)
+    tests: list[tuple[str, str, bool]] = []  # a field, its value, and whether not so
+    for term in filter(str.strip, fields.split(",")):
+        match = _TERM.match(term)
+        if match is None:
+            raise Refusal(400, f"invalid selector: '{term}'; can't understand '{term}'")
+        field, operator, wanted = match.groups()
+        if field not in {"metadata.name", "metadata.namespace", *kind.fields}:
+            raise Refusal(400, f"field label not supported: {field}")
+        tests.append((field, wanted, operator == "!="))
+    return lambda candidate: all((_field(candidate, field) == wanted) != no for field, wanted, no in tests)
 
 
 def label_selector(text: str) -> Selector:
@@ -174,16 +182,6 @@ def label_selector(text: str) -> Selector:
         return all((key in labels and (any_of is None or labels[key] in any_of)) != no for key, any_of, no in tests)
 
     return meant
-
-
-def _test(kind: ServedKind, term: str) -> Selector:
-    match = _TERM.match(term)
-    if match is None:
-        raise Refusal(400, f"invalid selector: '{term}'; can't understand '{term}'")
-    field, operator, wanted = match.groups()
-    if field not in {"metadata.name", "metadata.namespace", *kind.fields}:
-        raise Refusal(400, f"field label not supported: {field}")
-    return lambda candidate: (_field(candidate, field) == wanted) != (operator == "!=")
 
 
 def _field(candidate: JsonObject, path: str) -> str:
