@@ -118,10 +118,10 @@ class RoomPlanner:
                 self._reported[uid] = now
             elif now - self._reported.get(uid, -REPEAT_SECONDS) >= REPEAT_SECONDS:
                 self._reported[uid] = now
-                fields = {"pod": str(move.pod.reference), "uid": uid, "node": move.node, "note": _note(move)}
+                pod, note = move.pod.reference, self._state.moves[uid]
+                fields = {"pod": str(pod), "uid": uid, "node": move.node, "note": note}
                 _log.info("a move would make room", extra=fields)
-                about = about_pod(move.pod.reference)
-                await write_event(self._api, about, EVENT_REASON, _note(move), self._instance, warning=False)
+                await write_event(self._api, about_pod(pod), EVENT_REASON, note, self._instance, warning=False)
 
     def _due(self) -> list[PodReference]:
         """The pods that have waited long enough, those of high priority first; remembers since when each waits."""

@@ -81,11 +81,11 @@ def _by_annotation(text: str) -> NodeInventory | Rejection:
         return replace(UNREADABLE_INVENTORY, detail=f"annotation {INVENTORY_KEY}: {error}")
     if not inventory.geometry.device_count:
         return NO_NEURON
-    return replace(inventory, geometry=_shared(inventory.geometry))
+    return replace(inventory, geometry=shared_geometry(inventory.geometry))
 
 
 @lru_cache(maxsize=256)
-def _shared(geometry: Geometry) -> Geometry:
+def shared_geometry(geometry: Geometry) -> Geometry:
     """Equal geometries as one object: every look-up by geometry is then a comparison of identities."""
     return geometry
 
@@ -103,7 +103,7 @@ def _by_instance_type(node: Node, types: Catalogue) -> NodeInventory | Rejection
     if not cores_per_device or allocatable != capacity:
         expected = f"{known.name} has {known.devices} devices of {known.cores_per_device} cores"
         return replace(UNKNOWN_HEALTH, detail=f"{expected}, capacity is {capacity}, allocatable {allocatable}")
-    geometry = _shared(Geometry(known.name, known.topology, known.devices, cores_per_device, known.block_sizes))
+    geometry = shared_geometry(Geometry(known.name, known.topology, known.devices, cores_per_device, known.block_sizes))
     return NodeInventory(geometry, present=tuple(range(geometry.device_count)))
 
 

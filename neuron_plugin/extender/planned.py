@@ -20,18 +20,17 @@ from neuron_plugin.allocation import (
     Resource,
     parse_ids,
 )
+from neuron_plugin.extender.neuron_node import shared_geometry
 from neuron_plugin.extender.views import ContainerDemand, NodeView, PodView
 from neuron_plugin.planning import NodeState, PlannedPod
 from neuron_plugin.topology import BLOCKS, CoreMask, Geometry, Topology
 
 SECONDS_AN_HOUR = 3600.0
 
-# A cluster has few shapes of nodes and pods. One object for equal ones makes plans compare them at once.
-_geometry = lru_cache(maxsize=256)(Geometry)
-
 
 @lru_cache(maxsize=4096)
 def _request(containers: tuple[ContainerDemand, ...]) -> PodRequest:
+    """Equal requests as one object, as ``shared_geometry`` does for nodes: plans then compare identities."""
     return tuple(
         ContainerRequest(each.name, ContainerKind(each.kind), Resource(each.resource), each.count)
         for each in containers
@@ -91,7 +90,7 @@ def _node(node: NodeView, pods: dict[str, PlannedPod]) -> NodeState:
     spec, status = node.spec, node.status
     topology = Topology(spec.topology)
     blocks = spec.block_sizes or BLOCKS.get(topology, ())
-    geometry = _geometry(spec.instance_type, topology, spec.devices, spec.cores_per_device, blocks)
+    geometry = shared_geometry(Geometry(spec.instance_type, topology, spec.devices, spec.cores_per_device, blocks))
     placed = []
     for holder in status.holders:
         reference = PodReference(PodUid(holder.uid), holder.namespace, holder.name)
