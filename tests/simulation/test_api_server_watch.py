@@ -48,6 +48,7 @@ async def test_objects_get_and_lose_a_label(client: Client, server: StandInApiSe
     server.create_pod({"metadata": {"name": "a", "labels": {"app": "x"}}, "spec": {}})
     watching = asyncio.create_task(client.watch("/api/v1/pods", 4, labelSelector="app=x"), name="watch")
     await until_watched(server)
+    server.patch_pod("default", "other", {"metadata": {"labels": {"app": "z"}}})  # never selected: not shown
     for app in ("y", "x"):
         server.patch_pod("default", "a", {"metadata": {"labels": {"app": app}}})
     server.patch_pod("default", "a", {"metadata": {"labels": {"more": "1"}}})
