@@ -21,8 +21,6 @@ from typing import Any
 import neuron_plugin
 from neuron_plugin.allocation import Dialect
 from neuron_plugin.extender.binding import Binder
-from neuron_plugin.extender.leadership import Readiness
-from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.server import ExtenderService
 from neuron_plugin.kubelet import CHECKPOINT, CheckpointFile
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
@@ -32,9 +30,11 @@ from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import NodePods
 from neuron_plugin.plugin.node import Node
 from neuron_plugin.plugin.settings import PluginSettings
-from tests.extender.pod_server import PodServer
-from tests.extender.world import World
+from neuron_plugin.scheduling.leadership import Readiness
+from neuron_plugin.scheduling.metrics import ExtenderMetrics
 from tests.plugin.world import NEURON, app, assigned, inventory
+from tests.support.pod_server import PodServer
+from tests.support.world import World
 
 _ROOT = str(Path(neuron_plugin.__file__).parent)
 

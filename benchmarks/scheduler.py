@@ -30,8 +30,19 @@ from typing import Any
 import msgspec
 from extender_parts.measuring import percentile, seeded
 
-from neuron_plugin.allocation import Rejection, Resource, assigned_allocations, neuron_pod
-from neuron_plugin.cluster import PODS, ApiError, ApiRequest, KubernetesApi, Pod, Reflector, connect, pages, send
+from neuron_plugin.allocation import Rejection, Resource, assigned_allocations
+from neuron_plugin.cluster import (
+    PODS,
+    ApiError,
+    ApiRequest,
+    KubernetesApi,
+    Pod,
+    Reflector,
+    connect,
+    neuron_pod,
+    pages,
+    send,
+)
 from neuron_plugin.topology import catalogue
 from tests.support.manifests import node_manifest, pod_manifest
 

@@ -6,6 +6,8 @@ import asyncio
 
 from hypothesis import settings
 
+pytest_plugins = ["tests.support.controller_fixtures"]
+
 # pytest-asyncio 1.5 on Python 3.11 makes a loop that nobody asked for when its first test begins, and leaves it to the
 # garbage collector, whose warning then fails an innocent test. With a loop policy that has none set, it makes none.
 asyncio.set_event_loop(None)

@@ -13,7 +13,7 @@ from extender_parts.clusters import running, serve_cluster
 from extender_parts.measuring import filter_body, latencies, served
 from neuron_plugin.allocation import PodReference, PodUid
 from neuron_plugin.cluster import PODS, KubernetesApi, bind_pod, connect, pages, send
-from neuron_plugin.extender.daemon import ExtenderDaemon
+from neuron_plugin.controller.daemon import ExtenderDaemon
 
 BIND_CLIENTS = 8
 ROUNDS = 5

@@ -14,16 +14,16 @@ import msgspec
 
 from extender_parts.measuring import seeded
 from neuron_plugin.allocation import Dialect, Resource
-from neuron_plugin.cluster import NODES, PODS, ApiRequest, KubernetesApi
+from neuron_plugin.cluster import NODES, PODS, ApiRequest, KubernetesApi, neuron_node
+from neuron_plugin.controller.daemon import ExtenderDaemon
+from neuron_plugin.controller.settings import ExtenderSettings
+from neuron_plugin.extender import Answer
 from neuron_plugin.extender.binding import Binder
-from neuron_plugin.extender.daemon import ExtenderDaemon
-from neuron_plugin.extender.informers import keep_pod
-from neuron_plugin.extender.leadership import Readiness
-from neuron_plugin.extender.metrics import ExtenderMetrics
-from neuron_plugin.extender.neuron_node import neuron_node
 from neuron_plugin.extender.server import ExtenderService
-from neuron_plugin.extender.settings import Answer, ExtenderSettings
-from neuron_plugin.extender.state import ClusterState
+from neuron_plugin.scheduling.informers import keep_pod
+from neuron_plugin.scheduling.leadership import Readiness
+from neuron_plugin.scheduling.metrics import ExtenderMetrics
+from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.topology import catalogue
 from tests.support.api_server import Fault, Match, StandInApiServer
 from tests.support.manifests import container, node_manifest, pod_manifest

@@ -12,12 +12,10 @@ from extender_parts.clusters import TYPE, running, tell_kubeconfig
 from extender_parts.measuring import log_to_nowhere, seeded, served
 from neuron_plugin.allocation import MOVABLE_KEY, Resource
 from neuron_plugin.cluster import connect
-from neuron_plugin.extender.leadership import Readiness
-from neuron_plugin.extender.make_room import MOST_PODS, RoomPlanner
-from neuron_plugin.extender.metrics import ExtenderMetrics
-from neuron_plugin.extender.planned import planned
-from neuron_plugin.extender.views import node_view, pod_view
-from neuron_plugin.planning import RULES
+from neuron_plugin.planning import RULES, judge
+from neuron_plugin.scheduling.leadership import Readiness
+from neuron_plugin.scheduling.make_room import MOST_PODS, RoomPlanner
+from neuron_plugin.scheduling.metrics import ExtenderMetrics
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
 
@@ -27,7 +25,7 @@ OWNER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "set", "uid": "s
 def moves() -> None:
     """A first look and a later one, with 20 pods that wait for two rows; each node has one row and parts of three.
 
-    The floor makes the plan's values of the same nodes and pods, and looks for nothing.
+    The floor judges each pod on each node, and looks for no move.
     """
     for nodes in (1000, 5000):
         with served(_serve_fragmented, nodes) as kubeconfig, served(_look, kubeconfig) as figures:
@@ -81,8 +79,10 @@ async def _measure(pipe: Connection, kubeconfig: Path) -> None:
             await planner.look()
             seconds.append(time.process_time() - began)
         began, state = time.process_time(), daemon.state
-        nodes, pods = state.nodes.values(), state.pods.values()
-        planned((node_view(state, each) for each in nodes), (pod_view(state, each) for each in pods))
+        cluster = state.cluster()
+        for pod in state.waiting():
+            for info in cluster.nodes.values():
+                judge(info.capacity, pod.requests)
         floor = time.process_time() - began
-        pipe.send((seconds[0], min(seconds[1:]), floor, len(state.moves)))
+        pipe.send((seconds[0], min(seconds[1:]), floor, len(state.history.moves)))
         await asyncio.Event().wait()

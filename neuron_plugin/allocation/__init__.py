@@ -22,6 +22,7 @@ from neuron_plugin.allocation.assignment import (
     CORES_KEY,
     DEVICES_KEY,
     VENDOR_IDS_KEY,
+    VENDOR_RESOURCE_KEY,
     Assignment,
     AssignmentError,
     ContainerAssignment,
@@ -32,8 +33,10 @@ from neuron_plugin.allocation.assignment import (
 from neuron_plugin.allocation.constraints import (
     CONSTRAINT_KEYS,
     DEVICE_NAME_KEY,
+    LONGEST_CONSTRAINT,
     PREFIX,
     Constraints,
+    read_constraints,
 )
 from neuron_plugin.allocation.cost import cost, costs, devices_lost, tie_rank
 from neuron_plugin.allocation.decision_log import (
@@ -70,7 +73,34 @@ from neuron_plugin.allocation.narrowing import (
     device_facts,
     has_preference,
     is_constrained,
+    unconstrained,
     usable_mask,
+)
+from neuron_plugin.allocation.node import (
+    OVERLAPPING_ASSIGNMENTS,
+    STALE_PLUGIN,
+    Capacity,
+    NeuronNode,
+    NodeInfo,
+    Reservation,
+    capacity_of,
+    node_info,
+)
+from neuron_plugin.allocation.node_rules import (
+    NO_USE,
+    NOT_LOOKED_AT,
+    VOLUMES,
+    HostPort,
+    NodeRules,
+    NodeUse,
+    PodRules,
+    PodSelector,
+    Quantities,
+    Volume,
+    lacks_counts,
+    node_use,
+    objections,
+    shortages,
 )
 from neuron_plugin.allocation.placement import (
     ContainerSet,
@@ -83,17 +113,23 @@ from neuron_plugin.allocation.placement import (
     why_not,
 )
 from neuron_plugin.allocation.pod import (
+    GATE,
+    GROUP_KEY,
+    GROUP_SIZE_KEY,
     LAST_CHECKPOINT_KEY,
     MOVABLE_KEY,
+    NODE_KEY,
     PLACEMENT_KEY,
+    POD_UID_KEY,
+    TERMINAL_PHASES,
     UNHEALTHY_LABEL,
     NeuronPod,
     PlacementStrategy,
-    PodObject,
-    asks_for_neuron,
     assigned_allocations,
     is_movable,
-    neuron_pod,
+    node_label,
+    placement_strategy,
+    unknown_products,
 )
 from neuron_plugin.allocation.rejection import (
     INVALID_REQUEST,

@@ -25,7 +25,7 @@ BALANCE_KEY = f"{PREFIX}balance"
 
 CONSTRAINT_KEYS = (DEVICE_NAME_KEY, ALLOW_KEY, DENY_KEY, PREFER_KEY, SAME_DEVICE_KEY, PREFER_NUMA_KEY, BALANCE_KEY)
 
-LONGEST_TEXT = 1024
+LONGEST_CONSTRAINT = 1024
 """Characters of one annotation: all device ids and some dozen names. Texts are remembered, so this bounds memory."""
 
 ANY_DEVICE = (1 << MOST_DEVICES) - 1
@@ -64,8 +64,8 @@ def read_constraints(
     """
     texts = {key: annotations[key] for key in CONSTRAINT_KEYS if key in annotations}
     for key, text in texts.items():
-        if len(text) > LONGEST_TEXT:
-            return _refused(key, text, f"expected at most {LONGEST_TEXT} characters")
+        if len(text) > LONGEST_CONSTRAINT:
+            return _refused(key, text, f"expected at most {LONGEST_CONSTRAINT} characters")
     found = Constraints()
     for key, text in texts.items():
         try:

@@ -40,7 +40,9 @@ class NodeInventory:
 
     ``unhealthy`` maps a device id to the reason; a nominal device that is not ``present`` is missing. ``disabled`` are
     devices that an operator has taken out of service, healthy or not.
-    ``held_down`` are unhealthy only because of a pod that has ended and may still use them.
+    ``held_down`` are unhealthy only because of a pod that has ended and may still use them. ``vanished_pods`` are the
+    UIDs of the latest pods whose end the node has seen before they were seen to stop. What they may still use is held
+    down, so whoever waits for one of them need not wait any longer.
     ``logical_core_size`` is the LNC in force. What follows is for people, nothing is decided by it:
     ``physical_cores_per_device`` is 0 when unknown, ``ultraserver`` has the ids in an UltraServer by name.
     """
@@ -55,6 +57,7 @@ class NodeInventory:
     ultraserver: Mapping[str, str] = field(default_factory=dict)
     disabled: tuple[int, ...] = ()
     held_down: tuple[int, ...] = ()
+    vanished_pods: tuple[str, ...] = ()
 
     @property
     def listed(self) -> tuple[int, ...]:
@@ -111,6 +114,8 @@ def write_inventory(inventory: NodeInventory) -> str:
         fields["disabled"] = sorted(inventory.disabled)
     if inventory.held_down:
         fields["heldDown"] = sorted(inventory.held_down)
+    if inventory.vanished_pods:
+        fields["vanishedPods"] = list(inventory.vanished_pods)
     return json.dumps(fields, separators=(",", ":"))
 
 
@@ -154,6 +159,7 @@ def read_inventory(text: str) -> NodeInventory:
         ultraserver=fields.words("ultraServer"),
         disabled=disabled,
         held_down=fields.integers("heldDown", 0, devices - 1, absent=[]),
+        vanished_pods=fields.texts("vanishedPods"),
     )
 
 
@@ -173,6 +179,13 @@ class _Fields:
         if not isinstance(value, dict) or not all(_is_word(part) for item in value.items() for part in item):
             raise InventoryError(f"{key} is {_short(value)}, expected short texts by name")
         return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Short texts, none from an older plugin."""
+        value = self._fields.get(key, [])
+        if not isinstance(value, list) or not all(map(_is_word, value)):
+            raise InventoryError(f"{key} is {_short(value)}, expected a list of short texts")
+        return tuple(value)
 
     def integers(self, key: str, low: int, high: int, absent: list[int] | None = None) -> tuple[int, ...]:
         value = self._fields.get(key, absent)

@@ -25,7 +25,7 @@ from neuron_plugin.allocation.constraints import (
 )
 from neuron_plugin.allocation.ledger import Allocation
 from neuron_plugin.allocation.rejection import (
-    SHARED_DEVICE,
+    TOO_LARGE_TO_SHARE,
     UNKNOWN_PRODUCT,
     WRONG_PRODUCT,
     Rejection,
@@ -139,7 +139,14 @@ def never_met(geometry: Geometry, request: PodRequest, facts: DeviceFacts) -> Re
                 return amount_too_large(PREFIX + name, each, has[name])
     sharing = [request[place] for place in constraints.same_device] if constraints else []
     if _lasting(sharing) > geometry.cores_per_device or any(devices_of(geometry, part) > 1 for part in sharing):
-        return replace(SHARED_DEVICE, may_pass=False)
+        return TOO_LARGE_TO_SHARE
+    totals: defaultdict[str, int] = defaultdict(int)
+    for part in sharing:
+        for name, amount in part.amounts if part.kind is not ContainerKind.INIT else ():
+            totals[name] += amount
+    for name, amount in totals.items():
+        if amount > has[name]:
+            return amount_too_large(PREFIX + name, amount, has[name])
     return None
 
 

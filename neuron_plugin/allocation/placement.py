@@ -32,6 +32,7 @@ from neuron_plugin.allocation.rejection import (
     SHARED_DEVICE,
     Rejection,
     amount_used,
+    amount_used_together,
     disabled,
     fragmented,
     not_allowed,
@@ -205,10 +206,20 @@ def _why_constrained(geometry: Geometry, free: int, request: PodRequest, facts: 
     if not _has_room(geometry, free, without, facts):
         return not_allowed(largest.resource.unit, largest.count)
     if not _has_room(geometry, free, with_amounts, facts):
-        part = next(part for part in request if part.amounts)
-        name, amount = part.amounts[0]
-        return amount_used(PREFIX + name, amount // devices_of(geometry, part))
+        return _why_amounts(geometry, free, with_amounts, facts)
+    if _has_room(geometry, free, tuple(replace(part, amounts=()) for part in request), facts):
+        name, _ = next(part.amounts[0] for part in request if part.amounts)
+        return amount_used_together(PREFIX + name, on_one_device=True)
     return SHARED_DEVICE
+
+
+def _why_amounts(geometry: Geometry, free: int, request: PodRequest, facts: DeviceFacts) -> Rejection:
+    """The amount of which a container finds too little by itself, else one that they do not have together."""
+    named = [(part, name, amount) for part in request for name, amount in part.amounts]
+    for part, name, amount in named:
+        if not _has_room(geometry, free, (replace(part, amounts=((name, amount),)),), facts):
+            return amount_used(PREFIX + name, amount // devices_of(geometry, part))
+    return amount_used_together(PREFIX + named[0][1], on_one_device=False)
 
 
 def _search(

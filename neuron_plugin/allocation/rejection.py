@@ -44,6 +44,9 @@ UNKNOWN_PRODUCT = Rejection("unknown-product", "The product of the node's Neuron
 SHARED_DEVICE = Rejection(
     "no-shared-device", "No Neuron device has free cores for all containers that share one", may_pass=True
 )
+TOO_LARGE_TO_SHARE = Rejection(
+    "no-shared-device", "The containers that share one Neuron device ask for more cores than one of the node has"
+)
 
 
 def unsupported_count(geometry: Geometry, unit: Unit, count: int) -> Rejection:
@@ -104,6 +107,13 @@ def not_allowed(unit: Unit, count: int) -> Rejection:
 def amount_used(name: str, each: int) -> Rejection:
     """It would fit, but too little of an amount is left on the devices that are free."""
     return Rejection("amount-used", f"No free linked Neuron devices with {each} {name} left on each", may_pass=True)
+
+
+def amount_used_together(name: str, *, on_one_device: bool) -> Rejection:
+    """Each container would find enough of an amount, and all of them together do not."""
+    where = "a free Neuron device for all containers that share one" if on_one_device else "free Neuron devices"
+    text = f"Too little {name} is left on {where}"
+    return Rejection("amount-used", text if on_one_device else f"{text} for all containers of the pod", may_pass=True)
 
 
 def amount_too_large(name: str, each: int, has: int) -> Rejection:

@@ -1,98 +1,100 @@
-"""A cluster in a file: the monitor API's objects, which ``simulate cluster --save`` writes and ``plan`` reads."""
+"""A cluster in a file: Kubernetes objects, as ``kubectl get nodes,pods -A -o json`` prints them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
-from neuron_plugin.allocation import format_ids
-from neuron_plugin.cli.command import UsageError
-from neuron_plugin.extender.planned import SECONDS_AN_HOUR
-from neuron_plugin.extender.views import (
-    ContainerDemand,
-    Holder,
-    NodeSpec,
-    NodeStatus,
-    NodeView,
-    PodSpec,
-    PodStatus,
-    PodView,
-    ViewMetadata,
+from neuron_plugin.allocation import (
+    INVENTORY_KEY,
+    LAST_CHECKPOINT_KEY,
+    MOVABLE_KEY,
+    ContainerSet,
+    NeuronPod,
+    NodeInfo,
+    PodUid,
+    write_assignment,
+    write_inventory,
 )
-from neuron_plugin.planning import NodeState, PlannedPod
-from neuron_plugin.topology import cores_in
+from neuron_plugin.cli.command import UsageError
+from neuron_plugin.cluster import NODES, PODS, DecodeError
+from neuron_plugin.scheduling.informers import surveyed
+from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.topology import Catalogue
+
+_SECONDS_AN_HOUR = 3600.0
 
 
-class ClusterFile(msgspec.Struct, frozen=True):
-    """The nodes and pods of a cluster, and the time in unix seconds at which they were so."""
-
-    nodes: tuple[NodeView, ...]
-    pods: tuple[PodView, ...]
-    time: float = 0.0
+class _Kind(msgspec.Struct):
+    kind: str = ""
 
 
-def read_cluster(path: Path) -> ClusterFile:
-    """Read a cluster from a file.
+class _List(msgspec.Struct):
+    items: list[msgspec.Raw]
+
+
+def read_cluster(path: Path, types: Catalogue) -> ClusterState:
+    """The state of a cluster in a file.
 
     Raises:
         UsageError: the file has none.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ClusterFile)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        text = "expected NeuronNodes and NeuronPods, as 'neuron-plugin simulate cluster --save' writes them"
+        items = msgspec.json.decode(path.read_bytes(), type=_List).items
+        by_kind: dict[str, list[msgspec.Raw]] = {"Node": [], "Pod": []}
+        for item in items:
+            by_kind.setdefault(msgspec.json.decode(item, type=_Kind).kind, []).append(item)
+        return surveyed(map(NODES.decode, by_kind["Node"]), map(PODS.decode, by_kind["Pod"]), types)
+    except (msgspec.MsgspecError, UnicodeDecodeError, DecodeError) as error:
+        text = "expected a List of nodes and pods, as 'kubectl get nodes,pods -A -o json' prints it"
         raise UsageError(f"--cluster {path} is no cluster: {error}; {text}") from None
 
 
-def write_cluster(path: Path, nodes: Iterable[NodeState], waiting: Sequence[PlannedPod], hours: float) -> None:
+def write_cluster(
+    path: Path,
+    nodes: Mapping[str, NodeInfo],
+    pods: Mapping[PodUid, NeuronPod],
+    waiting: Iterable[NeuronPod],
+    hours: float,
+) -> None:
     """Save a simulated cluster whose clock reads ``hours``, as if that were now."""
-    states, now = list(nodes), time.time()
-    began = now - hours * SECONDS_AN_HOUR
-    pods = [_pod_view(pod, node.name, began) for node in states for pod in node.pods]
-    pods += [_pod_view(pod, "", began) for pod in waiting]
-    document = ClusterFile(tuple(map(_node_view, states)), tuple(pods), now)
+    began = time.time() - hours * _SECONDS_AN_HOUR
+    items: list[object] = [_node(info) for info in nodes.values()]
+    items += [_pod(pod, began, nodes[pod.node]) for pod in pods.values()]
+    items += [_pod(pod, began) for pod in waiting]
+    document = {"apiVersion": "v1", "kind": "List", "items": items}
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
 
 
-def _node_view(node: NodeState) -> NodeView:
-    geometry = node.geometry
-    spec = NodeSpec(
-        instance_type=geometry.instance_type,
-        topology=geometry.topology.value,
-        devices=geometry.device_count,
-        cores_per_device=geometry.cores_per_device,
-        block_sizes=geometry.block_sizes,
-    )
-    holders = tuple(
-        Holder(
-            pod.reference.namespace,
-            pod.reference.name,
-            pod.uid,
-            format_ids(cores_in(pod.mask)),
-            format_ids(geometry.devices_touched(pod.mask)),
-        )
-        for pod in node.pods
-    )
-    return NodeView(metadata=ViewMetadata(node.name), spec=spec, status=NodeStatus(open=node.open, holders=holders))
+def _node(info: NodeInfo) -> object:
+    annotations = {INVENTORY_KEY: write_inventory(info.inventory)} if info.inventory else {}
+    metadata = {"name": info.name, "uid": info.node.uid, "annotations": annotations}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
 
 
-def _pod_view(pod: PlannedPod, node: str, began: float) -> PodView:
-    reference = pod.reference
-    spec = PodSpec(
-        node,
-        pod.priority,
-        tuple(
-            ContainerDemand(each.container, each.kind.value, each.resource.value, each.count) for each in pod.request
-        ),
-        controller="Simulation/simulated",
-        movable=pod.movable,
-        work_since=began + pod.since * SECONDS_AN_HOUR,
-    )
-    return PodView(
-        metadata=ViewMetadata(reference.name, reference.namespace, reference.uid),
-        spec=spec,
-        status=PodStatus("Bound" if node else "Waiting"),
-    )
+def _pod(pod: NeuronPod, began: float, info: NodeInfo | None = None) -> object:
+    since = datetime.fromtimestamp(began + pod.last_checkpoint, UTC)
+    annotations = {MOVABLE_KEY: "true", LAST_CHECKPOINT_KEY: since.isoformat(timespec="seconds")}
+    if info and info.inventory:
+        sets = zip(pod.requests, info.ledger.of(pod.uid), strict=True)
+        placement = tuple(ContainerSet(part, allocation.mask) for part, allocation in sets)
+        annotations |= write_assignment(info.inventory.geometry, placement, 0)
+    kind, _, name = pod.controller.partition("/")
+    metadata = {
+        "name": pod.reference.name,
+        "namespace": pod.reference.namespace,
+        "uid": pod.uid,
+        "annotations": annotations,
+        "ownerReferences": [{"apiVersion": "v1", "kind": kind, "name": name, "uid": name, "controller": True}],
+    }
+    containers = [
+        {"name": part.container, "resources": {"limits": {part.resource.value: str(part.count)}}}
+        for part in pod.requests
+    ]
+    spec = {"containers": containers, "priority": pod.priority} | ({"nodeName": pod.node} if info else {})
+    status = {"phase": "Running" if info else "Pending"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}

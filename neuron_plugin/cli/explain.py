@@ -3,41 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import urllib.error
-import urllib.parse
-import urllib.request
 from argparse import ArgumentParser, Namespace
-from collections import defaultdict
+from urllib.parse import quote
 
 import msgspec
 
-from neuron_plugin.cli.command import CommandError, Exit, UsageError, add_output_flag, plain, server_url, show
-from neuron_plugin.cli.target import add_cluster_flags, kubeconfig_of, settings_here
-from neuron_plugin.cluster import ApiRequest, ClusterError, connect, pages, send
-from neuron_plugin.extender.explain import Explanation, explain, explain_text, find_pod, with_node_rules
-from neuron_plugin.extender.informers import survey, volumes_of
-from neuron_plugin.extender.node_rules import NODE_RULES, POD_RULES, NodeUse
-from neuron_plugin.instance_file import load_catalogue
+from neuron_plugin.cli.command import CommandError, Exit, UsageError, add_output_flag, plain, show
+from neuron_plugin.cli.target import add_cluster_flags, api_from, ask_extender, types_from
+from neuron_plugin.cluster import ClusterError
+from neuron_plugin.monitor.explain import Explanation, explain, explain_text, find_pod, question
+from neuron_plugin.scheduling.informers import survey
+from neuron_plugin.scheduling.volumes import volumes_of
 
 DESCRIPTION = """\
 Say for each node which set a pod would get there, or what it lacks and who holds the sets in its
 way. Nodes that give the same answer are shown once and counted; --node shows one in full.
 
 Works it out from the API server, which takes some seconds: whether a node's plugin still renews its
-Lease shows only then. Cordon, taints, nodeSelector, node affinity, volumes, ports, CPU, memory and other
-resources are looked at, too, and what is not looked at is named. With --extender a running extender is
-asked, which knows Neuron alone."""
+Lease shows only then. With --extender a running extender is asked, which says the same at once. Cordon,
+taints, nodeSelector, node affinity, volumes, ports, CPU, memory and other resources are looked at, too,
+and what is not looked at is named."""
 
 EXAMPLES = """
 neuron-plugin explain training-0
 neuron-plugin explain training-0 --node worker-1
 neuron-plugin explain ml/training-0 --kubeconfig ~/.kube/config -o json
-neuron-plugin explain training-0 --extender http://127.0.0.1:12345
+neuron-plugin explain training-0 --extender http://127.0.0.1:12346
 """
 
 VERSION = 1
-PAGE_SECONDS = 30.0
-_TIMEOUT_SECONDS = 10.0
 
 
 def add_flags(parser: ArgumentParser) -> None:
@@ -56,7 +50,8 @@ def run(arguments: Namespace) -> int:
         raise UsageError(f"the pod is {arguments.pod!r}, expected POD or NAMESPACE/POD")
     namespace = namespace or "default"
     if arguments.extender:
-        found = _asked(server_url("--extender", arguments.extender), namespace, name)
+        path = f"/explain/{quote(namespace)}/{quote(name)}"
+        found = ask_extender(arguments.extender, path, {"format": "json"}, Explanation)
     else:
         found = asyncio.run(_work_out(arguments, namespace, name))
     if missing := sorted({*arguments.node} - {node.node for node in found.nodes}) if found.nodes else []:
@@ -68,43 +63,16 @@ def run(arguments: Namespace) -> int:
     return Exit.SUCCESS
 
 
-def _asked(url: str, namespace: str, name: str) -> Explanation:
-    path = f"/explain/{urllib.parse.quote(namespace)}/{urllib.parse.quote(name)}?format=json"
-    try:
-        with urllib.request.urlopen(url.rstrip("/") + path, timeout=_TIMEOUT_SECONDS) as page:  # noqa: S310 - HTTP
-            return msgspec.json.decode(page.read(), type=Explanation)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise CommandError(f"{url}: {error.read(500).decode(errors='replace').strip()}") from None
-    except (urllib.error.URLError, TimeoutError) as error:
-        why = getattr(error, "reason", error)
-        raise CommandError(f"{url} does not answer: {why}; is the extender there?") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise CommandError(f"{url} answers something else: is it an extender of this version?") from None
-
-
 async def _work_out(arguments: Namespace, namespace: str, name: str) -> Explanation:
-    here = settings_here()
-    types = load_catalogue(arguments.instance_types or here.instance_types)
-    leases = here.lease_namespace if arguments.lease_namespace is None else arguments.lease_namespace
+    types = types_from(arguments)
     try:
-        async with await connect(kubeconfig_of(arguments.kubeconfig or here.kubeconfig)) as api:
-            state = await survey(api, types, lease_namespace=leases)
-            record = find_pod(state, namespace, name)
-            if record is None:
+        async with api_from(arguments) as (api, lease_namespace):
+            state = await survey(api, types, lease_namespace=lease_namespace)
+            pod = find_pod(state, namespace, name)
+            if pod is None:
                 raise CommandError(
                     f"no live pod {namespace}/{name} that asks for Neuron: check the name and the namespace"
                 )
-            request = ApiRequest("GET", POD_RULES.item(name, namespace))
-            pod = POD_RULES.decode(await send(api, request, timeout_seconds=PAGE_SECONDS))
-            volumes = await volumes_of(api, pod)
-            listed = pages(api, NODE_RULES, page_timeout_seconds=PAGE_SECONDS)
-            nodes = {node.name: node async for page in listed for node in page.records}
-            uses = defaultdict[str, NodeUse](NodeUse)
-            async for page in pages(api, POD_RULES, page_timeout_seconds=PAGE_SECONDS):
-                for each in page.records:
-                    if each.spec.node_name:
-                        uses[each.spec.node_name].add(each)
+            return explain(question(state, pod, await volumes_of(api, pod)))
     except ClusterError as error:
         raise CommandError(str(error)) from None
-    return with_node_rules(explain(state, record), pod, nodes, uses, volumes)

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 from neuron_plugin.cli.command import CommandError, Exit
 from neuron_plugin.cli.daemons import add_settings, load_settings, printed_settings, run_daemon
-from neuron_plugin.extender import ExtenderSettings, check
+from neuron_plugin.controller import ExtenderSettings, check
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.settings import SettingsError
 
@@ -40,7 +40,7 @@ def run(arguments: Namespace) -> int:
 
     async def serve(stop: asyncio.Event) -> None:
         from neuron_plugin.cluster import ClusterError, connect
-        from neuron_plugin.extender.daemon import ExtenderDaemon
+        from neuron_plugin.controller.daemon import ExtenderDaemon
         from neuron_plugin.ui import Picture
 
         try:

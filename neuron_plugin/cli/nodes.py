@@ -9,9 +9,9 @@ import msgspec
 
 from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, counted, in_ranges
 from neuron_plugin.cli.command import CommandError, Exit, Form, Line, plain, show, show_again, table
-from neuron_plugin.extender.neuron_node import NO_NEURON
-from neuron_plugin.extender.views import NodeView
+from neuron_plugin.cluster import NO_NEURON
 from neuron_plugin.inspection import plural
+from neuron_plugin.monitor.views import NodeView
 
 DESCRIPTION = """\
 Show the Neuron nodes of the cluster: what each has, what of it is free, and whether new pods are

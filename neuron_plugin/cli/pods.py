@@ -9,8 +9,8 @@ import msgspec
 
 from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views, in_ranges
 from neuron_plugin.cli.command import Exit, Form, Line, plain, show, show_again, table
-from neuron_plugin.extender.views import PodView
 from neuron_plugin.inspection import plural
+from neuron_plugin.monitor.views import PodView
 
 DESCRIPTION = """\
 Show every live pod that asks for Neuron, container by container: what it asks for, where it runs

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
+from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 from neuron_plugin.cli.command import OBJECTS, Exit, UsageError, add_output_flag, document, matching, server_url
 from neuron_plugin.extender import (
-    DEFAULT_SCHEDULER,
     SECOND_SCHEDULER,
     ExtenderEndpoint,
     scheduler_configuration,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Annotated
@@ -13,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from neuron_plugin.allocation import PodRequest
+from neuron_plugin.allocation import NodeInfo, PlacementStrategy, PodRequest
 from neuron_plugin.cli.cluster_file import write_cluster
 from neuron_plugin.cli.command import (
     Exit,
@@ -28,53 +27,48 @@ from neuron_plugin.cli.command import (
 )
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.planning import (
-    BOUND,
     MIXES,
-    OURS,
-    POLICIES,
     RULES,
+    Board,
     DemandError,
     Lifetimes,
     MoveRules,
-    NodeState,
     Outcome,
-    Policy,
     arrivals,
     parse_shape,
     read_trace,
     replay,
     shape_text,
+    simulated_node,
 )
 from neuron_plugin.settings import read_yaml
 from neuron_plugin.topology import valid_sets
 
 EXAMPLES = """
-neuron-plugin simulate cluster --policy spread,fgd,ours,ours+moves --pods 2000
-neuron-plugin simulate cluster --nodes inf2.48xlarge=10 --mix infer --waiting --pods 2000 --plot waiting.svg
-neuron-plugin simulate cluster --nodes trn1.32xlarge=50 --trace jobs.csv --policy ours+moves -o json
-neuron-plugin simulate cluster --nodes trn1.32xlarge=8 --policy ours --pods 1000 --save cluster.json
+neuron-plugin simulate cluster --pods 2000
+neuron-plugin simulate cluster --nodes inf2.48xlarge=10 --mix infer --waiting --pods 2000
+neuron-plugin simulate cluster --nodes trn1.32xlarge=50 --trace jobs.csv --policy pack+moves -o json
+neuron-plugin simulate cluster --nodes trn1.32xlarge=8 --policy pack --pods 1000 --save cluster.json
 """
 
 DESCRIPTION = """\
-Let pods come to a cluster on paper, and compare ways of choosing where they go.
+Let pods come to a cluster on paper, and see how much is refused.
 
 Pods come at random, stay for a random time and go; or they are those of a trace, a CSV file with the
 columns time, duration (both in hours) and devices or cores. A pod that fits nowhere is refused, or with
---waiting waits. The set on a node and the node are chosen by the extender's own code where the policy
-is "ours". What counts is device-hours: those refused, in parts of those asked for.
+--waiting waits. Node and set are chosen by the placement controller's own code. What counts is
+device-hours: those refused, in parts of those asked for.
 
 policies:
-{policies}
+  pack        the node where the pod takes least from later pods: the default of the placement controller
+  spread      the node with the most free devices
   NAME+moves  a pod that fits nowhere is given room by one move of up to {most} pods that fit elsewhere;
               NAME+moves=1 for one pod at most
-  {bound:<10}  every pod may be moved whenever one comes, and links count for nothing: about the best
-              that can be had; for nodes of one type
 
 mixes: {mixes}, or a YAML file of shapes with their shares, such as "neuron=4: 0.2"."""
 
 VERSION = 1
-_DEFAULT_POLICIES = f"spread,first-fit,best-fit,fgd,ours-any,ours,ours+moves,{BOUND}"
-_COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#9c755f", "#edc948", "#76b7b2")
+_DEFAULT_POLICIES = "spread,pack,pack+moves"
 
 
 class SizeReport(msgspec.Struct, frozen=True, rename="camel"):
@@ -116,13 +110,8 @@ class ClusterReport(msgspec.Struct, frozen=True, rename="camel"):
 
 def add_cluster_command(actions: Subparsers) -> None:
     """Add ``cluster`` to the actions of ``simulate``."""
-    text = DESCRIPTION.format(
-        policies="\n".join(f"  {name:<10}  {meaning}" for name, meaning in POLICIES.items()),
-        most=RULES.most_victims,
-        bound=BOUND,
-        mixes=", ".join(MIXES),
-    )
-    summary = "compare ways of choosing nodes and sets, on a cluster on paper"
+    text = DESCRIPTION.format(most=RULES.most_victims, mixes=", ".join(MIXES))
+    summary = "how much of what pods ask for is refused, on a cluster on paper"
     parser = add_command(actions, "cluster", run, summary=summary, description=text, examples=EXAMPLES)
     parser.add_argument(
         "--nodes", default="trn1.32xlarge=25", metavar="TYPE=N,...", help="the nodes (default: %(default)s)"
@@ -140,7 +129,6 @@ def add_cluster_command(actions: Subparsers) -> None:
     parser.add_argument("--policy", default=_DEFAULT_POLICIES, metavar="NAME,...", help="default: %(default)s")
     parser.add_argument("--waiting", action="store_true", help="a pod that fits nowhere waits until it fits")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="pods from a CSV file, in place of --mix and --load")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the comparison, too")
     saved = "write the last state of the first run under the last policy, for: neuron-plugin plan --cluster FILE"
     parser.add_argument("--save", type=Path, metavar="FILE", help=saved)
     parser.add_argument("--instance-types", type=Path, metavar="FILE", help="YAML file of further instance types")
@@ -154,10 +142,7 @@ def run(arguments: Namespace) -> int:
         UsageError: a type, policy, mix or trace that cannot be used.
     """
     nodes = _nodes(arguments)
-    policies = {name: _policy(name, nodes) for name in dict.fromkeys(arguments.policy.split(","))}
-    names = [name for name in policies if name != BOUND]
-    if arguments.save and not names:
-        raise UsageError(f"--save needs a policy: {BOUND} leaves no state of nodes")
+    policies = {name: _policy(name) for name in dict.fromkeys(arguments.policy.split(","))}
     mix: Mapping[PodRequest, float]
     if arguments.trace:
         try:
@@ -166,28 +151,27 @@ def run(arguments: Namespace) -> int:
             raise UsageError(f"--trace {arguments.trace}: {error}") from None
         if not runs[0]:
             raise UsageError(f"--trace {arguments.trace} has no pod: expected a line for each below the heading")
-        mix = Counter(each.request for each in runs[0])
+        mix = Counter(arrival.request for arrival in runs[0])
     else:
         mix = _mix(arguments.mix, nodes)
-        geometries, forms = [node.geometry for node in nodes], Lifetimes(arguments.lifetimes)
+        geometries = [node.inventory.geometry for node in nodes if node.inventory]
+        forms = Lifetimes(arguments.lifetimes)
         runs = [
             arrivals(geometries, mix, arguments.load, arguments.pods, seed=seed, lifetimes=forms)
             for seed in range(arguments.seeds)
         ]
-    found: dict[str, list[Outcome]] = {}
-    for name, (policy, rules) in policies.items():
-        chooser = Policy(policy, mix) if policy else None
-        found[name] = [replay(nodes, pods, chooser, rules=rules, waiting=arguments.waiting) for pods in runs]
-    reports = {name: _report(outcomes) for name, outcomes in found.items()}
-    counts = Counter(node.geometry.instance_type for node in nodes)
+    outcomes = {
+        name: [replay(Board(nodes, strategy, rules), pods, waiting=arguments.waiting) for pods in runs]
+        for name, (strategy, rules) in policies.items()
+    }
+    reports = {name: _report(runs_of_one) for name, runs_of_one in outcomes.items()}
+    counts = Counter(node.inventory.geometry.instance_type for node in nodes if node.inventory)
     shares = {} if arguments.trace else {shape_text(request): weight for request, weight in mix.items()}
     load = None if arguments.trace else arguments.load
     report = ClusterReport(VERSION, counts, len(runs[0]), len(runs), load, shares, reports)
-    if arguments.plot:
-        arguments.plot.write_text(drawn(report, waiting=arguments.waiting), encoding="utf-8")
     if arguments.save:
-        last = found[names[-1]][0]
-        write_cluster(arguments.save, last.last.values(), last.waiting, last.last_time)
+        last = outcomes[list(policies)[-1]][0]
+        write_cluster(arguments.save, last.last, last.last_pods, last.waiting, last.last_time)
     rows = []
     for name, each in reports.items():
         cells = (
@@ -255,8 +239,8 @@ def _positive(text: str) -> float:
     return value
 
 
-def _nodes(arguments: Namespace) -> list[NodeState]:
-    types, found = load_catalogue(arguments.instance_types), list[NodeState]()
+def _nodes(arguments: Namespace) -> list[NodeInfo]:
+    types, nodes = load_catalogue(arguments.instance_types), list[NodeInfo]()
     for part in arguments.nodes.split(","):
         name, _, number = part.partition("=")
         if name not in types:
@@ -264,29 +248,25 @@ def _nodes(arguments: Namespace) -> list[NodeState]:
         if not (number.isascii() and number.isdecimal() and 0 < int(number) <= _MOST_NODES):
             raise UsageError(f"--nodes {part}: expected TYPE=N with N from 1 to {_MOST_NODES}")
         geometry = types[name].geometry
-        found += [NodeState(f"{name}-{each:05}", geometry, geometry.all_mask) for each in range(int(number))]
-    return found
+        nodes += [simulated_node(f"{name}-{index:05}", geometry) for index in range(int(number))]
+    return nodes
 
 
 _MOST_NODES = 10_000
 
 
-def _policy(text: str, nodes: Sequence[NodeState]) -> tuple[str, MoveRules | None]:
-    """The policy's own name, empty for the bound, and the rules of its moves."""
+def _policy(text: str) -> tuple[PlacementStrategy, MoveRules | None]:
+    """The strategy, and the rules of its moves."""
     name, _, moves = text.partition("+")
-    if text == BOUND:
-        if len({node.geometry for node in nodes}) > 1:
-            raise UsageError(f"--policy {BOUND} is for nodes of one type: leave it out, or give one type in --nodes")
-        return "", None
     word, _, most = moves.partition("=")
-    known = name in POLICIES and (not moves or word == "moves") and (not most or most.isdecimal())
+    known = name in set(PlacementStrategy) and (not moves or word == "moves") and (not most or most.isdecimal())
     if not known or (moves and int(most or RULES.most_victims) < 1) or text.endswith(("+", "=")):
-        names = ", ".join((*POLICIES, BOUND))
-        raise UsageError(f"--policy {text} is not known: expected one of {names}, or NAME+moves such as {OURS}+moves=1")
-    return name, MoveRules(int(most or RULES.most_victims)) if moves else None
+        names = " or ".join(PlacementStrategy)
+        raise UsageError(f"--policy {text} is not known: expected {names}, or such as pack+moves or pack+moves=1")
+    return PlacementStrategy(name), MoveRules(int(most or RULES.most_victims)) if moves else None
 
 
-def _mix(text: str, nodes: Sequence[NodeState]) -> Mapping[PodRequest, float]:
+def _mix(text: str, nodes: Sequence[NodeInfo]) -> Mapping[PodRequest, float]:
     if text in MIXES:
         mix = MIXES[text]
     else:
@@ -295,7 +275,7 @@ def _mix(text: str, nodes: Sequence[NodeState]) -> Mapping[PodRequest, float]:
             mix = {parse_shape(shape): share for shape, share in found.items()}
         except (msgspec.ValidationError, DemandError) as error:
             raise UsageError(f"--mix {text}: {error}; expected lines such as 'neuron=4: 0.2'") from None
-    geometries = {node.geometry for node in nodes}
+    geometries = {node.inventory.geometry for node in nodes if node.inventory}
     for request in mix:
         if not any(valid_sets(each, request[0].resource.unit, request[0].count) for each in geometries):
             names = ", ".join(sorted(each.instance_type for each in geometries))
@@ -306,43 +286,3 @@ def _mix(text: str, nodes: Sequence[NodeState]) -> Mapping[PodRequest, float]:
 
 
 _Share = Annotated[float, Meta(gt=0)]
-
-
-# The drawing.
-
-_FONT = 'font-family="sans-serif" font-size="13"'
-_LEFT, _WIDE, _BAR, _STEP, _TOP = 130.0, 520.0, 20, 32, 70
-
-
-def drawn(report: ClusterReport, *, waiting: bool) -> str:
-    """A bar for each policy, in SVG: what it refuses, or how long pods wait, made up of the shapes' parts."""
-    shapes = sorted({shape for each in report.policies.values() for shape in each.by_shape})
-    colours = dict(zip(shapes, _COLOURS * len(shapes), strict=False))
-    parts = {}  # by policy and shape, what the shape adds to the policy's figure
-    for name, policy in report.policies.items():
-        total = sum(each.asked for each in policy.by_shape.values()) or 1.0
-        figures = {shape: each.wait if waiting else each.refused for shape, each in policy.by_shape.items()}
-        parts[name] = {shape: each * policy.by_shape[shape].asked / total for shape, each in figures.items()}
-    longest = max((sum(each.values()) for each in parts.values()), default=0.0) or 1.0
-    what = "waiting, in parts of the time asked for" if waiting else "device-hours refused, in parts of those asked for"
-    height = _TOP + _STEP * len(parts) + 20
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="760" height="{height}" {_FONT}>',
-        '<rect width="100%" height="100%" fill="white"/>',
-        f'<text x="10" y="20" font-weight="bold">{escape(_title(report).partition(";")[0])}: {what}</text>',
-    ]
-    for number, (shape, colour) in enumerate(colours.items()):
-        x = 10.0 + number * 120
-        lines.append(f'<rect x="{x:g}" y="34" width="12" height="12" fill="{colour}"/>')
-        lines.append(f'<text x="{x + 17:g}" y="45">{escape(shape)}</text>')
-    for number, (name, each) in enumerate(parts.items()):
-        x, y = _LEFT, _TOP + number * _STEP
-        lines.append(f'<text x="{_LEFT - 8:g}" y="{y + 15}" text-anchor="end">{escape(name)}</text>')
-        for shape, part in each.items():
-            width = part / longest * _WIDE
-            title = f"<title>{escape(shape)}: {part:.4f}</title>"
-            box = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_BAR}"'
-            lines.append(f'<rect {box} fill="{colours[shape]}">{title}</rect>')
-            x += width
-        lines.append(f'<text x="{x + 6:.1f}" y="{y + 15}">{sum(each.values()):.4f}</text>')
-    return "\n".join([*lines, "</svg>", ""])

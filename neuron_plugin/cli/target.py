@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+import urllib.error
+import urllib.request
 from argparse import ArgumentParser, Namespace
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlencode
 
 import msgspec
 
-from neuron_plugin.cli.command import UsageError
-from neuron_plugin.extender.settings import ExtenderSettings
+from neuron_plugin.cli.command import CommandError, UsageError, server_url
+from neuron_plugin.cluster import ApiServer, connect
+from neuron_plugin.controller.settings import ExtenderSettings
 from neuron_plugin.inspection import USUAL_FILE, Node, configuration_file, node_of
+from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.settings import SettingsError, description_of, load
+from neuron_plugin.topology import Catalogue
 
 HOLDERS = {
     "sysfs": "DIR",
@@ -28,6 +36,8 @@ HOLDERS = {
 EVERYTHING = HOLDERS | {"kubeconfig": "FILE", "node-name": "NAME"}
 
 _USUAL_KUBECONFIG = "~/.kube/config"
+_ANSWER_SECONDS = 10.0
+_Answer = TypeVar("_Answer")
 
 
 def add_node_flags(parser: ArgumentParser, settings: dict[str, str]) -> None:
@@ -86,6 +96,50 @@ def add_cluster_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--instance-types", metavar="FILE", type=Path, help="YAML file of further instance types")
     leases = "namespace of the nodes' Leases (default: that of this pod's daemon, or kube-system); empty: do not look"
     parser.add_argument("--lease-namespace", metavar="TEXT", help=leases)
+
+
+def types_from(arguments: Namespace) -> Catalogue:
+    """The known instance types, with those of the user.
+
+    Raises:
+        SettingsError: the file cannot be used.
+    """
+    return load_catalogue(arguments.instance_types or settings_here().instance_types)
+
+
+@asynccontextmanager
+async def api_from(arguments: Namespace) -> AsyncIterator[tuple[ApiServer, str]]:
+    """The API server that the command line means, and the namespace of the nodes' Leases.
+
+    Raises:
+        ClusterError: no connection can be made.
+        UsageError: no API server is known.
+    """
+    here = settings_here()
+    namespace = here.lease_namespace if arguments.lease_namespace is None else arguments.lease_namespace
+    async with await connect(kubeconfig_of(arguments.kubeconfig or here.kubeconfig)) as api:
+        yield api, namespace
+
+
+def ask_extender(extender: str, path: str, query: Mapping[str, object], answer: type[_Answer]) -> _Answer:
+    """What a running extender answers.
+
+    Raises:
+        CommandError: it does not answer, refuses, or answers something else.
+    """
+    url = server_url("--extender", extender).rstrip("/")
+    texts = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in query.items()}
+    try:
+        with urllib.request.urlopen(f"{url}{path}?{urlencode(texts)}", timeout=_ANSWER_SECONDS) as page:  # noqa: S310 - HTTP
+            return msgspec.json.decode(page.read(), type=answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise CommandError(f"{url}: {error.read(500).decode(errors='replace').strip()}") from None
+    except (urllib.error.URLError, TimeoutError) as error:
+        why = getattr(error, "reason", error)
+        raise CommandError(f"{url} does not answer: {why}; is the extender there?") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise CommandError(f"{url} answers something else: is it an extender of this version?") from None
 
 
 def kubeconfig_of(given: Path | None) -> Path | None:

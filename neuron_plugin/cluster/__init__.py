@@ -11,29 +11,30 @@ from neuron_plugin.cluster.api import (
     ClusterError,
     ConnectionSettingsError,
     DecodeError,
+    JsonObject,
     Response,
     UnreachableError,
     send,
 )
 from neuron_plugin.cluster.client import KubernetesApi, connect
 from neuron_plugin.cluster.leases import TERMS, Change, Election, ObservedLease, Terms
+from neuron_plugin.cluster.nodes import NO_INVENTORY, NO_NEURON, UNKNOWN_HEALTH, UNREADABLE_INVENTORY, neuron_node
 from neuron_plugin.cluster.objects import (
     LEASES,
     NODES,
     POD_GROUPS,
-    PODS,
-    TERMINAL_PHASES,
     ApiObject,
     ApiResource,
     Lease,
     Node,
     ObjectReference,
-    Pod,
     PodGroup,
     Scope,
     pages,
 )
+from neuron_plugin.cluster.pods import PODS, Pod, PodUse, asks_for_neuron, neuron_pod, pod_use
 from neuron_plugin.cluster.reflector import Observer, Reflector
+from neuron_plugin.cluster.volumes import CLAIMS, PERSISTENT_VOLUMES
 from neuron_plugin.cluster.writes import (
     LeaseName,
     annotate_lease,

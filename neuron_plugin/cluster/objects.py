@@ -10,16 +10,14 @@ answer is one more failure of the cluster, never a crash.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.cluster.api import UNREADABLE, ApiRequest, ApiServer, DecodeError, send
 
-TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 HOLDER_URL_KEY = "neuron-plugin.io/holder-url"
 """Annotation of a Lease: where its holder can be reached."""
 
@@ -31,11 +29,11 @@ _MAX_QUOTED = 120
 _MAX_VERSION_DIGITS = 20  # of a 64-bit number
 
 
-class _Wire(msgspec.Struct, frozen=True, rename="camel", gc=False):
+class Wire(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """Base of all: names as on the wire, and no cycles, hence nothing for the garbage collector to visit."""
 
 
-class ObjectReference(_Wire, frozen=True, omit_defaults=True):
+class ObjectReference(Wire, frozen=True, omit_defaults=True):
     """Which object an event is about."""
 
     kind: str
@@ -45,26 +43,29 @@ class ObjectReference(_Wire, frozen=True, omit_defaults=True):
     namespace: str = ""
 
 
-class _Owner(_Wire, frozen=True):
+class Owner(Wire, frozen=True):
+    """An owner of an object."""
+
     kind: str = ""
     name: str = ""
     controller: bool | None = None
 
 
-class Metadata(_Wire, frozen=True):
+class Metadata(Wire, frozen=True):
     """``metadata``; the server leaves empty parts out or sends null."""
 
     name: str = ""
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
+    creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
-    owner_references: tuple[_Owner, ...] | None = None
+    owner_references: tuple[Owner, ...] | None = None
 
 
-class ApiObject(_Wire, frozen=True):
+class ApiObject(Wire, frozen=True):
     """What every record has."""
 
     metadata: Metadata
@@ -100,177 +101,27 @@ class ApiObject(_Wire, frozen=True):
         return self.metadata.labels or _NONE
 
 
-class Resources(_Wire, frozen=True):
-    """``resources`` of a container: quantities as written, such as ``2`` or ``1k``."""
-
-    limits: dict[str, str] | None = None
-    requests: dict[str, str] | None = None
-
-
-class Container(_Wire, frozen=True):
-    """A container of either list."""
-
-    name: str = ""
-    restart_policy: str | None = None
-    resources: Resources | None = None
-
-    @property
-    def limits(self) -> Mapping[str, str]:
-        """Resource name to quantity."""
-        return (self.resources and self.resources.limits) or _NONE
-
-    @property
-    def requests(self) -> Mapping[str, str]:
-        """Resource name to quantity."""
-        return (self.resources and self.resources.requests) or _NONE
-
-
-class _Present(_Wire, frozen=True):
-    """An object of which only its presence matters."""
-
-
-class _Preferred(_Wire, frozen=True):
-    preferred_during_scheduling_ignored_during_execution: tuple[_Present, ...] | None = None
-
-
-class _Affinity(_Wire, frozen=True):
-    node_affinity: _Preferred | None = None
-    pod_affinity: _Preferred | None = None
-    pod_anti_affinity: _Preferred | None = None
-
-
-class _SpreadConstraint(_Wire, frozen=True):
-    when_unsatisfiable: str = ""
-
-
-class _SchedulingGroup(_Wire, frozen=True):
-    pod_group_name: str | None = None
-
-
-class _PodSpec(_Wire, frozen=True):
-    node_name: str = ""
-    priority: int | None = None
-    containers: tuple[Container, ...] | None = None
-    init_containers: tuple[Container, ...] | None = None
-    affinity: _Affinity | None = None
-    topology_spread_constraints: tuple[_SpreadConstraint, ...] | None = None
-    scheduling_group: _SchedulingGroup | None = None
-
-
-class _ContainerState(_Wire, frozen=True):
-    running: _Present | None = None
-    terminated: _Present | None = None
-
-
-class _ContainerStatus(_Wire, frozen=True):
-    started: bool | None = None
-    state: _ContainerState | None = None
-    last_state: _ContainerState | None = None
-
-
-class _PodStatus(_Wire, frozen=True):
-    phase: str = ""
-    reason: str | None = None
-    container_statuses: tuple[_ContainerStatus, ...] | None = None
-    init_container_statuses: tuple[_ContainerStatus, ...] | None = None
-
-
-class Pod(ApiObject, frozen=True):
-    """A pod."""
-
-    spec: _PodSpec = _PodSpec()
-    status: _PodStatus = _PodStatus()
-
-    @property
-    def node_name(self) -> str:
-        """The node it is bound to; empty before."""
-        return self.spec.node_name
-
-    @property
-    def phase(self) -> str:
-        """Pending, Running, Succeeded, Failed or Unknown."""
-        return self.status.phase
-
-    @property
-    def terminal(self) -> bool:
-        """Its containers have ended for good, though the object may stay."""
-        return self.status.phase in TERMINAL_PHASES
-
-    @property
-    def terminating(self) -> bool:
-        """Its deletion has begun; it keeps its devices until it is gone."""
-        return self.metadata.deletion_timestamp is not None
-
-    @property
-    def priority(self) -> int:
-        """0 where no priority class says otherwise."""
-        return self.spec.priority or 0
-
-    @property
-    def controller(self) -> tuple[str, str]:
-        """Kind and name of the owner that controls it; empty texts without one."""
-        owners = self.metadata.owner_references or ()
-        return next(((owner.kind, owner.name) for owner in owners if owner.controller), ("", ""))
-
-    @property
-    def scheduling_group(self) -> str:
-        """The PodGroup that it is scheduled with, in its own namespace; empty without one."""
-        return (self.spec.scheduling_group and self.spec.scheduling_group.pod_group_name) or ""
-
-    @property
-    def prefers_nodes(self) -> bool:
-        """Whether its spec prefers some nodes to others, which the scheduler's own scorers judge."""
-        affinity = self.spec.affinity or _Affinity()
-        kinds = (affinity.node_affinity, affinity.pod_affinity, affinity.pod_anti_affinity)
-        return any(kind and kind.preferred_during_scheduling_ignored_during_execution for kind in kinds) or any(
-            each.when_unsatisfiable == "ScheduleAnyway" for each in self.spec.topology_spread_constraints or ()
-        )
-
-    @property
-    def rejected_at_admission(self) -> bool:
-        """Whether its kubelet got no devices for it from the plugin: the pod has failed for good."""
-        return self.status.phase == "Failed" and self.status.reason == "UnexpectedAdmissionError"
-
-    @property
-    def containers(self) -> Iterator[tuple[Container, ContainerKind]]:
-        """Every container and when it runs, in the order in which the kubelet admits them."""
-        for container in self.spec.init_containers or ():
-            yield container, ContainerKind.SIDECAR if container.restart_policy == "Always" else ContainerKind.INIT
-        for container in self.spec.containers or ():
-            yield container, ContainerKind.APP
-
-    @property
-    def started(self) -> bool:
-        """Whether any container, init containers included, runs or has ever run.
-
-        A container that crashed and waits for its restart has only its last state.
-        """
-        for statuses in (self.status.init_container_statuses, self.status.container_statuses):
-            for status in statuses or ():
-                states = (status.state, status.last_state)
-                if status.started or any(state and (state.running or state.terminated) for state in states):
-                    return True
-        return False
-
-    @property
-    def running(self) -> bool:
-        """Whether a container runs. Of a pod whose phase PodGC has set to Failed the status may show that still."""
-        parts = (self.status.init_container_statuses, self.status.container_statuses)
-        return any(status.state and status.state.running for statuses in parts for status in statuses or ())
-
-
-class _Condition(_Wire, frozen=True):
+class _Condition(Wire, frozen=True):
     type: str = ""
 
 
-class _NodeStatus(_Wire, frozen=True):
+class _NodeStatus(Wire, frozen=True):
     capacity: dict[str, str] | None = None
     allocatable: dict[str, str] | None = None
     conditions: tuple[_Condition, ...] | None = None
 
 
-class _NodeSpec(_Wire, frozen=True):
+class WireTaint(Wire, frozen=True):
+    """A taint of a node."""
+
+    key: str
+    effect: str
+    value: str | None = None
+
+
+class _NodeSpec(Wire, frozen=True):
     unschedulable: bool | None = None
+    taints: tuple[WireTaint, ...] | None = None
 
 
 class Node(ApiObject, frozen=True):
@@ -300,7 +151,7 @@ class Node(ApiObject, frozen=True):
         return self.status.allocatable or _NONE
 
 
-class _LeaseSpec(_Wire, frozen=True):
+class _LeaseSpec(Wire, frozen=True):
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
     lease_transitions: int | None = None
@@ -338,15 +189,15 @@ class Lease(ApiObject, frozen=True):
         return self.spec.lease_transitions or 0
 
 
-class _Gang(_Wire, frozen=True):
+class _Gang(Wire, frozen=True):
     min_count: int = 0
 
 
-class _SchedulingPolicy(_Wire, frozen=True):
+class _SchedulingPolicy(Wire, frozen=True):
     gang: _Gang | None = None
 
 
-class _PodGroupSpec(_Wire, frozen=True):
+class _PodGroupSpec(Wire, frozen=True):
     scheduling_policy: _SchedulingPolicy = _SchedulingPolicy()
 
 
@@ -390,12 +241,12 @@ class Page(Generic[R]):
     continuation: str
 
 
-class _ListMeta(_Wire, frozen=True):
+class _ListMeta(Wire, frozen=True):
     resource_version: str = ""
     continuation: str = msgspec.field(default="", name="continue")
 
 
-class _WirePage(_Wire, Generic[R], frozen=True):
+class _WirePage(Wire, Generic[R], frozen=True):
     metadata: _ListMeta
     items: tuple[R, ...] | None = None
 
@@ -427,7 +278,6 @@ class ApiResource(Generic[R]):
         return Page(page.items or (), parse_version(page.metadata.resource_version), page.metadata.continuation)
 
 
-PODS = ApiResource("/api/v1", "pods", Pod)
 NODES = ApiResource("/api/v1", "nodes", Node)
 LEASES = ApiResource("/apis/coordination.k8s.io/v1", "leases", Lease)
 POD_GROUPS = tuple(

@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 import msgspec
 
 from neuron_plugin.cluster.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ApiRequest, JsonObject
-from neuron_plugin.cluster.objects import HOLDER_URL_KEY, LEASES, NODES, PODS, Lease, ObjectReference
+from neuron_plugin.cluster.objects import HOLDER_URL_KEY, LEASES, NODES, Lease, ObjectReference
+from neuron_plugin.cluster.pods import PODS
 
 _EVENTS = "/apis/events.k8s.io/v1"
 _EVENT_NAME_SEED = 100  # characters: the server cuts a prefix to 58, and refuses one of more than 253

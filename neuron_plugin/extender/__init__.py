@@ -1,13 +1,12 @@
-"""The scheduler extender: which node and which linked set a pod gets, and the one write that says so.
+"""kube-scheduler's HTTP verbs and the bind: the scheduler extender.
 
-Importing this is cheap, because the command line does it at every start. What loads aiohttp is imported from its module
-where it runs: ``daemon.ExtenderDaemon``, ``explain.explain``, ``informers.survey``.
+Importing this is cheap, because the command line does it at every start. What loads aiohttp is imported from its
+module where it runs.
 """
 
 from neuron_plugin.extender.scheduler_config import (
-    DEFAULT_SCHEDULER,
     SECOND_SCHEDULER,
+    Answer,
     ExtenderEndpoint,
     scheduler_configuration,
 )
-from neuron_plugin.extender.settings import ExtenderSettings, check

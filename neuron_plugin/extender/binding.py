@@ -20,7 +20,6 @@ from functools import partial
 from math import inf
 
 from neuron_plugin.allocation import (
-    Assignment,
     DecisionLog,
     Dialect,
     LoggedDecision,
@@ -31,26 +30,22 @@ from neuron_plugin.allocation import (
     Rejection,
     Step,
     assigned_allocations,
-    neuron_pod,
 )
 from neuron_plugin.cluster import (
     CLOCK,
-    PODS,
     ApiError,
     ApiServer,
     Clock,
     ClusterError,
     Election,
-    UnreachableError,
     bind_pod,
-    read_pod,
     send,
 )
-from neuron_plugin.extender.assumptions import Assumptions
-from neuron_plugin.extender.leadership import Readiness
-from neuron_plugin.extender.state import AssumedPod, ClusterState
+from neuron_plugin.scheduling.assumed import AssumedPods, AssumedTimes, may_have_happened
+from neuron_plugin.scheduling.assumptions import Assumptions
+from neuron_plugin.scheduling.leadership import Readiness
+from neuron_plugin.scheduling.state import AssumedPod, ClusterState
 
-_SERVER_ERRORS = 500
 _OUT_OF_TERM = "no bind now: the leader's lease was not renewed lately and may run out before the bind ends"
 _REASON = "takes least from later pods"
 _log = logging.getLogger(__name__)
@@ -140,6 +135,7 @@ class Binder:
     ) -> None:
         self.decisions = decisions or DecisionLog()
         self.assumptions = Assumptions(state, dialects, strategy, clock, unix_ns)
+        self.assumed = AssumedPods(state, api, AssumedTimes(times.landing, times.doubt, times.read), clock)
         self._state = state
         self._api = api
         self._readiness = readiness
@@ -153,10 +149,6 @@ class Binder:
     def under_way(self) -> int:
         """Attempts that have not ended."""
         return len(self._attempts)
-
-    def unseen(self) -> int:
-        """Confirmed bindings that the watch should have shown by now; asked from a scrape's thread, too."""
-        return sum(pod.confirmed and self._is_due(pod) for pod in list(self._state.assumed.values()))
 
     async def bind(self, pod: PodReference, node: str) -> Outcome:
         """Bind a pod to a node, or say why not, by the deadline.
@@ -185,36 +177,14 @@ class Binder:
     async def settle(self) -> None:
         """Look up the assumed pods that the watch should have shown by now, and forget or confirm them."""
         self.assumptions.expire()
-        for assumed in list(self._state.assumed.values()):
-            if not self._is_due(assumed):
-                continue
-            pod = assumed.pod.reference
-            try:
-                seen = await self._read(pod)
-            except ClusterError:
-                continue  # still unknown: it stays assumed
-            if self._state.assumed.get(pod.uid) is not assumed or pod.uid in self._attempts:
-                continue  # the watch or a new attempt was faster
-            if seen is None or seen.ended or seen.node != assumed.pod.node:
-                self._state.forget(pod.uid)
-                _log.info("assumed pod forgotten", extra={"pod": str(pod), "uid": pod.uid, "node": assumed.pod.node})
-            else:
-                self._adopt(replace(assumed, since=self._clock.now()), seen)
-
-    def _is_due(self, assumed: AssumedPod) -> bool:
-        """Whether so much time has passed that the watch should have shown this pod, and has not."""
-        pod = self._state.pods.get(assumed.pod.uid)
-        if assumed.expected or (pod is not None and pod.node == assumed.pod.node):
-            return False
-        patience = self._times.doubt if assumed.confirmed else self._times.landing
-        return self._clock.now() - assumed.since > patience
+        await self.assumed.settle(self._attempts)
 
     async def _attempt(self, reference: PodReference, node: str) -> Outcome:
         try:
             pod = self._state.pods.get(reference.uid)
             if pod is None or pod.reference != reference:
                 try:
-                    pod = await self._read(reference)
+                    pod = await self.assumed.read(reference)
                 except ClusterError as error:
                     return Outcome(Ending.REFUSED, f"pod {reference} is not known here and cannot be read: {error}")
                 if pod is None or pod.ended:
@@ -296,7 +266,7 @@ class Binder:
         """What became of the pod after a write that failed."""
         pod = assumed.pod.reference
         try:
-            seen = await self._read(pod)
+            seen = await self.assumed.read(pod)
         except ClusterError:
             if may_have_landed or (isinstance(error, ApiError) and error.conflict):
                 return Outcome(Ending.UNKNOWN, f"{error}; the pod cannot be read, its cores stay reserved until it can")
@@ -307,37 +277,13 @@ class Binder:
             return _not_the_pod(pod)
         ours = may_have_landed or seen.assignment is not None or not assumed.annotations
         if seen.node == assumed.pod.node and ours:
-            self._adopt(assumed, seen)
+            self.assumed.adopt(assumed, seen)
             return Outcome(Ending.ADOPTED, annotations=assumed.annotations)
         if not seen.node and may_have_landed:
             text = f"{error}; the pod is not bound yet, its cores stay reserved for a while"
             return Outcome(Ending.UNKNOWN, text)
         self._state.forget(pod.uid)
         return _bound_elsewhere(pod, seen.node) if seen.node else Outcome(Ending.REFUSED, str(error))
-
-    def _adopt(self, assumed: AssumedPod, seen: NeuronPod) -> None:
-        """The pod is bound where we wanted it: count what it says it was assigned, if it says so clearly."""
-        if seen.uid in self._state.assumed:
-            pod = seen if isinstance(seen.assignment, Assignment) else assumed.pod
-            self._state.assume(replace(assumed, pod=pod, confirmed=True))
-
-    async def _read(self, pod: PodReference) -> NeuronPod | None:
-        """The pod of this name by a consistent read; None when there is none or it has another UID."""
-        request = read_pod(namespace=pod.namespace, name=pod.name)
-        try:
-            found = PODS.decode(await send(self._api, request, timeout_seconds=self._times.read))
-        except ApiError as error:
-            if error.missing:
-                return None
-            raise
-        return neuron_pod(found) if found.uid == pod.uid else None
-
-
-def may_have_happened(error: ClusterError) -> bool:
-    """Whether a write that ended in this error may be in place, or may still come to be."""
-    if isinstance(error, UnreachableError):
-        return error.may_have_arrived
-    return not isinstance(error, ApiError) or error.status >= _SERVER_ERRORS
 
 
 def _bound_elsewhere(pod: PodReference, node: str) -> Outcome:

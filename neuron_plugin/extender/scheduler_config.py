@@ -8,15 +8,16 @@ schedule_one.go). The configuration is decoded strictly: a key it does not know 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from neuron_plugin.allocation import PREFIX, Resource
+from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 
 API_VERSION = "kubescheduler.config.k8s.io/v1"
 SECOND_SCHEDULER = "neuron-scheduler"
-DEFAULT_SCHEDULER = "default-scheduler"
 
 WEIGHT = 200
 """One point of ours is worth ``WEIGHT`` * 10, 2000; all stock scorers together differ by 15 * 100, 1500, at most
@@ -25,6 +26,15 @@ WEIGHT = 200
 Our scores are ranks (`verdicts.scores`), so the node that costs later pods least leads by a point and always wins;
 among nodes of equal cost the stock scorers decide, as ever.
 """
+
+
+class Answer(enum.StrEnum):
+    """What filter answers for a pod that fits some nodes."""
+
+    BEST = "best"
+    """The best node alone, and the pod's set is assumed there."""
+    ALL = "all"
+    """Every node where it fits; prioritize then scores them, and the scheduler's own scorers take part."""
 
 
 @dataclass(frozen=True, slots=True)

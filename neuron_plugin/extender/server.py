@@ -25,30 +25,24 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from neuron_plugin.allocation import (
-    DEVICE_NAME_KEY,
-    PLACEMENT_KEY,
     NeuronPod,
-    PlacementStrategy,
     PodReference,
     PodRequest,
     PodUid,
-    Rejection,
     format_ids,
-    neuron_pod,
 )
-from neuron_plugin.cluster import PODS, DecodeError, Election
-from neuron_plugin.extender import wire
-from neuron_plugin.extender.assumptions import GROUP_DOES_NOT_FIT
+from neuron_plugin.cluster import PODS, DecodeError, Election, neuron_pod
+from neuron_plugin.extender import Answer, wire
 from neuron_plugin.extender.binding import SUCCESSES, Binder
 from neuron_plugin.extender.filter import HIGHEST_SCORE, Filtered, filter_nodes, score_nodes
-from neuron_plugin.extender.leadership import Readiness
-from neuron_plugin.extender.metrics import ExtenderMetrics
-from neuron_plugin.extender.preemption import preempt
-from neuron_plugin.extender.settings import Answer
-from neuron_plugin.extender.state import ClusterState
 from neuron_plugin.extender.wire import WireError
+from neuron_plugin.scheduling.assumptions import GROUP_DOES_NOT_FIT
+from neuron_plugin.scheduling.leadership import Readiness
+from neuron_plugin.scheduling.metrics import ExtenderMetrics
+from neuron_plugin.scheduling.preemption import preempt
+from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.settings import SettingsError
-from neuron_plugin.topology import Catalogue, catalogue, cores_in, product_names
+from neuron_plugin.topology import cores_in
 
 VERBS = ("filter", "prioritize", "preempt", "bind")
 PREFIXES = ("", "/scheduler", "/apis/neuron-plugin.io/v1/schedule")
@@ -69,6 +63,14 @@ _flow = logging.getLogger("neuron_plugin.extender.flow")
 _Fields = dict[str, object]
 
 
+class PodError(WireError):
+    """A pod that no node can serve as it is; the text is the answer."""
+
+    def __init__(self, pod: PodReference, text: str) -> None:
+        super().__init__(text)
+        self.pod = pod
+
+
 class ExtenderService:
     """The four verbs on one state.
 
@@ -83,12 +85,10 @@ class ExtenderService:
         readiness: Readiness,
         metrics: ExtenderMetrics,
         *,
-        types: Catalogue | None = None,
         answer: Answer = Answer.BEST,
         preempt_unoffered: bool = True,
     ) -> None:
-        """``types`` are the known ones, by default those shipped. The rest: see ``Answer`` and ``preemption``."""
-        self._products = product_names(catalogue() if types is None else types)
+        """See ``Answer`` and ``preemption``."""
         self._metrics = metrics
         self._state = state
         self._binder = binder
@@ -96,7 +96,6 @@ class ExtenderService:
         self._preempt_unoffered = preempt_unoffered
         self._answer = answer
         self._assumptions = binder.assumptions
-        self._memo = binder.assumptions.memo
         self._logged: dict[tuple[str, str], object] = {}
 
     def answer(self, verb: str, body: bytes) -> bytes:
@@ -138,7 +137,7 @@ class ExtenderService:
         if led:
             fields = _asked(pod, request) | {"passed": len(led), "node": led[0]}
             return wire.encode_filter(args, led, {}, {}), fields
-        filtered = filter_nodes(self._state, self._memo, pod.uid, request, args.names)
+        filtered = filter_nodes(self._state, pod.uid, request, args.names)
         if filtered.passed and led is not None:  # each node would do for this pod, but its gang has no room
             filtered = Filtered([], {**filtered.rejected, GROUP_DOES_NOT_FIT: filtered.passed})
         texts: Counter[str] = Counter()
@@ -159,7 +158,7 @@ class ExtenderService:
         if refused := self._assumptions.refused_elsewhere(pod.uid):
             scores = [0 if name in refused else HIGHEST_SCORE for name in names]
         else:
-            scores = score_nodes(self._memo, request, names, strategy, alone=not pod.prefers_nodes)
+            scores = score_nodes(self._state, request, names, strategy, alone=not pod.rules.prefers_nodes)
         best = scores.count(max(scores, default=0))
         return wire.encode_scores(names, scores), _asked(pod, request) | {"nodes": len(scores), "best": best}
 
@@ -172,8 +171,8 @@ class ExtenderService:
         has_place = has_place or pod.uid in self._state.reserved
         chosen = {} if has_place else preempt(self._state, request, args.victims, unoffered_below=below)
         if request and args.victims and not (chosen or has_place):
-            self._state.without_victims.append(pod.reference)
-        self._state.timeline.offer((uid for victims in chosen.values() for uid in victims.uids), pod.reference)
+            self._state.history.without_victims.append(pod.reference)
+        self._state.history.offer((uid for victims in chosen.values() for uid in victims.uids), pod.reference)
         fewest = min((len(victims.uids) for victims in chosen.values()), default=0)
         fields = {"nodes": len(args.victims), "passed": len(chosen), "fewest_victims": fewest}
         return wire.encode_victims(chosen), _asked(pod, request) | fields
@@ -202,12 +201,13 @@ class ExtenderService:
 
     def failed(self, verb: str, error: Exception, started: float) -> bytes:
         """The answer of a verb that could not be decided."""
-        text = str(error)
+        text, asked = str(error), error.pod if isinstance(error, PodError) else None
         if not isinstance(error, WireError | DecodeError):
             _log.error("verb failed", extra={"verb": verb}, exc_info=error)
             text = f"{verb} failed inside the extender; its log has the cause"
-        level = self._level((verb, ""), text, logging.WARNING)
-        _flow.log(level, verb, extra={"error": text, "us": self._measure(verb, started, ok=False)})
+        level = self._level((verb, asked.uid if asked else ""), text, logging.WARNING)
+        fields: _Fields = {"pod": str(asked), "uid": asked.uid} if asked else {}
+        _flow.log(level, verb, extra={**fields, "error": text, "us": self._measure(verb, started, ok=False)})
         return wire.encode_error(text)
 
     def _measure(self, verb: str, started: float, *, ok: bool) -> int:
@@ -223,19 +223,9 @@ class ExtenderService:
             raise WireError(why_not)
         # The watch shows the same pod, already decoded.
         pod = self._state.pods.get(PodUid(wire.pod_uid(body))) or neuron_pod(PODS.decode(body))
-        if isinstance(pod.request, Rejection):
-            raise WireError(pod.request.detail)
-        if pod.placement and pod.placement not in set(PlacementStrategy):
-            raise WireError(f"annotation {PLACEMENT_KEY} is {pod.placement[:40]!r}, expected pack or spread")
-        if pod.request and (constraints := pod.request[0].constraints):
-            if isinstance(constraints, Rejection):
-                raise WireError(constraints.detail)
-            if unknown := constraints.products - self._products:
-                known = self._products.union(*(info.node.facts.names for info in self._state.nodes.values()))
-                if unknown - known:
-                    names = f"{', '.join(sorted(unknown - known))}; known are {', '.join(sorted(known))}"
-                    raise WireError(f"annotation {DEVICE_NAME_KEY} has unknown names: {names}")
-        return pod, pod.request
+        if refusal := self._state.refusal(pod):
+            raise PodError(pod.reference, refusal.detail)
+        return pod, pod.requests
 
 
 def _asked(pod: NeuronPod, request: PodRequest) -> _Fields:
@@ -292,7 +282,7 @@ def redirect_to_leader(election: Election) -> Middleware:
 
     @web.middleware
     async def redirect(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.method != "POST" or election.leading:
+        if request.path.rpartition("/")[2] not in VERBS or election.leading:
             return await handler(request)
         if not (url := election.leader_url):
             answer = await handler(request)

@@ -15,6 +15,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw
 
+from neuron_plugin.scheduling.preemption import Victims
+
 _Message = TypeVar("_Message")
 _NULL = b"null"
 LOOKS_BEFORE_DECODING = 8
@@ -123,14 +125,6 @@ class FilterArgs:
     def names(self) -> list[str]:
         """The candidate names, decoded."""
         return self.called.listed
-
-
-@dataclass(frozen=True, slots=True)
-class Victims:
-    """Pods to evict from one node, in the order that the scheduler gave them."""
-
-    uids: tuple[str, ...]
-    pdb_violations: int = 0
 
 
 @dataclass(frozen=True, slots=True)

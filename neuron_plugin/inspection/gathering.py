@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from neuron_plugin.allocation import DISABLE_KEY, IdListError, disabled_devices, neuron_pod
+from neuron_plugin.allocation import DISABLE_KEY, IdListError, disabled_devices
 from neuron_plugin.inspection.facts import (
     DRA_DRIVER,
     OUR_SOCKETS,
@@ -214,7 +214,18 @@ async def gather_cluster(kubeconfig: Path | None, node_name: str) -> Cluster | U
     """The node ``node_name`` and its pods; without ``kubeconfig`` by the pod's own service account."""
     if kubeconfig and not os.path.exists(kubeconfig):  # noqa: ASYNC240, PTH110 - one stat; Path.exists raises on EACCES
         return Unknown(f"there is no kubeconfig at {kubeconfig}", "give --kubeconfig, and run this as root")
-    from neuron_plugin.cluster import NODES, PODS, ApiError, ApiRequest, ClusterError, Scope, connect, pages, send
+    from neuron_plugin.cluster import (
+        NODES,
+        PODS,
+        ApiError,
+        ApiRequest,
+        ClusterError,
+        Scope,
+        connect,
+        neuron_pod,
+        pages,
+        send,
+    )
 
     scope = Scope(field_selector=f"spec.nodeName={node_name}")
     try:

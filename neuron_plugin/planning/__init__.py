@@ -1,6 +1,6 @@
-"""What would be: moves that open a set, drains, and policies side by side, as values. Pure: no I/O and no clock."""
+"""Which node and set is best, and what would be: moves that open a set, drains, replays. Pure: no I/O and no clock."""
 
-from neuron_plugin.planning.cluster import ClusterNodes, NodeState, PlannedPod
+from neuron_plugin.planning.choice import PACK, Answers, Choices, Feasibility, cost_on, judge, place_together
 from neuron_plugin.planning.demand import (
     MIXES,
     Arrival,
@@ -12,7 +12,9 @@ from neuron_plugin.planning.demand import (
     shape_text,
 )
 from neuron_plugin.planning.moves import (
+    PREEMPTION,
     RULES,
+    Cluster,
     Drain,
     Move,
     MoveRules,
@@ -20,12 +22,11 @@ from neuron_plugin.planning.moves import (
     Relocation,
     Standing,
     after,
-    best_node,
     cheapest_move,
     drain,
     how_many_more,
     prospects,
     still_possible,
+    why_not_judged,
 )
-from neuron_plugin.planning.policies import OURS, POLICIES, Policy
-from neuron_plugin.planning.replay import BOUND, Board, Outcome, replay
+from neuron_plugin.planning.replay import Board, Outcome, Site, replay, simulated_node, simulated_pod

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from math import inf, isfinite, nan
 from random import Random
 
-from neuron_plugin.allocation import ContainerKind, ContainerRequest, PodRequest, Resource, parse_count
-from neuron_plugin.planning.cluster import devices_asked
+from neuron_plugin.allocation import ContainerKind, ContainerRequest, PodRequest, Resource, cores_asked, parse_count
 from neuron_plugin.topology import Geometry
 
 _RESOURCES = {resource.short_name: resource for resource in Resource}
@@ -74,6 +73,11 @@ MIXES: Mapping[str, Mapping[PodRequest, float]] = {
     name: {parse_shape(shape): weight for shape, weight in mix.items()} for name, mix in _MIXES.items()
 }
 """Shares of pods by what they ask for."""
+
+
+def devices_asked(geometry: Geometry, request: PodRequest) -> float:
+    """How many devices of such a node a request asks for."""
+    return sum(cores_asked(geometry, part) for part in request) / geometry.cores_per_device
 
 
 def arrivals(

@@ -1,263 +1,459 @@
-"""The cheapest move that opens a set for a waiting pod, what a drain takes, and how many more pods fit.
+"""What waiting pods can expect, the cheapest move that opens a set for one, and what a drain takes.
 
 Often enough is free and nothing fits: the free devices are spread over nodes, or are not linked. No choice made now
 mends that, and preemption does not see it. Moving a pod that fits elsewhere *now* does.
 
-A move is only proposed if every victim has its set elsewhere with the opened set already given to the waiting pod, and
-with the sets of the victims before it given away. Every opening of one node is looked at; the victims are then placed
-one after the other, largest first, each where the extender would put it.
+A plan is made in thought on the records from which the placement controller decides, with the same choice of node and
+set. It keeps every constraint of a pod, and what kube-scheduler looks at besides Neuron. A move is only proposed if
+every victim has its set elsewhere with the opened set already given to the waiting pod, and with the sets of the
+victims before it given away.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations, islice
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import combinations
 from operator import itemgetter
-from typing import TypeAlias
 
-from neuron_plugin.allocation import PodRequest, Rejection, cores_asked, place, placement_mask
-from neuron_plugin.planning.cluster import ClusterNodes, NodeState, PlannedPod, place_on
-from neuron_plugin.planning.policies import Home, Policy
-from neuron_plugin.topology import NO_CORES, CoreMask, Geometry, valid_sets
+from neuron_plugin.allocation import (
+    GATE,
+    NO_USE,
+    Capacity,
+    NeuronPod,
+    NodeInfo,
+    NodeUse,
+    Placement,
+    PlacementStrategy,
+    PodRequest,
+    PodRules,
+    PodUid,
+    Rejection,
+    Volume,
+    capacity_of,
+    cores_asked,
+    objections,
+    place,
+    placement_mask,
+    shortages,
+    usable_mask,
+)
+from neuron_plugin.planning.choice import PACK, Choices, place_together
+from neuron_plugin.topology import CoreMask, Geometry, valid_sets
 
 MOST_TRIALS = 2_000
 """Groups of victims looked at on one node for a pod of several requesting containers."""
+SECONDS_AN_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A cluster at one moment.
+
+    ``uses`` has by node what all its pods ask for besides Neuron. ``volumes`` has by pod the volumes of its claims;
+    a pod that is not there may go wherever else it may. ``movable_namespaces`` are those whose pods may be moved where
+    they do not say otherwise; those of ``left_alone`` are not. ``min_counts`` has by PodGroup how many of its pods must
+    be placed for any to be. ``strategy`` is that of a pod without one.
+    """
+
+    nodes: Mapping[str, NodeInfo]
+    pods: Mapping[PodUid, NeuronPod]
+    uses: Mapping[str, NodeUse] = field(default_factory=dict)
+    volumes: Mapping[PodUid, tuple[Volume, ...]] = field(default_factory=dict)
+    min_counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    movable_namespaces: Collection[str] = ()
+    left_alone: Collection[PodUid] = ()
+    strategy: PlacementStrategy = PACK
+
+    def strategy_of(self, pod: NeuronPod) -> PlacementStrategy:
+        """The pod's own strategy, or that of the cluster."""
+        return pod.strategy if isinstance(pod.strategy, PlacementStrategy) else self.strategy
+
+    def is_gang(self, pod: NeuronPod) -> bool:
+        """Whether the pod is placed with its group or not at all."""
+        return pod.group is not None and self.min_counts.get(pod.group, 0) > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """A pod that goes from one node to another, or to another set of the same. ``pod`` has its cores of before."""
+    """A pod that goes from one node to another, or to another set of the same. ``had_mask`` is what it has now.
 
-    pod: PlannedPod
+    A pod that is preempted has no ``target``: where it goes is not looked at.
+    """
+
+    pod: NeuronPod
     source: str
+    had_mask: CoreMask
     target: str
-    mask: CoreMask
+    placement: Placement
+
+    @property
+    def mask(self) -> CoreMask:
+        """The cores that it gets."""
+        return placement_mask(self.placement)
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Victims that make room, and the set that a pod gets then. ``loss`` is what they lose, in device-hours."""
+    """Victims that make room, and the sets that a pod gets then. ``loss`` is what they lose, in device-hours."""
 
-    pod: PlannedPod
+    pod: NeuronPod
     node: str
-    mask: CoreMask
+    placement: Placement
     victims: tuple[Relocation, ...]
     loss: float
+
+    @property
+    def mask(self) -> CoreMask:
+        """The cores that the pod gets."""
+        return placement_mask(self.placement)
+
+    @property
+    def preempts(self) -> bool:
+        """Whether the victims go because their priority is lower, wherever they may find another place."""
+        return any(not victim.target for victim in self.victims)
 
 
 @dataclass(frozen=True, slots=True)
 class MoveRules:
-    """Who may be moved. ``by_priority``: also a pod of lower priority than the waiting one's, without its consent."""
+    """Who may be moved. ``by_priority``: also a pod of lower priority than the waiting one's, without its consent.
+
+    With ``preempts`` every pod of lower priority may go, and none is looked for a new place.
+    """
 
     most_victims: int = 4
     by_priority: bool = False
+    preempts: bool = False
 
-    def may_move(self, victim: PlannedPod, waiting: PlannedPod) -> bool:
-        """Whether a pod may be evicted for the waiting one. Nothing would make a pod without a controller again."""
-        return victim.recreated and (victim.movable or (self.by_priority and victim.priority < waiting.priority))
+    def may_move(self, cluster: Cluster, victim: NeuronPod, waiting: NeuronPod) -> bool:
+        """Whether a pod may be evicted for the waiting one.
+
+        Nothing would make a pod without a controller again, and a member of a group would tear the group.
+        """
+        if victim.terminating or victim.uid in cluster.left_alone:
+            return False
+        if self.preempts:
+            return victim.priority < waiting.priority
+        if not victim.controller or victim.group:
+            return False
+        namespace = victim.reference.namespace
+        movable = namespace in cluster.movable_namespaces if victim.movable is None else victim.movable
+        return not victim.refusal and (movable or (self.by_priority and victim.priority < waiting.priority))
 
 
 RULES = MoveRules()
+PREEMPTION = MoveRules(most_victims=64, preempts=True)
+
+_KnownOpenings = dict[tuple[str, PodRequest, int, MoveRules], tuple[NodeInfo, list[tuple[NeuronPod, ...]]]]
+"""By node, request, priority and rules: the node as it was looked at, and the groups of victims."""
 
 
-_Openings: TypeAlias = list[tuple[float, int, int, str, CoreMask, tuple[PlannedPod, ...]]]
-"""What is lost (device-hours, victims, cores), the node, the set that is opened, the victims; the least come first."""
+class _Scene:
+    """The cluster while a plan is made: some nodes are as they would be, and pods have gone and come in thought."""
 
-_KnownOpenings: TypeAlias = dict[tuple[str, PodRequest, int], tuple[NodeState, _Openings]]
-"""By node, request and priority: the state of the node that they were found in, and the openings."""
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.changed: dict[str, NodeInfo] = {}
+        self.gone: dict[str, tuple[NeuronPod, ...]] = {}
+        self.come: dict[str, tuple[NeuronPod, ...]] = {}
+        self._choices = Choices(cluster.nodes)
+        self._eligible: dict[tuple[PodRules, tuple[Volume, ...]], frozenset[str]] = {}
+        self.openings = _KnownOpenings()
+
+    def fork(self) -> _Scene:
+        """The same scene, to be changed on trial; what was worked out is shared."""
+        trial = copy(self)
+        trial.changed, trial.gone, trial.come = dict(self.changed), dict(self.gone), dict(self.come)
+        return trial
+
+    def adopt(self, trial: _Scene) -> None:
+        """What was tried holds."""
+        vars(self).update(vars(trial))
+
+    def node(self, name: str) -> NodeInfo:
+        """A node as it would be."""
+        return self.changed.get(name) or self.cluster.nodes[name]
+
+    def remove(self, pods: Sequence[NeuronPod], name: str) -> None:
+        """These pods have gone from the node."""
+        self.changed[name] = self.node(name).without({pod.uid for pod in pods})
+        self.gone[name] = (*self.gone.get(name, ()), *pods)
+
+    def put(self, pod: NeuronPod, name: str, placement: Placement) -> None:
+        """The pod has come to the node."""
+        self.changed[name] = self.node(name).with_pod(pod.reference, placement)
+        self.come[name] = (*self.come.get(name, ()), pod)
+
+    def eligible(self, pod: NeuronPod) -> frozenset[str]:
+        """The nodes that kube-scheduler's rules leave to the pod whatever other pods are there."""
+        volumes = self.cluster.volumes.get(pod.uid, ())
+        key = pod.rules, volumes
+        if key not in self._eligible:
+            self._eligible[key] = frozenset(
+                name
+                for name, info in self.cluster.nodes.items()
+                if not any(True for _ in objections(pod.rules, name, info.node.rules, volumes))
+            )
+        return self._eligible[key]
+
+    def has_room(self, pod: NeuronPod, name: str) -> bool:
+        """Whether the node has the CPU, memory, ports and the like for the pod."""
+        use = self.cluster.uses.get(name, NO_USE)
+        if name in self.gone or name in self.come:
+            gone, come = self.gone.get(name, ()), self.come.get(name, ())
+            amounts, ports = Counter(use.amounts), use.ports
+            for other in gone:
+                amounts.subtract(dict(other.rules.needs))
+                ports -= other.rules.ports
+            for other in come:
+                amounts.update(dict(other.rules.needs))
+                ports |= other.rules.ports
+            use = NodeUse(amounts, ports)
+        return not any(True for _ in shortages(pod.rules, self.cluster.nodes[name].node.rules, use))
+
+    def best(
+        self, pod: NeuronPod, *, skipped: Collection[str] = (), instance_type: str = ""
+    ) -> tuple[str, Placement] | None:
+        """The pod's best node, and its sets there; None if it fits nowhere."""
+        called = _Called(self, pod, instance_type)
+        answers = self._choices.answers(pod.requests, self.cluster.strategy_of(pod))
+        name = answers.best(called, skipped, self.changed)
+        placement = self.place(pod, name) if name else None
+        return (name, placement) if placement else None
+
+    def place(self, pod: NeuronPod, name: str) -> Placement | None:
+        """The best sets that a node has for the pod."""
+        capacity = self.node(name).capacity
+        placed = capacity if isinstance(capacity, Rejection) else capacity.place(pod.requests)
+        return None if isinstance(placed, Rejection) else placed
+
+    def place_together(self, pods: Iterable[NeuronPod]) -> dict[PodUid, tuple[str, Placement]]:
+        """A place for each pod that fits beside the others, the largest first; they are put there."""
+        waiting = {pod.uid: pod for pod in pods}
+        tried = self.fork()
+
+        def best(pod: NeuronPod, changed: Mapping[str, NodeInfo]) -> str:
+            tried.changed = {**self.changed, **changed}
+            home = tried.best(pod)
+            if home:
+                tried.come[home[0]] = (*tried.come.get(home[0], ()), pod)
+            return home[0] if home else ""
+
+        places = place_together(waiting.values(), {**self.cluster.nodes, **self.changed}, best)
+        for uid, (name, placement) in places.items():
+            self.put(waiting[uid], name, placement)
+        return places
+
+    def rehome(
+        self, pods: Iterable[NeuronPod], source: str, *, skipped: Collection[str] = ()
+    ) -> tuple[Relocation, ...]:
+        """New sets for pods that have left ``source``, largest first. Pods that fit nowhere are left out.
+
+        A pod stays on hardware of the kind that it has: what it runs was compiled for that.
+        """
+        info, relocations = self.cluster.nodes[source], []
+        instance_type = info.inventory.geometry.instance_type if info.inventory else ""
+        ledger = info.ledger
+        for pod in sorted(pods, key=lambda pod: (-ledger.mask_of(pod.uid).bit_count(), pod.reference.name)):
+            if pod.requests and (home := self.best(pod, skipped=skipped, instance_type=instance_type)):
+                self.put(pod, *home)
+                relocations.append(Relocation(pod, source, ledger.mask_of(pod.uid), *home))
+        return tuple(relocations)
 
 
-def cheapest_move(
-    nodes: ClusterNodes,
-    pod: PlannedPod,
-    policy: Policy,
-    *,
-    now: float = 0.0,
-    rules: MoveRules = RULES,
-    known: _KnownOpenings | None = None,
-) -> Move | None:
+class _Called:
+    """The nodes that a pod may go to, looked at one by one, as the choice comes to them."""
+
+    def __init__(self, scene: _Scene, pod: NeuronPod, instance_type: str) -> None:
+        self._scene = scene
+        self._pod = pod
+        self._eligible = scene.eligible(pod)
+        self._instance_type = instance_type
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str) or name not in self._eligible:
+            return False
+        inventory = self._scene.cluster.nodes[name].inventory
+        if self._instance_type and (not inventory or inventory.geometry.instance_type != self._instance_type):
+            return False
+        return self._scene.has_room(self._pod, name)
+
+
+def cheapest_move(cluster: Cluster, pod: NeuronPod, *, now: float = 0.0, rules: MoveRules = RULES) -> Move | None:
     """The move that loses the fewest device-hours, then the one of fewest victims, then of the smallest.
 
-    ``now`` is in hours, on the clock of the pods' ``since``. Sets that are free need no move and are none. ``known``
-    are openings of before, for the same ``now``, ``rules`` and pods; those that are found are added.
+    ``now`` is in unix seconds. A set that is free needs no move and is none.
     """
-    known, openings = {} if known is None else known, _Openings()
-    for name, node in nodes.items():
-        if not (node.open and pod.may_go_to(name)):
+    return _cheapest_move(_Scene(cluster), pod, now, rules)
+
+
+def _cheapest_move(scene: _Scene, pod: NeuronPod, now: float, rules: MoveRules) -> Move | None:
+    """The cheapest move, made in the scene. To preempt, the fewest pods of the lowest priorities go."""
+    ranked: list[tuple[tuple[float, ...], str, int, float, tuple[NeuronPod, ...]]] = []
+    for name in scene.eligible(pod):
+        info = scene.node(name)
+        inventory = info.inventory
+        if inventory is None or isinstance(info.capacity, Rejection):
             continue
-        key = name, pod.request, pod.priority
-        if key not in known or known[key][0] is not node:
-            found = [
-                (
-                    sum(node.devices(victim.mask) * max(0.0, now - victim.since) for victim in victims),
-                    len(victims),
-                    sum(victim.mask.bit_count() for victim in victims),
-                    name,
-                    mask,
-                    victims,
-                )
-                for victims, mask in _openings(node, pod, rules)
-            ]
-            known[key] = node, found
-        openings += known[key][1]
-    openings.sort(key=itemgetter(slice(5)))  # all but the victims
-    homes = _Homes(nodes, policy)
-    for loss, _, _, name, mask, victims in openings:
-        opened = nodes[name].without({victim.uid for victim in victims}).with_pod(replace(pod, mask=mask))
-        relocations = homes.rehome(victims, name, {name: opened})
+        key = name, pod.requests, pod.priority, rules
+        if key not in scene.openings or scene.openings[key][0] is not info:
+            openings = {tuple(one.uid for one in victims): victims for victims in _openings(scene, info, pod, rules)}
+            scene.openings[key] = info, list(openings.values())
+        for number, victims in enumerate(scene.openings[key][1]):
+            cores = [info.ledger.mask_of(victim.uid).bit_count() for victim in victims]
+            hours = (max(0.0, now - victim.work_since) / SECONDS_AN_HOUR for victim in victims)
+            core_hours = sum(held * hour for held, hour in zip(cores, hours, strict=True))
+            loss = core_hours / inventory.geometry.cores_per_device
+            rank: tuple[float, ...] = loss, len(victims), sum(cores)
+            if rules.preempts:
+                rank = len(victims), *sorted((victim.priority for victim in victims), reverse=True), loss
+            ranked.append((rank, name, number, loss, victims))
+    ranked.sort(key=itemgetter(slice(3)))
+    for _, name, _, loss, victims in ranked:
+        trial = scene.fork()
+        trial.remove(victims, name)
+        placement = trial.place(pod, name)
+        if placement is None or not trial.has_room(pod, name):
+            continue
+        trial.put(pod, name, placement)
+        if rules.preempts:
+            had = scene.node(name).ledger
+            relocations = tuple(Relocation(victim, name, had.mask_of(victim.uid), "", ()) for victim in victims)
+        else:
+            relocations = trial.rehome(victims, name)
         if len(relocations) == len(victims):
-            return Move(pod, name, mask, relocations, loss)
+            scene.adopt(trial)
+            return Move(pod, name, placement, relocations, loss)
     return None
 
 
-def still_possible(nodes: ClusterNodes, move: Move, rules: MoveRules) -> bool:
-    """Whether a move that was found in an earlier state of these nodes can be made as it is.
+def _openings(scene: _Scene, info: NodeInfo, pod: NeuronPod, rules: MoveRules) -> Iterator[tuple[NeuronPod, ...]]:
+    """Who would have to go: for each valid set of one container, else groups of victims, smallest first."""
+    inventory, capacity, pods = info.inventory, info.capacity, scene.cluster.pods
+    if inventory is None or isinstance(capacity, Rejection):
+        return
+    most = rules.most_victims
+    movable = [
+        (victim, info.ledger.mask_of(uid))
+        for uid in info.ledger.by_pod
+        if (victim := pods.get(uid)) and victim.node and rules.may_move(scene.cluster, victim, pod)
+    ]
+    if len(pod.requests) == 1:
+        part, geometry = pod.requests[0], inventory.geometry
+        within = int(info.free_mask)
+        for _, mask in movable:
+            within |= mask & inventory.healthy_mask & ~info.reserved_mask
+        within &= usable_mask(geometry, part, capacity.facts.unused)
+        for chosen in valid_sets(geometry, part.resource.unit, part.count):
+            if chosen & within == chosen:
+                victims = tuple(victim for victim, mask in movable if mask & chosen)
+                if 0 < len(victims) <= most:
+                    yield victims
+        return
+    groups = (group for size in range(1, most + 1) for group in combinations(movable, size))
+    for group, _ in zip(groups, range(MOST_TRIALS), strict=False):
+        freed = info.without({victim.uid for victim, _ in group}).capacity
+        if isinstance(freed, Capacity) and not isinstance(freed.place(pod.requests), Rejection):
+            yield tuple(victim for victim, _ in group)
+            if rules.preempts:
+                return  # the fewest, and these are looked at from the smallest groups on
 
-    ``nodes`` need to hold no others than the move is about.
-    """
-    states = dict(nodes)
-    for each in move.victims:
-        source = states.get(each.source)
-        now = next((pod for pod in source.pods if pod.uid == each.pod.uid), None) if source else None
-        if source is None or now is None or now.mask != each.pod.mask or not rules.may_move(now, move.pod):
+
+def still_possible(cluster: Cluster, move: Move, rules: MoveRules) -> bool:
+    """Whether a move that was found in an earlier state of the cluster can be made as it is."""
+    scene = _Scene(cluster)
+    waiting = cluster.pods.get(move.pod.uid)
+    if waiting is None or waiting.node or waiting.terminating:
+        return False
+    for victim in move.victims:
+        now, source = cluster.pods.get(victim.pod.uid), cluster.nodes.get(victim.source)
+        if now is None or source is None or source.ledger.mask_of(now.uid) != victim.had_mask:
             return False
-        states[each.source] = source.without({now.uid})
-    sets = [(move.node, move.pod, move.mask), *((each.target, each.pod, each.mask) for each in move.victims)]
-    for name, pod, mask in sets:
-        node = states.get(name)
-        if node is None or mask & node.free_mask != mask:
+        if not rules.may_move(cluster, now, waiting):
             return False
-        states[name] = node.with_pod(replace(pod, mask=mask))
+        scene.remove((now,), victim.source)
+    sets = [(waiting, move.node, move.placement)]
+    sets += [(victim.pod, victim.target, victim.placement) for victim in move.victims if victim.target]
+    for pod, name, placement in sets:
+        if name not in cluster.nodes or isinstance(scene.node(name).capacity, Rejection):
+            return False
+        mask = placement_mask(placement)
+        if mask & scene.node(name).free_mask != mask or name not in scene.eligible(pod):
+            return False
+        if not scene.has_room(pod, name):
+            return False
+        scene.put(pod, name, placement)
     return True
 
 
-def after(nodes: ClusterNodes, move: Move) -> dict[str, NodeState]:
-    """The cluster with the move made and the waiting pod in its set."""
-    states = dict(nodes)
-    for each in move.victims:
-        states[each.source] = states[each.source].without({each.pod.uid})
-    states[move.node] = states[move.node].with_pod(replace(move.pod, mask=move.mask))
-    for each in move.victims:
-        states[each.target] = states[each.target].with_pod(replace(each.pod, mask=each.mask))
-    return states
-
-
-def _openings(node: NodeState, pod: PlannedPod, rules: MoveRules) -> Iterator[tuple[tuple[PlannedPod, ...], CoreMask]]:
-    """Who would have to go for which set: every valid set of one container, else groups of victims, smallest first."""
-    movable = [victim for victim in node.pods if victim.mask and rules.may_move(victim, pod)]
-    within = int(node.free_mask)
-    for victim in movable:
-        within |= victim.mask & node.offered_mask
-    for other in node.pods:
-        if other not in movable:
-            within &= ~other.mask
-    if len(pod.request) == 1:
-        part = pod.request[0]
-        for mask in valid_sets(node.geometry, part.resource.unit, part.count):
-            if mask & within == mask:
-                victims = tuple(victim for victim in movable if victim.mask & mask)
-                if 0 < len(victims) <= rules.most_victims:
-                    yield victims, mask
-        return
-    groups = (group for size in range(1, rules.most_victims + 1) for group in combinations(movable, size))
-    for group, _ in zip(groups, range(MOST_TRIALS), strict=False):
-        free = int(node.free_mask)
-        for victim in group:
-            free |= victim.mask & node.offered_mask
-        placed = place(node.geometry, free, pod.request)
-        if not isinstance(placed, Rejection):
-            yield group, placement_mask(placed)
-
-
-class _Homes:
-    """Where pods fit in a cluster, remembered by request while some of its nodes are changed in thought."""
-
-    def __init__(self, nodes: ClusterNodes, policy: Policy) -> None:
-        self._nodes = nodes
-        self._policy = policy
-        self._ranked: dict[tuple[PodRequest, str, frozenset[str] | None], list[Home]] = {}
-
-    def rehome(self, pods: Sequence[PlannedPod], source: str, changed: dict[str, NodeState]) -> tuple[Relocation, ...]:
-        """New sets for pods that leave ``source``, largest first; ``changed`` are the nodes that differ by now.
-
-        A pod stays on hardware of the kind that it has: what it runs was compiled for that. Pods that fit nowhere are
-        left out.
-        """
-        found = []
-        kind = self._nodes[source].geometry
-        for pod in sorted(pods, key=lambda each: -each.mask.bit_count()):
-            home = self._home(pod, kind.instance_type, changed)
-            if home:
-                name, mask = home
-                found.append(Relocation(pod, source, name, mask))
-                changed[name] = changed.get(name, self._nodes[name]).with_pod(replace(pod, mask=mask))
-        return tuple(found)
-
-    def _home(self, pod: PlannedPod, instance_type: str, changed: dict[str, NodeState]) -> tuple[str, CoreMask] | None:
-        alike = [node for node in changed.values() if node.geometry.instance_type == instance_type]
-        options = _rank(alike, pod, self._policy)
-        key = (pod.request, instance_type, pod.nodes)
-        if key not in self._ranked:
-            others = (node for node in self._nodes.values() if node.geometry.instance_type == instance_type)
-            self._ranked[key] = sorted(_rank(others, pod, self._policy))
-        options += islice((each for each in self._ranked[key] if each[1] not in changed), 1)
-        best = min(options, default=None)
-        return best and (best[1], best[2])
-
-
-def _rank(nodes: Iterable[NodeState], pod: PlannedPod, policy: Policy) -> list[Home]:
-    chosen = ((node.name, policy.choose(node, pod.request)) for node in nodes if pod.may_go_to(node.name))
-    return [(choice[0], name, choice[1]) for name, choice in chosen if choice]
+def after(nodes: Mapping[str, NodeInfo], move: Move) -> dict[str, NodeInfo]:
+    """The nodes that a move changes, with the move made and the waiting pod in its sets."""
+    changed: dict[str, NodeInfo] = {}
+    for victim in move.victims:
+        source = changed.get(victim.source) or nodes[victim.source]
+        changed[victim.source] = source.without({victim.pod.uid})
+    for name, pod, placement in (
+        (move.node, move.pod, move.placement),
+        *((victim.target, victim.pod, victim.placement) for victim in move.victims),
+    ):
+        changed[name] = (changed.get(name) or nodes[name]).with_pod(pod.reference, placement)
+    return changed
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """What emptying a node takes: where its pods fit now, and those that fit nowhere, with their present cores."""
+    """What emptying a node takes: where its pods fit now, and those that fit nowhere or cannot be judged, with why."""
 
     node: str
     moved: tuple[Relocation, ...]
-    stuck: tuple[PlannedPod, ...]
+    stuck: tuple[tuple[NeuronPod, str], ...]
 
 
-def drain(nodes: ClusterNodes, name: str, policy: Policy) -> Drain:
+def drain(cluster: Cluster, name: str) -> Drain:
     """Find each pod of a node a set on another node of the same type, largest first, as if all were free to move."""
-    emptied = replace(nodes[name], pods=(), open=False)
-    moved = _Homes(nodes, policy).rehome(nodes[name].pods, name, {name: emptied})
-    gone = {each.pod.uid for each in moved}
-    return Drain(name, moved, tuple(pod for pod in nodes[name].pods if pod.uid not in gone))
+    scene = _Scene(cluster)
+    pods = [pod for pod in cluster.pods.values() if pod.node == name and pod.request]
+    judged = [pod for pod in pods if not (pod.refusal or pod.rules.depends_on_pods)]
+    moved = scene.rehome(judged, name, skipped={name})
+    homes = {relocation.pod.uid for relocation in moved}
+    stuck = (pod for pod in pods if pod.uid not in homes)
+    return Drain(name, moved, tuple((pod, why_not_judged(pod) or "fits on no other node now") for pod in stuck))
 
 
-def how_many_more(nodes: ClusterNodes, request: PodRequest) -> dict[str, int]:
-    """How many pods of a request fit each node beside what is there, where any does."""
-    found: dict[str, int] = {}
-    known: dict[tuple[Geometry, int], int] = {}
-    for name, node in nodes.items():
-        key = (node.geometry, int(node.free_mask))
-        if key not in known:
+def why_not_judged(pod: NeuronPod) -> str:
+    """Why no plan can say where a pod may go; empty if one can."""
+    if refusal := pod.refusal:
+        return str(refusal)
+    if others := [gate for gate in pod.rules.gates if gate != GATE]:
+        return f"it waits for its scheduling gate to be lifted: {', '.join(others)}"
+    if pod.rules.depends_on_pods:
+        return "pod affinity or a hard topology spread: other pods decide where it may go"
+    return ""
+
+
+def how_many_more(cluster: Cluster, pod: NeuronPod) -> dict[str, int]:
+    """How many copies of a pod fit each node beside what is there, where any does."""
+    scene, more = _Scene(cluster), dict[str, int]()
+    known: dict[Capacity, int] = {}
+    for name in sorted(scene.eligible(pod)):
+        capacity = cluster.nodes[name].capacity
+        if isinstance(capacity, Rejection):
+            continue
+        if capacity not in known:
             copies = 0
-            while not isinstance(place(*key, request * (copies + 1)), Rejection):
+            while not isinstance(capacity.place(pod.requests * (copies + 1)), Rejection):
                 copies += 1
-            known[key] = copies
-        if known[key]:
-            found[name] = known[key]
-    return found
-
-
-def best_node(nodes: ClusterNodes, pod: PlannedPod, policy: Policy) -> tuple[str, CoreMask] | None:
-    """Where a pod would go now, and the set that it would get; None if it fits nowhere."""
-    heads: dict[Geometry | None, Home] = {}
-    for home in _rank(nodes.values(), pod, policy):
-        kind = policy.kind(nodes[home[1]])
-        heads[kind] = min(home, heads.get(kind, home))
-    best = policy.best_of(nodes, heads.values()) if heads else None
-    return best and (best[1], best[2])
+            known[capacity] = copies
+        if known[capacity]:
+            more[name] = known[capacity]
+    return more
 
 
 class Standing(enum.StrEnum):
-    """How a waiting pod stands, as far as Neuron is concerned."""
+    """How a waiting pod stands, as far as can be judged."""
 
     FITS = "fits"
     PIECES = "pieces"
@@ -266,50 +462,165 @@ class Standing(enum.StrEnum):
     """Less is free than the pod asks for."""
     NEVER = "never"
     """No open node could take it even if it were empty."""
+    UNKNOWN = "unknown"
+    """Something that is not looked at decides; the reason says what."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What a waiting pod can expect: the set that it fits now, or the move that would open one."""
+    """What a waiting pod can expect: the sets that it fits now, or the move that would open them, or why not.
 
-    pod: PlannedPod
+    ``held_under_another_name``: pods of lower priority are in its way, and kube-scheduler would not evict them.
+    """
+
+    pod: NeuronPod
     standing: Standing
     node: str = ""
-    mask: CoreMask = NO_CORES
+    placement: Placement = ()
     move: Move | None = None
+    reason: str = ""
+    held_under_another_name: bool = False
 
 
 def prospects(
-    nodes: ClusterNodes, pods: Iterable[PlannedPod], policy: Policy, *, now: float = 0.0, rules: MoveRules = RULES
+    cluster: Cluster,
+    pods: Iterable[NeuronPod],
+    *,
+    now: float = 0.0,
+    rules: MoveRules = RULES,
+    preempting: Container[PodUid] = (),
 ) -> list[Prospect]:
-    """The prospects of waiting pods, in the order given; each has its set, or its move, before the next is looked at.
+    """The prospects of waiting pods, in the order given; each has its sets, or its move, before the next is looked at.
 
-    So what is promised to two pods can be had by both.
+    So what is promised to two pods can be had by both. A group is looked at as a whole when its first member comes.
+    Pods of lower priority may go for those of ``preempting``, where no move helps.
     """
-    states, found, known = dict(nodes), [], _KnownOpenings()
+    scene, expected = _Scene(cluster), list[Prospect]()
+    together: dict[tuple[str, str], tuple[dict[PodUid, Prospect], str]] = {}
     for pod in pods:
-        chosen = best_node(states, pod, policy)
-        if chosen:
-            name, mask = chosen
-            states = place_on(states, name, replace(pod, mask=mask))
-            found.append(Prospect(pod, Standing.FITS, name, mask))
-            continue
-        standing = _standing(states, pod)
-        in_pieces = standing is Standing.PIECES
-        move = cheapest_move(states, pod, policy, now=now, rules=rules, known=known) if in_pieces else None
-        states = after(states, move) if move else states
-        found.append(Prospect(pod, standing, move=move))
-    return found
+        if reason := why_not_judged(pod):
+            standing = Standing.NEVER if pod.refusal else Standing.UNKNOWN
+            expected.append(Prospect(pod, standing, reason=reason))
+        elif pod.group and cluster.is_gang(pod):
+            if pod.group not in together:
+                together[pod.group] = _group(scene, pod.group, now, preempting)
+            members, reason = together[pod.group]
+            if reason:
+                expected.append(Prospect(pod, _standing(scene, pod), reason=reason))
+            elif pod.uid in members:
+                expected.append(members[pod.uid])
+            else:
+                expected.append(Prospect(pod, Standing.SHORT, reason="the rest of its group is placed without it"))
+        elif home := scene.best(pod):
+            scene.put(pod, *home)
+            expected.append(Prospect(pod, Standing.FITS, *home))
+        else:
+            standing = _standing(scene, pod)
+            move = _cheapest_move(scene, pod, now, rules) if standing is Standing.PIECES else None
+            if move is None and pod.uid in preempting and pod.preempts and standing is not Standing.NEVER:
+                move = _cheapest_move(scene, pod, now, PREEMPTION)
+            reason = "" if move else _reason(scene, pod, standing)
+            helps_itself = pod.uid in preempting or standing is Standing.NEVER
+            crossed = not helps_itself and _held_under_another_name(scene, pod)
+            expected.append(Prospect(pod, standing, "", (), move, reason, crossed))
+    return expected
 
 
-def _standing(nodes: ClusterNodes, pod: PlannedPod) -> Standing:
+def waiting_members(cluster: Cluster, group: tuple[str, str]) -> list[NeuronPod]:
+    """The members of a group that have no node yet."""
+    placed = {uid for info in cluster.nodes.values() for uid in info.ledger.by_pod}
+    members = (pod for pod in cluster.pods.values() if pod.group == group)
+    return [pod for pod in members if not (pod.node or pod.terminating or pod.uid in placed)]
+
+
+def _group(
+    scene: _Scene, group: tuple[str, str], now: float, preempting: Container[PodUid]
+) -> tuple[dict[PodUid, Prospect], str]:
+    """The prospects of the waiting members of a group, or why the group does not fit as a whole."""
+    cluster, trial = scene.cluster, scene.fork()
+    waiting = waiting_members(cluster, group)
+    members = sum(pod.group == group and not pod.terminating for pod in cluster.pods.values())
+    missing = cluster.min_counts[group] - (members - len(waiting))
+    if len(waiting) < missing:
+        return {}, f"{members} of the {cluster.min_counts[group]} pods of its group {group[1]} are there"
+    places = trial.place_together(waiting)
+    members_expected = {pod.uid: Prospect(pod, Standing.FITS, *places[pod.uid]) for pod in waiting if pod.uid in places}
+    others = [pod for pod in waiting if pod.uid not in places and pod.uid in preempting and pod.preempts]
+    for pod in others if len(places) < missing else ():
+        if move := _cheapest_move(trial, pod, now, PREEMPTION):
+            members_expected[pod.uid] = Prospect(pod, Standing.SHORT, move=move)
+    if len(members_expected) < missing:
+        room = f"{len(places)} of {len(waiting)} waiting pods have room, at least {missing} need it"
+        return {}, f"its group {group[1]} does not fit as a whole: {room}"
+    scene.adopt(trial)
+    return members_expected, ""
+
+
+def _standing(scene: _Scene, pod: NeuronPod) -> Standing:
     """Of a pod that fits nowhere now. Free devices where it may not go itself count, too: others can move there."""
-    request, free = pod.request, Counter[Geometry]()
-    for node in nodes.values():
-        free[node.geometry] += node.free_mask.bit_count()
-    offered = {(node.geometry, node.offered_mask) for name, node in nodes.items() if node.open and pod.may_go_to(name)}
-    kinds = {kind for kind, mask in offered if not isinstance(place(kind, mask, request), Rejection)}
-    for kind in kinds:
-        if free[kind] >= sum(cores_asked(kind, part) for part in request):
-            return Standing.PIECES
-    return Standing.SHORT if kinds else Standing.NEVER
+    eligible, free = scene.eligible(pod), Counter[Geometry]()
+    kinds: dict[tuple[Geometry, CoreMask, object], bool] = {}
+    possible = set[Geometry]()
+    for name in scene.cluster.nodes:
+        info = scene.node(name)
+        if info.inventory is None or isinstance(info.capacity, Rejection):
+            continue
+        geometry, healthy_mask, facts = info.inventory.geometry, info.inventory.healthy_mask, info.node.facts
+        free[geometry] += info.free_mask.bit_count()
+        if name in eligible:
+            key = geometry, healthy_mask, facts
+            if key not in kinds:
+                kinds[key] = not isinstance(place(geometry, healthy_mask, pod.requests, facts), Rejection)
+            if kinds[key]:
+                possible.add(geometry)
+    if not possible:
+        return Standing.NEVER
+    asked = {kind: sum(cores_asked(kind, part) for part in pod.requests) for kind in possible}
+    return Standing.PIECES if any(free[kind] >= asked[kind] for kind in possible) else Standing.SHORT
+
+
+def _held_under_another_name(scene: _Scene, pod: NeuronPod) -> bool:
+    """Whether evictions of lower priority would open a node, though kube-scheduler sees no victims there.
+
+    kube-scheduler looks for victims by the count of the resource that the pod asks for. Pods that hold the devices
+    under another name lower what the node offers under this one, and are never its victims.
+    """
+    cluster = scene.cluster
+    if not pod.preempts or all(other.priority >= pod.priority for other in cluster.pods.values() if other.node):
+        return False
+    asked = {part.resource for part in pod.requests}
+    for name in scene.eligible(pod):
+        info = cluster.nodes[name]
+        lower = {
+            uid: {one.resource for one in allocations}
+            for uid, allocations in info.ledger.by_pod.items()
+            if uid in cluster.pods and cluster.pods[uid].priority < pod.priority
+        }
+        if isinstance(info.capacity, Rejection) or all(names <= asked for names in lower.values()):
+            continue
+        opened = info.without(set(lower)).capacity
+        under_this_name = info.without({uid for uid, names in lower.items() if names <= asked}).capacity
+        if not isinstance(opened, Capacity) or isinstance(opened.place(pod.requests), Rejection):
+            continue
+        if isinstance(under_this_name, Rejection) or isinstance(under_this_name.place(pod.requests), Rejection):
+            return True
+    return False
+
+
+def _reason(scene: _Scene, pod: NeuronPod, standing: Standing) -> str:
+    """Why a pod fits nowhere and no move helps, by the reason that most nodes give."""
+    eligible = scene.eligible(pod)
+    texts: Counter[str] = Counter()
+    for name in eligible:
+        info = scene.node(name)
+        capacity = info.capacity
+        if standing is Standing.NEVER and info.inventory:  # what pods do there changes nothing
+            geometry, facts = info.inventory.geometry, info.node.facts
+            capacity = capacity_of(geometry, info.inventory.healthy_mask, info.inventory.healthy_mask, facts)
+        placed = capacity if isinstance(capacity, Rejection) else capacity.place(pod.requests)
+        texts[placed.text if isinstance(placed, Rejection) else "Too little CPU, memory, ports or the like"] += 1
+    if not texts:
+        return "its selectors, affinity, tolerations or volumes leave it no node"
+    ((text, count),) = texts.most_common(1)
+    more = "; no move of pods that may be moved makes room" if standing is Standing.PIECES else ""
+    return f"{text} ({count} of {len(eligible)} nodes){more}"

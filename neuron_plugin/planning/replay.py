@@ -1,30 +1,49 @@
 """A cluster under arrivals: who is served, who is refused or waits, and what one choice or another costs.
 
 Pods come, get a set or none, stay and go. A pod that fits nowhere is refused, or waits until it fits. With moves, a
-victim goes on where it is moved to, for as long as it had left: what it really loses, the work since its start or
-checkpoint, is added up beside that.
+victim goes on where it is moved to, for as long as it had left. What it really loses, the work since its start or
+checkpoint, is added up beside that. Node and set are chosen by the code that the placement controller runs.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 from typing import Protocol
 
-from neuron_plugin.allocation import PodReference, PodRequest, PodUid, cores_asked
-from neuron_plugin.planning.cluster import ClusterNodes, NodeState, PlannedPod, devices_asked
-from neuron_plugin.planning.demand import Arrival
-from neuron_plugin.planning.moves import MoveRules, after, cheapest_move
-from neuron_plugin.planning.policies import Home, Policy, Rank
-from neuron_plugin.topology import NO_CORES, CoreMask, Geometry
+from neuron_plugin.allocation import (
+    NeuronNode,
+    NeuronPod,
+    NodeInfo,
+    NodeInventory,
+    Placement,
+    PlacementStrategy,
+    PodReference,
+    PodRequest,
+    PodUid,
+    Rejection,
+    node_info,
+)
+from neuron_plugin.planning.choice import PACK, Choices
+from neuron_plugin.planning.demand import Arrival, devices_asked
+from neuron_plugin.planning.moves import SECONDS_AN_HOUR, Cluster, Move, MoveRules, after, cheapest_move
+from neuron_plugin.topology import Geometry
 
-BOUND = "bound"
-"""In place of a policy: every pod may be moved whenever one comes, and links count for nothing."""
 
-_NOWHERE: Rank = (inf, inf)
+def simulated_node(name: str, geometry: Geometry) -> NodeInfo:
+    """An empty node with healthy devices."""
+    inventory = NodeInventory(geometry, present=tuple(range(geometry.device_count)))
+    return node_info(NeuronNode(name, name, inventory), ())
+
+
+def simulated_pod(uid: str, request: PodRequest, since_hours: float, node: str = "") -> NeuronPod:
+    """A pod that may be moved, and that a controller makes again; ``since_hours`` is when its work began."""
+    reference = PodReference(PodUid(uid), "simulated", uid)
+    since = since_hours * SECONDS_AN_HOUR
+    return NeuronPod(reference, request, node, controller="Simulation/simulated", movable=True, last_checkpoint=since)
 
 
 @dataclass
@@ -51,10 +70,12 @@ class Outcome:
     """Device-hours that moved pods had run for, if nothing of them was kept."""
     busy: float = 0.0
     empty: float = 0.0
-    last: ClusterNodes = field(default_factory=dict)
-    """The nodes when the last pod had come, at ``last_time``; none under the bound."""
+    last: Mapping[str, NodeInfo] = field(default_factory=dict)
+    """The nodes when the last pod had come, at ``last_time``."""
+    last_pods: Mapping[PodUid, NeuronPod] = field(default_factory=dict)
+    """The pods that they had then."""
     last_time: float = 0.0
-    waiting: list[PlannedPod] = field(default_factory=list)
+    waiting: list[NeuronPod] = field(default_factory=list)
     """The pods that waited then, or had been refused and would still have run."""
 
     @property
@@ -89,12 +110,20 @@ class Outcome:
         tally.refused += devices_asked(kind, arrival.request) * arrival.stays
 
 
-class _Site(Protocol):
-    """Where pods are put: nodes under a policy, or the bound."""
+class Site(Protocol):
+    """Where pods are put: nodes under a way of choosing."""
 
     moves: int
     moved_pods: int
     lost: float
+
+    @property
+    def nodes(self) -> Mapping[str, NodeInfo]:
+        """The nodes by name."""
+
+    @property
+    def pods(self) -> Mapping[PodUid, NeuronPod]:
+        """The pods that they have."""
 
     def start(self, uid: str, request: PodRequest, now: float) -> bool:
         """Give a pod what it asks for, if there is a place."""
@@ -107,153 +136,85 @@ class _Site(Protocol):
 
 
 class Board:
-    """The nodes of a cluster under one policy. Which node is best for a request is brought up to date by changes."""
+    """The nodes of a cluster under the controller's choice; without ``rules`` nothing is moved."""
 
-    def __init__(self, nodes: Iterable[NodeState], policy: Policy, rules: MoveRules | None) -> None:
-        """Without ``rules`` nothing is moved."""
-        self.nodes = {node.name: node for node in sorted(nodes, key=lambda each: each.name)}
+    def __init__(
+        self, nodes: Iterable[NodeInfo], strategy: PlacementStrategy = PACK, rules: MoveRules | None = None
+    ) -> None:
+        self.nodes = {node.name: node for node in sorted(nodes, key=lambda node: node.name)}
+        self.pods: dict[PodUid, NeuronPod] = {}
         self.moves = 0
         self.moved_pods = 0
         self.lost = 0.0
-        self._policy = policy
+        self._strategy = strategy
         self._rules = rules
-        kinds: dict[Geometry | None, list[str]] = {}
-        for name, node in self.nodes.items():
-            kinds.setdefault(policy.kind(node), []).append(name)
-        self._kinds = list(kinds.values())
-        self._places = {
-            name: (kind, number) for kind, names in enumerate(self._kinds) for number, name in enumerate(names)
-        }
-        self._ranked: dict[PodRequest, list[list[Home]]] = {}
-        self._changed: dict[PodRequest, dict[str, None]] = {}
-        self._where: dict[str, str] = {}
+        self._choices = Choices(self.nodes)
         self._busy = 0.0
-        self._empty = sum(not node.pods for node in self.nodes.values())
+        self._empty = len(self.nodes)
 
     def start(self, uid: str, request: PodRequest, now: float) -> bool:
-        """Give a pod the set of choice on the node of choice; where there is none, make room for it by a move."""
-        name, mask = self._best(request)
-        pod = _pod(uid, request, now)
-        if name:
-            self._put(self.nodes[name].with_pod(replace(pod, mask=mask)))
-            self._where[uid] = name
+        """Give a pod the best sets of the best node; where there are none, make room for it by a move."""
+        pod = simulated_pod(uid, request, now)
+        if found := self.choose(pod):
+            name, placement = found
+            self._put(self.nodes[name].with_pod(pod.reference, placement))
+            self.pods[pod.uid] = simulated_pod(uid, request, now, name)
             return True
-        move = self._rules and cheapest_move(self.nodes, pod, self._policy, now=now, rules=self._rules)
+        move = self._rules and cheapest_move(
+            Cluster(self.nodes, {**self.pods, pod.uid: pod}), pod, now=now * SECONDS_AN_HOUR, rules=self._rules
+        )
         if not move:
             return False
-        states = after(self.nodes, move)
-        for changed in dict.fromkeys((move.node, *(each.target for each in move.victims))):
-            self._put(states[changed])
-        self._where |= {each.pod.uid: each.target for each in move.victims} | {uid: move.node}
-        self.moves += 1
-        self.moved_pods += len(move.victims)
-        self.lost += move.loss
+        self._make(move, now)
         return True
+
+    def choose(self, pod: NeuronPod) -> tuple[str, Placement] | None:
+        """The node and the sets that a pod gets now."""
+        name = self._choices.answers(pod.requests, self._strategy).best(self.nodes)
+        capacity = self.nodes[name].capacity if name else None
+        placed = capacity.place(pod.requests) if capacity and not isinstance(capacity, Rejection) else None
+        return (name, placed) if placed and not isinstance(placed, Rejection) else None
 
     def end(self, uid: str) -> None:
         """The pod goes."""
-        self._put(self.nodes[self._where.pop(uid)].without({uid}))
+        pod = self.pods.pop(PodUid(uid))
+        self._put(self.nodes[pod.node].without({pod.uid}))
 
     def used(self) -> tuple[float, int]:
         """Devices in use, and nodes without a pod."""
         return self._busy, self._empty
 
-    def _put(self, node: NodeState) -> None:
+    def _make(self, move: Move, now: float) -> None:
+        for changed in after(self.nodes, move).values():
+            self._put(changed)
+        for pod, name in ((move.pod, move.node), *((victim.pod, victim.target) for victim in move.victims)):
+            self.pods[pod.uid] = simulated_pod(pod.uid, pod.requests, now, name)
+        self.moves += 1
+        self.moved_pods += len(move.victims)
+        self.lost += move.loss
+
+    def _put(self, node: NodeInfo) -> None:
         before = self.nodes[node.name]
-        self._busy += node.devices(node.used_mask) - before.devices(before.used_mask)
-        self._empty += (not node.pods) - (not before.pods)
+        self._busy += _devices(node) - _devices(before)
+        self._empty += (not node.ledger.allocations) - (not before.ledger.allocations)
         self.nodes[node.name] = node
-        for changed in self._changed.values():
-            changed[node.name] = None
-
-    def _best(self, request: PodRequest) -> tuple[str, CoreMask]:
-        if request not in self._ranked:
-            self._ranked[request] = [[self._rank(name, request) for name in names] for names in self._kinds]
-        else:
-            for name in self._changed[request]:
-                kind, number = self._places[name]
-                self._ranked[request][kind][number] = self._rank(name, request)
-        self._changed[request] = {}
-        heads = [head for head in map(min, self._ranked[request]) if head[0] != _NOWHERE]
-        if not heads:
-            return "", NO_CORES
-        _, name, mask = self._policy.best_of(self.nodes, heads)
-        return name, mask
-
-    def _rank(self, name: str, request: PodRequest) -> Home:
-        chosen = self._policy.choose(self.nodes[name], request)
-        return (chosen[0], name, chosen[1]) if chosen else (_NOWHERE, name, NO_CORES)
+        self._choices.forget([node.name])
 
 
-class _Repacking:
-    """Equal nodes on which all pods are packed again whenever one comes, largest first, whatever the links are."""
-
-    def __init__(self, nodes: Sequence[NodeState]) -> None:
-        self.moves = self.moved_pods = 0
-        self.lost = 0.0
-        self._geometry = nodes[0].geometry
-        self._nodes = len(nodes)
-        self._sizes: dict[str, int] = {}
-        self._counts: Counter[int] = Counter()
-
-    def start(self, uid: str, request: PodRequest, now: float) -> bool:
-        """Count the pod in if all can be packed with it."""
-        del now
-        cores = sum(cores_asked(self._geometry, part) for part in request)
-        self._counts[cores] += 1
-        if self._packed() is None:
-            self._counts[cores] -= 1
-            return False
-        self._sizes[uid] = cores
-        return True
-
-    def end(self, uid: str) -> None:
-        """The pod goes."""
-        self._counts[self._sizes.pop(uid)] -= 1
-
-    def used(self) -> tuple[float, int]:
-        """Devices in use, and nodes without a pod."""
-        cores = sum(size * count for size, count in self._counts.items())
-        bins = self._packed() or Counter()
-        return cores / self._geometry.cores_per_device, bins[self._geometry.core_count]
-
-    def _packed(self) -> Counter[int] | None:
-        """How many nodes have how many cores left if all is packed into the tightest gaps; None if it does not fit."""
-        bins = Counter({self._geometry.core_count: self._nodes})
-        for size in sorted((size for size, count in self._counts.items() if count), reverse=True):
-            left = self._counts[size]
-            for gap in sorted(gap for gap, count in bins.items() if count and gap >= size):
-                each = gap // size
-                full = min(bins[gap], left // each)
-                bins[gap] -= full
-                bins[gap - each * size] += full
-                left -= full * each
-                if left and bins[gap]:
-                    bins[gap] -= 1
-                    bins[gap - left * size] += 1
-                    left = 0
-            if left:
-                return None
-        return bins
+def _devices(node: NodeInfo) -> float:
+    """How many devices are in use, in fractions where they are not whole ones."""
+    return node.used_mask.bit_count() / node.inventory.geometry.cores_per_device if node.inventory else 0.0
 
 
-def replay(
-    nodes: Sequence[NodeState],
-    arriving: Sequence[Arrival],
-    policy: Policy | None,
-    *,
-    rules: MoveRules | None = None,
-    waiting: bool = False,
-) -> Outcome:
-    """Let pods come to empty nodes. Without a policy it is the bound, for nodes of one type.
+def replay(site: Site, arriving: Sequence[Arrival], *, waiting: bool = False) -> Outcome:
+    """Let pods come to empty nodes.
 
-    ``rules`` allow a move for each pod that fits nowhere. With ``waiting`` such a pod stays until it fits, the oldest
-    first among those that do; else it is refused.
+    With ``waiting`` a pod that fits nowhere stays until it fits, the oldest first among those that do; else it is
+    refused.
     """
-    board = Board(nodes, policy, rules) if policy else None
-    site: _Site = board or _Repacking(nodes)
-    kind = nodes[0].geometry
-    outcome = Outcome(sum(node.geometry.device_count for node in nodes), len(nodes))
+    kinds = [node.inventory.geometry for node in site.nodes.values() if node.inventory]
+    kind = kinds[0]
+    outcome = Outcome(sum(geometry.device_count for geometry in kinds), len(kinds))
     coming = deque(enumerate(arriving))
     queue: list[tuple[int, Arrival]] = []
     turned_away: list[tuple[int, Arrival]] = []
@@ -285,11 +246,10 @@ def replay(
         else:
             turned_away += left
             queue = []
-        if not coming and board and not outcome.last:
-            outcome.last = dict(board.nodes)
-            outcome.last_time = now
-            still = queue if waiting else [each for each in turned_away if each[1].comes + each[1].stays > now]
-            outcome.waiting = [_pod(_uid(number), arrival.request, arrival.comes) for number, arrival in still]
+        if not coming and not outcome.last:
+            outcome.last, outcome.last_pods, outcome.last_time = dict(site.nodes), dict(site.pods), now
+            still = queue if waiting else [late for late in turned_away if late[1].comes + late[1].stays > now]
+            outcome.waiting = [simulated_pod(_uid(number), arrival.request, arrival.comes) for number, arrival in still]
     for _, arrival in turned_away:
         outcome.refuse(kind, arrival)
     time = now - began if 0 < now - began < inf else 1.0
@@ -300,8 +260,3 @@ def replay(
 
 def _uid(number: int) -> str:
     return f"pod-{number}"
-
-
-def _pod(uid: str, request: PodRequest, since: float) -> PlannedPod:
-    """A pod of a simulation: a controller makes it again, and it may be moved."""
-    return PlannedPod(PodReference(PodUid(uid), "simulated", uid), request, movable=True, recreated=True, since=since)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from neuron_plugin.allocation import NeuronPod, PodUid, neuron_pod
-from neuron_plugin.cluster import PODS, ApiServer, ClusterError, Pod, Reflector, Scope
+from neuron_plugin.allocation import NeuronPod, PodUid
+from neuron_plugin.cluster import PODS, ApiServer, ClusterError, Pod, Reflector, Scope, neuron_pod
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.node import Node
 

@@ -19,7 +19,7 @@ import msgspec
 from neuron_plugin.allocation import Resource
 from neuron_plugin.cluster import PODS
 from neuron_plugin.cluster import Pod as PodRecord
-from neuron_plugin.extender.state import NODE_REFUSALS
+from neuron_plugin.scheduling.state import NODE_REFUSALS
 from neuron_plugin.simulation.api_server import SimulatedApiServer
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
 from neuron_plugin.simulation.api_server_kinds import JsonObject

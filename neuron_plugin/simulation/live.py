@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from neuron_plugin.allocation import CORES_KEY, DEVICES_KEY, Resource, neuron_pod
-from neuron_plugin.cluster import PODS, ObjectReference, create_event, utc_now
+from neuron_plugin.allocation import CORES_KEY, DEVICES_KEY, Resource
+from neuron_plugin.cluster import PODS, ObjectReference, create_event, neuron_pod, utc_now
 from neuron_plugin.cluster import Pod as PodRecord
 from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES, JsonObject, Refusal
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS

@@ -27,10 +27,10 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from neuron_plugin.allocation import Rejection
-from neuron_plugin.extender.state import ClusterState, NodeInfo
-from neuron_plugin.extender.timeline import SECONDS
-from neuron_plugin.extender.views import NodeView, PodView, node_view, pod_view
+from neuron_plugin.allocation import NodeInfo, Rejection
+from neuron_plugin.monitor.views import NodeView, PodView, node_view, pod_view
+from neuron_plugin.scheduling.history import HISTORY_SECONDS
+from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.topology import free_sets
 
 SAMPLE_SECONDS = 30.0
@@ -119,7 +119,7 @@ class Picture:
             return web.Response(body=body, content_type="application/json", headers=_HEADERS)
 
         async def evictions(_: web.Request) -> web.Response:
-            body = msgspec.json.encode({"seconds": SECONDS, "evictions": state.timeline.evictions()})
+            body = msgspec.json.encode({"seconds": HISTORY_SECONDS, "evictions": state.history.evictions()})
             return web.Response(body=body, content_type="application/json", headers=_HEADERS)
 
         async def table(_: web.Request) -> web.Response:

@@ -419,7 +419,7 @@ def test_an_init_container_of_more_than_a_device_shares_none() -> None:
 def test_more_cores_than_a_device_has_cannot_be_shared() -> None:
     for request in ([core(2, "a"), core(3, "b")], [core(5, "a"), core(1, "b")]):
         found = refusal(INF1, INF1.all_mask, limited(request, same_device=(0, 1)))
-        assert found.text == "No Neuron device has free cores for all containers that share one"
+        assert found.text.startswith("The containers that share one Neuron device ask for more cores than one")
         assert not found.may_pass
 
 
@@ -427,6 +427,27 @@ def test_a_shared_device_that_is_in_use_may_come_free() -> None:
     free = INF1.all_mask & ~INF1.cores_mask((0, 4, 8, 12))
     found = refusal(INF1, free, limited([core(2, "a"), core(2, "b")], same_device=(0, 1)))
     assert (found.code, found.may_pass) == ("no-shared-device", True)
+
+
+def test_a_refusal_for_an_amount_says_which_amount_is_missing_where() -> None:
+    def asking(*amounts: int, share: bool = False) -> PodRequest:
+        parts = [replace(core(1, f"c{number}"), amounts=(("memory", mib),)) for number, mib in enumerate(amounts)]
+        return limited(parts, same_device=(0, 1)) if share else tuple(parts)
+
+    def text(request: PodRequest, used: int = 0) -> str:
+        facts = DeviceFacts(amounts=(("memory", 8192),), used=(("memory", (used,) * 4),) if used else ())
+        return refusal(INF1, INF1.all_mask, request, facts).text
+
+    name = "neuron-plugin.io/memory"
+    assert (
+        text(asking(4097, 4096, share=True))
+        == f"The node's Neuron devices have 8192 {name} each and 8193 of each were requested"
+    )
+    assert text(asking(200), used=8000) == f"No free linked Neuron devices with 200 {name} left on each"
+    shared = f"Too little {name} is left on a free Neuron device for all containers that share one"
+    assert text(asking(100, 100, share=True), used=8000) == shared
+    together = f"Too little {name} is left on free Neuron devices for all containers of the pod"
+    assert text(asking(150, 150, 150, 150, 150), used=8000) == together
 
 
 def test_an_annotation_that_cannot_be_read_is_the_reason_everywhere() -> None:

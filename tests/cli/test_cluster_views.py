@@ -15,12 +15,12 @@ from aiohttp import web
 from neuron_plugin.allocation import NO_ASSIGNMENT, Resource
 from neuron_plugin.cli import cluster_views as module
 from neuron_plugin.cli.cluster_views import Views, cluster_views
-from neuron_plugin.extender.leadership import Readiness
-from neuron_plugin.extender.monitor import Monitor
+from neuron_plugin.monitor.api import Monitor
+from neuron_plugin.scheduling.leadership import Readiness
 from tests.cli.doubles import Background, Cli
-from tests.extender.world import World
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import container, node_manifest, pod_manifest
+from tests.support.world import World
 
 DEVICE, CORE = Resource.NEURON, Resource.NEURONCORE
 

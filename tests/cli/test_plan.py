@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation import LAST_CHECKPOINT_KEY, MOVABLE_KEY, Resource
+from neuron_plugin.simulation import NODES, PODS
 from tests.cli.doubles import Background, Cli
 from tests.support.api_server import StandInApiServer
 from tests.support.manifests import node_manifest, pod_manifest
@@ -50,7 +51,7 @@ def plan(cli: Cli, kubeconfig: Path, *arguments: object) -> Any:
 def test_the_move_that_makes_room_for_a_waiting_pod_is_shown(cli: Cli, kubeconfig: Path) -> None:
     shown = cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "")
     assert shown.status == 1
-    assert shown.err == "neuron-plugin: 1 pod of those asked about fit nowhere now\n"
+    assert shown.err == "neuron-plugin: 1 pod of those asked about fits nowhere now\n"
     header, row, _, move = shown.rows
     assert header == ["POD", "REQUEST", "STANDING", "NODE", "LOST", "IDS", "NEEDS"]
     assert row[:4] == ["default/big", "neuron=16", "pieces", "trn-1"]
@@ -83,11 +84,30 @@ def test_a_cordoned_node_is_no_place_to_go(cli: Cli, server: StandInApiServer, k
     assert [move["target"] for move in found["moves"]] == ["trn-2"]
 
 
-def test_a_pod_with_constraints_is_left_out_and_said_so(cli: Cli, server: StandInApiServer, kubeconfig: Path) -> None:
-    server.create_pod(pod_manifest("odd", NEURON, 4, annotations={"neuron-plugin.io/allow-devices": "0-3"}))
+def test_a_pod_with_constraints_is_planned_for_and_one_that_cannot_be_judged_is_listed_with_its_reason(
+    cli: Cli, server: StandInApiServer, kubeconfig: Path
+) -> None:
+    server.create_pod(pod_manifest("listed", NEURON, 4, annotations={"neuron-plugin.io/allow-devices": "12-15"}))
+    beside = pod_manifest("beside", NEURON, 1)
+    term = {"topologyKey": "zone", "labelSelector": {}}
+    beside["spec"]["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    server.create_pod(beside)
     found = plan(cli, kubeconfig)
-    assert found["leftOut"] == ["default/odd"]
-    assert [each["pod"] for each in found["waiting"]] == ["default/big"]
+    (listed,) = [pod for pod in found["waiting"] if pod["pod"] == "default/listed"]
+    assert (listed["standing"], listed["ids"]) == ("fits", "devices 12-15")
+    assert found["leftOut"] == ["default/beside"]
+    assert "other pods decide where it may go" in found["reasons"]["default/beside"]
+    shown = cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "")
+    assert "default/beside is not judged: pod affinity or a hard topology spread" in shown.out
+
+
+def test_a_drain_keeps_what_a_pod_asks_of_its_devices(cli: Cli, server: StandInApiServer, kubeconfig: Path) -> None:
+    server.delete_pod("default", "small", grace_seconds=0)
+    listed = bound("listed", "trn-1", "0,1,2,3", **{"neuron-plugin.io/allow-devices": "0-3"})
+    server.create_pod(listed)
+    shown = cli("plan", "--kubeconfig", kubeconfig, "--lease-namespace", "", "--drain", "trn-1")
+    assert shown.status == 1
+    assert shown.rows[1] == ["default/listed", "-", "fits", "on", "no", "other", "node", "now"]
 
 
 def test_a_drain_shows_where_the_pods_would_go(cli: Cli, kubeconfig: Path) -> None:
@@ -112,47 +132,43 @@ def test_how_many_more_pods_of_a_shape_fit(cli: Cli, kubeconfig: Path) -> None:
     assert (found["waiting"][0]["standing"], found["more"]) == ("fits", {"trn-1": 3, "trn-2": 2})
 
 
-def test_a_file_of_the_monitor_apis_objects_makes_the_same_plan(cli: Cli, kubeconfig: Path, tmp_path: Path) -> None:
-    nodes = json.loads(cli("nodes", "--kubeconfig", kubeconfig, "--lease-namespace", "", "-o", "json").out)["nodes"]
-    pods = json.loads(cli("pods", "--kubeconfig", kubeconfig, "-o", "json").out)["pods"]
+def test_what_kubectl_prints_makes_the_same_plan(
+    cli: Cli, server: StandInApiServer, kubeconfig: Path, tmp_path: Path
+) -> None:
+    items = [{**node, "kind": "Node"} for node in server.objects(NODES)]
+    items += [{**pod, "kind": "Pod"} for pod in server.objects(PODS)]
     file = tmp_path / "cluster.json"
-    file.write_text(json.dumps({"nodes": nodes, "pods": pods}))
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
     saved = json.loads(cli("plan", "--cluster", file, "-o", "json").out)
-    assert [{**each, "lost": 0} for each in saved["waiting"]] == [
-        {**each, "lost": 0} for each in plan(cli, kubeconfig)["waiting"]
+    assert [{**pod, "lost": 0} for pod in saved["waiting"]] == [
+        {**pod, "lost": 0} for pod in plan(cli, kubeconfig)["waiting"]
     ]
 
 
 def test_a_simulated_cluster_can_be_planned(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
-    small = ("--nodes", "trn1.32xlarge=4", "--pods", "300", "--seeds", "1", "--load", "1.2")
-    assert cli("simulate", "cluster", *small, "--policy", "bound,ours", "--save", file).status == 0
+    small = ("--nodes", "trn1.32xlarge=4", "--pods", "300", "--seeds", "1", "--load", "1.5", "--waiting")
+    assert cli("simulate", "cluster", *small, "--policy", "spread,pack", "--save", file).status == 0
     found = json.loads(cli("plan", "--cluster", file, "-o", "json").out)
     assert found["waiting"]
-    assert {each["standing"] for each in found["waiting"]} <= {"fits", "pieces", "short"}
+    assert {pod["standing"] for pod in found["waiting"]} <= {"fits", "pieces", "short"}
+    assert any(pod["moves"] for pod in found["waiting"])
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint", "status"),
+    ("text", "complaint"),
     [
-        ("{}", "is no cluster: Object missing required field `nodes`", 2),
-        ("x", "is no cluster", 2),
-        ('{"nodes": [{"spec": {"devices": 99, "coresPerDevice": 2, "topology": "ring"}}], "pods": []}', "99", 1),
-        ('{"nodes": [{"spec": {"devices": 4, "coresPerDevice": 2, "topology": "odd"}}], "pods": []}', "odd", 1),
-        (
-            '{"nodes":[],"pods":[{"spec":{"containers":[{"name":"a","kind":"app","resource":"gpu","count":1}]}}]}',
-            "gpu",
-            1,
-        ),
+        ("{}", "is no cluster: Object missing required field `items`"),
+        ("x", "is no cluster"),
+        ('{"items": [{"kind": "Node", "metadata": {"name": 3}}]}', "is no cluster"),
+        ('{"items": [{"kind": "Pod", "metadata": []}]}', "is no cluster"),
     ],
 )
-def test_a_file_that_has_no_cluster_is_refused(
-    cli: Cli, tmp_path: Path, text: str, complaint: str, status: int
-) -> None:
+def test_a_file_that_has_no_cluster_is_refused(cli: Cli, tmp_path: Path, text: str, complaint: str) -> None:
     file = tmp_path / "cluster.json"
     file.write_text(text)
     shown = cli("plan", "--cluster", file)
-    assert (shown.status, len(shown.err.splitlines())) == (status, 1)
+    assert (shown.status, len(shown.err.splitlines())) == (2, 1)
     assert complaint in shown.err
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from neuron_plugin.cluster import PODS, Pod
 from neuron_plugin.cluster.api import ApiServer
 from neuron_plugin.cluster.client import KubernetesApi, connect
-from neuron_plugin.cluster.objects import PODS, Pod
 from neuron_plugin.cluster.reflector import Pace, Reflector
 from tests.support.api_server import StandInApiServer
 

@@ -11,21 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import ContainerKind, neuron_pod
+from neuron_plugin.allocation import ContainerKind
+from neuron_plugin.cluster import PODS, Pod, neuron_pod
 from neuron_plugin.cluster.api import ApiError, DecodeError, UnreachableError
 from neuron_plugin.cluster.client import KubernetesApi
-from neuron_plugin.cluster.objects import (
-    LEASES,
-    NODES,
-    PODS,
-    Lease,
-    Node,
-    Pod,
-    Scope,
-    decode_event,
-    pages,
-    parse_version,
-)
+from neuron_plugin.cluster.objects import LEASES, NODES, Lease, Node, Scope, decode_event, pages, parse_version
 from tests.support.api_server import Fault, StandInApiServer
 
 
@@ -86,7 +76,7 @@ def test_a_pod_has_the_fields_that_matter() -> None:
     found = pod(FULL)
     assert (found.name, found.namespace, found.uid, found.resource_version) == ("train-0", "ml", "6f1c", "812")
     assert (found.node_name, found.phase) == ("trn1-a", "Running")
-    assert found.priority == 1000
+    assert neuron_pod(found).priority == 1000
     assert found.annotations == {"NEURON_DEVS": "2,3"}
     assert found.labels == {"app": "train"}
 
@@ -134,7 +124,7 @@ def test_t27_terminating_is_not_terminal() -> None:
 )
 def test_what_is_left_out_or_null_reads_as_empty(bare: dict[str, Any]) -> None:
     found = pod(bare)
-    assert (found.annotations, found.labels, found.priority) == ({}, {}, 0)
+    assert (found.annotations, found.labels, neuron_pod(found).priority) == ({}, {}, 0)
     assert all((container.limits, container.requests) == ({}, {}) for container, _ in found.containers)
     assert (found.node_name, found.phase, found.terminating) == ("", "", False)
 

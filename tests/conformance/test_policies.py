@@ -11,103 +11,56 @@ created with ``dryRun``, so nothing is left but what is deleted in the end.
 from __future__ import annotations
 
 import asyncio
-import copy
-import json
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 import pytest
+import pytest_asyncio
 
-from neuron_plugin.allocation import Rejection, neuron_pod
-from neuron_plugin.allocation.constraints import DEVICE_NAME_KEY, SAME_DEVICE_KEY
-from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.cluster import JSON, ApiError, ApiRequest, ApiServer, Pod, connect, send
-from neuron_plugin.topology import catalogue, product_names
+from neuron_plugin.allocation import Rejection
+from neuron_plugin.allocation.constraints import DEVICE_NAME_KEY, PREFIX, SAME_DEVICE_KEY
+from neuron_plugin.cluster import ApiError, Pod, neuron_pod
+from tests.charts import annotation_table
 from tests.charts.manifests import manifests
+from tests.conformance.policy_server import CORE, DEVICE, LABEL, NEURON, Body, Server, opened, pod
 
-REGISTRATION = "/apis/admissionregistration.k8s.io/v1"
-PLURALS = {
-    f"{way}AdmissionPolicy{part}": f"{way.lower()}admissionpolic{'ybindings' if part else 'ies'}"
-    for way in ("Validating", "Mutating")
-    for part in ("", "Binding")
-}
-JUDGED = ("neuron-plugin-requests", "neuron-plugin-pod-defaults")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+JUDGED = ("neuron-plugin-requests", "neuron-plugin-annotations", "neuron-plugin-pod-defaults")
 """The policies that are tried, as the rendering ``pod-defaults`` names them."""
-LABEL = "np-conformance"
-NEURON, DEVICE, CORE = (resource.value for resource in Resource)
+PODS = "/api/v1/namespaces/default/pods"
+MEMORY = f"{PREFIX}memory"
 EXISTS = {"operator": "Exists", "effect": "NoSchedule"}
 
 
-@dataclass(frozen=True)
-class Server:
-    """An API server in which the policies hold for pods of this run."""
-
-    api: ApiServer
-    run: str
-
-    async def ask(self, method: str, path: str, body: dict[str, Any] | None = None, **query: str) -> dict[str, Any]:
-        answer = await send(self.api, ApiRequest(method, path, query, body=body, content_type=JSON), timeout_seconds=20)
-        loaded: dict[str, Any] = json.loads(answer)
-        return loaded
-
-    async def create(self, spec: dict[str, Any], annotations: dict[str, str] | None = None) -> dict[str, Any]:
-        """The pod as it would be stored.
-
-        Raises:
-            ApiError: refused; the text is the policy's.
-        """
-        metadata = {"generateName": "np-", "labels": {LABEL: self.run}, "annotations": annotations or {}}
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-        return await self.ask("POST", "/api/v1/namespaces/default/pods", pod, dryRun="All")
-
-    async def refusal(self, spec: dict[str, Any], annotations: dict[str, str] | None = None) -> str:
-        """Why a pod is refused; empty for one that is not."""
-        try:
-            await self.create(spec, annotations)
-        except ApiError as error:
-            return str(error)
-        return ""
-
-    async def apply(self, manifest: dict[str, Any]) -> str:
-        """Create one of the policies or bindings under this run's name; gives its path."""
-        mine = copy.deepcopy(manifest)
-        mine["metadata"] = {"name": f"{mine['metadata']['name']}-{self.run}"}
-        if "policyName" in mine["spec"]:
-            mine["spec"]["policyName"] += f"-{self.run}"
-            mine["spec"]["matchResources"] = {"objectSelector": {"matchLabels": {LABEL: self.run}}}
-        path = f"{REGISTRATION}/{PLURALS[mine['kind']]}"
-        await self.ask("POST", path, mine)
-        return f"{path}/{mine['metadata']['name']}"
+def labelled(server: Server, spec: Body, annotations: Mapping[str, str] | None = None) -> Body:
+    metadata = {"generateName": "np-", "labels": {LABEL: server.run}, "annotations": dict(annotations or {})}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def pod(*limits: dict[str, str], **more: object) -> dict[str, Any]:
-    """A pod's spec: a container for each of ``limits``."""
-    containers = [
-        {"name": f"c{number}", "image": "none", "resources": {"limits": each}} for number, each in enumerate(limits)
-    ]
-    return {"automountServiceAccountToken": False, "containers": containers, **more}
+async def create(server: Server, spec: Body, annotations: Mapping[str, str] | None = None) -> Body:
+    """The pod as it would be stored."""
+    return await server.ask("POST", PODS, labelled(server, spec, annotations), dryRun="All")
 
 
-@pytest.fixture
+async def refused(server: Server, spec: Body, annotations: Mapping[str, str] | None = None) -> str:
+    """Why a pod is refused; empty for one that is not."""
+    return await server.why_not("POST", PODS, labelled(server, spec, annotations))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(request: pytest.FixtureRequest) -> AsyncIterator[Server]:
     kubeconfig = request.config.getoption("--kubeconfig", default=None)
     if kubeconfig is None:
         pytest.skip("needs --kubeconfig, of an API server that may be given admission policies")
-    async with await connect(kubeconfig) as api, AsyncExitStack() as undo:
-        run = Server(api, secrets.token_hex(3))
-        for manifest in manifests("pod-defaults"):
-            if manifest["metadata"]["name"] in JUDGED:
-                undo.push_async_callback(run.ask, "DELETE", await run.apply(manifest))
-        refused, changed = pod({NEURON: "1", CORE: "1"}), pod({NEURON: "1"})
-
+    async with opened(kubeconfig, secrets.token_hex(3)) as run:
+        judged = [manifest for manifest in manifests("pod-defaults") if manifest["metadata"]["name"] in JUDGED]
+        await run.apply(judged, {"objectSelector": {"matchLabels": {LABEL: run.run}}})
+        wrong, changed = pod({NEURON: "1", CORE: "1"}), pod({NEURON: "1"})
         async with asyncio.timeout(30):
-            while not await run.refusal(refused):
+            while not await refused(run, wrong) or not await refused(run, changed, {f"{PREFIX}movable": "?"}):
                 await asyncio.sleep(0.2)
-            while (await run.create(changed))["spec"]["schedulerName"] != "neuron-scheduler":
+            while (await create(run, changed))["spec"]["schedulerName"] != "neuron-scheduler":
                 await asyncio.sleep(0.2)
         yield run
 
@@ -125,42 +78,93 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[Server]:
     ],
 )
 async def test_a_container_with_two_neuron_resources_is_refused_in_the_words_of_the_code(
-    server: Server, spec: dict[str, Any]
+    server: Server, spec: Body
 ) -> None:
     request = neuron_pod(msgspec.convert({"metadata": {"name": "p"}, "spec": spec}, Pod)).request
     assert isinstance(request, Rejection)
-    assert request.detail in await server.refusal(spec)
+    assert request.detail in await refused(server, spec)
 
 
 @pytest.mark.parametrize("limits", [{NEURON: "65"}, {DEVICE: "65"}, {CORE: "513"}, {CORE: "1k"}, {NEURON: "1Gi"}])
-async def test_more_than_any_type_has_is_refused(server: Server, limits: dict[str, str]) -> None:
-    refusal = await server.refusal(pod({"cpu": "1"}, limits))
-    assert "container c1 asks for more than any instance type has: 64 devices or 512 cores" in refusal
+async def test_more_than_a_machine_can_have_is_refused(server: Server, limits: dict[str, str]) -> None:
+    refusal = await refused(server, pod({"cpu": "1"}, limits))
+    assert "container c1 asks for more than a machine can have: 64 devices or 512 cores" in refusal
 
 
 @pytest.mark.parametrize(
-    ("key", "text"),
+    "limits",
     [
-        ("allow-devices", "1;2"),
-        ("deny-devices", "64"),
-        ("prefer-devices", ""),
-        ("device-name", "trn1 trn2"),
-        ("device-name", "x," * 600 + "x"),
-        ("same-device", "a,"),
-        ("prefer-numa", "yes"),
-        ("balance", "a,b"),
+        {MEMORY: "1"},
+        {MEMORY: "1", NEURON: "0"},
+        {f"{PREFIX}shares": "5", MEMORY: "1"},
+        {CORE: "1", **{f"{PREFIX}a{number}": "0" for number in range(9)}},
     ],
 )
-async def test_a_constraint_that_cannot_be_read_is_refused(server: Server, key: str, text: str) -> None:
-    refusal = await server.refusal(pod({NEURON: "1"}), {f"neuron-plugin.io/{key}": text})
-    assert f"annotation neuron-plugin.io/{key} cannot be read: expected " in refusal
+async def test_amounts_that_the_code_refuses_are_refused_in_its_words(server: Server, limits: dict[str, str]) -> None:
+    spec = pod({NEURON: "1"}, limits)
+    request = neuron_pod(msgspec.convert({"metadata": {"name": "p"}, "spec": spec}, Pod)).request
+    assert isinstance(request, Rejection)
+    assert request.detail in await refused(server, spec)
 
 
-@pytest.mark.parametrize(("text", "unknown"), [("Trainum1", "Trainum1"), ("trn1 , trn7,x", "trn7, x")])
-async def test_an_unknown_product_is_refused_with_those_that_are_known(server: Server, text: str, unknown: str) -> None:
-    refusal = await server.refusal(pod({NEURON: "1"}), {DEVICE_NAME_KEY: text})
-    known = ", ".join(sorted(product_names(catalogue()) | {"trainium9", "trn9"}))
-    assert f"annotation {DEVICE_NAME_KEY} has unknown names: {unknown}; known are {known}" in refusal
+async def test_what_the_code_reads_of_an_annotation_is_admitted_and_nothing_else(server: Server) -> None:
+    spec = pod(*({CORE: "1"} for _ in annotation_table.SHARING))
+    for container, name in zip(spec["containers"], annotation_table.SHARING, strict=True):
+        container["name"] = name
+    texts = {(key, text) for key, text, _ in annotation_table.rows()}
+    for key, text in sorted(texts.union(annotation_table.short_texts())):
+        refusal = await refused(server, spec, {key: text})
+        assert (refusal == "") is annotation_table.reads(key, text), (key, text, refusal)
+        if "shares" not in refusal and "is no container" not in refusal:
+            assert refusal == "" or f"annotation {key} is " in refusal, refusal
+            assert refusal == "" or ": expected " in refusal
+
+
+async def test_a_refusal_names_annotation_value_and_what_was_expected(server: Server) -> None:
+    refusal = await refused(server, pod({NEURON: "1"}), {f"{PREFIX}allow-devices": "9-3"})
+    assert f'annotation {PREFIX}allow-devices is "9-3": expected ids of devices on the host' in refusal
+    refusal = await refused(server, pod({NEURON: "1"}), {f"{PREFIX}placement": "p\n" * 99})
+    assert f'annotation {PREFIX}placement is "{"p@n" * 40}": expected pack or spread'.replace("@", "\\") in refusal
+
+
+async def test_a_product_that_no_catalogue_has_is_the_extenders_to_judge(server: Server) -> None:
+    assert await refused(server, pod({NEURON: "1"}), {DEVICE_NAME_KEY: "Trainium7,mine"}) == ""
+
+
+async def test_an_annotation_of_a_pod_without_neuron_is_not_judged(server: Server) -> None:
+    for key in ("allow-devices", "same-device"):
+        assert await refused(server, pod({"cpu": "1"}), {f"{PREFIX}{key}": "not Neuron's"}) == ""
+
+
+OBJECTS = [
+    (PODS, {"spec": pod({NEURON: "1"})}, "movable"),
+    ("/api/v1/namespaces", {}, "movable"),
+    ("/api/v1/nodes", {}, "disable-devices"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "name"), OBJECTS)
+async def test_an_annotation_is_judged_when_it_changes(server: Server, path: str, body: Body, name: str) -> None:
+    async def refusal(**annotations: str | None) -> str:
+        return await server.why_not("PATCH", mine, {"metadata": {"annotations": annotations}})
+
+    key = PREFIX + name
+    metadata = {"generateName": "np-", "annotations": {key: "?"}}  # without the run's label the policy is not asked
+    if "neuron-plugin-annotations" in await server.why_not("POST", path, {**body, "metadata": metadata}):
+        pytest.skip("the chart's own policies hold in this cluster: nothing there can be unreadable")
+    made = await server.make(path, {**body, "metadata": metadata})
+    mine = f"{path}/{made['metadata']['name']}"
+    await server.ask("PATCH", mine, {"metadata": {"labels": {LABEL: server.run}, "annotations": {"other": "1"}}})
+    assert await refusal(other="2") == "", "what was there before refuses nothing"
+    assert f'annotation {key} is "!": expected' in await refusal(**{key: "!"})
+    assert await refusal(**{key: "true" if name == "movable" else "5,7"}) == ""
+    assert await refusal(**{key: None}) == ""
+
+
+async def test_a_namespace_is_judged_when_it_is_created(server: Server) -> None:
+    metadata = {"generateName": "np-", "labels": {LABEL: server.run}, "annotations": {f"{PREFIX}movable": "maybe"}}
+    with pytest.raises(ApiError, match=r"movable is .*maybe.*: expected true or false"):
+        await server.ask("POST", "/api/v1/namespaces", {"metadata": metadata}, dryRun="All")
 
 
 @pytest.mark.parametrize(
@@ -169,25 +173,10 @@ async def test_an_unknown_product_is_refused_with_those_that_are_known(server: S
 async def test_a_container_that_cannot_share_a_device_is_refused(server: Server, text: str, wrong: str) -> None:
     init = {"name": "i", "image": "none", "resources": {"limits": {CORE: "1"}}}
     spec = pod({CORE: "1"}, {"cpu": "1"}, {NEURON: "1"}, {CORE: "0"}, initContainers=[init])
-    assert f"annotation {SAME_DEVICE_KEY}: '{wrong}' is no container that asks" in await server.refusal(
-        spec, {SAME_DEVICE_KEY: text}
+    assert f"annotation {SAME_DEVICE_KEY}: '{wrong}' is no container that asks" in await refused(
+        server, spec, {SAME_DEVICE_KEY: text}
     )
-    assert await server.refusal(spec, {SAME_DEVICE_KEY: "i, c0"}) == ""
-
-
-async def test_a_constraint_that_can_be_read_is_admitted(server: Server) -> None:
-    texts = {
-        "allow-devices": " 0-7, 12",
-        "deny-devices": "63",
-        "prefer-devices": "003",
-        "device-name": "Trainium1, TRN2,trainium9,trn9",
-        "same-device": "c0, c1",
-        "prefer-numa": "true ",
-        "balance": "memory",
-    }
-    annotations = {f"neuron-plugin.io/{key}": text for key, text in texts.items()}
-    assert await server.refusal(pod({CORE: "1"}, {CORE: "1"}), annotations) == ""
-    assert await server.refusal(pod({"cpu": "1"}), {"neuron-plugin.io/allow-devices": "not Neuron's"}) == ""
+    assert await refused(server, spec, {SAME_DEVICE_KEY: "i, c0"}) == ""
 
 
 @pytest.mark.parametrize(
@@ -200,18 +189,20 @@ async def test_a_constraint_that_can_be_read_is_admitted(server: Server) -> None
         pod({NEURON: "7"}),
         pod({NEURON: "1", CORE: "0"}),
         pod({NEURON: "1"}, {CORE: "1"}),
+        pod({NEURON: "1", MEMORY: "5120"}),
+        pod({"cpu": "1", MEMORY: "0"}),
         {"containers": [{"name": "bare", "image": "none"}], "automountServiceAccountToken": False},
     ],
 )
-async def test_every_other_pod_is_admitted(server: Server, spec: dict[str, Any]) -> None:
-    assert await server.refusal(spec) == ""
+async def test_every_other_pod_is_admitted(server: Server, spec: Body) -> None:
+    assert await refused(server, spec) == ""
 
 
 async def test_what_the_api_server_refuses_itself_needs_no_policy(server: Server) -> None:
-    assert "must be an integer" in await server.refusal(pod({NEURON: "3500m"}))
+    assert "must be an integer" in await refused(server, pod({NEURON: "3500m"}))
 
 
-def added(stored: dict[str, Any]) -> list[dict[str, Any]]:
+def added(stored: Body) -> list[Body]:
     """The tolerations of a stored pod but for those that the API server gives to every pod."""
     return [each for each in stored["spec"]["tolerations"] if not each.get("key", "").startswith("node.kubernetes.io/")]
 
@@ -223,21 +214,21 @@ BOTH = [{"key": NEURON, **EXISTS}, {"key": CORE, **EXISTS}]
 async def test_a_pod_that_asks_for_neuron_gets_scheduler_and_tolerations(
     server: Server, limits: dict[str, str]
 ) -> None:
-    stored = await server.create(pod({"cpu": "1"}, limits))
+    stored = await create(server, pod({"cpu": "1"}, limits))
     assert stored["spec"]["schedulerName"] == "neuron-scheduler"
     assert added(stored) == BOTH
 
 
 async def test_an_init_container_counts(server: Server) -> None:
     init = {"name": "i", "image": "none", "resources": {"limits": {CORE: "2"}}}
-    assert (await server.create(pod({"cpu": "1"}, initContainers=[init])))["spec"][
+    assert (await create(server, pod({"cpu": "1"}, initContainers=[init])))["spec"][
         "schedulerName"
     ] == "neuron-scheduler"
 
 
 async def test_a_second_pass_changes_nothing(server: Server) -> None:
-    once = await server.create(pod({NEURON: "1"}, tolerations=[{"key": "mine", "operator": "Exists"}]))
-    again = await server.create(once["spec"])
+    once = await create(server, pod({NEURON: "1"}, tolerations=[{"key": "mine", "operator": "Exists"}]))
+    again = await create(server, once["spec"])
     assert again["spec"] == once["spec"]
     assert added(again) == [{"key": "mine", "operator": "Exists"}, *BOTH]
 
@@ -255,12 +246,12 @@ async def test_a_second_pass_changes_nothing(server: Server) -> None:
 async def test_only_a_missing_toleration_is_added_behind_the_pod_s_own(
     server: Server, tolerations: list[dict[str, str]], missing: list[str]
 ) -> None:
-    stored = await server.create(pod({NEURON: "1"}, tolerations=tolerations))
+    stored = await create(server, pod({NEURON: "1"}, tolerations=tolerations))
     assert added(stored) == [*tolerations, *({"key": key, **EXISTS} for key in missing)]
 
 
 async def test_another_scheduler_stays_what_the_author_wrote(server: Server) -> None:
-    stored = await server.create(pod({NEURON: "1"}, schedulerName="volcano"))
+    stored = await create(server, pod({NEURON: "1"}, schedulerName="volcano"))
     assert (stored["spec"]["schedulerName"], added(stored)) == ("volcano", BOTH)
 
 
@@ -272,8 +263,6 @@ async def test_another_scheduler_stays_what_the_author_wrote(server: Server) -> 
         (pod({NEURON: "1"}, nodeName="some-node"), {}),
     ],
 )
-async def test_every_other_pod_stays_as_it_is(
-    server: Server, spec: dict[str, Any], annotations: dict[str, str]
-) -> None:
-    stored = await server.create(spec, annotations)
+async def test_every_other_pod_stays_as_it_is(server: Server, spec: Body, annotations: dict[str, str]) -> None:
+    stored = await create(server, spec, annotations)
     assert (stored["spec"]["schedulerName"], added(stored)) == ("default-scheduler", [])

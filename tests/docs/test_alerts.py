@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from neuron_plugin.extender.binding import Ending
-from neuron_plugin.extender.state import NODE_REFUSALS
+from neuron_plugin.scheduling.state import NODE_REFUSALS
 from tests.charts.manifests import Manifest, default_values, of_kind
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/alerts.md"

@@ -19,9 +19,6 @@ from neuron_plugin.allocation import LoggedDecision, Resource, Step, explain_dec
 from neuron_plugin.cli import nodes, pods
 from neuron_plugin.cli.command import Exit
 from neuron_plugin.cli.main import build_parser, main
-from neuron_plugin.cli.plan import MoveReport, PlanReport, PodReport
-from neuron_plugin.extender.explain import BlockedSet, Explanation, NodeExplanation
-from neuron_plugin.extender.views import NodeView, PodView
 from neuron_plugin.inspection.findings import Finding, Report
 from neuron_plugin.inspection.reports import (
     DeviceReport,
@@ -32,6 +29,9 @@ from neuron_plugin.inspection.reports import (
     ProcessReport,
     TopologyReport,
 )
+from neuron_plugin.monitor.explain import BlockedSet, Explanation, NodeExplanation
+from neuron_plugin.monitor.plan import MoveReport, PlanReport, PodReport
+from neuron_plugin.monitor.views import NodeView, PodView
 from tests.topology.oracle import TRN1
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/command-line.md").read_text(encoding="utf-8")
@@ -56,8 +56,8 @@ TYPES = printed("simulate", "types")
 with TemporaryDirectory() as directory:
     NODE = printed("simulate", "node", f"{directory}/node", "--type", "inf2.xlarge", "--no-usage-counters")
 
-CLUSTER = printed("simulate", "cluster", "--pods", "1", "--seeds", "1", "--policy", "ours")
-POLICY = CLUSTER["policies"]["ours"]
+CLUSTER = printed("simulate", "cluster", "--pods", "1", "--seeds", "1", "--policy", "pack")
+POLICY = CLUSTER["policies"]["pack"]
 
 PROMISED: list[tuple[str, Iterable[str]]] = [
     ("devices", keys(MachineReport)),

@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from neuron_plugin.cli.main import build_parser, main
+from neuron_plugin.controller import ExtenderSettings
 from tests.charts.manifests import coalesced
 from tests.charts.rendering import CHART, KUBERNETES
 from tests.docs.shell import Typed, typed
@@ -145,6 +146,13 @@ def test_helm_renders_what_a_page_installs(command: Typed) -> None:
     assert "kind: " in done.stdout
 
 
+@pytest.mark.parametrize(
+    "command", [each for each in RENDERED if "install" in each.arguments], ids=lambda each: each.line
+)
+def test_an_installation_on_a_page_names_its_image(command: Typed) -> None:
+    assert "image.repository=" in " ".join(command.arguments), "none is published"
+
+
 @pytest.mark.parametrize("target", sorted({each.arguments[0] for each in of_program("make")} - {"PYTHON=python3.11"}))
 def test_targets_of_make_on_a_page_exist(target: str) -> None:
     line = ["make", "--dry-run", "--directory", str(ROOT), target]
@@ -189,6 +197,11 @@ def _all_parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentP
         if isinstance(action, argparse._SubParsersAction):
             for nested in action.choices.values():
                 yield from _all_parsers(nested)
+
+
+def test_p82_an_extender_is_asked_on_the_port_that_wants_no_certificate() -> None:
+    ports = {port for page in PAGES for port in re.findall(r"--extender https?://[\w.-]+:(\d+)", page.read_text())}
+    assert ports == {str(ExtenderSettings().health_port)}
 
 
 @pytest.mark.timeout(180)  # writes four machines with all their files

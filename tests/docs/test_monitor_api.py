@@ -11,9 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from neuron_plugin.extender.leadership import Readiness
-from neuron_plugin.extender.monitor import MOST_WATCHES, Monitor
-from neuron_plugin.extender.views import (
+from neuron_plugin.monitor.api import MOST_WATCHES, Monitor
+from neuron_plugin.monitor.views import (
     ContainerDemand,
     ContainerIds,
     Holder,
@@ -22,8 +21,9 @@ from neuron_plugin.extender.views import (
     PodSpec,
     PodStatus,
 )
-from tests.extender.served import served
-from tests.extender.world import World
+from neuron_plugin.scheduling.leadership import Readiness
+from tests.support.served import served
+from tests.support.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs/monitor-api.md").read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ def quoted(section: str) -> object:
 
 @pytest.mark.parametrize(("section", "stored"), [(NODE, "neuronnodes"), (POD, "neuronpods")])
 def test_the_page_shows_a_stored_answer(section: str, stored: str) -> None:
-    assert quoted(section) == json.loads((ROOT / f"tests/extender/golden/{stored}.json").read_text())[0]
+    assert quoted(section) == json.loads((ROOT / f"tests/monitor/golden/{stored}.json").read_text())[0]
 
 
 def described(section: str, part: str) -> list[str]:

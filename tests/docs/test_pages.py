@@ -1,7 +1,8 @@
 """The hand-written pages: links lead somewhere, commands work, quoted texts are those of the code.
 
-A ``console`` block holds commands that need no cluster: each is run here, in order, one directory for a page, and what
-is shown below it must be in its output ("..." for what is left out). ``sh`` blocks are tried by ``test_commands``.
+A ``console`` block holds commands that need no cluster: each is run here, in order, one directory for a page that has
+the files which the page says to save. What is shown below a command must be in its output ("..." for what is left out).
+``sh`` blocks are tried by ``test_commands``.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ import yaml
 from neuron_plugin.allocation import DISABLED_REASON, PodUid, Rejection
 from neuron_plugin.allocation import rejection as rejections
 from neuron_plugin.cli.main import main
-from neuron_plugin.extender.events import EVENT_REASONS
-from neuron_plugin.extender.state import NODE_REFUSALS
 from neuron_plugin.inspection.checks import CHECKS
 from neuron_plugin.kubelet import AdvertisedDevice, AllocationRefusedError, Checkpoint, CheckpointEntry
 from neuron_plugin.kubelet.advertisement import Edition
@@ -34,6 +33,8 @@ from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.inputs import NodePods
 from neuron_plugin.plugin.node import Node
 from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.scheduling.events import EVENT_REASONS
+from neuron_plugin.scheduling.state import NODE_REFUSALS
 from neuron_plugin.topology import Unit
 from tests.charts.rendering import CHART
 from tests.plugin.world import CORE, NEURON, TRN1, app, inventory, pod, uid_of
@@ -131,6 +132,10 @@ def test_p82_every_command_that_needs_no_cluster_does_what_its_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for name, text in re.findall(
+        r"Save as `([\w.-]+)`:\n\n```\w+\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL
+    ):
+        Path(name).write_text(text)
     for step in steps(page):
         assert step.line.startswith("neuron-plugin "), f"{page.name}: {step.line} cannot be run by this test"
         assert not set("|<>;&$`") & set(step.line), f"{page.name}: {step.line} needs a shell"
@@ -166,10 +171,13 @@ def refusal_texts() -> set[str]:
     made: dict[str, Callable[..., Rejection]] = {
         name: function
         for name, function in inspect.getmembers(rejections, inspect.isfunction)
-        if inspect.signature(function).return_annotation == "Rejection"
+        if inspect.signature(function).return_annotation == "Rejection" and name != "amount_used_together"
     }
     assert made.keys() == QUOTED_REFUSALS.keys()
-    texts = {each.text for each in (rejections.SHARED_DEVICE, rejections.WRONG_PRODUCT, rejections.UNKNOWN_PRODUCT)}
+    fixed = ("SHARED_DEVICE", "TOO_LARGE_TO_SHARE", "WRONG_PRODUCT", "UNKNOWN_PRODUCT")
+    texts = {getattr(rejections, name).text for name in fixed}
+    shared = rejections.amount_used_together
+    texts |= {shared("neuron-plugin.io/memory", on_one_device=on_one).text for on_one in (True, False)}
     for name, function in made.items():
         unit, count = QUOTED_REFUSALS[name]
         known: dict[str, object] = {"geometry": TRN1, "unit": unit, "count": count}
@@ -192,7 +200,9 @@ def test_troubleshooting_names_the_event_of_every_closed_node() -> None:
 
 
 def test_troubleshooting_quotes_what_a_failed_bind_says() -> None:
-    source = "".join((ROOT / "neuron_plugin/extender" / name).read_text() for name in ("binding.py", "assumptions.py"))
+    source = "".join(
+        (ROOT / "neuron_plugin" / name).read_text() for name in ("extender/binding.py", "scheduling/assumptions.py")
+    )
     named = quoted("The bind")
     assert named
     assert [text for text in named if text not in source] == []

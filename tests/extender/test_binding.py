@@ -8,10 +8,10 @@ import pytest
 from neuron_plugin.allocation import Dialect, explain_decision
 from neuron_plugin.cluster import Election
 from neuron_plugin.extender.binding import ADMISSION_SECONDS, TIMES, TURN_SECONDS, Binder, Ending, Outcome
-from tests.extender.bench import NOW_NS, Bench
-from tests.extender.pod_server import lost
-from tests.extender.world import CORE, DEVICE, World, pod_of
+from tests.support.bench import NOW_NS, Bench
 from tests.support.manifests import container, pod_manifest
+from tests.support.pod_server import lost
+from tests.support.world import CORE, DEVICE, World, pod_of
 
 
 async def test_a_bind_is_one_post_that_carries_the_assignment_in_both_dialects(bench: Bench) -> None:

@@ -6,14 +6,15 @@ import pytest
 
 from neuron_plugin.allocation import Dialect
 from neuron_plugin.cluster import ApiError, ApiRequest, Clock, KubernetesApi, Response, UnreachableError
-from neuron_plugin.extender.binding import TIMES, Binder, Ending, may_have_happened
-from neuron_plugin.extender.leadership import Readiness
+from neuron_plugin.extender.binding import TIMES, Binder, Ending
+from neuron_plugin.scheduling.assumed import may_have_happened
+from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.simulation import PODS
-from tests.extender.bench import TRN1, Bench
-from tests.extender.pod_server import lost, never_sent, refused
-from tests.extender.world import CORE, DEVICE, World, pod_of
 from tests.support.api_server import StandInApiServer
+from tests.support.bench import TRN1, Bench
 from tests.support.manifests import node_manifest, pod_manifest
+from tests.support.pod_server import lost, never_sent, refused
+from tests.support.world import CORE, DEVICE, World, pod_of
 
 
 @pytest.mark.parametrize("error", [refused(500), refused(503), refused(504), lost()], ids=str)
@@ -162,7 +163,7 @@ async def test_t40_when_neither_write_nor_read_is_answered_the_silicon_stays_res
 
     assert (await bench.bind(pod)).ending is Ending.UNKNOWN
     bench.now += 100
-    assert bench.binder.unseen() == 0, "it is not confirmed, so the watch need not have shown it"
+    assert bench.binder.assumed.unseen() == 0, "it is not confirmed, so the watch need not have shown it"
     await bench.binder.settle()
     assert bench.used() == 4
 
@@ -214,10 +215,10 @@ async def test_a_confirmed_binding_the_watch_never_shows_is_looked_up_and_freed_
     await bench.bind(pod)
     bench.now += 20
     await bench.binder.settle()
-    assert bench.binder.unseen() == 0
+    assert bench.binder.assumed.unseen() == 0
 
     bench.now += 20
-    assert bench.binder.unseen() == 1
+    assert bench.binder.assumed.unseen() == 1
     await bench.binder.settle()
     assert bench.used() == 4
 
@@ -261,9 +262,9 @@ async def test_what_is_unseen_can_be_counted_while_binds_go_on(bench: Bench) -> 
         state.forget(pod_of(bound[0]).uid)
         return bench.now + 100
 
-    counting._clock = Clock(now=meanwhile)
+    counting.assumed._clock = Clock(now=meanwhile)
 
-    assert counting.unseen() == 2
+    assert counting.assumed.unseen() == 2
 
 
 async def test_what_the_watch_has_shown_is_not_looked_up(bench: Bench) -> None:

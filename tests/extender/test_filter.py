@@ -9,14 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import PodRequest, Rejection, Resource, cost, devices_lost, placement_mask
-from neuron_plugin.extender import filter as module
-from neuron_plugin.extender import state as state_module
-from neuron_plugin.extender.filter import ByCapacity, VerdictMemo, cost_on, judge, scores
-from neuron_plugin.extender.state import NODE_REFUSALS, STALE_PLUGIN, UNKNOWN_NODE, Capacity, capacity_of
+from neuron_plugin.allocation import (
+    STALE_PLUGIN,
+    Capacity,
+    PodRequest,
+    PodUid,
+    Rejection,
+    Resource,
+    capacity_of,
+    cost,
+    devices_lost,
+    placement_mask,
+)
+from neuron_plugin.allocation import node as state_module
+from neuron_plugin.extender.filter import filter_nodes, scores
+from neuron_plugin.planning import choice as module
+from neuron_plugin.planning.choice import ByCapacity, Choices, cost_on, judge
+from neuron_plugin.scheduling.state import NODE_REFUSALS, UNKNOWN_NODE
 from neuron_plugin.topology import CoreMask
-from tests.extender.world import CORE, DEVICE, World, record_of, request_of
 from tests.support.manifests import container, node_manifest, pod_manifest, shipped_geometry
+from tests.support.world import CORE, DEVICE, World, record_of, request_of
 
 TRN1 = "trn1.32xlarge"
 
@@ -278,7 +290,7 @@ def test_e03_single_devices_leave_rows_and_halves_whole_while_leftovers_suffice(
 
 
 def _best(world: World, node: str) -> int:
-    capacity = world.state.capacities[node]
+    capacity = world.state.capacity(node)
     assert isinstance(capacity, Capacity)
     placed = capacity.place(request_of(record_of(pod_manifest("probe", DEVICE, 1))))
     assert not isinstance(placed, Rejection)
@@ -414,15 +426,15 @@ def test_the_line_of_inf1_is_judged_in_cores_across_devices() -> None:
 
 
 def verdict_on(world: World, request: PodRequest, name: str) -> Rejection | None:
-    passed, rejected = world.memo.answers(request).split([name])
-    return None if passed else next(iter(rejected))
+    found = filter_nodes(world.state, PodUid("new"), request, [name])
+    return None if found.passed else next(iter(found.rejected))
 
 
 def best_of(world: World, request: PodRequest, called: list[str]) -> str:
     """By looking at every node: the best of each geometry, then the one that loses the fewest devices."""
     best: dict[str, tuple[int, int, str]] = {}
     for name in called:
-        found = world.state.capacities[name]
+        found = world.state.capacity(name)
         if isinstance(found, Rejection) or (price := cost_on(found, request)) is None:
             continue
         free, kind = found.free_mask.bit_count(), found.geometry.instance_type
@@ -430,7 +442,7 @@ def best_of(world: World, request: PodRequest, called: list[str]) -> str:
         best[kind] = min(best.get(kind, (price, use, name)), (price, use, name))
 
     def lost(key: tuple[int, int, str]) -> float:
-        found = world.state.capacities[key[-1]]
+        found = world.state.capacity(key[-1])
         placed = Rejection("", "") if isinstance(found, Rejection) else found.place(request)
         assert not isinstance(found, Rejection)
         assert not isinstance(placed, Rejection)
@@ -456,11 +468,11 @@ def test_answers_follow_every_change_of_a_node(world: World) -> None:
                 held[name] = world.held(name, node, DEVICE, str(chance.randrange(12)))
         request = asking(DEVICE, 1 + step % 4)
         for each in [*nodes, "ghost"]:
-            now = world.state.capacities[each]
+            now = world.state.capacity(each)
             assert verdict_on(world, request, each) == judge(now, request)
-            assert (world.memo.answers(request).ranks([each]) == [None]) is (cost_on(now, request) is None)
+            assert (world.state.answers(request).values([each]) == [None]) is (cost_on(now, request) is None)
         called = chance.sample([*nodes, "ghost"], 3)
-        assert world.memo.answers(request).best(called) == best_of(world, request, called)
+        assert world.state.answers(request).best(called) == best_of(world, request, called)
 
 
 def test_nodes_in_one_state_are_judged_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,12 +497,13 @@ def test_t06_names_are_split_by_the_verdict_on_their_node_whatever_was_asked_bef
     request = asking(DEVICE, data.draw(st.sampled_from((1, 2, 4, 7))))
     for _ in range(3):
         names = data.draw(st.lists(st.sampled_from([*known, "ghost", "spirit"]), unique=True))
-        verdicts = {name: judge(world.state.capacities[name], request) for name in names}
+        verdicts = {name: judge(world.state.capacity(name), request) for name in names}
 
-        passed, rejected = world.memo.answers(request).split(names)
+        found = filter_nodes(world.state, PodUid("new"), request, names)
+        passed, rejected = found.passed, found.rejected
 
         assert passed == [name for name in names if verdicts[name] is None]
-        assert {name: rejection for rejection, found in rejected.items() for name in found} == {
+        assert {name: rejection for rejection, refused in rejected.items() for name in refused} == {
             name: verdict for name, verdict in verdicts.items() if verdict
         }
         assert all(rejected.values())
@@ -501,7 +514,7 @@ def test_t06_names_are_split_by_the_verdict_on_their_node_whatever_was_asked_bef
 def test_t06_a_name_that_comes_twice_has_one_verdict(world: World, amount: int) -> None:
     world.node("node", TRN1)
     for _ in range(2):
-        passed, rejected = world.memo.answers(asking(DEVICE, amount)).split(["node", "node"])
+        passed, rejected = world.state.answers(asking(DEVICE, amount)).split(["node", "node"])
         assert [set(passed), *rejected.values()].count({"node"}) == 1
 
 
@@ -510,50 +523,37 @@ def test_pods_whose_containers_have_other_names_share_their_answers(world: World
         request_of(record_of(pod_manifest("pod", containers=[container(name, DEVICE, 4)]))) for name in ("a", "b")
     )
 
-    assert world.memo.answers(one) is world.memo.answers(other)
+    assert world.state.answers(one) is world.state.answers(other)
 
 
 def test_names_of_no_node_are_not_remembered(world: World) -> None:
-    answers = world.memo.answers(asking(DEVICE, 4))
+    answers, request = world.state.answers(asking(DEVICE, 4)), asking(DEVICE, 4)
 
-    passed, rejected = answers.split([f"ghost-{number}" for number in range(100)])
+    found = filter_nodes(world.state, PodUid("new"), request, [f"ghost-{number}" for number in range(100)])
+    passed, rejected = found.passed, found.rejected
 
     assert passed == []
     assert [(rejection.text, len(names)) for rejection, names in rejected.items()] == [(UNKNOWN_NODE.text, 100)]
     assert answers._rejected == {}
-    assert answers.ranks(["ghost"]) == [None]
+    assert answers.values(["ghost"]) == [None]
     assert answers._ranks == {}
 
 
 def test_nothing_is_left_of_a_verdict_that_no_node_has_any_more(world: World) -> None:
     world.node("node", TRN1)
     pod = world.held("holder", "node", DEVICE, "0,4,8,12")
-    answers = world.memo.answers(asking(DEVICE, 4))
+    answers = world.state.answers(asking(DEVICE, 4))
     answers.split(["node"])
     assert answers._rejected
 
     world.gone(pod)
 
-    assert world.memo.answers(asking(DEVICE, 4)) is answers
+    assert world.state.answers(asking(DEVICE, 4)) is answers
     assert answers._rejected == {}
 
 
-def test_after_more_changes_than_are_remembered_every_node_is_judged_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(state_module, "MOST_CHANGES", 3)
-    world = World()
-    world.node("node", TRN1)
-    assert world.fits(DEVICE, 16, "node")
-
-    for device in range(5):
-        world.held(f"pod-{device}", "node", DEVICE, str(device))
-
-    assert not world.fits(DEVICE, 16, "node")
-
-
 def test_the_demand_that_was_asked_for_longest_ago_is_forgotten_when_there_are_too_many(world: World) -> None:
-    memo = VerdictMemo(world.state)
+    memo = Choices(world.state.nodes)
     first, second = (memo.answers(asking(DEVICE, amount)) for amount in (1, 2))
     for amount in range(3, module.MOST_DEMANDS + 2):
         assert memo.answers(asking(DEVICE, 1)) is first

@@ -20,10 +20,10 @@ from neuron_plugin.allocation import Dialect, NeuronPod, PodReference
 from neuron_plugin.cluster import ApiError, Clock, Response
 from neuron_plugin.extender.binding import SUCCESSES, Binder, Ending, Outcome
 from neuron_plugin.extender.filter import filter_nodes
-from neuron_plugin.extender.leadership import Readiness
-from tests.extender.pod_server import Manifest, PodServer, lost, refused
-from tests.extender.world import CORE, DEVICE, World, pod_of, record_of, request_of
+from neuron_plugin.scheduling.leadership import Readiness
 from tests.support.manifests import node_manifest, pod_manifest
+from tests.support.pod_server import Manifest, PodServer, lost, refused
+from tests.support.world import CORE, DEVICE, World, pod_of, record_of, request_of
 
 STEPS = 25_000
 """Per seed; four seeds make the 10^5 that are promised."""
@@ -152,7 +152,7 @@ class Run:
         if pod is None:
             return
         names = self.chance.sample(NODES, 8)
-        found = filter_nodes(self.world.state, self.world.memo, pod_of(pod).uid, request_of(_record(pod)), names)
+        found = filter_nodes(self.world.state, pod_of(pod).uid, request_of(_record(pod)), names)
         passed = found.passed if self.chance.random() < 0.9 else names
         if passed:
             self.call(pod, self.chance.choice(passed))

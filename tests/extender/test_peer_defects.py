@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from neuron_plugin.extender.binding import Ending
 from neuron_plugin.simulation import JsonObject
-from tests.extender.bench import Bench
-from tests.extender.world import CORE, DEVICE, World
+from tests.support.bench import Bench
 from tests.support.manifests import container, pod_manifest
+from tests.support.world import CORE, DEVICE, World
 
 INF1 = "inf1.6xlarge"
 
@@ -57,11 +57,11 @@ def test_g14_a_trial_leaves_nothing_behind_whatever_its_end(counts: list[int], s
     annotations = {"neuron-plugin.io/same-device": same_device} if same_device and len(counts) > 1 else {}
     containers = [container(f"c{number}", CORE, each) for number, each in enumerate(counts)]
     trial = pod_manifest("trial", containers=containers, annotations=annotations)
-    before = world.state.capacities["node"]
+    before = world.state.capacity("node")
     first = world.filter(trial)
     again = world.filter(trial)
     assert (first.passed, first.failed, first.unresolvable) == (again.passed, again.failed, again.unresolvable)
-    assert world.state.capacities["node"] is before
+    assert world.state.capacity("node") is before
     assert world.fits(CORE, 12, "node")
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
 from neuron_plugin.extender.scheduler_config import (
-    DEFAULT_SCHEDULER,
     WEIGHT,
     ExtenderEndpoint,
     scheduler_configuration,

@@ -14,18 +14,18 @@ import pytest
 from aiohttp import web
 
 from neuron_plugin.allocation import Dialect
+from neuron_plugin.extender import Answer
 from neuron_plugin.extender import server as module
 from neuron_plugin.extender.binding import SUCCESSES, Binder, Ending, Outcome
-from neuron_plugin.extender.leadership import Readiness
-from neuron_plugin.extender.metrics import ExtenderMetrics
 from neuron_plugin.extender.server import PREFIXES, ExtenderService
-from neuron_plugin.extender.settings import Answer
-from tests.extender.pod_server import PodServer
-from tests.extender.running import until
-from tests.extender.served import TRN1, answers, args, closed, error_of, post, request_for, served, service_on
-from tests.extender.world import CORE, DEVICE, World, pod_of
+from neuron_plugin.scheduling.leadership import Readiness
+from neuron_plugin.scheduling.metrics import ExtenderMetrics
 from tests.support.manifests import container, node_manifest, pod_manifest
+from tests.support.pod_server import PodServer
+from tests.support.running import until
 from tests.support.scheduler import StandInScheduler
+from tests.support.served import TRN1, answers, args, closed, error_of, post, request_for, served, service_on
+from tests.support.world import CORE, DEVICE, World, pod_of
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_a_pod_that_no_eviction_helps_is_to_be_reported(counter: Counter, priori
 
     counter.service.answer("preempt", json.dumps(body).encode())
 
-    assert [each.name for each in counter.world.state.without_victims] == ["new"] * is_reported
+    assert [each.name for each in counter.world.state.history.without_victims] == ["new"] * is_reported
 
 
 def test_prioritize_scores_every_name_it_was_sent_known_or_not(counter: Counter) -> None:

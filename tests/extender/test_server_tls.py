@@ -10,10 +10,10 @@ import trustme
 from neuron_plugin.extender.server import ServerCertificate
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.simulation import ExtenderCallError
-from tests.extender.served import TRN1, closed, serving
-from tests.extender.world import DEVICE, World
 from tests.support.manifests import pod_manifest
 from tests.support.scheduler import StandInScheduler
+from tests.support.served import TRN1, closed, serving
+from tests.support.world import DEVICE, World
 
 
 @pytest.fixture

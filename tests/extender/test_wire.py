@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from neuron_plugin.extender.wire import (
     FilterArgs,
     Names,
-    Victims,
     WireError,
     decode_bind,
     decode_filter,
@@ -21,6 +20,7 @@ from neuron_plugin.extender.wire import (
     encode_scores,
     encode_victims,
 )
+from neuron_plugin.scheduling.preemption import Victims
 
 POD = '{"metadata":{"name":"a"}}'
 

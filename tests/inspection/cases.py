@@ -8,16 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from neuron_plugin.allocation import (
-    INVENTORY_KEY,
-    NeuronPod,
-    NodeInventory,
-    Resource,
-    ids_of,
-    neuron_pod,
-    write_inventory,
-)
-from neuron_plugin.cluster import PODS
+from neuron_plugin.allocation import INVENTORY_KEY, NeuronPod, NodeInventory, Resource, ids_of, write_inventory
+from neuron_plugin.cluster import PODS, neuron_pod
 from neuron_plugin.inspection.checks import CHECKS
 from neuron_plugin.inspection.facts import Cluster, Daemon, DeviceUser, DeviceUsers, Facts, Kubelet, SocketSeen
 from neuron_plugin.inspection.findings import Finding, Level, Unknown

@@ -5,7 +5,7 @@ from statistics import mean
 import pytest
 
 from neuron_plugin.planning import MIXES, DemandError, Lifetimes, arrivals, parse_shape, read_trace, shape_text
-from neuron_plugin.planning.cluster import devices_asked
+from neuron_plugin.planning.demand import devices_asked
 from tests.planning.clusters import TRN1
 
 

@@ -6,194 +6,214 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import ContainerKind, ContainerRequest, Resource
+from neuron_plugin.allocation import (
+    Constraints,
+    ContainerKind,
+    ContainerRequest,
+    NeuronPod,
+    NodeUse,
+    PodRules,
+    Rejection,
+    Resource,
+    Volume,
+)
+from neuron_plugin.allocation.node_rules import NodeRules, NodeSelectorTerm, Requirement, Taint
 from neuron_plugin.planning import (
+    Cluster,
     MoveRules,
-    NodeState,
-    PlannedPod,
-    Policy,
     Standing,
-    after,
-    best_node,
     cheapest_move,
     drain,
     how_many_more,
     parse_shape,
     prospects,
+    still_possible,
 )
 from neuron_plugin.topology import CoreMask
 from tests.planning.clusters import (
+    HOUR,
     INF2,
     LINE,
+    NOW,
     SHAPES,
     TRN1,
+    Held,
+    OnNode,
     cluster,
     clusters,
     devices,
+    held,
+    held_once,
     node,
     one_victim_moves,
     pod,
     sets_of,
+    with_move,
+    with_pod,
 )
 
 ONE = MoveRules(most_victims=1)
-
-
-def held_once(nodes: dict[str, NodeState]) -> bool:
-    """No core is in two pods' sets, and each set is a valid one of its pod's request."""
-    for state in nodes.values():
-        if sum(each.mask.bit_count() for each in state.pods) != state.used_mask.bit_count():
-            return False
-        if any(each.mask not in sets_of(state.geometry, each.request) for each in state.pods):
-            return False
-    return True
+BIG = pod("big", "neuron=16")
 
 
 def test_the_one_pod_on_an_otherwise_empty_node_makes_room_for_a_pod_of_the_whole_node() -> None:
-    nodes = cluster(node("a", devices("small", 0)), node("b", devices("other", *range(8))))
-    move = cheapest_move(nodes, pod("big", "neuron=16"), Policy())
+    before = cluster(node("a", devices("small", 0)), node("b", devices("other", *range(8))))
+    move = cheapest_move(before, BIG)
     assert move is not None
     assert (move.node, move.mask) == ("a", TRN1.all_mask)
-    assert [(each.pod.uid, each.source, each.target) for each in move.victims] == [("small", "a", "b")]
-    assert after(nodes, move)["a"].free_mask == 0
+    assert [(victim.pod.uid, victim.source, victim.target) for victim in move.victims] == [("small", "a", "b")]
+    assert with_move(before, move).nodes["a"].free_mask == 0
 
 
 def test_of_two_moves_the_one_that_loses_fewer_device_hours_is_proposed() -> None:
     young, old = devices("young", 0, 1, 2, 3, since=9.0), devices("old", 0, since=0.0)
-    nodes = cluster(node("a", old), node("b", young), node("c", *(devices(f"c{i}", i) for i in range(5))))
-    move = cheapest_move(nodes, pod("big", "neuron=16"), Policy(), now=9.5)
+    before = cluster(node("a", old), node("b", young), node("c", *(devices(f"c{i}", i) for i in range(5))))
+    move = cheapest_move(before, BIG, now=9.5 * HOUR)
     assert move is not None
-    assert ([each.pod.uid for each in move.victims], move.loss) == (["young"], 2.0)
+    assert ([victim.pod.uid for victim in move.victims], move.loss) == (["young"], 2.0)
 
 
 def test_a_pod_that_fits_elsewhere_only_on_other_hardware_is_not_moved() -> None:
-    nodes = cluster(node("a", devices("small", 0)), node("b", geometry=INF2))
-    assert cheapest_move(nodes, pod("big", "neuron=16"), Policy()) is None
+    assert cheapest_move(cluster(node("a", devices("small", 0)), node("b", geometry=INF2)), BIG) is None
+
+
+STAYS = devices("v", 0, movable=False)
+ORPHAN = Held(replace(devices("v", 0).pod, controller=""), TRN1.device_mask(0))
+GROUPED = Held(replace(devices("v", 0).pod, group=("ml", "gang")), TRN1.device_mask(0))
+LEAVING = Held(replace(devices("v", 0).pod, terminating=True), TRN1.device_mask(0))
+SILENT = devices("v", 0, movable=None)
 
 
 @pytest.mark.parametrize(
     ("victim", "priority", "rules", "moved"),
     [
-        (devices("v", 0, movable=True), 0, MoveRules(), True),
-        (devices("v", 0, movable=False), 100, MoveRules(), False),
-        (devices("v", 0, movable=False), 100, MoveRules(by_priority=True), True),
-        (devices("v", 0, movable=False), 0, MoveRules(by_priority=True), False),
-        (replace(devices("v", 0), recreated=False), 100, MoveRules(by_priority=True), False),
+        (devices("v", 0), 0, MoveRules(), True),
+        (STAYS, 100, MoveRules(), False),
+        (STAYS, 100, MoveRules(by_priority=True), True),
+        (STAYS, 0, MoveRules(by_priority=True), False),
+        (ORPHAN, 100, MoveRules(by_priority=True), False),
+        (GROUPED, 100, MoveRules(by_priority=True), False),
+        (LEAVING, 100, MoveRules(by_priority=True), False),
+        (SILENT, 0, MoveRules(), False),
     ],
 )
 def test_a_pod_is_moved_only_if_it_says_so_or_by_priority_and_if_a_controller_makes_it_again(
-    victim: PlannedPod, priority: int, rules: MoveRules, *, moved: bool
+    victim: Held, priority: int, rules: MoveRules, *, moved: bool
 ) -> None:
-    nodes = cluster(node("a", victim), node("b", replace(devices("o", 0, movable=False), priority=1000)))
-    found = cheapest_move(nodes, pod("big", "neuron=16", priority=priority), Policy(), rules=rules)
-    assert (found is not None) is moved
+    before = cluster(node("a", victim), node("b", devices("o", 0, movable=False, priority=1000)))
+    move = cheapest_move(before, pod("big", "neuron=16", priority=priority), rules=rules)
+    assert (move is not None) is moved
+
+
+def test_a_namespace_speaks_for_its_pods_and_a_pod_that_is_left_alone_stays() -> None:
+    before = cluster(node("a", SILENT), node("b", devices("o", 0, movable=False)))
+    assert cheapest_move(replace(before, movable_namespaces={"ml"}), BIG) is not None
+    assert cheapest_move(replace(before, movable_namespaces={"web"}), BIG) is None
+    assert cheapest_move(replace(before, movable_namespaces={"ml"}, left_alone={SILENT.pod.uid}), BIG) is None
 
 
 def test_no_set_is_opened_on_a_closed_node_and_no_pod_is_moved_to_one() -> None:
-    small, waiting = devices("small", 0), pod("big", "neuron=16")
-    assert (
-        cheapest_move(cluster(node("a", small, is_open=False), node("b", devices("o", 1))), waiting, Policy()) is None
-    )
+    small = devices("small", 0)
+    assert cheapest_move(cluster(node("a", small, is_open=False), node("b", devices("o", 1))), BIG) is None
     full = [devices(f"b{i}", i, movable=False) for i in range(15)]
-    nodes = cluster(node("a", small), node("b", *full))
-    assert cheapest_move(nodes, waiting, Policy()) is not None
-    nodes["b"] = replace(nodes["b"], open=False)
-    assert cheapest_move(nodes, waiting, Policy()) is None
+    assert cheapest_move(cluster(node("a", small), node("b", *full)), BIG) is not None
+    assert cheapest_move(cluster(node("a", small), node("b", *full, is_open=False)), BIG) is None
 
 
 def test_a_pod_of_two_containers_gets_room_for_both() -> None:
     row = ContainerRequest("a", ContainerKind.APP, Resource.NEURON, 4)
-    waiting = replace(pod("two", "neuron=4"), request=(row, replace(row, container="b", count=8)))
-    nodes = cluster(node("a", devices("x", 0), devices("y", 4)), node("b", devices("z", 0, movable=False)))
-    nodes["b"] = nodes["b"].with_pod(devices("w", *range(8, 16), movable=False))
-    move = cheapest_move(nodes, waiting, Policy())
+    waiting = pod("two", "", request=(row, replace(row, container="b", count=8)))
+    pinned = devices("w", *range(8, 16), movable=False)
+    before = cluster(node("a", devices("x", 0), devices("y", 4)), node("b", devices("z", 0, movable=False), pinned))
+    move = cheapest_move(before, waiting)
     assert move is not None
     assert len(move.victims) == 1
     assert move.mask.bit_count() == 24
-    state = after(nodes, move)["a"]
-    assert sum(each.mask.bit_count() for each in state.pods) == state.used_mask.bit_count()
+    info = with_move(before, move).nodes["a"]
+    assert sum(one.mask.bit_count() for one in info.ledger.allocations) == info.used_mask.bit_count()
 
 
 @settings(max_examples=150)
 @given(clusters(), st.sampled_from(SHAPES))
-def test_a_move_of_one_pod_is_found_whenever_there_is_one_and_it_is_the_cheapest(
-    nodes: dict[str, NodeState], shape: str
-) -> None:
+def test_a_move_of_one_pod_is_found_whenever_there_is_one_and_it_is_the_cheapest(before: Cluster, shape: str) -> None:
     waiting = pod("waiting", shape)
-    if best_node(nodes, waiting, Policy()):
+    (expected,) = prospects(before, [waiting], now=NOW * HOUR, rules=ONE)
+    if expected.standing is Standing.FITS:
         return
-    move = cheapest_move(nodes, waiting, Policy(), rules=ONE)
-    possible = list(one_victim_moves(nodes, waiting))
+    move = cheapest_move(before, waiting, now=NOW * HOUR, rules=ONE)
+    possible = list(one_victim_moves(before, waiting))
     assert (move is None) == (not possible)
     if move:
         assert move.loss == min(possible)[0]
         assert (move.loss, move.victims[0].pod.uid) in possible
-        assert held_once(after(nodes, move))
+        made = with_move(before, move)
+        assert held_once(made.nodes, made.pods)
 
 
 @settings(max_examples=100)
 @given(clusters(), st.lists(st.sampled_from(SHAPES), max_size=4))
-def test_what_is_promised_to_several_waiting_pods_can_be_had_by_all(
-    nodes: dict[str, NodeState], shapes: list[str]
-) -> None:
+def test_what_is_promised_to_several_waiting_pods_can_be_had_by_all(before: Cluster, shapes: list[str]) -> None:
     waiting = [pod(f"w{number}", shape) for number, shape in enumerate(shapes)]
-    states = dict(nodes)
-    for each in prospects(nodes, waiting, Policy(), rules=MoveRules(most_victims=3)):
-        if each.standing is Standing.FITS:
-            states[each.node] = states[each.node].with_pod(replace(each.pod, mask=each.mask))
-        elif each.move:
-            assert all(victim.pod.movable for victim in each.move.victims)
-            states = after(states, each.move)
-        assert held_once(states)
-    gone = sum(len(state.pods) for state in nodes.values()) - sum(len(state.pods) for state in states.values())
-    assert gone <= 0
+    now = before
+    for expected in prospects(before, waiting, rules=MoveRules(most_victims=3)):
+        if expected.standing is Standing.FITS:
+            now = with_pod(now, expected.node, expected.pod, expected.placement)
+        elif expected.move:
+            assert all(victim.pod.movable for victim in expected.move.victims)
+            now = with_move(now, expected.move)
+        assert held_once(now.nodes, now.pods)
+    assert now.pods.keys() >= before.pods.keys()
 
 
 @given(clusters(), st.sampled_from(SHAPES))
-def test_equal_pods_are_planned_for_as_if_each_were_looked_at_alone(nodes: dict[str, NodeState], shape: str) -> None:
-    states = nodes
-    for each in prospects(nodes, [pod(f"w{number}", shape) for number in range(3)], Policy()):
-        assert [each] == prospects(states, [each.pod], Policy())
-        if each.node:
-            states = {**states, each.node: states[each.node].with_pod(replace(each.pod, mask=each.mask))}
-        states = after(states, each.move) if each.move else states
+def test_equal_pods_are_planned_for_as_if_each_were_looked_at_alone(before: Cluster, shape: str) -> None:
+    now = before
+    for expected in prospects(before, [pod(f"w{number}", shape) for number in range(3)]):
+        assert [expected] == prospects(now, [expected.pod])
+        if expected.node:
+            now = with_pod(now, expected.node, expected.pod, expected.placement)
+        now = with_move(now, expected.move) if expected.move else now
 
 
 def test_two_equal_pods_get_room_on_different_nodes() -> None:
     small = [node(name, devices(f"on-{name}", 0)) for name in ("a", "b")]
-    nodes = cluster(*small, node("c", devices("row", 0, 1, 2, 3, movable=False)))
-    found = prospects(nodes, [pod("first", "neuron=16"), pod("second", "neuron=16")], Policy())
-    assert [each.move.node for each in found if each.move] == ["a", "b"]
+    before = cluster(*small, node("c", devices("row", 0, 1, 2, 3, movable=False)))
+    expected = prospects(before, [pod("first", "neuron=16"), pod("second", "neuron=16")])
+    assert [prospect.move.node for prospect in expected if prospect.move] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
-    ("shape", "standing"), [("neuron=1", "fits"), ("neuron=4", "pieces"), ("neuron=8", "short"), ("neuron=7", "never")]
+    ("shape", "standing", "reason"),
+    [
+        ("neuron=1", "fits", ""),
+        ("neuron=4", "pieces", "No free linked set of 4 Neuron devices (1 of 1 nodes); no move of pods that may be "),
+        ("neuron=8", "short", "Fewer than 8 free Neuron devices (1 of 1 nodes)"),
+        ("neuron=7", "never", "Instance type trn1.32xlarge does not support requests for device: 7."),
+    ],
 )
-def test_how_a_waiting_pod_stands(shape: str, standing: str) -> None:
-    held = [devices(str(i), i, movable=False) for i in range(16) if i % 4]
-    (found,) = prospects(cluster(node("a", *held)), [pod("w", shape)], Policy())
-    assert found.standing.value == standing
+def test_how_a_waiting_pod_stands_and_why(shape: str, standing: str, reason: str) -> None:
+    full = [devices(str(i), i, movable=False) for i in range(16) if i % 4]
+    (expected,) = prospects(cluster(node("a", *full)), [pod("w", shape)])
+    assert expected.standing.value == standing
+    assert expected.reason.startswith(reason)
 
 
 def test_a_drain_names_the_pods_that_fit_nowhere_else() -> None:
-    nodes = cluster(node("a", devices("row", 0, 1, 2, 3), devices("one", 4)), node("b", *_holes()))
-    found = drain(nodes, "a", Policy())
-    assert [(each.pod.uid, each.target) for each in found.moved] == [("one", "b")]
-    assert [each.uid for each in found.stuck] == ["row"]
-
-
-def _holes() -> list[PlannedPod]:
-    return [devices(f"b{i}", i) for i in range(16) if i % 4]
+    holes = [devices(f"b{i}", i) for i in range(16) if i % 4]
+    before = cluster(node("a", devices("row", 0, 1, 2, 3), devices("one", 4)), node("b", *holes))
+    found = drain(before, "a")
+    assert [(relocation.pod.uid, relocation.target) for relocation in found.moved] == [("one", "b")]
+    assert [(stuck.uid, why) for stuck, why in found.stuck] == [("row", "fits on no other node now")]
 
 
 @given(clusters(), st.sampled_from(SHAPES))
 def test_so_many_more_pods_fit_as_can_be_placed_one_after_the_other_and_not_one_more(
-    nodes: dict[str, NodeState], shape: str
+    before: Cluster, shape: str
 ) -> None:
     request = parse_shape(shape)
-    for name, state in nodes.items():
+    for name, info in before.nodes.items():
         best = 0
-        stack = [(int(state.free_mask), 0)]
+        stack = [(int(info.free_mask), 0)]
         seen = set()
         while stack:
             free, count = stack.pop()
@@ -202,12 +222,180 @@ def test_so_many_more_pods_fit_as_can_be_placed_one_after_the_other_and_not_one_
                 if mask & free == mask and free & ~mask not in seen:
                     seen.add(free & ~mask)
                     stack.append((free & ~mask, count + 1))
-        assert how_many_more(nodes, request).get(name) == (best or None)
+        assert how_many_more(before, pod("new", shape)).get(name) == (best or None)
 
 
 def test_halves_of_devices_are_pieces_that_a_move_puts_together() -> None:
-    half = pod("one", "neuroncore=1", 0b01), pod("two", "neuroncore=1", 0b0100)
-    nodes = cluster(NodeState("a", LINE, CoreMask(0b1111), half))
-    (found,) = prospects(nodes, [pod("waiting", "neuron=1")], Policy())
-    assert found.standing is Standing.PIECES
-    assert found.move is not None
+    half = held(pod("one", "neuroncore=1"), 0b01), held(pod("two", "neuroncore=1"), 0b0100)
+    before = cluster(node("a", *half, geometry=replace(LINE, device_count=2)))
+    (expected,) = prospects(before, [pod("waiting", "neuron=1")])
+    assert expected.standing is Standing.PIECES
+    assert expected.move is not None
+
+
+# Constraints of a pod, and what kube-scheduler looks at.
+
+
+def constrained(waiting: NeuronPod, constraints: Constraints | Rejection | None = None, memory: int = 0) -> NeuronPod:
+    amounts = (("memory", memory),) if memory else ()
+    (part,) = waiting.requests
+    return replace(waiting, request=(replace(part, constraints=constraints, amounts=amounts),))
+
+
+def with_rules(on: OnNode, **rules: object) -> OnNode:
+    """The same node under other rules of kube-scheduler."""
+    neuron_node = replace(on.info.node, rules=NodeRules(**rules))  # type: ignore[arg-type]  # a test's keywords
+    return OnNode(replace(on.info, node=neuron_node), on.held)
+
+
+def with_memory(on: OnNode, each: int) -> OnNode:
+    """The same node, each of whose devices has so much memory."""
+    facts = replace(on.info.node.facts, amounts=(("memory", each),))
+    info = OnNode(replace(on.info, node=replace(on.info.node, facts=facts)), on.held).info.without(set())
+    return OnNode(info, on.held)
+
+
+def test_a_drain_keeps_amounts_and_device_lists() -> None:
+    first_row = Constraints(allowed_devices=0b1111)
+    listed = held(constrained(pod("listed", "neuron=4"), first_row), TRN1.devices_mask(range(4)))
+    greedy = held(constrained(pod("greedy", "neuroncore=1"), memory=30_000), TRN1.device_mask(4) & 0b1_0000_0000)
+    there = held(constrained(pod("there", "neuroncore=1"), memory=20_000), 0b1)
+    nodes = [node("a", listed, greedy), node("b", there), node("c", devices("row", 0, 1, 2, 3))]
+    before = cluster(*(with_memory(on, 32_768) for on in nodes))
+    found = drain(before, "a")
+    assert [stuck.uid for stuck, _ in found.stuck] == ["listed"]
+    ((relocation,),) = [[one for one in found.moved if one.pod.uid == "greedy"]]
+    assert relocation.target == "b"
+    assert not relocation.mask & TRN1.device_mask(0)
+
+
+def test_a_pod_that_asks_for_a_product_is_planned_for() -> None:
+    waiting = constrained(BIG, Constraints(products=frozenset({"trainium1"})))
+    made = node("a", devices("small", 0))
+    facts = replace(made.info.node.facts, names=frozenset({"trainium1", "trn1"}))
+    named = OnNode(replace(made.info, node=replace(made.info.node, facts=facts)).without(set()), made.held)
+    (expected,) = prospects(cluster(named, node("b")), [waiting])
+    assert expected.move is not None
+    assert expected.move.node == "a"
+
+
+@pytest.mark.parametrize(
+    ("rules", "node_rules"),
+    [
+        (PodRules(), {"cordoned": True}),
+        (PodRules(), {"taints": (Taint("team", "NoSchedule", "ml"),)}),
+        (PodRules(node_selector=(("zone", "b"),)), {"labels": {"zone": "a"}}),
+        (PodRules(terms=(NodeSelectorTerm((Requirement("zone", "In", ("b",)),)),)), {"labels": {"zone": "a"}}),
+        (PodRules(needs=(("cpu", 2000),)), {"allocatable": (("cpu", 1000),)}),
+    ],
+)
+def test_nothing_is_promised_on_a_node_that_kube_scheduler_leaves_out(
+    rules: PodRules, node_rules: dict[str, object]
+) -> None:
+    waiting = replace(BIG, rules=rules)
+    (expected,) = prospects(cluster(with_rules(node("a"), **node_rules)), [waiting])
+    assert expected.standing is not Standing.FITS
+    assert expected.move is None
+
+
+def test_a_volume_keeps_its_pod_where_it_can_be_used() -> None:
+    before = cluster(with_rules(node("a"), labels={"zone": "a"}), with_rules(node("b"), labels={"zone": "b"}))
+    local = Volume("local", (NodeSelectorTerm((Requirement("zone", "In", ("b",)),)),))
+    (expected,) = prospects(replace(before, volumes={BIG.uid: (local,)}), [BIG])
+    assert expected.node == "b"
+
+
+def test_what_victims_free_and_what_moved_pods_take_is_counted() -> None:
+    needs = PodRules(needs=(("cpu", 3000),))
+    victim = Held(replace(devices("small", 0).pod, rules=needs), TRN1.device_mask(0))
+    waiting = replace(BIG, rules=needs)
+    has = {"allocatable": (("cpu", 4000),)}
+    kept = devices("kept", 5, movable=False)
+    before = cluster(with_rules(node("a", victim), **has), with_rules(node("b", kept), **has))
+    uses = {"a": NodeUse({"cpu": 3000}), "b": NodeUse({"cpu": 1000})}
+    assert cheapest_move(replace(before, uses=uses), waiting) is not None
+    uses["b"] = NodeUse({"cpu": 1001})
+    assert cheapest_move(replace(before, uses=uses), waiting) is None
+
+
+def test_a_pod_that_cannot_be_judged_is_listed_with_its_own_reason() -> None:
+    pods = [
+        replace(BIG, rules=PodRules(depends_on_pods=True)),
+        replace(BIG, rules=PodRules(gates=("kueue.x-k8s.io/admission",))),
+        constrained(BIG, Rejection("invalid", "it cannot be read")),
+    ]
+    expected = prospects(cluster(node("a")), pods)
+    assert [prospect.standing for prospect in expected] == [Standing.UNKNOWN, Standing.UNKNOWN, Standing.NEVER]
+    reasons = [prospect.reason for prospect in expected]
+    assert "other pods decide where it may go" in reasons[0]
+    assert reasons[1] == "it waits for its scheduling gate to be lifted: kueue.x-k8s.io/admission"
+    assert reasons[2] == "it cannot be read"
+
+
+# Groups.
+
+
+def gang(count: int, shape: str, least: int, *nodes: OnNode) -> tuple[Cluster, list[NeuronPod]]:
+    members = [replace(pod(f"g{number}", shape), group=("ml", "gang")) for number in range(count)]
+    return replace(cluster(*nodes, waiting=tuple(members)), min_counts={("ml", "gang"): least}), members
+
+
+def test_a_group_fits_as_a_whole_or_none_of_it_does() -> None:
+    before, members = gang(8, "neuron=4", 8, node("a"), node("b"))
+    expected = prospects(before, members)
+    assert {prospect.standing for prospect in expected} == {Standing.FITS}
+    before, members = gang(9, "neuron=4", 9, node("a"), node("b"))
+    expected = prospects(before, members)
+    assert Standing.FITS not in {prospect.standing for prospect in expected}
+    text = "its group gang does not fit as a whole: 8 of 9 waiting pods have room, at least 9 need it"
+    assert {prospect.reason for prospect in expected} == {text}
+    (alone,) = prospects(before, [*members, pod("single", "neuron=16")])[-1:]
+    assert alone.standing is Standing.FITS
+
+
+def test_a_group_whose_pods_are_not_all_there_waits() -> None:
+    before, members = gang(2, "neuron=4", 3, node("a"))
+    assert {prospect.reason for prospect in prospects(before, members)} == {
+        "2 of the 3 pods of its group gang are there"
+    }
+
+
+# Checks before a move is made, and other names.
+
+
+def test_a_move_that_was_found_is_possible_until_something_of_it_changes() -> None:
+    small, other = devices("small", 0), devices("other", *range(8))
+    before = cluster(node("a", small), node("b", other), waiting=(BIG,))
+    move = cheapest_move(before, BIG)
+    assert move is not None
+    assert still_possible(before, move, MoveRules())
+    grown = cluster(node("a", small, devices("new", 5)), node("b", other), waiting=(BIG,))
+    assert not still_possible(grown, move, MoveRules())
+    fixed = cluster(node("a", devices("small", 0, movable=False)), node("b", other), waiting=(BIG,))
+    assert not still_possible(fixed, move, MoveRules())
+    elsewhere = cluster(node("a", devices("small", 1)), node("b", other), waiting=(BIG,))
+    assert not still_possible(elsewhere, move, MoveRules())
+    closed = cluster(node("a", small), node("b", other, is_open=False), waiting=(BIG,))
+    assert not still_possible(closed, move, MoveRules())
+    assert not still_possible(cluster(node("a", small), node("b", other)), move, MoveRules())
+
+
+def test_devices_that_pods_of_lower_priority_hold_under_another_name_are_named() -> None:
+    asked = pod("high", "neurondevice=4", priority=10)
+    others = [devices(f"p{number}", number, movable=False) for number in range(16)]
+    cases = {
+        asked: True,
+        pod("high", "neuron=4", priority=10): False,
+        pod("low", "neurondevice=4"): False,
+        replace(asked, preempts=False): False,
+    }
+    for waiting, is_crossed in cases.items():
+        (expected,) = prospects(cluster(node("a", *others)), [waiting])
+        assert expected.held_under_another_name is is_crossed
+
+
+def test_the_mask_of_a_placement_is_all_that_it_uses() -> None:
+    move = cheapest_move(cluster(node("a", devices("small", 0)), node("b")), BIG)
+    assert move is not None
+    assert move.victims[0].had_mask == CoreMask(0b11)
+    assert move.victims[0].mask.bit_count() == 2

@@ -4,20 +4,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import cores_asked
+from neuron_plugin.allocation import NodeInfo, PlacementStrategy
 from neuron_plugin.planning import (
     MIXES,
-    POLICIES,
+    PACK,
     Arrival,
+    Board,
     MoveRules,
-    NodeState,
     Outcome,
-    Policy,
     arrivals,
     parse_shape,
     replay,
+    simulated_node,
 )
-from tests.planning.clusters import LINE, SHAPES, TRN1, node, sets_of
+from tests.planning.clusters import HOUR, LINE, SHAPES, TRN1, held_once
 
 ONE = MoveRules(most_victims=1)
 
@@ -26,10 +26,14 @@ def come(*pods: tuple[float, float, str]) -> list[Arrival]:
     return [Arrival(comes, stays, parse_shape(shape)) for comes, stays, shape in pods]
 
 
+def node(name: str) -> NodeInfo:
+    return simulated_node(name, TRN1)
+
+
 def run(
-    nodes: list[NodeState], pods: list[Arrival], *, rules: MoveRules | None = None, waiting: bool = False
+    nodes: list[NodeInfo], pods: list[Arrival], *, rules: MoveRules | None = None, waiting: bool = False
 ) -> Outcome:
-    return replay(nodes, pods, Policy(), rules=rules, waiting=waiting)
+    return replay(Board(nodes, PACK, rules), pods, waiting=waiting)
 
 
 def test_a_pod_that_fits_nowhere_is_refused_with_its_device_hours() -> None:
@@ -46,7 +50,7 @@ def test_a_pod_that_waits_is_served_when_another_ends_and_its_waiting_is_counted
 
 def test_what_waits_in_the_end_are_the_refused_pods_that_would_still_run() -> None:
     found = run([node("a")], come((0, 9, "neuron=16"), (1, 1, "neuron=4"), (2, 5, "neuron=8"), (3, 1, "neuron=1")))
-    assert [(each.uid, each.since) for each in found.waiting] == [("pod-2", 2.0), ("pod-3", 3.0)]
+    assert [(pod.uid, pod.work_since / HOUR) for pod in found.waiting] == [("pod-2", 2.0), ("pod-3", 3.0)]
 
 
 def test_a_pod_that_waits_for_ever_is_refused_in_the_end() -> None:
@@ -60,7 +64,7 @@ def test_a_pod_is_moved_to_make_room_and_goes_on_for_as_long_as_it_had_left() ->
     refused, found = run(nodes, pods), run(nodes, pods, rules=ONE)
     assert refused.by_request[parse_shape("neuron=16")].refused_pods == 2
     assert (found.moves, found.moved_pods, found.lost, found.refused_share) == (1, 1, 2.0, 0.0)
-    assert {each.uid for state in found.last.values() for each in state.pods} == {"pod-1", "pod-2", "pod-4"}
+    assert set(found.last_pods) == {"pod-1", "pod-2", "pod-4"}
 
 
 def test_each_pod_of_a_move_is_counted() -> None:
@@ -78,45 +82,26 @@ def test_means_over_time_weigh_states_by_how_long_they_last() -> None:
 @settings(max_examples=60)
 @given(
     pods=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9), st.sampled_from(SHAPES)), max_size=30),
-    policy=st.sampled_from(list(POLICIES)),
+    strategy=st.sampled_from(PlacementStrategy),
     rules=st.sampled_from([None, ONE, MoveRules(most_victims=3)]),
     waiting=st.booleans(),
 )
 def test_no_core_is_in_two_sets_whatever_comes(
-    pods: list[tuple[int, int, str]], policy: str, rules: MoveRules | None, *, waiting: bool
+    pods: list[tuple[int, int, str]], strategy: PlacementStrategy, rules: MoveRules | None, *, waiting: bool
 ) -> None:
-    nodes = [node(name, geometry=LINE) for name in "ab"]
-    found = replay(nodes, come(*sorted(pods)), Policy(policy, MIXES["infer"]), rules=rules, waiting=waiting)
-    for state in found.last.values():
-        assert sum(each.mask.bit_count() for each in state.pods) == state.used_mask.bit_count()
-        assert all(each.mask in sets_of(LINE, each.request) for each in state.pods)
+    nodes = [simulated_node(name, LINE) for name in "ab"]
+    found = replay(Board(nodes, strategy, rules), come(*sorted(pods)), waiting=waiting)
+    assert held_once(found.last, found.last_pods)
     assert 0 <= found.refused_share <= 1
     assert found.busy <= found.devices
     if pods:
-        assert sum(each.pods for each in found.by_request.values()) == len(pods)
-
-
-@given(st.lists(st.sampled_from(SHAPES), max_size=12))
-def test_the_bound_serves_a_pod_whenever_some_packing_of_all_pods_exists(shapes: list[str]) -> None:
-    cores, refused = list[int](), 0
-    for shape in shapes:
-        cores.append(sum(cores_asked(LINE, part) for part in parse_shape(shape)))
-        on_one = {0}
-        for each in cores:
-            on_one |= {sum_before + each for sum_before in on_one}
-        if not any(sum(cores) - LINE.core_count <= each <= LINE.core_count for each in on_one):
-            refused += 1
-            cores.pop()
-    pods = come(*((float(number) / 100, 50, shape) for number, shape in enumerate(shapes)))
-    found = replay([node(name, geometry=LINE) for name in "ab"], pods, None)
-    assert sum(each.refused_pods for each in found.by_request.values()) == refused
+        assert sum(tally.pods for tally in found.by_request.values()) == len(pods)
 
 
 @pytest.mark.parametrize("load", [0.7, 0.85])
 def test_the_order_of_the_policies_is_the_one_on_the_page(load: float) -> None:
     nodes = [node(f"n{number:02}") for number in range(10)]
     pods = arrivals([TRN1] * 10, MIXES["train"], load, 3000)
-    refused = {name: replay(nodes, pods, Policy(name, MIXES["train"])).refused_share for name in ("spread", "ours")}
-    refused["moves"] = replay(nodes, pods, Policy(), rules=MoveRules()).refused_share
-    refused["bound"] = replay(nodes, pods, None).refused_share
-    assert refused["bound"] < refused["moves"] < refused["ours"] < refused["spread"]
+    refused = {strategy: replay(Board(nodes, strategy), pods).refused_share for strategy in PlacementStrategy}
+    moves = replay(Board(nodes, PACK, MoveRules()), pods).refused_share
+    assert moves < refused[PACK] < refused[PlacementStrategy.SPREAD]

@@ -28,9 +28,9 @@ from neuron_plugin.allocation import (
     ids_of,
     mask_of,
     mask_union,
-    neuron_pod,
     pod_request,
 )
+from neuron_plugin.cluster import neuron_pod
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet.device_plugin import DevicePluginService
 from neuron_plugin.plugin.daemon import NodeDaemon
@@ -392,7 +392,9 @@ class Life:
     def _fits(self, specs: tuple[ContainerSpec, ...]) -> bool:
         """Whether kube-scheduler would bind the pod here: it counts, by resource name."""
         asked: Counter[str] = Counter()
-        for pod in [neuron_pod(pod) for _, pod in self.api.pods.values() if pod.phase not in {"Succeeded", "Failed"}]:
+        for pod in [
+            neuron_pod(pod.wire) for _, pod in self.api.pods.values() if pod.phase not in {"Succeeded", "Failed"}
+        ]:
             asked.update({part.resource.value: part.count for part in pod.requests})
         wanted: Counter[str] = Counter()
         for part in pod_request(specs):
@@ -744,7 +746,7 @@ class Life:
                 continue
             if self.kubelet.file.fault and any(spec.kind is ContainerKind.INIT for spec in pod.containers):
                 continue  # PodResources does not list plain init containers, and half an assignment is not written
-            assigned = assigned_allocations(neuron_pod(entry[1]), self.inventory.geometry)
+            assigned = assigned_allocations(neuron_pod(entry[1].wire), self.inventory.geometry)
             found = () if isinstance(assigned, Rejection) else assigned
             said = {one.container: physical(self.inventory, one.mask) for one in found}
             if said != pod.given or entry[1].annotations.get("NEURON_ALLOCATED") != "true":
@@ -759,7 +761,7 @@ class Life:
             possible |= self.logical(pod.ever_given) if pod.processes else 0  # of init containers, or of a lost record
             entry = self.api.pods.get(pod.mirror_uid if pod.static else pod.uid)
             if entry and pod.processes:  # what is annotated counts where the kubelet's record is lost
-                assigned = assigned_allocations(neuron_pod(entry[1]), geometry)
+                assigned = assigned_allocations(neuron_pod(entry[1].wire), geometry)
                 possible |= 0 if isinstance(assigned, Rejection) else mask_union(assigned)
         ledger = snapshot.ledger.used_mask
         if ledger & ~possible or needed & ~ledger:

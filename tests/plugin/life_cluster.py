@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from random import Random
+from typing import Any
 
 from neuron_plugin.allocation import (
     ContainerKind,
@@ -16,13 +17,12 @@ from neuron_plugin.allocation import (
     Rejection,
     assigned_allocations,
     mask_union,
-    neuron_pod,
     place,
     pod_request,
     read_inventory,
     write_assignment,
 )
-from neuron_plugin.cluster import PODS, ApiRequest, Clock, Reflector, Response, UnreachableError
+from neuron_plugin.cluster import PODS, ApiRequest, Clock, Reflector, Response, UnreachableError, neuron_pod
 from neuron_plugin.plugin.pod_watch import PodWatch
 from neuron_plugin.topology import cores_in
 from tests.plugin.world import ApiPod
@@ -195,7 +195,7 @@ class ApiServerModel:
             return None
         geometry, free = self.inventory.geometry, int(self.inventory.healthy_mask)
         for _, other in self.pods.values():
-            pod = neuron_pod(other)
+            pod = neuron_pod(other.wire)
             if pod.ended or not pod.requests:
                 continue
             assigned = assigned_allocations(pod, geometry)
@@ -219,7 +219,8 @@ class PodWatchModel:
         await asyncio.sleep(self._chance.random())
         loop = asyncio.get_running_loop()
         clock = Clock(now=loop.time, chance=self._chance.random)
-        self._reflector = Reflector(self._api, PODS, neuron_pod, observer=self._watch, clock=clock)  # type: ignore[arg-type]
+        keep: Any = lambda pod: neuron_pod(pod.wire)  # noqa: E731 - the model's pods in place of the wire's
+        self._reflector = Reflector(self._api, PODS, keep, observer=self._watch, clock=clock)  # type: ignore[arg-type]
         self._reflector._list = self._list  # type: ignore[method-assign]
         self._reflector.subscribe(self._watch._changed)
         self._watch._reflector = self._reflector
@@ -244,7 +245,7 @@ class PodWatchModel:
             raise UnreachableError("GET", "pods", "away", may_have_arrived=False)
         version, pods = self._api.list_pods()
         await asyncio.sleep(self._chance.random() * 0.05)
-        values = {uid: neuron_pod(pod) for uid, (_, pod) in pods.items()}
+        values = {uid: neuron_pod(pod.wire) for uid, (_, pod) in pods.items()}
         reflector._store.replace(values, version, version_at_start=version_before)
         reflector.listed_at = max(began, began if reflector.listed_at is None else reflector.listed_at)
         reflector.synced.set()
@@ -264,7 +265,7 @@ class PodWatchModel:
                 if not self._api.up:
                     raise UnreachableError("GET", "pods", "broken off", may_have_arrived=False)
                 seen = version
-                store.put(uid, version, None if pod is None else neuron_pod(pod))
+                store.put(uid, version, None if pod is None else neuron_pod(pod.wire))
             try:
                 async with asyncio.timeout_at(ends_at):
                     await self._api.changed.wait()

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from neuron_plugin.cluster import LEASES, KubernetesApi, ObservedLease, connect, delete_lease, send
-from neuron_plugin.extender.informers import LEASE_PREFIX as EXTENDERS_PREFIX
 from neuron_plugin.plugin.node_lease import LEASE_PREFIX, LeaseTimes, NodeLease, node_lease
+from neuron_plugin.scheduling.informers import LEASE_PREFIX as EXTENDERS_PREFIX
 from neuron_plugin.simulation import SimulatedApiServer, api_server
 from tests.support.api_server import Fault, Match, StandInApiServer
 

@@ -18,10 +18,20 @@ from neuron_plugin.allocation import (
     PodUid,
     Resource,
     mask_of,
-    neuron_pod,
     parse_ids,
     pod_request,
     write_assignment,
+)
+from neuron_plugin.cluster import Pod, neuron_pod
+from neuron_plugin.cluster.objects import Metadata, Owner
+from neuron_plugin.cluster.pods import (
+    Container,
+    ContainerState,
+    ContainerStatus,
+    PodSpec,
+    PodStatus,
+    Present,
+    Resources,
 )
 from neuron_plugin.kubelet import ContainerAllocation
 from neuron_plugin.plugin.container import VISIBLE_CORES
@@ -78,18 +88,46 @@ class ApiPod:
     terminating: bool = False
     controller: tuple[str, str] = ("", "")
     labels: Mapping[str, str] = field(default_factory=dict)
-    scheduling_group: str = ""
-    prefers_nodes: bool = False
 
     @property
-    def containers(self) -> Iterable[tuple[ContainerSpec, ContainerKind]]:
-        return [(spec, spec.kind) for spec in self.specs]
+    def wire(self) -> Pod:
+        """The object as it is decoded from the server's answer."""
+        states = [ContainerState(running=Present())] if self.running else []
+        states += [ContainerState()] if self.started and not self.running else []
+        owner = Owner(*self.controller, controller=True)
+        return Pod(
+            metadata=Metadata(
+                name=self.name,
+                namespace=self.namespace,
+                uid=self.uid,
+                deletion_timestamp="2026-01-01T00:00:00Z" if self.terminating else None,
+                annotations=dict(self.annotations),
+                labels=dict(self.labels),
+                owner_references=(owner,) if self.controller[0] else None,
+            ),
+            spec=PodSpec(
+                node_name=self.node_name,
+                priority=self.priority,
+                containers=tuple(_container(spec) for spec in self.specs if spec.kind is ContainerKind.APP),
+                init_containers=tuple(_container(spec) for spec in self.specs if spec.kind is not ContainerKind.APP),
+            ),
+            status=PodStatus(
+                phase=self.phase,
+                container_statuses=tuple(ContainerStatus(started=self.started, state=state) for state in states),
+            ),
+        )
+
+
+def _container(spec: ContainerSpec) -> Container:
+    policy = "Always" if spec.kind is ContainerKind.SIDECAR else None
+    return Container(spec.name, policy, Resources(dict(spec.limits), dict(spec.requests)))
 
 
 def pod(
     name: str, *containers: ContainerSpec, annotations: Mapping[str, str] | None = None, **fields: Any
 ) -> NeuronPod:
-    return neuron_pod(ApiPod(name, containers, annotations or {}, fields.pop("uid", "") or uid_of(name), **fields))
+    uid = fields.pop("uid", "") or uid_of(name)
+    return neuron_pod(ApiPod(name, containers, annotations or {}, uid, **fields).wire)
 
 
 def assigned(

@@ -45,4 +45,4 @@ def test_a_pod_manifest_reads_back_with_its_containers_in_order() -> None:
         ("a", ContainerKind.APP, {Resource.NEURON: "1"}),
         ("b", ContainerKind.APP, {}),
     ]
-    assert (pod.node_name, pod.priority) == ("n", 7)
+    assert (pod.node_name, pod.spec.priority) == ("n", 7)

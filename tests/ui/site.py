@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager, suppress
 from aiohttp import web
 
 from neuron_plugin.allocation import DecisionLog, decisions_document
-from neuron_plugin.extender.explain import inspection_routes
-from neuron_plugin.extender.leadership import Readiness
-from neuron_plugin.extender.monitor import Monitor
 from neuron_plugin.http_server import serving
+from neuron_plugin.monitor.api import Monitor
+from neuron_plugin.monitor.pages import inspection_routes
+from neuron_plugin.scheduling.leadership import Readiness
 from neuron_plugin.ui import Picture
-from tests.extender.world import World
+from tests.support.world import World
 
 
 @asynccontextmanager

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.allocation import PodReference, PodUid, Resource
-from neuron_plugin.extender.state import Reservation
+from neuron_plugin.allocation import PodReference, PodUid, Reservation, Resource
+from neuron_plugin.scheduling.history import Cause
 from neuron_plugin.topology import CoreMask
-from tests.extender.world import World
 from tests.support.browser import CHROMIUM, Browser
 from tests.support.manifests import pod_manifest
 from tests.support.playground import Playground
+from tests.support.world import World
 from tests.ui.site import site
 
 pytestmark = [
@@ -187,8 +187,8 @@ async def test_who_was_evicted_to_make_room_stands_on_a_time_line(browser: Brows
         await browser.open(f"{url}/ui/")
         await browser.until(f"{device('trn1-b', 0)}.dataset.state === 'used'")
         assert await browser.value("document.getElementById('room').hidden")
-        world.state.timeline.moved(PodReference(PodUid("m"), "ml", "small"), "trn1-a", urgent, "inf2-a")
-        world.state.timeline.offer([victim["metadata"]["uid"]], urgent)
+        world.state.history.evicted(Cause.MOVE, PodReference(PodUid("m"), "ml", "small"), "trn1-a", urgent, "inf2-a")
+        world.state.history.offer([victim["metadata"]["uid"]], urgent)
         world.gone(victim)
         await browser.until("document.querySelectorAll('#room title').length === 2")
         titles = await browser.value("[...document.querySelectorAll('#room title')].map((each) => each.textContent)")

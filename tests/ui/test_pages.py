@@ -14,11 +14,12 @@ import aiohttp
 import pytest
 
 from neuron_plugin.allocation import PodReference, PodUid, Resource
-from neuron_plugin.extender import ExtenderSettings, check
+from neuron_plugin.controller import ExtenderSettings, check
+from neuron_plugin.scheduling.history import Cause
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.ui.pages import Use, use_of
 from tests.cli.doubles import Cli
-from tests.extender.world import World
+from tests.support.world import World
 from tests.ui.site import site
 
 STATIC = Path(str(resources.files("neuron_plugin.ui").joinpath("static")))
@@ -149,7 +150,7 @@ async def test_use_over_time_is_remembered() -> None:
 async def test_evictions_of_the_last_hour_are_served() -> None:
     world = World()
     pod, made_for = (PodReference(PodUid(name), "ml", name) for name in ("small", "big"))
-    world.state.timeline.moved(pod, "node-1", made_for, "node-2")
+    world.state.history.evicted(Cause.MOVE, pod, "node-1", made_for, "node-2")
     async with (
         site(world) as url,
         aiohttp.ClientSession() as session,

@@ -1,0 +1,1 @@
+"""Parts of the comparison of ways to choose."""

@@ -1,0 +1,248 @@
+"""A node with Neuron: its hardware, who has what of it, and what it can still give.
+
+``NeuronNode`` is what the Node object says; ``cluster`` decodes it. ``NodeInfo`` is derived from it and from the pods
+on the node, and never edited: each change makes another one. So a plan asks "what would be" of the same values from
+which the placement controller decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from weakref import WeakValueDictionary
+
+from neuron_plugin.allocation.assignment import Assignment
+from neuron_plugin.allocation.inventory import NodeInventory
+from neuron_plugin.allocation.ledger import Allocation, Ledger, PodReference, PodUid, mask_union
+from neuron_plugin.allocation.narrowing import NO_FACTS, DeviceFacts, amounts_used
+from neuron_plugin.allocation.node_rules import NodeRules
+from neuron_plugin.allocation.placement import Placement, place_healthy
+from neuron_plugin.allocation.pod import NeuronPod, assigned_allocations
+from neuron_plugin.allocation.rejection import Rejection
+from neuron_plugin.allocation.requests import PodRequest
+from neuron_plugin.topology import NO_CORES, CoreMask, Geometry
+
+STALE_PLUGIN = Rejection("stale-plugin", "The node's Neuron plugin does not renew its lease")
+OVERLAPPING_ASSIGNMENTS = Rejection(
+    "overlapping-assignments", "Two pods on the node are assigned the same Neuron devices", may_pass=True
+)
+ANY_NODE = NodeRules()
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronNode:
+    """The part of a Node object that matters here: its hardware, or why that is not known, and its scheduling rules."""
+
+    name: str
+    uid: str
+    inventory: NodeInventory | Rejection
+    facts: DeviceFacts = NO_FACTS
+    rules: NodeRules = ANY_NODE
+
+    @property
+    def cordoned(self) -> bool:
+        """Whether kube-scheduler puts no pod there that does not tolerate it."""
+        return self.rules.cordoned
+
+    @property
+    def unhealthy(self) -> Mapping[int, str]:
+        """Why devices are unhealthy, as far as that is known."""
+        return {} if isinstance(self.inventory, Rejection) else self.inventory.unhealthy
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Capacity:
+    """What an open node can give: all that a verdict depends on.
+
+    A cluster of thousands of nodes has few distinct capacities. Each is one object (see ``capacity_of``), compared by
+    identity, so that equal nodes share their verdicts for the price of a dictionary look-up.
+    """
+
+    geometry: Geometry
+    healthy_mask: CoreMask
+    free_mask: CoreMask
+    facts: DeviceFacts = NO_FACTS
+
+    def place(self, request: PodRequest) -> Placement | Rejection:
+        """The best sets for a request, or why there are none."""
+        return place_healthy(self.geometry, self.healthy_mask, self.free_mask, request, self.facts)
+
+
+_capacities: WeakValueDictionary[tuple[Geometry, int, int, DeviceFacts], Capacity] = WeakValueDictionary()
+
+
+def capacity_of(
+    geometry: Geometry, healthy_mask: CoreMask, free_mask: CoreMask, facts: DeviceFacts = NO_FACTS
+) -> Capacity:
+    """The one ``Capacity`` of these values; it lives as long as a node or a remembered verdict refers to it."""
+    key = (geometry, healthy_mask, free_mask, facts)
+    capacity = _capacities.get(key)
+    if capacity is None:
+        capacity = _capacities[key] = Capacity(*key)
+    return capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Cores of a node that are kept for one waiting pod, because others are moved away for it.
+
+    It is no allocation: those others may still have the cores, and nothing is written on the pod.
+    """
+
+    pod: PodReference
+    node: str
+    mask: CoreMask
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """One node at one moment: its hardware, who has what, and what it can give.
+
+    ``unclear`` are pods whose allocation is not known for certain, with the reason. A node with one is closed: to guess
+    would hand the same cores out twice. ``capacity`` is the reason where a node takes no Neuron pod at all. ``void``
+    are pods whose promise cannot be kept, because an older one or a bound pod has the cores, or a device is not healthy
+    any more. They count for nothing.
+    """
+
+    node: NeuronNode
+    ledger: Ledger
+    unclear: tuple[tuple[PodReference, Rejection], ...]
+    stale: bool
+    capacity: Capacity | Rejection
+    reservations: tuple[Reservation, ...] = ()
+    void: tuple[PodReference, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.node.name
+
+    @property
+    def inventory(self) -> NodeInventory | None:
+        """The node's hardware; None where it is not known."""
+        return None if isinstance(self.node.inventory, Rejection) else self.node.inventory
+
+    @property
+    def used_mask(self) -> CoreMask:
+        """Every core that a pod has or is assumed to have."""
+        return self.ledger.used_mask
+
+    @property
+    def reserved_mask(self) -> CoreMask:
+        """Every core that is kept for a waiting pod, whether it is free yet or not."""
+        return mask_union(self.reservations)
+
+    @property
+    def free_mask(self) -> CoreMask:
+        """Healthy cores that no pod has and that are kept for none."""
+        taken_mask = self.used_mask | self.reserved_mask
+        return CoreMask(self.inventory.healthy_mask & ~taken_mask) if self.inventory else NO_CORES
+
+    def with_pod(self, pod: PodReference, placement: Placement) -> NodeInfo:
+        """The node as it would be with one more pod."""
+        more = tuple(
+            Allocation(
+                pod,
+                part.request.container,
+                part.request.resource,
+                part.mask,
+                amounts=part.request.amounts,
+                kind=part.request.kind,
+            )
+            for part in placement
+        )
+        return _node_info(
+            self.node, (*self.ledger.allocations, *more), self.unclear, stale=self.stale, reservations=self.reservations
+        )
+
+    def without(self, uids: Collection[PodUid]) -> NodeInfo:
+        """The node as it would be without these pods, and without what is kept for them."""
+        return _node_info(
+            self.node,
+            tuple(one for one in self.ledger.allocations if one.pod.uid not in uids),
+            tuple((pod, reason) for pod, reason in self.unclear if pod.uid not in uids),
+            stale=self.stale,
+            reservations=tuple(kept for kept in self.reservations if kept.pod.uid not in uids),
+        )
+
+
+def node_info(
+    node: NeuronNode,
+    pods: Iterable[NeuronPod],
+    *,
+    stale: bool = False,
+    reservations: tuple[Reservation, ...] = (),
+    promised: Iterable[NeuronPod] = (),
+) -> NodeInfo:
+    """The state of a node that has these pods; ``stale`` says that its plugin has stopped renewing its Lease.
+
+    ``promised`` are pods that were placed there and are not bound. Of overlapping promises the younger is void.
+    """
+    inventory = node.inventory
+    if isinstance(inventory, Rejection):
+        return NodeInfo(node, Ledger(), (), stale, inventory, reservations)
+    allocations: list[Allocation] = []
+    unclear: list[tuple[PodReference, Rejection]] = []
+    for pod in pods:
+        assigned = assigned_allocations(pod, inventory.geometry)
+        if isinstance(assigned, Rejection):
+            unclear.append((pod.reference, assigned))
+        else:
+            allocations += assigned
+    used_mask, void = int(mask_union(allocations)), list[PodReference]()
+    for pod in sorted(promised, key=_promise_age):
+        assigned = assigned_allocations(pod, inventory.geometry)
+        if isinstance(assigned, Rejection) or (mask := mask_union(assigned)) & (used_mask | ~inventory.healthy_mask):
+            void.append(pod.reference)
+        else:
+            used_mask |= mask
+            allocations += assigned
+    info = _node_info(node, tuple(allocations), tuple(unclear), stale=stale, reservations=reservations)
+    return replace(info, void=tuple(void)) if void else info
+
+
+def _promise_age(pod: NeuronPod) -> tuple[int, str]:
+    return pod.assignment.alloc_time_ns if isinstance(pod.assignment, Assignment) else 0, pod.uid
+
+
+def _node_info(
+    node: NeuronNode,
+    allocations: tuple[Allocation, ...],
+    unclear: tuple[tuple[PodReference, Rejection], ...],
+    *,
+    stale: bool,
+    reservations: tuple[Reservation, ...],
+) -> NodeInfo:
+    inventory, ledger = node.inventory, Ledger(allocations)
+    if isinstance(inventory, Rejection):
+        return NodeInfo(node, ledger, unclear, stale, inventory, reservations)
+    unclear = (*(one for one in unclear if one[1] != OVERLAPPING_ASSIGNMENTS), *_overlaps(ledger))
+    reasons = [reason for _, reason in unclear] + [STALE_PLUGIN] * stale
+    if reasons:
+        reason = min(reasons, key=lambda reason: reason.may_pass)
+        return NodeInfo(node, ledger, unclear, stale, reason, reservations)
+    taken_mask = ledger.used_mask | mask_union(reservations)
+    free_mask, facts = CoreMask(inventory.healthy_mask & ~taken_mask), node.facts
+    if any(one.amounts for one in allocations):
+        facts = replace(facts, used=amounts_used(inventory.geometry, ledger.by_pod.values()))
+    capacity = capacity_of(inventory.geometry, inventory.healthy_mask, free_mask, facts)
+    return NodeInfo(node, ledger, (), stale, capacity, reservations)
+
+
+def _overlaps(ledger: Ledger) -> list[tuple[PodReference, Rejection]]:
+    """Pods that have what an earlier one has.
+
+    It happens for a moment when the plugin corrects two pods that the kubelet admitted in the other order: between its
+    two patches one pod's old cores look free and are not.
+    """
+    if sum(one.mask.bit_count() for one in ledger.allocations) == ledger.used_mask.bit_count():
+        return []  # nothing is shared at all, not even by containers of one pod: nearly always
+    overlapping, seen = [], 0
+    for uid, (first, *_) in ledger.by_pod.items():
+        mask = ledger.mask_of(uid)
+        if mask & seen:
+            others = dict.fromkeys(str(one.pod) for one in ledger.overlapping(mask) if one.pod.uid != uid)
+            detail = f"pod {first.pod} is assigned cores that are assigned to {', '.join(others)} as well"
+            overlapping.append((first.pod, replace(OVERLAPPING_ASSIGNMENTS, detail=detail)))
+        seen |= mask
+    return overlapping

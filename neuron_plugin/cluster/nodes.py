@@ -1,0 +1,132 @@
+"""What a Node object says about its Neuron hardware, or why that is not known; the one decoder of ``NeuronNode``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from neuron_plugin.allocation import (
+    DISABLE_KEY,
+    INVENTORY_KEY,
+    IdListError,
+    InventoryError,
+    NeuronNode,
+    NodeInventory,
+    Rejection,
+    Resource,
+    device_facts,
+    disabled_devices,
+    parse_count,
+    read_inventory,
+)
+from neuron_plugin.allocation.node_rules import NodeRules, Taint
+from neuron_plugin.cluster.objects import Node
+from neuron_plugin.cluster.pods import quantities
+from neuron_plugin.topology import Catalogue, Geometry, InstanceType
+
+NO_NEURON = Rejection("no-neuron", "The node has no Neuron devices")
+NO_INVENTORY = Rejection(
+    "no-inventory", "The node has no Neuron inventory and its instance type does not say what it has"
+)
+UNREADABLE_INVENTORY = Rejection("unreadable-inventory", "The node's Neuron inventory cannot be read")
+UNKNOWN_HEALTH = Rejection(
+    "unknown-health", "Some of the node's Neuron devices are missing or unhealthy and no inventory says which"
+)
+
+_INSTANCE_TYPE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
+_SAGEMAKER_PREFIX = "ml."
+_RESOURCE_NAMES = frozenset(resource.value for resource in Resource)
+
+
+def neuron_node(node: Node, types: Catalogue) -> NeuronNode:
+    """Decode a node.
+
+    The plugin's inventory annotation is the truth. One that is malformed or of a newer version closes the node: it is
+    never guessed around. Only a node without one (the vendor's plugin runs there) is judged by its instance type and
+    capacity, and only if these leave nothing open: the kubelet's counts do not say *which* device is missing. There an
+    operator's ``DISABLE_KEY`` is followed here; on other nodes the plugin follows it.
+    """
+    text = node.annotations.get(INVENTORY_KEY)
+    inventory = _by_instance_type(node, types) if text is None else _by_annotation(text)
+    offered = quantities(tuple(node.allocatable.items()))
+    rules = NodeRules(
+        cordoned=node.unschedulable,
+        taints=tuple(Taint(taint.key, taint.effect, taint.value or "") for taint in node.spec.taints or ()),
+        labels=node.labels,
+        allocatable=tuple(item for item in offered if item[0] not in _RESOURCE_NAMES),
+        neuron=tuple(item for item in offered if item[0] in _RESOURCE_NAMES),
+    )
+    if isinstance(inventory, Rejection):
+        return NeuronNode(node.name, node.uid, inventory, rules=rules)
+    instance_type = inventory.geometry.instance_type
+    facts = device_facts(inventory.device_name, instance_type, types.get(instance_type))
+    if inventory.disabled:
+        facts = replace(facts, disabled_mask=inventory.disabled_mask)
+    return NeuronNode(node.name, node.uid, inventory, facts, rules)
+
+
+@lru_cache(maxsize=1024)
+def _by_annotation(text: str) -> NodeInventory | Rejection:
+    """Most nodes of a type say the same: their inventories are one object, decoded once."""
+    try:
+        inventory = read_inventory(text)
+    except InventoryError as error:
+        return replace(UNREADABLE_INVENTORY, detail=f"annotation {INVENTORY_KEY}: {error}")
+    if not inventory.geometry.device_count:
+        return NO_NEURON
+    return replace(inventory, geometry=shared_geometry(inventory.geometry))
+
+
+@lru_cache(maxsize=256)
+def shared_geometry(geometry: Geometry) -> Geometry:
+    """Equal geometries as one object: every look-up by geometry is then a comparison of identities."""
+    return geometry
+
+
+def _by_instance_type(node: Node, types: Catalogue) -> NodeInventory | Rejection:
+    capacity, allocatable = _counts(node.capacity), _counts(node.allocatable)
+    if not capacity:
+        return NO_NEURON
+    labels = (node.labels[key] for key in _INSTANCE_TYPE_LABELS if node.labels.get(key))
+    instance_type = next(labels, "").removeprefix(_SAGEMAKER_PREFIX)
+    known = types.get(instance_type)
+    if known is None:
+        return replace(NO_INVENTORY, detail=f"instance type {instance_type or 'unset'!r} is not in the catalogue")
+    cores_per_device = _cores_per_device(known, capacity)
+    if not cores_per_device or allocatable != capacity:
+        expected = f"{known.name} has {known.devices} devices of {known.cores_per_device} cores"
+        return replace(UNKNOWN_HEALTH, detail=f"{expected}, capacity is {capacity}, allocatable {allocatable}")
+    try:
+        disabled = disabled_devices(node.annotations.get(DISABLE_KEY, ""))
+    except IdListError as error:
+        return replace(UNREADABLE_INVENTORY, detail=f"annotation {DISABLE_KEY}: {error}")
+    geometry = shared_geometry(Geometry(known.name, known.topology, known.devices, cores_per_device, known.block_sizes))
+    present = tuple(range(geometry.device_count))
+    return NodeInventory(geometry, present, disabled=tuple(device for device in disabled if device in present))
+
+
+def _counts(quantities: Mapping[str, str]) -> dict[str, int]:
+    """The Neuron resources that are there; a quantity the kubelet could not have written counts as none."""
+    counts = {}
+    for resource in Resource:
+        try:
+            count = parse_count(quantities.get(resource.value, "0"))
+        except ValueError:
+            count = 0
+        if count:
+            counts[resource.value] = count
+    return counts
+
+
+def _cores_per_device(known: InstanceType, capacity: Mapping[str, int]) -> int:
+    """Logical cores per device, or 0 when the capacity is not that of a complete node of this type."""
+    devices = {capacity[name] for name in (Resource.NEURON, Resource.NEURONDEVICE) if name in capacity}
+    if devices - {known.devices}:
+        return 0
+    cores = capacity.get(Resource.NEURONCORE)
+    if cores is None:
+        return known.cores_per_device // known.logical_core_size
+    per_device, rest = divmod(cores, known.devices)
+    whole = not rest and 0 < per_device <= known.cores_per_device and known.cores_per_device % per_device == 0
+    return per_device if whole else 0

@@ -1,0 +1,593 @@
+"""Pods as the API server sends them, and the one decoder that makes ``NeuronPod`` of them.
+
+The structs follow the wire and skip what nobody reads. Plugin, placement controller and command line share the decoder,
+so they can never disagree about what a pod asks for, what it was assigned and where it may go.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import lru_cache
+from math import ceil
+
+import msgspec
+
+from neuron_plugin.allocation import (
+    ASSIGNMENT_KEYS,
+    CONSTRAINT_KEYS,
+    GATE,
+    GROUP_KEY,
+    GROUP_SIZE_KEY,
+    INVALID_REQUEST,
+    LAST_CHECKPOINT_KEY,
+    LONGEST_CONSTRAINT,
+    NODE_KEY,
+    PLACEMENT_KEY,
+    POD_UID_KEY,
+    PREFIX,
+    TERMINAL_PHASES,
+    UNHEALTHY_LABEL,
+    UNREADABLE_ASSIGNMENT,
+    Assignment,
+    AssignmentError,
+    ContainerKind,
+    ContainerSpec,
+    HostPort,
+    NeuronPod,
+    PodReference,
+    PodRequest,
+    PodUid,
+    Quantities,
+    Rejection,
+    RequestError,
+    Resource,
+    is_movable,
+    parse_count,
+    parse_quantity,
+    placement_strategy,
+    pod_request,
+    read_assignment,
+    read_constraints,
+)
+from neuron_plugin.allocation.node_rules import (
+    ANY_ADDRESS,
+    DEFAULT_SCHEDULER,
+    NodeSelectorTerm,
+    PodRules,
+    PodSelector,
+    Requirement,
+    Toleration,
+)
+from neuron_plugin.cluster.objects import ApiObject, ApiResource, Wire
+
+STATIC_POD_UID_KEY = "kubernetes.io/config.hash"
+"""On a mirror pod: the UID under which the kubelet knows the static pod (pkg/kubelet/types/constants.go)."""
+
+_LWS_WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
+_JOBSET_EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+_MOST_DIGITS = 5
+_NOT_MADE_AGAIN = frozenset({"Node", "DaemonSet"})
+"""Controllers that make a pod again on the same node only, or not at all (static pods)."""
+_RESOURCE_NAMES = tuple(resource.value for resource in Resource)
+_FIRST_YEAR = 1970
+_RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:[0-5]\d)", re.ASCII)
+_REMEMBERED = 4_096
+_NONE: Mapping[str, str] = {}
+
+
+class Resources(Wire, frozen=True):
+    """``resources`` of a container: quantities as written, such as ``2`` or ``1k``."""
+
+    limits: dict[str, str] | None = None
+    requests: dict[str, str] | None = None
+
+
+class _Port(Wire, frozen=True):
+    host_port: int | None = None
+    host_ip: str = msgspec.field(default="", name="hostIP")
+    protocol: str = "TCP"
+
+
+class Container(Wire, frozen=True):
+    """A container of either list."""
+
+    name: str = ""
+    restart_policy: str | None = None
+    resources: Resources | None = None
+    ports: tuple[_Port, ...] | None = None
+
+    @property
+    def limits(self) -> Mapping[str, str]:
+        """Resource name to quantity."""
+        return (self.resources and self.resources.limits) or _NONE
+
+    @property
+    def requests(self) -> Mapping[str, str]:
+        """Resource name to quantity."""
+        return (self.resources and self.resources.requests) or _NONE
+
+
+class Present(Wire, frozen=True):
+    """An object of which only its presence matters."""
+
+
+class WireRequirement(Wire, frozen=True):
+    """One requirement of a node selector term."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] | None = None
+
+
+class WireTerm(Wire, frozen=True):
+    """A node selector term."""
+
+    match_expressions: tuple[WireRequirement, ...] | None = None
+    match_fields: tuple[WireRequirement, ...] | None = None
+
+
+class WireNodeSelector(Wire, frozen=True):
+    """A node selector: a node has to match one of its terms."""
+
+    node_selector_terms: tuple[WireTerm, ...] | None = None
+
+    @property
+    def terms(self) -> tuple[NodeSelectorTerm, ...]:
+        """The terms as values."""
+        return tuple(
+            NodeSelectorTerm(_requirements(term.match_expressions), _requirements(term.match_fields))
+            for term in self.node_selector_terms or ()
+        )
+
+
+def _requirements(found: tuple[WireRequirement, ...] | None) -> tuple[Requirement, ...]:
+    return tuple(Requirement(one.key, one.operator, one.values or ()) for one in found or ())
+
+
+class _NodeAffinity(Wire, frozen=True):
+    required_during_scheduling_ignored_during_execution: WireNodeSelector | None = None
+    preferred_during_scheduling_ignored_during_execution: tuple[Present, ...] | None = None
+
+
+class _LabelSelector(Wire, frozen=True):
+    match_labels: dict[str, str] | None = None
+    match_expressions: tuple[WireRequirement, ...] | None = None
+
+
+class _PodAffinityTerm(Wire, frozen=True):
+    label_selector: _LabelSelector | None = None
+    namespaces: tuple[str, ...] | None = None
+    namespace_selector: Present | None = None
+
+    def selector(self, namespace: str) -> PodSelector | None:
+        """The pods that are meant, for a pod of this namespace; without a selector none are."""
+        if self.label_selector is None:
+            return None
+        labels = [Requirement(key, "In", (value,)) for key, value in (self.label_selector.match_labels or {}).items()]
+        labels += _requirements(self.label_selector.match_expressions)
+        named = None if self.namespace_selector is not None else self.namespaces or (namespace,)
+        return PodSelector(named, tuple(labels))
+
+
+class _PodAffinity(Wire, frozen=True):
+    required_during_scheduling_ignored_during_execution: tuple[_PodAffinityTerm, ...] | None = None
+    preferred_during_scheduling_ignored_during_execution: tuple[Present, ...] | None = None
+
+
+class _Affinity(Wire, frozen=True):
+    node_affinity: _NodeAffinity | None = None
+    pod_affinity: _PodAffinity | None = None
+    pod_anti_affinity: _PodAffinity | None = None
+
+
+class _SpreadConstraint(Wire, frozen=True):
+    when_unsatisfiable: str = ""
+
+
+class SchedulingGroup(Wire, frozen=True):
+    """The PodGroup that the pod is scheduled with."""
+
+    pod_group_name: str | None = None
+
+
+class _Gate(Wire, frozen=True):
+    name: str = ""
+
+
+class _Toleration(Wire, frozen=True):
+    key: str | None = None
+    operator: str | None = None
+    value: str | None = None
+    effect: str | None = None
+
+
+class _ClaimSource(Wire, frozen=True):
+    claim_name: str = ""
+
+
+class _Volume(Wire, frozen=True):
+    name: str = ""
+    persistent_volume_claim: _ClaimSource | None = None
+    ephemeral: Present | None = None
+
+
+class PodSpec(Wire, frozen=True):
+    """The part of a pod's ``spec`` that somebody reads."""
+
+    node_name: str = ""
+    scheduler_name: str = DEFAULT_SCHEDULER
+    priority: int | None = None
+    preemption_policy: str | None = None
+    containers: tuple[Container, ...] | None = None
+    init_containers: tuple[Container, ...] | None = None
+    resources: Resources | None = None
+    overhead: dict[str, str] | None = None
+    volumes: tuple[_Volume, ...] | None = None
+    node_selector: dict[str, str] | None = None
+    affinity: _Affinity | None = None
+    tolerations: tuple[_Toleration, ...] | None = None
+    topology_spread_constraints: tuple[_SpreadConstraint, ...] | None = None
+    scheduling_gates: tuple[_Gate, ...] | None = None
+    resource_claims: tuple[Present, ...] | None = None
+    scheduling_group: SchedulingGroup | None = None
+
+
+class ContainerState(Wire, frozen=True):
+    """One of the states is there."""
+
+    running: Present | None = None
+    terminated: Present | None = None
+
+
+class ContainerStatus(Wire, frozen=True):
+    """What runs in a container, and what did."""
+
+    started: bool | None = None
+    state: ContainerState | None = None
+    last_state: ContainerState | None = None
+
+
+class _Condition(Wire, frozen=True):
+    type: str = ""
+    status: str = ""
+    reason: str | None = None
+
+
+class PodStatus(Wire, frozen=True):
+    """The part of a pod's ``status`` that somebody reads."""
+
+    phase: str = ""
+    reason: str | None = None
+    message: str | None = None
+    nominated_node_name: str | None = None
+    conditions: tuple[_Condition, ...] | None = None
+    container_statuses: tuple[ContainerStatus, ...] | None = None
+    init_container_statuses: tuple[ContainerStatus, ...] | None = None
+
+
+class Pod(ApiObject, frozen=True):
+    """A pod."""
+
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+    @property
+    def node_name(self) -> str:
+        """The node it is bound to; empty before."""
+        return self.spec.node_name
+
+    @property
+    def phase(self) -> str:
+        """Pending, Running, Succeeded, Failed or Unknown."""
+        return self.status.phase
+
+    @property
+    def terminal(self) -> bool:
+        """Its containers have ended for good, though the object may stay."""
+        return self.status.phase in TERMINAL_PHASES
+
+    @property
+    def terminating(self) -> bool:
+        """Its deletion has begun; it keeps its devices until it is gone."""
+        return self.metadata.deletion_timestamp is not None
+
+    @property
+    def controller(self) -> tuple[str, str]:
+        """Kind and name of the owner that controls it; empty texts without one."""
+        owners = self.metadata.owner_references or ()
+        return next(((owner.kind, owner.name) for owner in owners if owner.controller), ("", ""))
+
+    @property
+    def rejected_at_admission(self) -> bool:
+        """Whether its kubelet got no devices for it from the plugin: the pod has failed for good."""
+        return self.status.phase == "Failed" and self.status.reason == "UnexpectedAdmissionError"
+
+    @property
+    def containers(self) -> Iterator[tuple[Container, ContainerKind]]:
+        """Every container and when it runs, in the order in which the kubelet admits them."""
+        for container in self.spec.init_containers or ():
+            yield container, ContainerKind.SIDECAR if container.restart_policy == "Always" else ContainerKind.INIT
+        for container in self.spec.containers or ():
+            yield container, ContainerKind.APP
+
+    @property
+    def started(self) -> bool:
+        """Whether any container, init containers included, runs or has ever run.
+
+        A container that crashed and waits for its restart has only its last state.
+        """
+        for status in self._container_statuses:
+            states = (status.state, status.last_state)
+            if status.started or any(state and (state.running or state.terminated) for state in states):
+                return True
+        return False
+
+    @property
+    def running(self) -> bool:
+        """Whether a container runs. Of a pod whose phase PodGC has set to Failed the status may show that still."""
+        return any(status.state and status.state.running for status in self._container_statuses)
+
+    @property
+    def _container_statuses(self) -> tuple[ContainerStatus, ...]:
+        return (*(self.status.init_container_statuses or ()), *(self.status.container_statuses or ()))
+
+
+PODS = ApiResource("/api/v1", "pods", Pod)
+
+
+@dataclass(frozen=True, slots=True)
+class PodUse:
+    """A bound pod without Neuron: what it takes of its node, which Neuron pods then cannot have."""
+
+    node: str
+    needs: Quantities
+    ports: frozenset[HostPort]
+    keeps_off: tuple[PodSelector, ...] = ()
+
+
+def asks_for_neuron(pod: Pod) -> bool:
+    """Whether a container of the pod names one of the resources, be it with the quantity 0."""
+    return any(
+        name in container.limits or name in container.requests
+        for container, _ in pod.containers
+        for name in _RESOURCE_NAMES
+    )
+
+
+def pod_use(pod: Pod) -> PodUse | None:
+    """What a pod takes of its node; None of one that is not bound or has ended."""
+    if not pod.node_name or pod.terminal:
+        return None
+    return PodUse(pod.node_name, _needs(pod)[0], _ports(pod), _keeps_off(pod))
+
+
+def neuron_pod(pod: Pod) -> NeuronPod:
+    """Decode a pod. Nothing in it can fail this: what cannot be followed becomes a ``Rejection``."""
+    annotations = pod.annotations
+    request = _request(
+        tuple(
+            (container.name, kind, _neuron_quantities(container.limits), _neuron_quantities(container.requests))
+            for container, kind in pod.containers
+        ),
+        # Bounded, as they are remembered; one character more than is read shows that a text is too long.
+        tuple((key, annotations[key][: LONGEST_CONSTRAINT + 1]) for key in CONSTRAINT_KEYS if key in annotations),
+    )
+    reference = PodReference(PodUid(pod.uid), pod.namespace, pod.name)
+    assignment: Assignment | Rejection | None = None
+    if request and not isinstance(request, Rejection) and not annotations.keys().isdisjoint(ASSIGNMENT_KEYS):
+        try:
+            assignment = read_assignment(str(reference), annotations, request)
+        except AssignmentError as error:
+            assignment = replace(UNREADABLE_ASSIGNMENT, detail=str(error))
+    rules = _rules(pod)
+    named = pod.spec.scheduling_group and pod.spec.scheduling_group.pod_group_name
+    group = named or annotations.get(GROUP_KEY, "") or pod.labels.get(GROUP_KEY, "")
+    own = annotations.get(POD_UID_KEY) == pod.uid and not (pod.node_name or pod.terminating)
+    return NeuronPod(
+        reference=reference,
+        request=request,
+        node=pod.node_name,
+        promised=annotations.get(NODE_KEY, "") if own else "",
+        unschedulable=own and _is_unschedulable(pod),
+        assignment=assignment,
+        priority=pod.spec.priority or 0,
+        preempts=pod.spec.preemption_policy != "Never",
+        phase=pod.phase,
+        terminating=pod.terminating,
+        started=pod.started or pod.phase == "Running",
+        running=pod.running,
+        created=_unix_seconds(pod.metadata.creation_timestamp or ""),
+        static_uid=annotations.get(STATIC_POD_UID_KEY, ""),
+        assignment_keys=tuple(key for key in ASSIGNMENT_KEYS if key in annotations),
+        refused_demands=_refused_demands(pod) if isinstance(request, Rejection) else frozenset(),
+        group=(pod.namespace, group) if group else None,
+        group_size=_count(annotations.get(GROUP_SIZE_KEY, "") or pod.labels.get(GROUP_SIZE_KEY, "")),
+        leads_group=pod.labels.get(_LWS_WORKER_INDEX) == "0" or _is_leader_of_job(pod),
+        version=pod.resource_version if GATE in rules.gates else "",
+        labels=tuple(pod.labels.items()) if GATE in rules.gates else (),
+        strategy=placement_strategy(annotations.get(PLACEMENT_KEY, "")),
+        labelled_unhealthy=UNHEALTHY_LABEL in pod.labels,
+        controller="" if pod.controller[0] in _NOT_MADE_AGAIN else "/".join(filter(None, pod.controller)),
+        movable=is_movable(annotations),
+        last_checkpoint=_unix_seconds(annotations.get(LAST_CHECKPOINT_KEY, "")),
+        rejection_message=(pod.status.message or "") if pod.rejected_at_admission else "",
+        rules=rules,
+    )
+
+
+def _is_unschedulable(pod: Pod) -> bool:
+    """Whether its scheduler has found no node for it, and does not make room for it either."""
+    refused = any(one.type == "PodScheduled" and one.reason == "Unschedulable" for one in pod.status.conditions or ())
+    return refused and not pod.status.nominated_node_name
+
+
+def _is_leader_of_job(pod: Pod) -> bool:
+    """Whether JobSet makes the other pods of the job once this one is scheduled (exclusive placement)."""
+    return _JOBSET_EXCLUSIVE in pod.annotations and pod.annotations.get(_COMPLETION_INDEX) == "0"
+
+
+def _count(text: str) -> int:
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else 0
+
+
+_ContainerKey = tuple[str, ContainerKind, tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _request(
+    containers: tuple[_ContainerKey, ...], constraint_texts: tuple[tuple[str, str], ...]
+) -> PodRequest | Rejection:
+    """Equal requests are one object. Exact quantities cost tens of microseconds, and pods ask for few things."""
+    try:
+        request = pod_request(ContainerSpec(name, kind, dict(lim), dict(req)) for name, kind, lim, req in containers)
+    except RequestError as error:
+        return replace(INVALID_REQUEST, detail=str(error))
+    if not constraint_texts:
+        return request
+    asked = [(part.container, part.resource.unit) for part in request]
+    constraints = read_constraints(dict(constraint_texts), asked)
+    return tuple(replace(part, constraints=constraints) for part in request)
+
+
+def _neuron_quantities(quantities: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(item for item in quantities.items() if item[0] in _RESOURCE_NAMES or item[0].startswith(PREFIX))
+
+
+def _refused_demands(pod: Pod) -> frozenset[tuple[Resource, int]]:
+    demands = set()
+    for container, _ in pod.containers:
+        for resource in Resource:
+            with suppress(ValueError):
+                text = container.limits.get(resource.value, container.requests.get(resource.value, "0"))
+                demands.add((resource, parse_count(text)))
+    return frozenset(demand for demand in demands if demand[1])
+
+
+def _unix_seconds(text: str) -> float:
+    """A time of RFC 3339 in unix seconds; 0 for any other text."""
+    if not _RFC_3339.fullmatch(text := text.strip()):  # ``fromisoformat`` alone reads much that is no RFC 3339
+        return 0.0
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return 0.0
+    return time.timestamp() if time.year > _FIRST_YEAR else 0.0
+
+
+# What kube-scheduler's own rules ask of a node.
+
+
+def _rules(pod: Pod) -> PodRules:
+    spec = pod.spec
+    affinity, spreads = spec.affinity or _Affinity(), spec.topology_spread_constraints or ()
+    among_pods = (affinity.pod_affinity, affinity.pod_anti_affinity)
+    required = affinity.node_affinity and affinity.node_affinity.required_during_scheduling_ignored_during_execution
+    volumes = spec.volumes or ()
+    return PodRules(
+        scheduler_name=spec.scheduler_name,
+        gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
+        node_selector=tuple((spec.node_selector or {}).items()),
+        terms=required.terms if required else None,
+        tolerations=tuple(
+            Toleration(one.key or "", one.operator or "", one.value or "", one.effect or "")
+            for one in spec.tolerations or ()
+        ),
+        needs=_needs(pod)[0],
+        neuron=_needs(pod)[1],
+        ports=_ports(pod),
+        # A generic ephemeral volume has a claim that is named after pod and volume.
+        claims=(
+            *(one.persistent_volume_claim.claim_name for one in volumes if one.persistent_volume_claim),
+            *(f"{pod.name}-{one.name}" for one in volumes if one.ephemeral is not None),
+        ),
+        resource_claims=bool(spec.resource_claims),
+        depends_on_pods=any(one.when_unsatisfiable == "DoNotSchedule" for one in spreads)
+        or any(one and one.required_during_scheduling_ignored_during_execution for one in among_pods),
+        prefers_nodes=any(one.when_unsatisfiable == "ScheduleAnyway" for one in spreads)
+        or any(
+            one and one.preferred_during_scheduling_ignored_during_execution
+            for one in (affinity.node_affinity, *among_pods)
+        ),
+        keeps_off=_keeps_off(pod),
+    )
+
+
+def _keeps_off(pod: Pod) -> tuple[PodSelector, ...]:
+    """The pods that the required anti-affinity of this pod keeps off where it runs (interpodaffinity/filtering.go)."""
+    anti = pod.spec.affinity.pod_anti_affinity if pod.spec.affinity else None
+    terms = (anti.required_during_scheduling_ignored_during_execution if anti else None) or ()
+    return tuple(filter(None, (term.selector(pod.namespace) for term in terms)))
+
+
+def _ports(pod: Pod) -> frozenset[HostPort]:
+    return frozenset(
+        (port.host_ip or ANY_ADDRESS, port.protocol, port.host_port)
+        for container, _ in pod.containers
+        for port in container.ports or ()
+        if port.host_port
+    )
+
+
+def _needs(pod: Pod) -> tuple[Quantities, Quantities]:
+    """What a pod asks for besides Neuron, and of Neuron."""
+    containers = tuple((kind, tuple(_requests(container).items())) for container, kind in pod.containers)
+    whole = pod.spec.resources.requests if pod.spec.resources else None
+    return _sum(containers, tuple((whole or {}).items()), tuple((pod.spec.overhead or {}).items()))
+
+
+def _requests(container: Container) -> Mapping[str, str]:
+    """The API server writes a request for each limit of an extended resource; other objects may lack them."""
+    neuron = {name: text for name, text in container.limits.items() if name in _RESOURCE_NAMES}
+    return {**neuron, **container.requests} if neuron else container.requests
+
+
+_Texts = tuple[tuple[str, str], ...]
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _sum(
+    containers: tuple[tuple[ContainerKind, _Texts], ...], whole: _Texts, overhead: _Texts
+) -> tuple[Quantities, Quantities]:
+    """What a pod asks for. Most pods of a cluster ask for one of few amounts.
+
+    The sum of containers and sidecars, or what an init container and the sidecars before it need, if that is more. The
+    whole pod's own request, where there is one, stands in place of it (PodRequests in
+    staging/src/k8s.io/component-helpers/resource/helpers.go).
+    """
+    most, lasting = dict[str, int](), dict[str, int]()
+    for kind, texts in containers:
+        needs = dict(quantities(texts))
+        if kind is ContainerKind.INIT:
+            most = _largest(most, _added(lasting, needs))
+        else:
+            lasting = _added(lasting, needs)
+            most = _largest(most, lasting)
+    total = _added(most | dict(quantities(whole)), dict(quantities(overhead)))
+    neuron = tuple(sorted((name, amount) for name, amount in total.items() if name in _RESOURCE_NAMES and amount))
+    others = {name: amount for name, amount in total.items() if name not in _RESOURCE_NAMES}
+    return tuple(sorted({**others, "pods": 1000}.items())), neuron
+
+
+def _added(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    return {name: first.get(name, 0) + second.get(name, 0) for name in {**first, **second}}
+
+
+def _largest(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    return {name: max(first.get(name, 0), second.get(name, 0)) for name in {**first, **second}}
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def quantities(texts: _Texts) -> Quantities:
+    """Amounts in thousandths, rounded up. A server stores no text that is no quantity."""
+    amounts = []
+    for name, text in texts:
+        if not name.startswith(PREFIX):
+            with suppress(ValueError):
+                amounts.append((name, ceil(parse_quantity(text) * 1000)))
+    return tuple(sorted(amounts))

@@ -1,0 +1,183 @@
+"""Settings of the scheduler extender, ``neuron-plugin extender``."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from neuron_plugin.allocation import Dialect, PlacementStrategy
+from neuron_plugin.extender import Answer
+from neuron_plugin.settings import SettingsError
+from neuron_plugin.telemetry import LogFormat, LogLevel
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - names of addresses, nothing listens here
+
+
+class MakeRoom(enum.StrEnum):
+    """What is done for a pod that waits although enough is free."""
+
+    OFF = "off"
+    """Nothing."""
+    PLAN = "plan"
+    """A metric and an event on the pod say which move of other pods would give it room."""
+    ACT = "act"
+    """The move is made: the set is reserved for the pod, and the others are evicted."""
+
+
+class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """Settings of the scheduler extender, ``neuron-plugin extender``.
+
+    Both dialects are written by default, so that the vendor's device plugin finds its ids, too.
+    """
+
+    address: Annotated[str, Meta(description="address to listen on for the scheduler")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="port for the scheduler")] = 12345
+    tls_cert: Annotated[Path | None, Meta(description="server certificate chain (PEM); read again when it changes")] = (
+        None
+    )
+    tls_key: Annotated[Path | None, Meta(description="private key of the server certificate (PEM)")] = None
+    client_ca: Annotated[
+        Path | None, Meta(description="CA (PEM) that callers' certificates must come from: mutual TLS")
+    ] = None
+    insecure: Annotated[bool, Meta(description="allow plain HTTP beyond loopback, unguarded")] = False
+    health_address: Annotated[str, Meta(description="address of probes and metrics, plain HTTP")] = "0.0.0.0"  # noqa: S104 - the kubelet probes the pod's address
+    health_port: Annotated[int, Meta(ge=0, le=65535, description="port of probes, metrics, monitor API")] = 12346
+    kubeconfig: Annotated[Path | None, Meta(description="kubeconfig file; in-cluster credentials when not given")] = (
+        None
+    )
+    dialects: Annotated[
+        tuple[Dialect, ...], Meta(min_length=1, description="annotation dialects to write, comma separated")
+    ] = (Dialect.NEURON_PLUGIN, Dialect.VENDOR)
+    instance_types: Annotated[Path | None, Meta(description="YAML file of further instance types")] = None
+    leader_election: Annotated[
+        bool,
+        Meta(
+            description="serve only while holding the Lease; without it start one replica, and the next only after it "
+            "has ended"
+        ),
+    ] = True
+    lease_name: Annotated[str, Meta(min_length=1, description="name of the leader's Lease")] = "neuron-extender"
+    lease_namespace: Annotated[
+        str, Meta(min_length=1, description="namespace of the leader's Lease and of the plugins'")
+    ] = "kube-system"
+    identity: Annotated[
+        str, Meta(description="this replica's name in the Lease, its own alone; the host name when empty")
+    ] = ""
+    advertise_address: Annotated[
+        str,
+        Meta(
+            description="address at which the scheduler reaches this replica: a standby sends it to the leader's; "
+            "'address' when empty"
+        ),
+    ] = ""
+    plugin_leases: Annotated[bool, Meta(description="close a node whose plugin has stopped renewing its Lease")] = True
+    answer: Annotated[
+        Answer,
+        Meta(
+            description="nodes that filter names for a pod: 'best' is the best one alone, where the pod's set is "
+            "assumed at once; 'all' is every node that fits, scored by prioritize"
+        ),
+    ] = Answer.BEST
+    placement: Annotated[
+        PlacementStrategy,
+        Meta(
+            description="which node is the best: 'pack' takes least from later pods, 'spread' has the most free "
+            "devices; a pod's annotation neuron-plugin.io/placement decides for that pod"
+        ),
+    ] = PlacementStrategy.PACK
+    preempt_unoffered: Annotated[
+        bool,
+        Meta(
+            description="where the victims that the scheduler offers open no linked set, evict other Neuron pods of "
+            "lower priority on that node, each counted as a violation of a disruption budget"
+        ),
+    ] = True
+    release_when_full: Annotated[
+        str,
+        Meta(
+            pattern=r"^(auto|never|[0-9]{1,5})$",
+            description="after how many seconds a gated pod that fits on no open node by count is handed to its "
+            "scheduler, so that an autoscaler acts: a number, 'never', or 'auto': 5 where the cluster has Karpenter or "
+            "cluster-autoscaler, else never",
+        ),
+    ] = "auto"
+    make_room: Annotated[
+        MakeRoom,
+        Meta(
+            description="for a pod that waits although enough is free: 'plan' says in a metric and an event which move "
+            "of other pods would give it room, 'act' makes it: the set is reserved and the others are evicted. In "
+            'YAML "off" needs quotes'
+        ),
+    ] = MakeRoom.PLAN
+    make_room_after: Annotated[
+        float, Meta(ge=0, le=86400, description="seconds that a pod has to wait before a move is planned for it")
+    ] = 60.0
+    make_room_by_priority: Annotated[
+        bool, Meta(description="plan with pods of lower priority, too, that do not say that they may be moved")
+    ] = False
+    make_room_evictions_per_minute: Annotated[
+        int, Meta(ge=1, le=1000, description="most evictions in a minute with make-room=act")
+    ] = 4
+    ui: Annotated[bool, Meta(description="serve a live page of all devices at /ui/ on the health port")] = False
+    ui_token_file: Annotated[
+        Path | None,
+        Meta(
+            description="file with a token that all pages on the health port but probes and metrics then ask for, as "
+            "bearer token or password"
+        ),
+    ] = None
+    answer_seconds: Annotated[
+        float, Meta(gt=0, le=60, description="deadline of a bind call; below the scheduler's httpTimeout")
+    ] = 4.0
+    max_body_mib: Annotated[int, Meta(ge=1, le=1024, description="largest body; 5000 whole nodes are 57")] = 128
+    log_format: Annotated[LogFormat, Meta(description="form of the log lines")] = LogFormat.JSON
+    log_level: Annotated[LogLevel, Meta(description="least severity that is logged")] = LogLevel.INFO
+
+    @property
+    def release_after(self) -> float | str | None:
+        """``release_when_full`` as seconds, None for never, or ``auto``."""
+        text = self.release_when_full
+        return None if text == "never" else text if text == "auto" else float(text)
+
+    @property
+    def url(self) -> str:
+        """Where the scheduler reaches this replica; empty if no setting says so."""
+        address = self.advertise_address or self.address
+        if address in WILDCARDS or not self.port:
+            return ""
+        host = f"[{address}]" if ":" in address else address
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
+
+    @property
+    def tls(self) -> bool:
+        """Whether the scheduler is served over TLS."""
+        return self.tls_cert is not None
+
+
+def check(settings: ExtenderSettings) -> None:
+    """Refuse combinations that would serve less safely than they look.
+
+    Raises:
+        SettingsError: which settings contradict each other and what to change.
+    """
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise SettingsError("tls-cert and tls-key go together: give both or neither")
+    if settings.client_ca and not settings.tls:
+        raise SettingsError(f"client-ca is {settings.client_ca}, but without tls-cert no certificate is asked for")
+    if settings.make_room is MakeRoom.ACT and not settings.leader_election:
+        raise SettingsError(
+            "make-room is act, but leader-election is off: the leader's Lease keeps what is reserved. Switch it on, or "
+            "use make-room=plan"
+        )
+    if settings.ui_token_file and not settings.ui:
+        raise SettingsError(f"ui-token-file is {settings.ui_token_file}, but ui is off: switch it on, too")
+    if not settings.tls and not settings.insecure and settings.address not in LOOPBACK:
+        raise SettingsError(
+            f"address is {settings.address!r} and there is no tls-cert: any caller on the network can bind pods. "
+            "Give tls-cert, tls-key and client-ca, listen on 127.0.0.1, or allow it with insecure"
+        )

@@ -1,0 +1,209 @@
+"""The monitor API: ``neuronnodes`` and ``neuronpods``, to list and to watch as Kubernetes resources are.
+
+Read-only, for people, dashboards and controllers; ``views`` has the objects. Lists carry a resourceVersion, watches go
+on from one, bookmarks move it, and a client that falls behind gets the 410 that every Kubernetes client answers with a
+new list. Answers are worked out in threads, from records that do not change: thousands of objects take some tenths of a
+second, and the scheduler must not wait for a dashboard. The health port serves it without credentials, so lists are
+worked out one at a time, and watches are limited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+import msgspec
+from aiohttp import web
+from msgspec import Raw
+
+from neuron_plugin.allocation import NeuronPod, NodeInfo
+from neuron_plugin.monitor.views import API_VERSION, GROUP, node_view, pod_view
+from neuron_plugin.scheduling.leadership import SYNCED, Readiness
+from neuron_plugin.scheduling.state import Change, ClusterState, Record
+
+MOST_WATCHES = 200
+"""At one time; each is sent every change, whether anybody reads it or not."""
+BOOKMARK_SECONDS = 15.0
+LONGEST_WATCH_SECONDS = 1800.0
+GATHER_SECONDS = 0.5
+"""Changes are sent at these intervals, to all watchers at once: they come in groups, and each group is encoded once.
+The verb that a change leads to is mostly answered before."""
+SHARED_SECONDS = 5.0
+"""For how long a list of an unchanged version is given to everybody: renewals of Leases change no version."""
+
+_KINDS: Mapping[str, type[Record]] = {"NeuronNode": NodeInfo, "NeuronPod": NeuronPod}
+_EXPIRED = (410, "Expired", "the resourceVersion is no longer known here: list again")
+_MOST_DIGITS = 20  # of a 64-bit number
+
+Json = dict[str, object]
+_encode = msgspec.json.Encoder().encode
+
+
+class _QueryError(ValueError):
+    """A query parameter that is not understood; the text names it and what was expected."""
+
+
+class Monitor:
+    """Lists and watches of one state, once it is ``SYNCED``."""
+
+    def __init__(self, state: ClusterState, ready: Readiness) -> None:
+        self._state = state
+        self._ready = ready
+        self._changes = state.changes
+        self._listing = asyncio.Lock()
+        self._lists: dict[str, tuple[int, float, bytes]] = {}
+        self._shared: dict[str, tuple[tuple[int, int], asyncio.Task[bytes]]] = {}
+        self._watches = 0
+        self._stopping = False
+
+    def routes(self) -> list[web.RouteDef]:
+        """Discovery and the two collections."""
+
+        async def discovery(_: web.Request) -> web.Response:
+            about = {"namespaced": False, "verbs": ["list", "watch"]}
+            names = [{"name": f"{kind.lower()}s", "singularName": kind.lower(), "kind": kind} for kind in _KINDS]
+            head = {"apiVersion": "v1", "kind": "APIResourceList", "groupVersion": API_VERSION}
+            return _json(head | {"resources": [each | about for each in names]})
+
+        async def nodes(request: web.Request) -> web.StreamResponse:
+            return await self._answer(request, "NeuronNode")
+
+        async def pods(request: web.Request) -> web.StreamResponse:
+            return await self._answer(request, "NeuronPod")
+
+        paths = {GROUP: discovery, f"{GROUP}/neuronnodes": nodes, f"{GROUP}/neuronpods": pods}
+        return [web.get(path, handler) for path, handler in paths.items()]
+
+    def stop(self) -> None:
+        """End every watch: the server goes down."""
+        self._stopping = True
+        self._changes.wake()
+
+    async def _answer(self, request: web.Request, kind: str) -> web.StreamResponse:
+        if why_not := self._ready.conditions.get(SYNCED):
+            return _failure(503, "ServiceUnavailable", f"{why_not}: try again in some seconds")
+        try:
+            if request.query.get("fieldSelector") or request.query.get("labelSelector"):
+                text = "selectors are not supported, expected a request for the whole collection"
+                raise _QueryError(text)  # noqa: TRY301 - answered below like other queries that are not understood
+            if request.query.get("watch") in ("true", "1"):
+                return await self._watch(request, kind)
+        except _QueryError as error:
+            return _failure(400, "BadRequest", str(error))
+        async with self._listing:
+            version, at, body = self._lists.get(kind, (-1, 0.0, b""))
+            if version != self._changes.version or time.monotonic() - at > SHARED_SECONDS:
+                version, found = self._changes.version, self._current(kind)
+                body = await asyncio.to_thread(self._encoded, kind, version, found)
+                self._lists[kind] = version, time.monotonic(), body
+        return web.Response(body=body, content_type="application/json")
+
+    def _encoded(self, kind: str, version: int, found: list[Change]) -> bytes:
+        """A whole list."""
+        items = [Raw(_encode(self._view(each))) for each in found]
+        metadata = {"resourceVersion": str(version)}
+        return _encode({"apiVersion": API_VERSION, "kind": f"{kind}List", "metadata": metadata, "items": items})
+
+    async def _watch(self, request: web.Request, kind: str) -> web.StreamResponse:
+        position = _number(request, "resourceVersion")
+        seconds = min(_number(request, "timeoutSeconds") or LONGEST_WATCH_SECONDS, LONGEST_WATCH_SECONDS)
+        bookmarks = request.query.get("allowWatchBookmarks") in ("true", "1")
+        if position and not self._changes.knows(position):
+            return _failure(*_EXPIRED)
+        if self._watches >= MOST_WATCHES:
+            return _failure(429, "TooManyRequests", f"{MOST_WATCHES} watches are open, which is the limit")
+        self._watches += 1
+        try:
+            return await self._stream(request, kind, position, seconds, bookmarks=bookmarks)
+        finally:
+            self._watches -= 1
+
+    async def _stream(
+        self, request: web.Request, kind: str, position: int, seconds: float, *, bookmarks: bool
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        lines = b""
+        if not position:
+            found, position = self._current(kind), self._changes.version
+            lines = await asyncio.to_thread(self._events, found, _KINDS[kind])
+        clock = asyncio.get_running_loop().time
+        ends, marked = clock() + seconds, clock()
+        while True:
+            if lines:  # one write per batch; it waits while the client does not read, and the changes go on without it
+                with suppress(ConnectionResetError):  # the client has gone
+                    await response.write(lines)
+            gone = request.transport is None or request.transport.is_closing()
+            if gone or self._stopping or clock() >= ends:
+                return response
+            await self._changes.wait(position, within_seconds=min(BOOKMARK_SECONDS, seconds))
+            await asyncio.sleep(GATHER_SECONDS - clock() % GATHER_SECONDS)
+            if not self._changes.knows(position):
+                await response.write(_event("ERROR", _status(*_EXPIRED)))
+                return response
+            lines, position = await self._since(position, kind)
+            if bookmarks and clock() - marked >= BOOKMARK_SECONDS:
+                marked, metadata = clock(), {"resourceVersion": str(position)}
+                lines += _event("BOOKMARK", {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata})
+
+    async def _since(self, position: int, kind: str) -> tuple[bytes, int]:
+        """The events after a version that is still known, and the version after them; watchers in step share them."""
+        version = self._changes.version
+        known, shared = self._shared.get(kind, ((-1, -1), None))
+        if shared is None or known != (position, version):
+            changes = self._changes.after(position)
+            work = asyncio.to_thread(self._events, changes, _KINDS[kind])
+            shared = asyncio.create_task(work, name=f"events of {kind}")
+            self._shared[kind] = (position, version), shared
+        return await asyncio.shield(shared), version
+
+    def _current(self, kind: str) -> list[Change]:
+        """The records of the moment, as the changes that would bring them about."""
+        version_of = self._changes.version_of
+        if kind == "NeuronNode":
+            return [Change(version_of(name), None, info) for name, info in self._state.nodes.items()]
+        return [Change(version_of(uid), None, pod) for uid, pod in self._state.pods.items()]
+
+    def _events(self, changes: Iterable[Change], record: type[Record]) -> bytes:
+        """The events of these changes for a watcher of one collection."""
+        lines = []
+        for change in changes:
+            if isinstance(change.after or change.before, record):
+                kind = "DELETED" if change.after is None else "MODIFIED" if change.before else "ADDED"
+                lines.append(_event(kind, self._view(change)))
+        return b"".join(lines)
+
+    def _view(self, change: Change) -> object:
+        """The object after the change, or as it was last; of a change there is always one of them."""
+        record = change.after or change.before
+        if isinstance(record, NodeInfo):
+            return node_view(self._state, record, change.version)
+        return pod_view(self._state, record, change.version) if record else None
+
+
+def _number(request: web.Request, key: str) -> int:
+    text = request.query.get(key) or "0"
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        raise _QueryError(f"{key} is {text[:40]!r}, expected a decimal number")
+    return int(text)
+
+
+def _json(content: Json, status: int = 200) -> web.Response:
+    return web.Response(body=_encode(content), status=status, content_type="application/json")
+
+
+def _failure(code: int, reason: str, message: str) -> web.Response:
+    return _json(_status(code, reason, message), code)
+
+
+def _status(code: int, reason: str, message: str) -> Json:
+    """A failure, as a Kubernetes Status."""
+    head: Json = {"apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure"}
+    return head | {"reason": reason, "message": message, "code": code}
+
+
+def _event(kind: str, content: object) -> bytes:
+    return _encode({"type": kind, "object": content}) + b"\n"

@@ -1,0 +1,88 @@
+"""``GET /inspect[/NODE]``, ``/explain/NAMESPACE/POD`` and ``/plan``: the state of the moment for people at a terminal.
+
+Plain text by default, JSON for ``?format=json``; a plan is always JSON. Answers are worked out in threads, from records
+that do not change: nobody but the one who asked waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+from aiohttp import web
+
+from neuron_plugin.allocation import NodeInfo, Rejection, ranges
+from neuron_plugin.cluster import ApiServer, ClusterError
+from neuron_plugin.monitor.explain import explain, explain_text, find_pod, question
+from neuron_plugin.monitor.plan import PlanOptions, UnknownNodeError, plan
+from neuron_plugin.monitor.views import node_view
+from neuron_plugin.planning import DemandError
+from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.scheduling.volumes import volumes_of
+from neuron_plugin.topology import cores_in
+
+_HEADINGS = ("NODE", "TYPE", "FREE DEVICES", "USED CORES", "PODS", "STATE")
+
+
+def inspection_routes(state: ClusterState, api: ApiServer | None = None) -> list[web.RouteDef]:
+    """The routes; volumes are not looked at without an ``api``."""
+
+    async def inspect(request: web.Request) -> web.Response:
+        name = request.match_info.get("node")
+        if name and name not in state.nodes:
+            raise web.HTTPNotFound(text=f"node {name} is not known here\n")
+        nodes = [state.nodes[each] for each in ([name] if name else sorted(state.nodes))]
+        if request.query.get("format") == "json":
+            body = await asyncio.to_thread(lambda: msgspec.json.encode([node_view(state, info) for info in nodes]))
+            return web.Response(body=body, content_type="application/json")
+        return web.Response(text=await asyncio.to_thread(inspect_text, nodes, details=bool(name)))
+
+    async def explain_pod(request: web.Request) -> web.Response:
+        namespace, name = request.match_info["namespace"], request.match_info["pod"]
+        pod = find_pod(state, namespace, name)
+        if pod is None:
+            raise web.HTTPNotFound(text=f"no live pod {namespace}/{name} that asks for Neuron is known here\n")
+        found = await asyncio.to_thread(explain, question(state, pod, await volumes_of(api, pod)))
+        if request.query.get("format") == "json":
+            return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+        return web.Response(text=explain_text(found, request.query.getall("node", [])))
+
+    async def plan_for(request: web.Request) -> web.Response:
+        try:
+            options = msgspec.convert(dict(request.query), PlanOptions, strict=False)
+            report = await plan(api, state, options)
+        except (msgspec.ValidationError, DemandError) as error:
+            raise web.HTTPBadRequest(text=f"{error}\n") from None
+        except UnknownNodeError as error:
+            raise web.HTTPNotFound(text=f"{error}\n") from None
+        except ClusterError as error:
+            raise web.HTTPServiceUnavailable(text=f"{error}\n") from None
+        return web.Response(body=msgspec.json.encode(report), content_type="application/json")
+
+    return [
+        web.get("/inspect", inspect),
+        web.get("/inspect/{node}", inspect),
+        web.get("/explain/{namespace}/{pod}", explain_pod),
+        web.get("/plan", plan_for),
+    ]
+
+
+def inspect_text(nodes: Iterable[NodeInfo], *, details: bool) -> str:
+    """A table of nodes; with ``details`` also who has what, and why a node is closed."""
+    rows, below = [_HEADINGS], []
+    for info in nodes:
+        cells = ("-", "-", "-", "-")
+        below += [f"  closed: {reason.detail}" for _, reason in info.unclear]
+        if info.inventory:
+            geometry = info.inventory.geometry
+            free, used = ranges(geometry.whole_devices(info.free_mask)), ranges(cores_in(info.used_mask))
+            cells = (geometry.instance_type, free, used, str(len(info.ledger.by_pod)))
+            below += [f"  unhealthy: device {device}: {why}" for device, why in info.inventory.unhealthy.items()]
+            below += [f"  disabled: {ranges(info.inventory.disabled)}"] if info.inventory.disabled else []
+        for uid, allocations in info.ledger.by_pod.items():
+            below.append(f"  {allocations[0].pod} holds cores {ranges(cores_in(info.ledger.mask_of(uid)))}")
+        rows.append((info.name, *cells, info.capacity.text if isinstance(info.capacity, Rejection) else "open"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(lines + (below if details else [])) + "\n"

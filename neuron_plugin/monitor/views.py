@@ -1,0 +1,323 @@
+"""NeuronNode and NeuronPod: what the monitor API, ``/inspect`` and the command line show of a node and of a pod.
+
+The shapes are an interface: keys are added, and none is renamed or removed. All keys are always there; what is not
+known is empty or 0. Ids are the host's, ascending and comma separated, as in the annotations. A view is worked out from
+records that do not change, so any thread may do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import msgspec
+
+from neuron_plugin.allocation import (
+    Assignment,
+    NeuronPod,
+    NodeInfo,
+    Rejection,
+    assigned_allocations,
+    format_ids,
+    is_constrained,
+    mask_union,
+)
+from neuron_plugin.cluster import ApiResource
+from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.topology import CoreMask, Geometry, Unit, cores_in, free_sets
+
+GROUP = "/apis/neuron-plugin.io/v1"
+API_VERSION = "neuron-plugin.io/v1"
+NODE_LABEL = "neuron-plugin.io/node"
+NAMESPACE_LABEL = "neuron-plugin.io/namespace"
+_MOST_MASKS = 8192
+
+
+class _Part(msgspec.Struct, frozen=True, rename="camel", gc=False):
+    """Base of all: names in JSON are camelCase."""
+
+
+class ViewMetadata(_Part, frozen=True, omit_defaults=True):
+    """``metadata``, with the labels ``neuron-plugin.io/node`` and, of a pod, ``neuron-plugin.io/namespace``."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] = {}
+
+
+class _View(_Part, frozen=True):
+    """An object of the monitor API, with what a ``Reflector`` asks of a record."""
+
+    api_version: str = API_VERSION
+    kind: str = ""
+    metadata: ViewMetadata = ViewMetadata()
+
+    @property
+    def name(self) -> str:
+        """The node's name, or the pod's in its namespace."""
+        return self.metadata.name
+
+    @property
+    def uid(self) -> str:
+        """The UID of the Kubernetes object."""
+        return self.metadata.uid
+
+    @property
+    def resource_version(self) -> str:
+        """The version of this state, in the count of the extender that shows it."""
+        return self.metadata.resource_version
+
+
+class NodeSpec(_Part, frozen=True):
+    """A node's hardware. All is empty where it is not known. ``logical_core_size`` is the LNC in force.
+
+    ``block_sizes`` are the device counts that are handed out as aligned blocks; without any every run will do.
+    """
+
+    instance_type: str = ""
+    product: str = ""
+    topology: str = ""
+    devices: int = 0
+    cores_per_device: int = 0
+    physical_cores_per_device: int = 0
+    logical_core_size: int = 0
+    driver_version: str = ""
+    block_sizes: tuple[int, ...] = ()
+
+
+class Holder(_Part, frozen=True):
+    """A pod that has cores of the node, or is assumed to; ``devices`` are those that it has any core of."""
+
+    namespace: str
+    name: str
+    uid: str
+    cores: str
+    devices: str
+
+
+class NodeStatus(_Part, frozen=True):
+    """What a node can give. ``open``: new pods are placed there; else ``reason`` and ``details`` say why not.
+
+    ``free_devices`` are wholly free and healthy. ``free_sets`` has for each count of devices how many sets of them are
+    free; they overlap. ``unhealthy_since`` is in unix seconds, of devices that have become so while this extender runs.
+    ``held_down_devices`` are unhealthy only until the processes of a pod that has ended are gone.
+    ``last_renewal`` is when the plugin last renewed the node's Lease, by the plugin's clock, and
+    ``stale`` says that it has stopped doing so. ``cordoned``: kube-scheduler puts no pod there.
+
+    ``reserved`` are cores kept for waiting pods, for which others are moved away: the name of the pod by the cores.
+    """
+
+    open: bool = False
+    reason: str = ""
+    details: tuple[str, ...] = ()
+    free_devices: str = ""
+    free_cores: str = ""
+    free_sets: Mapping[str, int] = {}
+    used_devices: str = ""
+    used_cores: str = ""
+    unhealthy_devices: Mapping[str, str] = {}
+    unhealthy_since: Mapping[str, float] = {}
+    missing_devices: str = ""
+    disabled_devices: str = ""
+    held_down_devices: str = ""
+    reserved: Mapping[str, str] = {}
+    stale: bool = False
+    last_renewal: str = ""
+    cordoned: bool = False
+    holders: tuple[Holder, ...] = ()
+
+
+class NodeView(_View, frozen=True):
+    """A NeuronNode: what it has, what of it is free, who has the rest, and what keeps it closed."""
+
+    kind: str = "NeuronNode"
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+
+class ContainerDemand(_Part, frozen=True):
+    """What one container asks for. ``kind`` is ``init``, ``sidecar`` or ``app``."""
+
+    name: str
+    kind: str
+    resource: str
+    count: int
+
+
+class PodSpec(_Part, frozen=True):
+    """``containers`` are those that ask for Neuron, init containers first.
+
+    ``constrained``: more than counts decides where the pod goes, or it is scheduled as one of a group. ``controller``
+    is what makes the pod again somewhere else, as KIND/NAME. ``movable``: the pod, or its namespace, says that it may
+    be evicted to make room. ``work_since`` is from when on that would lose its work, in unix seconds. ``group`` is the
+    PodGroup's name.
+    """
+
+    node_name: str = ""
+    priority: int = 0
+    containers: tuple[ContainerDemand, ...] = ()
+    constrained: bool = False
+    controller: str = ""
+    movable: bool = False
+    work_since: float = 0.0
+    group: str = ""
+
+
+class ContainerIds(_Part, frozen=True):
+    """What one container has: ``cores``, and the ``devices`` that they are on.
+
+    While the pod's node is not known, only the ids that the assignment names.
+    """
+
+    name: str
+    devices: str
+    cores: str
+
+
+class PodStatus(_Part, frozen=True):
+    """``phase`` is Waiting, Bound or Terminating; ``containers`` is empty until there is an assignment.
+
+    ``allocated``: the kubelet's checkpoint shows the assigned ids; until then they are the scheduler's choice.
+    ``problem`` says why the request cannot be served, or the assignment not be followed.
+    """
+
+    phase: str = ""
+    allocated: bool = False
+    containers: tuple[ContainerIds, ...] = ()
+    problem: str = ""
+
+
+class PodView(_View, frozen=True):
+    """A NeuronPod: one live pod that asks for Neuron, what it asks for, where it is and what it was assigned."""
+
+    kind: str = "NeuronPod"
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+NEURON_NODES = ApiResource(GROUP, "neuronnodes", NodeView)
+NEURON_PODS = ApiResource(GROUP, "neuronpods", PodView)
+
+
+def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView:
+    """A node as ``info`` has it; the Lease's last renewal is the one of now, because it is no change of the node."""
+    metadata = ViewMetadata(info.name, uid=info.node.uid, resource_version=str(version), labels={NODE_LABEL: info.name})
+    closed = info.capacity.text if isinstance(info.capacity, Rejection) else ""
+    renewed = state.history.renewals.get(info.name, "")
+    inventory = info.node.inventory
+    if isinstance(inventory, Rejection):
+        details = tuple(filter(None, [inventory.detail]))
+        status = NodeStatus(
+            reason=closed, details=details, stale=info.stale, last_renewal=renewed, cordoned=info.node.cordoned
+        )
+        return NodeView(metadata=metadata, status=status)
+    geometry = inventory.geometry
+    holders = []
+    for allocations in info.ledger.by_pod.values():
+        pod, mask = allocations[0].pod, mask_union(allocations)
+        holders.append(Holder(pod.namespace, pod.name, pod.uid, _cores(mask), _devices(geometry, mask)))
+    spec = NodeSpec(
+        instance_type=geometry.instance_type,
+        product=inventory.device_name,
+        topology=geometry.topology.value,
+        devices=geometry.device_count,
+        cores_per_device=geometry.cores_per_device,
+        physical_cores_per_device=inventory.physical_cores_per_device,
+        logical_core_size=inventory.logical_core_size,
+        driver_version=inventory.driver_version,
+        block_sizes=geometry.block_sizes,
+    )
+    status = NodeStatus(
+        open=not closed,
+        reason=closed,
+        details=tuple(reason.detail for _, reason in info.unclear),
+        free_devices=_whole_devices(geometry, info.free_mask),
+        free_cores=_cores(info.free_mask),
+        free_sets={str(count): number for count, number in free_sets(geometry, info.free_mask).items()},
+        used_devices=_devices(geometry, info.used_mask),
+        used_cores=_cores(info.used_mask),
+        unhealthy_devices={str(device): why for device, why in inventory.unhealthy.items()},
+        unhealthy_since={str(device): since for device, since in state.history.unhealthy_since(info.name).items()},
+        missing_devices=format_ids(set(range(geometry.device_count)) - set(inventory.present)),
+        disabled_devices=format_ids(inventory.disabled),
+        held_down_devices=format_ids(inventory.held_down),
+        reserved={format_ids(cores_in(each.mask)): str(each.pod) for each in info.reservations},
+        stale=info.stale,
+        last_renewal=renewed,
+        cordoned=info.node.cordoned,
+        holders=tuple(sorted(holders, key=lambda holder: (holder.namespace, holder.name, holder.uid))),
+    )
+    return NodeView(metadata=metadata, spec=spec, status=status)
+
+
+def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
+    """A pod; its cores and devices follow from the assignment and from the geometry that its node has now."""
+    namespace = pod.reference.namespace
+    asked = (ContainerDemand(each.container, each.kind.value, each.resource.value, each.count) for each in pod.requests)
+    info = state.nodes.get(pod.node)
+    containers, problem = _containers(pod, info.inventory.geometry if info and info.inventory else None)
+    return PodView(
+        metadata=ViewMetadata(
+            pod.reference.name,
+            namespace,
+            uid=pod.uid,
+            resource_version=str(version),
+            labels={NODE_LABEL: pod.node, NAMESPACE_LABEL: namespace},
+        ),
+        spec=PodSpec(
+            pod.node,
+            pod.priority,
+            tuple(asked),
+            constrained=is_constrained(pod.requests) or pod.group is not None,
+            controller=pod.controller,
+            movable=namespace in state.movable_namespaces if pod.movable is None else pod.movable,
+            work_since=pod.work_since,
+            group=pod.group[1] if pod.group else "",
+        ),
+        status=PodStatus(
+            phase="Terminating" if pod.terminating else "Bound" if pod.node else "Waiting",
+            allocated=isinstance(pod.assignment, Assignment) and pod.assignment.allocated,
+            containers=containers,
+            problem=problem,
+        ),
+    )
+
+
+def _containers(pod: NeuronPod, geometry: Geometry | None) -> tuple[tuple[ContainerIds, ...], str]:
+    """What each container has, and what is wrong with the request or the assignment."""
+    if isinstance(pod.request, Rejection):
+        return (), pod.request.detail
+    if not isinstance(pod.assignment, Assignment):
+        return (), pod.assignment.detail if pod.assignment else ""
+    if geometry is None:
+        named = []
+        for part in pod.assignment.containers:
+            ids, unit = format_ids(part.ids), part.request.resource.unit
+            named.append(ContainerIds(part.request.container, *((ids, "") if unit is Unit.DEVICE else ("", ids))))
+        return tuple(named), ""
+    assigned = assigned_allocations(pod, geometry)
+    if isinstance(assigned, Rejection):
+        return (), assigned.detail
+    found = ((one.container, _devices(geometry, one.mask), format_ids(cores_in(one.mask))) for one in assigned)
+    return tuple(ContainerIds(*each) for each in found), ""
+
+
+# A cluster of thousands of nodes has few different masks: their ids are worked out once.
+
+
+@lru_cache(maxsize=_MOST_MASKS)
+def _devices(geometry: Geometry, mask: CoreMask) -> str:
+    """The devices that the mask has any core of."""
+    return format_ids(geometry.devices_touched(mask))
+
+
+@lru_cache(maxsize=_MOST_MASKS)
+def _whole_devices(geometry: Geometry, mask: CoreMask) -> str:
+    return format_ids(geometry.whole_devices(mask))
+
+
+@lru_cache(maxsize=_MOST_MASKS)
+def _cores(mask: CoreMask) -> str:
+    return format_ids(cores_in(mask))

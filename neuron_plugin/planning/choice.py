@@ -1,0 +1,328 @@
+"""Which nodes can take a pod, and which of them is the best: the one choice that filter, gates, moves and replays make.
+
+A verdict is a pure function of a node's capacity and a request. Verdicts are remembered in two layers: by capacity,
+which nodes in the same state share, and by node name on top, where a node is judged again once it has changed. There
+are few reasons to refuse, so the names stand in one set for each: Python cuts all names of a call with a set in one
+step. The nodes that fit stand in order, so the best is found without a look at the others.
+
+Nodes of one geometry are ordered by what the pod costs later pods there. Among equals the most used node comes first,
+so that empty nodes stay empty: on a torus the one with the most pods, elsewhere the one with the fewest free cores.
+Then the name decides. Costs count sets, of which each geometry has its own number. So between nodes of unlike hardware
+the devices decide that are lost to later pods.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from functools import lru_cache
+from itertools import takewhile
+from typing import Generic, NamedTuple, TypeVar
+
+from neuron_plugin.allocation import (
+    NO_USE,
+    Amounts,
+    Capacity,
+    ContainerKind,
+    NeuronPod,
+    NodeInfo,
+    NodeUse,
+    Placement,
+    PlacementStrategy,
+    PodRequest,
+    PodRules,
+    PodUid,
+    Rejection,
+    Resource,
+    Volume,
+    cost,
+    costs,
+    devices_lost,
+    has_preference,
+    is_constrained,
+    lacks_counts,
+    node_use,
+    objections,
+    placement_mask,
+    shortages,
+    tie_rank,
+    usable_mask,
+)
+from neuron_plugin.topology import CoreMask, Geometry, valid_sets
+
+MOST_CAPACITIES = 32_768
+"""Distinct capacities remembered per demand; then its table starts again."""
+MOST_DEMANDS = 32
+"""Distinct demands remembered, with constraints and without; a cluster's workloads have few."""
+
+PACK = PlacementStrategy.PACK
+_V = TypeVar("_V")
+_Demand = tuple[PlacementStrategy, tuple[tuple[ContainerKind, Resource, int, Amounts, object], ...]]
+
+
+def judge(capacity: Capacity | Rejection, request: PodRequest) -> Rejection | None:
+    """Why a request does not fit a node of this capacity; None when it fits.
+
+    For one requesting container that is a mask test per valid set; the costs of the sets are not asked for.
+    """
+    if not request:
+        return None
+    if isinstance(capacity, Rejection):
+        return capacity
+    if len(request) == 1 and any(True for _ in _fitting(capacity, request)):
+        return None
+    placed = capacity.place(request)
+    return _shared(placed) if isinstance(placed, Rejection) else None
+
+
+def cost_on(capacity: Capacity | Rejection, request: PodRequest) -> int | None:
+    """What the best placement takes from later pods; None where there is none."""
+    if isinstance(capacity, Rejection):
+        return None
+    if len(request) == 1 and not has_preference(request):
+        return min(costs(capacity.geometry, capacity.free_mask, _fitting(capacity, request)), default=None)
+    placed = capacity.place(request)
+    if isinstance(placed, Rejection):
+        return None
+    return cost(capacity.geometry, capacity.free_mask, placement_mask(placed))
+
+
+def _fitting(capacity: Capacity, request: PodRequest) -> Iterator[CoreMask]:
+    """The free sets for a request's one container."""
+    geometry, part = capacity.geometry, request[0]
+    free = capacity.free_mask & usable_mask(geometry, part, capacity.facts)
+    return (mask for mask in valid_sets(geometry, part.resource.unit, part.count) if mask & free == mask)
+
+
+@lru_cache(maxsize=4_096)
+def _shared(rejection: Rejection) -> Rejection:
+    """Equal rejections as one object: thousands of capacities are rejected in the same few words."""
+    return rejection
+
+
+class ByCapacity(dict[Capacity | Rejection, _V], Generic[_V]):
+    """Answers by capacity, worked out when first asked for."""
+
+    def __init__(self, answer: Callable[[Capacity | Rejection], _V]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def __missing__(self, capacity: Capacity | Rejection) -> _V:
+        if len(self) >= MOST_CAPACITIES:
+            self.clear()
+        value = self[capacity] = self._answer(capacity)
+        return value
+
+
+class Rank(NamedTuple):
+    """How a node that fits compares with others of its ``kind``: the least is the best.
+
+    Nodes of equal ``cost`` are equals but for their use (``tie``) and their name.
+    """
+
+    cost: int
+    tie: int
+    name: str
+    kind: Geometry | None
+
+
+class Answers:
+    """What one demand meets on every node, the nodes that fit in order.
+
+    ``nodes`` is followed, not copied: ``forget`` names what has changed there. Names of no known node are not kept,
+    because anybody can invent them.
+    """
+
+    def __init__(self, nodes: Mapping[str, NodeInfo], request: PodRequest, strategy: PlacementStrategy = PACK) -> None:
+        self._nodes = nodes
+        self._strategy = strategy
+        # What the best placement costs later pods, or why there is none.
+        self._verdicts = ByCapacity(lambda capacity: judge(capacity, request) or cost_on(capacity, request) or 0)
+        self._lost = ByCapacity(lambda capacity: _devices_lost(capacity, request))
+        self._changed = set(nodes)
+        self._ranks: dict[str, Rank] = {}
+        self._orders: dict[Geometry | None, list[Rank]] = {}
+        self._rejected: dict[Rejection, set[str]] = {}
+
+    def split(self, names: list[str]) -> tuple[list[str], dict[Rejection, set[str]]]:
+        """The names that fit, as they came, and the other known ones by why they do not."""
+        passed = list(filter(self._ranks.__contains__, names))
+        return passed, {reason: hit for reason, known in self._rejected.items() if (hit := known.intersection(names))}
+
+    def values(self, names: list[str]) -> list[float | None]:
+        """How good each node is, the least is best; None where the pod does not fit."""
+        ranks = map(self._ranks.get, names)
+        if len(self._orders) <= 1:
+            return [rank and rank.cost for rank in ranks]
+        return [rank and self._lost[self._nodes[rank.name].capacity] for rank in ranks]
+
+    def best(
+        self, called: Container[str], skipped: Container[str] = (), changed: Mapping[str, NodeInfo] | None = None
+    ) -> str:
+        """The best node of those in ``called`` that are not ``skipped``; empty when the pod fits none of them.
+
+        ``changed`` are nodes as they would be.
+        """
+        changed = changed or {}
+        heads: dict[Geometry | None, tuple[Rank, Capacity | Rejection]] = {}
+        for kind, order in self._orders.items():
+            for rank in order:
+                name = rank.name
+                if name not in changed and name not in skipped and name in called:
+                    heads[kind] = (rank, self._nodes[name].capacity)
+                    break
+        for name, info in changed.items():
+            found = None if name in skipped else self._rank(info)
+            if found and name in called and (found.kind not in heads or found < heads[found.kind][0]):
+                heads[found.kind] = (found, info.capacity)
+        if len(heads) <= 1:
+            return next((rank.name for rank, _ in heads.values()), "")
+        return min((self._lost[capacity], rank) for rank, capacity in heads.values())[1].name
+
+    def equals(self, name: str, called: Container[str], skipped: Container[str] = ()) -> list[str]:
+        """The nodes in ``called`` that are as good as this one but for their use and name, itself among them."""
+        rank = self._ranks[name]
+        order = self._orders[rank.kind]
+        alike = takewhile(lambda other: other.cost == rank.cost, order[bisect_left(order, (rank.cost,)) :])
+        return [other.name for other in alike if other.name in called and other.name not in skipped]
+
+    def forget(self, names: Iterable[str]) -> None:
+        """The nodes of these names have changed."""
+        self._changed.update(names)
+
+    def catch_up(self) -> None:
+        """Judge the nodes that have changed."""
+        for name in self._changed:
+            if known := self._ranks.pop(name, None):
+                order = self._orders[known.kind]
+                del order[bisect_left(order, known)]
+            for reason in [reason for reason, names in self._rejected.items() if name in names]:
+                self._rejected[reason].discard(name)
+                if not self._rejected[reason]:
+                    del self._rejected[reason]
+            info = self._nodes.get(name)
+            if info is None:
+                continue
+            if isinstance(verdict := self._verdicts[info.capacity], Rejection):
+                self._rejected.setdefault(verdict, set()).add(name)
+            elif rank := self._rank(info):
+                insort(self._orders.setdefault(rank.kind, []), rank)
+                self._ranks[name] = rank
+        self._changed.clear()
+        self._orders = {kind: order for kind, order in self._orders.items() if order}
+
+    def _rank(self, info: NodeInfo) -> Rank | None:
+        """Where a node stands; None if the pod does not fit there."""
+        capacity, name = info.capacity, info.name
+        verdict = self._verdicts[capacity]
+        if isinstance(verdict, Rejection) or isinstance(capacity, Rejection):
+            return None
+        geometry, free_mask = capacity.geometry, capacity.free_mask
+        if self._strategy is PlacementStrategy.SPREAD:
+            return Rank(-len(geometry.whole_devices(free_mask)), verdict, name, None)
+        return Rank(verdict, tie_rank(geometry, free_mask, len(info.ledger.by_pod)), name, geometry)
+
+
+def _devices_lost(capacity: Capacity | Rejection, request: PodRequest) -> float:
+    placed = capacity if isinstance(capacity, Rejection) else capacity.place(request)
+    if isinstance(placed, Rejection) or isinstance(capacity, Rejection):
+        return 0.0
+    return devices_lost(capacity.geometry, capacity.free_mask, placement_mask(placed))
+
+
+class Choices:
+    """The answers to every demand on the same nodes; ``forget`` names the nodes that have changed."""
+
+    def __init__(self, nodes: Mapping[str, NodeInfo]) -> None:
+        self._nodes = nodes
+        self._plain: dict[_Demand, Answers] = {}
+        self._constrained: dict[_Demand, Answers] = {}
+
+    def answers(self, request: PodRequest, strategy: PlacementStrategy = PACK) -> Answers:
+        """The answers to one request, as of now; the demand that was asked for longest ago makes room for a new one.
+
+        Containers' names are no part of a demand: every workload has its own, and would have its own answers. However
+        many constraints pods invent, demands without any stay remembered.
+        """
+        parts = tuple((part.kind, part.resource, part.count, part.amounts, part.constraints) for part in request)
+        demand = (strategy, parts)
+        remembered = self._constrained if is_constrained(request) else self._plain
+        answers = remembered.pop(demand, None) or Answers(self._nodes, request, strategy)
+        remembered[demand] = answers
+        if len(remembered) > MOST_DEMANDS:
+            del remembered[next(iter(remembered))]
+        answers.catch_up()
+        return answers
+
+    def forget(self, names: Collection[str]) -> None:
+        """The nodes of these names have changed, have come or are gone."""
+        for remembered in (self._plain, self._constrained):
+            for answers in remembered.values():
+                answers.forget(names)
+
+
+class Feasibility:
+    """Which nodes kube-scheduler leaves to pods of the same rules: brought up to date node by node.
+
+    ``nodes`` and ``uses`` are followed, not copied; ``forget`` names a node of which something has changed.
+    """
+
+    def __init__(self, nodes: Mapping[str, NodeInfo], uses: Mapping[str, NodeUse]) -> None:
+        self._nodes = nodes
+        self._uses = uses
+        self._known: dict[tuple[PodRules, tuple[Volume, ...]], tuple[set[str], set[str]]] = {}
+        """By rules and volumes: the nodes, and those to look at again."""
+
+    def leaves(self, name: str, rules: PodRules, beside: Iterable[PodRules]) -> bool:
+        """Whether a node has room for one more pod if these come to it, too."""
+        use = self._uses.get(name, NO_USE)
+        pods = [((*other.needs, *other.neuron), other.ports) for other in beside]
+        more = node_use([(tuple(use.amounts.items()), use.ports), *pods])
+        node = self._nodes[name].node.rules
+        return not (lacks_counts(rules, node, more) or any(True for _ in shortages(rules, node, more)))
+
+    def names(self, rules: PodRules, volumes: tuple[Volume, ...] = ()) -> Collection[str]:
+        """The nodes that pods of these rules may go to now."""
+        key = rules, volumes
+        found, changed = self._known.pop(key, (set[str](), set(self._nodes)))
+        self._known[key] = found, changed
+        if len(self._known) > MOST_DEMANDS:
+            del self._known[next(iter(self._known))]
+        for name in changed:
+            found.discard(name)
+            if (info := self._nodes.get(name)) and self._leaves(info, rules, volumes):
+                found.add(name)
+        changed.clear()
+        return found
+
+    def forget(self, name: str) -> None:
+        """This node, or what its pods ask for, has changed."""
+        for _, changed in self._known.values():
+            changed.add(name)
+
+    def _leaves(self, info: NodeInfo, rules: PodRules, volumes: tuple[Volume, ...]) -> bool:
+        node, use = info.node.rules, self._uses.get(info.name, NO_USE)
+        if lacks_counts(rules, node, use) or any(True for _ in shortages(rules, node, use)):
+            return False
+        return not any(True for _ in objections(rules, info.name, node, volumes))
+
+
+def place_together(
+    pods: Iterable[NeuronPod], nodes: Mapping[str, NodeInfo], best: Callable[[NeuronPod, Mapping[str, NodeInfo]], str]
+) -> dict[PodUid, tuple[str, Placement]]:
+    """A node and its sets for each pod that fits beside the others, the largest first.
+
+    ``best`` is asked for a pod's best node, empty where there is none, while some nodes are as they would be by then.
+    """
+    changed: dict[str, NodeInfo] = {}
+    places: dict[PodUid, tuple[str, Placement]] = {}
+    for pod in sorted(pods, key=lambda pod: (-sum(part.count for part in pod.requests), pod.reference.name)):
+        name = best(pod, changed) if pod.requests else ""
+        info = changed.get(name) or nodes.get(name)
+        if info and any(kept.pod.uid == pod.uid for kept in info.reservations):
+            info = info.without((pod.uid,))
+        placement = info.capacity.place(pod.requests) if info and isinstance(info.capacity, Capacity) else None
+        if info and placement and not isinstance(placement, Rejection):
+            changed[name] = info.with_pod(pod.reference, placement)
+            places[pod.uid] = name, placement
+    return places

@@ -1,0 +1,337 @@
+"""How the state follows the API server: watches of pods, nodes and the plugins' Leases, or one look without a daemon.
+
+Each event of a watch is one synchronous call on the state, so between two events the state is whole.
+
+A node's plugin renews a Lease of its own. When it stops, what the node says about its devices is a memory: no new pod
+goes there, and nothing that pods have is freed. A node without such a Lease is not judged: the vendor's plugin has
+none. That a Lease is not renewed is no event, so the Leases are looked at periodically.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from neuron_plugin.allocation import Assignment, NeuronNode, NeuronPod, PodUid, is_movable
+from neuron_plugin.cluster import (
+    CLOCK,
+    LEASES,
+    NODES,
+    POD_GROUPS,
+    PODS,
+    ApiError,
+    ApiObject,
+    ApiRequest,
+    ApiResource,
+    ApiServer,
+    Clock,
+    ClusterError,
+    Lease,
+    Node,
+    ObservedLease,
+    Observer,
+    Pod,
+    PodGroup,
+    PodUse,
+    Reflector,
+    Scope,
+    asks_for_neuron,
+    neuron_node,
+    neuron_pod,
+    pages,
+    pod_use,
+    send,
+)
+from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.topology import Catalogue, product_names
+
+_log = logging.getLogger(__name__)
+_NAMESPACES = ApiResource("/api/v1", "namespaces", ApiObject)
+LEASE_PREFIX = "neuron-plugin-"
+TICK_SECONDS = 2.0
+PAGE_SECONDS = 30.0
+GROUPS_SECONDS = 60.0
+"""Between two looks whether the server has PodGroups by now."""
+LOOK_SECONDS = 1.0
+TRIAL_SECONDS = 60.0
+"""How long after its kubelet got no devices for a pod a node takes its pods one by one."""
+DEPARTED_SECONDS = 3.0
+"""How long a pod that was deleted while it ran keeps what it had: its node needs some tenths to see that, and to say
+which devices processes of the pod still use."""
+PATIENCE_SECONDS = 20.0
+"""How long ``survey`` looks whether a plugin's Lease, which lasts 8 s, is renewed or runs out."""
+
+
+def keep_pod(pod: Pod) -> NeuronPod | PodUse | None:
+    """Live pods that ask for Neuron, and what other bound pods take of their nodes.
+
+    A terminal pod is as good as gone, unless its kubelet got no devices for it. Phase and start decide nothing here:
+    they are left out, so that a change of them is no change of the state.
+    """
+    if not asks_for_neuron(pod):
+        return pod_use(pod)
+    if pod.terminal and not pod.rejected_at_admission:
+        return None
+    return replace(neuron_pod(pod), phase=pod.phase if pod.terminal else "", started=False)
+
+
+class PluginLeases:
+    """The plugins' Leases, and when each was last seen to be renewed, by our own clock."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, tuple[Lease, ObservedLease]] = {}
+        self._doubted: set[str] = set()
+
+    def changed(self, uid: str, lease: Lease | None, now: float) -> bool:
+        """A Lease was seen at ``now``, or is gone; whether that ends a doubt."""
+        known, observed = self._leases.pop(uid, (None, ObservedLease()))
+        is_renewal = not lease or not known or lease.resource_version != known.resource_version
+        was_doubted = is_renewal and uid in self._doubted
+        if was_doubted:
+            self._doubted.discard(uid)
+        if lease is None:
+            return was_doubted
+        observed.observe(lease, now)
+        self._leases[uid] = (lease, observed)
+        return was_doubted
+
+    def doubt(self, node: str) -> bool:
+        """The node's kubelet got no devices from the plugin: it is stale until its Lease is renewed, if it has one."""
+        found = [uid for uid, (lease, _) in self._leases.items() if nodes_of([lease]) == {node}]
+        self._doubted.update(found)
+        return bool(found)
+
+    def stale(self, now: float) -> frozenset[str]:
+        """The nodes whose Lease has not been renewed for its whole duration or since a doubt, or was given up."""
+        return nodes_of(
+            lease
+            for uid, (lease, observed) in self._leases.items()
+            if uid in self._doubted or observed.expired(lease, now)
+        )
+
+
+def nodes_of(leases: Iterable[Lease]) -> frozenset[str]:
+    """The nodes whose plugins renew these Leases."""
+    return frozenset(lease.name.removeprefix(LEASE_PREFIX) for lease in leases)
+
+
+_AnyReflector = Reflector[Pod, NeuronPod | PodUse] | Reflector[Node, NeuronNode] | Reflector[Lease, Lease]
+
+
+class Informers:
+    """The watches of one extender, and the state that they keep."""
+
+    def __init__(
+        self,
+        api: ApiServer,
+        state: ClusterState,
+        types: Catalogue,
+        observer: Observer | None = None,
+        *,
+        lease_namespace: str = "",
+        clock: Clock = CLOCK,
+    ) -> None:
+        """An empty ``lease_namespace`` turns the judging of plugins by their Leases off."""
+        self._api = api
+        self._state = state
+        self._observer = observer
+        self._clock = clock
+        self._leases = PluginLeases()
+        self._pods: Reflector[Pod, NeuronPod | PodUse] = Reflector(api, PODS, keep_pod, observer=observer)
+        self._nodes = Reflector(api, NODES, partial(neuron_node, types=types), observer=observer)
+        self._followed: dict[str, _AnyReflector] = {"nodes": self._nodes, "pods": self._pods}
+        self._pods.subscribe(self._pod_changed)
+        self._nodes.subscribe(self._node_changed)
+        if lease_namespace:
+            leases = Reflector(api, LEASES, _keep_plugin_lease, scope=Scope(lease_namespace), observer=observer)
+            leases.subscribe(self._lease_changed)
+            self._followed["leases"] = leases
+
+    def ages(self) -> Mapping[str, float]:
+        """By kind, how long ago the server was last heard of, in seconds."""
+        return {kind: followed.age_seconds() for kind, followed in self._followed.items()}
+
+    async def list_consistently(self, timeout_seconds: float) -> None:
+        """Bring the pods to what the server knows now.
+
+        Raises:
+            ClusterError: the server did not answer within ``timeout_seconds``, or refused.
+        """
+        await self._pods.list_consistently(timeout_seconds)
+
+    def any_unbound(self) -> bool:
+        """Whether a live pod that asks for Neuron has no node."""
+        return any(not pod.node for pod in self._pods.values.values())  # of other pods only bound ones are kept
+
+    async def run(self) -> None:
+        """Follow everything until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for kind, followed in self._followed.items():
+                group.create_task(followed.run(), name=f"follow {kind}")
+            group.create_task(self._follow_groups(), name="follow podgroups")
+            while True:
+                self._judge()
+                self._state.end_departed(self._clock.now())
+                await asyncio.sleep(TICK_SECONDS)
+
+    async def _follow_groups(self) -> None:
+        """Follow PodGroups once the server has them; most clusters have none, and pods are then placed one by one."""
+        while True:
+            for resource in POD_GROUPS:
+                look = ApiRequest("GET", resource.collection(), {"limit": "1"})
+                try:
+                    await send(self._api, look, timeout_seconds=PAGE_SECONDS)
+                except ClusterError as error:
+                    if isinstance(error, ApiError) and error.missing:
+                        continue
+                    _log.info("pod groups not read", extra={"error": str(error)})
+                    break
+                groups: Reflector[PodGroup, PodGroup] = Reflector(
+                    self._api, resource, _keep_gang, observer=self._observer
+                )
+                groups.subscribe(self._group_changed)
+                await groups.run()
+            await self._clock.sleep(GROUPS_SECONDS)
+
+    async def pods_listed(self) -> None:
+        """Wait until the first list of pods is in."""
+        await self._pods.synced.wait()  # no deadline: not ready meanwhile, and the probes report it
+
+    async def synced(self) -> None:
+        """Wait until the first lists of pods and nodes are in.
+
+        The Leases are not waited for: without the right to read them plugins go unjudged, which is no reason to stop.
+        """
+        await self.pods_listed()
+        await self._nodes.synced.wait()  # no deadline: as above
+
+    def _judge(self) -> None:
+        """A Lease that is not watched has not run out; and a new watch first has to show what was missed."""
+        leases = self._followed.get("leases")
+        if leases is not None and leases.followed_seconds() >= TICK_SECONDS:
+            self._state.set_stale(self._leases.stale(self._clock.now()))
+
+    def _pod_changed(self, uid: str, before: NeuronPod | PodUse | None, pod: NeuronPod | PodUse | None) -> None:
+        """One that was seen alive with an assignment of ours and was rejected says that its node's plugin is away."""
+        if isinstance(before, PodUse) or isinstance(pod, PodUse):
+            if before != pod and not (isinstance(before, NeuronPod) or isinstance(pod, NeuronPod)):
+                self._state.put_other(uid, before, pod)
+            return
+        if pod is not None and not pod.ended:
+            self._state.put_pod(pod)
+            return
+        was_deleted_running = before is not None and before.running and pod is None and not before.ended
+        kept_until = self._clock.now() + DEPARTED_SECONDS if was_deleted_running else 0.0
+        self._state.remove_pod(PodUid(uid), kept_until=kept_until)
+        was_ours = pod and before and not before.ended and isinstance(before.assignment, Assignment)
+        if pod and before and was_ours and self._leases.doubt(before.node):
+            self._state.on_trial[before.node] = self._clock.now() + TRIAL_SECONDS
+            self._state.history.rejections.append(replace(before, rejection_message=pod.rejection_message))
+            self._judge()
+
+    def _group_changed(self, _: str, before: PodGroup | None, group: PodGroup | None) -> None:
+        for each, count in ((before, 0), (group, group.min_count if group else 0)):
+            if each:
+                self._state.set_min_count((each.namespace, each.name), count)
+
+    def _node_changed(self, uid: str, before: NeuronNode | None, node: NeuronNode | None) -> None:
+        if node is not None:
+            self._state.put_node(node)
+        elif before is not None:
+            self._state.remove_node(before.name, uid)
+
+    def _lease_changed(self, uid: str, before: Lease | None, lease: Lease | None) -> None:
+        was_doubted = self._leases.changed(uid, lease, self._clock.now())
+        if lease:
+            self._state.history.renewals[lease.name.removeprefix(LEASE_PREFIX)] = lease.renewed_at
+        elif before:
+            self._state.history.renewals.pop(before.name.removeprefix(LEASE_PREFIX), None)
+        if before and lease and (bool(before.holder) != bool(lease.holder) or was_doubted):
+            self._judge()  # a plugin stops or is back: the next pod should know
+
+
+def _keep_gang(group: PodGroup) -> PodGroup | None:
+    return group if group.min_count > 0 else None
+
+
+def _keep_plugin_lease(lease: Lease) -> Lease | None:
+    return lease if lease.name.startswith(LEASE_PREFIX) else None
+
+
+async def movable_namespaces(api: ApiServer) -> frozenset[str]:
+    """The namespaces whose annotation allows their pods to be evicted to make room; none without the right to look.
+
+    Raises:
+        UnreachableError: the server did not answer.
+    """
+    try:
+        listed = pages(api, _NAMESPACES, page_timeout_seconds=PAGE_SECONDS)
+        return frozenset([each.name async for page in listed for each in page.records if is_movable(each.annotations)])
+    except ApiError as error:
+        _log.info("namespaces not read", extra={"error": str(error)})
+        return frozenset()
+
+
+def surveyed(nodes: Iterable[Node], pods: Iterable[Pod], types: Catalogue) -> ClusterState:
+    """The state that follows from some nodes and pods."""
+    state = ClusterState(products=product_names(types))
+    for pod in pods:
+        _take_pod(state, pod)
+    for node in nodes:
+        state.put_node(neuron_node(node, types))
+    return state
+
+
+def _take_pod(state: ClusterState, record: Pod) -> None:
+    pod = keep_pod(record)
+    if isinstance(pod, PodUse):
+        state.put_other(record.uid, None, pod)
+    elif pod and not pod.ended:
+        state.put_pod(pod)
+
+
+async def survey(api: ApiServer, types: Catalogue, *, lease_namespace: str = "", clock: Clock = CLOCK) -> ClusterState:
+    """What an extender that starts now would know; without a ``lease_namespace`` no plugin is judged by its Lease.
+
+    Raises:
+        ClusterError: the API server refused, did not answer, or its answer cannot be read.
+    """
+    state = surveyed((), (), types)
+    async for pods in pages(api, PODS, page_timeout_seconds=PAGE_SECONDS):
+        for pod in pods.records:
+            _take_pod(state, pod)
+    async for nodes in pages(api, NODES, page_timeout_seconds=PAGE_SECONDS):
+        for node in nodes.records:
+            state.put_node(neuron_node(node, types))
+    state.movable_namespaces = await movable_namespaces(api)
+    if lease_namespace:
+        state.set_stale(await _stale_plugins(api, state, lease_namespace, clock))
+    return state
+
+
+async def _stale_plugins(api: ApiServer, state: ClusterState, namespace: str, clock: Clock) -> frozenset[str]:
+    """The nodes whose plugin's Lease is given up, or runs out while we look: one look cannot see the latter.
+
+    So it takes until every Lease was renewed, some two seconds, or has run out. As in an extender, plugins go unjudged
+    without the right to read Leases.
+    """
+    leases, first_versions, began = PluginLeases(), dict[str, str](), clock.now()
+    while True:
+        now = clock.now()
+        try:
+            listed = pages(api, LEASES, Scope(namespace), page_timeout_seconds=PAGE_SECONDS)
+            found = [lease async for page in listed for lease in filter(_keep_plugin_lease, page.records)]
+        except ApiError:
+            return frozenset()
+        for lease in found:
+            leases.changed(lease.uid, lease, now)
+            first_versions.setdefault(lease.uid, lease.resource_version)
+            state.history.renewals[lease.name.removeprefix(LEASE_PREFIX)] = lease.renewed_at
+        stale = leases.stale(now)
+        renewed = nodes_of(lease for lease in found if lease.resource_version != first_versions[lease.uid])
+        if now - began >= PATIENCE_SECONDS or renewed | stale >= nodes_of(found):
+            return stale
+        await clock.sleep(LOOK_SECONDS)

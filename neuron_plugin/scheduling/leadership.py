@@ -1,0 +1,146 @@
+"""Whether this replica may answer the scheduler: synced, the leader, and the last leader's writes over.
+
+Until the lists are in, an answer would be a guess; while another replica leads, a bind could take what that one has
+given away. A write that the last leader sent at its last moment may land after this replica has taken over. It can only
+be the binding of a pod that is not bound yet. So a new leader lists the pods consistently, and if one that asks for
+Neuron is unbound it waits until such a write's time is over and lists again; only then is it ready. It need not wait
+where the last leader gave the Lease up with everything settled. The other side is in ``binding``: no bind starts that
+could outlive this replica's own term.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from neuron_plugin.cluster import CLOCK, Change, Clock, ClusterError
+from neuron_plugin.scheduling.informers import Informers
+
+_log = logging.getLogger(__name__)
+
+SYNCED = "synced"
+CONDITION = "leader"
+NOT_LEADER = "this replica of the extender is not the leader"
+ELECTION = "election"
+NOT_READ = "the leader's Lease was not read yet"
+_TAKING_OVER = "taking over from the last leader"
+_LIST_SECONDS = 60.0
+_RETRY_SECONDS = 1.0
+
+
+class Readiness:
+    """Conditions by name, each unmet at first, with its reason; set by the part that knows it."""
+
+    def __init__(self, conditions: Mapping[str, str]) -> None:
+        self._reasons = dict(conditions)
+        self.conditions: Mapping[str, str] = MappingProxyType(self._reasons)
+        """Why each condition does not hold, or the empty text where it does."""
+
+    @property
+    def why_not(self) -> str:
+        """The reasons for not serving, or the empty text."""
+        return "; ".join(filter(None, self._reasons.values()))
+
+    def met(self, condition: str) -> None:
+        """The condition holds from now on."""
+        self._reasons[condition] = ""
+
+    def unmet(self, condition: str, reason: str) -> None:
+        """The condition does not hold from now on."""
+        self._reasons[condition] = reason
+
+
+class Successor(Protocol):
+    """What a new leader has to know of the last one's work."""
+
+    async def take_over(self) -> None:
+        """Find out. An API server that does not answer must not keep it long."""
+
+
+class Leadership:
+    """Turns the election's news into readiness, as its observer.
+
+    ``landing_seconds`` is how long after its start a write may still take effect, ``patience_seconds`` how long the
+    Lease may be out of reach before a replica reports that it is of no use as a standby either.
+    """
+
+    def __init__(
+        self,
+        readiness: Readiness,
+        informers: Informers,
+        *,
+        landing_seconds: float,
+        patience_seconds: float,
+        successor: Successor | None = None,
+        clock: Clock = CLOCK,
+    ) -> None:
+        self._readiness = readiness
+        self._informers = informers
+        self._landing_seconds = landing_seconds
+        self._patience_seconds = patience_seconds
+        self._successor = successor
+        self._clock = clock
+        self._news = asyncio.Event()
+        self._won: Change | None = None
+        self._heard_at = float("-inf")
+
+    def changed(self, change: Change) -> None:
+        """Won or lost. Lost takes effect at once."""
+        self._won = None if change is Change.LOST else change
+        if self._won is None:
+            self._readiness.unmet(CONDITION, NOT_LEADER)
+        self._news.set()
+
+    def heard(self, failure: str) -> None:
+        """The Lease was read, and taken or renewed where that was due; or why not."""
+        if not failure:
+            self._heard_at = self._clock.now()
+            self._readiness.met(ELECTION)
+        elif self._clock.now() - self._heard_at >= self._patience_seconds:
+            self._readiness.unmet(ELECTION, f"the leader's Lease cannot be read or written: {failure}")
+
+    async def run(self) -> None:
+        """Take over each time the election is won, until cancelled."""
+        while True:
+            await self._news.wait()  # no deadline: a replica that never leads has nothing to do here
+            self._news.clear()
+            if self._won is None:
+                continue
+            won, since = self._won, self._clock.now()
+            self._readiness.unmet(CONDITION, _TAKING_OVER)
+            await self._list()
+            if won is Change.TAKEN:
+                await self._outwait(since)
+            if self._successor:
+                await self._successor.take_over()
+            if not self._news.is_set():
+                self._readiness.met(CONDITION)
+
+    async def lead_alone(self) -> None:
+        """Without an election: be the leader, as after one that was killed at the moment this replica started."""
+        started = self._clock.now()
+        self._won = Change.TAKEN
+        self._readiness.unmet(CONDITION, _TAKING_OVER)
+        await self._informers.pods_listed()
+        await self._outwait(started)
+        self._readiness.met(CONDITION)
+
+    async def _outwait(self, since: float) -> None:
+        """Wait until no write can land any more that began before ``since``; there is none for a pod that is bound."""
+        if self._informers.any_unbound():
+            await self._clock.sleep(max(0.0, since + self._landing_seconds - self._clock.now()))
+            await self._list()
+
+    async def _list(self) -> None:
+        """List until it succeeds, or leadership is lost."""
+        while self._won is not None:
+            try:
+                await self._informers.list_consistently(_LIST_SECONDS)
+            except ClusterError as error:
+                _log.warning("taking over waits for a list of pods", extra={"cause": str(error)})
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                return

@@ -1,0 +1,200 @@
+"""Which pods wait although room can be made for them, and who has to go; moves are made with ``--make-room act``.
+
+The leader looks when a pod has waited long enough, and every half minute after that. A metric and an event on the pod
+say what would help. For gated pods of higher priority room is made as kube-scheduler would: it cannot do it for them.
+The plan is worked out in a thread, from records that do not change, so nobody is kept waiting.
+Volumes are no part of the state. They are read for the pods of a plan that have claims.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NoReturn
+
+from neuron_plugin.allocation import NeuronPod, PlacementStrategy, PodUid
+from neuron_plugin.cluster import CLOCK, ApiServer, Clock, ClusterError
+from neuron_plugin.planning import PACK, Cluster, Move, MoveRules, Prospect, Standing, prospects
+from neuron_plugin.scheduling.events import NO_PREEMPTION, about_pod, write_event
+from neuron_plugin.scheduling.informers import movable_namespaces
+from neuron_plugin.scheduling.leadership import Readiness
+from neuron_plugin.scheduling.metrics import ExtenderMetrics
+from neuron_plugin.scheduling.moving import Mover
+from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.scheduling.volumes import ClaimedVolumes
+
+PERIOD_SECONDS = 30.0
+TICK_SECONDS = 1.0
+MOST_PODS = 20
+"""Waiting pods planned for in one look, those of high priority first."""
+MOST_PLANS = 5
+"""Plans of one look: the next one knows the volumes of the victims of the last one."""
+NAMESPACES_SECONDS = 300.0
+"""For how long namespaces are taken to be as they were read."""
+REPEAT_SECONDS = 3600.0
+"""How long after an event its pod gets no other one."""
+EVENT_REASON = "NeuronRoomByMove"
+OTHER_NAME = (
+    "Pods of lower priority hold Neuron devices under another resource name, and kube-scheduler does not preempt "
+    "across resource names. Evict them by hand, or let the extender do it: make-room: act, make-room-by-priority."
+)
+"""Of a pod that evictions of lower priority would help, though kube-scheduler sees no victims."""
+
+_log = logging.getLogger(__name__)
+
+
+class RoomPlanner:
+    """The waiting pods of one state, and when each was reported. ``instance`` is this replica."""
+
+    def __init__(
+        self,
+        api: ApiServer,
+        state: ClusterState,
+        readiness: Readiness,
+        metrics: ExtenderMetrics,
+        *,
+        rules: MoveRules,
+        after_seconds: float,
+        instance: str,
+        strategy: PlacementStrategy = PACK,
+        mover: Mover | None = None,
+        plans_moves: bool = True,
+        makes_moves: bool = False,
+        clock: Clock = CLOCK,
+        unix_seconds: Callable[[], float] = time.time,
+    ) -> None:
+        """A pod is planned for once it is ``after_seconds`` old and waits. Without a ``mover`` nobody is evicted.
+
+        ``plans_moves`` looks for moves, and ``makes_moves`` makes them. Gated pods preempt in any case.
+        """
+        self._api = api
+        self._state = state
+        self._readiness = readiness
+        self._metrics = metrics
+        self._rules = rules
+        self._after_seconds = after_seconds
+        self._instance = instance
+        self._strategy = strategy
+        self._mover = mover
+        self._plans_moves = plans_moves
+        self._makes_moves = makes_moves
+        self._clock = clock
+        self._unix_seconds = unix_seconds
+        self._planned: set[PodUid] = set()
+        self._reported: dict[PodUid, float] = {}
+        self._without_victims: set[PodUid] = set()
+        self._namespaces_until = float("-inf")
+        self._volumes = ClaimedVolumes(api, clock)
+
+    async def run(self) -> NoReturn:
+        """Look periodically, and as soon as a pod has waited long enough, until cancelled."""
+        next_look = self._clock.now()
+        while True:
+            if self._mover:
+                self._mover.tend()
+            is_new = any(pod.uid not in self._planned for pod in self._due())
+            if is_new or self._clock.now() >= next_look:
+                await self.look()
+                next_look = self._clock.now() + PERIOD_SECONDS
+            await asyncio.sleep(min(TICK_SECONDS, PERIOD_SECONDS))
+
+    async def look(self) -> None:
+        """Plan for the pods that have waited long enough; report what would help them, or make the moves."""
+        due = [] if self._readiness.why_not else self._due()
+        self._planned = {pod.uid for pod in due}
+        expected = await self._plan(due[:MOST_PODS]) if due else []
+        await self._report_other_names(prospect.pod for prospect in expected if prospect.held_under_another_name)
+        for standing in Standing:
+            number = sum(prospect.standing is standing for prospect in expected)
+            self._metrics.waiting_pods.labels(standing.value).set(number)
+        moves = [prospect.move for prospect in expected if prospect.move and not prospect.move.preempts]
+        self._metrics.waiting_pods_by_move.set(len(moves))
+        self._state.history.moves = {move.pod.uid: note_of(move) for move in moves}
+        await self._preempt(expected)
+        self._reported = {uid: at for uid, at in self._reported.items() if uid in self._planned}
+        for move in moves:
+            uid, now = move.pod.uid, self._clock.now()
+            makes = self._makes_moves and self._mover and self._mover.may_move_for(uid)
+            if makes and self._mover and await self._mover.make(move):
+                self._reported[uid] = now
+            elif now - self._reported.get(uid, -REPEAT_SECONDS) >= REPEAT_SECONDS:
+                self._reported[uid] = now
+                pod, note = move.pod.reference, self._state.history.moves[uid]
+                fields = {"pod": str(pod), "uid": uid, "node": move.node, "note": note}
+                _log.info("a move would make room", extra=fields)
+                await write_event(self._api, about_pod(pod), EVENT_REASON, note, self._instance, warning=False)
+
+    async def _preempt(self, expected: list[Prospect]) -> None:
+        """Make room for gated pods of higher priority; of a group, what fits already is kept for it as well."""
+        if self._mover is None:
+            return
+        preempting = [prospect.move for prospect in expected if prospect.move and prospect.move.preempts]
+        groups = {move.pod.group for move in preempting} - {None}
+        kept = [
+            Move(prospect.pod, prospect.node, prospect.placement, (), 0.0)
+            for prospect in expected
+            if prospect.pod.group in groups and prospect.standing is Standing.FITS
+        ]
+        for move in (*kept, *preempting):
+            if self._mover.may_move_for(move.pod.uid):
+                await self._mover.make(move)
+
+    async def _report_other_names(self, pods: Iterable[NeuronPod]) -> None:
+        """kube-scheduler sees no victims for such a pod, and says of it only that no node is a candidate."""
+        self._without_victims &= self._planned
+        for pod in pods:
+            if pod.uid not in self._without_victims:
+                self._without_victims.add(pod.uid)
+                _log.info("no preemption across resource names", extra={"pod": str(pod.reference), "uid": pod.uid})
+                await write_event(self._api, about_pod(pod.reference), NO_PREEMPTION, OTHER_NAME, self._instance)
+
+    def _due(self) -> list[NeuronPod]:
+        """The pods that have waited long enough, those of high priority first; gated ones that may preempt at once."""
+        oldest = self._unix_seconds() - self._after_seconds if self._plans_moves else 0.0
+        least = min((pod.priority for pod in self._state.pods.values() if pod.node), default=0)
+        return [
+            pod
+            for pod in self._state.waiting()
+            if pod.uid not in self._state.reserved
+            and (pod.created <= oldest or (pod.gated and self._mover and pod.preempts and pod.priority > least))
+        ]
+
+    async def _plan(self, due: list[NeuronPod]) -> list[Prospect]:
+        """The prospects of these pods, as far as they can be judged."""
+        try:
+            if self._clock.now() >= self._namespaces_until:
+                self._state.movable_namespaces = await movable_namespaces(self._api)
+                self._namespaces_until = self._clock.now() + NAMESPACES_SECONDS
+            await self._volumes.read(due)
+            for _ in range(MOST_PLANS):
+                judged = [pod for pod in due if self._volumes.of(pod) is not None]
+                now, cluster = self._unix_seconds(), self._cluster()
+                gated = {pod.uid for pod in judged if pod.gated}
+                rules = self._rules if self._plans_moves else MoveRules(most_victims=0)
+                plan = partial(prospects, cluster, judged, now=now, rules=rules, preempting=gated)
+                expected = await asyncio.to_thread(plan)
+                moves = [prospect.move for prospect in expected if prospect.move]
+                if not await self._volumes.read(victim.pod for move in moves for victim in move.victims):
+                    return expected
+        except ClusterError as error:
+            _log.info("namespaces or volumes not read: no plan", extra={"error": str(error)})
+        return []  # or more of the same: the next look knows these volumes
+
+    def _cluster(self) -> Cluster:
+        claiming = [pod for pod in self._state.pods.values() if pod.rules.claims and self._volumes.are_known(pod)]
+        known = {pod.uid: volumes for pod in claiming if (volumes := self._volumes.of(pod)) is not None}
+        unknown = {pod.uid for pod in claiming} - known.keys()
+        alone = self._mover.left_alone(self._state.pods.values()) if self._mover else set()
+        return self._state.cluster(strategy=self._strategy, volumes=known, left_alone=unknown | alone)
+
+
+def note_of(move: Move) -> str:
+    """What a move would do, for the event on the waiting pod and for explanations."""
+    moves = ", ".join(f"{victim.pod.reference} from node {victim.source} to {victim.target}" for victim in move.victims)
+    return (
+        f"Enough Neuron devices are free, but not together. Node {move.node} would have room after a move of {moves}: "
+        "see neuron-plugin plan."
+    )

@@ -1,0 +1,162 @@
+"""What the extender measures. Names and labels here are those of the documentation.
+
+Counters are written by the parts that count. Gauges are made at scrape time from the state of the moment, so a node
+that is gone leaves no series behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from neuron_plugin.allocation import Rejection
+from neuron_plugin.build import build
+from neuron_plugin.scheduling.assumptions import AssumptionEnding
+from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.topology import Geometry, Unit, valid_counts, valid_sets
+
+_Values = dict[tuple[str, ...], float]
+_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class ExtenderMetrics:
+    """Counters that the parts of the extender write; also the reflectors' observer."""
+
+    def __init__(self) -> None:
+        self.registry = own = CollectorRegistry()
+        Info("neuron_plugin_build", "Always 1; which build this is.", registry=own).info(build()._asdict())
+        self.verb_seconds = Histogram(
+            "neuron_extender_verb_seconds",
+            "Time to answer a verb, from its whole body to its answer.",
+            ["verb"],
+            buckets=_BUCKETS,
+            registry=own,
+        )
+        self.verbs = Counter(
+            "neuron_extender_verbs", "Verbs answered, by result: ok or error.", ["verb", "result"], registry=own
+        )
+        self.rejected_nodes = Counter(
+            "neuron_extender_refused_nodes", "Nodes rejected by filter, by reason.", ["reason"], registry=own
+        )
+        self.binds = Counter("neuron_extender_binds", "Bind calls by how they ended.", ["ending"], registry=own)
+        self.unclear_assignments = Counter(
+            "neuron_extender_unclear_assignments",
+            "Pods whose assignment closed their node, by reason.",
+            ["reason"],
+            registry=own,
+        )
+        self.waiting_pods = Gauge(
+            "neuron_extender_waiting_pods",
+            "Pods that have waited for longer than make-room-after, by how they stand: fits, pieces, short or never.",
+            ["standing"],
+            registry=own,
+        )
+        self.waiting_pods_by_move = Gauge(
+            "neuron_extender_waiting_pods_by_move",
+            "Those of them that a move of other pods, which fit elsewhere now, would give room.",
+            registry=own,
+        )
+        self.moves = Counter(
+            "neuron_extender_moves",
+            "Moves made or tried for waiting pods, by how they ended.",
+            ["ending"],
+            registry=own,
+        )
+        self.devices_opened = Counter(
+            "neuron_extender_devices_opened",
+            "Devices of the sets that were reserved for waiting pods once others were evicted.",
+            registry=own,
+        )
+        self.evictions = Counter(
+            "neuron_extender_evictions", "Pods evicted to make room for waiting ones.", registry=own
+        )
+        self.rejected_admissions = Counter(
+            "neuron_extender_rejected_admissions",
+            "Pods that a kubelet got no devices for; each closes its node until the plugin renews its Lease.",
+            registry=own,
+        )
+        self._lists = Counter("neuron_extender_lists", "Whole lists read, by kind.", ["kind"], registry=own)
+        self._restarts = Counter(
+            "neuron_extender_watch_restarts",
+            "Lists and watches that ended, by kind and cause.",
+            ["kind", "cause"],
+            registry=own,
+        )
+
+    def listed(self, kind: str, records: int, seconds: float) -> None:  # noqa: ARG002 - the reflector's observer protocol
+        """A whole list was read."""
+        self._lists.labels(kind).inc()
+
+    def interrupted(self, kind: str, cause: str, wait_seconds: float) -> None:  # noqa: ARG002 - as above
+        """A list or watch ended."""
+        self._restarts.labels(kind, cause).inc()
+
+
+def state_metrics(
+    state: ClusterState,
+    *,
+    leading: bool,
+    ages: Mapping[str, float],
+    unseen: int,
+    under_way: int,
+    endings: Mapping[AssumptionEnding, int],
+    now: float,
+) -> Iterator[Metric]:
+    """Every gauge, from one look at the state. Only the leader reports nodes, or sums would count them twice.
+
+    ``ages`` are the seconds since each watch was last heard of, by kind; ``unseen`` the confirmed bindings that the
+    watch should have shown; ``under_way`` the binds that have not ended; ``endings`` how assumptions of filter ended.
+    """
+    nodes = list(state.nodes.values()) if leading else []
+    cores, scattered, closed = _Values(), _Values(), _Values()
+    for info in nodes:
+        if isinstance(info.capacity, Rejection):
+            closed[info.capacity.code,] = closed.get((info.capacity.code,), 0) + 1
+        if inventory := info.inventory:
+            geometry, free_mask = inventory.geometry, info.free_mask
+            cores[info.name, "free"] = free_mask.bit_count()
+            cores[info.name, "used"] = info.used_mask.bit_count()
+            cores[info.name, "disabled"] = inventory.disabled_mask.bit_count()
+            may_be_used = inventory.healthy_mask | inventory.disabled_mask
+            cores[info.name, "unhealthy"] = (geometry.all_mask & ~may_be_used).bit_count()
+            scattered[info.name,] = fragmentation(geometry, free_mask)
+    heard: _Values = {(kind,): age for kind, age in ages.items()}
+    yield _gauge("leader", "1 on the replica that may bind, 0 on the others.", {(): leading})
+    yield _gauge("node_cores", "Logical cores of a node by state.", cores, "node", "state")
+    yield _gauge("node_fragmentation", "Share of free devices outside the largest free linked set.", scattered, "node")
+    yield _gauge("closed_nodes", "Nodes that take no Neuron pod, by reason.", closed, "reason")
+    yield _gauge("watch_age_seconds", "Seconds since a watch was last heard of, by kind.", heard, "kind")
+    yield _gauge("pods", "Live pods that ask for Neuron.", {(): len(state.pods)})
+    assumed = list(state.assumed.values())
+    waiting = [now - each.since for each in assumed if each.expected]
+    yield _gauge("assumed_pods", "Pods placed by filter or binds that the watch has not shown yet.", {(): len(assumed)})
+    text = "Age of the oldest assumption of filter for which no bind has come; 0 without one."
+    yield _gauge("assumption_age_seconds", text, {(): max(waiting, default=0.0)})
+    ended = CounterMetricFamily(
+        "neuron_extender_assumptions", "Assumptions of filter by how they ended.", labels=["ending"]
+    )
+    for ending in AssumptionEnding:
+        ended.add_metric([ending.value], endings.get(ending, 0))
+    yield ended
+    yield _gauge("binds_under_way", "Binds that have not ended.", {(): under_way})
+    yield _gauge("cache_drift", "Confirmed bindings that the watch should have shown and has not.", {(): unseen})
+
+
+def _gauge(name: str, text: str, values: Mapping[tuple[str, ...], float], *labels: str) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"neuron_extender_{name}", text, labels=labels)
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
+    return family
+
+
+@lru_cache(maxsize=16_384)
+def fragmentation(geometry: Geometry, free_mask: int) -> float:
+    """Share of the free whole devices outside the largest free linked set: 0 is whole, near 1 is scattered."""
+    free = len(geometry.whole_devices(free_mask))
+    for count in reversed(valid_counts(geometry, Unit.DEVICE)):
+        if any(mask & free_mask == mask for mask in valid_sets(geometry, Unit.DEVICE, count)):
+            return 1 - count / free
+    return 0.0

@@ -1,0 +1,519 @@
+"""The cluster as every door to the choice sees it: nodes, Neuron pods, and pods assumed to be where they were put.
+
+One event loop owns it and every method is synchronous, so "choose and assume" is one step without a lock, and a slow
+API server delays nobody. Pods are the only store: a node's ``NodeInfo`` follows from the pods bound there and from
+assumed pods that the watch has not shown yet. Nothing is added to or subtracted from it, so nothing can leak, go
+negative or go stale; a pod's cores are free when its UID is forgotten.
+
+Every change has a version. What is derived from the state elsewhere (watches of the monitor API) is brought up to date
+by asking for the changes since the version it knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import inf
+from types import MappingProxyType
+
+from neuron_plugin.allocation import (
+    NO_ASSIGNMENT,
+    OVERLAPPING_ASSIGNMENTS,
+    STALE_PLUGIN,
+    UNREADABLE_ASSIGNMENT,
+    Assignment,
+    Capacity,
+    NeuronNode,
+    NeuronPod,
+    NodeInfo,
+    NodeUse,
+    PlacementStrategy,
+    PodRequest,
+    PodRules,
+    PodSelector,
+    PodUid,
+    Rejection,
+    Reservation,
+    Volume,
+    node_info,
+    node_use,
+    unknown_products,
+)
+from neuron_plugin.cluster import NO_INVENTORY, NO_NEURON, UNKNOWN_HEALTH, UNREADABLE_INVENTORY, PodUse
+from neuron_plugin.planning import PACK, Answers, Choices, Cluster, Feasibility
+from neuron_plugin.scheduling.history import History
+
+# Why a node takes no Neuron pod, whatever the pod asks for. The rules for texts are those of ``Rejection``: no names,
+# because kube-scheduler prints a count per distinct text. Log, event and /inspect say which pod or value it is.
+UNKNOWN_NODE = Rejection("unknown-node", "The node is not known to the Neuron extender yet")
+BOUND_ELSEWHERE = Rejection(
+    "bound-elsewhere", "The pod is bound to another node or a bind to one is not decided yet", may_pass=True
+)
+
+NODE_REFUSALS = (
+    UNKNOWN_NODE,
+    NO_NEURON,
+    NO_INVENTORY,
+    UNREADABLE_INVENTORY,
+    UNKNOWN_HEALTH,
+    STALE_PLUGIN,
+    UNREADABLE_ASSIGNMENT,
+    NO_ASSIGNMENT,
+    OVERLAPPING_ASSIGNMENTS,
+    BOUND_ELSEWHERE,
+)
+"""Every reason that is not about what the pod asks for."""
+
+MOST_CHANGES = 4_096
+"""Changes remembered: a minute of a busy cluster. One keeps two records alive, some kilobytes on a full node."""
+
+
+@dataclass(frozen=True, slots=True)
+class AssumedPod:
+    """A pod as its bind makes it, until the watch shows it or the bind is known to have failed.
+
+    ``pod`` has the node and the assignment of the bind, which ``annotations`` carry. ``since`` is the monotonic time of
+    the choice, then that of the last write that may still take effect; ``confirmed`` says that the API server has the
+    binding. ``chosen_from`` is the node's capacity at the choice; None where nothing had to be chosen. ``until`` is the
+    time at which a choice of filter ends for which no bind has come; nothing was written for it.
+    """
+
+    pod: NeuronPod
+    annotations: Mapping[str, str]
+    since: float
+    confirmed: bool = False
+    chosen_from: Capacity | None = None
+    until: float = inf
+
+    @property
+    def expected(self) -> bool:
+        """Whether the bind has not come yet."""
+        return self.until < inf
+
+
+def has_the_same(one: NeuronPod, other: NeuronPod) -> bool:
+    """Whether two states of a pod have the same cores of the same node, as far as is known."""
+    assignments = one.assignment, other.assignment
+    if not all(isinstance(assignment, Assignment) for assignment in assignments):
+        return False
+    first, second = (each.containers for each in assignments if isinstance(each, Assignment))
+    return (one.node, one.promised) == (other.node, other.promised) and first == second
+
+
+Record = NodeInfo | NeuronPod
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One node or pod before and after; None where it was not or is not there."""
+
+    version: int
+    before: Record | None
+    after: Record | None
+
+
+class Changes:
+    """The latest changes of a state, numbered. ``start`` is the version before the first of them.
+
+    Readers go through them at their own speed, and nothing is sent to them: a slow reader delays no other, and it finds
+    out when the change that it needs next is no longer here.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.version = start
+        """The version of the last change."""
+        self._start = start
+        self._changes: deque[Change] = deque(maxlen=MOST_CHANGES)
+        self._versions: dict[str, int] = {}
+        self._news = asyncio.Event()
+
+    def version_of(self, key: str) -> int:
+        """The version of the last change of one object: a node's name or a pod's UID."""
+        return self._versions.get(key, self._start)
+
+    def knows(self, version: int) -> bool:
+        """Whether every change after ``version`` is still here; never for a version of another process."""
+        oldest = self._changes[0].version - 1 if self._changes else self.version
+        return oldest <= version <= self.version
+
+    def after(self, version: int) -> list[Change]:
+        """The changes after a version that is still known, oldest first."""
+        return list(islice(reversed(self._changes), self.version - version))[::-1]
+
+    async def wait(self, version: int, *, within_seconds: float) -> None:
+        """Wait until there is a change after ``version``, or ``wake`` is called, at most so long."""
+        if self.version > version:
+            return
+        try:
+            async with asyncio.timeout(within_seconds):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    def wake(self) -> None:
+        """End every ``wait``."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def add(self, key: str, before: Record | None, after: Record | None) -> None:
+        """Remember one more change."""
+        self.version += 1
+        self._changes.append(Change(self.version, before, after))
+        if after is None:
+            self._versions.pop(key, None)
+        else:
+            self._versions[key] = self.version
+        self.wake()
+
+
+class ClusterState:
+    """Everything that decides.
+
+    ``nodes`` by name, live ``pods`` that ask for Neuron as the watch shows them, and pods that filter or binds have
+    ``assumed`` and the watch has not shown yet. ``departed`` are pods that were deleted while they ran: their nodes
+    have not said yet that nothing of them uses its devices. ``reserved`` are cores kept for unbound pods. ``uses`` has
+    what all pods of a node ask for besides Neuron. ``members`` are the live pods of each PodGroup; ``min_counts`` how
+    many of them must be placed for any to be. ``version`` is the one before the first of ``changes``.
+
+    ``gated`` are the pods that our gate holds back and that have no place yet. ``capacity_version`` counts the changes
+    of what any node can give, hardware and all else.
+
+    ``on_trial`` has nodes whose plugin was away lately, and until when they take their pods one by one, by the clock
+    of the watches. ``movable_namespaces`` are those whose pods may be evicted to make room, where a pod does not say
+    otherwise. ``history`` is for people, and decides nothing. ``products`` are the names of the catalogue.
+    """
+
+    def __init__(self, version: int = 0, products: frozenset[str] = frozenset()) -> None:
+        self.changes = Changes(version)
+        self._products = products
+        self.history = History()
+        self.min_counts: dict[tuple[str, str], int] = {}
+        self.members: defaultdict[tuple[str, str], dict[PodUid, NeuronPod]] = defaultdict(dict)
+        self.on_trial: dict[str, float] = {}
+        self.gated: dict[PodUid, NeuronPod] = {}
+        self.capacity_version = 0
+        self.movable_namespaces: frozenset[str] = frozenset()
+        self._nodes: dict[str, NodeInfo] = {}
+        self._pods: dict[PodUid, NeuronPod] = {}
+        self._assumed: dict[PodUid, AssumedPod] = {}
+        self._departed: dict[PodUid, tuple[NeuronPod, float]] = {}
+        self._reserved: dict[PodUid, Reservation] = {}
+        self._by_node: defaultdict[str, dict[PodUid, None]] = defaultdict(dict)
+        self._others: defaultdict[str, dict[str, PodUse]] = defaultdict(dict)
+        self._uses: dict[str, NodeUse] = {}
+        self._keeping_off: Counter[PodSelector] = Counter()
+        """How many placed pods keep such pods off where they run."""
+        self._stale: frozenset[str] = frozenset()
+        self._choices = Choices(self._nodes)
+        self._feasible = Feasibility(self._nodes, self._uses)
+        self.nodes: Mapping[str, NodeInfo] = MappingProxyType(self._nodes)
+        self.pods: Mapping[PodUid, NeuronPod] = MappingProxyType(self._pods)
+        self.assumed: Mapping[PodUid, AssumedPod] = MappingProxyType(self._assumed)
+        self.departed: Mapping[PodUid, tuple[NeuronPod, float]] = MappingProxyType(self._departed)
+        self.reserved: Mapping[PodUid, Reservation] = MappingProxyType(self._reserved)
+        self.uses: Mapping[str, NodeUse] = MappingProxyType(self._uses)
+
+    # What is asked of it.
+
+    def capacity(self, name: str) -> Capacity | Rejection:
+        """What a node can give; a reason for an unknown one."""
+        info = self._nodes.get(name)
+        return info.capacity if info else UNKNOWN_NODE
+
+    def refusal(self, pod: NeuronPod) -> Rejection | None:
+        """Why no node can serve the pod whatever is free: something that it says cannot be read, or names nothing."""
+        refusal = pod.refusal or unknown_products(pod, self._products)
+        if refusal is None or pod.refusal:
+            return refusal
+        seen = (info.node.facts.names for info in self._nodes.values())  # a self-made type is in no catalogue
+        return unknown_products(pod, self._products.union(*seen))
+
+    def answers(self, request: PodRequest, strategy: PlacementStrategy = PACK) -> Answers:
+        """What a request meets on every node now."""
+        return self._choices.answers(request, strategy)
+
+    def feasible(self, rules: PodRules, volumes: tuple[Volume, ...] = ()) -> Collection[str]:
+        """The nodes that kube-scheduler leaves to a pod of these rules now, as far as that can be judged."""
+        return self._feasible.names(rules, volumes)
+
+    def is_kept_off(self, pod: NeuronPod) -> bool:
+        """Whether the anti-affinity of some placed pod may keep a gated pod off a node."""
+        labels = dict(pod.labels)
+        return any(selector.matches(pod.reference.namespace, labels) for selector in self._keeping_off)
+
+    def leaves_room(self, name: str, rules: PodRules, beside: Iterable[PodRules]) -> bool:
+        """Whether a node has room for a pod of these rules if others come to it, too."""
+        return self._feasible.leaves(name, rules, beside)
+
+    def cluster(
+        self,
+        *,
+        strategy: PlacementStrategy = PACK,
+        volumes: Mapping[PodUid, tuple[Volume, ...]] | None = None,
+        left_alone: Collection[PodUid] = (),
+    ) -> Cluster:
+        """The state of this moment as plans see it. It does not change, so any thread may plan with it."""
+        return Cluster(
+            dict(self._nodes),
+            dict(self._pods),
+            dict(self._uses),
+            volumes or {},
+            dict(self.min_counts),
+            self.movable_namespaces,
+            left_alone,
+            strategy,
+        )
+
+    def waiting(self) -> list[NeuronPod]:
+        """The pods that ask for Neuron and have no node, those of high priority first, then the oldest."""
+        pods = [
+            pod
+            for pod in self._pods.values()
+            if pod.request and not (pod.terminating or pod.place or pod.uid in self._assumed)
+        ]
+        return sorted(pods, key=lambda pod: (-pod.priority, pod.created, pod.reference.namespace, pod.reference.name))
+
+    def imagine(self, node: NeuronNode, *, without: str = "", beside: Iterable[NeuronPod] = ()) -> NodeInfo:
+        """A node as it is, or would be without one pod and what is kept for it, or with others beside them.
+
+        An assumed pod counts by what was assumed, not by what the watch shows of it.
+        """
+        name = node.name
+        pods = [self._counted_on(uid, name) for uid in self._by_node.get(name, ()) if uid != without]
+        promised = [pod for pod in pods if pod.node != name]
+        bound = [pod for pod in pods if pod.node == name] if promised else pods
+        kept = tuple(kept for uid, kept in self._reserved.items() if kept.node == name and uid != without)
+        is_stale = name in self._stale
+        return node_info(node, (*bound, *beside), stale=is_stale, reservations=kept, promised=promised)
+
+    def admitting(self, node: str) -> list[NeuronPod]:
+        """The pods that are bound to a node or being bound, and whose devices its kubelet has not confirmed."""
+        pods = []
+        for uid in self._by_node.get(node, ()):
+            assumed, pod = self._assumed.get(uid), self._counted(uid)
+            is_bound = pod is not None and pod.node == node and not (assumed and assumed.expected)
+            if pod and is_bound and isinstance(pod.assignment, Assignment) and not pod.assignment.allocated:
+                pods.append(pod)
+        return pods
+
+    def bound_to(self, uid: PodUid) -> str:
+        """The node that a pod is bound to, being bound to or placed on; empty when it is free to go anywhere."""
+        pod, assumed = self._pods.get(uid), self._assumed.get(uid)
+        return (pod.place if pod else "") or (assumed.pod.place if assumed and not assumed.expected else "")
+
+    # What the watches show.
+
+    def put_node(self, node: NeuronNode) -> None:
+        """A node was added or changed."""
+        known = self._nodes.get(node.name)
+        if known is None or known.node != node:
+            self.history.unhealthy(node.name, (known.node if known else node).unhealthy, node.unhealthy)
+            self._rebuild(node)
+            inventory = node.inventory
+            vanished = () if isinstance(inventory, Rejection) else inventory.vanished_pods
+            self._end_departed(PodUid(uid) for uid in vanished)
+
+    def remove_node(self, name: str, uid: str) -> None:
+        """A node is gone, unless another one has its name by now; its pods are remembered until they go, too."""
+        before = self._nodes.get(name)
+        if before is not None and before.node.uid == uid:
+            del self._nodes[name]
+            self._uses.pop(name, None)
+            self._feasible.forget(name)
+            self.on_trial.pop(name, None)
+            self._choices.forget([name])
+            self.history.unhealthy(name, (), ())
+            self.changes.add(name, before, None)
+
+    def put_pod(self, pod: NeuronPod) -> None:
+        """A live pod that asks for Neuron was added or changed.
+
+        What the watch shows replaces what was assumed, once it shows where the pod is and what it was assigned.
+        """
+        before = self._pods.get(pod.uid)
+        if before == pod:
+            return
+        if pod.terminating:
+            self.history.ended(pod.reference, pod.node)
+        touched, counted = self._nodes_of(pod.uid), self._counted(pod.uid)
+        self._pods[pod.uid] = pod
+        self._count_keeping_off(_kept_off(before), _kept_off(pod))
+        if pod.group:
+            self.members[pod.group][pod.uid] = pod
+        assumed = self._assumed.get(pod.uid)
+        if assumed and pod.place and (assumed.expected or pod.assignment is not None or pod.place != assumed.pod.place):
+            del self._assumed[pod.uid]
+        if counted is None or not has_the_same(counted, pod) or touched != self._nodes_of(pod.uid):
+            self._moved(pod.uid, touched)
+        if pod.place:
+            self.release(pod.uid)
+        if pod.gated and not pod.place:
+            self.gated[pod.uid] = pod
+        else:
+            self.gated.pop(pod.uid, None)
+        self.changes.add(pod.uid, before, pod)
+
+    def remove_pod(self, uid: PodUid, *, kept_until: float = 0.0) -> None:
+        """A pod is gone or terminal: whatever it had or was to get is free.
+
+        With ``kept_until``, by the clock of the watches, what it had stays taken: it was deleted while it ran.
+        """
+        touched = self._nodes_of(uid)
+        before = self._pods.pop(uid, None)
+        self._count_keeping_off(_kept_off(before), ())
+        self._assumed.pop(uid, None)
+        self.gated.pop(uid, None)
+        if before and before.node and kept_until:
+            self._departed[uid] = before, kept_until
+        if before and before.group:
+            del self.members[before.group][uid]
+            if not self.members[before.group]:
+                del self.members[before.group]
+        self._moved(uid, touched)
+        self.release(uid)
+        if before is not None:
+            self.history.ended(before.reference, before.node)
+            self.changes.add(uid, before, None)
+
+    def end_departed(self, now: float) -> None:
+        """Free what was kept until now for pods that were deleted while they ran."""
+        self._end_departed([uid for uid, (_, until) in self._departed.items() if until <= now])
+
+    def put_other(self, uid: str, before: PodUse | None, use: PodUse | None) -> None:
+        """A bound pod without Neuron was added or changed, or is gone."""
+        self._count_keeping_off(before.keeps_off if before else (), use.keeps_off if use else ())
+        if before and (use is None or use.node != before.node):
+            others = self._others[before.node]
+            others.pop(uid, None)
+            if not others:
+                del self._others[before.node]
+            self._count_use(before.node)
+        if use:
+            self._others[use.node][uid] = use
+            self._count_use(use.node)
+
+    def set_min_count(self, group: tuple[str, str], count: int) -> None:
+        """So many pods of a PodGroup must be placed for any to be; 0 if any number may be, or the group is gone."""
+        self.min_counts.pop(group, None)
+        if count:
+            self.min_counts[group] = count
+
+    def set_stale(self, names: frozenset[str]) -> None:
+        """The nodes whose plugin has stopped renewing its Lease."""
+        changed, self._stale = self._stale ^ names, names
+        for name in changed & self._nodes.keys():
+            self._rebuild(self._nodes[name].node)
+
+    def _end_departed(self, uids: Iterable[PodUid]) -> None:
+        """The nodes of these pods have seen their end: what processes may still use is unhealthy by now."""
+        for uid in uids:
+            if uid in self._departed:
+                touched = self._nodes_of(uid)
+                del self._departed[uid]
+                self._moved(uid, touched)
+
+    # What is decided.
+
+    def assume(self, assumed: AssumedPod) -> None:
+        """Count a pod as placed, or replace what is assumed of the same pod."""
+        touched, before = self._nodes_of(assumed.pod.uid), self._assumed.get(assumed.pod.uid)
+        self._assumed[assumed.pod.uid] = assumed
+        if before is None or before.pod is not assumed.pod:
+            self._moved(assumed.pod.uid, touched)
+
+    def confirm(self, uid: PodUid) -> None:
+        """The API server has this pod's binding. Nothing happens if the pod has ended meanwhile."""
+        if assumed := self._assumed.get(uid):
+            self._assumed[uid] = replace(assumed, confirmed=True)
+
+    def forget(self, uid: PodUid) -> None:
+        """This pod's bind is known to have failed, or will not come. A second time changes nothing."""
+        if uid in self._assumed:
+            touched = self._nodes_of(uid)
+            del self._assumed[uid]
+            self._moved(uid, touched)
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Keep cores for a pod that is not bound yet, in place of what was kept for it before."""
+        self.release(reservation.pod.uid)
+        self._reserved[reservation.pod.uid] = reservation
+        self._rebuild_if_known(reservation.node)
+
+    def release(self, uid: PodUid) -> None:
+        """Keep nothing for this pod any more."""
+        if reservation := self._reserved.pop(uid, None):
+            self._rebuild_if_known(reservation.node)
+
+    # What follows.
+
+    def _counted(self, uid: PodUid) -> NeuronPod | None:
+        """The pod as its node counts it."""
+        assumed, (departed, _) = self._assumed.get(uid), self._departed.get(uid, (None, 0.0))
+        return assumed.pod if assumed else self._pods.get(uid) or departed
+
+    def _counted_on(self, uid: PodUid, name: str) -> NeuronPod:
+        """The pod as this node, one of its nodes, counts it."""
+        assumed = self._assumed.get(uid)
+        if assumed and assumed.pod.place == name:
+            return assumed.pod
+        return self._pods[uid] if uid in self._pods else self._departed[uid][0]
+
+    def _nodes_of(self, uid: PodUid) -> set[str]:
+        pod, assumed, departed = self._pods.get(uid), self._assumed.get(uid), self._departed.get(uid)
+        names = (pod.place if pod else "", assumed.pod.place if assumed else "", departed[0].node if departed else "")
+        return set(filter(None, names))
+
+    def _moved(self, uid: PodUid, before: set[str]) -> None:
+        """A pod was on the nodes ``before`` and may be on others now."""
+        after = self._nodes_of(uid)
+        for name in before - after:
+            del self._by_node[name][uid]
+            if not self._by_node[name]:
+                del self._by_node[name]
+        for name in after - before:
+            self._by_node[name][uid] = None
+        for name in before | after:
+            self._rebuild_if_known(name)
+            self._count_use(name)
+
+    def _count_use(self, name: str) -> None:
+        """Derive again what the pods of a node ask for besides Neuron, if the node has any Neuron."""
+        info = self._nodes.get(name)
+        if info is None or info.inventory is None:
+            return
+        own = [self._counted_on(uid, name).rules for uid in self._by_node.get(name, ())]
+        pods = [((*rules.needs, *rules.neuron), rules.ports) for rules in own]
+        pods += [(other.needs, other.ports) for other in self._others.get(name, {}).values()]
+        self._uses[name] = node_use(pods)
+        self._feasible.forget(name)
+        self.capacity_version += 1
+
+    def _count_keeping_off(self, before: tuple[PodSelector, ...], after: tuple[PodSelector, ...]) -> None:
+        if before != after:
+            self._keeping_off.update(after)
+            self._keeping_off.subtract(before)
+            self._keeping_off += Counter()  # without those of which none are left
+
+    def _rebuild_if_known(self, name: str) -> None:
+        if known := self._nodes.get(name):
+            self._rebuild(known.node)
+
+    def _rebuild(self, node: NeuronNode) -> None:
+        """Derive a node's state again."""
+        name, before = node.name, self._nodes.get(node.name)
+        after = self.imagine(node)
+        self._nodes[name] = after
+        self._choices.forget([name])
+        self._feasible.forget(name)
+        if before is None or (before.inventory is None and after.inventory):
+            self._count_use(name)
+        if after != before:
+            self.capacity_version += 1
+            self.changes.add(name, before, after)
+
+
+def _kept_off(pod: NeuronPod | None) -> tuple[PodSelector, ...]:
+    return pod.rules.keeps_off if pod and pod.place else ()

@@ -1,0 +1,172 @@
+"""Decoding a pod, and what its assignment means on a node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from neuron_plugin.allocation import Constraints, NeuronPod, Rejection, Resource, assigned_allocations
+from neuron_plugin.cluster import PODS, Pod, asks_for_neuron, neuron_pod
+from neuron_plugin.topology import Geometry, Topology
+
+INF2 = Geometry("inf2.48xlarge", Topology.RING, 12, 2)
+DEVICE, CORE = Resource.NEURONDEVICE.value, Resource.NEURONCORE.value
+
+
+def container(name: str = "main", limits: Mapping[str, str] | None = None, **fields: object) -> dict[str, object]:
+    return {"name": name, "resources": {"limits": limits or {}}, **fields}
+
+
+def wire(
+    *containers: dict[str, object],
+    annotations: Mapping[str, str] | None = None,
+    phase: str = "Running",
+    controller: tuple[str, str] = ("", ""),
+    **spec: object,
+) -> Pod:
+    """A pod as the API server sends it."""
+    owner = {"kind": controller[0], "name": controller[1], "controller": True}
+    metadata: dict[str, object] = {"uid": "uid-1", "namespace": "ml", "name": "train", "annotations": annotations or {}}
+    metadata |= {"ownerReferences": [owner]} if controller[0] else {}
+    described = {"nodeName": "node-1", "priority": 7, "containers": containers, **spec}
+    return PODS.decode(msgspec.json.encode({"metadata": metadata, "spec": described, "status": {"phase": phase}}))
+
+
+def pod(limits: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> NeuronPod:
+    return neuron_pod(wire(container(limits=limits), annotations=annotations))
+
+
+def test_a_pod_is_decoded_with_what_decides_about_it() -> None:
+    decoded = pod({DEVICE: "2"}, {"NEURON_DEVS": "2,3", "NEURON_ALLOC_TIME": "17", "kubernetes.io/config.hash": "abc"})
+    assert str(decoded.reference) == "ml/train"
+    assert (decoded.node, decoded.priority, decoded.started, decoded.ended) == ("node-1", 7, True, False)
+    assert [(part.container, part.count) for part in decoded.requests] == [("main", 2)]
+    assert (decoded.uid, decoded.kubelet_uid) == ("uid-1", "abc")
+    allocations = assigned_allocations(decoded, INF2)
+    assert not isinstance(allocations, Rejection)
+    assert [(one.container, one.mask, one.kubelet_mask) for one in allocations] == [("main", 0xF0, 0xF0)]
+
+
+@pytest.mark.parametrize("limits", [{DEVICE: "1.5"}, {DEVICE: "1", CORE: "1"}])
+def test_a_request_that_cannot_be_served_is_a_rejection(limits: Mapping[str, str]) -> None:
+    decoded = pod(limits, {"NEURON_DEVS": "1"})
+    assert isinstance(decoded.request, Rejection)
+    assert "container main asks for" in str(decoded.request)
+    assert decoded.requests == ()
+    assert decoded.assignment is None
+    assert isinstance(assigned_allocations(decoded, INF2), Rejection)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "code"),
+    [
+        ({}, "no-assignment"),
+        ({"NEURON_DEVS": "x"}, "unreadable-assignment"),
+        ({"NEURON_DEVS": "1"}, "unreadable-assignment"),
+        ({"NEURON_DEVS": "11,12"}, "unreadable-assignment"),
+    ],
+)
+def test_t34_t35_an_assignment_that_a_node_cannot_honour_is_a_rejection(
+    annotations: Mapping[str, str], code: str
+) -> None:
+    found = assigned_allocations(pod({DEVICE: "2"}, annotations), INF2)
+    assert isinstance(found, Rejection)
+    assert (found.code, found.may_pass) == (code, True)
+    assert "ml/train" in str(found)
+
+
+def test_a_pod_that_asks_for_0_has_nothing_assigned() -> None:
+    decoded = pod({DEVICE: "0"})
+    assert decoded.request == ()
+    assert assigned_allocations(decoded, INF2) == ()
+
+
+def test_a_pod_asks_for_neuron_when_a_container_names_a_resource() -> None:
+    assert asks_for_neuron(wire(initContainers=[{"name": "init", "resources": {"requests": {CORE: "1"}}}]))
+    assert asks_for_neuron(wire(container(limits={DEVICE: "0"})))
+    assert not asks_for_neuron(wire(container(limits={"cpu": "1"})))
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_t28_a_pod_in_a_terminal_phase_has_ended(phase: str) -> None:
+    assert neuron_pod(wire(phase=phase)).ended
+
+
+@pytest.mark.parametrize(
+    ("controller", "makes_again"),
+    [
+        (("ReplicaSet", "web-1"), "ReplicaSet/web-1"),
+        (("Job", "train"), "Job/train"),
+        (("DaemonSet", "agent"), ""),
+        (("Node", "worker-1"), ""),
+        (("", ""), ""),
+    ],
+)
+def test_only_a_controller_that_makes_a_pod_again_elsewhere_counts(
+    controller: tuple[str, str], makes_again: str
+) -> None:
+    assert neuron_pod(wire(controller=controller)).controller == makes_again
+
+
+@pytest.mark.parametrize(("text", "movable"), [("true", True), ("True", True), ("false", False), ("yes", False)])
+def test_a_pod_says_that_it_may_be_moved(text: str, *, movable: bool) -> None:
+    assert pod({CORE: "1"}, {"neuron-plugin.io/movable": text}).movable is movable
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "since"),
+    [
+        ("2026-01-01T00:00:00Z", 1767225600.0),
+        ("2026-01-01T01:00:00+01:00", 1767225600.0),
+        ("2026-01-01T00:00:00", 17.0),
+        ("2001-01-01T00:00:00+00:00" * 9, 17.0),
+        ("0001-01-01T00:00:00+14:00", 17.0),
+        ("soon", 17.0),
+        ("", 17.0),
+    ],
+)
+def test_work_would_be_lost_since_the_assignment_or_a_later_checkpoint(checkpoint: str, since: float) -> None:
+    annotations = {
+        "NEURON_DEVS": "2",
+        "NEURON_ALLOC_TIME": "17000000000",
+        "neuron-plugin.io/last-checkpoint": checkpoint,
+    }
+    assert pod({DEVICE: "1"}, annotations).work_since == since
+
+
+def test_equal_requests_are_one_object() -> None:
+    assert pod({CORE: "3"}).request is pod({CORE: "3"}, {"NEURON_CORES": "1,2,3"}).request
+
+
+def test_constraints_are_the_same_for_each_container_and_read_once() -> None:
+    containers = [container(name, {CORE: "1"}) for name in ("load", "serve")]
+    texts = {"neuron-plugin.io/same-device": "load,serve", "neuron-plugin.io/deny-devices": "0"}
+    request = neuron_pod(wire(*containers, annotations=texts)).requests
+    assert isinstance(request[0].constraints, Constraints)
+    assert request[0].constraints.same_device == (0, 1)
+    assert request[1].constraints is request[0].constraints
+    assert neuron_pod(wire(*containers, annotations={**texts, "other": "x"})).request is request
+
+
+def test_an_unreadable_constraint_takes_nothing_from_what_a_bound_pod_has() -> None:
+    annotations = {"NEURON_DEVS": "2,3", "neuron-plugin.io/allow-devices": "?"}
+    decoded = pod({DEVICE: "2", "neuron-plugin.io/memory": "64"}, annotations)
+    allocations = assigned_allocations(decoded, INF2)
+    assert not isinstance(allocations, Rejection)
+    assert [one.mask for one in allocations] == [0xF0]
+    assert decoded.requests[0].amounts == (("memory", 64),)
+    refused = decoded.requests[0].constraints
+    assert isinstance(refused, Rejection)
+    assert refused.detail.startswith("annotation neuron-plugin.io/allow-devices is '?'")
+
+
+def test_of_an_endless_annotation_only_its_beginning_is_kept() -> None:
+    endless = pod({CORE: "1"}, {"neuron-plugin.io/allow-devices": "1," * 100_000}).requests[0].constraints
+    assert isinstance(endless, Rejection)
+    assert endless.detail.endswith("expected at most 1024 characters")
+
+
+def test_constraints_of_a_pod_without_neuron_say_nothing() -> None:
+    assert pod({"cpu": "1"}, {"neuron-plugin.io/allow-devices": "?"}).request == ()

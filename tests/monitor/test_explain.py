@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from neuron_plugin.allocation import NOT_LOOKED_AT
+from neuron_plugin.allocation.rejection import unsupported_count
+from neuron_plugin.monitor.pages import inspection_routes
+from neuron_plugin.topology import Unit
+from tests.support.manifests import container, shipped_geometry
+from tests.support.served import served
+from tests.support.world import CORE, DEVICE, World
+
+TRN1 = "trn1.32xlarge"
+
+
+class Stage:
+    """A world, looked at over HTTP."""
+
+    def __init__(self, world: World, port: int) -> None:
+        self.world = world
+        self.url = f"http://127.0.0.1:{port}"
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with aiohttp.ClientSession() as session, session.get(self.url + path) as response:
+            text = await response.text()
+            return response.status, json.loads(text) if response.content_type == "application/json" else text
+
+
+@pytest.fixture
+async def stage(world: World) -> AsyncIterator[Stage]:
+    async with served(inspection_routes(world.state)) as port:
+        yield Stage(world, port)
+
+
+async def test_inspect_shows_all_nodes_or_one_with_its_holders(stage: Stage) -> None:
+    stage.world.node("open", TRN1, unhealthy={9: "ECC"}, disabled=[4, 5])
+    stage.world.held("holder", "open", DEVICE, "0,1")
+    stage.world.node("closed", TRN1)
+    stage.world.pod("stock", DEVICE, 1, node="closed")
+    stage.world.show_node({"metadata": {"name": "plain", "uid": "p"}})
+
+    _, overview = await stage.get("/inspect")
+    _, one = await stage.get("/inspect/open")
+    _, closed = await stage.get("/inspect/closed")
+    _, as_json = await stage.get("/inspect/open?format=json")
+
+    lines = overview.splitlines()
+    assert [line.split()[0] for line in lines] == ["NODE", "closed", "open", "plain"]
+    assert lines[2].split()[1] == TRN1
+    assert "The node has no Neuron devices" in lines[3]
+    assert "default/holder holds cores 0-3" in one
+    assert "unhealthy: device 9: ECC" in one
+    assert "disabled: 4-5" in one
+    assert "closed: pod default/stock is bound and has no assignment yet" in closed
+    assert as_json[0]["status"]["usedDevices"] == "0,1"
+    assert (await stage.get("/inspect/ghost"))[0] == 404
+
+
+async def test_explain_says_which_sets_are_in_whose_way(stage: Stage) -> None:
+    stage.world.node("free", TRN1)
+    stage.world.node("full", TRN1, unhealthy={12: "ECC"}, disabled=[8])
+    stage.world.node("closed", TRN1)
+    stage.world.pod("stock", DEVICE, 1, node="closed")
+    for device in (0, 4):
+        stage.world.held(f"holder-{device}", "full", DEVICE, str(device))
+    stage.world.pod("new", DEVICE, 4)
+
+    _, text = await stage.get("/explain/default/new")
+    _, as_json = await stage.get("/explain/default/new?format=json")
+
+    assert text.splitlines() == [
+        "default/new asks for main: 4 aws.amazon.com/neuron (schedulerName: default-scheduler)",
+        "free: fits, would get main: devices 0-3",
+        "closed: A pod on the node uses Neuron and its assignment is not known yet",
+        "  pod default/stock is bound and has no assignment yet",
+        "full: No free linked set of 4 Neuron devices",
+        "  devices 0-3: held by default/holder-0",
+        "  devices 4-7: held by default/holder-4",
+        "  devices 8-11: disabled: 8",
+        "  devices 12-15: unhealthy or missing: 12",
+        f"Not looked at: {', '.join(NOT_LOOKED_AT)}.",
+    ]
+    assert as_json["nodes"][0] == {
+        "node": "free",
+        "fits": True,
+        "reason": "",
+        "sets": ["main: devices 0-3"],
+        "blocked": [],
+        "moreBlocked": 0,
+        "details": [],
+        "objections": [],
+    }
+    assert as_json["nodes"][2]["blocked"][-1] == {
+        "container": "main",
+        "ids": "devices 12-15",
+        "holders": [],
+        "unhealthyDevices": [12],
+        "disabledDevices": [],
+    }
+    assert (await stage.get("/explain/default/ghost"))[0] == 404
+
+
+async def test_explain_of_a_bound_or_unreadable_pod_says_so(stage: Stage) -> None:
+    stage.world.node("node", TRN1)
+    stage.world.held("bound", "node", DEVICE, "0")
+    stage.world.pod("odd", containers=[container("main", CORE, "1.5")])
+
+    assert "is bound, or being bound, to node" in (await stage.get("/explain/default/bound"))[1]
+    assert "1.5" in (await stage.get("/explain/default/odd"))[1]
+
+
+async def test_nodes_that_give_the_same_answer_are_shown_once_and_counted(stage: Stage) -> None:
+    for number in range(6):
+        stage.world.node(f"free-{number}", TRN1)
+        stage.world.node(f"full-{number}", TRN1)
+        stage.world.held(f"all-{number}", f"full-{number}", DEVICE, ",".join(map(str, range(16))))
+    for device in (1, 2):
+        stage.world.node(f"small-{device}", "inf2.xlarge")
+    stage.world.pod("new", DEVICE, 16)
+
+    _, text = await stage.get("/explain/default/new")
+    _, one = await stage.get("/explain/default/new?node=full-5")
+
+    assert text.splitlines()[1:-1] == [
+        "free-0: fits, would get main: devices 0-15",
+        "  5 more like this: free-1, free-2, free-3 and 2 others",
+        "full-0: Fewer than 16 free Neuron devices",
+        "  devices 0-15: held by default/all-0",
+        "full-1: Fewer than 16 free Neuron devices",
+        "  devices 0-15: held by default/all-1",
+        "full-2: Fewer than 16 free Neuron devices",
+        "  devices 0-15: held by default/all-2",
+        "  3 more like this: full-3, full-4, full-5",
+        "small-1: Instance type inf2.xlarge has 1 Neuron devices and 16 were requested",
+        "  1 more like this: small-2",
+    ]
+    assert one.splitlines()[1:-1] == [
+        "full-5: Fewer than 16 free Neuron devices",
+        "  devices 0-15: held by default/all-5",
+    ]
+
+
+async def test_the_nodes_with_the_fewest_pods_in_the_way_are_shown_first(stage: Stage) -> None:
+    for number in range(5):
+        stage.world.node(f"node-{number}", TRN1)
+        for device in range(16 - 2 * number):
+            stage.world.held(f"pod-{number}-{device}", f"node-{number}", DEVICE, str(device))
+    stage.world.pod("new", DEVICE, 16)
+
+    _, text = await stage.get("/explain/default/new")
+
+    nodes = [line.partition(":")[0] for line in text.splitlines()[1:-1] if not line.startswith(" ")]
+    assert nodes == ["node-4", "node-3", "node-2"]
+    held = ", ".join(f"default/pod-4-{device}" for device in range(5))
+    assert f"  devices 0-15: held by {held} and 3 others" in text
+
+
+async def test_of_several_containers_each_set_names_its_own(stage: Stage) -> None:
+    stage.world.node("node", TRN1)
+    stage.world.held("holder", "node", DEVICE, ",".join(map(str, range(15))))
+    stage.world.pod("new", containers=[container("main", DEVICE, 4), container("eval", CORE, 1)])
+
+    _, text = await stage.get("/explain/default/new")
+
+    lines = text.splitlines()
+    asked = "default/new asks for main: 4 aws.amazon.com/neuron, eval: 1 aws.amazon.com/neuroncore"
+    assert lines[0] == f"{asked} (schedulerName: default-scheduler)"
+    rows = "devices 0-3 or devices 4-7 or devices 8-11 or devices 12-15"
+    assert f"  main: {rows}: held by default/holder" in lines
+    assert "  eval: core 0 or core 1 or core 2 or core 3: held by default/holder" in lines
+    assert "  and 26 more sets with as much or more in their way" in lines
+
+
+async def test_a_count_that_is_never_linked_comes_with_those_that_are(stage: Stage) -> None:
+    for number in range(3):
+        stage.world.node(f"trn-{number}", TRN1)
+    stage.world.pod("seven", containers=[container("main", DEVICE, 7), container("eval", DEVICE, 1)])
+
+    _, text = await stage.get("/explain/default/seven")
+
+    assert text.splitlines()[1:-1] == [
+        f"trn-0: {unsupported_count(shipped_geometry(TRN1), Unit.DEVICE, 7).text}",
+        "  2 more like this: trn-1, trn-2",
+    ]

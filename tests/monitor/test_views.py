@@ -1,0 +1,214 @@
+"""What a NeuronNode and a NeuronPod show. A stored answer of each holds the shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from neuron_plugin.allocation import INVENTORY_KEY, NodeInventory, write_inventory
+from neuron_plugin.monitor.views import NEURON_NODES, NEURON_PODS, NodeView, PodView, node_view, pod_view
+from neuron_plugin.scheduling.history import History
+from tests.support.manifests import container, node_manifest, pod_manifest, shipped_geometry
+from tests.support.world import CORE, DEVICE, World, record_of
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def golden_world() -> World:
+    """A node with everything that can be shown of one, and pods in every phase."""
+    world = World()
+    manifest = node_manifest("trn-1", "trn1.32xlarge")
+    inventory = NodeInventory(
+        shipped_geometry("trn1.32xlarge"),
+        present=tuple(range(15)),
+        unhealthy={
+            12: "uncorrected ECC errors: 3",
+            14: "processes of pod ml/eval-3, which has ended, may still use it",
+            15: "not listed by the driver",
+        },
+        disabled=(7,),
+        held_down=(14,),
+        device_name="Trainium1",
+        driver_version="2.19.64",
+        logical_core_size=1,
+        physical_cores_per_device=2,
+    )
+    manifest["metadata"] |= {"uid": "node-uid-1", "annotations": {INVENTORY_KEY: write_inventory(inventory)}}
+    world.show_node(manifest)
+    world.state.history = History(lambda: 1_795_363_200.0)
+    world.state.history.unhealthy("trn-1", {14, 15}, {12, 14, 15})
+    world.state.history.renewals["trn-1"] = "2026-11-22T16:00:00.000000Z"
+    world.show_node({"metadata": {"name": "web-1", "uid": "node-uid-2"}})
+    held = pod_manifest(
+        "train-0",
+        containers=[container("main", DEVICE, 4), container("eval", CORE, 1)],
+        init_containers=[container("warm-up", CORE, 1)],
+        node="trn-1",
+        priority=100,
+        annotations={"NEURON_DEVS": "0,1,2,3", "NEURON_CORES": "8|8", "NEURON_ALLOCATED": "true"},
+    )
+    waiting = pod_manifest("train-1", DEVICE, 8)
+    for number, pod in enumerate((held, waiting), start=1):
+        pod["metadata"] |= {"uid": f"pod-uid-{number}", "namespace": "ml"}
+        world.show(pod)
+    return world
+
+
+def views(world: World) -> tuple[list[NodeView], list[PodView]]:
+    nodes = [node_view(world.state, info, 7) for info in world.state.nodes.values()]
+    return nodes, [pod_view(world.state, pod, 7) for pod in world.state.pods.values()]
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["neuronnodes", "neuronpods"])
+def test_e06_an_answer_is_the_stored_one_and_reads_back_as_it_was(number: int) -> None:
+    found = views(golden_world())[number]
+    stored = (GOLDEN / ("neuronnodes.json", "neuronpods.json")[number]).read_bytes()
+
+    assert msgspec.json.decode(msgspec.json.encode(found)) == msgspec.json.decode(stored)
+    items = msgspec.json.decode(stored, type=list[msgspec.Raw])
+    resource = (NEURON_NODES, NEURON_PODS)[number]
+    assert [resource.decode(each) for each in items] == found
+
+
+def shown(world: World, name: str) -> NodeView:
+    return node_view(world.state, world.state.nodes[name], 7)
+
+
+def test_e06_an_object_carries_version_uid_and_labels(world: World) -> None:
+    world.node("node", "inf2.48xlarge")
+
+    metadata = shown(world, "node").metadata
+
+    assert metadata.resource_version == "7"
+    assert metadata.uid == world.state.nodes["node"].node.uid
+    assert metadata.labels == {"neuron-plugin.io/node": "node"}
+
+
+def test_e06_a_closed_node_says_why_and_in_detail_which_pod(world: World) -> None:
+    world.node("node", "inf2.48xlarge", missing=[2])
+    world.pod("stock", DEVICE, 1, node="node")
+
+    status = shown(world, "node").status
+
+    assert status.open is False
+    assert status.reason == "A pod on the node uses Neuron and its assignment is not known yet"
+    assert status.details == ("pod default/stock is bound and has no assignment yet",)
+    assert status.missing_devices == "2"
+
+
+def test_e07_a_node_whose_plugin_is_silent_says_so_and_when_it_was_last_heard_of(world: World) -> None:
+    world.node("node", "inf2.48xlarge")
+    world.state.history.renewals["node"] = "2026-01-01T00:00:00.000000Z"
+    world.state.set_stale(frozenset({"node"}))
+
+    status = shown(world, "node").status
+
+    assert (status.open, status.stale, status.last_renewal) == (False, True, "2026-01-01T00:00:00.000000Z")
+    assert status.reason == "The node's Neuron plugin does not renew its lease"
+
+
+def test_e06_a_node_without_known_hardware_has_an_empty_spec_and_the_cause(world: World) -> None:
+    manifest = node_manifest("node", "inf2.48xlarge")
+    manifest["metadata"]["annotations"] = {"neuron-plugin.io/inventory": '{"version":2}'}
+    world.show_node(manifest)
+
+    found = shown(world, "node")
+
+    assert (found.spec.instance_type, found.spec.devices) == ("", 0)
+    assert found.status.open is False
+    assert "version is 2, expected 1" in found.status.details[0]
+
+
+def test_e06_a_cordoned_node_without_known_hardware_says_that_it_is_cordoned(world: World) -> None:
+    world.show_node({"metadata": {"name": "web", "uid": "w"}, "spec": {"unschedulable": True}})
+
+    assert shown(world, "web").status.cordoned
+
+
+def test_e06_holders_come_by_namespace_and_name(world: World) -> None:
+    world.node("node", "inf2.48xlarge")
+    for number, (namespace, name) in enumerate((("b", "x"), ("a", "z"), ("a", "y"))):
+        manifest = pod_manifest(name, DEVICE, 1, node="node", annotations={"NEURON_DEVS": str(number)})
+        manifest["metadata"] |= {"namespace": namespace, "uid": f"uid-{number}"}
+        world.show(manifest)
+
+    assert [(each.namespace, each.name) for each in shown(world, "node").status.holders] == [
+        ("a", "y"),
+        ("a", "z"),
+        ("b", "x"),
+    ]
+
+
+def test_e06_a_member_of_a_group_is_constrained_because_its_group_decides_with_it(world: World) -> None:
+    manifest = pod_manifest("member", DEVICE, 1)
+    manifest["spec"]["schedulingGroup"] = {"podGroupName": "gang"}
+
+    assert pod_view(world.state, record_of(manifest)).spec.constrained
+    assert not pod_view(world.state, record_of(pod_manifest("single", DEVICE, 1))).spec.constrained
+
+
+def test_e06_phases_follow_binding_and_deletion(world: World) -> None:
+    waiting = pod_manifest("pod", DEVICE, 1)
+    bound = {**waiting, "spec": {**waiting["spec"], "nodeName": "node"}}
+    ending = {**bound, "metadata": {**bound["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+
+    phases = [pod_view(world.state, record_of(each)).status.phase for each in (waiting, bound, ending)]
+
+    assert phases == ["Waiting", "Bound", "Terminating"]
+
+
+def test_e06_a_container_has_the_devices_of_its_cores_and_the_cores_of_its_devices(world: World) -> None:
+    world.node("node", "inf2.48xlarge")
+    manifest = pod_manifest(
+        "pod",
+        containers=[container("main", CORE, 3), container("other", DEVICE, 1)],
+        init_containers=[container("setup", CORE, 2)],
+        node="node",
+        annotations={"NEURON_CORES": "0,1|0,1,2", "NEURON_DEVS": "5", "NEURON_ALLOCATED": "true"},
+    )
+
+    found = pod_view(world.state, record_of(manifest))
+
+    assert [(each.name, each.kind, each.count) for each in found.spec.containers] == [
+        ("setup", "init", 2),
+        ("main", "app", 3),
+        ("other", "app", 1),
+    ]
+    assert found.status.allocated is True
+    assert [(each.name, each.devices, each.cores) for each in found.status.containers] == [
+        ("setup", "0", "0,1"),
+        ("main", "0,1", "0,1,2"),
+        ("other", "5", "10,11"),
+    ]
+
+
+def test_e06_on_a_node_that_is_not_known_a_container_has_what_its_assignment_names(world: World) -> None:
+    containers = [container("main", CORE, 2), container("other", DEVICE, 1)]
+    annotations = {"NEURON_CORES": "0,1", "NEURON_DEVS": "5"}
+    manifest = pod_manifest("pod", containers=containers, node="gone", annotations=annotations)
+
+    status = pod_view(world.state, record_of(manifest)).status
+
+    assert status.allocated is False
+    assert [(each.devices, each.cores) for each in status.containers] == [("", "0,1"), ("5", "")]
+
+
+@pytest.mark.parametrize(
+    ("described", "problem"),
+    [
+        ({"annotations": {"NEURON_CORES": "x"}}, "NEURON_CORES='x'"),
+        ({"annotations": {"NEURON_CORES": "999"}, "node": "node"}, "core ids (999,)"),
+        ({"containers": [container("main", CORE, "1.5")]}, "1.5"),
+    ],
+    ids=["unreadable", "not-on-the-node", "request"],
+)
+def test_e06_what_cannot_be_followed_is_a_problem(world: World, described: dict[str, object], problem: str) -> None:
+    world.node("node", "inf2.48xlarge")
+    manifest = pod_manifest("pod", CORE, 1, **described)  # type: ignore[arg-type]  # one of its keywords each
+
+    status = pod_view(world.state, record_of(manifest)).status
+
+    assert problem in status.problem
+    assert status.containers == ()

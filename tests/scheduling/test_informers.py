@@ -1,0 +1,546 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from itertools import count
+from typing import Any
+
+import msgspec
+import pytest
+
+from neuron_plugin.allocation import ContainerKind, Rejection
+from neuron_plugin.cluster import (
+    CLOCK,
+    LEASES,
+    PODS,
+    ApiError,
+    ApiRequest,
+    Clock,
+    KubernetesApi,
+    Lease,
+    LeaseName,
+    Response,
+    UnreachableError,
+    asks_for_neuron,
+    create_lease,
+    renew_lease,
+    send,
+    utc_now,
+)
+from neuron_plugin.scheduling import informers as module
+from neuron_plugin.scheduling.informers import (
+    LOOK_SECONDS,
+    PATIENCE_SECONDS,
+    Informers,
+    PluginLeases,
+    keep_pod,
+    survey,
+)
+from neuron_plugin.scheduling.state import ClusterState
+from tests.support.api_server import Fault, Match, StandInApiServer
+from tests.support.manifests import container, node_manifest, pod_manifest
+from tests.support.running import Extender, until
+from tests.support.world import CORE, DEVICE, TYPES, World, record_of, request_of
+
+LEASE = LeaseName("kube-system", "neuron-plugin-node", "node")
+
+
+async def test_e07_a_lease_that_is_not_watched_has_not_run_out(
+    server: StandInApiServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An API server that refuses one watch for half a minute must not close every node."""
+    monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
+    now = 0.0
+    state = ClusterState()
+    informers = Informers(api, state, TYPES, lease_namespace="kube-system", clock=Clock(now=lambda: now))
+    leases = informers._followed["leases"]
+    server.create_node(node_manifest("node", "trn1.32xlarge"))
+    await send(api, create_lease(LEASE, duration_seconds=8, now=utc_now()), timeout_seconds=5)
+    running = asyncio.create_task(informers.run(), name="informers")
+    await until(lambda: "node" in state.nodes and leases.followed_seconds() > 0)
+
+    now += 8
+    await until(lambda: state.nodes["node"].stale)
+    await send(api, renew_lease(LEASE, duration_seconds=8, now=utc_now()), timeout_seconds=5)
+    await until(lambda: not state.nodes["node"].stale)
+
+    server.fail(Fault(match=Match(path="/leases$"), status=500, times=10_000))
+    server.end_watches()
+    await until(lambda: not leases.followed_seconds())
+    now += 30
+    await asyncio.sleep(0.1)  # some looks, which see nothing
+    assert not state.nodes["node"].stale
+
+    server.forgive()
+    await until(lambda: state.nodes["node"].stale)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_e07_a_plugin_that_stops_closes_its_node_with_its_word_and_not_with_the_next_look(
+    server: StandInApiServer, api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
+    state = ClusterState()
+    informers = Informers(api, state, TYPES, lease_namespace="kube-system")
+    leases = informers._followed["leases"]
+    server.create_node(node_manifest("node", "trn1.32xlarge"))
+    await send(api, create_lease(LEASE, duration_seconds=600, now=utc_now()), timeout_seconds=5)
+    async with asyncio.TaskGroup() as group:
+        # There is no periodic look here.
+        tasks = [group.create_task(each.run(), name="informer") for each in informers._followed.values()]
+        await until(lambda: "node" in state.nodes and leases.followed_seconds() > 0.02)
+        await send(api, renew_lease(replace(LEASE, holder=""), duration_seconds=600, now=utc_now()), timeout_seconds=5)
+        await until(lambda: state.nodes["node"].stale)
+        await send(api, renew_lease(LEASE, duration_seconds=600, now=utc_now()), timeout_seconds=5)
+        await until(lambda: not state.nodes["node"].stale)
+        for task in tasks:
+            task.cancel()
+
+
+async def test_e04_a_pod_is_unbound_while_it_lives_and_has_no_node(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    informers = Informers(api, ClusterState(), TYPES)
+    for name, amount, node in (("bound", 1, "node"), ("asks-for-nothing", 0, "")):
+        server.create_pod(pod_manifest(name, DEVICE, amount, node=node) if amount else {"metadata": {"name": name}})
+    await informers.list_consistently(5)
+    assert not informers.any_unbound()
+
+    server.create_pod(pod_manifest("waiting", DEVICE, 1))
+    await informers.list_consistently(5)
+    assert informers.any_unbound()
+
+    server.set_pod_status("default", "waiting", {"phase": "Failed"})
+    await informers.list_consistently(5)
+    assert not informers.any_unbound()
+
+
+_PATHS = {
+    "leases": "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases",
+    "podgroups": "/apis/scheduling.k8s.io/v1beta1/podgroups",
+}
+
+
+class ScriptedServer:
+    """An API server that lists what was shown before it was asked, and whose watches say what is shown later."""
+
+    def __init__(self) -> None:
+        self._items: dict[str, list[dict[str, Any]]] = {}
+        self._lines: dict[str, asyncio.Queue[bytes]] = {}
+        self._version = 1
+        self.missing: set[str] = set()
+
+    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
+        assert timeout_seconds > 0
+        if request.path in self.missing:
+            return Response(404, b"{}")
+        items = self._items.pop(request.path, []) if request.query.get("limit") != "1" else []
+        self._queue(request.path)
+        return Response(200, msgspec.json.encode({"metadata": {"resourceVersion": str(self._version)}, "items": items}))
+
+    @asynccontextmanager
+    async def stream(self, request: ApiRequest, *, silence_seconds: float) -> AsyncIterator[AsyncIterator[bytes]]:
+        assert silence_seconds > 0
+        yield self._spoken(self._queue(request.path))
+
+    def show(self, kind: str, change: str, manifest: Mapping[str, Any]) -> None:
+        """Have one change of a kind in its list, or on its watch once it was listed."""
+        self._version += 1
+        path = _PATHS.get(kind, f"/api/v1/{kind}")
+        metadata = {**manifest["metadata"], "resourceVersion": str(self._version)}
+        content = {**manifest, "metadata": metadata}
+        if path in self._lines:
+            self._lines[path].put_nowait(msgspec.json.encode({"type": change, "object": content}))
+        else:
+            self._items.setdefault(path, []).append(content)
+
+    def _queue(self, path: str) -> asyncio.Queue[bytes]:
+        return self._lines.setdefault(path, asyncio.Queue())
+
+    async def _spoken(self, lines: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
+        while True:
+            yield await lines.get()
+
+
+@asynccontextmanager
+async def following(server: ScriptedServer, world: World) -> AsyncIterator[None]:
+    """The informers of a state, synced, for the length of the block."""
+    loop = asyncio.get_running_loop()
+    clock = Clock(now=loop.time, sleep=asyncio.sleep)
+    informers = Informers(server, world.state, TYPES, lease_namespace="kube-system", clock=clock)
+    task = asyncio.create_task(informers.run())
+    await informers.synced()
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [("DELETED", {"phase": "Running"}), ("MODIFIED", {"phase": "Succeeded"}), ("MODIFIED", {"phase": "Failed"})],
+    ids=["deleted", "succeeded", "failed"],
+)
+async def test_t36_a_filter_within_100_ms_of_a_pods_end_sees_its_silicon_free(
+    world: World, change: str, status: dict[str, str]
+) -> None:
+    """Time is faked: what passes here is timers and batches on the way from the event to the verdict, and none may be.
+
+    So it holds on any machine, which the time on a clock would not.
+    """
+    server, loop = ScriptedServer(), asyncio.get_running_loop()
+    held = pod_manifest("first", DEVICE, 16, node="node", annotations={"NEURON_DEVS": ",".join(map(str, range(16)))})
+    server.show("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
+    server.show("pods", "ADDED", held)
+    async with following(server, world):
+        assert not world.fits(DEVICE, 16, "node")
+
+        server.show("pods", change, {**held, "status": status})
+        started = loop.time()
+        await until(lambda: world.fits(DEVICE, 16, "node"))
+
+        assert loop.time() - started <= 0.1
+
+
+def plugin_lease(name: str, version: int, *, holder: str = "node", seconds: int = 40) -> Lease:
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": seconds}
+    return LEASES.decode(
+        msgspec.json.encode({"metadata": {"name": name, "uid": name, "resourceVersion": str(version)}, "spec": spec})
+    )
+
+
+def test_e07_a_lease_that_is_not_renewed_for_its_duration_makes_its_node_stale() -> None:
+    leases = PluginLeases()
+    leases.changed("u", plugin_lease("neuron-plugin-a", 1), 0.0)
+
+    assert leases.stale(39.9) == frozenset()
+    assert leases.stale(40.0) == {"a"}
+
+    leases.changed("u", plugin_lease("neuron-plugin-a", 2), 50.0)
+    assert leases.stale(60.0) == frozenset()
+
+
+def test_e07_seeing_the_same_version_again_is_no_renewal() -> None:
+    leases = PluginLeases()
+    leases.changed("u", plugin_lease("neuron-plugin-a", 1), 0.0)
+    leases.changed("u", plugin_lease("neuron-plugin-a", 1), 30.0)
+
+    assert leases.stale(41.0) == {"a"}
+
+
+def test_a_lease_that_was_given_up_is_stale_and_one_that_is_gone_is_not_judged() -> None:
+    leases = PluginLeases()
+    leases.changed("u", plugin_lease("neuron-plugin-a", 1, holder=""), 0.0)
+    assert leases.stale(0.0) == {"a"}
+
+    leases.changed("u", None, 1.0)
+    assert leases.stale(100.0) == frozenset()
+
+
+def test_a_node_whose_kubelet_got_no_devices_is_stale_until_its_lease_is_renewed() -> None:
+    leases = PluginLeases()
+    leases.changed("u", plugin_lease("neuron-plugin-a", 1), 0.0)
+    assert leases.doubt("a")
+    assert not leases.doubt("without-a-lease")
+    assert leases.stale(1.0) == {"a"}
+
+    assert not leases.changed("u", plugin_lease("neuron-plugin-a", 1), 2.0)
+    assert leases.stale(2.0) == {"a"}
+
+    assert leases.changed("u", plugin_lease("neuron-plugin-a", 2), 3.0)
+    assert leases.stale(3.0) == frozenset()
+
+
+ADMISSION_ERROR = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
+
+
+async def test_a_rejected_admission_closes_its_node_at_once_and_until_the_next_renewal(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
+    server = ScriptedServer()
+    server.show("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
+    server.show("leases", "ADDED", lease(1, seconds=3600))
+    lost = pod_manifest("lost", DEVICE, 1, node="node", annotations={"NEURON_DEVS": "3"})
+    old = pod_manifest("old", DEVICE, 1, node="node", annotations={"NEURON_DEVS": "4"})
+    server.show("pods", "ADDED", {**old, "status": ADMISSION_ERROR})
+    async with following(server, world):
+        await asyncio.sleep(2 * module.TICK_SECONDS)
+        server.show("pods", "ADDED", lost)
+        await until(lambda: world.state.pods)
+        assert world.fits(DEVICE, 4, "node")
+
+        server.show("pods", "MODIFIED", {**lost, "status": ADMISSION_ERROR})
+        await until(lambda: not world.state.pods)
+        assert world.why_not(DEVICE, 1, "node") == "The node's Neuron plugin does not renew its lease"
+        assert [pod.reference.name for pod in world.state.history.rejections] == ["lost"]
+        assert world.state.nodes["node"].used_mask == 0
+        assert world.state.on_trial["node"] > CLOCK.now()
+
+        await asyncio.sleep(2 * module.TICK_SECONDS)
+        assert not world.fits(DEVICE, 1, "node")
+        server.show("leases", "MODIFIED", lease(2, seconds=3600))
+        await until(lambda: world.fits(DEVICE, 16, "node"))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "status"),
+    [({}, ADMISSION_ERROR), ({"NEURON_DEVS": "3"}, {"phase": "Failed", "reason": "Evicted"})],
+    ids=["no assignment", "other reason"],
+)
+async def test_other_failures_close_no_node(
+    world: World, monkeypatch: pytest.MonkeyPatch, annotations: dict[str, str], status: dict[str, str]
+) -> None:
+    monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
+    server = ScriptedServer()
+    server.show("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
+    server.show("leases", "ADDED", lease(1, seconds=3600))
+    pod = pod_manifest("pod", DEVICE, 1, node="node", annotations=annotations)
+    server.show("pods", "ADDED", pod)
+    async with following(server, world):
+        await asyncio.sleep(2 * module.TICK_SECONDS)
+        server.show("pods", "MODIFIED", {**pod, "status": status})
+        await until(lambda: not world.state.pods)
+
+        assert world.fits(DEVICE, 16, "node")
+        assert not world.state.history.rejections
+
+
+@pytest.mark.looptime
+async def test_pod_groups_are_followed_where_the_server_has_them(world: World) -> None:
+    server = ScriptedServer()
+    policy = {"schedulingPolicy": {"gang": {"minCount": 4}}}
+    group = {"metadata": {"name": "train", "namespace": "ml", "uid": "g"}, "spec": policy}
+    server.show("podgroups", "ADDED", group)
+    basic = {"metadata": {"name": "any", "namespace": "ml", "uid": "b"}, "spec": {"schedulingPolicy": {"basic": {}}}}
+    server.show("podgroups", "ADDED", basic)
+    async with following(server, world):
+        await until(lambda: world.state.min_counts == {("ml", "train"): 4})
+        server.show("podgroups", "DELETED", group)
+        await until(lambda: not world.state.min_counts)
+
+
+@pytest.mark.looptime
+async def test_a_server_without_pod_groups_is_asked_again_now_and_then_without_a_warning(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = ScriptedServer()
+    server.missing.update((_PATHS["podgroups"], _PATHS["podgroups"].replace("v1beta1", "v1alpha2")))
+    server.show("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
+    async with following(server, world):
+        await asyncio.sleep(module.GROUPS_SECONDS / 2)
+        assert world.fits(DEVICE, 1, "node")
+        server.missing.clear()
+        server.show(
+            "podgroups",
+            "ADDED",
+            {
+                "metadata": {"name": "train", "namespace": "ml", "uid": "g"},
+                "spec": {"schedulingPolicy": {"gang": {"minCount": 2}}},
+            },
+        )
+        await asyncio.sleep(module.GROUPS_SECONDS)
+
+        assert world.state.min_counts == {("ml", "train"): 2}
+    assert not caplog.records
+
+
+def test_leases_of_others_are_not_kept() -> None:
+    assert module._keep_plugin_lease(plugin_lease("kube-scheduler", 1)) is None
+    assert module._keep_plugin_lease(plugin_lease("neuron-plugin-a", 1)) is not None
+
+
+async def test_a_survey_sees_what_a_running_extender_sees(
+    server: StandInApiServer, api: KubernetesApi, extender: Extender
+) -> None:
+    server.create_node(node_manifest("node", "trn1.32xlarge"))
+    server.create_pod(pod_manifest("bound", DEVICE, 1, node="node", annotations={"NEURON_DEVS": "3"}))
+    server.create_pod(pod_manifest("waiting", DEVICE, 4))
+    server.create_pod(pod_manifest("plain", DEVICE, 0))
+    await until(lambda: extender.daemon.state.nodes and len(extender.daemon.state.pods) == 2)
+
+    found = await survey(api, TYPES)
+
+    assert dict(found.pods) == dict(extender.daemon.state.pods)
+    assert found.nodes["node"] == extender.daemon.state.nodes["node"]
+
+
+async def test_an_absent_api_server_is_an_error(server: StandInApiServer, api: KubernetesApi) -> None:
+    await server.stop()
+
+    with pytest.raises(UnreachableError):
+        await survey(api, TYPES)
+
+
+class LeasesServer:
+    """An API server of one node, whose plugin's Lease is as the test has it, look by look."""
+
+    def __init__(self, *answers: Sequence[dict[str, Any]] | ApiError) -> None:
+        self._answers = list(answers)
+        self.looks = 0
+
+    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
+        assert timeout_seconds > 0
+        items: Sequence[dict[str, Any]] = []
+        if "/leases" in request.path:
+            answer = self._answers[min(self.looks, len(self._answers) - 1)]
+            self.looks += 1
+            if isinstance(answer, ApiError):
+                raise answer
+            items = answer
+        elif request.path.endswith("/nodes"):
+            items = [node_manifest("node", "trn1.32xlarge")]
+        return Response(200, msgspec.json.encode({"metadata": {"resourceVersion": "1"}, "items": items}))
+
+    def stream(self, request: ApiRequest, *, silence_seconds: float) -> Any:
+        raise NotImplementedError(request, silence_seconds)
+
+
+def lease(version: int, holder: str = "node", *, seconds: int = 8, name: str = "neuron-plugin-node") -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "uid": name, "resourceVersion": str(version)},
+        "spec": {"holderIdentity": holder, "leaseDurationSeconds": seconds},
+    }
+
+
+async def surveyed(server: LeasesServer, namespace: str = "kube-system") -> tuple[bool, float]:
+    """Whether the plugin was found silent, and how long it took in faked time."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    found = await survey(server, TYPES, lease_namespace=namespace, clock=Clock(now=loop.time, sleep=asyncio.sleep))
+    return found.nodes["node"].stale, loop.time() - started
+
+
+@pytest.mark.looptime
+async def test_e07_a_plugin_whose_lease_is_renewed_under_our_eyes_is_not_silent() -> None:
+    silent, took = await surveyed(LeasesServer([lease(1)], [lease(1)], [lease(2)]))
+
+    assert not silent
+    assert took == pytest.approx(2 * LOOK_SECONDS)
+
+
+@pytest.mark.looptime
+async def test_e07_a_lease_that_runs_out_under_our_eyes_makes_its_node_stale() -> None:
+    silent, took = await surveyed(LeasesServer([lease(1), lease(1, name="kube-scheduler", seconds=3600)]))
+
+    assert silent
+    assert took == pytest.approx(8, abs=LOOK_SECONDS)
+
+
+@pytest.mark.looptime
+async def test_e07_a_lease_that_was_given_up_takes_one_look() -> None:
+    assert await surveyed(LeasesServer([lease(1, holder="")])) == (True, 0.0)
+
+
+@pytest.mark.looptime
+async def test_a_lease_that_lasts_long_is_not_waited_for() -> None:
+    silent, took = await surveyed(LeasesServer([lease(1, seconds=3600)]))
+
+    assert not silent
+    assert took == pytest.approx(PATIENCE_SECONDS, abs=LOOK_SECONDS)
+
+
+@pytest.mark.looptime
+async def test_without_the_right_to_read_leases_or_a_place_to_look_for_them_plugins_go_unjudged() -> None:
+    forbidden = ApiError(status=403, reason="Forbidden", message="no", method="GET", path="/leases")
+
+    assert await surveyed(LeasesServer(forbidden)) == (False, 0.0)
+    assert await surveyed(LeasesServer([lease(1, holder="")]), namespace="") == (False, 0.0)
+
+
+def counts(*containers: dict[str, Any], init: Sequence[dict[str, Any]] = ()) -> list[tuple[str, ContainerKind, int]]:
+    manifest = pod_manifest("pod", containers=containers, init_containers=init)
+    return [(part.container, part.kind, part.count) for part in request_of(record_of(manifest))]
+
+
+def test_t19_t20_requesting_containers_come_init_first_and_others_count_for_nothing() -> None:
+    init = [container("setup", CORE, 4), container("proxy", CORE, 1, sidecar=True), container("plain", CORE, 0)]
+
+    assert counts(container("main", CORE, 2), container("log", CORE, 0), init=init) == [
+        ("setup", ContainerKind.INIT, 4),
+        ("proxy", ContainerKind.SIDECAR, 1),
+        ("main", ContainerKind.APP, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limits", "requests", "expected"),
+    [({CORE: "2"}, {}, 2), ({}, {CORE: "3"}, 3), ({CORE: "2"}, {CORE: "3"}, 2), ({CORE: "1k"}, {}, 1000)],
+    ids=str,
+)
+def test_t22_t23_limits_decide_and_requests_stand_in(
+    limits: dict[str, str], requests: dict[str, str], expected: int
+) -> None:
+    given = {"name": "main", "resources": {"limits": limits, "requests": requests}}
+
+    assert counts(given) == [("main", ContainerKind.APP, expected)]
+
+
+@pytest.mark.parametrize("amount", ["-1", "1.5", "1m", "x", "9223372036854775808", "1e99"])
+def test_t23_an_impossible_quantity_is_refused_with_a_reason(amount: str) -> None:
+    request = record_of(pod_manifest("pod", containers=[container("main", CORE, amount)])).request
+
+    assert isinstance(request, Rejection)
+    assert "container main asks for aws.amazon.com/neuroncore" in request.detail
+
+
+def test_t21_two_neuron_resources_in_one_container_are_refused_with_a_reason() -> None:
+    both = {"name": "main", "resources": {"limits": {CORE: "1", DEVICE: "1"}}}
+
+    request = record_of(pod_manifest("pod", containers=[both])).request
+
+    assert isinstance(request, Rejection)
+    assert "ask for one Neuron resource per container" in request.detail
+
+
+def test_equal_requests_of_many_pods_are_one_object() -> None:
+    first, second = (record_of(pod_manifest(name, CORE, 3)) for name in ("a", "b"))
+
+    assert first.request is second.request
+
+
+def test_only_live_pods_that_ask_for_neuron_are_kept() -> None:
+    def kept(manifest: object) -> bool:
+        return keep_pod(PODS.decode(msgspec.json.encode(manifest))) is not None
+
+    assert kept(pod_manifest("pod", CORE, 1))
+    assert kept(pod_manifest("init", containers=[container("a", CORE, 0)], init_containers=[container("b", CORE, 1)]))
+    assert not kept(pod_manifest("plain", CORE, 0))
+    assert not kept({**pod_manifest("done", CORE, 1), "status": {"phase": "Failed"}})
+
+
+def test_a_quantity_of_zero_still_makes_the_scheduler_ask_about_the_pod() -> None:
+    zero = {"name": "main", "resources": {"limits": {CORE: "0"}}}
+    pod = PODS.decode(msgspec.json.encode(pod_manifest("pod", containers=[zero])))
+
+    assert asks_for_neuron(pod)
+
+
+async def test_e07_renewals_are_known_by_node_and_change_nothing_else(
+    server: StandInApiServer, api: KubernetesApi, extender: Extender
+) -> None:
+    state = extender.daemon.state
+    server.create_node(node_manifest("node", "trn1.32xlarge"))
+    await until(lambda: "node" in state.nodes)
+    version = state.changes.version
+    times = [datetime(2026, 1, 1, second=second, tzinfo=UTC) for second in range(2)]
+
+    await send(api, create_lease(LEASE, duration_seconds=3600, now=times[0]), timeout_seconds=5)
+    await until(lambda: state.history.renewals.get("node") == "2026-01-01T00:00:00.000000Z")
+    await send(api, renew_lease(LEASE, duration_seconds=3600, now=times[1]), timeout_seconds=5)
+    await until(lambda: state.history.renewals.get("node") == "2026-01-01T00:00:01.000000Z")
+    assert state.changes.version == version
+    hasty = Clock(now=partial(next, count(0, 30)))
+    assert (
+        await survey(api, TYPES, lease_namespace="kube-system", clock=hasty)
+    ).history.renewals == state.history.renewals
+
+    await send(api, ApiRequest("DELETE", LEASE.path), timeout_seconds=5)
+    await until(lambda: not state.history.renewals)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+import pytest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.registry import Collector
+
+from neuron_plugin.build import build
+from neuron_plugin.scheduling.assumptions import AssumptionEnding
+from neuron_plugin.scheduling.metrics import ExtenderMetrics, fragmentation, state_metrics
+from neuron_plugin.scheduling.state import AssumedPod
+from tests.support.manifests import shipped_geometry
+from tests.support.world import DEVICE, World, record_of
+
+TRN1 = shipped_geometry("trn1.32xlarge")
+
+
+def gauges(world: World) -> list[str]:
+    class Gauges(Collector):
+        def collect(self) -> Iterable[Metric]:
+            endings = {AssumptionEnding.EXPIRED: 4}
+            return state_metrics(
+                world.state, ages={"pods": 1.5}, unseen=2, under_way=3, leading=True, endings=endings, now=100.0
+            )
+
+    registry = CollectorRegistry()
+    registry.register(Gauges())
+    return lines_of(registry)
+
+
+def lines_of(registry: CollectorRegistry) -> list[str]:
+    return generate_latest(registry).decode().splitlines()
+
+
+def test_p79_node_series_follow_the_state_and_go_with_the_node(world: World) -> None:
+    world.node("node", "trn1.32xlarge", unhealthy={15: "ECC"})
+    world.held("pod", "node", DEVICE, "0,1,2,3")
+    world.show_node({"metadata": {"name": "plain", "uid": "p"}})
+
+    lines = gauges(world)
+
+    assert 'neuron_extender_node_cores{node="node",state="free"} 22.0' in lines
+    assert 'neuron_extender_node_cores{node="node",state="used"} 8.0' in lines
+    assert 'neuron_extender_node_cores{node="node",state="unhealthy"} 2.0' in lines
+    assert 'neuron_extender_closed_nodes{reason="no-neuron"} 1.0' in lines
+    assert 'neuron_extender_watch_age_seconds{kind="pods"} 1.5' in lines
+    assert "neuron_extender_cache_drift 2.0" in lines
+    assert "neuron_extender_binds_under_way 3.0" in lines
+    assert "neuron_extender_pods 1.0" in lines
+    assert 'neuron_extender_assumptions_total{ending="expired"} 4.0' in lines
+    assert "neuron_extender_assumption_age_seconds 0.0" in lines
+    assert not any('node="plain"' in line for line in lines)
+
+    world.state.remove_node("node", world.state.nodes["node"].node.uid)
+    assert not any('node="node"' in line for line in gauges(world))
+
+
+def test_the_age_is_that_of_the_oldest_assumption_no_bind_has_come_for(world: World) -> None:
+    for name, since, until in (("bound", 10.0, inf), ("old", 40.0, 105.0), ("new", 90.0, 105.0)):
+        pod = record_of(world.pod(name, DEVICE, 1))
+        world.state.assume(AssumedPod(pod, {}, since=since, until=until))
+
+    assert "neuron_extender_assumption_age_seconds 60.0" in gauges(world)
+
+
+@pytest.mark.parametrize(
+    ("held", "expected"),
+    [((), 0.0), ((0,), 1 - 8 / 15), ((0, 4, 8, 12), 1 - 1 / 12), (tuple(range(16)), 0.0), (tuple(range(15)), 0.0)],
+    ids=str,
+)
+def test_fragmentation_is_the_share_outside_the_largest_free_set(held: tuple[int, ...], expected: float) -> None:
+    assert fragmentation(TRN1, TRN1.all_mask & ~TRN1.devices_mask(held)) == pytest.approx(expected)
+
+
+def test_the_build_has_the_same_name_as_the_plugins() -> None:
+    (line,) = (line for line in lines_of(ExtenderMetrics().registry) if line.startswith("neuron_plugin_build_info{"))
+    assert line.endswith("} 1.0")
+    assert [f'{name}="{value}"' in line for name, value in build()._asdict().items()] == [True] * 4
+
+
+def test_counters_carry_the_documented_labels() -> None:
+    metrics = ExtenderMetrics()
+
+    metrics.verb_seconds.labels("filter").observe(0.001)
+    metrics.verbs.labels("filter", "ok").inc()
+    metrics.verbs.labels("bind", "error").inc()
+    metrics.rejected_nodes.labels("not-free").inc(3)
+    metrics.binds.labels("bound").inc()
+    metrics.unclear_assignments.labels("no-assignment").inc()
+    metrics.listed("pods", 10, 0.1)
+    metrics.interrupted("nodes", "expired", 1.0)
+
+    lines = lines_of(metrics.registry)
+    for line in (
+        'neuron_extender_verbs_total{result="ok",verb="filter"} 1.0',
+        'neuron_extender_verbs_total{result="error",verb="bind"} 1.0',
+        'neuron_extender_verb_seconds_count{verb="filter"} 1.0',
+        'neuron_extender_refused_nodes_total{reason="not-free"} 3.0',
+        'neuron_extender_binds_total{ending="bound"} 1.0',
+        'neuron_extender_unclear_assignments_total{reason="no-assignment"} 1.0',
+        'neuron_extender_lists_total{kind="pods"} 1.0',
+        'neuron_extender_watch_restarts_total{cause="expired",kind="nodes"} 1.0',
+    ):
+        assert line in lines

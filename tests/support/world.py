@@ -1,0 +1,101 @@
+"""A cluster in memory for the extender's tests: manifests in, verbs asked, no API server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from neuron_plugin.allocation import NeuronNode, NeuronPod, PodReference, PodRequest, PodUid, Rejection, Resource
+from neuron_plugin.cluster import NODES, PODS, PodUse, neuron_node, neuron_pod
+from neuron_plugin.extender.filter import Filtered, filter_nodes, score_nodes
+from neuron_plugin.scheduling.informers import keep_pod
+from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.topology import catalogue, product_names
+from tests.support.manifests import node_manifest, pod_manifest
+
+CORE, DEVICE = Resource.NEURONCORE, Resource.NEURON
+
+
+TYPES = catalogue()
+
+
+class World:
+    """A state that gets manifests as the watches would bring them."""
+
+    def __init__(self, version: int = 0) -> None:
+        self.state = ClusterState(version, product_names(TYPES))
+        self._others: dict[str, PodUse] = {}
+
+    def node(self, name: str, instance_type: str, **described: Any) -> None:
+        """A node is there, or has changed."""
+        self.show_node(node_manifest(name, instance_type, **described))
+
+    def show_node(self, manifest: Mapping[str, Any]) -> None:
+        self.state.put_node(node_of(manifest))
+
+    def pod(self, name: str, resource: Resource = CORE, amount: int = 0, **described: Any) -> dict[str, Any]:
+        """A pod is there; gives its manifest."""
+        manifest = pod_manifest(name, resource, amount, **described)
+        self.show(manifest)
+        return manifest
+
+    def show(self, manifest: Mapping[str, Any], **status: str) -> None:
+        """The watch shows a pod."""
+        pod = PODS.decode(msgspec.json.encode({**manifest, "status": status or manifest.get("status", {})}))
+        record = keep_pod(pod)
+        if isinstance(record, PodUse) or pod.uid in self._others:
+            after = record if isinstance(record, PodUse) else None
+            self.state.put_other(pod.uid, self._others.pop(pod.uid, None), after)
+            if after:
+                self._others[pod.uid] = after
+        elif record is None:
+            self.state.remove_pod(PodUid(pod.uid))
+        else:
+            self.state.put_pod(record)
+
+    def gone(self, manifest: Mapping[str, Any]) -> None:
+        """The watch shows a pod deleted."""
+        self.state.remove_pod(PodUid(manifest["metadata"]["uid"]))
+
+    def held(self, name: str, node: str, resource: Resource, ids: str, **described: Any) -> dict[str, Any]:
+        """A pod is bound and says which ids it was given."""
+        key = "NEURON_CORES" if resource is CORE else "NEURON_DEVS"
+        amount = len(ids.split(","))
+        return self.pod(name, resource, amount, node=node, annotations={key: ids}, **described)
+
+    def filter(self, manifest: Mapping[str, Any], names: Sequence[str] | None = None) -> Filtered:
+        record = record_of(manifest)
+        return filter_nodes(self.state, record.uid, request_of(record), list(names or self.state.nodes))
+
+    def fits(self, resource: Resource, amount: int, node: str) -> bool:
+        """Whether a new pod of one container would pass there."""
+        return self.filter(pod_manifest("probe", resource, amount), [node]).passed == [node]
+
+    def why_not(self, resource: Resource, amount: int, node: str) -> str:
+        """The reason a new pod of one container is refused with."""
+        found = self.filter(pod_manifest("probe", resource, amount), [node])
+        return (dict(found.failed) | dict(found.unresolvable))[node]
+
+    def scores(self, resource: Resource, amount: int, names: Sequence[str], *, alone: bool = True) -> list[int]:
+        request = request_of(record_of(pod_manifest("probe", resource, amount)))
+        return score_nodes(self.state, request, list(names), alone=alone)
+
+
+def node_of(manifest: Mapping[str, Any]) -> NeuronNode:
+    return neuron_node(NODES.decode(msgspec.json.encode(manifest)), TYPES)
+
+
+def record_of(manifest: Mapping[str, Any]) -> NeuronPod:
+    return neuron_pod(PODS.decode(msgspec.json.encode(manifest)))
+
+
+def request_of(record: NeuronPod) -> PodRequest:
+    assert not isinstance(record.request, Rejection), record.request.detail
+    return record.request
+
+
+def pod_of(manifest: Mapping[str, Any]) -> PodReference:
+    metadata = manifest["metadata"]
+    return PodReference(PodUid(metadata["uid"]), metadata["namespace"], metadata["name"])
