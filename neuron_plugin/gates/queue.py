@@ -1,0 +1,127 @@
+"""The gated pods, in the order in which they are placed.
+
+Order is priority, then creation; a group has the highest priority of its pods. Pods that ask for the same, may go to
+the same nodes and have the same priority are of one kind: what is true of the first of them is true of all, so kinds
+are judged and not pods. A kind that fits nowhere is not looked at again before something changes that nodes can give. A
+group is a kind of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from neuron_plugin.allocation import NeuronPod, PlacementStrategy, PodRequest, PodRules, PodUid, Rejection
+
+
+class Kind(NamedTuple):
+    """What pods of one kind have in common. Pods of a group have only the group: even priorities may differ.
+
+    ``claims_in`` is the namespace of their claims, if they have any.
+    """
+
+    priority: int
+    request: PodRequest | Rejection
+    strategy: PlacementStrategy | Rejection | None
+    rules: PodRules
+    group: tuple[str, str] | None
+    claims_in: str = ""
+
+
+def kind_of(pod: NeuronPod) -> Kind:
+    """The kind of a pod."""
+    if pod.group:
+        return Kind(0, (), None, PodRules(), pod.group)
+    claims_in = pod.reference.namespace if pod.rules.claims else ""
+    return Kind(pod.priority, pod.request, pod.strategy, pod.rules, None, claims_in)
+
+
+@dataclass
+class _Line:
+    """The pods of one kind, the oldest first; pods that are gone are dropped when they come to the front."""
+
+    pods: dict[PodUid, NeuronPod] = field(default_factory=dict)
+    order: list[tuple[float, str, PodUid]] = field(default_factory=list)
+
+    def first(self) -> NeuronPod | None:
+        while self.order:
+            if pod := self.pods.get(self.order[0][2]):
+                return pod
+            heappop(self.order)
+        return None
+
+
+class Queue:
+    """Gated pods by kind."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Kind, _Line] = {}
+        self._kinds: dict[PodUid, Kind] = {}
+        self.hopeless: set[Kind] = set()
+        """Kinds that fitted nowhere when they were last looked at."""
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def put(self, pod: NeuronPod) -> None:
+        """A pod waits, or what it says has changed."""
+        kind, known = kind_of(pod), self._kinds.get(pod.uid)
+        if known == kind:
+            self._lines[kind].pods[pod.uid] = pod
+            return
+        self.remove(pod.uid)
+        line = self._lines.setdefault(kind, _Line())
+        self._kinds[pod.uid] = kind
+        line.pods[pod.uid] = pod
+        heappush(line.order, (pod.created, pod.reference.name, pod.uid))
+        if kind.group:
+            self.hopeless.discard(kind)  # the group may be complete now
+
+    def remove(self, uid: PodUid) -> None:
+        """A pod waits no more."""
+        if kind := self._kinds.pop(uid, None):
+            line = self._lines[kind]
+            del line.pods[uid]
+            if not line.pods:
+                del self._lines[kind]
+                self.hopeless.discard(kind)
+
+    def pods(self, kind: Kind) -> list[NeuronPod]:
+        """The waiting pods of a kind, the oldest first."""
+        pods = self._lines[kind].pods.values() if kind in self._lines else ()
+        return sorted(pods, key=lambda pod: (pod.created, pod.reference.name))
+
+    def kinds(self) -> list[Kind]:
+        """The kinds of which a pod waits."""
+        return list(self._lines)
+
+    def in_order(self) -> Iterator[tuple[Kind, NeuronPod]]:
+        """The pods to be looked at, each once, in their order.
+
+        The caller puts a kind that fits nowhere into ``hopeless`` and gets no other pod of it. It may remove the pod
+        that it was given.
+        """
+        heads: list[tuple[int, float, str, int, Kind]] = []
+        for number, (kind, line) in enumerate(self._lines.items()):
+            if kind not in self.hopeless and (pod := line.first()):
+                heads.append((*self._rank(kind, pod), number, kind))
+        heapify(heads)
+        while heads:
+            *_, number, kind = heappop(heads)
+            looked_at = self._lines[kind].first() if kind in self._lines else None
+            if looked_at is None:
+                continue
+            yield kind, looked_at
+            if kind in self.hopeless or kind not in self._lines:
+                continue
+            line = self._lines[kind]
+            following = line.first()
+            if following and following.uid != looked_at.uid:
+                heappush(heads, (*self._rank(kind, following), number, kind))
+
+    def _rank(self, kind: Kind, first: NeuronPod) -> tuple[int, float, str]:
+        """Where a kind stands among others, by its first pod and the highest priority in it."""
+        pods = self._lines[kind].pods.values() if kind.group else (first,)
+        return -max(pod.priority for pod in pods), first.created, first.reference.name

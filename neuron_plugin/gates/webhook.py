@@ -1,0 +1,94 @@
+"""The mutating admission webhook that puts the gate on new pods, for API servers without MutatingAdmissionPolicy.
+
+The API server is told which pods to send (``matchConditions``); the same conditions are read here again, because a
+webhook that is set up by hand may be sent every pod. Any replica answers. A pod that is not gated is scheduled as
+without us, so what cannot be read is let in as it is, and the answer says why.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from http import HTTPStatus
+
+import msgspec
+from aiohttp import web
+
+from neuron_plugin.allocation import GATE, NODE_KEY
+from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
+from neuron_plugin.cluster import PODS, DecodeError, JsonObject, neuron_pod
+from neuron_plugin.gates.writes import PLACEMENT_KEYS
+
+PATH = "/gate"
+
+
+class _Request(msgspec.Struct):
+    uid: str
+    operation: str = ""
+    object: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Review(msgspec.Struct, rename="camel"):
+    request: _Request
+    api_version: str = ""
+
+
+class ReviewError(ValueError):
+    """A body that is no AdmissionReview of this API's version; the text says what was expected."""
+
+
+def admit(body: bytes) -> bytes:
+    """The answer to an AdmissionReview: the pod as it is, or with the gate and without what only we may say of it.
+
+    Raises:
+        ReviewError: the body is no ``admission.k8s.io/v1`` AdmissionReview with a UID.
+    """
+    try:
+        review = msgspec.json.decode(body, type=_Review)
+    except msgspec.MsgspecError as error:
+        raise ReviewError(f"not an AdmissionReview: {error}; expected admission.k8s.io/v1 with a request") from None
+    response: JsonObject = {"uid": review.request.uid, "allowed": True}
+    try:
+        changes = patch(review.request.object) if review.request.operation == "CREATE" else []
+    except DecodeError as error:
+        changes, response["warnings"] = [], [f"neuron-plugin does not place the pod: {error}"]
+    if changes:
+        response |= {"patchType": "JSONPatch", "patch": b64encode(msgspec.json.encode(changes)).decode()}
+    return msgspec.json.encode({"apiVersion": review.api_version, "kind": "AdmissionReview", "response": response})
+
+
+def patch(manifest: msgspec.Raw) -> list[JsonObject]:
+    """What is changed of a new pod, as a JSON patch; nothing of one that is not ours to place.
+
+    A pod that asks for Neuron in a way that cannot be read is gated, too: its event says what is wrong.
+
+    Raises:
+        DecodeError: this is no pod.
+    """
+    pod = PODS.decode(manifest)
+    record = neuron_pod(pod)
+    rules = record.rules
+    if pod.node_name or pod.controller[0] == "DaemonSet" or rules.scheduler_name not in ("", DEFAULT_SCHEDULER):
+        return []
+    if not record.request:
+        return []
+    changes: list[JsonObject] = []
+    if not rules.gates:
+        changes.append({"op": "add", "path": "/spec/schedulingGates", "value": [{"name": GATE}]})
+    elif GATE not in rules.gates:
+        changes.append({"op": "add", "path": "/spec/schedulingGates/-", "value": {"name": GATE}})
+    ours = [("annotations", key) for key in PLACEMENT_KEYS if key in pod.annotations]
+    ours += [("labels", key) for key in (NODE_KEY,) if key in pod.labels]
+    return changes + [{"op": "remove", "path": f"/metadata/{part}/{key.replace('/', '~1')}"} for part, key in ours]
+
+
+def routes() -> list[web.RouteDef]:
+    """The route that the API server is told."""
+
+    async def handle(request: web.Request) -> web.Response:
+        try:
+            answer = admit(await request.read())
+        except ReviewError as error:
+            return web.Response(status=HTTPStatus.BAD_REQUEST, text=f"{error}\n")
+        return web.Response(body=answer, content_type="application/json")
+
+    return [web.post(PATH, handle)]

@@ -1,0 +1,108 @@
+"""What is written on gated pods, as requests.
+
+Each is one strategic merge PATCH with the resourceVersion that was read: a pod that has changed since is a 409, and is
+looked at again. While a pod is gated, requirements may be appended to the terms of its required node affinity, and
+nothing else of it may change (pkg/apis/core/validation/validation.go, ValidatePodUpdate). Gates are merged by name,
+terms are replaced as a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from neuron_plugin.allocation import (
+    ALLOC_TIME_KEY,
+    ALLOCATED_KEY,
+    ASSIGNMENT_KEYS,
+    GATE,
+    NODE_KEY,
+    POD_UID_KEY,
+    VENDOR_RESOURCE_KEY,
+    NeuronPod,
+    node_label,
+)
+from neuron_plugin.allocation.node_rules import NodeSelectorTerm, Requirement
+from neuron_plugin.cluster import PODS, STRATEGIC_MERGE_PATCH, ApiRequest, JsonObject
+
+PLACEMENT_KEYS = (*ASSIGNMENT_KEYS, ALLOC_TIME_KEY, ALLOCATED_KEY, VENDOR_RESOURCE_KEY, NODE_KEY, POD_UID_KEY)
+"""Every annotation that a placement writes."""
+
+
+def place(pod: NeuronPod, node: str, annotations: Mapping[str, str]) -> ApiRequest:
+    """Place a pod on a node, with its assignment, and hand it to its scheduler."""
+    return _request(pod, _metadata(pod, node, annotations), _released(pod, node))
+
+
+def plan(pod: NeuronPod, node: str, annotations: Mapping[str, str]) -> ApiRequest:
+    """Write a placement on a pod of a group; its gate stays until all of the group have theirs."""
+    return _request(pod, _metadata(pod, node, annotations))
+
+
+def release_planned(pod: NeuronPod) -> ApiRequest:
+    """Hand a pod that has its placement to its scheduler."""
+    return _request(pod, {"uid": pod.uid, "resourceVersion": pod.version}, _released(pod, pod.promised))
+
+
+def release_plainly(pod: NeuronPod) -> ApiRequest:
+    """Hand a pod to its scheduler without a node; what was planned for it goes."""
+    return _request(pod, _without_placement(pod), _released(pod, ""))
+
+
+def withdraw(pod: NeuronPod) -> ApiRequest:
+    """Take a placement off a pod. The node affinity of a pod that was released stays: it cannot be taken back."""
+    return _request(pod, _without_placement(pod))
+
+
+def placement_annotations(pod: NeuronPod, node: str, annotations: Mapping[str, str]) -> dict[str, str]:
+    """The annotations that say where a pod was placed, and what it was assigned there."""
+    return {**annotations, NODE_KEY: node, POD_UID_KEY: pod.uid}
+
+
+def _metadata(pod: NeuronPod, node: str, annotations: Mapping[str, str]) -> JsonObject:
+    says, labels = placement_annotations(pod, node, annotations), {NODE_KEY: node_label(node)}
+    return {"uid": pod.uid, "resourceVersion": pod.version, "annotations": says, "labels": labels}
+
+
+def _without_placement(pod: NeuronPod) -> JsonObject:
+    nothing: JsonObject = dict.fromkeys(PLACEMENT_KEYS)
+    return {"uid": pod.uid, "resourceVersion": pod.version, "annotations": nothing, "labels": {NODE_KEY: None}}
+
+
+def _released(pod: NeuronPod, node: str) -> JsonObject:
+    """The ``spec`` of a pod without our gate, to be bound to ``node`` alone if there is one."""
+    spec: JsonObject = {"schedulingGates": [{"$patch": "delete", "name": GATE}]}
+    if node:
+        terms = [_term(term) for term in pinned(pod.rules.terms, node)]
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+        spec["affinity"] = {"nodeAffinity": required}
+    return spec
+
+
+def pinned(terms: tuple[NodeSelectorTerm, ...] | None, node: str) -> tuple[NodeSelectorTerm, ...]:
+    """Required terms that leave one node: each as it was, and the node's name.
+
+    A term without any requirement matches nothing, and has to stay so.
+    """
+    pin = Requirement("metadata.name", "In", (node,))
+    if terms is None:
+        return (NodeSelectorTerm(fields=(pin,)),)
+    return tuple(
+        replace(term, fields=(*term.fields, pin)) if term.expressions or term.fields else term for term in terms
+    )
+
+
+def _term(term: NodeSelectorTerm) -> JsonObject:
+    parts = {"matchExpressions": term.expressions, "matchFields": term.fields}
+    return {name: [_requirement(one) for one in requirements] for name, requirements in parts.items() if requirements}
+
+
+def _requirement(one: Requirement) -> JsonObject:
+    written: JsonObject = {"key": one.key, "operator": one.operator}
+    return {**written, "values": list(one.values)} if one.values else written
+
+
+def _request(pod: NeuronPod, metadata: JsonObject, spec: JsonObject | None = None) -> ApiRequest:
+    path = PODS.item(pod.reference.name, pod.reference.namespace)
+    body: JsonObject = {"metadata": metadata, "spec": spec} if spec else {"metadata": metadata}
+    return ApiRequest("PATCH", path, body=body, content_type=STRATEGIC_MERGE_PATCH)

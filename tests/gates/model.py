@@ -1,0 +1,524 @@
+"""A cluster in memory in which pods are placed by gates while everything else goes wrong.
+
+The server keeps pods and nodes, and answers each write when the model says so: at once, late, with its answer lost, or
+not at all. Two replicas follow it with a delay of their own; one leads. A scheduler binds released pods late, or never;
+users edit and delete pods; nodes lose CPU to other pods, vanish and come back; devices get sick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import suppress
+from random import Random
+from typing import Any, NoReturn
+
+import msgspec
+
+from neuron_plugin.allocation import GATE, NODE_KEY, POD_UID_KEY, Dialect, NeuronPod, PodUid, parse_ids
+from neuron_plugin.cluster import (
+    NODES,
+    PODS,
+    ApiError,
+    ApiRequest,
+    Clock,
+    PodUse,
+    Response,
+    UnreachableError,
+    neuron_node,
+)
+from neuron_plugin.gates.placer import GateTimes, Placer
+from neuron_plugin.gates.upkeep import Upkeep
+from neuron_plugin.scheduling.assumed import AssumedPods, AssumedTimes
+from neuron_plugin.scheduling.informers import keep_pod
+from neuron_plugin.scheduling.leadership import Readiness
+from neuron_plugin.scheduling.metrics import ExtenderMetrics
+from neuron_plugin.scheduling.state import ClusterState
+from neuron_plugin.topology import catalogue
+from tests.support.manifests import node_manifest
+
+Manifest = dict[str, Any]
+TYPES = catalogue()
+NODE_NAMES = ("a", "b", "c")
+SHAPES = (("aws.amazon.com/neuron", (1, 1, 4, 8, 16)), ("aws.amazon.com/neuroncore", (1, 2)))
+GROUP = "neuron-plugin.io/group"
+LANDING = 5.0
+WRITE = 2.5
+"""When a PATCH is given up; the model answers no later."""
+UNTANGLED = 20
+
+
+class ModelServer:
+    """Pods and nodes with versions, and requests that wait for the model to answer them."""
+
+    def __init__(self, chance: Random) -> None:
+        self.chance = chance
+        self.version = 0
+        self.pods: dict[str, Manifest] = {}
+        self.nodes: dict[str, Manifest] = {}
+        self.log: list[tuple[str, Manifest, bool]] = []
+        """Kind, object, and whether it is gone; in the order in which it happened."""
+        self.placed_in_group: defaultdict[str, set[str]] = defaultdict(set)
+        """By group, the pods that had a place at some time."""
+
+    def put(self, kind: str, manifest: Manifest) -> None:
+        self.version += 1
+        manifest["metadata"]["resourceVersion"] = str(self.version)
+        objects = self.pods if kind == "pod" else self.nodes
+        objects[manifest["metadata"]["name"]] = manifest
+        self.log.append((kind, copy.deepcopy(manifest), False))
+
+    def remove(self, kind: str, name: str) -> None:
+        self.version += 1
+        manifest = (self.pods if kind == "pod" else self.nodes).pop(name)
+        self.log.append((kind, copy.deepcopy(manifest), True))
+
+    def apply(self, request: ApiRequest) -> Response:
+        """What the API server does with a request of ours."""
+        name = request.path.rpartition("/")[2]
+        if request.method == "POST":
+            return Response(201, b"{}")  # an event
+        pod = self.pods.get(name)
+        if pod is None:
+            raise refused(404)
+        if request.method == "GET":
+            return Response(200, msgspec.json.encode(pod))
+        body: Any = request.body
+        if request.method == "DELETE":
+            conditions = body["preconditions"]
+            if any(pod["metadata"][key] != value for key, value in conditions.items()):
+                raise refused(409)
+            self.remove("pod", name)
+            return Response(200, b"{}")
+        metadata = body["metadata"]
+        if metadata["uid"] != pod["metadata"]["uid"]:
+            raise refused(409)
+        if metadata.get("resourceVersion", pod["metadata"]["resourceVersion"]) != pod["metadata"]["resourceVersion"]:
+            raise refused(409)
+        changed = copy.deepcopy(pod)
+        for part in ("annotations", "labels"):
+            values = {**changed["metadata"].get(part, {}), **metadata.get(part, {})}
+            changed["metadata"][part] = {key: value for key, value in values.items() if value is not None}
+        spec = body.get("spec", {})
+        if spec:
+            if not pod["spec"].get("schedulingGates"):
+                raise refused(422)
+            gates = [gate["name"] for gate in pod["spec"]["schedulingGates"]]
+            assert gates == [GATE], f"{name} released before other gates went"
+            changed["spec"]["schedulingGates"] = []
+            if "affinity" in spec:
+                changed["spec"]["affinity"] = spec["affinity"]
+        self.put("pod", changed)
+        self.check_group(changed)
+        return Response(200, msgspec.json.encode(changed))
+
+    def check_group(self, pod: Manifest) -> None:
+        """No pod of a group is released before all of it have, or had, their place."""
+        annotations = pod["metadata"]["annotations"]
+        if group := annotations.get(GROUP):
+            placed = self.placed_in_group[group]
+            if NODE_KEY in annotations:
+                placed.add(pod["metadata"]["name"])
+            if not pod["spec"]["schedulingGates"]:
+                assert len(placed) >= int(annotations[f"{GROUP}-size"]), f"group {group} torn: only {placed} placed"
+
+
+def refused(status: int) -> ApiError:
+    return ApiError(status=status, reason="Test", message="refused", method="PATCH", path="/pods")
+
+
+class Replica:
+    """One controller, and what it has seen of the server."""
+
+    def __init__(self, model: Model, number: int) -> None:
+        self.model = model
+        self.number = number
+        self.flights: list[tuple[float, ApiRequest, asyncio.Future[Response]]] = []
+        self.start()
+
+    def start(self) -> None:
+        """A new process: it lists, and knows nothing else."""
+        model = self.model
+        self.seen = len(model.server.log)
+        self.state = ClusterState()
+        self.others: dict[str, PodUse] = {}
+        for manifest in model.server.nodes.values():
+            self.show("node", manifest, gone=False)
+        for manifest in model.server.pods.values():
+            self.show("pod", manifest, gone=False)
+        self.ready = Readiness({"leader": "not the leader"})
+        clock = Clock(now=lambda: model.now, sleep=model.sleep)
+        self.placer = Placer(
+            self,
+            self.state,
+            self.ready,
+            ExtenderMetrics(),
+            instance=str(self.number),
+            dialects=(Dialect.NEURON_PLUGIN,),
+            times=GateTimes(),
+            clock=clock,
+            unix_ns=model.unix_ns,
+        )
+        self.upkeep = Upkeep(
+            self, self.state, self.ready, self.placer, instance=str(self.number), release_when_full=None, clock=clock
+        )
+        self.assumed = AssumedPods(self.state, self, AssumedTimes(), clock)
+        self.busy: asyncio.Task[None] | None = None
+
+    async def request(self, request: ApiRequest, *, timeout_seconds: float) -> Response:
+        """An ``ApiServer``: the model answers when it likes, but not later than the time-out."""
+        if request.method == "POST":
+            return Response(201, b"{}")
+        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self.flights.append((self.model.now + timeout_seconds, request, future))
+        return await future
+
+    def stream(self, request: ApiRequest, *, silence_seconds: float) -> NoReturn:
+        raise NotImplementedError(request, silence_seconds)
+
+    def follow(self, most: int) -> None:
+        """See the next changes of the server."""
+        log = self.model.server.log
+        for kind, manifest, gone in log[self.seen : self.seen + most]:
+            self.show(kind, manifest, gone=gone)
+        self.seen = min(self.seen + most, len(log))
+
+    def show(self, kind: str, manifest: Manifest, *, gone: bool) -> None:
+        encoded = msgspec.json.encode(manifest)
+        if kind == "node":
+            node = neuron_node(NODES.decode(encoded), TYPES)
+            if gone:
+                self.state.remove_node(node.name, node.uid)
+            else:
+                self.state.put_node(node)
+            return
+        record, uid = None if gone else keep_pod(PODS.decode(encoded)), manifest["metadata"]["uid"]
+        if isinstance(record, PodUse) or uid in self.others:
+            use = record if isinstance(record, PodUse) else None
+            self.state.put_other(uid, self.others.pop(uid, None), use)
+            if use:
+                self.others[uid] = use
+        elif isinstance(record, NeuronPod):
+            self.state.put_pod(record)
+        else:
+            self.state.remove_pod(PodUid(uid))
+
+
+class Model:
+    """The cluster, its two replicas, its scheduler and its users."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = Random(seed)  # noqa: S311
+        self.now = 1000.0
+        self.ticks = 0
+        self.names = 0
+        self.server = ModelServer(self.chance)
+        for name in NODE_NAMES:
+            self.add_node(name)
+        self.replicas = [Replica(self, number) for number in range(2)]
+        self.leader: Replica | None = None
+        self.leads_from = 0.0
+        self.late: deque[tuple[float, ApiRequest, bool]] = deque()
+        """Writes of which the sender has given up, that may land yet; and whether its process was frozen meanwhile."""
+        self.too_late: set[str] = set()
+        """Pods on which a write of a frozen process has landed when another was leading already."""
+        self.most_pods = 40
+
+    def unix_ns(self) -> int:
+        self.ticks += 1
+        return int(self.now * 1e9) + self.ticks
+
+    async def sleep(self, seconds: float) -> None:
+        del seconds
+        await asyncio.sleep(0)
+
+    # What happens in the cluster.
+
+    def add_node(self, name: str, sick: tuple[int, ...] = ()) -> None:
+        manifest = node_manifest(name, "trn1.32xlarge", unhealthy=dict.fromkeys(sick, "ECC"))
+        manifest["metadata"]["uid"] = f"node-{name}"
+        manifest["status"]["allocatable"] = {**manifest["status"]["allocatable"], "cpu": "64", "pods": "110"}
+        self.server.put("node", manifest)
+
+    def create(self, *, group: str = "", size: int = 0, count: int = 0, other_gate: bool = False) -> None:
+        self.names += 1
+        resource, counts = self.chance.choice(SHAPES)
+        if group:
+            resource = "aws.amazon.com/neuron"
+        amounts = {resource: str(count or self.chance.choice(counts)), "cpu": str(self.chance.choice((1, 4, 16)))}
+        gates = [{"name": GATE}] + [{"name": "kueue.x-k8s.io/admission"}] * other_gate
+        annotations = {GROUP: group, f"{GROUP}-size": str(size)} if group else {}
+        name = f"pod-{self.names}"
+        metadata = {"name": name, "namespace": "default", "uid": f"uid-{self.names}", "annotations": annotations}
+        container = {"name": "main", "resources": {"limits": amounts, "requests": amounts}}
+        spec = {"containers": [container], "schedulingGates": gates, "priority": self.chance.choice((0, 0, 10))}
+        self.server.put("pod", {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
+
+    def create_other(self) -> None:
+        """A pod without Neuron that is bound at once and takes CPU."""
+        self.names += 1
+        node = self.chance.choice(list(self.server.nodes) or [""])
+        container = {"name": "main", "resources": {"requests": {"cpu": str(self.chance.choice((8, 40)))}}}
+        metadata = {"name": f"other-{self.names}", "namespace": "default", "uid": f"uid-{self.names}"}
+        if node:
+            self.server.put("pod", {"metadata": metadata, "spec": {"nodeName": node, "containers": [container]}})
+
+    def schedule(self, pod: Manifest) -> None:
+        """What the cluster's scheduler does with a released pod: its pin leaves one node, if CPU and counts do."""
+        affinity = pod["spec"].get("affinity")
+        names = list(self.server.nodes)
+        if affinity:
+            terms = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+            names = [name for name in names if name in terms[0]["matchFields"][0]["values"]]
+        names = [name for name in names if self.has_room(pod, name)]
+        changed = copy.deepcopy(pod)
+        if names:
+            changed["spec"]["nodeName"] = self.chance.choice(names)
+            changed["status"]["phase"] = "Running"
+            self.allocate(changed)
+            changed["status"].pop("conditions", None)
+        else:
+            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+            changed["status"]["conditions"] = [condition]
+        if changed != pod:
+            self.server.put("pod", changed)
+
+    def allocate(self, pod: Manifest) -> None:
+        """What the plugin does when a pod comes: one whose devices another pod has gets others."""
+        placements = {name: (node, cores) for node, name, cores, _ in self.held()}
+        bound = {name for _, name, _, is_bound in self.held() if is_bound}
+        name = pod["metadata"]["name"]
+        node, cores = placements.get(name, ("", frozenset()))
+        for other in bound - {name}:
+            if placements[other][0] == node and placements[other][1] & cores:
+                assert {name, other} & self.too_late, f"{name} was placed on what {other} has"
+                for key in (NODE_KEY, POD_UID_KEY):
+                    pod["metadata"]["annotations"].pop(key, None)
+
+    def has_room(self, pod: Manifest, name: str) -> bool:
+        allocatable = self.server.nodes[name]["status"]["allocatable"]
+        used: defaultdict[str, int] = defaultdict(int)
+        for other in self.server.pods.values():
+            if other["spec"].get("nodeName") == name:
+                for key, amount in other["spec"]["containers"][0]["resources"]["requests"].items():
+                    used[key] += int(amount)
+        asked = pod["spec"]["containers"][0]["resources"]["requests"]
+        return all(used[key] + int(amount) <= int(allocatable[key]) for key, amount in asked.items())
+
+    def unbound(self) -> list[Manifest]:
+        return [pod for pod in self.server.pods.values() if not pod["spec"].get("nodeName")]
+
+    # One step.
+
+    async def step(self) -> None:
+        chance, server = self.chance, self.server
+        self.now += chance.choice((0.0, 0.01, 0.05, 0.3, 2.0))
+        match chance.randrange(26):
+            case 0 | 1 if len(server.pods) < self.most_pods:
+                self.create(other_gate=chance.random() < 0.1)
+            case 3 | 2 if len(server.pods) < self.most_pods:
+                size = chance.choice((2, 3, 4))
+                group = f"g{self.names}"
+                for _ in range(size):
+                    self.create(group=group, size=size, count=chance.choice((4, 4, 8)))
+            case 4 if chance.random() < 0.4:
+                self.create_other()
+            case 5 | 6 if server.pods:
+                self.delete(chance.choice(list(server.pods)))
+            case 7 if len(server.pods) > self.most_pods:  # busy times and quiet ones: large groups need the latter
+                self.most_pods = chance.choice((4, 40))
+                while len(server.pods) > self.most_pods:
+                    self.delete(next(iter(server.pods)))
+            case 8 if self.unbound():
+                self.edit(chance.choice(self.unbound()))
+            case 9 if chance.random() < 0.15:
+                self.change_node(chance.choice(NODE_NAMES))
+            case 10 if chance.random() < 0.2:
+                self.lead(chance.choice([*self.replicas, *self.replicas, None]))
+            case 11 if chance.random() < 0.1:
+                self.restart(chance.choice(self.replicas))
+            case 12 | 13 | 14 | 15:
+                free = [pod for pod in self.unbound() if not pod["spec"]["schedulingGates"]]
+                if free:
+                    self.schedule(chance.choice(free))
+            case _:
+                await self.let_work()
+        self.land_late()
+        self.check()
+
+    def edit(self, pod: Manifest) -> None:
+        """A user, or another controller, changes a pod that is not bound."""
+        changed = copy.deepcopy(pod)
+        gates = changed["spec"]["schedulingGates"]
+        others = [gate for gate in gates if gate["name"] != GATE]
+        if others and self.chance.random() < 0.7:
+            changed["spec"]["schedulingGates"] = [gate for gate in gates if gate["name"] == GATE]
+        else:
+            changed["metadata"].setdefault("labels", {})["edited"] = str(self.now)
+        self.server.put("pod", changed)
+
+    def delete(self, name: str) -> None:
+        """A pod ends, mostly with all of its group."""
+        group = self.server.pods[name]["metadata"].get("annotations", {}).get(GROUP)
+        whole = group and self.chance.random() < 0.8
+        for other, pod in list(self.server.pods.items()):
+            if other == name or (whole and pod["metadata"].get("annotations", {}).get(GROUP) == group):
+                self.server.remove("pod", other)
+
+    def change_node(self, name: str) -> None:
+        if name not in self.server.nodes:
+            self.add_node(name)
+        elif self.chance.random() < 0.3:
+            self.server.remove("node", name)
+        else:
+            self.add_node(name, sick=tuple(self.chance.sample(range(16), self.chance.choice((0, 0, 1)))))
+
+    def lead(self, replica: Replica | None) -> None:
+        """Leadership goes to another replica, which waits out what the last one may have sent."""
+        if replica is self.leader:
+            return
+        if self.leader:
+            self.leader.ready.unmet("leader", "not the leader")
+            for deadline, request, future in self.leader.flights:  # what is sent may land later
+                self.lose(deadline, request, future)
+            self.leader.flights.clear()
+        self.leader, self.leads_from = replica, self.now + LANDING
+
+    def restart(self, replica: Replica) -> None:
+        if replica is self.leader:
+            self.lead(None)
+        if replica.busy:
+            replica.busy.cancel()
+        replica.start()
+
+    def lose(self, deadline: float, request: ApiRequest, future: asyncio.Future[Response]) -> None:
+        """The answer never comes; the write may land within its time, and rarely after it, from a frozen process."""
+        if request.method != "GET" and self.chance.random() < 0.5:
+            is_frozen = self.chance.random() < 0.3
+            until = self.now + 34.0 * self.chance.random()
+            if not is_frozen:
+                until = min(until, deadline + self.chance.random() * (LANDING - WRITE))
+            if until >= self.now:
+                self.late.append((until, request, is_frozen))
+        if not future.done():
+            error = UnreachableError(request.method, request.path, "no answer", may_have_arrived=True)
+            future.set_exception(error)
+
+    def land_late(self) -> None:
+        for _ in range(len(self.late)):
+            until, request, is_frozen = self.late.popleft()
+            if until > self.now:
+                self.late.append((until, request, is_frozen))
+                continue
+            with suppress(ApiError):
+                self.server.apply(request)
+                if is_frozen:
+                    self.too_late.add(request.path.rpartition("/")[2])
+
+    async def let_work(self) -> None:
+        """A replica sees some changes, works, and gets some answers."""
+        replica = self.chance.choice(self.replicas)
+        replica.follow(self.chance.choice((0, 1, 3, 20)))
+        if replica is self.leader and self.now >= self.leads_from:
+            if replica.ready.why_not:
+                replica.follow(len(self.server.log))  # a new leader lists consistently
+                replica.ready.met("leader")
+            replica.placer.step()
+            if self.chance.random() < 0.3 and (replica.busy is None or replica.busy.done()):
+                replica.busy = asyncio.create_task(self.tend(replica))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for deadline, request, future in list(replica.flights):
+            outcome = self.chance.random()
+            if future.done():
+                replica.flights.remove((deadline, request, future))
+            elif self.now > deadline or outcome < 0.05:
+                replica.flights.remove((deadline, request, future))
+                self.lose(deadline, request, future)
+            elif outcome < 0.6:
+                replica.flights.remove((deadline, request, future))
+                self.answer(request, future)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    async def tend(self, replica: Replica) -> None:
+        await replica.assumed.settle(())
+        await replica.upkeep._withdraw_void()
+        await replica.upkeep._take_back_stuck()
+
+    def answer(self, request: ApiRequest, future: asyncio.Future[Response]) -> None:
+        if self.chance.random() < 0.03:
+            future.set_exception(refused(500))
+            return
+        try:
+            future.set_result(self.server.apply(request))
+        except ApiError as error:
+            future.set_exception(error)
+
+    # What has to hold.
+
+    def held(self) -> Iterator[tuple[str, str, frozenset[int], bool]]:
+        """Node, pod and cores of each placement that a pod carries, and whether it is bound."""
+        for pod in self.server.pods.values():
+            annotations = pod["metadata"].get("annotations", {})
+            if annotations.get(POD_UID_KEY) != pod["metadata"]["uid"]:
+                continue
+            devices, cores = annotations.get("NEURON_DEVS"), annotations.get("NEURON_CORES")
+            ids = (
+                {2 * one + k for one in parse_ids(devices) for k in (0, 1)} if devices else set(parse_ids(cores or ""))
+            )
+            yield annotations[NODE_KEY], pod["metadata"]["name"], frozenset(ids), bool(pod["spec"].get("nodeName"))
+
+    def check(self) -> None:
+        """No core is in two placements of bound pods, and a placed pod is bound where it was placed."""
+        used: dict[tuple[str, int], str] = {}
+        for node, name, cores, is_bound in self.held():
+            if is_bound:
+                assert self.server.pods[name]["spec"]["nodeName"] == node
+                for core in cores:
+                    assert used.setdefault((node, core), name) == name, (node, core, used[node, core], name)
+
+    async def settle(self) -> None:
+        """Nothing goes wrong any more, and time passes."""
+        for name in NODE_NAMES:
+            self.add_node(name)
+        for pod in list(self.server.pods.values()):
+            if any(gate["name"] != GATE for gate in pod["spec"].get("schedulingGates", [])):
+                self.edit_until_ours(pod)
+        replica = self.leader or self.replicas[0]
+        self.lead(replica)
+        self.now = max(self.now, self.leads_from) + LANDING
+        self.land_late()
+        for second in range(60):
+            self.now += 1.0
+            replica.follow(len(self.server.log))
+            replica.ready.met("leader")
+            replica.placer.step()
+            if replica.busy is None or replica.busy.done():
+                replica.busy = asyncio.create_task(self.tend(replica))
+            for _ in range(4):
+                await asyncio.sleep(0)
+                for flight in list(replica.flights):
+                    replica.flights.remove(flight)
+                    if not flight[2].done():
+                        self.answer_well(*flight[1:])
+            if second == UNTANGLED:  # of promises of one core, all but one are taken back before it comes to devices
+                self.too_late.clear()
+            if second >= UNTANGLED:
+                for pod in self.unbound():
+                    if not pod["spec"]["schedulingGates"]:
+                        self.schedule(pod)
+            self.check()
+
+    def edit_until_ours(self, pod: Manifest) -> None:
+        changed = copy.deepcopy(pod)
+        changed["spec"]["schedulingGates"] = [g for g in changed["spec"]["schedulingGates"] if g["name"] == GATE]
+        self.server.put("pod", changed)
+
+    def answer_well(self, request: ApiRequest, future: asyncio.Future[Response]) -> None:
+        try:
+            future.set_result(self.server.apply(request))
+        except ApiError as error:
+            future.set_exception(error)
