@@ -111,10 +111,11 @@ def test_a_token_for_a_page_that_is_off_is_refused_in_words(tmp_path: Path) -> N
 
 
 @needs_helm
-def test_what_a_cluster_does_not_serve_is_refused_in_words() -> None:
+@pytest.mark.parametrize(("name", "what"), [("pod-defaults", "policies.podDefaults"), ("gates", "placement gates")])
+def test_what_a_cluster_does_not_serve_is_refused_in_words(name: str, what: str) -> None:
     with pytest.raises(subprocess.CalledProcessError) as refused:
-        render(VALUES / "pod-defaults.yaml", kubernetes="1.35.2")
-    assert "policies.podDefaults needs Kubernetes 1.36" in refused.value.stderr
+        render(VALUES / f"{name}.yaml", kubernetes="1.35.2")
+    assert f"{what} needs Kubernetes 1.36" in refused.value.stderr
 
 
 def test_the_schemas_would_notice_a_misspelled_field() -> None:

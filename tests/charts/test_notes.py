@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from neuron_plugin.cli.main import main
-from tests.charts.manifests import NAMES, manifests, of_kind
+from tests.charts.manifests import NAMES, Manifest, embedded, manifests, of_kind
 from tests.charts.rendering import NOTES, helm, render_notes
 
 
@@ -19,7 +20,7 @@ def notes(name: str) -> str:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_object_in_a_command_exists(name: str) -> None:
     installed = {(found["kind"].lower(), found["metadata"]["name"]) for found in manifests(name)}
-    named = set(re.findall(r"(daemonset|deployment)/([\w-]+)", notes(name)))
+    named = set(re.findall(r"(daemonset|deployment|service)/([\w-]+)", notes(name)))
     named |= set(re.findall(r"get (configmap) ([\w-]+)", notes(name)))
     assert named <= installed
     secrets = set(re.findall(r"get secret ([\w-]+)", notes(name)))
@@ -60,6 +61,38 @@ def test_the_notes_speak_of_what_is_installed_only(name: str) -> None:
 def test_the_notes_say_which_scheduler_name_pods_write() -> None:
     assert "schedulerName: neuron-scheduler\n" in notes("second-scheduler")
     assert "schedulerName: my-scheduler\n" in notes("vendor-migration")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_pod_of_the_notes_asks_as_this_cluster_offers(name: str) -> None:
+    commands = re.findall(r"kubectl run first-pod .*--overrides='(.*)'", notes(name))
+    assert bool(commands) == bool(of_kind(name, "DaemonSet"))
+    for command in commands:
+        spec = json.loads(command)["spec"]
+        profiles = {each["schedulerName"] for each in second_scheduler(name)}
+        assert {spec.get("schedulerName")} == (profiles or {None})
+        settings = embedded(name, plugin_of(name), "config.yaml")
+        (limit,) = spec["containers"][0]["resources"]["limits"]
+        assert limit.removeprefix("aws.amazon.com/") in settings.get("resources", ["neuroncore"])
+
+
+def plugin_of(name: str) -> str:
+    (found,) = of_kind(name, "DaemonSet")
+    return found
+
+
+def second_scheduler(name: str) -> list[Manifest]:
+    """The profiles of the second scheduler, if there is one."""
+    maps = [each for each in of_kind(name, "ConfigMap") if each.endswith("-scheduler") and "default" not in each]
+    return [profile for each in maps for profile in embedded(name, each, "config.yaml")["profiles"]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_notes_lead_to_the_live_page_where_it_is_served(name: str) -> None:
+    extenders = [each for each in of_kind(name, "ConfigMap") if each.endswith("-extender")]
+    served = [each for each in extenders if embedded(name, each, "config.yaml").get("ui")]
+    assert ("http://127.0.0.1:12346/ui/" in notes(name)) == bool(served)
+    assert ("scheduler.extender.settings.ui=true" in notes(name)) == (len(extenders) > len(served))
 
 
 def test_every_replica_of_the_extender_is_said_to_become_ready() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from neuron_plugin.extender import ExtenderSettings
-from neuron_plugin.extender.leadership import CONDITION
+from neuron_plugin.controller import ExtenderSettings
 from neuron_plugin.plugin.settings import PluginSettings
+from neuron_plugin.scheduling.leadership import CONDITION
 from neuron_plugin.settings import load
 from tests.charts.manifests import NAMES, Manifest, containers, embedded, of_kind, pod_templates
 

@@ -19,30 +19,22 @@ from neuron_plugin.allocation import (
     CORES_KEY,
     DEVICES_KEY,
     DISABLE_KEY,
+    GATE,
     INVENTORY_KEY,
+    NODE_KEY,
     UNHEALTHY_LABEL,
     VENDOR_IDS_KEY,
     Rejection,
 )
 from neuron_plugin.allocation.assignment import VENDOR_RESOURCE_KEY
-from neuron_plugin.allocation.constraints import (
-    ALLOW_KEY,
-    BALANCE_KEY,
-    CONSTRAINT_KEYS,
-    DENY_KEY,
-    DEVICE_NAME_KEY,
-    LONGEST_TEXT,
-    PREFER_KEY,
-    PREFER_NUMA_KEY,
-    SAME_DEVICE_KEY,
-    read_constraints,
-)
-from neuron_plugin.allocation.requests import ContainerSpec, RequestError, pod_request
+from neuron_plugin.allocation.constraints import LONGEST_CONSTRAINT, PREFIX, SAME_DEVICE_KEY, read_constraints
+from neuron_plugin.allocation.requests import MOST_AMOUNTS, ContainerSpec, RequestError, pod_request
 from neuron_plugin.allocation.resources import Resource
-from neuron_plugin.extender.informers import LEASE_PREFIX
+from neuron_plugin.gates.writes import PLACEMENT_KEYS
 from neuron_plugin.plugin.publisher import LABEL_PREFIX, PUBLISHED_LABELS
-from neuron_plugin.topology import InstanceType, Topology, Unit, catalogue, product_names
-from neuron_plugin.topology.instances import SHIPPED
+from neuron_plugin.scheduling.informers import LEASE_PREFIX
+from neuron_plugin.topology import MOST_CORES_PER_DEVICE, MOST_DEVICES, Unit
+from tests.charts import annotation_table
 from tests.charts.manifests import NAMES, Manifest, default_values, embedded, of_kind
 
 FENCED = [name for name in NAMES if name != "without-fences"]
@@ -82,7 +74,7 @@ def test_every_policy_is_in_force_and_fails_closed(name: str) -> None:
         assert binding["spec"]["validationActions"] == ["Deny"]
         assert "matchResources" not in binding["spec"]
     for full, each in policies.items():
-        early = full.endswith("-requests")  # extender and plugin refuse such a pod, too
+        early = full.endswith(("-requests", "-annotations"))  # extender and plugin refuse such a pod, too
         assert each["spec"]["failurePolicy"] == ("Ignore" if early else "Fail")
 
 
@@ -131,18 +123,40 @@ def test_p81_decisions_are_the_extender_s_and_the_plugin_s() -> None:
     assert condition["expression"].startswith("!(request.userInfo.username in [")
 
 
+ASSIGNMENT = {DEVICES_KEY, CORES_KEY, ALLOC_TIME_KEY, ALLOCATED_KEY, VENDOR_IDS_KEY, VENDOR_RESOURCE_KEY}
+
+
 @pytest.mark.parametrize("kind", ["own-pods", "decisions"])
 def test_p82_the_keys_are_those_of_the_code(kind: str) -> None:
-    spec = policy("device-plugin", kind)
-    (keys,) = (variable["expression"] for variable in spec["variables"] if variable["name"] == "keys")
-    assert set(yaml.safe_load(keys)) == {
-        DEVICES_KEY,
-        CORES_KEY,
-        ALLOC_TIME_KEY,
-        ALLOCATED_KEY,
-        VENDOR_IDS_KEY,
-        VENDOR_RESOURCE_KEY,
-    }
+    assert set(yaml.safe_load(variable("device-plugin", kind, "keys"))) == ASSIGNMENT
+
+
+@pytest.mark.parametrize("kind", ["own-pods", "decisions", "placement", "bindings"])
+def test_p82_a_promise_is_fenced_as_an_assignment(kind: str) -> None:
+    assert set(yaml.safe_load(variable("gates", kind, "keys"))) == set(PLACEMENT_KEYS)
+
+
+def test_pods_are_gated_only_where_that_is_asked_for() -> None:
+    mutating = {name: set(of_kind(name, "MutatingAdmissionPolicy")) for name in NAMES}
+    assert [name for name, found in mutating.items() if "neuron-plugin-gates" in found] == ["gates"]
+    spec = of_kind("gates", "MutatingAdmissionPolicy")["neuron-plugin-gates"]["spec"]
+    assert spec["failurePolicy"] == "Ignore", "a pod without the gate is scheduled by counts"
+    assert resources({**spec, "validations": []}) == {("CREATE", "pods")}
+    binding = of_kind("gates", "MutatingAdmissionPolicyBinding")["neuron-plugin-gates"]["spec"]
+    assert binding["matchResources"]["namespaceSelector"]["matchExpressions"][0]["values"] == ["kube-system"]
+    mutations = str(spec["mutations"])
+    assert set(re.findall(r"'name': '([^']+)'", mutations)) == {GATE}
+    assert f"'{NODE_KEY}' in object.metadata.?labels" in mutations
+
+
+def test_the_fences_of_the_placement_controller_stand_where_it_may_write() -> None:
+    written = {("UPDATE", "pods"), ("UPDATE", "pods/status"), ("DELETE", "pods")}
+    assert resources(policy("gates", "placement")) == written
+    assert resources(policy("gates", "bindings")) == {("CREATE", "pods/binding"), ("CREATE", "bindings")}
+    assert resources(policy("gates", "ungate")) == {("UPDATE", "pods")}
+    for kind in ("placement", "bindings"):
+        (condition,) = policy("gates", kind)["matchConditions"]
+        assert condition["expression"] == f"request.userInfo.username == '{PLUGIN}-extender'"
 
 
 def test_p81_the_plugin_may_label_pods_only_where_it_is_asked_for_and_by_one_label() -> None:
@@ -153,10 +167,10 @@ def test_p81_the_plugin_may_label_pods_only_where_it_is_asked_for_and_by_one_lab
     assert "variables.labelsBefore[key] == variables.labelsAfter[key]" in opened
 
 
-def test_p82_the_refusal_names_every_key() -> None:
-    spec = policy("device-plugin", "decisions")
-    (keys,) = (variable["expression"] for variable in spec["variables"] if variable["name"] == "keys")
-    for key in yaml.safe_load(keys):
+@pytest.mark.parametrize("name", ["device-plugin", "gates"])
+def test_p82_the_refusal_names_every_key(name: str) -> None:
+    spec = policy(name, "decisions")
+    for key in yaml.safe_load(variable(name, "decisions", "keys")):
         assert key in spec["validations"][0]["message"]
 
 
@@ -224,19 +238,20 @@ def test_p82_the_resources_are_those_of_the_code(way: str) -> None:
             assert "limits" in condition["expression"]
 
 
-def most(name: str) -> dict[str, int]:
-    """What a rendering takes for the most that a type has."""
-    (listed,) = (each["expression"] for each in policy(name, "requests")["variables"] if each["name"] == "most")
-    return {resource: int(count) for resource, count in re.findall(r"'([^']+)': quantity\('(\d+)'\)", listed)}
+def test_p82_the_largest_request_is_what_the_driver_allows_a_machine() -> None:
+    (listed,) = (
+        each["expression"] for each in policy("device-plugin", "requests")["variables"] if each["name"] == "most"
+    )
+    most = {resource: int(count) for resource, count in re.findall(r"'([^']+)': quantity\('(\d+)'\)", listed)}
+    cores = MOST_DEVICES * MOST_CORES_PER_DEVICE
+    assert most == dict(zip(Resource, (MOST_DEVICES, MOST_DEVICES, cores), strict=True))
 
 
-def test_p82_the_largest_request_is_that_of_the_catalogue_and_of_the_user_s_types() -> None:
-    devices = max(one.devices for one in SHIPPED)
-    cores = max(one.devices * one.cores_per_device for one in SHIPPED)
-    assert most("device-plugin") == dict(zip(Resource, (devices, devices, cores), strict=True))
-    (mine,) = embedded("pod-defaults", "neuron-plugin", "instance-types.yaml")["instance-types"]
-    assert mine["devices"] > devices
-    assert set(most("pod-defaults").values()) == {mine["devices"], mine["devices"] * mine["cores-per-device"]}
+def test_types_and_products_that_no_catalogue_has_are_not_judged_at_creation() -> None:
+    """A node says itself what it has; the extender knows every node, and the API server none."""
+    kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    for kind in kinds:
+        assert of_kind("pod-defaults", kind) == of_kind("second-scheduler", kind), "pod-defaults has instanceTypes"
 
 
 def test_p82_two_resources_in_a_container_are_refused_in_the_words_of_the_code() -> None:
@@ -249,65 +264,71 @@ def test_p82_two_resources_in_a_container_are_refused_in_the_words_of_the_code()
     assert said.strip("'") == str(refused.value)
 
 
-def forms() -> dict[str, str]:
-    """The regular expressions that the policy holds against a pod's constraints, by annotation."""
-    (listed,) = (
-        each["expression"] for each in policy("device-plugin", "requests")["variables"] if each["name"] == "form"
+def test_p82_amounts_without_a_device_are_refused_in_the_words_of_the_code() -> None:
+    limits = {f"{PREFIX}memory": "1"}
+    with pytest.raises(RequestError) as refused:
+        pod_request([ContainerSpec("main", limits=limits)])
+    said = policy("device-plugin", "requests")["validations"][2]["messageExpression"]
+    said = said.replace("' + variables.amountsAlone[0].container[0] + '", "main")
+    said = said.replace("' + variables.amountsAlone[0].amounts.min() + '", *limits)
+    assert said.strip("'") == str(refused.value)
+
+
+def test_p82_more_amounts_than_the_code_reads_are_refused_in_its_words() -> None:
+    limits = {f"{PREFIX}a{number}": "1" for number in range(MOST_AMOUNTS + 1)}
+    with pytest.raises(RequestError) as refused:
+        pod_request([ContainerSpec("main", limits=limits)])
+    spec = policy("device-plugin", "requests")
+    assert f"each.named.size() > {MOST_AMOUNTS})" in expressions(spec)
+    said = spec["validations"][3]["messageExpression"].replace(
+        "' + variables.tooManyAmounts[0].container[0] + '", "main"
     )
-    return dict(re.findall(r"'([^']+)': r'([^']+)'", listed))
+    said = said.replace("' + string(variables.tooManyAmounts[0].named.size()) + '", str(MOST_AMOUNTS + 1))
+    assert said.strip("'") == str(refused.value)
 
 
-def test_p82_every_constraint_of_the_code_is_judged() -> None:
-    assert set(forms()) == set(CONSTRAINT_KEYS)
-    assert f"size() <= {LONGEST_TEXT} " in expressions(policy("device-plugin", "requests"))
+def test_p82_a_pod_that_asks_for_an_amount_alone_is_judged() -> None:
+    (condition,) = policy("device-plugin", "requests")["matchConditions"]
+    assert f"name.startsWith('{PREFIX}')" in condition["expression"]
 
 
-ASKED = [("a", Unit.CORE), ("b", Unit.CORE)]
+def test_annotations_are_judged_wherever_people_write_them() -> None:
+    spec = policy("device-plugin", "annotations")
+    written = {(operation, resource) for operation in ("CREATE", "UPDATE") for resource in ("pods", "namespaces")}
+    assert resources(spec) == written | {("UPDATE", "nodes")}, "a node that joins is never refused"
 
 
-@pytest.mark.parametrize("key", CONSTRAINT_KEYS)
-@given(text=st.text("0123456789-, abt.", max_size=12))
-def test_p82_a_constraint_is_refused_early_only_if_the_code_refuses_it(key: str, text: str) -> None:
-    if not re.search(forms()[key], text, re.ASCII):
-        assert isinstance(read_constraints({key: text}, ASKED), Rejection)
+@pytest.mark.parametrize("wanted", ["form", "expected"])
+def test_p82_every_annotation_that_people_write_is_judged(wanted: str) -> None:
+    expression = variable("device-plugin", "annotations", wanted)
+    assert set(re.findall(r"'([^']+)': r?'", expression)) == set(annotation_table.KEYS)
 
 
-@pytest.mark.parametrize(
-    ("key", "text"),
-    [
-        (ALLOW_KEY, ""),
-        (ALLOW_KEY, "1;2"),
-        (ALLOW_KEY, "neuron3"),
-        (DENY_KEY, "64"),
-        (DENY_KEY, "0-"),
-        (PREFER_KEY, "1,,2"),
-        (DEVICE_NAME_KEY, "trn1 trn2"),
-        (SAME_DEVICE_KEY, "a,"),
-        (PREFER_NUMA_KEY, "yes"),
-        (BALANCE_KEY, "memory,other"),
-    ],
-)
-def test_p82_what_cannot_be_read_is_refused_early(key: str, text: str) -> None:
-    assert not re.search(forms()[key], text, re.ASCII)
+def test_p82_texts_are_as_long_as_the_code_reads() -> None:
+    assert f"size() > {LONGEST_CONSTRAINT} " in expressions(policy("device-plugin", "annotations"))
 
 
-def variable(name: str, wanted: str) -> str:
-    (found,) = (each["expression"] for each in policy(name, "requests")["variables"] if each["name"] == wanted)
+@pytest.mark.parametrize(("key", "text", "is_read"), annotation_table.rows())
+def test_p82_the_code_reads_what_the_table_says(key: str, text: str, *, is_read: bool) -> None:
+    assert annotation_table.reads(key, text) is is_read
+
+
+@pytest.mark.parametrize("key", annotation_table.KEYS)
+@given(text=st.text("0123456789-:+TZ, abt.", max_size=12))
+def test_p82_an_annotation_is_refused_by_its_form_only_if_the_code_refuses_it(key: str, text: str) -> None:
+    forms = dict(re.findall(r"'([^']+)': r'([^']+)'", variable("device-plugin", "annotations", "form")))
+    form = forms[key].replace(r"[\s\v\x{85}\p{Z}]", r"\s")
+    if not re.fullmatch(form.strip("^$"), text) and (text.strip() or key != DISABLE_KEY):
+        assert not annotation_table.reads(key, text)
+
+
+def variable(name: str, kind: str, wanted: str) -> str:
+    (found,) = (each["expression"] for each in policy(name, kind)["variables"] if each["name"] == wanted)
     assert isinstance(found, str)
     return found
 
 
-@pytest.mark.parametrize("name", ["device-plugin", "pod-defaults"])
-def test_p82_the_known_products_are_those_of_the_catalogue_and_of_the_user_s_types(name: str) -> None:
-    mine = embedded(name, "neuron-plugin", "instance-types.yaml")["instance-types"] if name == "pod-defaults" else []
-    extra = [InstanceType(each["name"], each["device-name"], 64, 8, 0, Topology.UNLINKED) for each in mine]
-    known = product_names(catalogue(extra))
-    expression = variable(name, "unknownProducts")
-    assert f"annotations[?'{DEVICE_NAME_KEY}']" in expression
-    (listed,) = re.findall(r"in (\[.*\])\)\)$", expression)
-    assert yaml.safe_load(listed) == sorted(known)
-    said = policy(name, "requests")["validations"][3]["messageExpression"]
-    assert said.endswith(f"known are {', '.join(sorted(known))}'")
+ASKED = [("a", Unit.CORE), ("b", Unit.CORE)]
 
 
 def test_p82_a_container_that_cannot_share_is_refused_early_in_the_words_of_the_code() -> None:
@@ -316,7 +337,7 @@ def test_p82_a_container_that_cannot_share_is_refused_early_in_the_words_of_the_
     said = policy("device-plugin", "requests")["validations"][4]["messageExpression"]
     text = said.replace('" + variables.notSharing[0] + "', "x").strip('"')
     assert text.removeprefix(f"annotation {SAME_DEVICE_KEY}: ") == refused.detail.split(": ", 1)[1]
-    expression = variable("device-plugin", "notSharing")
+    expression = variable("device-plugin", "requests", "notSharing")
     assert f"annotations[?'{SAME_DEVICE_KEY}']" in expression
     assert f"'{Resource.NEURONCORE}' in each.resources" in expression
 
@@ -328,7 +349,8 @@ def defaults(name: str) -> Manifest:
 
 
 def test_pods_are_given_what_their_authors_forget_only_where_that_is_asked_for() -> None:
-    assert [name for name in NAMES if of_kind(name, "MutatingAdmissionPolicy")] == ["pod-defaults"]
+    mutating = {name: set(of_kind(name, "MutatingAdmissionPolicy")) for name in NAMES}
+    assert [name for name, found in mutating.items() if "neuron-plugin-pod-defaults" in found] == ["pod-defaults"]
     binding = of_kind("pod-defaults", "MutatingAdmissionPolicyBinding")["neuron-plugin-pod-defaults"]
     assert binding["spec"] == {"policyName": "neuron-plugin-pod-defaults"}
     assert defaults("pod-defaults")["failurePolicy"] == "Ignore", "a pod without them is scheduled as before"

@@ -68,13 +68,31 @@ def test_p81_rights_in_the_namespace_are_exactly_these() -> None:
     assert {name: rules(role) for name, role in roles.items()} == IN_ITS_NAMESPACE
 
 
+FENCED_WRITES = {
+    ("gates", "neuron-plugin-extender", "patch"),
+    ("gates", "neuron-plugin-extender", "delete"),
+    ("gates", "neuron-plugin-ungate", "patch"),
+}
+"""The placement controller's, which a policy limits, and those of a role that is bound to nobody."""
+
+
+def test_p81_writes_of_pods_are_fenced_or_given_to_nobody() -> None:
+    (fence,) = (
+        each for each in of_kind("gates", "ValidatingAdmissionPolicy").values() if "DELETE" in str(each["spec"])
+    )
+    assert "serviceaccount:kube-system:neuron-plugin-extender'" in fence["spec"]["matchConditions"][0]["expression"]
+    bindings = (of_kind("gates", "ClusterRoleBinding") | of_kind("gates", "RoleBinding")).values()
+    assert "neuron-plugin-ungate" not in {binding["roleRef"]["name"] for binding in bindings}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_p81_no_account_may_write_pods_or_everything(name: str) -> None:
     for role in (*of_kind(name, "ClusterRole").values(), *of_kind(name, "Role").values()):
         for group, resource, verb, _ in rules(role):
             assert "*" not in (group, resource, verb)
-            assert not (resource == "pods" and verb not in ("get", "list", "watch"))
             assert resource != "secrets"
+            if resource == "pods" and verb not in ("get", "list", "watch"):
+                assert (name, role["metadata"]["name"], verb) in FENCED_WRITES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,6 +107,8 @@ def test_every_role_is_bound_to_the_account_of_its_name_only(name: str) -> None:
         role = binding["roleRef"]["name"]
         if role in accounts:
             assert names == [role]
+        elif role.endswith("-autoscaler-status"):
+            assert names == ["neuron-plugin-extender"]
         elif role != NONROOT:
             assert all(each.endswith("-scheduler") for each in names)
 

@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from neuron_plugin.extender import ExtenderEndpoint, ExtenderSettings, scheduler_configuration
+from neuron_plugin.controller import ExtenderSettings
+from neuron_plugin.extender import ExtenderEndpoint, scheduler_configuration
 from tests.charts.manifests import NAMES, Manifest, containers, embedded, of_kind, pod_templates
 
 CUSTOM = [name for name in NAMES if any(found.endswith("-scheduler") for found in of_kind(name, "Deployment"))]

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from neuron_plugin.cli.main import build_parser
-from neuron_plugin.extender import ExtenderSettings, check
+from neuron_plugin.controller import ExtenderSettings, check
 from neuron_plugin.inspection import USUAL_FILE
 from neuron_plugin.instance_file import load_catalogue
 from neuron_plugin.plugin.health import Action, HealthRules, SignalRule

@@ -12,6 +12,28 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
+{{/* How pods find node and set: gates, extender, second-scheduler or none. */}}
+{{- define "neuron-plugin.placement" -}}
+{{- if .Values.placement }}{{ .Values.placement }}
+{{- else if not .Values.scheduler.enabled }}none
+{{- else if .Values.scheduler.customScheduler.enabled }}second-scheduler
+{{- else }}extender
+{{- end }}
+{{- end }}
+
+{{/* Whether the extender runs, which is the placement controller, too; empty for no, as of the next two. */}}
+{{- define "neuron-plugin.runsExtender" -}}
+{{ if ne (include "neuron-plugin.placement" .) "none" }}true{{ end }}
+{{- end }}
+
+{{- define "neuron-plugin.runsSecondScheduler" -}}
+{{ if eq (include "neuron-plugin.placement" .) "second-scheduler" }}true{{ end }}
+{{- end }}
+
+{{- define "neuron-plugin.configuresDefaultScheduler" -}}
+{{ if or (eq .Values.placement "extender") (and (include "neuron-plugin.runsExtender" .) .Values.scheduler.defaultScheduler.enabled) }}true{{ end }}
+{{- end }}
+
 {{/* What selects a component's pods; it never changes, so it holds no version. */}}
 {{- define "neuron-plugin.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
@@ -56,9 +78,17 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 (object.spec.?initContainers.orValue([]) + object.spec.containers).exists(container, {{ include "neuron-plugin.resources" . }}.exists(name, name in container.?resources.?limits.orValue({})))
 {{- end }}
 
+{{/* Whether a container of a pod, such as "object", asks for more than none of them, in CEL. */}}
+{{- define "neuron-plugin.asksForSomeNeuron" -}}
+({{ . }}.spec.?initContainers.orValue([]) + {{ . }}.spec.containers).exists(container, {{ include "neuron-plugin.resources" . }}.exists(name, name in container.?resources.?limits.orValue({}) && quantity(string(container.resources.limits[name])).isGreaterThan(quantity('0'))))
+{{- end }}
+
 {{/* The keys of an assignment on a pod, as a CEL list. */}}
 {{- define "neuron-plugin.assignmentKeys" -}}
-['NEURON_DEVS', 'NEURON_CORES', 'NEURON_ALLOC_TIME', 'NEURON_ALLOCATED', 'AWS_NEURON_IDS', 'NEURON_RESOURCE_TYPE']
+{{- $keys := list "NEURON_DEVS" "NEURON_CORES" "NEURON_ALLOC_TIME" "NEURON_ALLOCATED" "AWS_NEURON_IDS" "NEURON_RESOURCE_TYPE" }}
+{{- /* A pod that is not bound says for which node its assignment is, and for which pod. */}}
+{{- if eq (include "neuron-plugin.placement" .) "gates" }}{{ $keys = concat $keys (list "neuron-plugin.io/node" "neuron-plugin.io/pod-uid") }}{{ end -}}
+['{{ join "', '" $keys }}']
 {{- end }}
 
 {{/* The labels under the vendor's prefix that the plugin describes its node with, as a CEL list. */}}
