@@ -91,6 +91,7 @@ PROMISED: list[tuple[str, Iterable[str]]] = [
     ("policies", POLICY),
     ("byShape", next(iter(POLICY["byShape"].values()))),
     ("cordon", ["version", "node", "disabledBefore", "disabled"]),
+    ("ungate", ["version", "released", "refused"]),
     ("uninstall-node", ["version", "cleared"]),
 ]
 

@@ -49,6 +49,7 @@ NEEDS_MORE = {
     "pods",
     "plan",
     "explain",
+    "ungate",
     "uninstall-node",
     "cordon",
     "uncordon",
