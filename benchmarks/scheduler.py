@@ -1,14 +1,16 @@
-"""What the extender costs a real kube-scheduler: pods a second and CPU a pod, beside runs without an extender.
+"""What each way of placement costs a real kube-scheduler: pods a second and CPU a pod.
 
 It needs an API server that nobody else uses, with nothing that marks nodes without a kubelet as unreachable
 (kube-controller-manager with a long --node-monitor-grace-period, or none), and a kube-scheduler binary. Nodes and pods
 are objects alone: nothing runs. The runs go in turns, because a machine has quiet and loud minutes; each creates the
 same pods in the same order, waits until all that can be are bound, counts every core by the pods' annotations, and
-deletes them. The floor is an extender that decides nothing (``scheduler_floor.py``).
+deletes them. ``gates`` makes them with the gate, and leaves the scheduler without an extender; ``none`` leaves
+both out. The floor is an extender that decides nothing (``scheduler_floor.py``).
 
     python benchmarks/scheduler.py --kubeconfig FILE --kube-scheduler PATH --nodes 1000 --pods 2000 --turns 3
 
-With ``--rate`` so many pods come each second, and how long each takes to be bound is printed, too.
+With ``--rate`` so many pods come each second, and how long each takes to be bound is printed, too. The scheduler may
+send as much as it likes, because by default it binds some 50 pods a second whatever is done; ``--qps 50`` is that.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from typing import Any
 import msgspec
 from extender_parts.measuring import percentile, seeded
 
-from neuron_plugin.allocation import Rejection, Resource, assigned_allocations
+from neuron_plugin.allocation import GATE, Rejection, Resource, assigned_allocations
 from neuron_plugin.cluster import (
     PODS,
     ApiError,
@@ -62,9 +64,8 @@ SHAPES = {
 """What pods ask for, and how many of a hundred."""
 
 PROGRAM = (sys.executable, "-m", "neuron_plugin.cli.main")
-WITHOUT = "no extender"
-FLOOR = "floor"
-KINDS = (WITHOUT, FLOOR, "all", "best")
+NONE, FLOOR, EXTENDER_ALL, EXTENDER, GATES = "none", "floor", "extender-all", "extender", "gates"
+PLACEMENTS = (NONE, FLOOR, EXTENDER_ALL, EXTENDER, GATES)
 QUIET_SECONDS = 15.0
 """Without another binding for so long, the pods that are left cannot be placed."""
 
@@ -104,13 +105,15 @@ def node(number: int) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Node", **manifest}
 
 
-def pod(number: int, resource: Resource, count: int) -> dict[str, Any]:
+def pod(number: int, resource: Resource, count: int, placement: str) -> dict[str, Any]:
     """A pod that the measured scheduler places on any of the nodes."""
     manifest = pod_manifest(f"bench-{number:05}", resource, count)
     manifest["metadata"].pop("uid")
     manifest["metadata"]["labels"] = {"benchmark": "scheduler"}
     manifest["spec"].pop("priority")
     manifest["spec"] |= {"schedulerName": SCHEDULER, "tolerations": [{"operator": "Exists"}]}
+    if placement == GATES:
+        manifest["spec"]["schedulingGates"] = [{"name": GATE}]
     for container in manifest["spec"]["containers"]:
         container["image"] = "none"
     return {"apiVersion": "v1", "kind": "Pod", **manifest}
@@ -141,44 +144,46 @@ def cpu_seconds(process: subprocess.Popen[bytes] | None) -> float:
 
 @contextmanager
 def running(
-    kind: str, kubeconfig: Path, scheduler: Path
+    placement: str, kubeconfig: Path, scheduler: Path, qps: float
 ) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes] | None]]:
-    """A scheduler and, but for one kind of run, the extender."""
-    extender = None
+    """A scheduler and, but for ``none``, our daemon."""
+    ours = None
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory, "log").open("wb")  # noqa: SIM115 - closed with the directory
         arguments = ["scheduler-config", "--scheduler-name", SCHEDULER, "--kubeconfig", str(kubeconfig), "-o", "json"]
         arguments += ["--url", f"http://127.0.0.1:{PORT}"]
         made = subprocess.run([*PROGRAM, *arguments], check=True, capture_output=True)
         config = msgspec.json.decode(made.stdout)
-        if kind == WITHOUT:
+        if placement in {NONE, GATES}:
             config.pop("extenders")
-        elif kind == FLOOR:
+        if placement == FLOOR:
             command = [sys.executable, str(Path(__file__).with_name("scheduler_floor.py"))]
-            extender = subprocess.Popen([*command, str(kubeconfig), str(PORT)], stderr=log, stdout=log)
-        else:
+            ours = subprocess.Popen([*command, str(kubeconfig), str(PORT)], stderr=log, stdout=log)
+        elif placement != NONE:
             command = ["extender", "--kubeconfig", str(kubeconfig), "--port", str(PORT), "--health-port", "0"]
-            command += ["--health-address", "127.0.0.1", "--no-leader-election", "--no-plugin-leases", "--answer", kind]
-            extender = subprocess.Popen([*PROGRAM, *command], stderr=log, stdout=log)
+            command += ["--health-address", "127.0.0.1", "--no-leader-election", "--no-plugin-leases"]
+            command += ["--answer", "all" if placement == EXTENDER_ALL else "best"]
+            ours = subprocess.Popen([*PROGRAM, *command], stderr=log, stdout=log)
         config["leaderElection"] = {"leaderElect": False}
-        config.setdefault("clientConnection", {}).update(qps=5000, burst=5000)  # by default it binds 50 pods a second
+        config.setdefault("clientConnection", {}).update(qps=qps, burst=2 * qps)
         file = Path(directory, "scheduler.json")
         file.write_bytes(msgspec.json.encode(config))
         process = subprocess.Popen([scheduler, "--config", file, "--secure-port", "0"], stderr=log, stdout=log)
         try:
-            yield process, extender
+            yield process, ours
         finally:
-            for each in filter(None, (process, extender)):
+            for each in filter(None, (process, ours)):
                 each.send_signal(signal.SIGTERM)
                 each.wait()
             log.close()
 
 
-async def run(api: KubernetesApi, kind: str, kubeconfig: Path, scheduler: Path, pods: int, rate: float) -> None:
+async def run(api: KubernetesApi, placement: str, options: argparse.Namespace) -> None:
     """Place the pods once, and print what it took."""
-    with running(kind, kubeconfig, scheduler) as (process, extender):
-        await asyncio.sleep(15.0)  # caches are filled, and the extender has taken over
-        before = cpu_seconds(process), cpu_seconds(extender)
+    pods, rate = options.pods, options.rate
+    with running(placement, options.kubeconfig, options.kube_scheduler, options.qps) as (process, ours):
+        await asyncio.sleep(15.0)  # caches are filled, and our daemon has taken over
+        before = cpu_seconds(process), cpu_seconds(ours)
         started, created, bound = time.monotonic(), dict[str, float](), dict[str, float]()
 
         def follow(_: str, __: object, each: Pod | None) -> None:
@@ -187,7 +192,7 @@ async def run(api: KubernetesApi, kind: str, kubeconfig: Path, scheduler: Path, 
 
         async def create(number: int, resource: Resource, count: int) -> None:
             await asyncio.sleep(started + number / rate - time.monotonic() if rate else 0)
-            body = pod(number, resource, count)
+            body = pod(number, resource, count, placement)
             created[body["metadata"]["name"]] = time.monotonic()
             await ask(api, ApiRequest("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", body=body))
 
@@ -201,14 +206,15 @@ async def run(api: KubernetesApi, kind: str, kubeconfig: Path, scheduler: Path, 
         await creation
         watching.cancel()
         seconds = max(bound.values()) - started
-        used = [now - then for now, then in zip((cpu_seconds(process), cpu_seconds(extender)), before, strict=True)]
+        used = [now - then for now, then in zip((cpu_seconds(process), cpu_seconds(ours)), before, strict=True)]
     nodes, cores, twice = counted(await listed(api))
     waits = sorted(1000 * (at - created[name]) for name, at in bound.items())
     latency = f", bound after {waits[len(waits) // 2]:.0f} ms, 99 % {percentile(waits, 0.99):.0f} ms" if rate else ""
     milliseconds = [1000 * each / len(bound) for each in used]
     print(
-        f"{kind:12} {len(bound):5} of {pods} bound, {len(bound) / seconds:6.1f} pods/s{latency}, CPU a pod: scheduler "
-        f"{milliseconds[0]:5.1f} ms, extender {milliseconds[1]:4.1f} ms; {cores} cores on {nodes} nodes, {twice} twice",
+        f"{placement:12} {len(bound):5} of {pods} bound, {len(bound) / seconds:6.1f} pods/s{latency}, CPU a pod: "
+        f"scheduler {milliseconds[0]:5.1f} ms, ours {milliseconds[1]:4.1f} ms; "
+        f"{cores} cores on {nodes} nodes, {twice} twice",
         flush=True,
     )
 
@@ -236,8 +242,8 @@ async def measure(options: argparse.Namespace) -> None:
             await asyncio.sleep(options.settle)
             print(f"{options.nodes} nodes of {TYPE}, {options.pods} pods", flush=True)
             for _ in range(options.turns):
-                for kind in options.kinds:
-                    await run(api, kind, options.kubeconfig, options.kube_scheduler, options.pods, options.rate)
+                for placement in options.placement:
+                    await run(api, placement, options)
                     await empty(api)
         finally:
             await empty(api)
@@ -254,7 +260,8 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--pods", type=int, default=2000)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--placement", nargs="+", choices=PLACEMENTS, default=(NONE, EXTENDER, GATES))
+    parser.add_argument("--qps", type=float, default=5000.0, help="requests a second that the scheduler may send")
     parser.add_argument("--rate", type=float, default=0.0, help="pods created a second (default: as fast as possible)")
     parser.add_argument("--settle", type=float, default=20.0, help="seconds to wait after the nodes were made")
     options = parser.parse_args()
