@@ -84,9 +84,9 @@ def capacity_of(
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Cores of a node that are kept for one waiting pod, because others are moved away for it.
+    """Cores of a node that are kept for one waiting pod: others are moved away for it, or its promise is void.
 
-    It is no allocation: those others may still have the cores, and nothing is written on the pod.
+    It is no allocation: those others may still have the cores.
     """
 
     pod: PodReference
@@ -101,7 +101,7 @@ class NodeInfo:
     ``unclear`` are pods whose allocation is not known for certain, with the reason. A node with one is closed: to guess
     would hand the same cores out twice. ``capacity`` is the reason where a node takes no Neuron pod at all. ``void``
     are pods whose promise cannot be kept, because an older one or a bound pod has the cores, or a device is not healthy
-    any more. They count for nothing.
+    any more. Their cores are given to nobody else before the promise is taken off.
     """
 
     node: NeuronNode
@@ -194,6 +194,8 @@ def node_info(
         assigned = assigned_allocations(pod, inventory.geometry)
         if isinstance(assigned, Rejection) or (mask := mask_union(assigned)) & (used_mask | ~inventory.healthy_mask):
             void.append(pod.reference)
+            if not isinstance(assigned, Rejection):  # until its promise is off, it may be bound with it
+                reservations = (*reservations, Reservation(pod.reference, node.name, mask))
         else:
             used_mask |= mask
             allocations += assigned
