@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.cluster import JSON, STRATEGIC_MERGE_PATCH, DecodeError
-from neuron_plugin.cluster import PODS as POD_RECORDS
+from neuron_plugin.cluster import JSON, STRATEGIC_MERGE_PATCH
 from neuron_plugin.simulation.api_server_kinds import (
     EVENTS,
     LEASES,
@@ -44,7 +43,8 @@ from neuron_plugin.simulation.api_server_kinds import (
     selector,
 )
 from neuron_plugin.simulation.api_server_kubectl import core_events, discovery, table
-from neuron_plugin.simulation.api_server_objects import PATCHES, ApiObjects, created
+from neuron_plugin.simulation.api_server_objects import ApiObjects
+from neuron_plugin.simulation.api_server_patches import PATCHES
 from neuron_plugin.simulation.api_server_store import CutError, Watch
 
 if TYPE_CHECKING:
@@ -201,7 +201,10 @@ class SimulatedApiServer:
 
     async def _serve(self, request: web.Request, target: Target) -> web.StreamResponse:
         if request.method != "GET":
-            return self._write(request, target, await _body(request))
+            try:
+                return self._write(request, target, await _body(request))
+            except (AttributeError, KeyError, TypeError, ValueError) as error:  # a list for an object, say
+                raise Refusal(400, f"{target.kind.kind} cannot be handled: {error}") from error
         if target.subresource in _WRITTEN_ONLY:
             raise Refusal(405, "the server does not allow this method on the requested resource")
         query = dict(request.query)
@@ -224,14 +227,11 @@ class SimulatedApiServer:
         match request.method:
             case "POST" if target.subresource == "binding":
                 return _json(self._objects.bind(target.namespace, target.name, body), 201)
+            case "POST" if target.subresource == "eviction":
+                return _json(self._objects.evict(target.namespace, target.name, body), 201)
             case "POST" if not target.name:
-                try:
-                    body.setdefault("metadata", {}).pop("uid", None)  # the server chooses it
-                    if target.kind is PODS:
-                        POD_RECORDS.decode(msgspec.json.encode(created(PODS, target.namespace, body)))
-                    return _bytes(self._objects.create(target.kind, body, target.namespace).encoded, 201)
-                except (AttributeError, TypeError, ValueError, DecodeError) as error:  # a list for an object, say
-                    raise Refusal(400, f"{target.kind.kind} cannot be handled: {error}") from error
+                body.setdefault("metadata", {}).pop("uid", None)  # the server chooses it
+                return _bytes(self._objects.create(target.kind, body, target.namespace).encoded, 201)
             case "PATCH" if target.name and target.subresource not in _WRITTEN_ONLY:
                 if request.content_type not in PATCHES:
                     raise _unsupported(*PATCHES)

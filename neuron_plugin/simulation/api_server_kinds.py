@@ -102,7 +102,10 @@ LEASES = ServedKind("/apis/coordination.k8s.io/v1", "coordination.k8s.io/v1", "l
 EVENTS = ServedKind("/apis/events.k8s.io/v1", "events.k8s.io/v1", "events", "Event", fields=("reason", "type"))
 CLAIMS = ServedKind("/api/v1", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 VOLUMES = ServedKind("/api/v1", "v1", "persistentvolumes", "PersistentVolume", namespaced=False)
-KINDS = (PODS, NODES, LEASES, EVENTS, CLAIMS, VOLUMES)
+BUDGETS = ServedKind(
+    "/apis/policy/v1", "policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", subresources=("status",)
+)
+KINDS = (PODS, NODES, LEASES, EVENTS, CLAIMS, VOLUMES, BUDGETS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,20 +2,24 @@
 
 Tests, the demo and planning call `ApiObjects` directly to play the user, the scheduler or the kubelet; the programs
 under test come through HTTP and end in the same functions. The rules are functions of values. Facts:
-``pkg/registry/core/pod/storage/storage.go`` (binding), ``pkg/registry/core/pod/strategy.go`` (status keeps metadata and
-ignores the spec; grace), ``store.go`` of ``k8s.io/apiserver/pkg/registry/generic/registry`` (preconditions), all of
-1.36.2. Only what this project's programs touch is followed, and no admission.
+``pkg/registry/core/pod/strategy.go`` (status keeps metadata and ignores the spec; grace), ``store.go`` of
+``k8s.io/apiserver/pkg/registry/generic/registry`` (preconditions), all of 1.36.2. Only what this project's programs and
+kubectl touch is followed, and no admission.
 """
 
 from __future__ import annotations
 
 import uuid
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Callable
+
+import msgspec
 
 from neuron_plugin.allocation import parse_count
-from neuron_plugin.cluster import MERGE_PATCH, STRATEGIC_MERGE_PATCH
+from neuron_plugin.cluster import MERGE_PATCH, DecodeError
+from neuron_plugin.cluster import NODES as NODE_RECORDS
+from neuron_plugin.cluster import PODS as POD_RECORDS
 from neuron_plugin.simulation.api_server_kinds import (
+    BUDGETS,
     KINDS,
     NODES,
     PODS,
@@ -26,11 +30,25 @@ from neuron_plugin.simulation.api_server_kinds import (
     conflict,
     invalid,
 )
+from neuron_plugin.simulation.api_server_patches import PATCHES
+from neuron_plugin.simulation.api_server_pods import (
+    TERMINAL_PHASES,
+    bound,
+    check_change,
+    disrupted,
+    evicted,
+    gated,
+    needs_budget,
+    now_text,
+    selected_by,
+    unmet,
+)
 from neuron_plugin.simulation.api_server_store import Collection, Key, Stored, Versions
 
 STALE = "the object has been modified; please apply your changes to the latest version and try again"
 
-_TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
+_DECODERS: dict[ServedKind, Callable[[bytes], object]] = {PODS: POD_RECORDS.decode, NODES: NODE_RECORDS.decode}
+"""Kinds of which every program reads all: one that cannot be read is not kept."""
 _DEFAULT_GRACE_SECONDS = 30
 _MAX_GENERATED_STEM = 58
 
@@ -100,7 +118,38 @@ class ApiObjects:
         collection = self.collections[target.kind]
         return collection.remove(key) if after is None else collection.put(key, after)
 
+    def evict(self, namespace: str, name: str, eviction: JsonObject) -> JsonObject:
+        """Delete a pod if its disruption budget allows it: ``pods/eviction``. Return the Status of success.
+
+        Raises:
+            Refusal: 404, there is none; 409, another UID or version; 429, its budget allows none; 500, it has several.
+        """
+        options = eviction.get("deleteOptions") or {}
+        pod = self.read(Target(PODS, namespace, name)).value
+        if (eviction.get("metadata") or {}).get("name") != name:
+            raise Refusal(400, "name in URL does not match name in Eviction object")
+        after = deleted(PODS, pod, options)
+        all_budgets = [each.value for each in self.collections[BUDGETS].snapshot().objects]
+        budgets = [each for each in all_budgets if needs_budget(pod) and selected_by(each)(pod)]
+        if len(budgets) > 1:
+            text = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
+            raise Refusal(500, text)
+        spent = [disrupted(each, name) for each in budgets]
+        if not options.get("dryRun"):
+            for budget in spent:
+                self.collections[BUDGETS].put((namespace, budget["metadata"]["name"]), budget)
+            if after is None:
+                self.collections[PODS].remove((namespace, name))
+            else:
+                self.collections[PODS].put((namespace, name), evicted(after))
+        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+
     def _store(self, kind: ServedKind, key: Key, value: JsonObject) -> Stored:
+        try:
+            if decode := _DECODERS.get(kind):
+                decode(msgspec.json.encode(value))
+        except DecodeError as error:
+            raise Refusal(400, f"{kind.kind} cannot be handled: {error}") from error
         return self.collections[kind].put(key, value)
 
 
@@ -127,22 +176,15 @@ def created(kind: ServedKind, namespace: str, body: JsonObject) -> JsonObject:
         metadata["name"] = f"{prefix[:_MAX_GENERATED_STEM]}{uuid.uuid4().hex[:5]}"
     if not metadata.get("name"):
         raise invalid(kind.kind, "", "metadata.name: Required value: name or generateName is required")
-    metadata |= {"uid": metadata.get("uid") or str(uuid.uuid4()), "creationTimestamp": _now_text()}
+    metadata |= {"uid": metadata.get("uid") or str(uuid.uuid4()), "creationTimestamp": now_text()}
     if kind.namespaced:
         metadata["namespace"] = namespace
     made = {**body, "apiVersion": kind.version, "kind": kind.kind, "metadata": metadata}
     if kind is PODS:
         spec = {"schedulerName": "default-scheduler", "restartPolicy": "Always", **(made.get("spec") or {})}
         spec = {"terminationGracePeriodSeconds": _DEFAULT_GRACE_SECONDS, **spec}
-        for part in spec.keys() & {"containers", "initContainers"}:
-            spec[part] = [dict(container) for container in spec[part]]
-            for container in spec[part]:  # a limit without a request is requested (pkg/apis/core/v1/defaults.go)
-                resources = container.get("resources") or {}
-                limits = _quantities(resources.get("limits") or {})
-                requests = {**limits, **_quantities(resources.get("requests") or {})}
-                filled = {name: amounts for name, amounts in (("limits", limits), ("requests", requests)) if amounts}
-                container["resources"] = {**resources, **filled}
-        return made | {"spec": spec, "status": {"phase": "Pending", **(made.get("status") or {})}}
+        status = {"phase": "Pending", **(made.get("status") or {})}
+        return gated(made | {"spec": _defaulted(spec), "status": status})
     if kind is NODES:
         status = dict(made.get("status") or {})
         capacity = _quantities(status.get("capacity") or {})
@@ -152,6 +194,20 @@ def created(kind: ServedKind, namespace: str, body: JsonObject) -> JsonObject:
     return made
 
 
+def _defaulted(spec: JsonObject) -> JsonObject:
+    """A pod's spec with quantities as texts, with what they default to, and without empty gates."""
+    filled = {name: each for name, each in spec.items() if name != "schedulingGates" or each}
+    for part in spec.keys() & {"containers", "initContainers"}:
+        filled[part] = [dict(container) for container in spec[part]]
+        for container in filled[part]:  # a limit without a request is requested (pkg/apis/core/v1/defaults.go)
+            resources = container.get("resources") or {}
+            limits = _quantities(resources.get("limits") or {})
+            requests = {**limits, **_quantities(resources.get("requests") or {})}
+            amounts = {name: each for name, each in (("limits", limits), ("requests", requests)) if each}
+            container["resources"] = {**resources, **amounts}
+    return filled
+
+
 def _quantities(amounts: JsonObject) -> dict[str, str]:
     for name, amount in amounts.items():
         if "/" in name:  # an extended resource is counted
@@ -159,56 +215,16 @@ def _quantities(amounts: JsonObject) -> dict[str, str]:
     return {name: str(amount) for name, amount in amounts.items()}
 
 
-def _now_text() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-# Patches.
-
-
-def merge_patched(value: Any, patch: Any) -> Any:
-    """Apply a JSON merge patch (RFC 7386): objects merge, null removes, all else replaces."""
-    if not isinstance(patch, dict):
-        return patch
-    merged = dict(value) if isinstance(value, dict) else {}
-    for name, change in patch.items():
-        if change is None:
-            merged.pop(name, None)
-        else:
-            merged[name] = merge_patched(merged.get(name), change)
-    return merged
-
-
-def strategically_patched(value: JsonObject, patch: JsonObject) -> JsonObject:
-    """Apply a strategic merge patch, of which only the list that clients here send is known: conditions, by type.
-
-    An entry with ``$patch: delete`` removes the one of its type; without such a one it changes nothing
-    (``staging/src/k8s.io/apimachinery/pkg/util/strategicpatch/patch.go``).
-    """
-    conditions = (patch.get("status") or {}).get("conditions")
-    merged: JsonObject = merge_patched(value, patch)
-    if conditions is not None:
-        present = {condition["type"]: condition for condition in (value.get("status") or {}).get("conditions") or []}
-        for condition in conditions:
-            if condition.get("$patch") == "delete":
-                present.pop(condition["type"], None)
-            else:
-                present[condition["type"]] = {**present.get(condition["type"], {}), **condition}
-        merged["status"]["conditions"] = list(present.values())
-    return merged
-
-
-PATCHES = {MERGE_PATCH: merge_patched, STRATEGIC_MERGE_PATCH: strategically_patched}
-"""The patch formats by content type."""
+# Changes.
 
 
 def updated(kind: ServedKind, old: JsonObject, new: JsonObject, *, status: bool) -> JsonObject:
-    """Return what a patch makes of the old object, after its preconditions.
+    """Return what a patch makes of the old object, after its preconditions and the rules for pods.
 
     ``status`` is the subresource: it takes status and metadata, the object itself all but the status.
 
     Raises:
-        Refusal: 409 or 422, a precondition does not hold.
+        Refusal: 409 or 422, a precondition does not hold, or a pod would change in what is fixed.
     """
     before, after = old["metadata"], new.get("metadata") or {}
     name, version, uid = before["name"], after.get("resourceVersion", ""), after.get("uid") or before["uid"]
@@ -223,56 +239,13 @@ def updated(kind: ServedKind, old: JsonObject, new: JsonObject, *, status: bool)
             metadata[fixed] = before[fixed]
     kept, taken = (old, {"status": new.get("status")}) if status else (new, {"status": old.get("status")})
     parts = {key: value for key, value in {**kept, **taken}.items() if value is not None}
+    if kind is PODS and not status:
+        parts["spec"] = _defaulted(parts.get("spec") or {})
+        check_change(old, parts)
     return {**parts, "apiVersion": kind.version, "kind": kind.kind, "metadata": metadata}
 
 
-def _uid_precondition(wanted: str, present: str) -> str:
-    return f"Precondition failed: UID in precondition: {wanted}, UID in object meta: {present}"
-
-
-# Bindings and deletions.
-
-
-def bound(pod: JsonObject, binding: JsonObject) -> JsonObject:
-    """Return the pod as a binding leaves it: node, annotations and condition in one step.
-
-    Raises:
-        Refusal: 400 or 409, for the reasons and with the texts of the real server.
-    """
-    metadata, wanted = pod["metadata"], binding.get("metadata") or {}
-    name, node = metadata["name"], (binding.get("target") or {}).get("name", "")
-    if wanted.get("name", name) != name:
-        raise Refusal(400, "name in URL does not match name in Binding object")
-    if not node or binding["target"].get("kind", "Node") not in {"", "Node"}:
-        raise invalid("Binding", name, "target: Invalid value: a node with a name is expected")
-    if why := _why_not_bound(pod, wanted):
-        raise conflict("pods/binding", name, why)
-    annotations = {**(metadata.get("annotations") or {}), **(wanted.get("annotations") or {})}
-    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": _now_text()}
-    others = [entry for entry in pod["status"].get("conditions") or [] if entry["type"] != scheduled["type"]]
-    status = {key: value for key, value in pod["status"].items() if key != "nominatedNodeName"}
-    return pod | {
-        "metadata": metadata | ({"annotations": annotations} if annotations else {}),
-        "spec": pod["spec"] | {"nodeName": node},
-        "status": status | {"conditions": [*others, scheduled]},
-    }
-
-
-def _why_not_bound(pod: JsonObject, wanted: JsonObject) -> str:
-    metadata, spec = pod["metadata"], pod["spec"]
-    uid, version = wanted.get("uid") or metadata["uid"], wanted.get("resourceVersion") or metadata["resourceVersion"]
-    if uid != metadata["uid"]:
-        return _uid_precondition(uid, metadata["uid"])
-    if version != metadata["resourceVersion"]:
-        versions = f"{version}, ResourceVersion in object meta: {metadata['resourceVersion']}"
-        return f"Precondition failed: ResourceVersion in precondition: {versions}"
-    if metadata.get("deletionTimestamp"):
-        return f"pod {metadata['name']} is being deleted, cannot be assigned to a host"
-    if spec.get("nodeName"):
-        return f'pod {metadata["name"]} is already assigned to node "{spec["nodeName"]}"'
-    if spec.get("schedulingGates"):
-        return f"pod {metadata['name']} has non-empty .spec.schedulingGates"
-    return ""
+# Deletions.
 
 
 def deleted(kind: ServedKind, value: JsonObject, options: JsonObject) -> JsonObject | None:
@@ -282,10 +255,9 @@ def deleted(kind: ServedKind, value: JsonObject, options: JsonObject) -> JsonObj
         Refusal: 409, the precondition of the options does not hold.
     """
     metadata = value["metadata"]
-    wanted = (options.get("preconditions") or {}).get("uid")
-    if wanted not in (None, "", metadata["uid"]):
-        raise conflict(kind.resource, metadata["name"], _uid_precondition(wanted, metadata["uid"]))
-    if kind is not PODS or not value["spec"].get("nodeName") or value["status"].get("phase") in _TERMINAL_PHASES:
+    if why := unmet(metadata, options.get("preconditions") or {}):
+        raise conflict(kind.resource, metadata["name"], why)
+    if kind is not PODS or not value["spec"].get("nodeName") or value["status"].get("phase") in TERMINAL_PHASES:
         return None
     asked = options.get("gracePeriodSeconds")
     grace = int(value["spec"]["terminationGracePeriodSeconds"] if asked is None else asked)
@@ -293,5 +265,5 @@ def deleted(kind: ServedKind, value: JsonObject, options: JsonObject) -> JsonObj
         return None
     if metadata.get("deletionTimestamp"):
         return value
-    timing = {"deletionTimestamp": _now_text(), "deletionGracePeriodSeconds": grace}
+    timing = {"deletionTimestamp": now_text(), "deletionGracePeriodSeconds": grace}
     return value | {"metadata": metadata | timing}

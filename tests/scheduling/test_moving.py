@@ -237,11 +237,10 @@ async def test_explain_names_the_move_and_then_the_reservation(room: Room) -> No
         assert pod is not None
         return explain_text(explain(question(room.world.state, pod)))
 
-    budget = Budget("default", {"app": "small"}, 0)
-    room.server.limit_disruptions(budget)
+    room.server.limit_disruptions(Budget("default", {"app": "small"}, 0))
     await room.wait_and_look()
     assert "Node trn-1 would have room after a move of default/small-1 from node trn-1 to trn-2" in explained("big-1")
-    budget.allowed = 1
+    room.server.limit_disruptions(Budget("default", {"app": "small"}, 1))
     await room.look(after=REFUSED_SECONDS + 1.0)
     assert "Cores 0-31 of node trn-1 are reserved for it" in explained("big-1")
     room.pod("other-1", count=16)
@@ -278,10 +277,9 @@ async def test_a_plan_does_without_a_pod_that_a_budget_protects(room: Room) -> N
 
 
 async def test_a_refused_move_is_tried_again_only_after_a_while(room: Room) -> None:
-    budget = Budget("default", {"app": "small"}, 0)
-    room.server.limit_disruptions(budget)
+    room.server.limit_disruptions(Budget("default", {"app": "small"}, 0))
     await room.wait_and_look()
-    budget.allowed = 1
+    room.server.limit_disruptions(Budget("default", {"app": "small"}, 1))
     await room.look(after=REFUSED_SECONDS - 1.0)
     assert room.evicted == []
     await room.look(after=2.0)

@@ -106,18 +106,16 @@ async def test_a_field_that_cannot_be_selected_by_is_400(client: Client) -> None
     assert (status, refusal["message"]) == (400, "field label not supported: spec.priority")
 
 
-# Writes.
-
 # Changes.
 
 
 async def test_a_merge_patch_merges_removes_and_replaces(client: Client, server: StandInApiServer) -> None:
     server.create_pod({"metadata": {"name": "a", "annotations": {"keep": "1", "drop": "2"}}, "spec": {}})
-    patch = {"metadata": {"annotations": {"drop": None, "new": "3"}}, "spec": {"tolerations": [1]}}
+    patch = {"metadata": {"annotations": {"drop": None, "new": "3"}}, "spec": {"tolerations": [{"key": "k"}]}}
     status, after = await client.ask("PATCH", f"{PODS_PATH}/a", patch, headers=MERGE)
     assert status == 200
     assert after["metadata"]["annotations"] == {"keep": "1", "new": "3"}
-    assert after["spec"]["tolerations"] == [1]
+    assert after["spec"]["tolerations"] == [{"key": "k"}]
 
 
 async def test_a_patch_that_changes_nothing_is_no_write(client: Client, server: StandInApiServer) -> None:

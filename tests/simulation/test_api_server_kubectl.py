@@ -27,6 +27,7 @@ async def test_every_kind_is_found_by_discovery(client: Client) -> None:
         ("/api/v1", "persistentvolumes", False),
         ("/apis/coordination.k8s.io/v1", "leases", True),
         ("/apis/events.k8s.io/v1", "events", True),
+        ("/apis/policy/v1", "poddisruptionbudgets", True),
     }
 
 

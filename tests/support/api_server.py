@@ -11,6 +11,7 @@ import re
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -22,8 +23,7 @@ from aiohttp import web
 
 from neuron_plugin.cluster import MERGE_PATCH
 from neuron_plugin.simulation import NODES, PODS, JsonObject, Refusal, SimulatedApiServer, Target, parse_path
-from neuron_plugin.simulation.api_server_kinds import invalid
-from neuron_plugin.simulation.api_server_objects import deleted
+from neuron_plugin.simulation.api_server_kinds import BUDGETS, invalid
 from neuron_plugin.simulation.api_server_store import Change, CutError, Inbox
 from tests.support.api_validation import ValidatingObjects
 
@@ -37,19 +37,13 @@ _NEEDS_MATCH = (
 )
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Budget:
-    """What a PodDisruptionBudget allows: how many of the pods with these labels may still be evicted."""
+    """A PodDisruptionBudget: how many of the pods with these labels may still be evicted."""
 
     namespace: str
     labels: dict[str, str]
     allowed: int
-
-    def covers(self, pod: JsonObject) -> bool:
-        """Whether the pod has its labels."""
-        metadata = pod["metadata"]
-        labels = metadata.get("labels") or {}
-        return metadata["namespace"] == self.namespace and self.labels.items() <= labels.items()
 
 
 class WatchList(Enum):
@@ -146,7 +140,6 @@ class StandInApiServer(SimulatedApiServer):
         self._validating = ValidatingObjects()
         self._objects = self._validating
         self._bookmark_seconds = bookmark_seconds
-        self._budgets: list[Budget] = []
         self._token = token
         self.watch_list = watch_list
         self._tls = tls
@@ -246,8 +239,14 @@ class StandInApiServer(SimulatedApiServer):
         self._validating.keep_binding_annotations = False
 
     def limit_disruptions(self, budget: Budget) -> None:
-        """Let a disruption budget hold from now on."""
-        self._budgets.append(budget)
+        """Let a disruption budget hold from now on, instead of the last one for these labels."""
+        name = "-".join(budget.labels.values())
+        target = Target(BUDGETS, budget.namespace, name)
+        status = {"status": {"disruptionsAllowed": budget.allowed}}
+        with suppress(Refusal):
+            self._objects.delete(target)
+        spec = {"selector": {"matchLabels": budget.labels}}
+        self._objects.create(BUDGETS, {"metadata": {"name": name}, "spec": spec, **status}, budget.namespace)
 
     @property
     def requests(self) -> list[SeenRequest]:
@@ -286,44 +285,6 @@ class StandInApiServer(SimulatedApiServer):
             return web.Response(body=body, status=refusal.code, content_type="application/json")
         answer = await handler(request)
         return _cut(request) if fault and fault.lose_answer else answer
-
-    def _write(self, request: web.Request, target: Target, body: JsonObject) -> web.Response:
-        if target.subresource == "eviction" and request.method == "POST":
-            return web.json_response(self._evict(target.namespace, target.name, body), status=201)
-        return super()._write(request, target, body)
-
-    def _evict(self, namespace: str, name: str, eviction: JsonObject) -> JsonObject:
-        """Evict a pod: ``pods/eviction``. Return the Status of success.
-
-        A pod that has not started, has ended or is being deleted needs no budget. Source: ``eviction.go`` of
-        ``pkg/registry/core/pod/storage``.
-
-        Raises:
-            Refusal: 404, there is none; 409, another UID; 429 or 500, for its budgets.
-        """
-        target, options = Target(PODS, namespace, name), eviction.get("deleteOptions") or {}
-        pod = self._objects.read(target).value
-        if (eviction.get("metadata") or {}).get("name") != name:
-            raise Refusal(400, "name in URL does not match name in Eviction object")
-        is_running = pod["status"].get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
-        budgets = [each for each in self._budgets if is_running and each.covers(pod)]
-        if len(budgets) > 1:
-            text = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
-            raise Refusal(500, text, reason="InternalError")
-        if budgets and not budgets[0].allowed:
-            raise Refusal(429, "Cannot evict pod as it would violate the pod's disruption budget.", name=name)
-        after = deleted(PODS, pod, options)
-        if not options.get("dryRun"):
-            for budget in budgets:
-                budget.allowed -= 1
-            pods = self._objects.collections[PODS]
-            if after is None:
-                pods.remove((namespace, name))
-            else:
-                evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
-                status = after["status"] | {"conditions": [*(after["status"].get("conditions") or []), evicted]}
-                pods.put((namespace, name), after | {"status": status})
-        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
     def _admit(self, request: web.Request, *, watch: bool) -> None:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")

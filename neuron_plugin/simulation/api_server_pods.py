@@ -1,0 +1,264 @@
+"""What the simulated API server does with pods alone: changes of a spec, gates, bindings and evictions.
+
+The rules are functions of values. Facts: ``pkg/apis/core/validation/validation.go`` (ValidatePodUpdate),
+``pkg/registry/core/pod/strategy.go`` (the condition of gated pods), ``pkg/registry/core/pod/storage/storage.go`` (the
+binding) and ``eviction.go`` beside it, all of 1.36.2. Of a spec only what this project's programs or kubectl write is
+looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from neuron_plugin.simulation.api_server_kinds import JsonObject, Refusal, Selector, conflict, invalid
+
+TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
+
+_CHANGEABLE = (
+    "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only "
+    "additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was "
+    "previously negative)"
+)
+_ONLY_MORE = "only additions are allowed (no mutations or deletions)"
+
+
+def now_text() -> str:
+    """The time, as metadata and conditions have it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# Gates and changes of a spec.
+
+
+def gated(pod: JsonObject) -> JsonObject:
+    """Return a new pod with the condition that says that it waits for its gates; others as they are.
+
+    Raises:
+        Refusal: 422, it names its node already.
+    """
+    spec, status = pod["spec"], pod["status"]
+    if not spec.get("schedulingGates"):
+        return pod
+    if spec.get("nodeName"):
+        why = "spec.nodeName: Forbidden: cannot be set until all schedulingGates have been cleared"
+        raise invalid("Pod", pod["metadata"]["name"], why)
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "SchedulingGated",
+        "message": "Scheduling is blocked due to non-empty scheduling gates",
+        "lastProbeTime": None,
+        "lastTransitionTime": None,
+    }
+    conditions = status.get("conditions") or []
+    if any(each["type"] == "PodScheduled" for each in conditions):
+        return pod
+    return pod | {"status": status | {"conditions": [*conditions, condition]}}
+
+
+def check_change(old: JsonObject, new: JsonObject) -> None:
+    """Check what a write makes of a pod's spec.
+
+    A gated pod's node selector and required node affinity may be narrowed; gates may only go.
+
+    Raises:
+        Refusal: 422, with the real server's texts.
+    """
+    if problems := list(_problems(old.get("spec") or {}, new.get("spec") or {})):
+        text = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
+        raise invalid("Pod", old["metadata"]["name"], text)
+
+
+def _problems(old: JsonObject, new: JsonObject) -> Iterator[str]:
+    gates = {gate["name"] for gate in old.get("schedulingGates") or ()}
+    for place, gate in enumerate(new.get("schedulingGates") or ()):
+        if gate["name"] not in gates:
+            field = f"spec.schedulingGates[{place}].name"
+            yield f"{field}: Forbidden: only deletion is allowed, but found new scheduling gate '{gate['name']}'"
+    kept = old.get("tolerations") or []
+    if not all(each in (new.get("tolerations") or []) for each in kept):
+        yield "spec.tolerations: Forbidden: existing toleration can not be modified except its tolerationSeconds"
+    if gates:
+        before, after = old.get("nodeSelector") or {}, new.get("nodeSelector") or {}
+        if not before.items() <= after.items():
+            yield (
+                f"spec.nodeSelector: Invalid value: {after}: only additions to spec.nodeSelector are allowed "
+                "(no mutations or deletions)"
+            )
+        yield from _affinity_problems(_terms(old), _terms(new))
+    if _unchangeable(old, gated=bool(gates)) != _unchangeable(new, gated=bool(gates)):
+        yield f"spec: Forbidden: pod updates may not change fields other than {_CHANGEABLE}"
+
+
+def _affinity_problems(old: list[JsonObject], new: list[JsonObject]) -> Iterator[str]:
+    path = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
+    if old and len(old) != len(new):
+        yield f"{path}: Invalid value: {new}: no additions/deletions to non-empty NodeSelectorTerms list are allowed"
+        return
+    for place, (before, after) in enumerate(zip(old, new, strict=False)):
+        parts = ("matchExpressions", "matchFields")
+        was, now = ([term.get(part) or [] for part in parts] for term in (before, after))
+        appended = all(left == right[: len(left)] for left, right in zip(was, now, strict=True))
+        if not appended or (now != was and not any(was)):
+            yield f"{path}[{place}]: Invalid value: {after}: {_ONLY_MORE}"
+
+
+def _terms(spec: JsonObject) -> list[JsonObject]:
+    found: Any = spec
+    for part in ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"):
+        found = found.get(part) or {}
+    return list(found)
+
+
+def _unchangeable(spec: JsonObject, *, gated: bool) -> JsonObject:
+    """The parts of a spec that no write may change."""
+    changeable = {"schedulingGates", "tolerations", "activeDeadlineSeconds", "terminationGracePeriodSeconds"}
+    rest = {name: each for name, each in spec.items() if each is not None and name not in changeable}
+    if gated:
+        rest.pop("nodeSelector", None)
+        affinity = {name: each for name, each in (rest.pop("affinity", None) or {}).items() if name != "nodeAffinity"}
+        rest |= {"affinity": affinity} if affinity else {}
+    for part in ("containers", "initContainers"):
+        if part in rest:
+            rest[part] = [{name: each for name, each in one.items() if name != "image"} for one in rest[part]]
+    return rest
+
+
+# Bindings.
+
+
+def bound(pod: JsonObject, binding: JsonObject) -> JsonObject:
+    """Return the pod as a binding leaves it: node, annotations and condition in one step.
+
+    Raises:
+        Refusal: 400 or 409, for the reasons and with the texts of the real server.
+    """
+    metadata, wanted = pod["metadata"], binding.get("metadata") or {}
+    name, node = metadata["name"], (binding.get("target") or {}).get("name", "")
+    if wanted.get("name", name) != name:
+        raise Refusal(400, "name in URL does not match name in Binding object")
+    if not node or binding["target"].get("kind", "Node") not in {"", "Node"}:
+        raise invalid("Binding", name, "target: Invalid value: a node with a name is expected")
+    if why := unmet(metadata, wanted) or _why_not_bound(pod):
+        raise conflict("pods/binding", name, why)
+    annotations = {**(metadata.get("annotations") or {}), **(wanted.get("annotations") or {})}
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": now_text()}
+    others = [entry for entry in pod["status"].get("conditions") or [] if entry["type"] != scheduled["type"]]
+    status = {key: value for key, value in pod["status"].items() if key != "nominatedNodeName"}
+    return pod | {
+        "metadata": metadata | ({"annotations": annotations} if annotations else {}),
+        "spec": pod["spec"] | {"nodeName": node},
+        "status": status | {"conditions": [*others, scheduled]},
+    }
+
+
+def unmet(metadata: JsonObject, preconditions: JsonObject) -> str:
+    """Which precondition an object does not meet, in the words of the real server; empty if it meets all."""
+    for key, field in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
+        if (wanted := preconditions.get(key)) not in {None, "", metadata[key]}:
+            return f"Precondition failed: {field} in precondition: {wanted}, {field} in object meta: {metadata[key]}"
+    return ""
+
+
+def _why_not_bound(pod: JsonObject) -> str:
+    metadata, spec = pod["metadata"], pod["spec"]
+    if metadata.get("deletionTimestamp"):
+        return f"pod {metadata['name']} is being deleted, cannot be assigned to a host"
+    if spec.get("nodeName"):
+        return f'pod {metadata["name"]} is already assigned to node "{spec["nodeName"]}"'
+    if spec.get("schedulingGates"):
+        return f"pod {metadata['name']} has non-empty .spec.schedulingGates"
+    return ""
+
+
+# Evictions.
+
+
+def needs_budget(pod: JsonObject) -> bool:
+    """Whether an eviction asks the budgets: not for a pod that has not started, has ended or is being deleted."""
+    return pod["status"].get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
+
+
+def disrupted(budget: JsonObject, pod: str) -> JsonObject:
+    """Return a PodDisruptionBudget as the eviction of one of its pods leaves it.
+
+    Raises:
+        Refusal: 429, it allows none now.
+    """
+    status, name = budget.get("status") or {}, budget["metadata"]["name"]
+    allowed = int(status.get("disruptionsAllowed") or 0)
+    if allowed <= 0:
+        needed, healthy = status.get("desiredHealthy", 0), status.get("currentHealthy", 0)
+        cause = f"The disruption budget {name} needs {needed} healthy pods and has {healthy} currently"
+        causes = [{"reason": "DisruptionBudget", "message": cause}]
+        text = "Cannot evict pod as it would violate the pod's disruption budget."
+        raise Refusal(429, text, name=pod, causes=causes)
+    return budget | {"status": status | {"disruptionsAllowed": allowed - 1}}
+
+
+def evicted(pod: JsonObject) -> JsonObject:
+    """Return a pod that ends because of an eviction, with the condition that says so."""
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "EvictionByEvictionAPI",
+        "message": "Eviction API: evicting",
+        "lastTransitionTime": now_text(),
+    }
+    others = [each for each in pod["status"].get("conditions") or [] if each["type"] != condition["type"]]
+    return pod | {"status": pod["status"] | {"conditions": [*others, condition]}}
+
+
+def selected_by(budget: JsonObject) -> Selector:
+    """Which pods a PodDisruptionBudget is about: of its namespace, with its labels; without a selector none."""
+    selector = (budget.get("spec") or {}).get("selector")
+    rules = [("In", key, [value]) for key, value in ((selector or {}).get("matchLabels") or {}).items()]
+    wanted = (selector or {}).get("matchExpressions") or ()
+    rules += [(each["operator"], each["key"], each.get("values") or []) for each in wanted]
+
+    def meant(pod: JsonObject) -> bool:
+        labels = pod["metadata"].get("labels") or {}
+        if selector is None or pod["metadata"]["namespace"] != budget["metadata"]["namespace"]:
+            return False
+        return all(
+            (key in labels) == (operator == "Exists")
+            if operator in {"Exists", "DoesNotExist"}
+            else (labels.get(key) in values) == (operator == "In")
+            for operator, key, values in rules
+        )
+
+    return meant
+
+
+def budget_status(budget: JsonObject, pods: Iterable[JsonObject]) -> JsonObject:
+    """What the disruption controller says of a budget: how many of its pods are healthy, and may be evicted.
+
+    Where the real one asks the pods' controllers how many there should be, those that there are count: nothing here
+    makes pods again.
+    """
+    meant, spec = selected_by(budget), budget.get("spec") or {}
+    chosen = [pod for pod in pods if meant(pod) and pod["status"].get("phase") not in TERMINAL_PHASES]
+    healthy = sum(
+        not pod["metadata"].get("deletionTimestamp")
+        and any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions") or ())
+        for pod in chosen
+    )
+    expected = len(chosen)
+    if spec.get("maxUnavailable") is not None:
+        desired = max(expected - _share(spec["maxUnavailable"], expected), 0)
+    else:
+        desired = _share(spec.get("minAvailable", 1), expected)
+    return {
+        "expectedPods": expected,
+        "currentHealthy": healthy,
+        "desiredHealthy": desired,
+        "disruptionsAllowed": max(healthy - desired, 0) if expected else 0,
+    }
+
+
+def _share(amount: Any, whole: int) -> int:
+    """A number, or a percentage of the whole, rounded up."""
+    text = str(amount)
+    return -(-int(text.removesuffix("%")) * whole // 100) if text.endswith("%") else int(text)

@@ -1,0 +1,327 @@
+"""What the simulated API server does with pods alone: gates, changes of a spec, bindings, evictions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from neuron_plugin.allocation import GATE, NODE_KEY, NeuronPod
+from neuron_plugin.cluster import PODS as POD_RECORDS
+from neuron_plugin.cluster import ApiRequest, neuron_pod
+from neuron_plugin.gates import writes
+from neuron_plugin.simulation.api_server_kinds import BUDGETS, NODES, PODS, Refusal, Target
+from neuron_plugin.simulation.api_server_objects import ApiObjects, created
+from neuron_plugin.simulation.api_server_patches import merge_patched
+from neuron_plugin.simulation.api_server_pods import bound, budget_status
+
+Json = dict[str, Any]
+TARGET = Target(PODS, "ns", "p")
+
+
+def stored(**metadata: Any) -> Json:
+    made = created(PODS, "ns", {"metadata": {"name": "p", "uid": "uid-p", **metadata}, "spec": {"containers": []}})
+    return made | {"metadata": made["metadata"] | {"resourceVersion": "5"}}
+
+
+def holding(labels: Json | None = None, **spec: Any) -> ApiObjects:
+    """A server with the pod ``p``."""
+    objects = ApiObjects()
+    container = {"name": "main", "resources": {"limits": {"aws.amazon.com/neuron": 4}}}
+    pod = {"metadata": {"name": "p", "labels": labels or {}}, "spec": {"containers": [container], **spec}}
+    objects.create(PODS, pod, "ns")
+    return objects
+
+
+def record(objects: ApiObjects) -> NeuronPod:
+    return neuron_pod(POD_RECORDS.decode(objects.read(TARGET).encoded))
+
+
+def sent(objects: ApiObjects, request: ApiRequest) -> Json:
+    assert request.body
+    return objects.patch(TARGET, request.body, request.content_type).value
+
+
+def refusal(objects: ApiObjects, change: Json) -> Refusal:
+    with pytest.raises(Refusal) as raised:
+        objects.patch(TARGET, change)
+    return raised.value
+
+
+def required(*terms: Json) -> Json:
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}}
+
+
+def named(key: str, *values: str) -> Json:
+    return {"key": key, "operator": "In", "values": list(values)}
+
+
+OURS = [{"name": GATE}]
+ZONE = {"matchExpressions": [named("zone", "a", "b")]}
+PIN = {"matchFields": [named("metadata.name", "n1")]}
+
+
+# Gates.
+
+
+def test_a_gated_pod_says_so_and_is_not_bound() -> None:
+    objects = holding(schedulingGates=OURS)
+    pod = objects.read(TARGET).value
+    (condition,) = pod["status"]["conditions"]
+    assert (pod["status"]["phase"], condition["type"], condition["status"], condition["reason"]) == (
+        "Pending",
+        "PodScheduled",
+        "False",
+        "SchedulingGated",
+    )
+    with pytest.raises(Refusal, match=r"has non-empty \.spec\.schedulingGates") as raised:
+        objects.bind("ns", "p", {"target": {"name": "n1"}})
+    assert raised.value.code == 409
+    assert "conditions" not in holding().read(TARGET).value["status"]
+
+
+def test_a_gated_pod_that_names_its_node_is_refused() -> None:
+    with pytest.raises(Refusal, match="cannot be set until all schedulingGates have been cleared"):
+        holding(schedulingGates=OURS, nodeName="n1")
+
+
+@pytest.mark.parametrize("terms", [None, (ZONE,), (ZONE, {"matchExpressions": [named("zone", "c")]}, {})])
+def test_a_pod_is_placed_by_one_patch(terms: tuple[Json, ...] | None) -> None:
+    affinity = {} if terms is None else {"affinity": required(*terms)}
+    objects = holding(schedulingGates=OURS, **affinity)
+    after = sent(objects, writes.place(record(objects), "n1", {"NEURON_DEVS": "0,1,2,3"}))
+    assert "schedulingGates" not in after["spec"]
+    assert (after["metadata"]["annotations"]["NEURON_DEVS"], after["metadata"]["labels"][NODE_KEY]) == ("0,1,2,3", "n1")
+    found = after["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    pinned = [{**ZONE, **PIN}, {"matchExpressions": [named("zone", "c")], **PIN}, {}] if terms else [PIN]
+    assert found["nodeSelectorTerms"] == (pinned[: len(terms)] if terms else pinned)
+    objects.bind("ns", "p", {"target": {"name": "n1"}})
+
+
+def test_a_group_is_planned_first_and_a_plan_is_withdrawn_with_the_gate() -> None:
+    objects = holding(schedulingGates=[{"name": "quota"}, *OURS])
+    planned = sent(objects, writes.plan(record(objects), "n1", {"NEURON_DEVS": "0"}))
+    assert planned["spec"]["schedulingGates"] == [{"name": "quota"}, *OURS]
+    released = sent(objects, writes.release_plainly(record(objects)))
+    assert released["spec"]["schedulingGates"] == [{"name": "quota"}]
+    assert "annotations" not in released["metadata"]
+    assert "labels" not in released["metadata"]
+    sent(objects, writes.withdraw(record(objects)))
+
+
+def test_a_patch_of_an_older_version_is_a_conflict_and_changes_nothing() -> None:
+    objects = holding(schedulingGates=OURS)
+    seen = record(objects)
+    objects.patch(TARGET, {"metadata": {"annotations": {"by": "user"}}})
+    with pytest.raises(Refusal) as raised:
+        sent(objects, writes.place(seen, "n1", {}))
+    assert raised.value.code == 409
+    assert objects.read(TARGET).value["spec"]["schedulingGates"] == OURS
+
+
+def test_gates_only_go() -> None:
+    text = "only deletion is allowed, but found new scheduling gate 'new'"
+    for objects in (holding(), holding(schedulingGates=OURS)):
+        found = refusal(objects, {"spec": {"schedulingGates": [*OURS, {"name": "new"}]}})
+        assert (found.code, text in found.message) == (422, True)
+
+
+# Changes of a spec.
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"affinity": required()}, "no additions/deletions to non-empty NodeSelectorTerms"),
+        ({"affinity": required(ZONE, ZONE)}, "no additions/deletions to non-empty NodeSelectorTerms"),
+        ({"affinity": required({"matchExpressions": [named("zone", "a")]})}, "only additions are allowed"),
+        ({"affinity": required(PIN)}, "only additions are allowed"),
+        ({"nodeSelector": {"disk": "hdd"}}, "only additions to spec.nodeSelector"),
+        ({"nodeSelector": {"disk": None, "more": "x"}}, "only additions to spec.nodeSelector"),
+        ({"nodeName": "n1"}, "pod updates may not change fields other than"),
+        ({"affinity": {"podAffinity": {}}}, "pod updates may not change fields other than"),
+        ({"containers": [{"name": "main"}]}, "pod updates may not change fields other than"),
+        ({"tolerations": []}, "existing toleration can not be modified"),
+    ],
+)
+def test_a_gated_pod_is_only_narrowed(change: Json, said: str) -> None:
+    spec: Json = {"affinity": required(ZONE), "nodeSelector": {"disk": "ssd"}, "tolerations": [{"key": "a"}]}
+    found = refusal(holding(schedulingGates=OURS, **spec), {"spec": change})
+    assert (found.code, said in found.message) == (422, True), found.message
+
+
+def test_an_empty_term_stays_empty() -> None:
+    found = refusal(holding(schedulingGates=OURS, affinity=required({})), {"spec": {"affinity": required(PIN)}})
+    assert "only additions are allowed" in found.message
+
+
+@pytest.mark.parametrize("change", [{"affinity": required(PIN)}, {"nodeSelector": {"a": "b"}}])
+def test_a_pod_without_gates_is_not_narrowed(change: Json) -> None:
+    assert "pod updates may not change" in refusal(holding(), {"spec": change}).message
+
+
+def test_an_image_tolerations_and_metadata_may_change() -> None:
+    objects = holding(tolerations=[{"key": "a"}])
+    (container,) = objects.read(TARGET).value["spec"]["containers"]
+    spec = {"containers": [container | {"image": "new"}], "tolerations": [{"key": "a"}, {"key": "b"}]}
+    after = objects.patch(TARGET, {"metadata": {"labels": {"a": "b"}}, "spec": spec}).value
+    assert after["spec"]["containers"][0]["image"] == "new"
+
+
+def test_an_integer_in_a_patch_is_a_quantity() -> None:
+    objects = holding()
+    container = {"name": "main", "resources": {"limits": {"aws.amazon.com/neuron": 4}}}
+    objects.patch(TARGET, {"spec": {"containers": [container]}})
+    assert msgspec.json.encode(objects.read(TARGET).value["spec"]["containers"]).count(b'"4"') == 2
+
+
+@pytest.mark.parametrize("kind", [PODS, NODES])
+def test_what_nobody_could_read_is_not_kept(kind: Any) -> None:
+    objects = holding()
+    objects.create(NODES, {"metadata": {"name": "p"}})
+    target = TARGET if kind is PODS else Target(NODES, "", "p")
+    with pytest.raises(Refusal) as raised:
+        objects.patch(target, {"metadata": {"labels": {"a": 1}}})
+    assert raised.value.code == 400
+
+
+def refusal_of(value: Json, **metadata: Any) -> Refusal:
+    with pytest.raises(Refusal) as raised:
+        bound(value, {"metadata": metadata, "target": {"name": "n1"}})
+    return raised.value
+
+
+# Bindings: the texts of pkg/registry/core/pod/storage/storage.go.
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}},
+            "pod p is being deleted, cannot be assigned to a host",
+        ),
+        ({"spec": {"nodeName": "n9"}}, 'pod p is already assigned to node "n9"'),
+        ({"spec": {"schedulingGates": [{"name": "g"}]}}, "pod p has non-empty .spec.schedulingGates"),
+    ],
+)
+def test_a_pod_that_cannot_be_bound_is_refused_with_the_servers_text(change: Json, text: str) -> None:
+    refusal = refusal_of(merge_patched(stored(), change))
+    assert (refusal.code, refusal.reason) == (409, "Conflict")
+    assert refusal.message == f'Operation cannot be fulfilled on pods/binding "p": {text}'
+
+
+def test_preconditions_of_a_binding_are_kept() -> None:
+    assert "UID in precondition: x, UID in object meta: uid-p" in refusal_of(stored(), uid="x").message
+    assert "ResourceVersion in precondition: 4" in refusal_of(stored(), resourceVersion="4").message
+    after = bound(stored(), {"metadata": {"uid": "uid-p", "resourceVersion": "5"}, "target": {"name": "n1"}})
+    assert after["spec"]["nodeName"] == "n1"
+
+
+@pytest.mark.parametrize("target", [{}, {"name": ""}, {"name": "n1", "kind": "Machine"}])
+def test_a_binding_needs_a_node(target: Json) -> None:
+    with pytest.raises(Refusal) as raised:
+        bound(stored(), {"target": target})
+    assert raised.value.code == 422
+
+
+def test_a_binding_leaves_the_old_value_alone() -> None:
+    before = stored(annotations={"a": "1"})
+    bound(before, {"metadata": {"annotations": {"b": "2"}}, "target": {"name": "n1"}})
+    assert before["metadata"]["annotations"] == {"a": "1"}
+    assert "nodeName" not in before["spec"]
+
+
+# Evictions.
+
+
+EVICTION: Json = {"metadata": {"name": "p"}}
+
+
+def running(budgets: int, allowed: int = 0) -> ApiObjects:
+    objects = holding(labels={"app": "a"}, nodeName="n1")
+    objects.patch(Target(PODS, "ns", "p", "status"), {"status": {"phase": "Running"}})
+    for number in range(budgets):
+        budget = {
+            "metadata": {"name": f"b{number}"},
+            "spec": {"selector": {"matchLabels": {"app": "a"}}},
+            "status": {"disruptionsAllowed": allowed, "desiredHealthy": 3, "currentHealthy": 3},
+        }
+        objects.create(BUDGETS, budget, "ns")
+    return objects
+
+
+def test_an_eviction_deletes_the_pod_and_says_so_on_it() -> None:
+    objects = running(0)
+    objects.evict("ns", "p", EVICTION)
+    pod = objects.read(TARGET).value
+    assert "deletionTimestamp" in pod["metadata"]
+    assert [(each["type"], each["reason"]) for each in pod["status"]["conditions"]] == [
+        ("DisruptionTarget", "EvictionByEvictionAPI")
+    ]
+
+
+def test_an_eviction_that_a_budget_does_not_allow_is_429() -> None:
+    with pytest.raises(Refusal, match="would violate the pod's disruption budget") as raised:
+        running(1).evict("ns", "p", EVICTION)
+    assert raised.value.code == 429
+    assert raised.value.details["causes"][0]["message"] == (
+        "The disruption budget b0 needs 3 healthy pods and has 3 currently"
+    )
+
+
+def test_an_eviction_is_counted_in_its_budget_unless_it_is_tried_only() -> None:
+    objects = running(1, allowed=1)
+    objects.evict("ns", "p", EVICTION | {"deleteOptions": {"dryRun": ["All"]}})
+    assert "deletionTimestamp" not in objects.read(TARGET).value["metadata"]
+    objects.evict("ns", "p", EVICTION)
+    assert objects.read(Target(BUDGETS, "ns", "b0")).value["status"]["disruptionsAllowed"] == 0
+    objects.evict("ns", "p", EVICTION)  # it is being deleted already
+
+
+def test_a_pod_of_two_budgets_is_not_evicted() -> None:
+    with pytest.raises(Refusal) as raised:
+        running(2, allowed=1).evict("ns", "p", EVICTION)
+    assert raised.value.code == 500
+
+
+@pytest.mark.parametrize(
+    ("options", "code"), [({"preconditions": {"uid": "x"}}, 409), ({"preconditions": {"resourceVersion": "1"}}, 409)]
+)
+def test_preconditions_of_an_eviction_and_a_deletion_are_kept(options: Json, code: int) -> None:
+    objects = running(0)
+    for write in (
+        lambda: objects.evict("ns", "p", EVICTION | {"deleteOptions": options}),
+        lambda: objects.delete(TARGET, options),
+    ):
+        with pytest.raises(Refusal) as raised:
+            write()
+        assert raised.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("spec", "allowed"),
+    [
+        ({"minAvailable": 2}, 1),
+        ({"minAvailable": "50%"}, 1),
+        ({"maxUnavailable": 1}, 0),
+        ({"maxUnavailable": "50%"}, 1),
+        ({"maxUnavailable": 1, "selector": None}, 0),
+        ({"minAvailable": 0, "selector": {}}, 3),
+        ({"minAvailable": 0, "selector": {"matchExpressions": [{"key": "app", "operator": "Exists"}]}}, 3),
+        (
+            {"minAvailable": 0, "selector": {"matchExpressions": [{"key": "app", "operator": "NotIn", "values": "a"}]}},
+            0,
+        ),
+    ],
+)
+def test_a_budget_allows_what_its_healthy_pods_leave(spec: Json, allowed: int) -> None:
+    ready = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running"}
+    pods = [
+        {"metadata": {"namespace": "ns", "labels": {"app": "a"}}, "status": ready if number else {"phase": "Running"}}
+        for number in range(4)
+    ]
+    pods.append({"metadata": {"namespace": "other", "labels": {"app": "a"}}, "status": ready})
+    budget = {"metadata": {"namespace": "ns"}, "spec": {"selector": {"matchLabels": {"app": "a"}}, **spec}}
+    assert budget_status(budget, pods)["disruptionsAllowed"] == allowed
