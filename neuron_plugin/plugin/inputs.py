@@ -47,6 +47,9 @@ LISTED_SECONDS = 30.0
 MOST_ENDED = 1024
 """Ends that are remembered: the kubelet may record an allocation after the end of its pod was seen."""
 
+MOST_VANISHED = 32
+"""Vanished pods that are published at once. A chooser gives up waiting for the others after some seconds."""
+
 _API_SERVER_UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _MOST_DIGITS = 4
 _DEVICE_PATH = re.compile(r"/neuron([0-9]{1,4})")
@@ -250,12 +253,14 @@ class NodePods:
 
     ``pods`` are those that have not ended, by the API server's UID. ``ended`` are the latest UIDs whose end was seen;
     the value is True when the containers had stopped by then. ``listed_at`` is when the last
-    consistent LIST began that showed the plugin's own pod; None before.
+    consistent LIST began that showed the plugin's own pod; None before. ``vanished`` are the latest pods with Neuron
+    that went while a container of them ran. The mirror of a static pod is not among them: its end says nothing.
     """
 
     pods: Mapping[PodUid, NeuronPod] = field(default_factory=dict)
     ended: Mapping[PodUid, bool] = field(default_factory=dict)
     listed_at: float | None = None
+    vanished: tuple[PodUid, ...] = ()
 
     @cached_property
     def by_kubelet_uid(self) -> Mapping[PodUid, NeuronPod]:
@@ -277,7 +282,11 @@ class NodePods:
     def without(self, uid: PodUid, *, stopped: bool = False) -> NodePods:
         """Take in the end of a pod; ``stopped``: all its containers had stopped by then."""
         pods = {other: pod for other, pod in self.pods.items() if other != uid}
-        return replace(self, pods=pods, ended=_latest({**self.ended, uid: stopped or self.ended.get(uid, False)}))
+        ended = _latest({**self.ended, uid: stopped or self.ended.get(uid, False)})
+        known, vanished = self.pods.get(uid), self.vanished
+        if known and known.request and known.running and known.kubelet_uid == uid and not ended[uid]:
+            vanished = (*vanished, uid)[-MOST_VANISHED:]
+        return replace(self, pods=pods, ended=ended, vanished=vanished)
 
     def with_list(self, pods: Iterable[NeuronPod], began_at: float | None) -> NodePods:
         """Take in a consistent LIST that began at ``began_at``.
@@ -289,8 +298,8 @@ class NodePods:
         ended = _latest({**self.ended, **{pod.uid: self._has_stopped(pod) for pod in listed if pod.ended}})
         if began_at is None:
             live = {uid: pod for uid, pod in {**self.pods, **live}.items() if uid not in ended}
-            return NodePods(live, ended, self.listed_at)
-        return NodePods(live, ended, began_at)
+            return replace(self, pods=live, ended=ended)
+        return replace(self, pods=live, ended=ended, listed_at=began_at)
 
     def _has_stopped(self, pod: NeuronPod) -> bool:
         """Whether the containers of a pod whose phase is terminal have stopped.
@@ -307,10 +316,11 @@ class HoldDown:
     """Cores that are not offered because a pod that is over, or is not known, may still use them.
 
     A hold-down lasts until no process of the pod's cgroup lives, and at least until ``not_before``. Where cgroups
-    cannot be seen it lasts until ``until``. From ``advertised_from`` on the kubelet is shown the cores as unhealthy;
-    before, a pod that is given them waits in its admission. ``unknown`` pods are found at the start by the devices
-    that their processes have open. Their hold-down ends as soon as it is known what they have, if anything.
-    ``uid`` is the kubelet's.
+    cannot be seen it lasts until ``until``. From ``published_from`` on the cluster is told, so that nobody chooses the
+    cores for another pod. From ``advertised_from`` on the kubelet is shown the cores as unhealthy, which rejects a pod
+    that is bound already; before, a pod that is given them waits in its admission. ``unknown`` pods are found at the
+    start by the devices that their processes have open. Their hold-down ends as soon as it is known what they have, if
+    anything. ``uid`` is the kubelet's.
     """
 
     uid: PodUid
@@ -318,6 +328,7 @@ class HoldDown:
     mask: CoreMask
     since: float
     not_before: float
+    published_from: float
     advertised_from: float
     until: float
     reason: str
@@ -338,8 +349,13 @@ class Inputs:
 
     @property
     def advertised_hold_downs(self) -> tuple[HoldDown, ...]:
-        """The hold-downs that the kubelet and the cluster should see."""
+        """The hold-downs that the kubelet should see."""
         return tuple(one for one in self.hold_downs if one.advertised_from <= self.now)
+
+    @property
+    def published_hold_downs(self) -> tuple[HoldDown, ...]:
+        """The hold-downs that whoever chooses nodes and sets should see."""
+        return tuple(one for one in self.hold_downs if one.published_from <= self.now)
 
     def with_inventory(self, inventory: NodeInventory) -> Inputs:
         """Take in other hardware. A change of LNC gives core ids a new meaning: hold-downs then keep whole devices."""

@@ -52,7 +52,7 @@ LONGEST_REWRITE_PAUSE_SECONDS = 30.0
 RECORD_SECONDS = 0.05
 """How long the kubelet may take to record an answer, before anything else is sent to it."""
 UNKNOWN_SECONDS = 10.0
-"""How long the kubelet is not shown what an unknown pod has open: the pods may not be listed yet."""
+"""How long neither kubelet nor cluster is shown what an unknown pod has open: the pods may not be listed yet."""
 
 
 class CheckpointSource(Protocol):
@@ -258,6 +258,7 @@ class Node:
             mask=mask,
             since=now,
             not_before=now,
+            published_from=now + UNKNOWN_SECONDS,
             advertised_from=now + UNKNOWN_SECONDS,
             until=now + self.options.hold_down_seconds,
             reason=reason,
@@ -341,4 +342,4 @@ class Node:
 def _visible(snapshot: Snapshot) -> tuple[object, ...]:
     """What a look at time and cgroups can change."""
     inputs = snapshot.inputs
-    return inputs.recorded, inputs.hold_downs, inputs.advertised_hold_downs
+    return inputs.recorded, inputs.hold_downs, inputs.published_hold_downs, inputs.advertised_hold_downs

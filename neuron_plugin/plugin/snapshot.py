@@ -55,9 +55,10 @@ from neuron_plugin.topology import NO_CORES, CoreMask, Unit, valid_sets
 
 VANISHED_SECONDS = 2.0
 """How long cores of a pod that was not seen to stop are held down at least: a container of it may be starting."""
-SANDBOX_SECONDS = 3.0
-"""How long after its containers have stopped a pod's cgroup may hold its sandbox. Until then a hold-down makes a new
-pod wait in its admission; only later it shows as an unhealthy device, which would reject the pod."""
+ADMISSION_SECONDS = 3.0
+"""How long a hold-down makes a new pod wait in its admission, and is not yet shown to the kubelet as an unhealthy
+device, which would reject the pod at once. The sandbox of a pod that has stopped is gone by then, and mostly so are the
+processes of one that was deleted by force."""
 UNLISTED_SECONDS = 2.0
 """How long the watch may take to show a pod that the kubelet has recorded."""
 
@@ -95,7 +96,8 @@ def settle(inputs: Inputs, populated: Mapping[PodUid, bool | None], hold_down_se
                 mask=mask,
                 since=now,
                 not_before=now if stopped else now + VANISHED_SECONDS,
-                advertised_from=now if not stopped and alive is not False else now + SANDBOX_SECONDS,
+                published_from=now + ADMISSION_SECONDS if stopped else now,
+                advertised_from=now + ADMISSION_SECONDS,
                 until=now + hold_down_seconds,
                 reason=reason,
             )
@@ -315,16 +317,25 @@ class Snapshot:
 
     @cached_property
     def published_inventory(self) -> NodeInventory:
-        """What the cluster should know: devices that a lasting hold-down keeps back are unhealthy, too."""
+        """What the cluster should know: devices that a hold-down keeps back are unhealthy, too.
+
+        With them, in one annotation, the pods that went while they ran: whoever chooses keeps the cores of such a pod
+        until its node has seen the end, and from then on follows what is held down.
+        """
+        published = self.inputs.published_hold_downs
         held = {
             int(device): one.reason
-            for one in self.inputs.advertised_hold_downs
+            for one in published
             for device in self.inventory.geometry.devices_touched(one.mask & ~self.ledger.used_mask)
         }
-        if not held:
+        vanished = dict.fromkeys(uid for uid in self.inputs.pods.vanished if uid not in self.ledger.by_pod)
+        vanished |= dict.fromkeys(one.uid for one in published if made_by_api_server(one.uid) and not one.unknown)
+        if not held and not vanished:
             return self.inventory
         unhealthy, only = {**held, **self.inventory.unhealthy}, held.keys() - self.inventory.unhealthy.keys()
-        return replace(self.inventory, unhealthy=unhealthy, held_down=tuple(sorted(only)))
+        return replace(
+            self.inventory, unhealthy=unhealthy, held_down=tuple(sorted(only)), vanished_pods=tuple(vanished)
+        )
 
     @cached_property
     def writes(self) -> tuple[PodWrite, ...]:

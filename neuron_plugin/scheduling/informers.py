@@ -140,7 +140,9 @@ class Informers:
         self._observer = observer
         self._clock = clock
         self._leases = PluginLeases()
-        self._pods: Reflector[Pod, NeuronPod | PodUse] = Reflector(api, PODS, keep_pod, observer=observer)
+        self._pods: Reflector[Pod, NeuronPod | PodUse] = Reflector(api, PODS, self._keep_pod, observer=observer)
+        self._stopped: set[str] = set()
+        """The UIDs of pods that are kept still and were seen to have ended, with no container running."""
         self._nodes = Reflector(api, NODES, partial(neuron_node, types=types), observer=observer)
         self._followed: dict[str, _AnyReflector] = {"nodes": self._nodes, "pods": self._pods}
         self._pods.subscribe(self._pod_changed)
@@ -214,6 +216,13 @@ class Informers:
         if leases is not None and leases.followed_seconds() >= TICK_SECONDS:
             self._state.set_stale(self._leases.stale(self._clock.now()))
 
+    def _keep_pod(self, pod: Pod) -> NeuronPod | PodUse | None:
+        """Note which pods end by themselves: what they leave as the watch shows them looks like a deletion."""
+        known = self._pods.values.get(pod.uid)
+        if isinstance(known, NeuronPod) and pod.terminal and not pod.running:
+            self._stopped.add(pod.uid)
+        return keep_pod(pod)
+
     def _pod_changed(self, uid: str, before: NeuronPod | PodUse | None, pod: NeuronPod | PodUse | None) -> None:
         """One that was seen alive with an assignment of ours and was rejected says that its node's plugin is away."""
         if isinstance(before, PodUse) or isinstance(pod, PodUse):
@@ -223,7 +232,9 @@ class Informers:
         if pod is not None and not pod.ended:
             self._state.put_pod(pod)
             return
-        was_deleted_running = before is not None and before.running and pod is None and not before.ended
+        was_running = before is not None and before.running and not before.ended
+        was_deleted_running = was_running and pod is None and uid not in self._stopped
+        self._stopped.discard(uid)
         kept_until = self._clock.now() + DEPARTED_SECONDS if was_deleted_running else 0.0
         self._state.remove_pod(PodUid(uid), kept_until=kept_until)
         was_ours = pod and before and not before.ended and isinstance(before.assignment, Assignment)

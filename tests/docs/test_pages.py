@@ -250,8 +250,8 @@ class NoProcess:
 
 
 def a_node() -> Node:
-    """A node on which serve has two cores, and processes of old, which was deleted, are alive."""
-    old = PodUid(uid_of("old"))
+    """A node on which serve has two cores, and processes of old, which was deleted long ago, are alive."""
+    old, times = PodUid(uid_of("old")), [0.0]
     node = Node(
         NoFile(
             (
@@ -260,11 +260,15 @@ def a_node() -> Node:
             )
         ),
         NoProcess(),
+        clock=lambda: times[-1],
     )
     node.see_inventory(inventory())
     live = {one.uid: one for one in (pod("serve", app(2, CORE)), pod("old", app(1)))}
     node.see_pods(NodePods(live))
     node.see_pods(node.pods.without(old, stopped=False))
+    assert node.snapshot
+    times.append(60.0)
+    node.look_again()
     return node
 
 

@@ -210,7 +210,7 @@ def test_p31_sets_that_wait_for_others_are_left_alone() -> None:
 
 
 def test_p60_held_down_cores_are_not_preferred_though_an_assignment_names_them() -> None:
-    held = HoldDown(B, ref("b"), devices(2), 0.0, 0.0, 0.0, 99.0, "why")
+    held = HoldDown(B, ref("b"), devices(2), 0.0, 0.0, 0.0, 0.0, 99.0, "why")
     before = inputs(assigned("a", app(4), sets=[ROW0]), hold_downs=(held,))
     assert not set(preferred(before, NEURON, 4)) & set(ROW0)
     only_row = PreferenceRequest(NEURON, ROW0, (), 4)
@@ -218,7 +218,7 @@ def test_p60_held_down_cores_are_not_preferred_though_an_assignment_names_them()
 
 
 def test_a_call_waits_only_for_hold_downs_that_keep_something_better_back_and_whenever_ids_are_in_use() -> None:
-    held = HoldDown(B, ref("b"), devices(15), 0.0, 0.0, 0.0, 99.0, "why")
+    held = HoldDown(B, ref("b"), devices(15), 0.0, 0.0, 0.0, 0.0, 99.0, "why")
     row, full = PreferenceRequest(NEURON, tuple(range(16)), (), 4), PreferenceRequest(NEURON, (0,), (), 1)
     for hold_downs in ((), (held,)):
         snapshot = derive(inputs(recorded=[entry(A, "app", DEVICE, 0)], hold_downs=hold_downs))
@@ -324,7 +324,7 @@ def test_p45_a_conflict_names_every_pod_that_is_in_the_way_and_no_other() -> Non
 
 
 def test_p60_held_down_cores_are_a_conflict_that_says_why() -> None:
-    held = HoldDown(B, ref("b"), devices(2), 0.0, 0.0, 0.0, 99.0, "processes of pod default/b may still use it")
+    held = HoldDown(B, ref("b"), devices(2), 0.0, 0.0, 0.0, 0.0, 99.0, "processes of pod default/b may still use it")
     assert "neuron 2 is held down: processes of pod default/b" in conflict(inputs(hold_downs=(held,)), NEURON, 2)
 
 
@@ -347,7 +347,7 @@ def test_a_later_container_goes_on_with_its_init_containers_device_that_was_disa
 
 
 def test_a_waiting_set_of_which_a_part_is_held_down_is_a_conflict() -> None:
-    held = HoldDown(B, ref("b"), devices(2), 0.0, 0.0, 0.0, 99.0, "why")
+    held = HoldDown(B, ref("b"), devices(2), 0.0, 0.0, 0.0, 0.0, 99.0, "why")
     assert "held down" in conflict(inputs(assigned("a", app(4), sets=[ROW0]), hold_downs=(held,)), NEURON, *ROW0)
 
 
@@ -467,7 +467,7 @@ def test_no_answer_gives_a_core_that_another_pod_has_or_that_is_held_down_or_dis
             st.sets(st.tuples(st.sampled_from("abcx"), st.sampled_from(["init", "app"])), max_size=4)
         )
     ]
-    held = HoldDown(B, ref("b"), devices(data.draw(device)), 0.0, 0.0, 0.0, 99.0, "why")
+    held = HoldDown(B, ref("b"), devices(data.draw(device)), 0.0, 0.0, 0.0, 0.0, 99.0, "why")
     node = inventory(disabled=tuple(data.draw(st.sets(device, max_size=2))))
     before = inputs(*pods, recorded=recorded, hold_downs=data.draw(st.sampled_from([(), (held,)])), node=node)
     ids = tuple(sorted(data.draw(st.sets(device, min_size=1, max_size=3))))

@@ -14,6 +14,7 @@ from neuron_plugin.kubelet import CheckpointEntry
 from neuron_plugin.plugin.inputs import (
     ALLOCATION_KEY,
     MOST_ENDED,
+    MOST_VANISHED,
     HoldDown,
     NodePods,
     PendingAnswer,
@@ -295,7 +296,7 @@ def test_the_api_servers_uids_are_told_from_a_static_pods_hash(uid: str, expecte
 
 
 def test_p28_with_other_core_ids_a_hold_down_keeps_whole_devices() -> None:
-    held = HoldDown(A, ref("a"), TRN1.cores_mask((3,)), 0.0, 0.0, 0.0, 9.0, "why")
+    held = HoldDown(A, ref("a"), TRN1.cores_mask((3,)), 0.0, 0.0, 0.0, 0.0, 9.0, "why")
     halved = inventory(replace(TRN1, cores_per_device=1), logical_core_size=2)
     before = inputs(hold_downs=(held,))
     assert before.held_down_mask == TRN1.cores_mask((3,))
@@ -304,7 +305,39 @@ def test_p28_with_other_core_ids_a_hold_down_keeps_whole_devices() -> None:
         assert before.with_inventory(same_ids).held_down_mask == TRN1.cores_mask((3,))
 
 
-def test_a_hold_down_is_shown_from_its_time_on() -> None:
-    held = HoldDown(A, ref("a"), devices(3), 0.0, 0.0, 5.0, 9.0, "why")
+def test_a_hold_down_is_shown_to_the_cluster_and_to_the_kubelet_from_two_times_on() -> None:
+    held = HoldDown(A, ref("a"), devices(3), 0.0, 0.0, 2.0, 5.0, 9.0, "why")
+    assert inputs(hold_downs=(held,), now=1.0).published_hold_downs == ()
+    assert inputs(hold_downs=(held,), now=2.0).published_hold_downs == (held,)
     assert inputs(hold_downs=(held,), now=4.0).advertised_hold_downs == ()
     assert inputs(hold_downs=(held,), now=5.0).advertised_hold_downs == (held,)
+
+
+# Vanished pods.
+
+
+def test_a_pod_that_goes_while_it_runs_has_vanished() -> None:
+    runs, waits = pod("a", app(1), running=True, started=True), pod("b", app(1))
+    pods = NodePods().with_pod(runs).with_pod(waits)
+    assert pods.without(A).vanished == (A,)
+    assert pods.without(uid_of("b")).vanished == ()
+
+
+def test_a_pod_that_was_seen_to_stop_or_has_no_neuron_or_is_a_mirror_has_not_vanished() -> None:
+    runs = pod("a", app(1), running=True, started=True)
+    stopped = pod("a", app(1), phase="Succeeded", started=True)
+    assert NodePods().with_pod(runs).with_pod(stopped).without(A).vanished == ()
+    for other in (
+        pod("a", running=True, started=True),
+        pod("a", app(1), running=True, started=True, annotations={"kubernetes.io/config.hash": STATIC_UID}),
+    ):
+        assert NodePods().with_pod(other).without(A).vanished == ()
+
+
+def test_the_latest_vanished_pods_are_remembered_through_a_list() -> None:
+    pods = NodePods()
+    for number in range(MOST_VANISHED + 1):
+        pods = pods.with_pod(pod(f"p{number}", app(1), running=True)).without(uid_of(f"p{number}"))
+    assert len(pods.vanished) == MOST_VANISHED
+    assert pods.with_list([], 5.0).vanished == pods.with_list([], None).vanished == pods.vanished
+    assert pods.vanished[-1] == uid_of(f"p{MOST_VANISHED}")

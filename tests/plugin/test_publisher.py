@@ -290,7 +290,7 @@ def test_the_inventory_is_written_when_it_is_another_and_only_then() -> None:
 
 
 def test_p60_cores_that_are_held_down_are_published_as_unhealthy_with_the_reason() -> None:
-    held = HoldDown(A, ref("a"), devices(3), 0.0, 0.0, 0.0, 99.0, "processes of pod default/a may still use it")
+    held = HoldDown(A, ref("a"), devices(3), 0.0, 0.0, 0.0, 0.0, 99.0, "processes of pod default/a may still use it")
     made = a_publisher()
     made.publish(derive(inputs(hold_downs=(held,))))
     read = read_inventory(unsent(made)["inventory"]["metadata"]["annotations"][INVENTORY_KEY])

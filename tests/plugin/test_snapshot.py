@@ -27,12 +27,13 @@ from neuron_plugin.plugin.inputs import (
     UNSEEN_SECONDS,
     HoldDown,
     Inputs,
+    NodePods,
     PendingAnswer,
     RecordedAllocation,
     reply_for,
 )
 from neuron_plugin.plugin.snapshot import (
-    SANDBOX_SECONDS,
+    ADMISSION_SECONDS,
     VANISHED_SECONDS,
     Snapshot,
     derive,
@@ -283,13 +284,18 @@ def test_p60_what_a_pod_had_that_stopped_is_free_at_once_when_its_sandbox_is_gon
 
 def test_p60_where_cgroups_cannot_be_seen_time_decides_and_the_kubelet_sees_it() -> None:
     held = settled(force_deleted(), now=10.0, a=None)
-    assert held.advertised_hold_downs == held.hold_downs
+    assert replace(held, now=10.0 + ADMISSION_SECONDS).advertised_hold_downs == held.hold_downs
     assert settled(held, now=10.0 + HOLD_DOWN_SECONDS - 0.1, a=None).hold_downs
     assert not settled(held, now=10.0 + HOLD_DOWN_SECONDS, a=None).hold_downs
 
 
+def lasting(before: Inputs, *, a: bool) -> Inputs:
+    """The inputs when the hold-downs have lasted for so long that the kubelet is shown them."""
+    return settled(settled(before, now=10.0, a=a), now=10.0 + ADMISSION_SECONDS, a=a)
+
+
 def test_p60_held_down_cores_are_unhealthy_under_every_name_and_not_chosen() -> None:
-    snapshot = derive(settled(force_deleted(), a=True))
+    snapshot = derive(lasting(force_deleted(), a=True))
     assert not any("3" in healthy(snapshot, resource) for resource in (NEURON, DEVICE))
     assert not {"6", "7"} & healthy(snapshot, CORE)
     assert not snapshot.free_mask & devices(3)
@@ -299,9 +305,10 @@ def test_p60_held_down_cores_are_unhealthy_under_every_name_and_not_chosen() -> 
 
 
 def test_a_broken_device_is_not_published_as_held_down() -> None:
-    before = settled(force_deleted(), a=True)
+    before = lasting(force_deleted(), a=True)
     sick = replace(before, inventory=replace(before.inventory, unhealthy={3: "ECC"}))
-    assert derive(sick).published_inventory == sick.inventory
+    published = derive(sick).published_inventory
+    assert (published.unhealthy, published.held_down) == ({3: "ECC"}, ())
     assert reasons(derive(sick)) == {"3": "ECC"}
 
 
@@ -315,7 +322,7 @@ def test_p60_a_stopped_pods_sandbox_holds_its_cores_down_unseen_by_the_kubelet()
     assert not soon.free_mask & devices(3)
     assert "3" in healthy(soon, NEURON)
     assert not soon.published_inventory.unhealthy
-    later = derive(replace(held, now=10.0 + SANDBOX_SECONDS))
+    later = derive(replace(held, now=10.0 + ADMISSION_SECONDS))
     assert "3" not in healthy(later, NEURON)
 
 
@@ -323,7 +330,7 @@ def test_p60_what_the_kubelet_gave_out_meanwhile_keeps_its_health_under_that_nam
     before = inputs(
         pod("b", app(1)), recorded=[entry(A, "app", NEURON, 3), entry(B, "app", NEURON, 3)], ended={A: False}
     )
-    snapshot = derive(settled(before, a=True))
+    snapshot = derive(lasting(before, a=True))
     assert "3" in healthy(snapshot, NEURON)
     assert reasons(snapshot, DEVICE) == {"3": "in use by pod default/b as aws.amazon.com/neuron"}
     assert not snapshot.published_inventory.unhealthy
@@ -349,16 +356,39 @@ def test_an_entry_that_a_list_has_ended_counts_no_more_though_the_file_is_writte
 def test_a_static_pod_that_the_kubelet_forgot_is_held_down_while_its_processes_live() -> None:
     before = forgotten(inputs(recorded=[entry(STATIC_UID, "app", NEURON, 3)]), STATIC_UID)
     held = settled(before, populated={STATIC_UID: True})
-    assert [one.mask for one in held.advertised_hold_downs] == [devices(3)]
+    assert [one.mask for one in held.published_hold_downs] == [devices(3)]
     assert not settled(held, now=20.0).hold_downs
 
 
-def test_a_pod_that_vanished_and_has_no_process_delays_admissions_and_shows_no_unhealthy_device() -> None:
+@pytest.mark.parametrize("alive", [True, False, None], ids=["alive", "no process", "not to be seen"])
+def test_what_a_vanished_pod_had_is_published_at_once_and_delays_admissions_before_it_rejects_one(
+    alive: bool | None,  # noqa: FBT001 - a table
+) -> None:
+    """The cluster chooses it no more, and a pod that is bound to it already waits."""
     before = inputs(recorded=[entry(A, "app", NEURON, 3)], listed_at=9.9)
-    (quiet,) = settled(before, a=False).hold_downs
-    assert quiet.advertised_from == 10.0 + SANDBOX_SECONDS > quiet.not_before
-    (alive,) = settled(before, a=True).hold_downs
-    assert alive.advertised_from == 10.0
+    soon = derive(settled(before, a=alive))
+    assert "3" in healthy(soon, NEURON)
+    assert not soon.free_mask & devices(3)
+    published = soon.published_inventory
+    assert (published.held_down, published.vanished_pods) == ((3,), (A,))
+    (held,) = soon.inputs.hold_downs
+    assert held.advertised_from == 10.0 + ADMISSION_SECONDS > held.not_before
+
+
+def test_a_vanished_pod_is_published_when_it_is_known_what_of_it_is_held_down() -> None:
+    """Also when nothing of it is any more: whoever chooses waits for that."""
+    gone = NodePods().with_pod(pod("a", app(1), running=True)).without(A)
+    before = replace(inputs(recorded=[entry(A, "app", NEURON, 3)]), pods=gone)
+    held = settled(before, a=False)
+    over = derive(settled(held, now=10.0 + VANISHED_SECONDS, a=False)).published_inventory
+    assert (over.held_down, over.vanished_pods) == ((), (A,))
+    unsettled = replace(inputs(pending=(answer(3, pod=ref("a"), container="app"),)), pods=gone)
+    assert derive(settled(unsettled, now=0.5)).published_inventory.vanished_pods == ()
+
+
+def test_a_pod_that_stopped_is_not_published_as_vanished() -> None:
+    held = settled(inputs(recorded=[entry(A, "app", NEURON, 3)], ended={A: True}), now=10.0, a=True)
+    assert derive(held).published_inventory == held.inventory
 
 
 def test_a_static_pod_that_the_kubelet_forgot_before_it_started_holds_admissions_for_a_moment() -> None:
@@ -419,8 +449,9 @@ def test_all_that_was_given_to_a_pod_and_never_recorded_is_held_down_together() 
 def test_whether_a_pod_that_was_never_recorded_has_a_process_is_looked_at() -> None:
     before = lost_answers(3)
     assert pods_to_look_at(before) == {A}
-    assert settled(before, a=True).advertised_hold_downs
-    assert not settled(before, a=False).advertised_hold_downs
+    after = 10.0 + VANISHED_SECONDS
+    assert settled(settled(before, a=True), now=after, a=True).hold_downs
+    assert not settled(settled(before, a=False), now=after, a=False).hold_downs
     mirror = pod("static", app(1), annotations={"kubernetes.io/config.hash": STATIC_UID})
     lost = replace(lost_answers(3).pending[0], pod=mirror.reference)
     assert pods_to_look_at(inputs(mirror, pending=(lost,), file={"rewritten_at": 9.0})) == {STATIC_UID}
@@ -433,7 +464,7 @@ def test_two_ended_pods_are_held_down_and_free_one_by_one() -> None:
 
 
 def unknown(uid: PodUid) -> HoldDown:
-    return HoldDown(uid, PodReference(uid, "", ""), devices(3), 0.0, 0.0, 0.0, 999.0, "why", unknown=True)
+    return HoldDown(uid, PodReference(uid, "", ""), devices(3), 0.0, 0.0, 0.0, 0.0, 999.0, "why", unknown=True)
 
 
 def test_p60_an_unknown_pod_is_no_longer_held_down_when_the_api_server_or_the_file_names_it() -> None:

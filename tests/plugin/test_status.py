@@ -114,7 +114,7 @@ def states_of(samples: Mapping[tuple[str, ...], float], resource: Resource) -> d
 
 def held(*ids: int, node: NodeInventory | None = None) -> HoldDown:
     mask = (node or inventory()).geometry.devices_mask(ids)
-    return HoldDown(A, ref("gone"), mask, 0.0, 0.0, 0.0, 99.0, "why")
+    return HoldDown(A, ref("gone"), mask, 0.0, 0.0, 0.0, 0.0, 99.0, "why")
 
 
 # Probes.

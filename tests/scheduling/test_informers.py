@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import ContainerKind, Rejection
+from neuron_plugin.allocation import INVENTORY_KEY, ContainerKind, Rejection, read_inventory, write_inventory
 from neuron_plugin.cluster import (
     CLOCK,
     LEASES,
@@ -207,6 +207,74 @@ async def test_t36_a_filter_within_100_ms_of_a_pods_end_sees_its_silicon_free(
         await until(lambda: world.fits(DEVICE, 16, "node"))
 
         assert loop.time() - started <= 0.1
+
+
+RUNNING = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
+STOPPED = {"phase": "Succeeded", "containerStatuses": [{"name": "main", "state": {"terminated": {"exitCode": 0}}}]}
+
+
+def running_on_all_of(node: str) -> dict[str, Any]:
+    held = pod_manifest("first", DEVICE, 16, node=node, annotations={"NEURON_DEVS": ",".join(map(str, range(16)))})
+    return {**held, "status": RUNNING}
+
+
+@pytest.mark.looptime
+async def test_a_running_pod_that_is_seen_to_stop_gives_its_silicon_back_at_once(world: World) -> None:
+    server, held = ScriptedServer(), running_on_all_of("node")
+    server.show("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
+    server.show("pods", "ADDED", held)
+    async with following(server, world):
+        assert not world.fits(DEVICE, 16, "node")
+        server.show("pods", "MODIFIED", {**held, "status": STOPPED})
+        started = asyncio.get_running_loop().time()
+        await until(lambda: world.fits(DEVICE, 16, "node"))
+        assert asyncio.get_running_loop().time() - started <= 0.1
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("held_down", [(), (3,)], ids=["nothing held", "one device held"])
+async def test_a_pod_that_is_deleted_while_it_runs_keeps_its_silicon_until_its_node_has_seen_that(
+    world: World, held_down: tuple[int, ...]
+) -> None:
+    server, held, node = ScriptedServer(), running_on_all_of("node"), node_manifest("node", "trn1.32xlarge")
+    server.show("nodes", "ADDED", node)
+    server.show("pods", "ADDED", held)
+    async with following(server, world):
+        assert not world.fits(DEVICE, 1, "node")
+        server.show("pods", "DELETED", held)
+        await asyncio.sleep(module.DEPARTED_SECONDS / 2)
+        assert not world.fits(DEVICE, 1, "node")
+        annotations = node["metadata"]["annotations"]
+        told = replace(
+            read_inventory(annotations[INVENTORY_KEY]),
+            unhealthy=dict.fromkeys(held_down, "processes of a pod that has ended may still use it"),
+            held_down=held_down,
+            vanished_pods=(held["metadata"]["uid"],),
+        )
+        server.show(
+            "nodes",
+            "MODIFIED",
+            node | {"metadata": node["metadata"] | {"annotations": {INVENTORY_KEY: write_inventory(told)}}},
+        )
+        started = asyncio.get_running_loop().time()
+        await until(lambda: world.fits(DEVICE, 4, "node"))
+        assert asyncio.get_running_loop().time() - started <= 0.1
+        assert world.fits(DEVICE, 16, "node") is not bool(held_down)
+
+
+@pytest.mark.looptime
+async def test_a_pod_that_is_deleted_while_it_runs_keeps_nothing_for_long_where_no_node_says_anything(
+    world: World,
+) -> None:
+    server, held = ScriptedServer(), running_on_all_of("node")
+    server.show("nodes", "ADDED", node_manifest("node", "trn1.32xlarge"))
+    server.show("pods", "ADDED", held)
+    async with following(server, world):
+        server.show("pods", "DELETED", held)
+        await until(lambda: not world.state.pods)
+        assert not world.fits(DEVICE, 16, "node")
+        await asyncio.sleep(module.DEPARTED_SECONDS + module.TICK_SECONDS)
+        assert world.fits(DEVICE, 16, "node")
 
 
 def plugin_lease(name: str, version: int, *, holder: str = "node", seconds: int = 40) -> Lease:
