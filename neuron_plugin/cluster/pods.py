@@ -70,7 +70,7 @@ STATIC_POD_UID_KEY = "kubernetes.io/config.hash"
 _LWS_WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 _JOBSET_EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
-_MOST_DIGITS = 5
+_GROUP_SIZE = re.compile(r"[1-9][0-9]{0,4}")
 _NOT_MADE_AGAIN = frozenset({"Node", "DaemonSet"})
 """Controllers that make a pod again on the same node only, or not at all (static pods)."""
 _RESOURCE_NAMES = tuple(resource.value for resource in Resource)
@@ -406,7 +406,7 @@ def neuron_pod(pod: Pod) -> NeuronPod:
         assignment_keys=tuple(key for key in ASSIGNMENT_KEYS if key in annotations),
         refused_demands=_refused_demands(pod) if isinstance(request, Rejection) else frozenset(),
         group=(pod.namespace, group) if group else None,
-        group_size=_count(annotations.get(GROUP_SIZE_KEY, "") or pod.labels.get(GROUP_SIZE_KEY, "")),
+        group_size=_group_size(annotations.get(GROUP_SIZE_KEY, "") or pod.labels.get(GROUP_SIZE_KEY, "")),
         leads_group=pod.labels.get(_LWS_WORKER_INDEX) == "0" or _is_leader_of_job(pod),
         version=pod.resource_version if GATE in rules.gates else "",
         labels=tuple(pod.labels.items()) if GATE in rules.gates else (),
@@ -431,9 +431,9 @@ def _is_leader_of_job(pod: Pod) -> bool:
     return _JOBSET_EXCLUSIVE in pod.annotations and pod.annotations.get(_COMPLETION_INDEX) == "0"
 
 
-def _count(text: str) -> int:
+def _group_size(text: str) -> int:
     text = text.strip()
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else 0
+    return int(text) if _GROUP_SIZE.fullmatch(text) else 0
 
 
 _ContainerKey = tuple[str, ContainerKind, tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]

@@ -110,7 +110,7 @@ TABLE: Final = (
         _keys("balance"), ("memory", " shares", "a" * 63), ("", "memory,other", "a" * 64, "-", "a b"), alphabet="a-, "
     ),
     Texts(_keys("placement"), ("pack", "spread", " spread ", ""), ("foo", "Pack", "spraed", "pack,spread")),
-    Texts(_keys("group-size"), ("4", " 16\n", "99999"), ("", "0", "-1", "four", "4.0", "100000", "1,2", "٤")),
+    Texts(_keys("group-size"), ("4", " 16\n", "99999"), ("", "0", "01", "-1", "four", "4.0", "100000", "1,2", "٤")),
     Texts(_keys("movable"), ("true", "True", "FALSE", " false", "true\n"), ("", "maybe", "yes", "1", "true,false")),
     Texts(
         _keys("last-checkpoint"),
