@@ -10,11 +10,13 @@ import asyncio
 import gc
 import logging
 import socket
+import ssl
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NoReturn, Protocol
 
 from aiohttp.typedefs import Middleware
@@ -29,7 +31,7 @@ from neuron_plugin.extender.binding import TIMES, Binder, BindTimes
 from neuron_plugin.extender.server import ExtenderService, ServerCertificate, redirect_to_leader, verb_routes
 from neuron_plugin.gates.placer import Placer
 from neuron_plugin.gates.upkeep import Upkeep
-from neuron_plugin.gates.webhook import routes as webhook_routes
+from neuron_plugin.gates.webhook import application as webhook_application
 from neuron_plugin.http_server import Health, serving, status_application
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.monitor.pages import inspection_routes
@@ -272,13 +274,10 @@ class ExtenderDaemon:
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        """Both servers, up for the length of the block."""
+        """All servers, up for the length of the block."""
         settings = self._settings
-        certificate = None
-        if settings.tls_cert and settings.tls_key:
-            certificate = ServerCertificate(settings.tls_cert, settings.tls_key, settings.client_ca)
         app = status_application(self, max_body_bytes=settings.max_body_mib << 20)
-        app.add_routes([*verb_routes(self.service), *webhook_routes()])
+        app.add_routes(verb_routes(self.service))
         app.add_routes([*self._monitor.routes(), *inspection_routes(self.state, self._api)])
         if self._election:
             app.middlewares.append(redirect_to_leader(self._election))
@@ -287,13 +286,28 @@ class ExtenderDaemon:
         if self._pages:
             health_app.add_routes(self._pages.routes(self.state))
             health_app.middlewares.extend(self._pages.guard())
-        context = certificate.context if certificate else None
-        async with serving(app, settings.address, settings.port, tls=context, idle_seconds=IDLE_SECONDS) as self.port:
+        async with AsyncExitStack() as stack:
+            tls = stack.enter_context(self._certificate(settings.client_ca))
+            served = serving(app, settings.address, settings.port, tls=tls, idle_seconds=IDLE_SECONDS)
+            self.port = await stack.enter_async_context(served)
+            if settings.webhook_port:
+                tls = stack.enter_context(self._certificate(None))
+                served = serving(webhook_application(), settings.address, settings.webhook_port, tls=tls)
+                await stack.enter_async_context(served)
             _log.info("serving", extra={"address": settings.address, "port": self.port, "tls": settings.tls})
-            async with serving(health_app, settings.health_address, settings.health_port) as self.health_port:
-                watching = asyncio.create_task(certificate.watch(), name="certificate") if certificate else None
-                try:
-                    yield
-                finally:
-                    if watching:
-                        watching.cancel()
+            served = serving(health_app, settings.health_address, settings.health_port)
+            self.health_port = await stack.enter_async_context(served)
+            yield
+
+    @contextmanager
+    def _certificate(self, client_ca: Path | None) -> Iterator[ssl.SSLContext | None]:
+        """How a port is served by TLS, its certificate read again when it changes; None without one."""
+        if not (self._settings.tls_cert and self._settings.tls_key):
+            yield None
+            return
+        certificate = ServerCertificate(self._settings.tls_cert, self._settings.tls_key, client_ca)
+        watching = asyncio.create_task(certificate.watch(), name="certificate")
+        try:
+            yield certificate.context
+        finally:
+            watching.cancel()

@@ -50,6 +50,15 @@ class ExtenderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     kubeconfig: Annotated[Path | None, Meta(description="kubeconfig file; in-cluster credentials when not given")] = (
         None
     )
+    webhook_port: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description="port of the webhook that gates new pods, for API servers without MutatingAdmissionPolicy: TLS "
+            "without clients' certificates; 0 for none",
+        ),
+    ] = 0
     dialects: Annotated[
         tuple[Dialect, ...], Meta(min_length=1, description="annotation dialects to write, comma separated")
     ] = (Dialect.NEURON_PLUGIN, Dialect.VENDOR)
@@ -169,6 +178,11 @@ def check(settings: ExtenderSettings) -> None:
         raise SettingsError("tls-cert and tls-key go together: give both or neither")
     if settings.client_ca and not settings.tls:
         raise SettingsError(f"client-ca is {settings.client_ca}, but without tls-cert no certificate is asked for")
+    if settings.webhook_port and not settings.tls:
+        raise SettingsError(
+            f"webhook-port is {settings.webhook_port}, but the API server calls a webhook by TLS only: give tls-cert "
+            "and tls-key"
+        )
     if settings.make_room is MakeRoom.ACT and not settings.leader_election:
         raise SettingsError(
             "make-room is act, but leader-election is off: the leader's Lease keeps what is reserved. Switch it on, or "

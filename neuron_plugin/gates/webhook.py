@@ -3,6 +3,9 @@
 The API server is told which pods to send (``matchConditions``); the same conditions are read here again, because a
 webhook that is set up by hand may be sent every pod. Any replica answers. A pod that is not gated is scheduled as
 without us, so what cannot be read is let in as it is, and the answer says why.
+
+The API server has no client certificate that a webhook could know, so this is an application of its own, on a port
+where nothing else can be asked for.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from neuron_plugin.cluster import PODS, DecodeError, JsonObject, neuron_pod
 from neuron_plugin.gates.writes import PLACEMENT_KEYS
 
 PATH = "/gate"
+"""Followed by the name of a scheduler that is no more, if there is one: its pods are ours to place, too."""
+MOST_BYTES = 4 << 20
+"""The API server itself takes no larger object than 3 MiB."""
 
 
 class _Request(msgspec.Struct):
@@ -36,8 +42,10 @@ class ReviewError(ValueError):
     """A body that is no AdmissionReview of this API's version; the text says what was expected."""
 
 
-def admit(body: bytes) -> bytes:
+def admit(body: bytes, former: str = "") -> bytes:
     """The answer to an AdmissionReview: the pod as it is, or with the gate and without what only we may say of it.
+
+    ``former`` is the name of a scheduler that is no more; see ``patch``.
 
     Raises:
         ReviewError: the body is no ``admission.k8s.io/v1`` AdmissionReview with a UID.
@@ -48,7 +56,7 @@ def admit(body: bytes) -> bytes:
         raise ReviewError(f"not an AdmissionReview: {error}; expected admission.k8s.io/v1 with a request") from None
     response: JsonObject = {"uid": review.request.uid, "allowed": True}
     try:
-        changes = patch(review.request.object) if review.request.operation == "CREATE" else []
+        changes = patch(review.request.object, former) if review.request.operation == "CREATE" else []
     except DecodeError as error:
         changes, response["warnings"] = [], [f"neuron-plugin does not place the pod: {error}"]
     if changes:
@@ -56,10 +64,11 @@ def admit(body: bytes) -> bytes:
     return msgspec.json.encode({"apiVersion": review.api_version, "kind": "AdmissionReview", "response": response})
 
 
-def patch(manifest: msgspec.Raw) -> list[JsonObject]:
+def patch(manifest: msgspec.Raw, former: str = "") -> list[JsonObject]:
     """What is changed of a new pod, as a JSON patch; nothing of one that is not ours to place.
 
-    A pod that asks for Neuron in a way that cannot be read is gated, too: its event says what is wrong.
+    A pod that asks for Neuron in a way that cannot be read is gated, too: its event says what is wrong. A pod that
+    names the ``former`` scheduler goes to the default one: it would wait for ever for a scheduler that is no more.
 
     Raises:
         DecodeError: this is no pod.
@@ -67,11 +76,13 @@ def patch(manifest: msgspec.Raw) -> list[JsonObject]:
     pod = PODS.decode(manifest)
     record = neuron_pod(pod)
     rules = record.rules
-    if pod.node_name or pod.controller[0] == "DaemonSet" or rules.scheduler_name not in ("", DEFAULT_SCHEDULER):
+    if pod.node_name or pod.controller[0] == "DaemonSet" or not record.request:
         return []
-    if not record.request:
+    if rules.scheduler_name not in ("", DEFAULT_SCHEDULER, former):
         return []
     changes: list[JsonObject] = []
+    if rules.scheduler_name not in ("", DEFAULT_SCHEDULER):
+        changes.append({"op": "replace", "path": "/spec/schedulerName", "value": DEFAULT_SCHEDULER})
     if not rules.gates:
         changes.append({"op": "add", "path": "/spec/schedulingGates", "value": [{"name": GATE}]})
     elif GATE not in rules.gates:
@@ -81,14 +92,16 @@ def patch(manifest: msgspec.Raw) -> list[JsonObject]:
     return changes + [{"op": "remove", "path": f"/metadata/{part}/{key.replace('/', '~1')}"} for part, key in ours]
 
 
-def routes() -> list[web.RouteDef]:
-    """The route that the API server is told."""
+def application() -> web.Application:
+    """What the API server asks."""
 
     async def handle(request: web.Request) -> web.Response:
         try:
-            answer = admit(await request.read())
+            answer = admit(await request.read(), request.match_info.get("former", ""))
         except ReviewError as error:
             return web.Response(status=HTTPStatus.BAD_REQUEST, text=f"{error}\n")
         return web.Response(body=answer, content_type="application/json")
 
-    return [web.post(PATH, handle)]
+    app = web.Application(client_max_size=MOST_BYTES)
+    app.add_routes([web.post(PATH, handle), web.post(PATH + "/{former}", handle)])
+    return app

@@ -28,6 +28,7 @@ def test_t11_loopback_tls_and_what_was_allowed_by_name_are_accepted(settings: Ex
         (ExtenderSettings(tls_cert=Path("c")), "go together"),
         (ExtenderSettings(tls_key=Path("k")), "go together"),
         (ExtenderSettings(client_ca=Path("a")), "without tls-cert"),
+        (ExtenderSettings(webhook_port=9443), "by TLS only"),
     ],
 )
 def test_t11_what_would_serve_less_safely_than_it_looks_is_refused(settings: ExtenderSettings, text: str) -> None:

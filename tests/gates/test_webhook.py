@@ -13,19 +13,19 @@ from tests.support.manifests import pod_manifest
 KUEUE = {"name": "kueue.x-k8s.io/admission"}
 
 
-def review(pod: object, operation: str = "CREATE") -> dict[str, Any]:
+def review(pod: object, operation: str = "CREATE", former: str = "") -> dict[str, Any]:
     """The response to a review of a pod."""
     request = {"uid": "review-1", "operation": operation, "object": pod}
     body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-    answer: dict[str, Any] = msgspec.json.decode(admit(msgspec.json.encode(body)))
+    answer: dict[str, Any] = msgspec.json.decode(admit(msgspec.json.encode(body), former))
     assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
     assert answer["response"]["uid"] == "review-1"
     assert answer["response"]["allowed"] is True
     return dict(answer["response"])
 
 
-def changes(pod: object, operation: str = "CREATE") -> list[dict[str, Any]]:
-    response = review(pod, operation)
+def changes(pod: object, operation: str = "CREATE", former: str = "") -> list[dict[str, Any]]:
+    response = review(pod, operation, former)
     if "patch" not in response:
         return []
     assert response["patchType"] == "JSONPatch"
@@ -64,6 +64,13 @@ def test_a_pod_that_is_gated_already_is_let_in_as_it_is() -> None:
 )
 def test_a_pod_that_is_not_ours_to_place_is_let_in_as_it_is(spec: dict[str, Any]) -> None:
     assert changes(manifest(**spec)) == []
+
+
+def test_a_pod_that_names_a_scheduler_that_is_no_more_goes_to_the_default_one() -> None:
+    to_default = {"op": "replace", "path": "/spec/schedulerName", "value": "default-scheduler"}
+    added = {"op": "add", "path": "/spec/schedulingGates", "value": [{"name": GATE}]}
+    assert changes(manifest(schedulerName="neuron-scheduler"), former="neuron-scheduler") == [to_default, added]
+    assert changes(manifest(schedulerName="another"), former="neuron-scheduler") == []
 
 
 def test_a_pod_of_a_daemonset_is_let_in_as_it_is() -> None:
