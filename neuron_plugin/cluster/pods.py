@@ -535,10 +535,15 @@ def _ports(pod: Pod) -> frozenset[HostPort]:
 
 
 def _needs(pod: Pod) -> tuple[Quantities, Quantities]:
-    """What a pod asks for besides Neuron, and of Neuron."""
+    """What a pod asks for besides Neuron, and of Neuron.
+
+    Amounts of our own are left to the extender by a scheduler that has one. Of a gated pod the scheduler counts them as
+    any other resource.
+    """
+    gated = any(gate.name == GATE for gate in pod.spec.scheduling_gates or ())
     containers = tuple((kind, tuple(_requests(container).items())) for container, kind in pod.containers)
     whole = pod.spec.resources.requests if pod.spec.resources else None
-    return _sum(containers, tuple((whole or {}).items()), tuple((pod.spec.overhead or {}).items()))
+    return _sum(containers, tuple((whole or {}).items()), tuple((pod.spec.overhead or {}).items()), gated=gated)
 
 
 def _requests(container: Container) -> Mapping[str, str]:
@@ -552,7 +557,7 @@ _Texts = tuple[tuple[str, str], ...]
 
 @lru_cache(maxsize=_REMEMBERED)
 def _sum(
-    containers: tuple[tuple[ContainerKind, _Texts], ...], whole: _Texts, overhead: _Texts
+    containers: tuple[tuple[ContainerKind, _Texts], ...], whole: _Texts, overhead: _Texts, *, gated: bool
 ) -> tuple[Quantities, Quantities]:
     """What a pod asks for. Most pods of a cluster ask for one of few amounts.
 
@@ -570,7 +575,11 @@ def _sum(
             most = _largest(most, lasting)
     total = _added(most | dict(quantities(whole)), dict(quantities(overhead)))
     neuron = tuple(sorted((name, amount) for name, amount in total.items() if name in _RESOURCE_NAMES and amount))
-    others = {name: amount for name, amount in total.items() if name not in _RESOURCE_NAMES}
+    others = {
+        name: amount
+        for name, amount in total.items()
+        if name not in _RESOURCE_NAMES and (gated or not name.startswith(PREFIX))
+    }
     return tuple(sorted({**others, "pods": 1000}.items())), neuron
 
 
@@ -587,7 +596,6 @@ def quantities(texts: _Texts) -> Quantities:
     """Amounts in thousandths, rounded up. A server stores no text that is no quantity."""
     amounts = []
     for name, text in texts:
-        if not name.startswith(PREFIX):
-            with suppress(ValueError):
-                amounts.append((name, ceil(parse_quantity(text) * 1000)))
+        with suppress(ValueError):
+            amounts.append((name, ceil(parse_quantity(text) * 1000)))
     return tuple(sorted(amounts))

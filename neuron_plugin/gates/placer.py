@@ -350,10 +350,14 @@ class Placer:
         return place_together(pods, self._state.nodes, best)
 
     def _place_leader(self, waiting: Iterable[NeuronPod]) -> bool:
-        """Place the pod that the others of its group wait for, alone: they are made once it is scheduled."""
-        oldest = self._unix_ns() / 1e9 - self._times.leader
-        leader = next((pod for pod in waiting if pod.leads_group and pod.created <= oldest), None)
-        return leader is not None and self._place_pod(leader)
+        """Place the pod that the others of its group wait for, alone: they are made once it is scheduled.
+
+        Before it has waited long enough the group is looked at again at the next step.
+        """
+        leader = next((pod for pod in waiting if pod.leads_group), None)
+        if leader is None:
+            return False
+        return leader.created > self._unix_ns() / 1e9 - self._times.leader or self._place_pod(leader)
 
     def _complete(self, group: tuple[str, str]) -> None:
         """Release the planned pods of a group of which no placement is missing any more."""

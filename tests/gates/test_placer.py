@@ -1,0 +1,319 @@
+"""Gated pods are placed: what one write says, who is left to kube-scheduler, and what groups get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from neuron_plugin.allocation import GATE, NODE_KEY, POD_UID_KEY
+from neuron_plugin.gates.placer import RELEASED_PLAINLY, TIMES
+from neuron_plugin.scheduling.leadership import CONDITION
+from neuron_plugin.simulation import NODES, JsonObject
+from neuron_plugin.simulation.api_server_kinds import CLAIMS, VOLUMES
+from tests.gates.bench import CORE, EPOCH, NEURON, GatesBench
+from tests.support.api_server import Fault, Match
+from tests.support.manifests import container
+
+
+def container_with_memory(mib: int) -> JsonObject:
+    found = container("main", CORE, 1)
+    for quantities in found["resources"].values():
+        quantities["neuron-plugin.io/memory"] = str(mib)
+    return found
+
+
+PATCH = Match(method="PATCH", path="/pods/")
+OTHER_GATE = "kueue.x-k8s.io/admission"
+
+
+async def test_a_pod_is_placed_by_one_patch(gated: GatesBench) -> None:
+    gated.node("a")
+    made = gated.pod("train", NEURON, 8)
+    await gated.step()
+    assert gated.requests() == 1
+    assert gated.gates("train") == []
+    assert gated.terms("train") == [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a"]}]}]
+    written = gated.annotations("train")
+    assert written.pop("NEURON_DEVS") in {"0,1,2,3,4,5,6,7", "8,9,10,11,12,13,14,15"}
+    assert written == {
+        "NEURON_ALLOC_TIME": str(int(EPOCH * 1e9)),
+        "NEURON_ALLOCATED": "false",
+        NODE_KEY: "a",
+        POD_UID_KEY: made["metadata"]["uid"],
+    }
+    assert gated.of("train")["metadata"]["labels"] == {NODE_KEY: "a"}
+    assert not gated.state.assumed
+    await gated.step(after=60)
+    assert gated.requests() == 1
+
+
+async def test_the_pin_is_added_to_each_term_that_was_there(gated: GatesBench) -> None:
+    gated.node("a")
+    zone = {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": ["trn1.32xlarge"]}
+    terms: list[JsonObject] = [
+        {"matchExpressions": [zone]},
+        {"matchExpressions": [{"key": "nosuch", "operator": "Exists"}]},
+    ]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    gated.pod("train", spec={"affinity": {"nodeAffinity": required}})
+    await gated.step()
+    pin = [{"key": "metadata.name", "operator": "In", "values": ["a"]}]
+    assert gated.terms("train") == [{**term, "matchFields": pin} for term in terms]
+
+
+async def test_pods_placed_in_one_step_share_nothing(gated: GatesBench) -> None:
+    gated.node("a")
+    for number in range(4):
+        gated.pod(f"train-{number}", NEURON, 8)
+    await gated.step()
+    assert sorted(gated.place(f"train-{number}") for number in range(4)) == ["", "", "a", "a"]
+    first, second = (gated.annotations(name)["NEURON_DEVS"] for name in ("train-0", "train-1"))
+    assert not set(first.split(",")) & set(second.split(","))
+
+
+async def test_a_pod_waits_while_others_hold_it_too(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("queued", gates=(GATE, OTHER_GATE))
+    await gated.step()
+    assert gated.requests() == 0
+    gated.server.patch_pod("default", "queued", {"spec": {"schedulingGates": [{"name": GATE}]}})
+    await gated.step()
+    assert gated.place("queued") == "a"
+
+
+async def test_no_write_while_nothing_fits_and_a_place_as_soon_as_something_does(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("first", NEURON, 16)
+    await gated.step()
+    gated.pod("second", NEURON, 16)
+    await gated.step(after=5)
+    assert gated.place("second") == ""
+    assert gated.requests() == 1
+    gated.server.delete_pod("default", "first", grace_seconds=0)
+    await gated.step()
+    assert gated.place("second") == "a"
+
+
+async def test_a_pod_that_changed_meanwhile_is_read_again(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("train")
+    gated.server.patch_pod("default", "train", {"metadata": {"labels": {"edited": "yes"}}})
+    gated.placer.step()
+    await gated.placer.drain()
+    assert gated.gates("train") == [GATE]  # 409: the version that was read is an old one
+    gated.placer.step()
+    await gated.placer.drain()
+    assert gated.requests() == 1  # not before the watch shows what it is now
+    await gated.step()
+    assert gated.place("train") == "a"
+    assert not gated.state.assumed
+
+
+async def test_a_refused_write_is_tried_again_after_a_while(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("train")
+    gated.server.fail(Fault(PATCH, status=403))
+    await gated.step()
+    await gated.step(after=TIMES.refused / 2)
+    assert gated.requests() == 1
+    await gated.step(after=TIMES.refused)
+    assert gated.place("train") == "a"
+
+
+async def test_a_lost_answer_keeps_the_set_until_a_read_says_what_became_of_it(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("train", NEURON, 16)
+    gated.server.fail(Fault(PATCH, lose_answer=True))
+    gated.placer.step()
+    await gated.placer.drain()
+    gated.placer.step()
+    assert list(gated.state.assumed) == [gated.record("train").uid]
+    assert gated.requests() == 1
+    gated.now += 60
+    await gated.assumed.settle(())
+    gated.sync()
+    assert gated.place("train") == "a"
+    assert not gated.state.assumed
+
+
+async def test_nothing_is_written_by_a_replica_that_does_not_lead(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("train")
+    gated.ready.unmet(CONDITION, "another replica leads")
+    await gated.step()
+    assert gated.requests() == 0
+
+
+async def test_priority_comes_before_age(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("old", NEURON, 16)
+    gated.now += 10
+    gated.pod("urgent", NEURON, 16, priority=10)
+    await gated.step()
+    assert (gated.place("urgent"), gated.place("old")) == ("a", "")
+
+
+async def test_a_pod_that_no_scheduler_could_serve_keeps_its_gate(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("typo", annotations={"neuron-plugin.io/placement": "spraed"})
+    await gated.step()
+    assert gated.gates("typo") == [GATE]
+
+
+async def test_cpu_is_counted_as_kube_scheduler_does(gated: GatesBench) -> None:
+    gated.node("a", cpu="4")
+    gated.node("b", cpu="16")
+    gated.pod("first", cpu="10")
+    gated.pod("second", cpu="10")
+    await gated.step()
+    assert {gated.place("first"), gated.place("second")} == {"b", ""}
+
+
+async def test_amounts_wait_where_kube_scheduler_knows_none(gated: GatesBench) -> None:
+    """No node offers them, so kube-scheduler would never bind the pod; with an extender it leaves them to that."""
+    gated.node("a")
+    gated.pod("shares", containers=[container_with_memory(20_000)])
+    await gated.step()
+    assert gated.gates("shares") == [GATE]
+
+
+async def test_amounts_that_nodes_offer_are_shared_by_the_pods_that_fit_a_device(gated: GatesBench) -> None:
+    gated.node("a", offers={"neuron-plugin.io/memory": "524288"})
+    for name in ("one", "two"):
+        gated.pod(name, containers=[container_with_memory(20_000)], annotations={"neuron-plugin.io/allow-devices": "3"})
+    await gated.step()
+    assert sorted(gated.place(name) for name in ("one", "two")) == ["", "a"]
+
+
+POD_AFFINITY = {"labelSelector": {"matchLabels": {"app": "db"}}, "topologyKey": "kubernetes.io/hostname"}
+SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (
+            {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [POD_AFFINITY]}}},
+            "pod affinity",
+        ),
+        (
+            {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [POD_AFFINITY]}}},
+            "pod affinity",
+        ),
+        ({"topologySpreadConstraints": [SPREAD]}, "topology spread"),
+        ({"resourceClaims": [{"name": "nic", "resourceClaimName": "nic"}]}, "resource claims"),
+        ({"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "unbound"}}]}, "volumes"),
+    ],
+)
+async def test_what_cannot_be_judged_is_left_to_kube_scheduler(
+    gated: GatesBench, spec: dict[str, Any], reason: str
+) -> None:
+    gated.server.create(CLAIMS, {"metadata": {"name": "unbound"}, "spec": {}}, "default")
+    gated.node("a")
+    gated.pod("train", spec=spec)
+    await gated.place_all()
+    assert gated.gates("train") == []
+    assert gated.terms("train") == []
+    assert gated.place("train") == ""
+    ((event, note),) = gated.events("train")
+    assert event == RELEASED_PLAINLY
+    assert reason in note
+
+
+async def test_a_pod_goes_where_its_bound_volume_is(gated: GatesBench) -> None:
+    hostname = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["b"]}
+    affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [hostname]}]}}
+    gated.server.create(VOLUMES, {"metadata": {"name": "disk"}, "spec": {"nodeAffinity": affinity}}, "")
+    gated.server.create(CLAIMS, {"metadata": {"name": "data"}, "spec": {"volumeName": "disk"}}, "default")
+    for name in ("a", "b"):
+        gated.node(name)
+        gated.server.patch_node(name, {"metadata": {"labels": {"kubernetes.io/hostname": name}}})
+    for node in gated.server.objects(NODES):
+        gated.world.show_node(node)
+    claim = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+    gated.pod("train", spec={"volumes": [claim]})
+    await gated.place_all()
+    assert gated.place("train") == "b"
+
+
+async def test_the_anti_affinity_of_pods_that_run_is_left_to_kube_scheduler(gated: GatesBench) -> None:
+    gated.node("a")
+    term = {"labelSelector": {"matchLabels": {"app": "train"}}, "topologyKey": "kubernetes.io/hostname"}
+    anti = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    gated.pod("alone", gates=(), node="a", spec={"affinity": anti}, annotations={"NEURON_DEVS": "3"})
+    gated.pod("train", labels={"app": "train"})
+    gated.pod("other", labels={"app": "other"})
+    await gated.place_all()
+    assert gated.place("other") == "a"
+    assert (gated.place("train"), gated.gates("train")) == ("", [])
+
+
+async def test_a_group_is_placed_as_a_whole(gated: GatesBench) -> None:
+    gated.node("a")
+    for number in range(3):
+        gated.pod(f"worker-{number}", NEURON, 8, group="job", size=3)
+    await gated.place_all()
+    assert gated.requests() == 0  # two would fit
+    gated.node("b")
+    await gated.place_all()
+    assert sorted(gated.place(f"worker-{number}") for number in range(3)) == ["a", "a", "b"]
+    assert [gated.gates(f"worker-{number}") for number in range(3)] == [[], [], []]
+
+
+async def test_an_incomplete_group_blocks_nobody(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("worker-0", NEURON, 8, group="job", size=2, priority=10)
+    gated.pod("plain", NEURON, 16)
+    await gated.place_all()
+    assert (gated.place("plain"), gated.place("worker-0")) == ("a", "")
+
+
+async def test_a_group_cut_off_half_way_is_completed_by_the_next_leader(gated: GatesBench) -> None:
+    gated.node("a")
+    for number in range(2):
+        gated.pod(f"worker-{number}", NEURON, 8, group="job", size=2)
+    await gated.step()
+    assert [gated.place(f"worker-{number}") for number in range(2)] == ["a", "a"]
+    assert [gated.gates(f"worker-{number}") for number in range(2)] == [[GATE], [GATE]]  # planned, not released
+    following = GatesBench(gated.server, gated.api, release_when_full=None)
+    for node in gated.server.objects(NODES):
+        following.world.show_node(node)
+    await following.place_all()
+    assert [following.gates(f"worker-{number}") for number in range(2)] == [[], []]
+
+
+Labelled = tuple[dict[str, str], dict[str, str]]
+LWS_LEADER: Labelled = ({"leaderworkerset.sigs.k8s.io/worker-index": "0"}, {})
+JOBSET_LEADER: Labelled = (
+    {},
+    {"alpha.jobset.sigs.k8s.io/exclusive-topology": "rack", "batch.kubernetes.io/job-completion-index": "0"},
+)
+
+
+@pytest.mark.parametrize(("labels", "annotations"), [LWS_LEADER, JOBSET_LEADER])
+async def test_a_leader_that_the_others_wait_for_is_placed_alone(
+    gated: GatesBench, labels: dict[str, str], annotations: dict[str, str]
+) -> None:
+    gated.node("a")
+    gated.pod("leader", NEURON, 8, group="set", size=2, labels=labels, annotations=annotations)
+    gated.pod("worker", NEURON, 8, group="other", size=2)
+    await gated.step()
+    assert gated.place("leader") == ""
+    await gated.step(after=TIMES.leader + 1)
+    assert gated.gates("leader") == []
+    assert (gated.place("leader"), gated.place("worker")) == ("a", "")
+
+
+async def test_pods_of_an_owner_keep_off_a_node_that_did_not_take_one(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.node("b")
+    gated.placer.avoid("default/ReplicaSet/web", "a", until=100.0)
+    gated.placer.avoid("default/ReplicaSet/web", "b", until=10.0)
+    gated.pod("web-1", owner="ReplicaSet/web")
+    await gated.step()
+    assert gated.place("web-1") == ""
+    await gated.step(after=20)
+    gated.placer.queue.hopeless.clear()
+    await gated.step()
+    assert gated.place("web-1") == "b"

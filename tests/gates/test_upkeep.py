@@ -1,0 +1,186 @@
+"""What becomes of gated pods that wait, and of placements that turn out wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from neuron_plugin.allocation import GATE
+from neuron_plugin.cluster import KubernetesApi
+from neuron_plugin.gates.placer import RELEASED_PLAINLY
+from neuron_plugin.gates.upkeep import PIN_FAILED, TIMES, WAITING
+from neuron_plugin.simulation import PODS
+from tests.gates.bench import CORE, NEURON, GatesBench
+from tests.support.api_server import Fault, Match, StandInApiServer
+
+
+async def test_an_event_says_why_a_pod_waits_once(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("big", NEURON, 16)
+    await gated.step()
+    gated.pod("train", NEURON, 16)
+    for _ in range(4):
+        await gated.look(after=TIMES.again)
+    ((reason, note),) = gated.events("train")
+    assert reason == WAITING
+    assert "1 node" in note or "devices" in note
+
+
+async def test_another_reason_is_told_too(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("train", NEURON, 16, cpu="80")
+    for _ in range(2):
+        await gated.look(after=TIMES.again)
+    gated.node("a", cpu="96", unhealthy={3: "ECC"})
+    for _ in range(3):
+        await gated.look(after=TIMES.again)
+    notes = [note for _, note in gated.events("train")]
+    assert len(notes) == 2
+    assert notes[0] != notes[1]
+
+
+async def test_a_pod_that_no_scheduler_could_serve_hears_what_was_expected(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("typo", annotations={"neuron-plugin.io/placement": "spraed"})
+    for _ in range(2):
+        await gated.look(after=TIMES.again)
+    ((_, note),) = gated.events("typo")
+    assert "spraed" in note
+    assert "pack or spread" in note
+
+
+@pytest.mark.parametrize(
+    ("setting", "path", "released"),
+    [
+        (3.0, "", True),
+        (None, "", False),
+        ("auto", "", False),
+        ("auto", "/apis/karpenter.sh", True),
+        ("auto", "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status", True),
+    ],
+)
+async def test_a_pod_that_fits_nowhere_by_count_is_released_for_an_autoscaler(
+    server: StandInApiServer, api: KubernetesApi, setting: float | str | None, path: str, *, released: bool
+) -> None:
+    if path:
+        server.fail(Fault(Match(method="GET", path=path), body=b"{}", times=100))
+    gated = GatesBench(server, api, release_when_full=setting)
+    gated.node("a")
+    gated.pod("first", NEURON, 16)
+    await gated.step()
+    gated.bind("first", "a")
+    gated.pod("second", NEURON, 16)
+    await gated.look()
+    assert gated.gates("second") == [GATE]
+    for _ in range(3):
+        await gated.look(after=TIMES.full)
+    assert gated.gates("second") == ([] if released else [GATE])
+    assert gated.terms("second") == []
+    assert (RELEASED_PLAINLY in [reason for reason, _ in gated.events("second")]) is released
+
+
+async def test_a_pod_that_only_lacks_links_keeps_its_gate(server: StandInApiServer, api: KubernetesApi) -> None:
+    gated = GatesBench(server, api, release_when_full=3.0)
+    gated.node("a")
+    for number, device in enumerate((0, 5, 10, 15)):
+        annotations = {"NEURON_DEVS": str(device)}
+        gated.pod(f"small-{number}", NEURON, 1, gates=(), node="a", annotations=annotations)
+    gated.pod("train", NEURON, 8)
+    for _ in range(3):
+        await gated.look(after=10)
+    assert gated.gates("train") == [GATE]
+
+
+async def test_a_promise_over_a_device_that_got_sick_is_taken_off(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("train", NEURON, 16)
+    await gated.step()
+    gated.node("a", unhealthy={3: "ECC"})
+    gated.pod("next", CORE, 1)
+    gated.placer.step()
+    await gated.placer.drain()
+    assert gated.place("next") == ""  # the first may yet be bound with what it was promised
+    await gated.look()
+    assert gated.place("train") == ""
+    assert gated.annotations("train").keys().isdisjoint({"NEURON_DEVS", "NEURON_ALLOC_TIME"})
+    assert "neuron-plugin.io/node" not in gated.of("train")["metadata"].get("labels", {})
+    assert gated.terms("train"), "the pin cannot be taken back"
+    await gated.step()
+    assert gated.place("next") == "a"
+
+
+async def test_a_promise_on_a_node_that_is_gone_is_taken_off(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("train")
+    await gated.step()
+    gated.server.delete_node("a")
+    gated.state.remove_node("a", gated.state.nodes["a"].node.uid)
+    await gated.look()
+    assert gated.place("train") == ""
+
+
+async def placed_and_stuck(gated: GatesBench, owner: str) -> None:
+    gated.node("a")
+    gated.pod("train", owner=owner)
+    await gated.step()
+    gated.unschedulable("train")
+    await gated.look()
+    await gated.look(after=TIMES.stuck - 1)
+    assert gated.place("train") == "a"
+    await gated.look(after=2)
+
+
+def is_there(gated: GatesBench, name: str) -> bool:
+    pods = [pod["metadata"] for pod in gated.server.objects(PODS)]
+    return any(pod["name"] == name and not pod.get("deletionTimestamp") for pod in pods)
+
+
+@pytest.mark.parametrize("owner", ["ReplicaSet/web", "StatefulSet/db"])
+async def test_a_pod_that_is_made_again_is_deleted_and_keeps_off_that_node(gated: GatesBench, owner: str) -> None:
+    await placed_and_stuck(gated, owner)
+    assert not is_there(gated, "train")
+    assert [reason for reason, _ in gated.events("train")] == [PIN_FAILED]
+    gated.node("b")
+    gated.pod("again", owner=owner)
+    await gated.step()
+    assert gated.place("again") == "b"
+
+
+async def test_a_bare_pod_stays_and_is_told(gated: GatesBench) -> None:
+    await placed_and_stuck(gated, "")
+    assert is_there(gated, "train")
+    assert gated.place("train") == ""
+    ((reason, note),) = gated.events("train")
+    assert reason == PIN_FAILED
+    assert "node a" in note
+
+
+def job(*rules: dict[str, Any]) -> dict[str, Any]:
+    return {"spec": {"podFailurePolicy": {"rules": list(rules)}}}
+
+
+IGNORES = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+COUNTS = {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget"}]}
+
+
+@pytest.mark.parametrize(("manifest", "stays"), [(job(IGNORES), False), (job(COUNTS), True), ({}, True)])
+async def test_a_pod_of_a_job_goes_only_if_its_end_is_no_failure(
+    gated: GatesBench, manifest: dict[str, Any], *, stays: bool
+) -> None:
+    body = msgspec.json.encode(manifest)
+    gated.server.fail(Fault(Match(method="GET", path="/jobs/train$"), body=body, times=10))
+    await placed_and_stuck(gated, "Job/train")
+    assert is_there(gated, "train") is stays
+
+
+async def test_a_pod_for_which_its_scheduler_makes_room_is_left_alone(gated: GatesBench) -> None:
+    gated.node("a")
+    gated.pod("train", owner="ReplicaSet/web")
+    await gated.step()
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    gated.server.set_pod_status("default", "train", {"conditions": [condition], "nominatedNodeName": "a"})
+    for _ in range(3):
+        await gated.look(after=TIMES.stuck)
+    assert gated.place("train") == "a"
