@@ -448,13 +448,13 @@ class NodeDaemon:
         while True:
             await self.node.changed.wait()
             self.node.changed.clear()
+            self.lease.serve(serving=any(server.registered.is_set() for server in self.servers))
             with suppress(TimeoutError):
                 async with asyncio.timeout(RECORD_SECONDS):
                     while self.node.record_is_awaited:
                         await self.node.changed.wait()
                         self.node.changed.clear()
             self.node.advertise()
-            self.lease.serve(serving=any(server.registered.is_set() for server in self.servers))
             snapshot = self.node.snapshot
             if snapshot is None:
                 continue

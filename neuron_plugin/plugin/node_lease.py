@@ -3,6 +3,9 @@
 The extender leaves out a node whose Lease has expired, and frees nothing there. So the Lease is renewed only while the
 kubelet follows a resource: a plugin that merely runs is of no use to a pod. The Node object owns the Lease.
 
+When the kubelet ends, the Lease has no holder until the plugin is registered with the next one: a kubelet that starts
+may admit a pod before that, and a pod that was bound meanwhile fails then. Such a pod should not come at all.
+
 At SIGTERM the Lease is given up: the kubelet reports its devices gone only with its next node status, up to 10 s later,
 and a pod that is bound in between fails at its admission. It is not deleted: a node without a Lease is not judged, as
 those of the vendor's plugin. ``uninstall`` deletes it.
@@ -68,21 +71,23 @@ class NodeLease:
         self._node = node
         self._times = times
         self._seen: Lease | None = None
+        self._held = False
+        """Whether the API server may have us as the holder, by what was sent last."""
         self._ended = False
         self._due = asyncio.Event()
         self._failing = False
 
     def serve(self, *, serving: bool) -> None:
-        """Say whether the kubelet follows a resource; when that begins, renew at once: pods may come at once."""
-        if serving and not self.serving:
+        """Say whether the kubelet follows a resource. When that changes the Lease is written at once."""
+        if serving != self.serving:
             self._due.set()
         self.serving = serving and not self._ended
 
     async def run(self, api: ApiServer) -> NoReturn:
-        """Renew until cancelled; what fails is tried again at the next turn."""
+        """Renew until cancelled, or give the Lease up for a while; what fails is tried again at the next turn."""
         while True:
             self._due.clear()
-            if self.serving:
+            if self.serving or (self._held and not self._ended):
                 try:
                     await self._renew(api)
                     self._failing = False
@@ -121,12 +126,15 @@ class NodeLease:
             await self._claim(api)  # it is not the Lease that was seen last, which is forgotten now
 
     async def _claim(self, api: ApiServer) -> None:
-        """Renew the version that was seen last. Until there is an answer it is not known which version there is."""
+        """Write on the version that was seen last. Until there is an answer it is not known which version there is."""
         seen = self._seen or await self._look(api)
         self._seen = None
-        if self.serving:
-            renewal = claim_lease(self._lease, seen, duration_seconds=self._times.duration, now=utc_now())
-            self._seen = await self._sent(api, renewal)
+        if not self._ended:
+            lease = self._lease if self.serving else replace(self._lease, holder="")
+            self._held = self._held or bool(lease.holder)
+            claim = claim_lease(lease, seen, duration_seconds=self._times.duration, now=utc_now())
+            self._seen = await self._sent(api, claim)
+            self._held = bool(lease.holder)
 
     async def _look(self, api: ApiServer) -> Lease:
         """The Lease as it is: a patch that changes nothing needs no right to read."""

@@ -52,6 +52,15 @@ async def test_e7_stopping_gives_the_nodes_lease_up_before_the_kubelet_loses_its
         assert lease_holders(site) == [""]
 
 
+async def test_a_kubelet_that_restarts_closes_its_node_until_the_plugin_is_registered_again() -> None:
+    async with a_site() as site, site.daemon():
+        await held(site)
+        await site.kubelet.stop()
+        await closed(site)
+        await site.kubelet.start()
+        await held(site)
+
+
 async def test_e7_a_pod_that_was_bound_before_the_plugin_stops_is_served_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -137,10 +137,34 @@ async def test_e7_it_is_not_renewed_while_the_kubelet_follows_no_resource(
     async with renewing(api, lease, often=False):
         await until(lambda: is_held(server))
         lease.serve(serving=False)
+        await until(lambda: not is_held(server))
         await asyncio.sleep(0.1)
         stands = lease_of(server)["metadata"]["resourceVersion"]
         await asyncio.sleep(0.3)
         assert lease_of(server)["metadata"]["resourceVersion"] == stands
+
+
+async def test_a_kubelet_that_ends_closes_its_node_at_once_and_the_next_one_opens_it(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    lease = of_node(times=LeaseTimes(duration=600, renew=300))
+    async with renewing(api, lease, often=False):
+        await until(lambda: is_held(server))
+        lease.serve(serving=False)
+        await until(lambda: ObservedLease().expired(LEASES.decode(_encoded(lease_of(server))), now=0.0))
+        lease.serve(serving=True)
+        await until(lambda: is_held(server))
+
+
+async def test_a_node_whose_closing_got_no_answer_is_closed_at_the_next_turn(
+    server: StandInApiServer, api: KubernetesApi
+) -> None:
+    lease = of_node(times=LeaseTimes(duration=600, renew=0.2))
+    async with renewing(api, lease, often=False):
+        await until(lambda: is_held(server))
+        server.fail(Fault(Match("PATCH", "/leases"), status=500))
+        lease.serve(serving=False)
+        await until(lambda: not is_held(server))
 
 
 async def test_e7_it_is_created_as_soon_as_the_plugin_serves_and_not_before(
