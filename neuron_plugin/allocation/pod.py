@@ -62,7 +62,8 @@ class NeuronPod:
     """What decides about a pod: what it asks for, where it is bound, which ids the scheduler assigned to it.
 
     ``request`` is empty for a pod that asks for no Neuron, and a ``Rejection`` that cannot be served.
-    ``assignment`` is None without one, and a ``Rejection`` where its annotations cannot be followed.
+    ``assignment`` is None without one or with one for another node, and a ``Rejection`` where its annotations cannot be
+    followed.
     ``static_uid`` is the UID under which the kubelet knows a static pod; this object is then its mirror.
     ``assignment_keys`` are the annotations that name ids, readable or not. ``refused_demands`` are
     what the containers of a request that cannot be served ask the kubelet for all the same. ``labelled_unhealthy``:

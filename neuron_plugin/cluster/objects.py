@@ -325,14 +325,16 @@ def decode_event(line: bytes) -> WatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which objects: all by default. The selector is the API's, such as ``spec.nodeName=worker-1``."""
+    """Which objects: all by default. The selectors are the API's, such as ``spec.nodeName=worker-1``."""
 
     namespace: str = ""
     field_selector: str = ""
+    label_selector: str = ""
 
     def query(self) -> dict[str, str]:
-        """The selector as query parameter."""
-        return {"fieldSelector": self.field_selector} if self.field_selector else {}
+        """The selectors as query parameters."""
+        selectors = {"fieldSelector": self.field_selector, "labelSelector": self.label_selector}
+        return {name: text for name, text in selectors.items() if text}
 
 
 EVERYWHERE = Scope()

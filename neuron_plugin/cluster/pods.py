@@ -384,6 +384,8 @@ def neuron_pod(pod: Pod) -> NeuronPod:
             assignment = read_assignment(str(reference), annotations, request)
         except AssignmentError as error:
             assignment = replace(UNREADABLE_ASSIGNMENT, detail=str(error))
+    if isinstance(assignment, Assignment) and not assignment.allocated and _is_meant_for_another(pod):
+        assignment = None
     rules = _rules(pod)
     named = pod.spec.scheduling_group and pod.spec.scheduling_group.pod_group_name
     group = named or annotations.get(GROUP_KEY, "") or pod.labels.get(GROUP_KEY, "")
@@ -418,6 +420,15 @@ def neuron_pod(pod: Pod) -> NeuronPod:
         rejection_message=(pod.status.message or "") if pod.rejected_at_admission else "",
         rules=rules,
     )
+
+
+def _is_meant_for_another(pod: Pod) -> bool:
+    """Whether the assignment of a bound pod was made for another node, or for the pod that this one is a copy of.
+
+    The ids then say nothing here. Once the plugin has written what the pod has, it does not matter any more.
+    """
+    node, uid = pod.annotations.get(NODE_KEY, ""), pod.annotations.get(POD_UID_KEY, "")
+    return bool(pod.node_name) and (node not in {"", pod.node_name} or uid not in {"", pod.uid})
 
 
 def _is_unschedulable(pod: Pod) -> bool:

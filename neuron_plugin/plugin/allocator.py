@@ -139,7 +139,8 @@ def preference_for(snapshot: Snapshot, request: PreferenceRequest) -> Preference
         return Preference(ids_for(found), Fit.LINKED)
     chosen: tuple[int, ...] = request.must_include
     unheld = snapshot.offered_mask & ~snapshot.ledger.used_mask
-    for left_over in (free, unheld):  # then what others wait for; at last what is in use, which Allocate judges
+    # Then what unbound pods were promised, what bound ones wait for, and at last what is in use, which Allocate judges.
+    for left_over in (free, snapshot.unassigned_mask, unheld):
         ids = ids_of(geometry, unit, offered & left_over)
         if len({*ids, *chosen}) >= request.size:
             return Preference(_tightest({*ids, *chosen}, chosen, request.size), Fit.UNLINKED)

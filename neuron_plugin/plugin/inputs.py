@@ -255,12 +255,14 @@ class NodePods:
     the value is True when the containers had stopped by then. ``listed_at`` is when the last
     consistent LIST began that showed the plugin's own pod; None before. ``vanished`` are the latest pods with Neuron
     that went while a container of them ran. The mirror of a static pod is not among them: its end says nothing.
+    ``promised`` are pods that were placed on this node and are not bound yet.
     """
 
     pods: Mapping[PodUid, NeuronPod] = field(default_factory=dict)
     ended: Mapping[PodUid, bool] = field(default_factory=dict)
     listed_at: float | None = None
     vanished: tuple[PodUid, ...] = ()
+    promised: tuple[NeuronPod, ...] = ()
 
     @cached_property
     def by_kubelet_uid(self) -> Mapping[PodUid, NeuronPod]:

@@ -1,15 +1,17 @@
 """This node's pods, from the API server into the node's inputs.
 
-All pods of the node are kept, not only those that ask for Neuron: a process that has a device open belongs to a known
-pod or to none.
+All pods that are bound to the node are kept, not only those that ask for Neuron: a process that has a device open
+belongs to a known pod or to none. Beside them a second watch follows the pods that were placed on this node and are not
+bound yet, by a label: their sets are kept for them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
-from neuron_plugin.allocation import NeuronPod, PodUid
+from neuron_plugin.allocation import NODE_KEY, NeuronPod, PodUid, node_label
 from neuron_plugin.cluster import PODS, ApiServer, ClusterError, Pod, Reflector, Scope, neuron_pod
 from neuron_plugin.plugin.counters import Counters
 from neuron_plugin.plugin.node import Node
@@ -31,7 +33,7 @@ class PodWatch:
         self.tried = asyncio.Event()
         """Set once a connection was tried."""
         self._node = node
-        self._scope = Scope(field_selector=f"spec.nodeName={node_name}")
+        self._node_name = node_name
         self._own_uid = own_uid
         self._deadline_seconds = deadline_seconds
         self._counters = counters
@@ -44,13 +46,36 @@ class PodWatch:
 
     async def run(self, api: ApiServer) -> None:
         """Follow the pods until cancelled."""
-        self._reflector = Reflector(api, PODS, neuron_pod, scope=self._scope, observer=self)
+        bound = Scope(field_selector=f"spec.nodeName={self._node_name}")
+        self._reflector = Reflector(api, PODS, neuron_pod, scope=bound, observer=self)
         self._reflector.subscribe(self._changed)
         self.tried.set()
         try:
-            await self._reflector.run()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._reflector.run(), name="bound pods")
+                tasks.create_task(self._follow_promised(api), name="promised pods")
         finally:
             self._reflector = None
+
+    async def _follow_promised(self, api: ApiServer) -> None:
+        """Follow the pods that were placed here and are not bound.
+
+        The API server sends an event of an unbound pod to these watches only, because the field selector names one
+        value: the label alone would be compared with each event of each pod of the cluster.
+        """
+        unbound = Scope(field_selector="spec.nodeName=", label_selector=f"{NODE_KEY}={node_label(self._node_name)}")
+        promised: Reflector[Pod, NeuronPod] = Reflector(api, PODS, self._if_promised, scope=unbound)
+
+        def changed(uid: str, old: NeuronPod | None, new: NeuronPod | None) -> None:  # noqa: ARG001 - a listener
+            self._node.see_pods(replace(self._node.pods, promised=tuple(promised.values.values())))
+
+        promised.subscribe(changed)
+        await promised.run()
+
+    def _if_promised(self, pod: Pod) -> NeuronPod | None:
+        """A pod that was placed on this very node: of a long name the label has only a part."""
+        found = neuron_pod(pod)
+        return found if found.promised == self._node_name and not found.ended else None
 
     async def list_pods(self) -> None:
         """Take in this node's pods as the API server knows them now; returns quietly at the deadline.

@@ -226,7 +226,16 @@ class Snapshot:
 
     @cached_property
     def free_mask(self) -> CoreMask:
-        """Offered cores that no pod has and no assignment waits for."""
+        """Offered cores that no pod has, no assignment waits for and no pod was promised."""
+        free = self.unassigned_mask
+        for pod in self.inputs.pods.promised:
+            promised = assigned_allocations(pod, self.inventory.geometry)
+            free = CoreMask(free & ~(NO_CORES if isinstance(promised, Rejection) else mask_union(promised)))
+        return free
+
+    @cached_property
+    def unassigned_mask(self) -> CoreMask:
+        """Offered cores that no pod has and no assignment waits for; a pod that is not bound yet may expect some."""
         free = self.offered_mask & ~self.ledger.used_mask
         for one in self.waiting:
             free &= ~one.mask
@@ -482,7 +491,7 @@ class Snapshot:
         annotations |= write_assignment(self.inventory.geometry, placement, time_ns, dialects)
         annotations |= {ALLOC_TIME_KEY: str(time_ns), ALLOCATED_KEY: "true" if allocated else "false"}
         ids = ", ".join(f"{key}={annotations[key]}" for key in ASSIGNMENT_KEYS if annotations.get(key))
-        was_assigned = isinstance(pod.assignment, Assignment)
+        was_assigned = bool(pod.assignment_keys) and not isinstance(pod.assignment, Rejection)
         correction = f"{named(pod.reference)} got another set than it was assigned: {ids}" if was_assigned else ""
         return PodWrite(pod.reference, annotations, correction)
 

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import Constraints, NeuronPod, Rejection, Resource, assigned_allocations
+from neuron_plugin.allocation import (
+    NODE_KEY,
+    POD_UID_KEY,
+    Constraints,
+    NeuronPod,
+    Rejection,
+    Resource,
+    assigned_allocations,
+)
 from neuron_plugin.cluster import PODS, Pod, asks_for_neuron, neuron_pod
 from neuron_plugin.topology import Geometry, Topology
 
@@ -47,6 +55,23 @@ def test_a_pod_is_decoded_with_what_decides_about_it() -> None:
     allocations = assigned_allocations(decoded, INF2)
     assert not isinstance(allocations, Rejection)
     assert [(one.container, one.mask, one.kubelet_mask) for one in allocations] == [("main", 0xF0, 0xF0)]
+
+
+@pytest.mark.parametrize(
+    ("named", "is_ours"),
+    [
+        ({}, True),
+        ({NODE_KEY: "node-1", POD_UID_KEY: "uid-1"}, True),
+        ({NODE_KEY: "node-2", POD_UID_KEY: "uid-1"}, False),
+        ({NODE_KEY: "node-1", POD_UID_KEY: "uid-0"}, False),
+        ({NODE_KEY: "node-2", POD_UID_KEY: "uid-0", "NEURON_ALLOCATED": "true"}, True),
+    ],
+    ids=["nothing said", "this pod, this node", "another node", "another pod", "what the plugin says the pod has"],
+)
+def test_an_assignment_for_another_node_or_pod_is_none(named: Mapping[str, str], is_ours: bool) -> None:  # noqa: FBT001 - a table
+    decoded = pod({DEVICE: "2"}, {"NEURON_DEVS": "2,3", "NEURON_ALLOC_TIME": "17", **named})
+    assert (decoded.assignment is not None) is is_ours
+    assert decoded.assignment_keys == ("NEURON_DEVS",)
 
 
 @pytest.mark.parametrize("limits", [{DEVICE: "1.5"}, {DEVICE: "1", CORE: "1"}])

@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_plugin.allocation import NodeInventory, Resource, Step, ids_of, mask_of
+from neuron_plugin.allocation import (
+    NODE_KEY,
+    POD_UID_KEY,
+    ContainerSpec,
+    NeuronPod,
+    NodeInventory,
+    Resource,
+    Step,
+    ids_of,
+    mask_of,
+)
 from neuron_plugin.kubelet import AllocationRefusedError
 from neuron_plugin.plugin.allocator import (
     RECONSIDER_SECONDS,
@@ -39,6 +49,7 @@ from tests.plugin.world import (
     TRN2,
     app,
     assigned,
+    assignment,
     devices,
     entry,
     given_mask,
@@ -51,7 +62,7 @@ from tests.plugin.world import (
     uid_of,
 )
 
-A, B = uid_of("a"), uid_of("b")
+A, B, C = uid_of("a"), uid_of("b"), uid_of("c")
 ROW0, ROW1 = (0, 1, 2, 3), (4, 5, 6, 7)
 
 
@@ -207,6 +218,41 @@ def test_an_assignment_with_only_a_part_of_what_must_be_included_is_not_followed
 def test_p31_sets_that_wait_for_others_are_left_alone() -> None:
     before = inputs(assigned("a", app(4), sets=[ROW0]), pod("b", app(1)))
     assert not set(preferred(before, NEURON, 1)) & set(ROW0)
+
+
+def promised(name: str, *containers: ContainerSpec, sets: Sequence[Sequence[int]]) -> NeuronPod:
+    """A pod that was placed on this node and is not bound yet."""
+    annotations = assignment(TRN1, containers, sets) | {NODE_KEY: "worker-1", POD_UID_KEY: uid_of(name)}
+    return pod(name, *containers, annotations=annotations, node_name="")
+
+
+def with_promises(before: Inputs, *pods: NeuronPod) -> Inputs:
+    return replace(before, pods=replace(before.pods, promised=pods))
+
+
+def test_sets_that_were_promised_to_pods_that_are_not_bound_are_left_alone_while_others_will_do() -> None:
+    before = with_promises(inputs(pod("b", app(1))), promised("a", app(4), sets=[ROW0]))
+    assert not set(preferred(before, NEURON, 1)) & set(ROW0)
+    assert not set(preferred(before, NEURON, 12)) & set(ROW0)
+    assert set(preferred(before, NEURON, 13)) > set(range(4, 16))
+
+
+def test_a_promised_set_is_given_before_one_that_a_bound_pod_waits_for() -> None:
+    before = with_promises(
+        inputs(
+            assigned("b", app(4), sets=[range(8, 12)]),
+            pod("c", app(6)),
+            recorded=[entry(C, "app", NEURON, 4, 5, 6, 7, 12, 13)],
+        ),
+        promised("a", app(4), sets=[ROW0]),
+    )
+    assert set(preferred(before, NEURON, 6)) == {0, 1, 2, 3, 14, 15}
+
+
+def test_a_pod_that_is_bound_gets_what_it_was_promised() -> None:
+    bound = assigned("a", app(4), sets=[ROW0])
+    before = with_promises(inputs(bound), promised("a", app(4), sets=[ROW0]))
+    assert preferred(before, NEURON, 4) == tuple(ROW0)
 
 
 def test_p60_held_down_cores_are_not_preferred_though_an_assignment_names_them() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from neuron_plugin.allocation import Step
+from neuron_plugin.allocation import NODE_KEY, POD_UID_KEY, Step
 from neuron_plugin.kubelet import DeviceNode
 from neuron_plugin.plugin.settings import TopologyPolicy
 from neuron_plugin.simulation import PodRejectedError
@@ -137,6 +137,17 @@ async def test_p49_a_malformed_assignment_is_served_like_none_reported_and_corre
         assert (site.decided_ids("bad"), site.decided_ids("good")) == ([bad], [good])
         assert "NEURON_CORES" not in site.annotations("bad")
         await eventually(lambda: "InvalidNeuronAssignment" in site.event_reasons())
+
+
+async def test_an_assignment_that_was_made_for_another_node_is_not_followed_and_is_corrected() -> None:
+    async with a_site() as site, site.daemon() as daemon:
+        meant = decision_of(app(4), sets=[[8, 9, 10, 11]]) | {NODE_KEY: "worker-2", POD_UID_KEY: uid_of("a")}
+        site.create("a", app(4), annotations=meant)
+        await eventually(lambda: len(daemon.node.pods.pods) == 1)
+        assert ids(await site.admit("a"), NEURON) == (0, 1, 2, 3)
+        await site.annotated("a")
+        assert site.decided_ids("a") == [(0, 1, 2, 3)]
+        await eventually(lambda: "AssignmentCorrected" in site.event_reasons())
 
 
 async def test_p47_required_refuses_seven_devices_on_a_torus_with_the_vendors_sentence() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from neuron_plugin.allocation import NODE_KEY, POD_UID_KEY
 from neuron_plugin.cluster import connect
 from neuron_plugin.plugin import pod_watch as module
 from neuron_plugin.plugin.counters import Counters
@@ -72,6 +73,22 @@ async def test_all_pods_of_this_node_are_taken_in_whether_they_ask_for_neuron_or
         await eventually(lambda: watched.names() == {"a", "monitor"})
         assert [pod.reference.name for pod in watched.node.pods.asking] == ["a"]
         assert watched.node.pods.listed_at is not None
+
+
+async def test_the_pods_that_were_promised_this_node_are_known_until_they_are_bound(tmp_path: Path) -> None:
+    def placed(name: str, node: str) -> dict[str, object]:
+        made = manifest(name, uid_of(name), (app(1),))
+        made["metadata"]["annotations"] = {NODE_KEY: node, POD_UID_KEY: uid_of(name), "NEURON_DEVS": "3"}
+        made["metadata"]["labels"] = {NODE_KEY: NODE}
+        return made
+
+    async with a_watch(tmp_path) as watched:
+        for name, node in (("here", NODE), ("long-name", "other")):
+            watched.server.create_pod(placed(name, node))
+        await eventually(lambda: [pod.reference.name for pod in watched.node.pods.promised] == ["here"])
+        assert not watched.names()
+        watched.server.bind(NAMESPACE, "here", node=NODE)
+        await eventually(lambda: watched.names() == {"here"} and not watched.node.pods.promised)
 
 
 async def test_a_static_pod_is_known_by_the_uid_that_its_cgroup_has(tmp_path: Path) -> None:
