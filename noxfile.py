@@ -43,7 +43,7 @@ def protos_check(session: nox.Session) -> None:
 
 @nox.session
 def chart(session: nox.Session) -> None:
-    """The chart's tests. With helm on the PATH it is linted and rendered, too; `-- write` keeps what is new."""
+    """The chart's tests. With helm on the PATH it is linted, too; `-- write` keeps what is new."""
     if shutil.which("helm"):
         session.run("helm", "lint", "--strict", "charts/neuron-plugin", external=True)
     if "write" in session.posargs:

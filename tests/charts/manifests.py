@@ -1,16 +1,12 @@
-"""The kept renderings as objects, and how to find one's way in them."""
+"""The renderings of every value set as objects, and how to find one's way in them."""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, TypeAlias
 
 import yaml
 
-from tests.charts.rendering import CHART, GOLDEN, VALUES
-
-Manifest: TypeAlias = dict[str, Any]
-"""One Kubernetes object as YAML gives it."""
+from tests.charts.rendering import VALUES, Manifest, read, render
 
 NAMES = tuple(sorted(file.stem for file in VALUES.glob("*.yaml")))
 """The value sets."""
@@ -19,8 +15,8 @@ NAMES = tuple(sorted(file.stem for file in VALUES.glob("*.yaml")))
 @cache
 def manifests(name: str) -> tuple[Manifest, ...]:
     """Every object of one rendering."""
-    text = (GOLDEN / f"{name}.yaml").read_text(encoding="utf-8")
-    return tuple(document for document in yaml.safe_load_all(text) if document)
+    text = render(read(VALUES / f"{name}.yaml"))
+    return tuple(yaml.load_all(text, yaml.CSafeLoader))
 
 
 def of_kind(name: str, kind: str) -> dict[str, Manifest]:
@@ -45,20 +41,3 @@ def embedded(name: str, config_map: str, key: str) -> Manifest:
     loaded = yaml.safe_load(of_kind(name, "ConfigMap")[config_map]["data"][key])
     assert isinstance(loaded, dict)
     return loaded
-
-
-@cache
-def default_values() -> Manifest:
-    """``values.yaml``."""
-    loaded = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-    assert isinstance(loaded, dict)
-    return loaded
-
-
-def coalesced(values: Manifest, defaults: Manifest | None = None) -> Manifest:
-    """The values that Helm judges: those given over the chart's own, and null takes one away."""
-    merged = dict(default_values() if defaults is None else defaults)
-    for key, value in values.items():
-        under = merged.get(key)
-        merged[key] = coalesced(value, under) if isinstance(value, dict) and isinstance(under, dict) else value
-    return {key: value for key, value in merged.items() if value is not None}

@@ -1,8 +1,8 @@
-"""The chart's renderings: what Helm makes of it, and what of that is kept as files.
+"""The chart's renderings: what its templates make of values, and which of them are kept as files.
 
-Helm is not needed to test the chart: for each file of ``values/`` its rendering stands in ``golden/`` and is judged
-there. Where Helm is on the PATH, ``test_goldens`` renders again and compares. ``python -m tests.charts.rendering``
-writes the files, also those that ``neuron-plugin manifests`` prints.
+No helm is needed: ``templates.py`` reads the chart, so a change of a template is judged when it is made, for every file
+of ``values/``. Kept are the renderings that people compare (``golden/``), the notes after their installation, and what
+``neuron-plugin manifests`` prints. ``python -m tests.charts.rendering`` writes these files again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+from tests.charts.templates import Chart, ordered
+
+Manifest: TypeAlias = dict[str, Any]
+"""One Kubernetes object as YAML gives it, or the values of a chart."""
 
 REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "charts/neuron-plugin"
@@ -24,12 +33,16 @@ PLAIN_VALUES = Path(__file__).parent / "plain"
 PLAIN = REPOSITORY / "neuron_plugin/cli/rendered"
 KUBERNETES = "1.36.2"
 
+KEPT = ("device-plugin", "second-scheduler", "default-scheduler", "gates")
+"""The value sets whose renderings are kept: one for each way to place pods."""
+
 PLAIN_NAMESPACE = "namespace-of-neuron-plugin"
 """Stands in the plain manifests for the namespace; never a real one's name."""
 
 _NO_ADDRESS = "192.0.2.45"
 """For documentation (RFC 5737): the values take only an address where the plain manifests have a name."""
 
+_NOTES = "neuron-plugin/templates/NOTES.txt"
 _CERTIFICATE = re.compile(r"^(  (?:ca\.crt|tls\.crt|tls\.key)): \S+$", re.MULTILINE)
 _HELMS_LABELS = re.compile(r"^ +(app\.kubernetes\.io/managed-by: Helm|helm\.sh/chart: .*)\n", re.MULTILINE)
 
@@ -39,53 +52,91 @@ def helm() -> str | None:
     return shutil.which("helm")
 
 
+def read(values: Path) -> Manifest:
+    """A file of values."""
+    loaded = yaml.safe_load(values.read_text(encoding="utf-8"))
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+@cache
+def default_values() -> Manifest:
+    """``values.yaml``."""
+    return read(CHART / "values.yaml")
+
+
+def coalesced(values: Manifest, defaults: Manifest | None = None) -> Manifest:
+    """The values that Helm judges: those given over the chart's own, and null takes one away."""
+    merged = dict(default_values() if defaults is None else defaults)
+    for key, value in values.items():
+        under = merged.get(key)
+        merged[key] = coalesced(value, under) if isinstance(value, dict) and isinstance(under, dict) else value
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+@cache
+def _chart() -> Chart:
+    return Chart(CHART)
+
+
+def _printed(values: Manifest, namespace: str, release: str, kubernetes: str) -> dict[str, str]:
+    return _chart().render(coalesced(values), release, namespace, kubernetes)
+
+
 def render(
-    values: Path,
+    values: Manifest,
     namespace: str = "kube-system",
-    chart: Path = CHART,
     release: str = "neuron-plugin",
     kubernetes: str = KUBERNETES,
-    flags: tuple[str, ...] = (),
+    *,
+    tests: bool = True,
 ) -> str:
+    """What the chart makes of values; ``tests=False`` leaves the hooks of ``helm test`` out."""
+    printed = _printed(values, namespace, release, kubernetes)
+    printed.pop(_NOTES)
+    return ordered(printed, tests=tests)
+
+
+def render_notes(values: Manifest) -> str:
+    """The notes after an installation."""
+    return _printed(values, "kube-system", "neuron-plugin", KUBERNETES)[_NOTES] + "\n"
+
+
+def render_plain(values: Manifest) -> str:
+    """A rendering for people without Helm: nothing in it claims to be Helm's."""
+    text = render(values, PLAIN_NAMESPACE, tests=False)
+    return _HELMS_LABELS.sub("", text).replace(_NO_ADDRESS, "address-of-the-extender")
+
+
+def render_with_helm(values: Path, chart: Path = CHART) -> str:
     """What ``helm template`` makes of the chart; generated certificates, new each time, are left out."""
-    command = [helm() or "helm", "template", release, str(chart), "--values", str(values)]
-    command += ["--namespace", namespace, "--kube-version", kubernetes, *flags]
+    command = [helm() or "helm", "template", "neuron-plugin", str(chart), "--values", str(values)]
+    command += ["--namespace", "kube-system", "--kube-version", KUBERNETES]
     done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - our own arguments
     return _CERTIFICATE.sub(r"\1: R0VORVJBVEVE", done.stdout)
 
 
-def render_plain(values: Path) -> str:
-    """A rendering for people without Helm: nothing in it claims to be Helm's."""
-    text = render(values, PLAIN_NAMESPACE, flags=("--skip-tests",))
-    return _HELMS_LABELS.sub("", text).replace(_NO_ADDRESS, "address-of-the-extender")
-
-
-def render_notes(values: Path) -> str:
-    """The notes after an installation. ``helm template`` leaves them out: a copy has them in a manifest."""
+def render_notes_with_helm(values: Path) -> str:
+    """The notes. ``helm template`` leaves them out: a copy of the chart has them in a manifest."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = shutil.copytree(CHART, Path(scratch) / "neuron-plugin")
         for template in copy.glob("templates/*.yaml"):
             template.unlink()
         (copy / "templates/NOTES.txt").rename(copy / "files/notes.txt")
         (copy / "templates/notes.yaml").write_text('notes: {{ tpl (.Files.Get "files/notes.txt") . | toJson }}\n')
-        return str(json.loads(render(values, chart=copy).split("notes: ", 1)[1])) + "\n"
+        return str(json.loads(render_with_helm(values, copy).split("notes: ", 1)[1])) + "\n"
 
 
-def targets() -> Iterator[tuple[Path, str]]:
+def kept() -> Iterator[tuple[Path, str]]:
     """Every kept file and what it should say."""
-    for values in sorted(VALUES.glob("*.yaml")):
-        yield GOLDEN / values.name, render(values)
-        yield NOTES / f"{values.stem}.txt", render_notes(values)
-    for values in sorted(PLAIN_VALUES.glob("*.yaml")):
-        yield PLAIN / values.name, render_plain(values)
-
-
-def main() -> None:
-    """Write every kept file."""
-    for file, text in targets():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+    for name in KEPT:
+        values = read(VALUES / f"{name}.yaml")
+        yield GOLDEN / f"{name}.yaml", render(values)
+        yield NOTES / f"{name}.txt", render_notes(values)
+    for file in sorted(PLAIN_VALUES.glob("*.yaml")):
+        yield PLAIN / file.name, render_plain(read(file))
 
 
 if __name__ == "__main__":
-    main()
+    for file, text in kept():
+        file.write_text(text, encoding="utf-8")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.charts.manifests import NAMES, Manifest, embedded, of_kind, pod_templates
-from tests.charts.rendering import CHART
+from tests.charts.manifests import NAMES, embedded, of_kind, pod_templates
+from tests.charts.rendering import CHART, Manifest
 
 WITH_EXTENDER = [name for name in NAMES if of_kind(name, "Service")]
 

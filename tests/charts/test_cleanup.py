@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from neuron_plugin.cli.main import build_parser
-from tests.charts.manifests import NAMES, Manifest, containers, manifests, of_kind
-from tests.charts.rendering import PLAIN
+from tests.charts.manifests import NAMES, containers, manifests, of_kind
+from tests.charts.rendering import PLAIN, Manifest
 from tests.charts.test_rbac import leases, rules
 
 NAME = "neuron-plugin-cleanup"

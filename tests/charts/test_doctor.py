@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from neuron_plugin.cli.main import build_parser
-from tests.charts.manifests import NAMES, Manifest, containers, of_kind, pod_templates
+from tests.charts.manifests import NAMES, containers, of_kind, pod_templates
+from tests.charts.rendering import Manifest
 
 WITH_PLUGIN = [name for name in NAMES if of_kind(name, "DaemonSet")]
 

@@ -12,8 +12,8 @@ import pytest
 from neuron_plugin.plugin.status import METRICS, PREFIX
 from neuron_plugin.scheduling.metrics import ExtenderMetrics, state_metrics
 from neuron_plugin.scheduling.state import NODE_REFUSALS, ClusterState
-from tests.charts.manifests import Manifest, of_kind, pod_templates
-from tests.charts.rendering import CHART
+from tests.charts.manifests import of_kind, pod_templates
+from tests.charts.rendering import CHART, Manifest
 
 FOREIGN = {
     "up",  # Prometheus

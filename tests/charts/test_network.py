@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.charts.manifests import NAMES, Manifest, containers, of_kind, pod_templates
+from tests.charts.manifests import NAMES, containers, of_kind, pod_templates
+from tests.charts.rendering import Manifest
 
 
 def test_every_pod_has_a_policy_of_its_own() -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from neuron_plugin.cli.main import main
-from tests.charts.manifests import NAMES, Manifest, embedded, manifests, of_kind
-from tests.charts.rendering import NOTES, helm, render_notes
+from tests.charts.manifests import NAMES, embedded, manifests, of_kind
+from tests.charts.rendering import VALUES, Manifest, read, render_notes
 
 
 def notes(name: str) -> str:
-    return (NOTES / f"{name}.txt").read_text(encoding="utf-8")
+    return render_notes(read(VALUES / f"{name}.yaml"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,9 +104,7 @@ def test_files_for_the_control_plane_go_where_its_configuration_looks() -> None:
     assert "/var/lib/kube-scheduler/neuron-plugin/kube-scheduler-config.yaml" in notes("kops")
 
 
-@pytest.mark.skipif(helm() is None, reason="no helm on the PATH")
-def test_the_notes_say_what_to_do_when_the_service_has_no_fixed_address(tmp_path: Path) -> None:
-    values = tmp_path / "values.yaml"
-    values.write_text("scheduler: {enabled: true, defaultScheduler: {enabled: true}}", encoding="utf-8")
+def test_the_notes_say_what_to_do_when_the_service_has_no_fixed_address() -> None:
+    values = {"scheduler": {"enabled": True, "defaultScheduler": {"enabled": True}}}
     assert "kubectl -n kube-system delete service neuron-plugin-extender\n" in render_notes(values)
     assert "delete service" not in notes("default-scheduler")

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import yaml
 
-from tests.charts.rendering import helm, render
-
-pytestmark = pytest.mark.skipif(helm() is None, reason="no helm on the PATH")
+from tests.charts.rendering import Manifest, render
 
 OFF, SECOND, DEFAULT = (
     {"enabled": False},
@@ -24,11 +20,9 @@ EXTENDER, SCHEDULER, FILES, GATES = (
 )
 
 
-def installed(directory: Path, values: dict[str, object]) -> set[str]:
+def installed(values: Manifest) -> set[str]:
     """Which of the parts of placing a rendering has."""
-    file = directory / "values.yaml"
-    file.write_text(yaml.safe_dump(values), encoding="utf-8")
-    manifests = [found for found in yaml.safe_load_all(render(file)) if found]
+    manifests = list(yaml.load_all(render(values), yaml.CSafeLoader))
     names = {f"{found['kind']}/{found['metadata']['name'].removeprefix('neuron-plugin-')}" for found in manifests}
     return names & {EXTENDER, SCHEDULER, FILES} | {GATES for name in names if name == "MutatingAdmissionPolicy/gates"}
 
@@ -49,14 +43,11 @@ def installed(directory: Path, values: dict[str, object]) -> set[str]:
         ("gates", DEFAULT, {EXTENDER, FILES, GATES}),
     ],
 )
-def test_placement_decides_over_the_switches(
-    tmp_path: Path, placement: str, switches: dict[str, object], parts: set[str]
-) -> None:
-    assert installed(tmp_path, {"placement": placement, "scheduler": switches}) == parts
+def test_placement_decides_over_the_switches(placement: str, switches: Manifest, parts: set[str]) -> None:
+    assert installed({"placement": placement, "scheduler": switches}) == parts
 
 
-def test_the_controller_binds_only_where_a_scheduler_asks_it(tmp_path: Path) -> None:
+def test_the_controller_binds_only_where_a_scheduler_asks_it() -> None:
     for switches, binds in ((OFF, False), (DEFAULT, True)):
-        file = tmp_path / "values.yaml"
-        file.write_text(yaml.safe_dump({"placement": "gates", "scheduler": switches}), encoding="utf-8")
-        assert ("pods/binding]\n    verbs" in render(file)) is binds
+        rendered = render({"placement": "gates", "scheduler": switches})
+        assert ("pods/binding]\n    verbs" in rendered) is binds

@@ -10,7 +10,8 @@ from neuron_plugin.controller import ExtenderSettings
 from neuron_plugin.plugin.settings import PluginSettings
 from neuron_plugin.scheduling.leadership import CONDITION
 from neuron_plugin.settings import load
-from tests.charts.manifests import NAMES, Manifest, containers, embedded, of_kind, pod_templates
+from tests.charts.manifests import NAMES, containers, embedded, of_kind, pod_templates
+from tests.charts.rendering import Manifest
 
 PODS = [(name, workload) for name in NAMES for workload in pod_templates(name)]
 PLUGIN = [name for name in NAMES if of_kind(name, "DaemonSet")]

@@ -35,7 +35,8 @@ from neuron_plugin.plugin.publisher import LABEL_PREFIX, PUBLISHED_LABELS
 from neuron_plugin.scheduling.informers import LEASE_PREFIX
 from neuron_plugin.topology import MOST_CORES_PER_DEVICE, MOST_DEVICES, Unit
 from tests.charts import annotation_table
-from tests.charts.manifests import NAMES, Manifest, default_values, embedded, of_kind
+from tests.charts.manifests import NAMES, embedded, of_kind
+from tests.charts.rendering import Manifest, default_values
 
 FENCED = [name for name in NAMES if name != "without-fences"]
 PLUGIN = "system:serviceaccount:kube-system:neuron-plugin"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.charts.manifests import NAMES, Manifest, of_kind, pod_templates
+from tests.charts.manifests import NAMES, of_kind, pod_templates
+from tests.charts.rendering import Manifest
 
 Rule = tuple[str, str, str, str]
 """API group, resource, verb, and the one name it is for (empty for all)."""

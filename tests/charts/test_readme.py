@@ -7,8 +7,7 @@ import re
 import pytest
 import yaml
 
-from tests.charts.manifests import Manifest, default_values
-from tests.charts.rendering import REPOSITORY, VALUES
+from tests.charts.rendering import REPOSITORY, VALUES, Manifest, default_values
 from tests.charts.values_table import README, comments, leaves, readme
 
 TEXT = README.read_text(encoding="utf-8")

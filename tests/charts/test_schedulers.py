@@ -9,7 +9,8 @@ import yaml
 
 from neuron_plugin.controller import ExtenderSettings
 from neuron_plugin.extender import ExtenderEndpoint, scheduler_configuration
-from tests.charts.manifests import NAMES, Manifest, containers, embedded, of_kind, pod_templates
+from tests.charts.manifests import NAMES, containers, embedded, of_kind, pod_templates
+from tests.charts.rendering import Manifest
 
 CUSTOM = [name for name in NAMES if any(found.endswith("-scheduler") for found in of_kind(name, "Deployment"))]
 DEFAULT = ["default-scheduler", "kops"]

@@ -20,8 +20,8 @@ from neuron_plugin.plugin.health import Action, HealthRules, SignalRule
 from neuron_plugin.plugin.settings import TAKEN_CONDITIONS, PluginSettings
 from neuron_plugin.plugin.settings import check as check_plugin
 from neuron_plugin.settings import _kind_of, load
-from tests.charts.manifests import NAMES, Manifest, embedded, of_kind, pod_templates
-from tests.charts.rendering import CHART
+from tests.charts.manifests import NAMES, embedded, of_kind, pod_templates
+from tests.charts.rendering import CHART, Manifest
 
 DEFINITIONS: Manifest = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))["definitions"]
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from neuron_plugin.topology.instances import SHIPPED
-from tests.charts.manifests import NAMES, Manifest, coalesced, default_values
-from tests.charts.rendering import CHART, VALUES
+from tests.charts.manifests import NAMES
+from tests.charts.rendering import CHART, VALUES, Manifest, coalesced, default_values
 
 SCHEMA: Manifest = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft7Validator(SCHEMA)

@@ -6,8 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from tests.charts.manifests import Manifest, default_values
-from tests.charts.rendering import CHART
+from tests.charts.rendering import CHART, Manifest, default_values
 
 README = CHART / "README.md"
 BEGIN, END = "<!-- values: begin -->\n", "<!-- values: end -->\n"

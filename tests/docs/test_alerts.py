@@ -10,7 +10,8 @@ import pytest
 
 from neuron_plugin.extender.binding import Ending
 from neuron_plugin.scheduling.state import NODE_REFUSALS
-from tests.charts.manifests import Manifest, default_values, of_kind
+from tests.charts.manifests import of_kind
+from tests.charts.rendering import Manifest, default_values
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/alerts.md"
 TEXT = PAGE.read_text(encoding="utf-8")
