@@ -97,6 +97,7 @@ from neuron_plugin.allocation.node_rules import (
     PodSelector,
     Quantities,
     Volume,
+    is_tight,
     lacks_counts,
     node_use,
     objections,

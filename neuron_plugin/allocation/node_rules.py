@@ -173,6 +173,8 @@ class NodeUse:
 
 
 NO_USE = NodeUse()
+_TAKEN_BY_OTHERS = frozenset({"cpu", "memory"})
+"""What pods without Neuron take, too."""
 
 
 def node_use(pods: Iterable[tuple[Quantities, frozenset[HostPort]]]) -> NodeUse:
@@ -231,6 +233,12 @@ def shortages(pod: PodRules, node: NodeRules, use: NodeUse) -> Iterator[str]:
         taken = (at for at, kind, other in use.ports if (kind, other) == (protocol, number))
         if any(at == address or ANY_ADDRESS in {at, address} for at in taken):
             yield f"host port {number}/{protocol} is in use there"
+
+
+def is_tight(node: NodeRules, use: NodeUse) -> bool:
+    """Whether less than a tenth of the node's CPU or memory is left: another pod may take it before a bind."""
+    taken = ((most, most - use.amounts.get(name, 0)) for name, most in node.allocatable if name in _TAKEN_BY_OTHERS)
+    return any(10 * left < most for most, left in taken)
 
 
 def lacks_counts(pod: PodRules, node: NodeRules, use: NodeUse) -> bool:

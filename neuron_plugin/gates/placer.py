@@ -38,7 +38,7 @@ from neuron_plugin.allocation import (
     read_assignment,
     write_assignment,
 )
-from neuron_plugin.cluster import CLOCK, ApiError, ApiRequest, ApiServer, Clock, ClusterError, Election, send
+from neuron_plugin.cluster import CLOCK, PODS, ApiError, ApiRequest, ApiServer, Clock, ClusterError, Election, send
 from neuron_plugin.gates import writes
 from neuron_plugin.gates.queue import Kind, Queue
 from neuron_plugin.planning import PACK, place_together, why_not_judged
@@ -227,7 +227,7 @@ class Placer:
         if assumed is None:
             return False
         self._state.assume(assumed)
-        self._send(pod, writes.place(pod, node, assumed.annotations))
+        self._hand_over(pod, node, partial(writes.place, node=node, annotations=assumed.annotations))
         return True
 
     def why_plainly(self, pod: NeuronPod) -> str:
@@ -324,7 +324,9 @@ class Placer:
             self._state.assume(assumed)
             self.queue.remove(assumed.pod.uid)
         if len(made) == 1 and least <= 1 + sum(bool(pod.place) for pod in members.values() if not pod.gated):
-            self._send(made[0].pod, writes.place(made[0].pod, made[0].pod.promised, made[0].annotations))
+            (assumed,) = made
+            node = assumed.pod.promised
+            self._hand_over(assumed.pod, node, partial(writes.place, node=node, annotations=assumed.annotations))
         else:
             for assumed in made:
                 pod = assumed.pod
@@ -370,13 +372,17 @@ class Placer:
         if is_whole and not any(pod.uid in self._state.assumed for pod in members):
             for pod in planned:
                 if pod.uid not in self._in_flight and not self._is_answered(pod):
-                    self._send(pod, writes.release_planned(pod))
+                    self._hand_over(pod, pod.promised, writes.release_planned)
 
     # Writing.
 
     def _send(self, pod: NeuronPod, request: ApiRequest, reason: str = "") -> None:
         """Send a PATCH; ``reason`` says why a pod is released plainly."""
-        self._start(pod.uid, self._write(pod, request, reason))
+        self._start(pod.uid, self._write(pod, lambda _: request, reason))
+
+    def _hand_over(self, pod: NeuronPod, node: str, write: Callable[[NeuronPod], ApiRequest]) -> None:
+        """Hand a placed pod to its scheduler, nominated before that where pods without Neuron may come first."""
+        self._start(pod.uid, self._write(pod, write, nominee_of=node if self._state.is_tight(node) else ""))
 
     def _start(self, uid: PodUid, job: Coroutine[None, None, None]) -> None:
         """Do something about a pod that waits; it is not looked at before that has ended."""
@@ -389,10 +395,15 @@ class Placer:
         self._undecided.add(uid)
         self._state.changes.wake()
 
-    async def _write(self, pod: NeuronPod, request: ApiRequest, reason: str) -> None:
-        uid, assumed = pod.uid, self._state.assumed.get(pod.uid)
+    async def _write(
+        self, pod: NeuronPod, write: Callable[[NeuronPod], ApiRequest], reason: str = "", nominee_of: str = ""
+    ) -> None:
+        uid, assumed, seen = pod.uid, self._state.assumed.get(pod.uid), pod
         try:
-            await send(self._api, request, timeout_seconds=self._times.write)
+            if nominee_of:
+                answer = await send(self._api, writes.nominate(pod, nominee_of), timeout_seconds=self._times.write / 2)
+                seen = replace(pod, version=PODS.decode(answer).resource_version)
+            await send(self._api, write(seen), timeout_seconds=self._times.write / (2 if nominee_of else 1))
         except ClusterError as error:
             fields = {"pod": str(pod.reference), "uid": uid, "error": str(error)}
             if may_have_happened(error):

@@ -31,7 +31,16 @@ PLACEMENT_KEYS = (*ASSIGNMENT_KEYS, ALLOC_TIME_KEY, ALLOCATED_KEY, VENDOR_RESOUR
 
 def place(pod: NeuronPod, node: str, annotations: Mapping[str, str]) -> ApiRequest:
     """Place a pod on a node, with its assignment, and hand it to its scheduler."""
-    return _request(pod, _metadata(pod, node, annotations), _released(pod, node))
+    return _request(pod, _metadata(pod, node, annotations), spec=_released(pod, node))
+
+
+def nominate(pod: NeuronPod, node: str) -> ApiRequest:
+    """Let kube-scheduler keep CPU and memory of the node for a gated pod, against pods of no higher priority.
+
+    It counts a nominated pod from when it knows of it, gated or not (pkg/scheduler/backend/queue/scheduling_queue.go).
+    """
+    request = _request(pod, {"uid": pod.uid, "resourceVersion": pod.version}, status={"nominatedNodeName": node})
+    return replace(request, path=f"{request.path}/status")
 
 
 def plan(pod: NeuronPod, node: str, annotations: Mapping[str, str]) -> ApiRequest:
@@ -41,12 +50,12 @@ def plan(pod: NeuronPod, node: str, annotations: Mapping[str, str]) -> ApiReques
 
 def release_planned(pod: NeuronPod) -> ApiRequest:
     """Hand a pod that has its placement to its scheduler."""
-    return _request(pod, {"uid": pod.uid, "resourceVersion": pod.version}, _released(pod, pod.promised))
+    return _request(pod, {"uid": pod.uid, "resourceVersion": pod.version}, spec=_released(pod, pod.promised))
 
 
 def release_plainly(pod: NeuronPod) -> ApiRequest:
     """Hand a pod to its scheduler without a node; what was planned for it goes."""
-    return _request(pod, _without_placement(pod), _released(pod, ""))
+    return _request(pod, _without_placement(pod), spec=_released(pod, ""))
 
 
 def withdraw(pod: NeuronPod) -> ApiRequest:
@@ -102,7 +111,6 @@ def _requirement(one: Requirement) -> JsonObject:
     return {**written, "values": list(one.values)} if one.values else written
 
 
-def _request(pod: NeuronPod, metadata: JsonObject, spec: JsonObject | None = None) -> ApiRequest:
+def _request(pod: NeuronPod, metadata: JsonObject, **parts: JsonObject) -> ApiRequest:
     path = PODS.item(pod.reference.name, pod.reference.namespace)
-    body: JsonObject = {"metadata": metadata, "spec": spec} if spec else {"metadata": metadata}
-    return ApiRequest("PATCH", path, body=body, content_type=STRATEGIC_MERGE_PATCH)
+    return ApiRequest("PATCH", path, body={"metadata": metadata, **parts}, content_type=STRATEGIC_MERGE_PATCH)

@@ -21,6 +21,7 @@ from types import MappingProxyType
 
 from neuron_plugin.allocation import (
     NO_ASSIGNMENT,
+    NO_USE,
     OVERLAPPING_ASSIGNMENTS,
     STALE_PLUGIN,
     UNREADABLE_ASSIGNMENT,
@@ -38,6 +39,7 @@ from neuron_plugin.allocation import (
     Rejection,
     Reservation,
     Volume,
+    is_tight,
     node_info,
     node_use,
     unknown_products,
@@ -243,6 +245,11 @@ class ClusterState:
         """Whether the anti-affinity of some placed pod may keep a gated pod off a node."""
         labels = dict(pod.labels)
         return any(selector.matches(pod.reference.namespace, labels) for selector in self._keeping_off)
+
+    def is_tight(self, name: str) -> bool:
+        """Whether little CPU or memory of a node is left beside its pods, those assumed there included."""
+        info = self._nodes.get(name)
+        return info is not None and is_tight(info.node.rules, self._uses.get(name, NO_USE))
 
     def leaves_room(self, name: str, rules: PodRules, beside: Iterable[PodRules]) -> bool:
         """Whether a node has room for a pod of these rules if others come to it, too."""

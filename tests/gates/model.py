@@ -77,7 +77,7 @@ class ModelServer:
 
     def apply(self, request: ApiRequest) -> Response:
         """What the API server does with a request of ours."""
-        name = request.path.rpartition("/")[2]
+        name = request.path.removesuffix("/status").rpartition("/")[2]
         if request.method == "POST":
             return Response(201, b"{}")  # an event
         pod = self.pods.get(name)
@@ -98,6 +98,7 @@ class ModelServer:
         if metadata.get("resourceVersion", pod["metadata"]["resourceVersion"]) != pod["metadata"]["resourceVersion"]:
             raise refused(409)
         changed = copy.deepcopy(pod)
+        changed["status"] |= body.get("status", {})
         for part in ("annotations", "labels"):
             values = {**changed["metadata"].get(part, {}), **metadata.get(part, {})}
             changed["metadata"][part] = {key: value for key, value in values.items() if value is not None}
@@ -280,6 +281,7 @@ class Model:
             self.allocate(changed)
             changed["status"].pop("conditions", None)
         else:
+            changed["status"].pop("nominatedNodeName", None)
             condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
             changed["status"]["conditions"] = [condition]
         if changed != pod:

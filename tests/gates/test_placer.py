@@ -170,6 +170,21 @@ async def test_cpu_is_counted_as_kube_scheduler_does(gated: GatesBench) -> None:
     assert {gated.place("first"), gated.place("second")} == {"b", ""}
 
 
+@pytest.mark.parametrize(("cpu", "nominated"), [("6", False), ("15", True)])
+async def test_a_pod_is_nominated_first_where_little_cpu_is_left(
+    gated: GatesBench, cpu: str, *, nominated: bool
+) -> None:
+    gated.node("a", cpu="16")
+    gated.pod("train", cpu=cpu)
+    gated.server.fail(Fault(Match(method="PATCH", path="/pods/train$"), status=403))
+    await gated.step()
+    assert gated.gates("train") == [GATE]
+    assert gated.of("train")["status"].get("nominatedNodeName", "") == ("a" if nominated else "")
+    await gated.step(after=TIMES.refused + 1)
+    assert gated.place("train") == "a"
+    assert gated.gates("train") == []
+
+
 async def test_amounts_wait_where_kube_scheduler_knows_none(gated: GatesBench) -> None:
     """No node offers them, so kube-scheduler would never bind the pod; with an extender it leaves them to that."""
     gated.node("a")
