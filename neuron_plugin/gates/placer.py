@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from http import HTTPStatus
 from math import inf
 from typing import NoReturn
 
@@ -51,6 +52,8 @@ from neuron_plugin.scheduling.state import AssumedPod, ClusterState
 from neuron_plugin.scheduling.volumes import ClaimedVolumes
 
 RELEASED_PLAINLY = "NeuronReleasedPlainly"
+FORBIDDEN = "NeuronPlacementForbidden"
+"""The reason of the event on a pod that this account, or a policy, may not place."""
 _REASON = "takes least from later pods"
 _log = logging.getLogger(__name__)
 
@@ -411,8 +414,12 @@ class Placer:
                 return  # it stays assumed until a read says what became of it
             _log.info("pod not placed", extra=fields)
             changed = isinstance(error, ApiError) and error.conflict
+            is_new = self._answered.get(uid, ("", 0.0))[0] != pod.version
             self._answered[uid] = pod.version, inf if changed else self._clock.now() + self._times.refused
             self._state.forget(uid)
+            if is_new and isinstance(error, ApiError) and error.status == HTTPStatus.FORBIDDEN:
+                note = f"The pod cannot be placed, its gate stays: {error.message}"
+                await write_event(self._api, about_pod(pod.reference), FORBIDDEN, note, self._instance)
             return
         except Exception:  # noqa: BLE001 - whatever it is, one pod's placement must not end the daemon
             _log.exception("placing failed", extra={"pod": str(pod.reference), "uid": uid})

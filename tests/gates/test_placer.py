@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from neuron_plugin.allocation import GATE, NODE_KEY, POD_UID_KEY
-from neuron_plugin.gates.placer import RELEASED_PLAINLY, TIMES
+from neuron_plugin.gates.placer import FORBIDDEN, RELEASED_PLAINLY, TIMES
 from neuron_plugin.scheduling.leadership import CONDITION
 from neuron_plugin.simulation import NODES, JsonObject
 from neuron_plugin.simulation.api_server_kinds import CLAIMS, VOLUMES
@@ -113,12 +113,14 @@ async def test_a_pod_that_changed_meanwhile_is_read_again(gated: GatesBench) -> 
 async def test_a_refused_write_is_tried_again_after_a_while(gated: GatesBench) -> None:
     gated.node("a")
     gated.pod("train")
-    gated.server.fail(Fault(PATCH, status=403))
+    gated.server.fail(Fault(PATCH, status=403, times=2))
     await gated.step()
     await gated.step(after=TIMES.refused / 2)
     assert gated.requests() == 1
-    await gated.step(after=TIMES.refused)
+    for _ in range(2):
+        await gated.step(after=TIMES.refused + 1)
     assert gated.place("train") == "a"
+    assert [reason for reason, _ in gated.events("train")] == [FORBIDDEN]
 
 
 async def test_a_lost_answer_keeps_the_set_until_a_read_says_what_became_of_it(gated: GatesBench) -> None:
