@@ -57,6 +57,9 @@ LONGEST_PERMISSION_SECONDS = 300.0
 """Between two rounds of what was not permitted."""
 MOST_NOT_PERMITTED = 256
 """Where events are not wanted they would gather for ever; the oldest are dropped."""
+MOST_AT_ONCE = 8
+"""Requests that are under way together. Corrections of pods that swapped their sets should land at one moment: between
+them two pods seem to have the same devices, and the extender closes the node."""
 MOST_EVENTS = 4096
 """Events remembered, so that each is written once."""
 
@@ -92,7 +95,8 @@ class WriteQueue:
         """Send what there is and what comes, until cancelled."""
         while True:
             while self._unsent:
-                if await self._send_first(api):
+                first = list(self._unsent.items())[:MOST_AT_ONCE]
+                if all(await asyncio.gather(*(self._send(api, *one) for one in first))):
                     self._backoff.reset()
                 else:
                     await asyncio.sleep(self._backoff.next_seconds())
@@ -103,9 +107,8 @@ class WriteQueue:
             except TimeoutError:
                 self._unsent, self._not_permitted = {**self._not_permitted, **self._unsent}, {}
 
-    async def _send_first(self, api: ApiServer) -> bool:
-        """Send the oldest request; False when it has to be tried again, which it is after the others."""
-        subject, request = next(iter(self._unsent.items()))
+    async def _send(self, api: ApiServer, subject: str, request: ApiRequest) -> bool:
+        """Send a request; False when it has to be tried again, which it is after the others."""
         try:
             await send(api, request, timeout_seconds=TIMEOUT_SECONDS)
         except ClusterError as error:

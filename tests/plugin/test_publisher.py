@@ -110,6 +110,19 @@ async def test_what_was_put_before_there_was_a_client_is_sent_in_order(queue: Wr
         await until(api, "/a", "/b", "/c")
 
 
+async def test_requests_that_wait_together_are_under_way_together_and_no_more_than_a_few(queue: WriteQueue) -> None:
+    """Two pods that swapped their sets: between their corrections both seem to have the same devices."""
+    api = FakeApi()
+    api.gate.clear()
+    paths = [f"/{number}" for number in range(publisher.MOST_AT_ONCE + 1)]
+    for path in paths:
+        queue.put(path, asked(path))
+    async with running(queue, api):
+        await until(api, *paths[:-1])
+        api.gate.set()
+        await until(api, *paths)
+
+
 async def test_a_newer_request_replaces_one_that_was_not_sent(queue: WriteQueue) -> None:
     api = FakeApi()
     queue.put("a", asked("/a", "1"))
