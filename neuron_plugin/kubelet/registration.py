@@ -77,13 +77,15 @@ class RegistrationTimes:
 
     ``stream_deadline`` is how long the kubelet may take to open ListAndWatch after a successful Register. The back-off
     is reset only after a registration that held for ``settled``: two plugins that push each other out must not do it as
-    fast as they can.
+    fast as they can. Only failures that last for ``patience`` are worth a warning: a kubelet that starts makes its
+    socket before it listens.
     """
 
     stream_deadline: float = 5.0
     settled: float = 10.0
     first_delay: float = 0.1
     longest_delay: float = 15.0
+    patience: float = 3.0
 
 
 @dataclass(eq=False)
@@ -114,6 +116,7 @@ class DevicePluginServer:
         self.registered = asyncio.Event()
         self.failure: str | None = None
         self._reported = ""
+        self._failing_since = 0.0
         self._backoff = Backoff(
             self.random.random, first_seconds=self.times.first_delay, longest_seconds=self.times.longest_delay
         )
@@ -270,12 +273,12 @@ class DevicePluginServer:
         self.changed.set()
 
     def _fail(self, text: str) -> None:
-        """Count a failure, and log each reason once from the second attempt on.
-
-        A kubelet that starts makes its socket before it listens, so the first attempt may well come too early.
-        """
+        """Count a failure, and log each reason once when attempts have failed for a while."""
         self.counters.registrations[self.resource, "failed"] += 1
-        if self.failure is not None and text != self._reported:
+        now = asyncio.get_running_loop().time()
+        if self.failure is None:
+            self._failing_since = now
+        elif now - self._failing_since >= self.times.patience and text != self._reported:
             _log.warning("not registered", extra={"resource": self.resource, "reason": text})
             self._reported = text
         self.failure = text

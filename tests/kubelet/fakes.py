@@ -115,7 +115,7 @@ class RunningPlugin:
     task: asyncio.Task[None]
 
 
-QUICK = RegistrationTimes(stream_deadline=0.2, settled=0.0, first_delay=0.02, longest_delay=0.1)
+QUICK = RegistrationTimes(stream_deadline=0.2, settled=0.0, first_delay=0.02, longest_delay=0.1, patience=0.0)
 
 
 @asynccontextmanager

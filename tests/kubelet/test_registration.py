@@ -4,6 +4,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb
 from neuron_plugin.kubelet.registration import RegistrationState
 from neuron_plugin.kubelet.socket_watch import channel_to, endpoint_path
 from neuron_plugin.simulation import SOCKET_NAME
-from tests.kubelet.fakes import CORE, DEVICE, eventually, running_plugin, seeded
+from tests.kubelet.fakes import CORE, DEVICE, QUICK, eventually, running_plugin, seeded
 from tests.kubelet.registering import ScriptedRegistration, modes_of, scripted_kubelet, sockets_of
 from tests.support.kubelet import StandInKubelet
 
@@ -147,6 +148,18 @@ async def test_a_kubelet_that_listens_after_the_first_attempt_is_worth_no_warnin
             await plugin.observer.until(plugin.server.registered.is_set)
     assert plugin.observer.counters.registrations[CORE, "failed"] == 1
     assert "not registered" not in caplog.messages
+
+
+@pytest.mark.parametrize(("patience", "warnings"), [(0.0, 1), (60.0, 0)], ids=["that last", "that do not last"])
+async def test_attempts_that_fail_are_worth_a_warning_only_if_they_last(
+    directory: Path, caplog: pytest.LogCaptureFixture, patience: float, warnings: int
+) -> None:
+    """A kubelet that restarts is back within some tenths of a second, and each resource of each node would say so."""
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(directory / SOCKET_NAME))
+    async with running_plugin(directory, times=replace(QUICK, patience=patience)) as plugin:
+        await plugin.observer.until(lambda: plugin.observer.counters.registrations[CORE, "failed"] >= 3)
+    assert caplog.messages.count("not registered") == warnings
 
 
 async def test_the_reason_of_a_failure_is_readable_until_the_resource_is_advertised(directory: Path) -> None:
