@@ -177,7 +177,7 @@ def answer_for(
     mask = CoreMask(_mask(snapshot, resource, ids) & ~taken | own)
     for one in snapshot.waiting:
         if one.resource is resource and one.mask == mask and not mask & ~snapshot.offered_mask & ~one.reused_mask:
-            return Answer(mask, "assigned to the pod by the scheduler", one.pod, one.container, assigned=True)
+            return Answer(mask, "a set that the scheduler assigned", one.pod, one.container, assigned=True)
     if not preferred and (found := _of_init_containers(snapshot, resource, mask, count, latest)):
         return found
     container = _next_container(snapshot, pod, resource, count) if pod else ""
@@ -328,8 +328,8 @@ class Allocator:
         self._counters = counters
         self._last_preference: tuple[PreferenceRequest, tuple[int, ...]] | None = None
         self._latest_reply = ""
-        self._unnamed: dict[str, list[LoggedDecision]] = {}
-        """By reply id, the decisions on calls whose pod is not known yet."""
+        self._unrecorded: dict[str, tuple[list[LoggedDecision], dict[str, object]]] = {}
+        """By reply id, the decisions on a call and its log line, until the kubelet's record says whose call it was."""
         self._preferred: LoggedDecision | None = None
 
     async def preferred(
@@ -390,18 +390,34 @@ class Allocator:
             self._record(snapshot, Step.CORRECTED, *what, pod=write.pod, container=one.container, usable=NO_CORES)
 
     def name_decisions(self) -> None:
-        """Put the pod into decisions on calls whose pod was not known: the kubelet's record names it afterwards."""
+        """Log the answers that the kubelet has recorded by now, and put their pods into the decisions.
+
+        Two equal pods may have swapped their sets, so before that not even the pod of an assigned set is certain.
+        """
         snapshot = self._node.snapshot
-        if snapshot is None or not self._unnamed:
+        if snapshot is None or not self._unrecorded:
             return
-        for key, entry in snapshot.inputs.recorded.entries.items():
-            decisions = self._unnamed.get(entry.reply.id, []) if entry.reply else []
-            pod = snapshot.inputs.reference(key.uid)
+        inputs = snapshot.inputs
+        pending = {one.reply.id for one in inputs.pending}
+        recorded = {
+            entry.reply.id: key
+            for entries in (inputs.recorded.over, inputs.recorded.entries)
+            for key, entry in entries.items()
+            if entry.reply
+        }
+        for reply_id in [one for one in self._unrecorded if one in recorded or one not in pending]:
+            decisions, fields = self._unrecorded[reply_id]
+            key = recorded.get(reply_id)
+            pod = inputs.reference(key.uid) if key else None
             for index, decision in enumerate(decisions):
-                decisions[index] = decision._replace(pod=pod, container=key.container)
+                decisions[index] = decision._replace(pod=pod, container=key.container if key else "")
                 self.decisions.replace(decision, decisions[index])
-            if decisions and entry.reply and pod.name:
-                del self._unnamed[entry.reply.id]
+            if fields:
+                who = named(pod) if pod else "the kubelet did not record it"
+                logger.info("allocated", extra={**fields, "pod": who, "container": key.container if key else ""})
+            self._unrecorded[reply_id] = decisions, {}
+            if not pod or pod.name:
+                del self._unrecorded[reply_id]
 
     def _answer(
         self,
@@ -544,24 +560,18 @@ class Allocator:
         what = (resource, answer.mask, answer.reason, ids)
         decision = self._record(snapshot, Step.ALLOCATED, *what, pod=answer.pod, container=answer.container)
         asked, self._preferred = self._preferred, None
-        if not (answer.pod and answer.container):
-            same_call = asked and asked.pod is None and (asked.resource, asked.chosen) == (resource, decision.offered)
-            self._unnamed[reply_id] = [asked, decision] if asked and same_call else [decision]
-            if len(self._unnamed) > REMEMBERED:
-                del self._unnamed[next(iter(self._unnamed))]
-        logger.info(
-            "allocated",
-            extra={
-                "resource": resource.value,
-                "ids": format_ids(ids),
-                "pod": named(answer.pod) if answer.pod else "not known until the kubelet records it",
-                "container": answer.container or "unknown",
-                "reason": answer.reason,
-                "devices": " ".join(f"{node.host_path}:{node.container_path}" for node in given.devices),
-                "cdi": " ".join(given.cdi_devices),
-                "env": dict(given.envs),
-            },
-        )
+        same_call = asked and (asked.resource, asked.chosen) == (resource, decision.offered)
+        fields: dict[str, object] = {
+            "resource": resource.value,
+            "ids": format_ids(ids),
+            "reason": answer.reason,
+            "devices": " ".join(f"{node.host_path}:{node.container_path}" for node in given.devices),
+            "cdi": " ".join(given.cdi_devices),
+            "env": dict(given.envs),
+        }
+        self._unrecorded[reply_id] = [asked, decision] if asked and same_call else [decision], fields
+        if len(self._unrecorded) > REMEMBERED:
+            del self._unrecorded[next(iter(self._unrecorded))]
 
     def _record(
         self,

@@ -919,6 +919,7 @@ async def test_p47_preferred_serves_it_and_says_so_on_the_pod_and_in_the_log(cap
         await desk.admit(A, "app", NEURON, *range(7))
         assert [(one.pod, one.reason) for one in desk.snapshot.events] == [(ref("a"), "UnlinkedDevices")]
         assert SEVEN in desk.decisions[-1].reason
+        desk.allocator.name_decisions()
     assert any(SEVEN in vars(record).get("reason", "") for record in caplog.records)
 
 
@@ -989,7 +990,7 @@ async def test_decisions_name_a_pod_that_came_without_an_assignment_once_the_kub
             (Step.PREFERRED, ref("a"), "app"),
             (Step.ALLOCATED, ref("a"), "app"),
         ]
-        assert not desk.allocator._unnamed
+        assert not desk.allocator._unrecorded
 
 
 async def test_decisions_name_the_uid_of_a_pod_until_the_api_server_shows_its_name() -> None:
@@ -1028,7 +1029,7 @@ async def test_an_allocation_is_explained_by_what_was_free_before_it() -> None:
         await desk.allocate(NEURON, *ROW0)
         (decision,) = desk.decisions
         assert decision.usable() == TRN1.all_mask
-        assert decision.reason == "assigned to the pod by the scheduler"
+        assert decision.reason == "a set that the scheduler assigned"
 
 
 async def test_p63_a_correction_is_logged_for_each_container() -> None:
@@ -1044,12 +1045,18 @@ async def test_p63_a_correction_is_logged_for_each_container() -> None:
         ]
 
 
-async def test_p84_each_allocate_is_one_line_after_its_answer(caplog: pytest.LogCaptureFixture) -> None:
+async def test_p84_each_allocate_is_one_line_once_the_kubelet_has_recorded_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO)
     async with a_desk(assigned("a", app(2, CORE), sets=[[2, 3]])) as desk:
-        await desk.allocator.allocate(CORE.value, ["2", "3"])
+        answer = await desk.allocate(CORE, 2, 3)
+        desk.allocator.name_decisions()
         assert not caplog.records
-        await asyncio.sleep(0)
+        desk.kubelet.record(A, "app", CORE, [2, 3], answer)
+        desk.node.look_at_checkpoint()
+        desk.allocator.name_decisions()
+        desk.allocator.name_decisions()
     (record,) = caplog.records
     fields = vars(record)
     assert record.message == "allocated"
@@ -1058,10 +1065,35 @@ async def test_p84_each_allocate_is_one_line_after_its_answer(caplog: pytest.Log
         "ids": "2,3",
         "pod": "pod default/a",
         "container": "app",
-        "reason": "assigned to the pod by the scheduler",
+        "reason": "a set that the scheduler assigned",
         "devices": "/dev/neuron1:/dev/neuron1",
         "env": {"NEURON_RT_VISIBLE_CORES": "2,3"},
     }
+
+
+async def test_a_pod_that_got_another_pods_set_is_logged_under_its_own_name(caplog: pytest.LogCaptureFixture) -> None:
+    """Allocate names no pod: whose the ids are says the kubelet's record, not the assignment."""
+    caplog.set_level(logging.INFO)
+    async with a_desk(assigned("a", app(4), sets=[ROW0]), assigned("b", app(4), sets=[ROW1], time=2)) as desk:
+        await desk.prefer(NEURON, 4)
+        answer = await desk.allocate(NEURON, *ROW0)
+        desk.kubelet.record(B, "app", NEURON, ROW0, answer)
+        desk.node.look_at_checkpoint()
+        desk.allocator.name_decisions()
+        assert {one.pod for one in desk.decisions} == {ref("b")}
+    (pods,) = [vars(record)["pod"] for record in caplog.records if record.message == "allocated"]
+    assert pods == "pod default/b"
+
+
+@pytest.mark.looptime
+async def test_an_answer_that_the_kubelet_never_recorded_is_logged_as_such(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with a_desk(pod("a", app(1))) as desk:
+        await desk.allocate(NEURON, 3)
+        desk.node.kubelet_restarted()
+        desk.allocator.name_decisions()
+    (who,) = [vars(record)["pod"] for record in caplog.records if record.message == "allocated"]
+    assert who == "the kubelet did not record it"
 
 
 async def test_p79_calls_are_timed_by_resource() -> None:
