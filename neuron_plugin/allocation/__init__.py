@@ -77,6 +77,7 @@ from neuron_plugin.allocation.narrowing import (
     usable_mask,
 )
 from neuron_plugin.allocation.node import (
+    CORDONED,
     OVERLAPPING_ASSIGNMENTS,
     STALE_PLUGIN,
     Capacity,

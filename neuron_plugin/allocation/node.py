@@ -26,6 +26,7 @@ STALE_PLUGIN = Rejection("stale-plugin", "The node's Neuron plugin does not rene
 OVERLAPPING_ASSIGNMENTS = Rejection(
     "overlapping-assignments", "Two pods on the node are assigned the same Neuron devices", may_pass=True
 )
+CORDONED = Rejection("cordoned", "The node is cordoned")
 ANY_NODE = NodeRules()
 
 
@@ -121,6 +122,13 @@ class NodeInfo:
     def inventory(self) -> NodeInventory | None:
         """The node's hardware; None where it is not known."""
         return None if isinstance(self.node.inventory, Rejection) else self.node.inventory
+
+    @property
+    def closed(self) -> Rejection | None:
+        """Why the node takes no new Neuron pod; None for an open node. Few pods tolerate a cordoned node."""
+        if isinstance(self.capacity, Rejection):
+            return self.capacity
+        return CORDONED if self.node.cordoned else None
 
     @property
     def used_mask(self) -> CoreMask:

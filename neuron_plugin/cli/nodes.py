@@ -11,7 +11,7 @@ from neuron_plugin.cli.cluster_views import Views, add_view_flags, cluster_views
 from neuron_plugin.cli.command import CommandError, Exit, Form, Line, plain, show, show_again, table
 from neuron_plugin.cluster import NO_NEURON
 from neuron_plugin.inspection import plural
-from neuron_plugin.monitor.views import NodeView
+from neuron_plugin.monitor.views import NodeStatus, NodeView
 
 DESCRIPTION = """\
 Show the Neuron nodes of the cluster: what each has, what of it is free, and whether new pods are
@@ -22,10 +22,10 @@ columns:
   FREE          devices that are free as a whole and healthy, of all
   FREE-DEVICES  their ids
   FREE-CORES    cores that are free and healthy, of all
-  UNHEALTHY     ids of the devices that are unhealthy or missing
+  UNHEALTHY     ids of the devices that are unhealthy or missing, whether a pod has them or not
   DISABLED      ids of the devices that an operator has taken out of service; see: neuron-plugin cordon
   PODS          how many pods have some of them; see: neuron-plugin pods --node NODE
-  STATE         open, or why no new pod is placed there
+  STATE         open, or why no new pod is placed there, such as that the node is cordoned
   RENEWED       (wide) when the node's plugin last renewed its Lease, by its own clock"""
 
 EXAMPLES = """
@@ -39,7 +39,11 @@ neuron-plugin nodes --extender http://127.0.0.1:12346
 
 
 class Totals(msgspec.Struct, frozen=True, rename="camel"):
-    """Sums over the nodes that are shown. What is free on a closed node is not counted as free."""
+    """Sums over the nodes that are shown. What is free on a closed node is not counted as free.
+
+    Each device is used, free or not available; ``unhealthy_used_devices`` are a part of the used ones, and
+    ``unhealthy_devices`` are all that are unhealthy or missing, with pods and without.
+    """
 
     nodes: int
     closed: int
@@ -50,6 +54,9 @@ class Totals(msgspec.Struct, frozen=True, rename="camel"):
     free_cores: int
     pods: int
     waiting_pods: int
+    used_devices: int
+    unhealthy_used_devices: int
+    unavailable_devices: int
 
 
 class NodesReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,18 +102,28 @@ def report_of(views: Views, names: Sequence[str], *, everything: bool) -> NodesR
     ]
     free = [node.status for node in shown if node.status.open]
     holders = {holder.uid for node in shown for holder in node.status.holders}
+    counts = [node.status.device_counts for node in shown]
+    devices, used_devices = sum(node.spec.devices for node in shown), sum(each.used for each in counts)
+    free_devices = sum(each.free for each in counts)
     totals = Totals(
         nodes=len(shown),
         closed=len(shown) - len(free),
-        devices=sum(node.spec.devices for node in shown),
-        free_devices=counted(status.free_devices for status in free),
-        unhealthy_devices=sum(len(node.status.unhealthy_devices) for node in shown),
+        devices=devices,
+        free_devices=free_devices,
+        unhealthy_devices=sum(each.unhealthy + each.missing + each.held_down + each.used_broken for each in counts),
         cores=sum(node.spec.devices * node.spec.cores_per_device for node in shown),
         free_cores=counted(status.free_cores for status in free),
         pods=len(holders),
         waiting_pods=sum(pod.status.phase == "Waiting" for pod in views.pods),
+        used_devices=used_devices,
+        unhealthy_used_devices=sum(each.used_broken for each in counts),
+        unavailable_devices=devices - used_devices - free_devices,
     )
     return NodesReport(nodes=shown, totals=totals)
+
+
+def _broken_devices(status: NodeStatus) -> set[int]:
+    return {int(device) for device in (*status.unhealthy_devices, *status.missing_devices.split(",")) if device}
 
 
 def node_lines(form: Form, report: NodesReport) -> list[Line]:
@@ -121,7 +138,7 @@ def node_lines(form: Form, report: NodesReport) -> list[Line]:
             "FREE": f"{counted([status.free_devices])}/{spec.devices}",
             "FREE-DEVICES": in_ranges(status.free_devices),
             "FREE-CORES": f"{counted([status.free_cores])}/{cores}",
-            "UNHEALTHY": in_ranges(",".join(status.unhealthy_devices)),
+            "UNHEALTHY": in_ranges(",".join(map(str, sorted(_broken_devices(status))))),
             "DISABLED": in_ranges(status.disabled_devices),
             "PODS": str(len(status.holders)),
         }
@@ -140,9 +157,14 @@ def node_lines(form: Form, report: NodesReport) -> list[Line]:
     total = report.totals
     if not rows:
         return plain("no node has Neuron devices; with --all the others are shown, too")
+    used_broken = total.unhealthy_used_devices
+    broken = f" ({used_broken} of them unhealthy)" if used_broken else ""
+    other = total.unhealthy_devices - used_broken
     summary = (
-        f"{plural(total.nodes, 'node')}, {total.closed} closed: {total.free_devices} of "
-        f"{plural(total.devices, 'device')} and {total.free_cores} of {plural(total.cores, 'core')} free, "
-        f"{total.unhealthy_devices} unhealthy; {plural(total.pods, 'pod')} there, {total.waiting_pods} waiting"
+        f"{plural(total.nodes, 'node')}, {total.closed} closed; {plural(total.devices, 'device')}: "
+        f"{total.free_devices} free, {total.used_devices} used{broken}, {total.unavailable_devices} not available"
+        f"{f' ({other} of them unhealthy)' if other else ''}; "
+        f"{total.free_cores} of {plural(total.cores, 'core')} free; {plural(total.pods, 'pod')} there, "
+        f"{total.waiting_pods} waiting"
     )
     return [*table(list(cells), rows), *plain("", summary)]

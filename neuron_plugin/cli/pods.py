@@ -23,7 +23,7 @@ columns:
   CORES    ids of its logical cores, counted through the whole node
   STATE    Waiting (not bound to a node); Bound (there without an assignment yet); Assigned (the
            scheduler's choice); Allocated (the kubelet has recorded it); Terminating; and what is
-           wrong with the pod's request or assignment"""
+           wrong with the pod's request, its assignment or its devices"""
 
 EXAMPLES = """
 neuron-plugin pods

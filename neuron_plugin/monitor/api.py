@@ -168,12 +168,19 @@ class Monitor:
         return [Change(version_of(uid), None, pod) for uid, pod in self._state.pods.items()]
 
     def _events(self, changes: Iterable[Change], record: type[Record]) -> bytes:
-        """The events of these changes for a watcher of one collection."""
+        """The events of these changes for a watcher of one collection.
+
+        Pods of a node are shown again when what is wrong with its devices has changed.
+        """
         lines = []
         for change in changes:
             if isinstance(change.after or change.before, record):
                 kind = "DELETED" if change.after is None else "MODIFIED" if change.before else "ADDED"
                 lines.append(_event(kind, self._view(change)))
+            elif isinstance(change.after, NodeInfo) and _is_broken_otherwise(change.before, change.after):
+                here = (self._state.pods.get(uid) for uid in change.after.ledger.by_pod)
+                views = (pod_view(self._state, pod, change.version) for pod in here if pod)
+                lines += [_event("MODIFIED", view) for view in views]
         return b"".join(lines)
 
     def _view(self, change: Change) -> object:
@@ -182,6 +189,11 @@ class Monitor:
         if isinstance(record, NodeInfo):
             return node_view(self._state, record, change.version)
         return pod_view(self._state, record, change.version) if record else None
+
+
+def _is_broken_otherwise(before: Record | None, after: NodeInfo) -> bool:
+    known, now = before.inventory if isinstance(before, NodeInfo) else None, after.inventory
+    return not known or not now or (known.present, known.unhealthy) != (now.present, now.unhealthy)
 
 
 def _number(request: web.Request, key: str) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 from aiohttp import web
 
-from neuron_plugin.allocation import NodeInfo, Rejection, ranges
+from neuron_plugin.allocation import NodeInfo, ranges
 from neuron_plugin.cluster import ApiServer, ClusterError
 from neuron_plugin.monitor.explain import explain, explain_text, find_pod, question
 from neuron_plugin.monitor.plan import PlanOptions, UnknownNodeError, plan
@@ -82,7 +82,7 @@ def inspect_text(nodes: Iterable[NodeInfo], *, details: bool) -> str:
             below += [f"  disabled: {ranges(info.inventory.disabled)}"] if info.inventory.disabled else []
         for uid, allocations in info.ledger.by_pod.items():
             below.append(f"  {allocations[0].pod} holds cores {ranges(cores_in(info.ledger.mask_of(uid)))}")
-        rows.append((info.name, *cells, info.capacity.text if isinstance(info.capacity, Rejection) else "open"))
+        rows.append((info.name, *cells, info.closed.text if info.closed else "open"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(lines + (below if details else [])) + "\n"

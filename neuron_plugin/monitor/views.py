@@ -7,7 +7,8 @@ records that do not change, so any thread may do it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 import msgspec
@@ -16,11 +17,13 @@ from neuron_plugin.allocation import (
     Assignment,
     NeuronPod,
     NodeInfo,
+    NodeInventory,
     Rejection,
     assigned_allocations,
     format_ids,
     is_constrained,
     mask_union,
+    ranges,
 )
 from neuron_plugin.cluster import ApiResource
 from neuron_plugin.scheduling.state import ClusterState
@@ -97,6 +100,24 @@ class Holder(_Part, frozen=True):
     devices: str
 
 
+class DeviceCounts(_Part, frozen=True):
+    """How many devices of a node are what. Each device counts in one of these, so they add up; but ``used_broken``.
+
+    ``used``: a pod has some of it, whatever else is wrong with it; ``used_broken`` of them are unhealthy or missing.
+    The others are without pods: ``free``, or ``closed`` where they would be free if their node took pods.
+    """
+
+    used: int = 0
+    used_broken: int = 0
+    free: int = 0
+    closed: int = 0
+    unhealthy: int = 0
+    missing: int = 0
+    held_down: int = 0
+    disabled: int = 0
+    reserved: int = 0
+
+
 class NodeStatus(_Part, frozen=True):
     """What a node can give. ``open``: new pods are placed there; else ``reason`` and ``details`` say why not.
 
@@ -104,7 +125,7 @@ class NodeStatus(_Part, frozen=True):
     free; they overlap. ``unhealthy_since`` is in unix seconds, of devices that have become so while this extender runs.
     ``held_down_devices`` are unhealthy only until the processes of a pod that has ended are gone.
     ``last_renewal`` is when the plugin last renewed the node's Lease, by the plugin's clock, and
-    ``stale`` says that it has stopped doing so. ``cordoned``: kube-scheduler puts no pod there.
+    ``stale`` says that it has stopped doing so. ``cordoned``: kube-scheduler puts no pod there, so it is not ``open``.
 
     ``reserved`` are cores kept for waiting pods, for which others are moved away: the name of the pod by the cores.
     """
@@ -127,6 +148,7 @@ class NodeStatus(_Part, frozen=True):
     last_renewal: str = ""
     cordoned: bool = False
     holders: tuple[Holder, ...] = ()
+    device_counts: DeviceCounts = DeviceCounts()
 
 
 class NodeView(_View, frozen=True):
@@ -180,7 +202,8 @@ class PodStatus(_Part, frozen=True):
     """``phase`` is Waiting, Bound or Terminating; ``containers`` is empty until there is an assignment.
 
     ``allocated``: the kubelet's checkpoint shows the assigned ids; until then they are the scheduler's choice.
-    ``problem`` says why the request cannot be served, or the assignment not be followed.
+    ``problem`` says why the request cannot be served, or the assignment not be followed, or which of the pod's devices
+    are unhealthy or missing, and why.
     """
 
     phase: str = ""
@@ -204,7 +227,7 @@ NEURON_PODS = ApiResource(GROUP, "neuronpods", PodView)
 def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView:
     """A node as ``info`` has it; the Lease's last renewal is the one of now, because it is no change of the node."""
     metadata = ViewMetadata(info.name, uid=info.node.uid, resource_version=str(version), labels={NODE_LABEL: info.name})
-    closed = info.capacity.text if isinstance(info.capacity, Rejection) else ""
+    closed = info.closed.text if info.closed else ""
     renewed = state.history.renewals.get(info.name, "")
     inventory = info.node.inventory
     if isinstance(inventory, Rejection):
@@ -248,8 +271,43 @@ def node_view(state: ClusterState, info: NodeInfo, version: int = 0) -> NodeView
         last_renewal=renewed,
         cordoned=info.node.cordoned,
         holders=tuple(sorted(holders, key=lambda holder: (holder.namespace, holder.name, holder.uid))),
+        device_counts=device_counts(info),
     )
     return NodeView(metadata=metadata, spec=spec, status=status)
+
+
+def device_counts(info: NodeInfo) -> DeviceCounts:
+    """The devices of a node in numbers; the page, the commands and the use over time count by this alone."""
+    inventory = info.inventory
+    if inventory is None:
+        return DeviceCounts()
+    geometry = inventory.geometry
+    devices, present, held_down = range(geometry.device_count), {*inventory.present}, {*inventory.held_down}
+    used, free = {*geometry.devices_touched(info.used_mask)}, {*geometry.whole_devices(info.free_mask)}
+    unused = [device for device in devices if device not in used and device not in free]
+    states = dict.fromkeys(unused, "reserved")
+    states |= dict.fromkeys((device for device in unused if device in inventory.disabled), "disabled")
+    states |= dict.fromkeys((device for device in unused if device in inventory.unhealthy), "unhealthy")
+    states |= dict.fromkeys((device for device in unused if device in held_down), "held_down")
+    states |= dict.fromkeys((device for device in unused if device not in present), "missing")
+    counted = Counter(states.values())
+    counted["closed" if info.closed else "free"] = len(free)
+    return DeviceCounts(used=len(used), used_broken=len(_broken(inventory, used)), **counted)
+
+
+def _broken(inventory: NodeInventory, devices: Iterable[int]) -> dict[int, str]:
+    """Those of some devices that are unhealthy or missing, with what is wrong; a device that is held down works."""
+    broken = {}
+    for device in devices:
+        if device not in inventory.present:
+            broken[device] = "missing"
+        elif device in inventory.unhealthy and device not in inventory.held_down:
+            broken[device] = "unhealthy"
+        else:
+            continue
+        why = inventory.unhealthy.get(device, "")
+        broken[device] += f": {why}" if why and why != broken[device] else ""
+    return broken
 
 
 def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
@@ -257,7 +315,10 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
     namespace = pod.reference.namespace
     asked = (ContainerDemand(each.container, each.kind.value, each.resource.value, each.count) for each in pod.requests)
     info = state.nodes.get(pod.node)
-    containers, problem = _containers(pod, info.inventory.geometry if info and info.inventory else None)
+    inventory = info.inventory if info else None
+    containers, problem = _containers(pod, inventory.geometry if inventory else None)
+    if inventory and not problem:
+        problem = _broken_text(inventory, containers)
     return PodView(
         metadata=ViewMetadata(
             pod.reference.name,
@@ -302,6 +363,15 @@ def _containers(pod: NeuronPod, geometry: Geometry | None) -> tuple[tuple[Contai
         return (), assigned.detail
     found = ((one.container, _devices(geometry, one.mask), format_ids(cores_in(one.mask))) for one in assigned)
     return tuple(ContainerIds(*each) for each in found), ""
+
+
+def _broken_text(inventory: NodeInventory, containers: Iterable[ContainerIds]) -> str:
+    """What is wrong with the devices that a pod has; empty if nothing is."""
+    devices = {int(device) for each in containers for device in each.devices.split(",") if device}
+    alike = defaultdict[str, list[int]](list)
+    for device, why in sorted(_broken(inventory, devices).items()):
+        alike[why].append(device)
+    return "; ".join(f"device{'s' if len(ids) > 1 else ''} {ranges(ids)} {why}" for why, ids in alike.items())
 
 
 # A cluster of thousands of nodes has few different masks: their ids are worked out once.

@@ -12,7 +12,7 @@ from functools import lru_cache
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from neuron_plugin.allocation import Rejection
+from neuron_plugin.allocation import NodeInfo, NodeInventory
 from neuron_plugin.build import build
 from neuron_plugin.scheduling.assumptions import AssumptionEnding
 from neuron_plugin.scheduling.state import ClusterState
@@ -113,19 +113,18 @@ def state_metrics(
     nodes = list(state.nodes.values()) if leading else []
     cores, scattered, closed = _Values(), _Values(), _Values()
     for info in nodes:
-        if isinstance(info.capacity, Rejection):
-            closed[info.capacity.code,] = closed.get((info.capacity.code,), 0) + 1
-        if inventory := info.inventory:
-            geometry, free_mask = inventory.geometry, info.free_mask
-            cores[info.name, "free"] = free_mask.bit_count()
-            cores[info.name, "used"] = info.used_mask.bit_count()
-            cores[info.name, "disabled"] = inventory.disabled_mask.bit_count()
-            may_be_used = inventory.healthy_mask | inventory.disabled_mask
-            cores[info.name, "unhealthy"] = (geometry.all_mask & ~may_be_used).bit_count()
-            scattered[info.name,] = fragmentation(geometry, free_mask)
+        if info.closed:
+            closed[info.closed.code,] = closed.get((info.closed.code,), 0) + 1
+        if info.inventory:
+            cores |= {(info.name, state): count for state, count in _cores_by_state(info, info.inventory).items()}
+            scattered[info.name,] = fragmentation(info.inventory.geometry, info.free_mask)
     heard: _Values = {(kind,): age for kind, age in ages.items()}
     yield _gauge("leader", "1 on the replica that may bind, 0 on the others.", {(): leading})
-    yield _gauge("node_cores", "Logical cores of a node by state.", cores, "node", "state")
+    text = (
+        "Logical cores of a node by state, each in one: used and used-unhealthy are those of pods; without pods are "
+        "free, closed (free on a node that takes no pods), unhealthy, disabled and reserved."
+    )
+    yield _gauge("node_cores", text, cores, "node", "state")
     yield _gauge("node_fragmentation", "Share of free devices outside the largest free linked set.", scattered, "node")
     yield _gauge("closed_nodes", "Nodes that take no Neuron pod, by reason.", closed, "reason")
     yield _gauge("watch_age_seconds", "Seconds since a watch was last heard of, by kind.", heard, "kind")
@@ -143,6 +142,22 @@ def state_metrics(
     yield ended
     yield _gauge("binds_under_way", "Binds that have not ended.", {(): under_way})
     yield _gauge("cache_drift", "Confirmed bindings that the watch should have shown and has not.", {(): unseen})
+
+
+def _cores_by_state(info: NodeInfo, inventory: NodeInventory) -> dict[str, int]:
+    """How many cores of a node are in which state. What pods have and what is broken are two facts."""
+    used_mask, healthy_mask, disabled_mask = info.used_mask, inventory.healthy_mask, inventory.disabled_mask
+    broken_mask = inventory.geometry.all_mask & ~(healthy_mask | disabled_mask)
+    works_mask = inventory.geometry.devices_mask(inventory.held_down)  # held down for another pod that has ended
+    masks = {
+        "used": used_mask & (~broken_mask | works_mask),
+        "used-unhealthy": used_mask & broken_mask & ~works_mask,
+        "closed" if info.closed else "free": info.free_mask,
+        "unhealthy": broken_mask & ~used_mask,
+        "disabled": disabled_mask & ~used_mask,
+        "reserved": info.reserved_mask & healthy_mask & ~used_mask,
+    }
+    return {"free": 0, "closed": 0} | {state: mask.bit_count() for state, mask in masks.items()}
 
 
 def _gauge(name: str, text: str, values: Mapping[tuple[str, ...], float], *labels: str) -> GaugeMetricFamily:

@@ -27,8 +27,8 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from neuron_plugin.allocation import NodeInfo, Rejection
-from neuron_plugin.monitor.views import NodeView, PodView, node_view, pod_view
+from neuron_plugin.allocation import NodeInfo
+from neuron_plugin.monitor.views import NodeView, PodView, device_counts, node_view, pod_view
 from neuron_plugin.scheduling.history import HISTORY_SECONDS
 from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.topology import free_sets
@@ -53,9 +53,10 @@ _ASK_FOR_TOKEN = {"WWW-Authenticate": 'Basic realm="neuron-plugin: the token is 
 
 
 class Use(NamedTuple):
-    """How many devices of the cluster are in use at a time (Unix seconds).
+    """How many devices of the cluster are in use at a time (Unix seconds). Each device counts once.
 
-    ``free`` are healthy and in the largest free set of their node, ``unlinked`` are free beside it. ``other`` may not
+    ``used`` are those of pods that work, ``broken`` those of pods that are unhealthy or missing. ``free`` are healthy
+    and in the largest free set of their node, ``unlinked`` are free beside it. ``other`` are without pods and may not
     be used: unhealthy, missing, disabled, reserved, or on a node that is closed.
     """
 
@@ -64,25 +65,22 @@ class Use(NamedTuple):
     free: int
     unlinked: int
     other: int
+    broken: int = 0
 
 
 def use_of(infos: Iterable[NodeInfo], at: int) -> Use:
     """Count the devices of all nodes."""
-    used = free = unlinked = other = 0
+    used = free = unlinked = other = broken = 0
     for info in infos:
         if info.inventory is None:
             continue
-        geometry, mask = info.inventory.geometry, info.free_mask
-        taken = len(geometry.devices_touched(info.used_mask))
-        whole = len(geometry.whole_devices(mask))
-        linked = max((count for count, number in free_sets(geometry, mask).items() if number), default=0)
-        used += taken
-        if not isinstance(info.capacity, Rejection):
-            free, unlinked = free + linked, unlinked + whole - linked
-            other += geometry.device_count - taken - whole
-        else:
-            other += geometry.device_count - taken
-    return Use(at, used, free, unlinked, other)
+        geometry, counts, linked = info.inventory.geometry, device_counts(info), 0
+        if counts.free:
+            linked = max(count for count, number in free_sets(geometry, info.free_mask).items() if number)
+        used, broken = used + counts.used - counts.used_broken, broken + counts.used_broken
+        free, unlinked = free + linked, unlinked + counts.free - linked
+        other += geometry.device_count - counts.used - counts.free
+    return Use(at, used, free, unlinked, other, broken)
 
 
 class Picture:
@@ -129,8 +127,12 @@ class Picture:
             )
             return web.Response(text=text, content_type="text/html", headers=_HEADERS)
 
-        named = {"": to_index, "/": index, "/table": table, "/use.json": use, "/evictions.json": evictions}
-        return [*(web.get(f"/ui{path}", handler) for path, handler in named.items()), web.get("/ui/{name}", file)]
+        async def icon(_: web.Request) -> web.Response:
+            return self._file("icon.svg")
+
+        named = {"/": to_index, "/favicon.ico": icon, "/ui": to_index, "/ui/": index, "/ui/table": table}
+        named |= {"/ui/use.json": use, "/ui/evictions.json": evictions}
+        return [*(web.get(path, handler) for path, handler in named.items()), web.get("/ui/{name}", file)]
 
     def guard(self) -> list[Middleware]:
         """What asks for the token, if there is one."""
@@ -190,6 +192,7 @@ def table_page(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> str:
     )
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Neuron devices: tables</title>'
+        '<link rel="icon" href="icon.svg" type="image/svg+xml">'
         '<link rel="stylesheet" href="style.css"></head><body><main><h1>Neuron devices</h1>'
         + _table("Nodes", _NODE_HEAD, node_rows)
         + _table("Pods", ("Namespace", "Pod", "Asks for", "Phase", "Node", "Problem"), pod_rows)

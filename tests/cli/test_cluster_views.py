@@ -110,7 +110,10 @@ def test_nodes_shows_what_each_has_and_the_totals(cli: Cli, kubeconfig: Path) ->
         ["trn-1", "trn1.32xlarge", "9/16", "6-11,13-15", "19/32", "12", "-", "2", "open"],
     ]
     assert blank == ""
-    assert totals == "2 nodes, 1 closed: 9 of 28 devices and 19 of 56 cores free, 1 unhealthy; 2 pods there, 1 waiting"
+    assert totals == (
+        "2 nodes, 1 closed; 28 devices: 9 free, 6 used, 13 not available (1 of them unhealthy); "
+        "19 of 56 cores free; 2 pods there, 1 waiting"
+    )
 
 
 def test_pods_shows_each_container_with_its_devices_and_cores(cli: Cli, kubeconfig: Path) -> None:
@@ -145,6 +148,22 @@ def comparable(text: str) -> str:
     return re.sub(r"(?m)^.*(resourceVersion|uid).*\n|\"uid\": .*", "", text)
 
 
+def test_a_cordoned_node_and_devices_that_break_under_a_pod_are_named(
+    cli: Cli, server: StandInApiServer, kubeconfig: Path
+) -> None:
+    server.create_node({**node_manifest("away", "inf2.48xlarge"), "spec": {"unschedulable": True}})
+    server.create_node(node_manifest("sick", "inf2.xlarge", missing=[0]))
+    server.create_pod(pod_manifest("held", DEVICE, 1, node="sick", annotations={"NEURON_DEVS": "0"}))
+
+    nodes = cli("nodes", "away", "sick", "--kubeconfig", kubeconfig).out.splitlines()
+    pods = cli("pods", "--node", "sick", "-o", "wide", "--kubeconfig", kubeconfig).out.splitlines()
+
+    assert nodes[1].endswith("The node is cordoned")
+    assert nodes[2].split()[5] == "0"
+    assert nodes[-1].startswith("2 nodes, 1 closed; 13 devices: 0 free, 1 used (1 of them unhealthy), 12 not available")
+    assert pods[1].endswith("Assigned: device 0 missing")
+
+
 def test_a_document_has_the_monitor_apis_objects_and_the_totals(cli: Cli, extender: str) -> None:
     nodes = json.loads(cli("nodes", "--extender", extender, "-o", "json").out)
     pods = json.loads(cli("pods", "--extender", extender, "-o", "json").out)
@@ -160,6 +179,9 @@ def test_a_document_has_the_monitor_apis_objects_and_the_totals(cli: Cli, extend
         "freeCores": 19,
         "pods": 2,
         "waitingPods": 1,
+        "usedDevices": 6,
+        "unhealthyUsedDevices": 0,
+        "unavailableDevices": 13,
     }
     assert (pods["version"], [pod["kind"] for pod in pods["pods"]]) == (1, ["NeuronPod"] * 4)
     assert pods["totals"] == {"pods": 4, "waiting": 1, "allocated": 1, "nodes": 2, "devices": 6, "cores": 11}

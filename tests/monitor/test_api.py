@@ -124,6 +124,25 @@ async def test_e06_a_list_of_pods_says_what_they_ask_and_were_given(stage: Stage
     assert "1.5" in pods["odd"]["status"]["problem"]
 
 
+async def test_a_watcher_of_pods_hears_that_a_device_of_a_pod_has_broken(stage: Stage) -> None:
+    stage.world.node("node", TRN1)
+    stage.world.held("pod", "node", DEVICE, "0,1,2,3")
+    stage.world.pod("waits", DEVICE, 1)
+    version = stage.changes.version
+
+    async with Watcher(stage, f"{BASE}/neuronpods?watch=true&resourceVersion={version}") as watch:
+        stage.world.node("node", TRN1, unhealthy={2: "ECC"})
+        kind, pod = await watch.event()
+        assert (kind, pod["metadata"]["name"], pod["status"]["problem"]) == (
+            "MODIFIED",
+            "pod",
+            "device 2 unhealthy: ECC",
+        )
+        assert int(pod["metadata"]["resourceVersion"]) == version + 1
+        stage.world.node("node", TRN1)
+        assert (await watch.event())[1]["status"]["problem"] == ""
+
+
 async def test_e06_a_watch_from_a_lists_version_shows_what_came_after_it(stage: Stage) -> None:
     stage.world.node("node", TRN1)
     _, listed = await stage.get(f"{BASE}/neuronpods")

@@ -8,7 +8,15 @@ import msgspec
 import pytest
 
 from neuron_plugin.allocation import INVENTORY_KEY, NodeInventory, write_inventory
-from neuron_plugin.monitor.views import NEURON_NODES, NEURON_PODS, NodeView, PodView, node_view, pod_view
+from neuron_plugin.monitor.views import (
+    NEURON_NODES,
+    NEURON_PODS,
+    DeviceCounts,
+    NodeView,
+    PodView,
+    node_view,
+    pod_view,
+)
 from neuron_plugin.scheduling.history import History
 from tests.support.manifests import container, node_manifest, pod_manifest, shipped_geometry
 from tests.support.world import CORE, DEVICE, World, record_of
@@ -125,6 +133,28 @@ def test_e06_a_cordoned_node_without_known_hardware_says_that_it_is_cordoned(wor
     world.show_node({"metadata": {"name": "web", "uid": "w"}, "spec": {"unschedulable": True}})
 
     assert shown(world, "web").status.cordoned
+
+
+def test_a_cordoned_node_is_closed_and_says_why(world: World) -> None:
+    manifest = node_manifest("node", "inf2.48xlarge")
+    world.show_node({**manifest, "spec": {"unschedulable": True}})
+
+    status = shown(world, "node").status
+
+    assert (status.open, status.reason, status.cordoned) == (False, "The node is cordoned", True)
+    assert (status.device_counts.free, status.device_counts.closed) == (0, 12)
+
+
+def test_what_a_pod_has_and_what_is_broken_are_both_shown_and_every_device_counts_once(world: World) -> None:
+    world.node("node", "trn1.32xlarge", unhealthy={2: "ECC", 8: "ECC", 9: "old pod"}, missing=[3, 15], held_down=[9])
+    manifest = world.held("pod", "node", DEVICE, "0,1,2,3")
+
+    node, pod = shown(world, "node"), pod_view(world.state, record_of(manifest))
+
+    assert node.status.device_counts == DeviceCounts(used=4, used_broken=2, free=9, unhealthy=1, missing=1, held_down=1)
+    assert node.status.holders[0].devices == "0,1,2,3"
+    assert [each.devices for each in pod.status.containers] == ["0,1,2,3"]
+    assert pod.status.problem == "device 2 unhealthy: ECC; device 3 missing"
 
 
 def test_e06_holders_come_by_namespace_and_name(world: World) -> None:

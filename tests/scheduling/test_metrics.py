@@ -11,8 +11,8 @@ from neuron_plugin.build import build
 from neuron_plugin.scheduling.assumptions import AssumptionEnding
 from neuron_plugin.scheduling.metrics import ExtenderMetrics, fragmentation, state_metrics
 from neuron_plugin.scheduling.state import AssumedPod
-from tests.support.manifests import shipped_geometry
-from tests.support.world import DEVICE, World, record_of
+from tests.support.manifests import node_manifest, shipped_geometry
+from tests.support.world import CORE, DEVICE, World, record_of
 
 TRN1 = shipped_geometry("trn1.32xlarge")
 
@@ -55,6 +55,37 @@ def test_p79_node_series_follow_the_state_and_go_with_the_node(world: World) -> 
 
     world.state.remove_node("node", world.state.nodes["node"].node.uid)
     assert not any('node="node"' in line for line in gauges(world))
+
+
+def test_what_pods_have_and_what_is_broken_are_two_facts_and_cores_add_up(world: World) -> None:
+    world.node("node", "trn1.32xlarge", unhealthy={2: "ECC", 15: "ECC", 9: "old pod"}, missing=[3], held_down=[9])
+    world.held("pod", "node", DEVICE, "0,1,2,3")
+    world.held("beside", "node", CORE, "18")
+    manifest = node_manifest("away", "inf2.48xlarge")
+    world.show_node({**manifest, "spec": {"unschedulable": True}})
+
+    lines = gauges(world)
+
+    found = {
+        node: {
+            state: int(float(line.split()[-1]))
+            for line in lines
+            if (state := line.partition('state="')[2].partition('"')[0]) and f'node_cores{{node="{node}"' in line
+        }
+        for node in ("node", "away")
+    }
+    assert found["node"] == {
+        "used": 5,
+        "used-unhealthy": 4,
+        "free": 20,
+        "closed": 0,
+        "unhealthy": 3,
+        "disabled": 0,
+        "reserved": 0,
+    }
+    assert sum(found["node"].values()) == 32
+    assert (found["away"]["free"], found["away"]["closed"]) == (0, 24)
+    assert 'neuron_extender_closed_nodes{reason="cordoned"} 1.0' in lines
 
 
 def test_the_age_is_that_of_the_oldest_assumption_no_bind_has_come_for(world: World) -> None:

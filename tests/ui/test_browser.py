@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from neuron_plugin.allocation import PodReference, PodUid, Reservation, Resource
 from neuron_plugin.scheduling.history import Cause
 from neuron_plugin.topology import CoreMask
 from tests.support.browser import CHROMIUM, Browser
-from tests.support.manifests import pod_manifest
+from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.playground import Playground
 from tests.support.world import World
 from tests.ui.site import site
@@ -165,6 +165,134 @@ async def test_a_device_that_is_kept_for_a_waiting_pod_is_not_shown_as_free(brow
         await browser.until(f"{device('trn1-b', 1)}.dataset.state === 'reserved'")
         assert await browser.value(f"{device('trn1-b', 2)}.dataset.state") == "free"
         assert re.search(r"1\s+2-3\s+reserved: for ml/waits", await browser.value("document.body.innerText"))
+
+
+async def test_what_a_pod_has_and_what_is_broken_are_both_shown_and_the_numbers_add_up(browser: Browser) -> None:
+    world = small()
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/")
+        await browser.until(f"{device('trn1-a', 0)}?.dataset.state === 'used'")
+        before = await browser.value(f"{device('trn1-a', 0)}.style.fill")
+        world.node("trn1-a", TRN1, missing=list(range(16)))  # the driver is gone
+        await browser.until(f"{device('trn1-a', 0)}.dataset.health === 'missing'")
+        states = [await browser.value(f"{device('trn1-a', number)}.dataset.state") for number in (0, 3, 4, 5)]
+        assert states == ["used", "used", "used", "missing"]
+        assert await browser.value(f"{device('trn1-a', 0)}.style.fill") == before, "whose it is"
+        band = "document.querySelectorAll(`.card[href='#node/trn1-a'] .band`)"
+        shown = f"[...{band}].map((each) => getComputedStyle(each).display !== 'none')"
+        assert await browser.value(shown) == [True] * 5 + [False] * 11, "what is wrong with it"
+        title = await browser.value(f"{device('trn1-a', 0)}.parentNode.querySelector('title').textContent")
+        assert title.startswith("device 0: missing")
+        assert title.endswith("default/train")
+        state = await browser.value("document.querySelector(`.card[href='#node/trn1-a'] .state`).textContent")
+        assert state == "5 used, 5 of them unhealthy or missing; 11 missing"
+        assert "used\n5 unhealthy or missing" in await browser.value("document.getElementById('numbers').innerText")
+        pairs = """[...document.querySelectorAll('#numbers div')].map((each) =>
+            [each.querySelector('dt').firstChild.textContent, each.querySelector('dd').textContent])"""
+        found = dict(await browser.value(pairs))
+        assert [found[name] for name in ("devices", "used", "free", "missing")] == ["44", "5", "28", "11"]
+        use = await browser.value("document.querySelector('#use svg').getAttribute('aria-label')")
+        assert use.startswith("Devices now: 0 used; 5 used, but broken; 28 free, linked; 0 free, not linked; 11 not")
+
+
+async def test_a_cordoned_node_is_marked_and_its_devices_do_not_count_as_free(browser: Browser) -> None:
+    world = small()
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/#node/trn1-b")
+        await browser.until(f"{device('trn1-b', 0)}?.dataset.state === 'free'")
+        world.show_node({**node_manifest("trn1-b", TRN1), "spec": {"unschedulable": True}})
+        await browser.until("document.querySelector(`.card[href='#node/trn1-b']`).classList.contains('closed')")
+        text = await browser.value("document.getElementById('numbers').innerText")
+        assert re.search(r"nodes closed\s+1\s", text)
+        assert re.search(r"free\s+21\s", text)
+        assert re.search(r"on closed nodes\s+16\s", text)
+        assert "Takes no pods: The node is cordoned." in await browser.value("document.body.innerText")
+
+
+async def test_no_two_pods_have_the_same_paint(browser: Browser) -> None:
+    world = World()
+    for node in range(10):
+        world.node(f"node-{node}", TRN1)
+        for number in range(16):
+            world.held(f"pod-{node}-{number}", f"node-{node}", DEVICE, str(number))
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/")
+        fills = "[...document.querySelectorAll('.device[data-state=used]')].map((each) => each.style.fill)"
+        await browser.until(f"{fills}.length === 160")
+        found = await browser.value(fills)
+        assert len(set(found)) == 160
+        drawn = "[...document.querySelectorAll('#patterns pattern')].map((each) => [each.id, each.outerHTML])"
+        looks = [re.sub(r' id="[^"]+"', "", text) for _, text in await browser.value(drawn)]
+        assert len(set(looks)) == len(looks), "and each paint looks otherwise"
+
+
+async def test_the_pods_on_top_of_the_list_are_explained(browser: Browser) -> None:
+    world = small()
+    for number in range(12):
+        world.pod(f"early-{number:02}", DEVICE, 7)
+    for number in range(3):
+        world.pod(f"urgent-{number}", DEVICE, 7, priority=1000)
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/")
+        listed = "[...document.querySelectorAll('#waiting-pods li')].map((each) => each.textContent)"
+        await browser.until(f"{listed}[2]?.includes('does not support requests')")
+        await browser.until(f"{listed}[9]?.includes('does not support requests')")
+        texts = await browser.value(listed)
+        assert [text.partition(" ")[0] for text in texts[:4]] == [
+            *(f"default/urgent-{number}" for number in range(3)),
+            "default/early-00",
+        ]
+        assert not [text for text in texts[:10] if "does not support requests" not in text]
+        assert "neuron-plugin explain default/early-11" in texts[14]
+
+
+class Freezer:
+    """Passes connections on to a server until it is frozen, as a process that is stopped: connections stay open."""
+
+    def __init__(self, url: str) -> None:
+        self._port = int(url.rpartition(":")[2])
+        self._flows = asyncio.Event()
+        self._flows.set()
+
+    def freeze(self) -> None:
+        self._flows.clear()
+
+    def thaw(self) -> None:
+        self._flows.set()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
+
+        async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            with suppress(ConnectionError):
+                while data := await source.read(65536):
+                    await self._flows.wait()
+                    target.write(data)
+                    await target.drain()
+            target.close()
+
+        await asyncio.gather(copy(reader, to_server), copy(from_server, writer))
+
+
+async def test_a_frozen_extender_dims_the_page_which_says_since_when(browser: Browser) -> None:
+    world = small()
+    async with site(world) as url:
+        freezer = Freezer(url)
+        server = await asyncio.start_server(freezer, "127.0.0.1")
+        quicker = "const slow = window.setTimeout; window.setTimeout = (f, ms) => slow(f, ms / 10);"
+        await browser.call("Page.addScriptToEvaluateOnNewDocument", source=quicker)
+        await browser.open(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/ui/")
+        await browser.until("document.getElementById('connection').textContent === 'live'")
+        freezer.freeze()
+        await browser.until("document.body.classList.contains('lost')")
+        text = await browser.value("document.getElementById('connection').textContent")
+        assert re.fullmatch(r"not live since \d+:\d+:\d+ [AP]M: the extender is silent; trying again", text)
+        assert float(await browser.value("getComputedStyle(document.querySelector('main')).opacity")) < 1
+        freezer.thaw()
+        world.held("meanwhile", "trn1-b", DEVICE, "0")
+        await browser.until(f"{device('trn1-b', 0)}.dataset.state === 'used'")
+        await browser.until("!document.body.classList.contains('lost')")
+        server.close()
 
 
 async def test_without_javascript_the_tables_are_shown(browser: Browser) -> None:

@@ -19,6 +19,7 @@ from neuron_plugin.scheduling.history import Cause
 from neuron_plugin.settings import SettingsError
 from neuron_plugin.ui.pages import Use, use_of
 from tests.cli.doubles import Cli
+from tests.support.manifests import node_manifest
 from tests.support.world import World
 from tests.ui.site import site
 
@@ -130,7 +131,30 @@ def test_used_free_unlinked_and_other_devices_are_counted() -> None:
     world.node("closed", INF2)
     world.held("unreadable", "closed", DEVICE, "77")
     # torus: 4 + 1 used, 9 free with a linked row of 4, 2 not usable; ring: all free; closed: nothing can be given.
-    assert use_of(world.state.nodes.values(), 5) == Use(5, 5, 4 + 12, 5, 2 + 12)
+    assert use_of(world.state.nodes.values(), 5) == Use(5, 5, 4 + 12, 5, 2 + 12, 0)
+
+
+def test_devices_of_pods_that_break_and_those_of_a_cordoned_node_are_not_counted_as_before() -> None:
+    world = World()
+    world.node("torus", TRN1, missing=[0, 1], unhealthy={2: "ECC"})
+    world.held("row", "torus", DEVICE, "0,1,2,3")
+    cordoned = node_manifest("ring", INF2)
+    world.show_node({**cordoned, "spec": {"unschedulable": True}})
+    # torus: 3 of 4 used ones are broken, 12 free with a linked block of 8; ring: takes no pod.
+    assert use_of(world.state.nodes.values(), 5) == Use(5, 1, 8, 4, 12, 3)
+
+
+async def test_the_bare_address_leads_to_the_page_and_an_icon_is_there() -> None:
+    async with site(World()) as url:
+        for path in ("/", "/ui"):
+            status, text, _ = await get(url + path)
+            assert (status, text) == (200, (STATIC / "index.html").read_text())
+        status, text, headers = await get(f"{url}/favicon.ico")
+        assert (status, text, headers["Content-Type"]) == (
+            200,
+            (STATIC / "icon.svg").read_text(),
+            "image/svg+xml; charset=utf-8",
+        )
 
 
 async def test_use_over_time_is_remembered() -> None:
@@ -143,7 +167,7 @@ async def test_use_over_time_is_remembered() -> None:
             if found["samples"]:
                 break
     (sample,) = found["samples"]
-    assert sample[1:] == [0, 12, 0, 0]
+    assert sample[1:] == [0, 12, 0, 0, 0]
     assert abs(sample[0] - time.time()) < 60
 
 

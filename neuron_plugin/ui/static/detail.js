@@ -54,8 +54,7 @@ export class Detail {
     const lnc = spec.logicalCoreSize ? `, LNC ${spec.logicalCoreSize}` : "";
     const about = `${spec.instanceType || "unknown type"}: ${spec.devices} devices of ${spec.coresPerDevice} cores${lnc}, ` +
       `${spec.topology}, driver ${spec.driverVersion || "unknown"}`;
-    const open = status.cordoned ? "Cordoned." : "Open for pods.";
-    const state = status.open ? open : `Takes no pods: ${[status.reason, ...status.details].join("; ")}.`;
+    const state = status.open ? "Open for pods." : `Takes no pods: ${[status.reason, ...status.details].join("; ")}.`;
     put(this.section, title, close, html("p", {}, `${about}. ${state}`), html("div", { class: "columns" }, ...this.parts(node, pods, colours)));
   }
 

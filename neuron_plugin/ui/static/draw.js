@@ -5,8 +5,12 @@ const SVG = "http://www.w3.org/2000/svg";
 const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#f0e442"];
 const BROKEN = "#d55e00";
 const GREY = "#9a9aa6";
-const MARKS = ["", "M0 8L8 0", "M0 4H8", "M4 0V8", "M0 0L8 8M0 8L8 0"];
+const MARKS = [
+  "", "M0 8L8 0", "M0 4H8", "M4 0V8", "M0 0L8 8M0 8L8 0",
+  "M0 0L8 8", "M0 4H8M4 0V8", "M3 3H5V5H3Z", "M0 2H8M0 6H8", "M2 0V8M6 0V8", "M0 6L4 2L8 6",
+];
 const CELL = 36;
+const BAND = 14;
 const GAP = 12;
 const COLUMNS = 4;
 const LONGEST_ROW = 6;
@@ -32,12 +36,30 @@ export function ranges(numbers) {
   return parts.map(([first, last]) => (first === last ? `${first}` : `${first}-${last}`)).join(",");
 }
 
-/** What to fill something with that belongs to `key`: the same for the same key, on every node and after a reload. */
+const PAINTS = COLOURS.length * MARKS.length;
+const places = new Map(); // by key: the number of its paint
+
+/** Give each of these keys a paint that no other has. A key keeps its paint while it is here; others may get it then. */
+export function assign(keys) {
+  for (const key of places.keys()) if (!keys.has(key)) places.delete(key);
+  for (const key of [...keys].sort()) paint(key);
+}
+
+/** What to fill something with that belongs to `key`, on every node: by its hash, or the next paint that is not taken. */
 export function paint(key) {
-  let hash = 0x811c9dc5; // FNV-1a
-  for (const character of key) hash = Math.imul(hash ^ character.codePointAt(0), 0x01000193) >>> 0;
-  hash = (hash ^ (hash >>> 15)) >>> 0;
-  return pattern(COLOURS[hash % COLOURS.length], MARKS[(hash >>> 8) % MARKS.length]);
+  if (!places.has(key)) {
+    let hash = 0x811c9dc5; // FNV-1a
+    for (const character of key) hash = Math.imul(hash ^ character.codePointAt(0), 0x01000193) >>> 0;
+    const first = ((hash ^ (hash >>> 15)) >>> 0) % PAINTS;
+    const taken = new Set(places.values());
+    let tried = 0;
+    const place = () => ((first + tried) % PAINTS) + PAINTS * Math.floor(tried / PAINTS);
+    while (taken.has(place())) tried++;
+    places.set(key, place());
+  }
+  const number = places.get(key);
+  const mark = MARKS[Math.floor(number / COLOURS.length) % MARKS.length];
+  return pattern(COLOURS[number % COLOURS.length], mark, Math.floor(number / PAINTS));
 }
 
 export const broken = () => pattern(BROKEN, MARKS[4]);
@@ -50,11 +72,14 @@ export const plain = (number) => pattern(COLOURS[number], MARKS[number]);
 /** What a device is filled with that no pod's colour says; "missing" has no fill. */
 export const STATES = { unhealthy: broken, missing: () => "none", "held down": heldDown, disabled, reserved };
 
-function pattern(colour, mark) {
-  const id = `p${colour.slice(1)}-${MARKS.indexOf(mark)}`;
+/** `round`: how often all colours and marks are used up; each time the marks are larger, and on a darker line. */
+function pattern(colour, mark, round = 0) {
+  const id = `p${colour.slice(1)}-${MARKS.indexOf(mark)}${round ? `-${round}` : ""}`;
   if (!document.getElementById(id)) {
     const made = element("pattern", { id, width: 8, height: 8, patternUnits: "userSpaceOnUse" });
+    if (round) made.setAttribute("patternTransform", `scale(${1 + round / 2})`);
     made.append(element("rect", { width: 8, height: 8, fill: colour }));
+    if (round) made.append(element("path", { d: "M0 0H8", stroke: "#000", "stroke-width": 1.5 }));
     if (mark) made.append(element("path", { d: mark, stroke: "#000", "stroke-opacity": 0.55, "stroke-width": 1.5 }));
     document.querySelector("#patterns defs").append(made);
   }
@@ -122,10 +147,11 @@ export function complete({ root, cells, placed, width, height }, { spec }, numbe
     const rectangle = element("rect", { class: "device", x, y, width: CELL, height: CELL, rx: 4 });
     const title = element("title");
     const shared = element("circle", { class: "shared", cx: x + CELL - 6, cy: y + 6, r: 3.5, display: "none" });
-    const group = element("g", {}, title, rectangle, shared);
+    const band = element("rect", { class: "band", x, y: y + CELL - BAND, width: CELL, height: BAND, display: "none" });
+    const group = element("g", {}, title, rectangle, band, shared);
     if (numbered) group.append(element("text", { x: x + 3, y: y + CELL + 10 }, `${id}`));
     root.append(group);
-    cells.push({ group, rectangle, title, shared });
+    cells.push({ group, rectangle, title, shared, band });
   });
 }
 
@@ -144,18 +170,22 @@ function linksOf({ topology, devices }) {
 /** Bring a picture up to date; a device that changes lights up. `colours` gives a device's fill. */
 export function update({ root, cells }, node, colours) {
   const devices = devicesOf(node);
-  root.setAttribute("aria-label", described(node, devices));
+  root.setAttribute("aria-label", described(node));
   for (const device of cells.length ? devices : []) {
     const { id, health, why, holders, free } = device;
-    const { group, rectangle, title, shared } = cells[id];
+    const { group, rectangle, title, shared, band } = cells[id];
     const who = holders.map((each) => `${each.namespace}/${each.name}`).join(", ");
     const text = `device ${id}: ${health}${why ? ` (${why})` : ""}, ${who || (free ? "free" : "not free")}`;
     rectangle.style.fill = colours(device);
+    const two = holders.length && health !== "healthy"; // who has it above, what is wrong with it below
+    band.setAttribute("display", two ? "" : "none");
+    if (two) band.style.fill = health === "missing" ? "" : STATES[health]();
     if (title.textContent === text) continue;
     const lit = title.textContent;
     title.textContent = text;
-    rectangle.dataset.state = health !== "healthy" ? health : holders.length ? "used" : "free";
-    rectangle.classList.toggle("missing", health === "missing");
+    rectangle.dataset.state = holders.length ? "used" : health !== "healthy" ? health : "free";
+    rectangle.dataset.health = health;
+    for (const part of [rectangle, band]) part.classList.toggle("missing", health === "missing");
     shared.setAttribute("display", holders.length && (holders.length > 1 || !wholly(node, id, holders[0])) ? "" : "none");
     if (lit) {
       group.classList.remove("lit");
@@ -172,29 +202,36 @@ function wholly(node, id, holder) {
 /** How to fill devices: by what `keyOf` gives for a pod that has one, or by "health" or "hold-down". */
 export const coloursBy = (choice, keyOf) => ({ health, why, holders }) => {
   if (choice === "hold-down" && health === "held down") return paint(why);
-  if (health !== "healthy") return STATES[health]();
+  if (health !== "healthy" && !(keyOf && holders.length)) return STATES[health]();
   if (!holders.length) return "";
   if (choice === "hold-down") return grey();
   return choice === "health" ? plain(0) : paint(keyOf(holders[0]));
 };
 
-function described(node, devices) {
-  const free = devices.filter((each) => each.free).length;
-  const rest = Object.keys(STATES).map((state) => [devices.filter((each) => each.health === state).length, state]);
-  const parts = [[free, "free"], ...rest].filter(([number, state]) => number || state === "free");
-  return `${node.spec.devices} devices in a ${node.spec.topology}: ${parts.map((each) => each.join(" ")).join(", ")}`;
+function described(node) {
+  const { used, usedBroken, free, unused } = countsOf(node);
+  const parts = [`${free} free`, ...usedTexts(used, usedBroken), ...unused.map(([state, number]) => `${number} ${state}`)];
+  return `${node.spec.devices} devices in a ${node.spec.topology}: ${parts.join(", ")}`;
 }
 
-/** A node in numbers of devices; `largest` is the largest set that could be given now. */
+export const usedTexts = (used, broken) =>
+  (used ? [`${used} used${broken ? `, ${broken} of them unhealthy or missing` : ""}`] : []);
+
+/**
+ * A node in numbers of devices, as the extender counts them: each is used, free or one of `unused`; `usedBroken` are a
+ * part of the used ones. `largest` is the largest set that could be given now.
+ */
 export function countsOf(node) {
-  const devices = devicesOf(node);
-  const sizes = Object.entries(node.status.freeSets).filter(([, number]) => number > 0);
+  const { deviceCounts, freeSets } = node.status;
+  const { used, usedBroken, free, closed, heldDown, ...rest } = deviceCounts;
+  const sizes = Object.entries(freeSets).filter(([, number]) => number > 0);
   return {
     open: node.status.open,
-    devices: devices.length,
-    used: devices.filter((each) => each.holders.length).length,
-    free: devices.filter((each) => each.free).length,
-    states: Object.keys(STATES).map((state) => devices.filter((each) => each.health === state).length),
-    largest: Math.max(0, ...sizes.map(([count]) => Number(count))),
+    devices: node.spec.devices,
+    used,
+    usedBroken,
+    free,
+    unused: Object.entries({ ...rest, "held down": heldDown, "on closed nodes": closed }).filter(([, number]) => number),
+    largest: free ? Math.max(0, ...sizes.map(([count]) => Number(count))) : 0,
   };
 }

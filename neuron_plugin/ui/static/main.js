@@ -1,7 +1,7 @@
 // The page: two watches, and what is drawn of them. Changes are collected and drawn once a frame.
 
 import { Detail } from "./detail.js";
-import { STATES, coloursBy, complete, countsOf, devicesOf, element, grey, paint, picture, plain, update } from "./draw.js";
+import { STATES, assign, coloursBy, complete, countsOf, devicesOf, element, grey, paint, picture, plain, update, usedTexts } from "./draw.js";
 import { html, put } from "./html.js";
 import { drawRoom, readRoom } from "./room.js";
 import { downloadUse, drawUse, readUse } from "./use.js";
@@ -61,6 +61,7 @@ function draw() {
   due = true;
   requestAnimationFrame(() => {
     due = false;
+    if (dirty.size) assign(keysNow());
     for (const name of dirty) drawCard(name);
     if (dirty.size) drawChoices();
     dirty.clear();
@@ -77,8 +78,10 @@ function draw() {
 function connection(plural, problem) {
   if (problem) lost.set(plural, problem);
   else lost.delete(plural);
-  at("connection").classList.toggle("lost", lost.size > 0);
-  at("connection").textContent = lost.size ? `not live: ${[...lost.values()][0]}; trying again` : "live";
+  document.body.classList.toggle("lost", lost.size > 0);
+  const since = new Date(Math.min(nodes.heard, pods.heard)).toLocaleTimeString();
+  const text = lost.size ? `not live since ${since}: ${[...lost.values()][0]}; trying again` : "live";
+  if (at("connection").textContent !== text) at("connection").textContent = text;
 }
 
 function drawCard(name) {
@@ -106,10 +109,12 @@ function drawCard(name) {
   }
   update(card.drawn, node, colours());
   card.counts = countsOf(node);
-  const { free, largest, states } = card.counts;
+  card.states = new Set(devicesOf(node).map((each) => each.health));
+  const { free, largest, used, usedBroken, unused } = card.counts;
   card.about.textContent = `${node.spec.instanceType || "unknown type"}: ${free} of ${node.spec.devices} free` +
     (free ? `, largest set ${largest}` : "");
-  const sick = Object.keys(STATES).map((state, place) => states[place] && `${states[place]} ${state}`);
+  const sick = unused.filter(([state]) => state in STATES).map(([state, number]) => `${number} ${state}`);
+  if (usedBroken) sick.unshift(...usedTexts(used, usedBroken));
   card.state.textContent = [!node.status.open && `closed: ${node.status.reason}`, ...sick].filter(Boolean).join("; ");
   card.link.classList.toggle("closed", !node.status.open);
 }
@@ -163,37 +168,42 @@ function choices(select, values) {
 function drawNumbers() {
   const counts = [...cards.values()].map((card) => card.counts);
   const sum = (key) => counts.reduce((total, each) => total + each[key], 0);
-  const states = Object.keys(STATES).map((state, place) => [state, counts.reduce((total, each) => total + each.states[place], 0)]);
+  const unused = new Map();
+  for (const each of counts) for (const [state, number] of each.unused) unused.set(state, (unused.get(state) || 0) + number);
   const numbers = {
     nodes: counts.length,
     "nodes closed": counts.length - sum("open"),
     devices: sum("devices"),
     used: sum("used"),
     free: sum("free"),
-    ...Object.fromEntries(states.filter(([, number]) => number)),
-    "largest free set": Math.max(0, ...counts.filter((each) => each.open).map((each) => each.largest)),
+    ...Object.fromEntries(unused),
+    "largest free set": Math.max(0, ...counts.map((each) => each.largest)),
     "pods waiting": waitingPods().length,
   };
-  put(at("numbers"), ...Object.entries(numbers).map(([name, number]) => html("div", {}, html("dt", {}, name), html("dd", {}, `${number}`))));
+  const broken = sum("usedBroken");
+  const below = (name) => (name === "used" && broken ? [html("small", {}, `${broken} unhealthy or missing`)] : []);
+  put(at("numbers"), ...Object.entries(numbers).map(([name, number]) =>
+    html("div", {}, html("dt", {}, name, ...below(name)), html("dd", {}, `${number}`))));
+}
+
+/** What has a paint of its own now. */
+function keysNow() {
+  const colour = at("colour").value;
+  const all = [...nodes.objects.values()];
+  if (KEYS[colour]) return new Set(all.flatMap((node) => node.status.holders.map(KEYS[colour])));
+  if (colour !== "hold-down") return new Set();
+  const held = all.filter((node) => node.status.heldDownDevices).flatMap(devicesOf).filter((each) => each.health === "held down");
+  return new Set(held.map((each) => each.why));
 }
 
 function drawLegend() {
   const colour = at("colour").value;
-  const all = [...nodes.objects.values()];
-  const counts = [...cards.values()].map((card) => card.counts);
   const entries = [["free", ""]];
-  Object.entries(STATES).forEach(([state, fill], place) => {
-    if (counts.some((each) => each.states[place])) entries.push([state, fill()]);
-  });
+  const seen = new Set([...cards.values()].flatMap((card) => [...card.states]));
+  for (const [state, fill] of Object.entries(STATES)) if (seen.has(state)) entries.push([state, fill()]);
   const used = { health: plain(0), "hold-down": grey() }[colour];
   if (used) entries.push(["used", used]);
-  const names = new Set();
-  if (KEYS[colour]) for (const node of all) node.status.holders.forEach((holder) => names.add(KEYS[colour](holder)));
-  if (colour === "hold-down") {
-    const held = all.filter((node) => node.status.heldDownDevices).flatMap(devicesOf).filter((each) => each.health === "held down");
-    for (const { why } of held) names.add(why);
-  }
-  const sorted = [...names].sort();
+  const sorted = [...keysNow()].sort();
   entries.push(...sorted.slice(0, MOST_IN_LEGEND).map((name) => [name, paint(name)]));
   const swatch = ([name, fill]) => {
     const box = element("rect", { class: `device ${name === "missing" ? "missing" : ""}`, x: 1, y: 1, width: 14, height: 14 });
@@ -209,21 +219,26 @@ function drawLegend() {
 const reasons = new Map();
 const opened = new Map(); // by UID, whether the user wants to read why
 
-const waitingPods = () => [...pods.objects.values()].filter((pod) => pod.status.phase === "Waiting");
+/** In the order of the list: those of high priority first. */
+const waitingPods = () => [...pods.objects.values()].filter((pod) => pod.status.phase === "Waiting")
+  .sort((a, b) => b.spec.priority - a.spec.priority || (nameOf(a) < nameOf(b) ? -1 : 1));
 
 function drawWaiting() {
-  const waiting = waitingPods().sort((a, b) => b.spec.priority - a.spec.priority || (nameOf(a) < nameOf(b) ? -1 : 1));
+  const waiting = waitingPods();
   at("waiting").hidden = !waiting.length;
   put(at("waiting-pods"), ...waiting.map((pod, place) => {
     const asked = pod.spec.containers.map((each) => `${each.name}: ${each.count} ${each.resource}`).join(", ");
     const about = html("summary", {}, html("strong", {}, nameOf(pod)), ` asks for ${asked}`);
     const why = pod.status.problem || reasons.get(pod.metadata.uid);
-    const part = html("details", { "data-uid": pod.metadata.uid }, about, html("pre", { tabindex: "0" }, why || "..."));
+    const part = html("details", { "data-uid": pod.metadata.uid }, about, html("pre", { tabindex: "0" }, why || (place < MOST_EXPLAINED ? "..." : askYourself(pod))));
     part.open = opened.get(pod.metadata.uid) ?? place < FIRST_OPEN;
     about.addEventListener("click", () => opened.set(pod.metadata.uid, !part.open));
     return html("li", {}, part);
   }));
 }
+
+const askYourself = (pod) =>
+  `The first ${MOST_EXPLAINED} are explained here; for this one: neuron-plugin explain ${nameOf(pod)}`;
 
 const nameOf = (pod) => `${pod.metadata.namespace}/${pod.metadata.name}`;
 

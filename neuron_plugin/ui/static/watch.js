@@ -4,28 +4,32 @@
 const BASE = "../apis/neuron-plugin.io/v1/";
 const PAUSE_MS = 1000;
 const LONGEST_PAUSE_MS = 15000;
+const SILENCE_MS = 25000; // bookmarks come every 15 s
 
 export class Collection {
-  /** `changed(object, before)` is called for each object that came, changed or went (then `object` is null). */
+  /**
+   * `changed(object, before)` is called for each object that came, changed or went (then `object` is null), and
+   * `connected(plural, problem)` when the collection is live (then `problem` is empty), or why it is not.
+   */
   constructor(plural, changed, connected) {
     this.objects = new Map();
     this.plural = plural;
     this.changed = changed;
     this.connected = connected;
     this.version = "";
+    this.heard = Date.now();
+    this.pause = PAUSE_MS;
   }
 
   async run() {
-    for (let pause = PAUSE_MS; ; ) {
+    for (;;) {
       try {
         if (!this.version) await this.list();
-        this.connected(this.plural, "");
-        pause = PAUSE_MS;
         await this.watch();
       } catch (error) {
         this.connected(this.plural, String(error.message || error));
-        await new Promise((resume) => setTimeout(resume, pause * (0.5 + Math.random())));
-        pause = Math.min(2 * pause, LONGEST_PAUSE_MS);
+        await new Promise((resume) => setTimeout(resume, this.pause * (0.5 + Math.random())));
+        this.pause = Math.min(2 * this.pause, LONGEST_PAUSE_MS);
       }
     }
   }
@@ -39,6 +43,13 @@ export class Collection {
     this.version = metadata.resourceVersion;
   }
 
+  /** Something came: the extender lives. */
+  live() {
+    this.heard = Date.now();
+    this.pause = PAUSE_MS;
+    this.connected(this.plural, "");
+  }
+
   async watch() {
     const query = `?watch=true&allowWatchBookmarks=true&resourceVersion=${this.version}`;
     let answer;
@@ -48,10 +59,12 @@ export class Collection {
       if (error.status === 410) this.version = "";
       throw error;
     }
+    this.live();
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     for (let rest = ""; ; ) {
-      const { done, value } = await reader.read();
+      const { done, value } = await within(reader.read(), () => reader.cancel());
       if (done) return;
+      this.live();
       const lines = (rest + value).split("\n");
       rest = lines.pop();
       for (const line of lines) {
@@ -80,8 +93,25 @@ function keyOf(object) {
   return object.kind === "NeuronPod" ? object.metadata.uid : object.metadata.name;
 }
 
+/** What is promised, or an error if it does not come: a process that is stopped keeps its connections. */
+async function within(promised, abort) {
+  let timer;
+  const silent = new Promise((_, fail) => {
+    timer = setTimeout(() => {
+      fail(new Error("the extender is silent"));
+      abort();
+    }, SILENCE_MS);
+  });
+  try {
+    return await Promise.race([promised, silent]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
 export async function fetched(path) {
-  const answer = await fetch(path, { cache: "no-store" });
+  const control = new AbortController();
+  const answer = await within(fetch(path, { cache: "no-store", signal: control.signal }), () => control.abort());
   if (answer.ok) return answer;
   const error = new Error(`${answer.status} ${answer.statusText}`);
   error.status = answer.status;
