@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from neuron_plugin.allocation import CORDONED
 from neuron_plugin.plugin.status import METRICS, PREFIX
 from neuron_plugin.scheduling.metrics import ExtenderMetrics, state_metrics
 from neuron_plugin.scheduling.state import NODE_REFUSALS, ClusterState
@@ -59,9 +60,9 @@ def test_p82_every_series_that_is_asked_for_exists() -> None:
 
 
 def test_p82_reasons_in_questions_are_reasons_of_the_code() -> None:
-    codes = {refusal.code for refusal in NODE_REFUSALS}
+    codes = {refusal.code for refusal in (*NODE_REFUSALS, CORDONED)}
     named = {match for question in questions() for match in re.findall(r'reason!?="([^"]+)"', question)}
-    assert named == {"no-neuron"} <= codes
+    assert named == {"no-neuron", "cordoned"} <= codes
 
 
 @pytest.mark.parametrize("question", questions())
