@@ -43,7 +43,7 @@ _NO_ADDRESS = "192.0.2.45"
 """For documentation (RFC 5737): the values take only an address where the plain manifests have a name."""
 
 _NOTES = "neuron-plugin/templates/NOTES.txt"
-_CERTIFICATE = re.compile(r"^(  (?:ca\.crt|tls\.crt|tls\.key)): \S+$", re.MULTILINE)
+_CERTIFICATE = re.compile(r"^( +(?:ca\.crt|tls\.crt|tls\.key|caBundle)): \S+$", re.MULTILINE)
 _HELMS_LABELS = re.compile(r"^ +(app\.kubernetes\.io/managed-by: Helm|helm\.sh/chart: .*)\n", re.MULTILINE)
 
 
@@ -79,8 +79,10 @@ def _chart() -> Chart:
     return Chart(CHART)
 
 
-def _printed(values: Manifest, namespace: str, release: str, kubernetes: str) -> dict[str, str]:
-    return _chart().render(coalesced(values), release, namespace, kubernetes)
+def _printed(
+    values: Manifest, namespace: str, release: str, kubernetes: str, served: tuple[str, ...] = ()
+) -> dict[str, str]:
+    return _chart().render(coalesced(values), release, namespace, kubernetes, served)
 
 
 def render(
@@ -89,10 +91,14 @@ def render(
     release: str = "neuron-plugin",
     kubernetes: str = KUBERNETES,
     *,
+    served: tuple[str, ...] = (),
     tests: bool = True,
 ) -> str:
-    """What the chart makes of values; ``tests=False`` leaves the hooks of ``helm test`` out."""
-    printed = _printed(values, namespace, release, kubernetes)
+    """What the chart makes of values; ``tests=False`` leaves the hooks of ``helm test`` out.
+
+    ``served`` are the kinds of a cluster, such as ``v1/Pod``; none where none is asked.
+    """
+    printed = _printed(values, namespace, release, kubernetes, served)
     printed.pop(_NOTES)
     return ordered(printed, tests=tests)
 

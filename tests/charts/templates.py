@@ -101,8 +101,12 @@ class Chart:
         for file in sorted((directory / "templates").iterdir()):
             self._defined[f"{self._base}/{file.name}"] = parse(file.read_text(encoding="utf-8"), self._defined)
 
-    def render(self, values: dict[str, Any], release: str, namespace: str, kubernetes: str) -> dict[str, str]:
+    def render(
+        self, values: dict[str, Any], release: str, namespace: str, kubernetes: str, served: tuple[str, ...] = ()
+    ) -> dict[str, str]:
         """What each template prints, by its path; ``values`` are coalesced, ``kubernetes`` is such as 1.36.2.
+
+        ``served`` is what the cluster says that it serves, such as v1/Pod.
 
         Raises:
             TemplateFailError: a template refused the values.
@@ -111,7 +115,10 @@ class Chart:
             "Values": values,
             "Chart": {key[:1].upper() + key[1:]: value for key, value in self.about.items()},
             "Release": {"Name": release, "Namespace": namespace, "Service": "Helm"},
-            "Capabilities": {"KubeVersion": {"Version": f"v{kubernetes}"}},
+            "Capabilities": {
+                "KubeVersion": {"Version": f"v{kubernetes}"},
+                "APIVersions": {"Has": lambda kind: kind in served},
+            },
             "Template": {"BasePath": self._base},
             "Files": {"Get": lambda path: (self.directory / path).read_text(encoding="utf-8")},
         }

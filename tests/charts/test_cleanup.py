@@ -1,4 +1,4 @@
-"""The Job that clears nodes when the release is uninstalled: Helm's hook, never part of an installation."""
+"""The Jobs that tidy up when the release is uninstalled: Helm's hooks, never part of an installation."""
 
 from __future__ import annotations
 
@@ -9,34 +9,53 @@ from tests.charts.manifests import NAMES, containers, manifests, of_kind
 from tests.charts.rendering import PLAIN, Manifest
 from tests.charts.test_rbac import leases, rules
 
-NAME = "neuron-plugin-cleanup"
+NAME, UNGATE = "neuron-plugin-cleanup", "neuron-plugin-ungate-all"
+BOTH = pytest.mark.parametrize(("values", "name", "number"), [("cleanup", NAME, 6), ("gates", UNGATE, 4)])
 
 
-def of_cleanup() -> list[Manifest]:
-    return [found for found in manifests("cleanup") if found["metadata"]["name"] == NAME]
+def of_hook(values: str, name: str) -> list[Manifest]:
+    return [found for found in manifests(values) if found["metadata"]["name"] == name]
 
 
-def job() -> Manifest:
-    """The Job's specification."""
-    spec = of_kind("cleanup", "Job")[NAME]["spec"]
+def job(values: str = "cleanup", name: str = NAME) -> Manifest:
+    """A Job's specification."""
+    spec = of_kind(values, "Job")[name]["spec"]
     assert isinstance(spec, dict)
     return spec
 
 
-def test_all_of_it_comes_after_the_deletion_and_goes_again() -> None:
-    assert [found["kind"] for found in of_cleanup()].count("Job") == 1
-    assert len(of_cleanup()) == 6
-    for found in of_cleanup():
+@BOTH
+def test_all_of_it_comes_after_the_deletion_and_goes_again(values: str, name: str, number: int) -> None:
+    hook = of_hook(values, name)
+    assert [found["kind"] for found in hook].count("Job") == 1
+    assert len(hook) == number
+    for found in hook:
         annotations = found["metadata"]["annotations"]
         assert annotations["helm.sh/hook"] == "post-delete"
         assert annotations["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded"
 
 
-def test_its_account_and_rights_are_there_before_it() -> None:
-    weights = {found["kind"]: int(found["metadata"]["annotations"]["helm.sh/hook-weight"]) for found in of_cleanup()}
+@BOTH
+def test_its_account_and_rights_are_there_before_it(values: str, name: str, number: int) -> None:
+    weights = {
+        found["kind"]: int(found["metadata"]["annotations"]["helm.sh/hook-weight"]) for found in of_hook(values, name)
+    }
     assert weights["ServiceAccount"] < weights["Job"]
     for kind in ("ClusterRole", "Role"):
-        assert weights[kind] < weights[f"{kind}Binding"] < weights["Job"]
+        assert (kind in weights) == (kind == "ClusterRole" or number == 6)
+        if kind in weights:
+            assert weights[kind] < weights[f"{kind}Binding"] < weights["Job"]
+
+
+def test_pods_that_wait_behind_the_gate_are_released_by_the_command_for_it() -> None:
+    (container,) = containers(job("gates", UNGATE)["template"])
+    parsed = build_parser().parse_args(container["args"])
+    assert (parsed.command, parsed.all, parsed.pods, parsed.kubeconfig) == ("ungate", True, [], None)
+    assert rules(of_kind("gates", "ClusterRole")[UNGATE]) == {
+        ("", "pods", "list", ""),
+        ("", "pods", "patch", ""),
+        ("neuron-plugin.io", "placements", "ungate", ""),
+    }
 
 
 def test_p81_it_may_clear_nodes_and_leases_and_nothing_else() -> None:
@@ -54,13 +73,17 @@ def test_the_command_understands_its_arguments() -> None:
     assert parsed.node_condition == ["NeuronDevicesHealthy", "NeuronDevicesReady"]
 
 
-def test_it_ends_before_helm_stops_waiting() -> None:
-    assert job()["activeDeadlineSeconds"] < 300
-    assert job()["template"]["spec"]["restartPolicy"] == "Never"
+@BOTH
+def test_it_ends_before_helm_stops_waiting(values: str, name: str, number: int) -> None:
+    del number
+    assert job(values, name)["activeDeadlineSeconds"] < 300
+    assert job(values, name)["template"]["spec"]["restartPolicy"] == "Never"
 
 
-def test_p80_it_runs_unprivileged_and_has_nothing_of_the_host() -> None:
-    spec = job()["template"]["spec"]
+@BOTH
+def test_p80_it_runs_unprivileged_and_has_nothing_of_the_host(values: str, name: str, number: int) -> None:
+    del number
+    spec = job(values, name)["template"]["spec"]
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert not {"volumes", "hostNetwork", "hostPID"} & set(spec)
     (container,) = spec["containers"]
@@ -78,7 +101,7 @@ def test_it_uses_the_release_s_image_and_pull_secrets() -> None:
     assert job()["template"]["spec"]["imagePullSecrets"] == [{"name": "mirror"}]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "cleanup"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in {"cleanup", "gates"}])
 def test_nothing_has_hooks_that_was_not_asked_to(name: str) -> None:
     assert not of_kind(name, "Job")
     for found in manifests(name):

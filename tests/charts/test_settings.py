@@ -34,7 +34,7 @@ SET_BY_THE_CHART = {
     "extenderSettings": {
         "address", "port", "tls-cert", "tls-key", "client-ca", "insecure", "health-address", "health-port",
         "kubeconfig", "instance-types", "leader-election", "lease-name", "lease-namespace", "identity",
-        "advertise-address", "ui-token-file",
+        "advertise-address", "ui-token-file", "webhook-port",
     },
 }  # fmt: skip
 """Settings that follow from mounts, ports and names, and that values cannot change."""

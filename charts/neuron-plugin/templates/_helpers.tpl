@@ -34,6 +34,17 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ if or (eq .Values.placement "extender") (and (include "neuron-plugin.runsExtender" .) .Values.scheduler.defaultScheduler.enabled) }}true{{ end }}
 {{- end }}
 
+{{/* Who gives new pods the gate: policy or webhook; empty where nothing does. */}}
+{{- define "neuron-plugin.admission" -}}
+{{- if ne (include "neuron-plugin.placement" .) "gates" }}
+{{- else if ne .Values.gates.admission "auto" }}{{ .Values.gates.admission }}
+{{- /* A cluster names the kinds that it serves; where none is asked, there is its version only. */}}
+{{- else if .Capabilities.APIVersions.Has "v1/Pod" }}
+{{- ternary "policy" "webhook" (.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy") }}
+{{- else }}{{ ternary "webhook" "policy" (semverCompare "<1.36.0-0" .Capabilities.KubeVersion.Version) }}
+{{- end }}
+{{- end }}
+
 {{/* What selects a component's pods; it never changes, so it holds no version. */}}
 {{- define "neuron-plugin.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
@@ -81,6 +92,23 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{/* Whether a container of a pod, such as "object", asks for more than none of them, in CEL. */}}
 {{- define "neuron-plugin.asksForSomeNeuron" -}}
 ({{ . }}.spec.?initContainers.orValue([]) + {{ . }}.spec.containers).exists(container, {{ include "neuron-plugin.resources" . }}.exists(name, name in container.?resources.?limits.orValue({}) && quantity(string(container.resources.limits[name])).isGreaterThan(quantity('0'))))
+{{- end }}
+
+{{/* Which new pods get the gate: conditions of a policy or a webhook. */}}
+{{- define "neuron-plugin.gateConditions" -}}
+- name: asks-for-neuron
+  expression: >-
+    {{ include "neuron-plugin.asksForSomeNeuron" "object" }}
+# The second scheduler of this chart does not run: its pods go to the default one.
+- name: by-the-default-scheduler
+  expression: object.spec.?schedulerName.orValue('default-scheduler') in ['default-scheduler', '{{ .Values.scheduler.customScheduler.schedulerName }}']
+# Nothing schedules a pod that names its node, such as the mirror of a static pod.
+- name: to-be-scheduled
+  expression: object.spec.?nodeName.orValue('') == ''
+# Its node is chosen already, by affinity.
+- name: not-of-a-daemonset
+  expression: >-
+    !object.metadata.?ownerReferences.orValue([]).exists(owner, owner.kind == 'DaemonSet' && owner.?controller.orValue(false))
 {{- end }}
 
 {{/* The keys of an assignment on a pod, as a CEL list. */}}
