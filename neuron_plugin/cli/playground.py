@@ -18,11 +18,11 @@ from argparse import SUPPRESS, ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from neuron_plugin.allocation import CORES_KEY, DEVICES_KEY
+from neuron_plugin.allocation import CORES_KEY, DEVICES_KEY, GATE
 from neuron_plugin.cli.command import CommandError, Exit, Parser, UsageError, add_command, program
 from neuron_plugin.cli.demo import add_ask_flag, end_on_signals
 from neuron_plugin.cli.simulate import add_faults, known_types, run_fault
@@ -37,11 +37,15 @@ Start a simulated cluster and keep it up until Ctrl-C: machines, kubelets, API s
 are simulated, the plugin of each node and the extender are the real ones. Without an action it
 starts the playground; the actions are for a second shell.
 
-The simulated scheduler asks the extender and looks at nodeSelector and cordoned nodes, and at nothing
-else (CPU, memory, taints, affinity, preemption); pods run until they are deleted."""
+New pods are gated, and the placement controller chooses node and devices before the scheduler sees
+them; with --placement extender the scheduler asks the extender instead. The simulated schedulers
+(default-scheduler and neuron-scheduler, which asks the extender always) look at cordons, taints,
+nodeSelector, node affinity, host ports, CPU, memory and other counts, and at nothing else (pod
+affinity, spread, volumes, preemption); pods run until they are deleted."""
 
 EXAMPLES = """
 neuron-plugin playground --nodes trn1.32xlarge=2,inf2.48xlarge=1
+neuron-plugin playground --placement extender
 neuron-plugin playground run --ask neuron=4 --ask neuron=7
 neuron-plugin playground run -f pod.yaml
 neuron-plugin playground fault trn1-1 device 5 gone
@@ -81,6 +85,8 @@ def add_flags(parser: Parser) -> None:
     """Which nodes and where; and what to do with a playground that is up."""
     nodes = f"instance types and how many nodes of each (default: {DEFAULT_NODES})"
     parser.add_argument("--nodes", metavar="TYPE=COUNT[,...]", type=_nodes, default=_nodes(DEFAULT_NODES), help=nodes)
+    placement = "who places the pods of the default scheduler (default: gates)"
+    parser.add_argument("--placement", choices=("gates", "extender"), default="gates", help=placement)
     where = "the playground's directory (default: neuron-playground in TMPDIR or /tmp)"
     usual = Path(tempfile.gettempdir()) / "neuron-playground"
     parser.add_argument("--directory", metavar="DIR", type=Path, default=usual, help=where)
@@ -107,7 +113,7 @@ def run(arguments: Namespace) -> int:
         known_types(instance_type, flag="--nodes")
     with _directory(arguments.directory) as root, contextlib.suppress(asyncio.CancelledError):
         try:
-            asyncio.run(_play(root, arguments.nodes))
+            asyncio.run(_play(root, arguments.nodes, arguments.placement))
         except TimeoutError as error:
             raise CommandError(f"the playground was too slow to start ({error}): is this machine very busy?") from error
     return Exit.INTERRUPTED
@@ -142,16 +148,17 @@ def _directory(path: Path) -> Iterator[Path]:
             shutil.rmtree(path)
 
 
-async def _play(root: Path, nodes: Mapping[str, str]) -> None:
+async def _play(root: Path, nodes: Mapping[str, str], placement: str) -> None:
     end_on_signals()
-    from neuron_plugin.simulation import SimulatedCluster, live
+    from neuron_plugin.simulation import PlacedBy, SimulatedCluster, live
 
     number = plural(len(nodes), "node")
     print(f"Starting {number}, an API server, a scheduler and the extender in {root} ...", flush=True)
     started = time.monotonic()
-    async with SimulatedCluster(root, nodes, extender_flags=("--ui",)) as cluster:
+    async with SimulatedCluster(root, nodes, extender_flags=("--ui",), placed_by=PlacedBy(placement)) as cluster:
         for worker in cluster.workers.values():
             await worker.wait_until_registered()
+        await cluster.wait_until_published()
         (root / ".kubeconfig").touch(mode=0o600)
         cluster.api.write_kubeconfig(root / ".kubeconfig", "admin").rename(
             root / "kubeconfig"
@@ -210,9 +217,13 @@ def _read_manifests(name: str) -> list[dict[str, object]]:
 
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
-        found = [each for each in yaml.safe_load_all(text) if each is not None]
+        documents: list[Any] = [each for each in yaml.safe_load_all(text) if each is not None]
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{name} is no YAML: {error}") from None
+    found: list[Any] = []
+    for each in documents:
+        is_list = isinstance(each, dict) and each.get("kind") == "List" and isinstance(each.get("items"), list)
+        found += each["items"] if is_list else [each]
     for each in found:
         kind = each.get("kind", "nothing") if isinstance(each, dict) else type(each).__name__
         if kind != "Pod" or not isinstance(each.get("metadata"), dict) or not each["metadata"].get("name"):
@@ -278,18 +289,35 @@ async def _create_pod(api: KubernetesApi, manifest: dict[str, object]) -> Pod:
 
 
 async def _settled(api: KubernetesApi, pod: Pod) -> tuple[Pod, str]:
-    """The pod once it runs, has ended or was refused, and why it was refused or has failed."""
+    """The pod once it runs, has ended or is known to wait, and why it waits or has failed."""
     from neuron_plugin.cluster import PODS, read_pod, send
+    from neuron_plugin.simulation import SCHEDULERS
 
-    ends = time.monotonic() + PLACE_SECONDS
+    wanted, ends = pod.spec.scheduler_name, time.monotonic() + PLACE_SECONDS
+    if wanted not in SCHEDULERS:
+        return pod, f"no scheduler is called {wanted!r}, only {' and '.join(SCHEDULERS)}"
     while True:
         body = await send(api, read_pod(namespace=pod.namespace, name=pod.name), timeout_seconds=PLACE_SECONDS)
         pod, status = PODS.decode(body), msgspec.json.decode(body)["status"]
         conditions = status.get("conditions") or ()
         waits = next((each["message"] for each in conditions if each.get("reason") == "Unschedulable"), "")
+        if gates := [gate.name for gate in pod.spec.scheduling_gates or ()]:
+            others = [gate for gate in gates if gate != GATE]
+            waits = f"its gates {', '.join(others)} are for others to take off" if others else await _told(api, pod)
         if pod.phase != "Pending" or waits or time.monotonic() > ends:
             return pod, status.get("message") or waits
         await asyncio.sleep(0.1)
+
+
+async def _told(api: KubernetesApi, pod: Pod) -> str:
+    """Why the placement controller lets a pod wait, as its event says; empty while there is none."""
+    from neuron_plugin.cluster import ApiRequest, send
+    from neuron_plugin.gates.upkeep import WAITING
+
+    path = f"/apis/events.k8s.io/v1/namespaces/{pod.namespace}/events"
+    events = msgspec.json.decode(await send(api, ApiRequest("GET", path), timeout_seconds=PLACE_SECONDS))["items"]
+    about = [each for each in events if (each.get("regarding") or {}).get("uid") == pod.uid]
+    return next((str(each["note"]) for each in reversed(about) if each.get("reason") == WAITING), "")
 
 
 def break_node(arguments: Namespace) -> int:

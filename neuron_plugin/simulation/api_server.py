@@ -43,7 +43,7 @@ from neuron_plugin.simulation.api_server_kinds import (
     selector,
 )
 from neuron_plugin.simulation.api_server_kubectl import core_events, discovery, table
-from neuron_plugin.simulation.api_server_objects import ApiObjects
+from neuron_plugin.simulation.api_server_objects import Admission, ApiObjects
 from neuron_plugin.simulation.api_server_patches import PATCHES
 from neuron_plugin.simulation.api_server_store import CutError, Watch
 
@@ -67,11 +67,12 @@ _TURNS_OF_AN_ACCEPT = 5
 class SimulatedApiServer:
     """The server. Its methods play all others: users, schedulers, kubelets.
 
-    It listens on a free port, and keeps it over ``stop`` and ``start``.
+    It listens on a free port, and keeps it over ``stop`` and ``start``. ``admit_pod`` makes of each new pod what is
+    stored.
     """
 
-    def __init__(self) -> None:
-        self._objects = ApiObjects()
+    def __init__(self, admit_pod: Admission | None = None) -> None:
+        self._objects = ApiObjects(admit_pod)
         self._bookmark_seconds = 60.0
         self._tls: ssl.SSLContext | None = None
         self._port = 0
@@ -231,6 +232,8 @@ class SimulatedApiServer:
                 return _json(self._objects.evict(target.namespace, target.name, body), 201)
             case "POST" if not target.name:
                 body.setdefault("metadata", {}).pop("uid", None)  # the server chooses it
+                if target.kind is PODS:
+                    body.pop("status", None)
                 return _bytes(self._objects.create(target.kind, body, target.namespace).encoded, 201)
             case "PATCH" if target.name and target.subresource not in _WRITTEN_ONLY:
                 if request.content_type not in PATCHES:

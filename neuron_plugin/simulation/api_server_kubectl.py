@@ -110,7 +110,9 @@ def _cells(kind: ServedKind, each: JsonObject) -> list[str]:
     if kind is PODS:
         ready = sum(bool(one.get("ready")) for one in status.get("containerStatuses") or ())
         ids = annotations.get("NEURON_DEVS") or annotations.get("NEURON_CORES") or ""
-        shown = "Terminating" if metadata.get("deletionTimestamp") else status.get("reason") or status.get("phase", "")
+        gated = any(one.get("reason") == "SchedulingGated" for one in status.get("conditions") or ())
+        phase = "SchedulingGated" if gated and spec.get("schedulingGates") else status.get("phase", "")
+        shown = "Terminating" if metadata.get("deletionTimestamp") else status.get("reason") or phase
         return [name, f"{ready}/{len(spec.get('containers') or ())}", shown, spec.get("nodeName", ""), ids, aged]
     if kind is NODES:
         capacity, allocatable = status.get("capacity") or {}, status.get("allocatable") or {}

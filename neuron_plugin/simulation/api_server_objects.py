@@ -52,11 +52,15 @@ _DECODERS: dict[ServedKind, Callable[[bytes], object]] = {PODS: POD_RECORDS.deco
 _DEFAULT_GRACE_SECONDS = 30
 _MAX_GENERATED_STEM = 58
 
+Admission = Callable[[JsonObject], JsonObject]
+"""What a mutating admission makes of a new object."""
+
 
 class ApiObjects:
-    """Every object of every kind."""
+    """Every object of every kind. ``admit_pod`` is the admission of new pods, if there is any."""
 
-    def __init__(self) -> None:
+    def __init__(self, admit_pod: Admission | None = None) -> None:
+        self._admit_pod = admit_pod
         self.versions = Versions()
         self.collections: dict[ServedKind, Collection] = {kind: Collection(self.versions) for kind in KINDS}
 
@@ -67,6 +71,8 @@ class ApiObjects:
             Refusal: 409, the name is taken; 400 or 422, the body is wrong.
         """
         made = created(kind, namespace, body)
+        if kind is PODS:
+            made = gated(self._admit_pod(made) if self._admit_pod else made)
         name = made["metadata"]["name"]
         key = (made["metadata"]["namespace"] if kind.namespaced else "", name)
         if self.collections[kind].get(key):
@@ -184,7 +190,7 @@ def created(kind: ServedKind, namespace: str, body: JsonObject) -> JsonObject:
         spec = {"schedulerName": "default-scheduler", "restartPolicy": "Always", **(made.get("spec") or {})}
         spec = {"terminationGracePeriodSeconds": _DEFAULT_GRACE_SECONDS, **spec}
         status = {"phase": "Pending", **(made.get("status") or {})}
-        return gated(made | {"spec": _defaulted(spec), "status": status})
+        return made | {"spec": _defaulted(spec), "status": status}
     if kind is NODES:
         status = dict(made.get("status") or {})
         capacity = _quantities(status.get("capacity") or {})

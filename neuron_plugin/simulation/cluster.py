@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 import msgspec
 
-from neuron_plugin.allocation import Resource
-from neuron_plugin.cluster import PODS
+from neuron_plugin.allocation import INVENTORY_KEY, Resource
+from neuron_plugin.allocation.node_rules import DEFAULT_SCHEDULER
+from neuron_plugin.cluster import PODS, DecodeError
 from neuron_plugin.cluster import Pod as PodRecord
+from neuron_plugin.extender import SECOND_SCHEDULER
+from neuron_plugin.gates.webhook import patch as gate_patch
 from neuron_plugin.scheduling.state import NODE_REFUSALS
 from neuron_plugin.simulation.api_server import SimulatedApiServer
+from neuron_plugin.simulation.api_server_kinds import NODES as SERVED_NODES
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
 from neuron_plugin.simulation.api_server_kinds import JsonObject
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod
@@ -29,6 +34,18 @@ from neuron_plugin.simulation.worker import READY_SECONDS, SimulatedWorker, end_
 
 NODE_NAME = "node-1"
 """Of the only node, where there is one."""
+SCHEDULERS = (DEFAULT_SCHEDULER, SECOND_SCHEDULER)
+"""The schedulers that run."""
+
+
+class PlacedBy(enum.StrEnum):
+    """Who chooses nodes and sets for the pods of the default scheduler; the second one has the extender always."""
+
+    GATES = "gates"
+    """The placement controller, before the scheduler: new pods are gated, and the scheduler has no extender."""
+    EXTENDER = "extender"
+    """The extender, asked by the scheduler."""
+
 
 _SERVING = re.compile(r'"message":"serving".*?"port":(\d+)')
 
@@ -40,6 +57,28 @@ def pod_manifest(name: str, containers: Mapping[str, tuple[Resource, int]]) -> J
         for container, (resource, count) in containers.items()
     ]
     return {"metadata": {"name": name, "namespace": "default"}, "spec": {"containers": made}}
+
+
+def _gated(pod: JsonObject) -> JsonObject:
+    """A new pod as the chart's MutatingAdmissionPolicy leaves it; the webhook that is asked here does the same."""
+    encoded = msgspec.json.encode(pod)
+    try:
+        changes = gate_patch(msgspec.Raw(encoded))
+    except DecodeError:
+        return pod  # which is refused for it
+    made: JsonObject = msgspec.json.decode(encoded)
+    for change in changes:
+        *path, last = (part.replace("~1", "/") for part in str(change["path"]).split("/")[1:])
+        place: Any = made
+        for part in path:
+            place = place[part]
+        if change["op"] == "remove":
+            del place[last]
+        elif last == "-":
+            place.append(change["value"])
+        else:
+            place[last] = change["value"]
+    return made
 
 
 class SimulatedCluster:
@@ -56,9 +95,11 @@ class SimulatedCluster:
         *,
         daemon_flags: Sequence[str] = (),
         extender_flags: Sequence[str] = (),
+        placed_by: PlacedBy = PlacedBy.EXTENDER,
     ) -> None:
         self.root = root
-        self.api = SimulatedApiServer()
+        self.placed_by = placed_by
+        self.api = SimulatedApiServer(admit_pod=_gated if placed_by is PlacedBy.GATES else None)
         self.workers = {
             name: SimulatedWorker(root / name, name, instance_type, daemon_flags=daemon_flags)
             for name, instance_type in instance_types.items()
@@ -68,6 +109,7 @@ class SimulatedCluster:
         self._extender_flags = tuple(extender_flags)
         self.scheduler: SimulatedScheduler
         self._extender: asyncio.subprocess.Process | None = None
+        self._extender_port = self._health_port = 0
         self._sessions = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -91,26 +133,40 @@ class SimulatedCluster:
         """The first node, which may be the only one."""
         return next(iter(self.workers.values()))
 
-    async def _start_extender(self) -> None:
-        """Start the extender, its log in ``extender.log``, and wait until it serves."""
-        health_port = free_port()
+    @property
+    def extender_status(self) -> int | None:
+        """With what the extender has ended; None while it runs."""
+        return self._extender.returncode if self._extender else None
+
+    def asks_extender(self, scheduler: str) -> bool:
+        """Whether a scheduler asks the extender about pods that want Neuron."""
+        return self.placed_by is PlacedBy.EXTENDER or scheduler != DEFAULT_SCHEDULER
+
+    async def restart_extender(self) -> None:
+        """Start an extender that has ended again, where it was; it serves some seconds later."""
         flags = {
             "--kubeconfig": self._kubeconfig("extender"),
-            "--port": 0,
+            "--port": self._extender_port,
             "--health-address": "127.0.0.1",
-            "--health-port": health_port,
+            "--health-port": self._health_port,
             "--log-format": "json",
         }
         texts = [text for flag, value in flags.items() for text in (flag, str(value))]
         self._extender = await start_process(self.root / "extender.log", "extender", *texts, *self._extender_flags)
+
+    async def _start_extender(self) -> None:
+        """Start the extender, its log in ``extender.log``, and wait until it serves."""
+        self._health_port = free_port()
+        await self.restart_extender()
         log = self.root / "extender.log"  # names the port: one chosen here might be taken before the extender starts
         async with asyncio.timeout(READY_SECONDS):
             while not (serving := _SERVING.search(log.read_text())):
-                if (status := self._extender.returncode) is not None:
+                if (status := self.extender_status) is not None:
                     raise RuntimeError(f"the extender ended with {status}: {log.read_text()[-500:]}")
                 await asyncio.sleep(0.05)
-        self.extender_url = f"http://127.0.0.1:{serving[1]}"
-        self.health_url = f"http://127.0.0.1:{health_port}"
+        self._extender_port = int(serving[1])
+        self.extender_url = f"http://127.0.0.1:{self._extender_port}"
+        self.health_url = f"http://127.0.0.1:{self._health_port}"
         scheduler = SimulatedScheduler(f"{self.extender_url}/scheduler")
         self.scheduler = await self._sessions.enter_async_context(scheduler)
         async with asyncio.timeout(READY_SECONDS), aiohttp.ClientSession() as session:
@@ -120,6 +176,23 @@ class SimulatedCluster:
                         if response.ok:
                             return
                 await asyncio.sleep(0.05)
+
+    async def wait_until_published(self) -> None:
+        """Wait until the plugin of each node has published its inventory.
+
+        Raises:
+            TimeoutError: names the nodes that are late.
+        """
+        late = list(self.workers)
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                while late := [name for name in late if not self._is_published(name)]:  # noqa: ASYNC110 - polled, as by a user
+                    await asyncio.sleep(0.05)
+        except TimeoutError as error:
+            raise TimeoutError(f"no inventory of {', '.join(late)} after {READY_SECONDS:g} s") from error
+
+    def _is_published(self, node: str) -> bool:
+        return INVENTORY_KEY in (self.api.get(SERVED_NODES, node)["metadata"].get("annotations") or {})
 
     def _kubeconfig(self, user: str) -> Path:
         return self.api.write_kubeconfig(self.root / f"kubeconfig-{user}", user)

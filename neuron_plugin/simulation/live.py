@@ -1,53 +1,58 @@
-"""A simulated cluster that runs by itself: what its scheduler and kubelets do, for as long as it is up.
+"""A simulated cluster that runs by itself: what its schedulers, kubelets and controllers do, for as long as it is up.
 
-The scheduler looks at each waiting pod in the order of creation: nodes that are not cordoned and have the labels of the
-pod's nodeSelector are filtered by the extender, the best of them is bound. It has none of kube-scheduler's other
-plugins: CPU, memory, taints, affinity and preemption are not looked at. A kubelet admits the pods of its node, which
-then run until they are deleted. A daemon that has ended is started again, as its DaemonSet would.
+``default-scheduler`` and ``neuron-scheduler`` run. Each looks at its waiting pods in the order of creation: nodes that
+its own filters leave are asked of the extender, if it has one, and the best of them is bound; a gated pod is left
+alone. A kubelet admits the pods of its node, which then run until they are deleted. What its Deployment, DaemonSet or
+kubelet would bring back is brought back: the extender, a plugin, a node's object. No request of a client ends any of
+it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Iterator
-from http import HTTPStatus
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
-from neuron_plugin.allocation import CORES_KEY, DEVICES_KEY, Resource
-from neuron_plugin.cluster import PODS, ObjectReference, create_event, neuron_pod, utc_now
+from neuron_plugin.allocation import CORES_KEY, DEVICES_KEY, PREFIX, Resource
+from neuron_plugin.allocation.node_rules import HostPort, NodeRules, PodRules, Quantities, node_use
+from neuron_plugin.cluster import NODES as NODE_RECORDS
+from neuron_plugin.cluster import PODS, ObjectReference, create_event, neuron_node, neuron_pod, utc_now
 from neuron_plugin.cluster import Pod as PodRecord
-from neuron_plugin.simulation.api_server_kinds import EVENTS, NODES, JsonObject, Refusal
+from neuron_plugin.scheduling.events import REPORTER
+from neuron_plugin.simulation.api_server_kinds import BUDGETS, EVENTS, NODES, JsonObject, Refusal
 from neuron_plugin.simulation.api_server_kinds import PODS as SERVED_PODS
-from neuron_plugin.simulation.cluster import SimulatedCluster
+from neuron_plugin.simulation.api_server_pods import budget_status
+from neuron_plugin.simulation.api_server_store import Inbox
+from neuron_plugin.simulation.cluster import SCHEDULERS, SimulatedCluster
 from neuron_plugin.simulation.kubelet_pods import AdmittedPod, PodRejectedError
-from neuron_plugin.simulation.scheduler import ExtenderCallError
+from neuron_plugin.simulation.scheduler import ExtenderCallError, message, why_not
+from neuron_plugin.topology import catalogue
 
 LOOK_SECONDS = 1.0
 """Between two looks where no pod has changed: then waiting pods are tried again, as in kube-scheduler."""
 
 MOST_SHOWN = 4
 """Device nodes of a container that are shown one by one."""
-SCHEDULER = "simulated-scheduler"
+_log = logging.getLogger(__name__)
 
 
 async def live(cluster: SimulatedCluster) -> AsyncIterator[str]:
     """Run the cluster, and say in one line each what happened. Endless."""
     known: dict[str, PodRecord] = {}  # by UID, as they were when they were last acted on
     said: dict[str, str] = {}
-    changes = cluster.api.follow(SERVED_PODS)
+    changes, events = cluster.api.follow(SERVED_PODS), cluster.api.follow(EVENTS)
     while True:
         while not changes.empty():
             changes.get_nowait()
-        for worker in cluster.workers.values():
-            if worker.daemon and (status := worker.daemon.returncode) is not None:
-                yield f"node {worker.name}: its plugin has ended with {status} and is started again"
-                await worker.start_daemon()
-            if worker.report_capacity(cluster.api):
-                counts = (f"{worker.kubelet.capacity(each.value).allocatable} {each.short_name}" for each in Resource)
-                yield f"node {worker.name}: allocatable are {', '.join(counts)}"
+        async for line in _upkeep(cluster):
+            yield line
+        for line in _new_events(events):
+            yield line
         objects = cluster.api.objects(SERVED_PODS)
         pods = [PODS.decode(msgspec.json.encode(each)) for each in objects]
         for uid in known.keys() - {pod.uid for pod in pods}:  # deleted by force
@@ -57,6 +62,7 @@ async def live(cluster: SimulatedCluster) -> AsyncIterator[str]:
                 with contextlib.suppress(KeyError):  # the kubelet rejected it
                     cluster.workers[gone.node_name].kubelet.finish(uid)
             yield f"pod {_name(gone)}: deleted"
+        room = _Room.of(cluster, pods)
         for pod, value in zip(pods, objects, strict=True):
             worker_of_pod = cluster.workers.get(pod.node_name)
             if pod.terminal or (pod.node_name and not worker_of_pod) or value["spec"].get("schedulingGates"):
@@ -66,7 +72,7 @@ async def live(cluster: SimulatedCluster) -> AsyncIterator[str]:
                 known[pod.uid] = pod
             try:
                 if worker_of_pod is None:
-                    line = await _schedule(cluster, pod, value)
+                    line = await _schedule(cluster, room, pod, value)
                     lines = [line] if said.get(pod.uid) != line else []
                     said[pod.uid] = line
                 elif pod.terminating:
@@ -82,10 +88,13 @@ async def live(cluster: SimulatedCluster) -> AsyncIterator[str]:
                     ]
             except PodRejectedError as error:
                 lines = [f"pod {_name(pod)}: {error}"]
-            except Refusal as refusal:
-                if refusal.code != HTTPStatus.NOT_FOUND:
-                    raise
-                continue  # deleted since it was listed: the next look says so
+            except Refusal:
+                continue  # changed or deleted since it was listed: the next look sees that
+            except Exception as error:  # noqa: BLE001 - whatever a client made of one pod, the others go on
+                _log.debug("pod not handled", exc_info=error)
+                line = f"pod {_name(pod)}: cannot be handled: {error!r}"
+                lines = [line] if said.get(pod.uid) != line else []
+                said[pod.uid] = line
             for line in lines:
                 yield line
         try:
@@ -95,23 +104,90 @@ async def live(cluster: SimulatedCluster) -> AsyncIterator[str]:
             continue
 
 
-async def _schedule(cluster: SimulatedCluster, pod: PodRecord, value: JsonObject) -> str:
+async def _upkeep(cluster: SimulatedCluster) -> AsyncIterator[str]:
+    """What brings back what has ended, and writes down what the nodes have and budgets allow."""
+    if (status := cluster.extender_status) is not None:
+        yield f"the extender has ended with {status} and is started again"
+        await cluster.restart_extender()
+    nodes = {each["metadata"]["name"] for each in cluster.api.objects(NODES)}
+    for worker in cluster.workers.values():
+        if worker.name not in nodes:
+            yield f"node {worker.name}: its object is gone, and its kubelet makes it again"
+            worker.register(cluster.api)
+        if worker.daemon and (status := worker.daemon.returncode) is not None:
+            yield f"node {worker.name}: its plugin has ended with {status} and is started again"
+            await worker.start_daemon()
+        if worker.report_capacity(cluster.api):
+            counts = (f"{worker.kubelet.capacity(each.value).allocatable} {each.short_name}" for each in Resource)
+            yield f"node {worker.name}: allocatable are {', '.join(counts)}"
+    for budget in cluster.api.objects(BUDGETS):
+        metadata = budget["metadata"]
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # a budget that nobody can follow
+            status_of_budget = budget_status(budget, cluster.api.objects(SERVED_PODS))
+            cluster.api.patch_status(BUDGETS, metadata["name"], status_of_budget, metadata["namespace"])
+
+
+def _new_events(events: Inbox) -> Iterator[str]:
+    """What the extender has written about pods since the last look: why a gated pod waits, for instance."""
+    while not events.empty():
+        change = events.get_nowait()
+        if change is None or isinstance(change, Exception) or change.old is not None:
+            continue
+        event = change.new.value
+        about = event.get("regarding") or {}
+        if event.get("reportingController") == REPORTER and about.get("kind") == "Pod":
+            yield f"pod {about.get('namespace')}/{about.get('name')}: {event.get('reason')}: {event.get('note')}"
+
+
+@dataclass
+class _Room:
+    """What nodes have, and what their pods ask for, at one look."""
+
+    nodes: dict[str, NodeRules]
+    pods: dict[str, list[tuple[Quantities, frozenset[HostPort]]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, cluster: SimulatedCluster, pods: list[PodRecord]) -> _Room:
+        """The nodes of a cluster and their pods."""
+        records = (NODE_RECORDS.decode(msgspec.json.encode(each)) for each in cluster.api.objects(NODES))
+        room = cls({each.name: neuron_node(each, catalogue()).rules for each in records})
+        for pod in pods:
+            if pod.node_name and not pod.terminal:
+                room.take(pod.node_name, neuron_pod(pod).rules)
+        return room
+
+    def take(self, node: str, pod: PodRules) -> None:
+        """A pod is on a node."""
+        self.pods.setdefault(node, []).append((pod.needs + pod.neuron, pod.ports))
+
+    def reasons(self, pod: PodRules, *, extender: bool) -> dict[str, list[str]]:
+        """By node, what the scheduler's own filters say against it.
+
+        What the extender alone counts is left out where there is one (``ignoredByScheduler``).
+        """
+        if extender:
+            pod = replace(pod, needs=tuple(need for need in pod.needs if not need[0].startswith(PREFIX)))
+        return {
+            name: why_not(pod, name, rules, node_use(self.pods.get(name, ()))) for name, rules in self.nodes.items()
+        }
+
+
+async def _schedule(cluster: SimulatedCluster, room: _Room, pod: PodRecord, value: JsonObject) -> str:
     """Bind a pod to the best node that takes it, or write into its status why there is none; a line that says which."""
-    selector = value["spec"].get("nodeSelector") or {}
-    nodes = [
-        node["metadata"]["name"]
-        for node in cluster.api.objects(NODES)
-        if not node["spec"].get("unschedulable") and selector.items() <= node["metadata"].get("labels", {}).items()
-    ]
-    asks = neuron_pod(pod).request
+    wanted = pod.spec.scheduler_name
+    if wanted not in SCHEDULERS:
+        return f"pod {_name(pod)}: waits: no scheduler is called {wanted!r}, only {' and '.join(SCHEDULERS)}"
+    asks = neuron_pod(pod)
+    extender = bool(asks.request) and cluster.asks_extender(wanted)  # which is asked about its managedResources only
+    reasons = room.reasons(asks.rules, extender=extender)
+    fitting = [name for name, found in reasons.items() if not found]
+    against = [each for found in reasons.values() for each in found]
     try:
-        answer = None
-        if asks and nodes:  # the extender is asked about its managedResources only
-            answer = await cluster.scheduler.filter(value, nodes)
+        if extender and fitting:
+            answer = await cluster.scheduler.filter(value, fitting)
             fitting = answer.nodes
-        else:
-            fitting = nodes
-        if fitting and answer:
+            against += [*answer.failed.values(), *answer.unresolvable.values()]
+        if fitting and extender:
             await cluster.scheduler.bind(value, await cluster.scheduler.best(value, fitting))
         elif fitting:
             cluster.api.bind(pod.namespace, pod.name, node=fitting[0])
@@ -120,12 +196,12 @@ async def _schedule(cluster: SimulatedCluster, pod: PodRecord, value: JsonObject
     else:
         if fitting:
             bound = PODS.decode(msgspec.json.encode(cluster.api.get(SERVED_PODS, pod.name, pod.namespace)))
+            room.take(bound.node_name, asks.rules)
             ids = [f"{key} {bound.annotations[key]}" for key in (DEVICES_KEY, CORES_KEY) if key in bound.annotations]
             return f"pod {_name(pod)}: bound to {bound.node_name}" + "".join(f", {each}" for each in ids)
-        number = len(cluster.workers)
-        why = answer.message(number) if answer else f"0/{number} nodes are available: none is open and selected."
+        why = message(len(reasons), against) if reasons else "no nodes available to schedule pods"
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}
-    if condition not in (value["status"].get("conditions") or ()):
+    if not any(condition.items() <= each.items() for each in value["status"].get("conditions") or ()):
         cluster.api.patch_status(SERVED_PODS, pod.name, {"conditions": [condition]}, pod.namespace)
         _record(cluster, pod, why)
     return f"pod {_name(pod)}: waits: {why}"
@@ -138,8 +214,8 @@ def _record(cluster: SimulatedCluster, pod: PodRecord, why: str) -> None:
         reason="FailedScheduling",
         note=why,
         action="Scheduling",
-        reporter=SCHEDULER,
-        instance=SCHEDULER,
+        reporter=pod.spec.scheduler_name,
+        instance=pod.spec.scheduler_name,
         now=utc_now(),
         warning=True,
     )

@@ -1,9 +1,10 @@
-"""What kube-scheduler does with an extender: filter and bind.
+"""What kube-scheduler does with nodes, and with an extender: its own filters, then the extender's verbs.
 
-It sends what kube-scheduler 1.36 sends (Go's capitalised names, NodeNames with Nodes null, keep-alive) and reads
-answers as it does: only a 200 counts, a name that was not asked about fails the attempt, a node that the answer does
-not name is unresolvable. It has none of the scheduler's own plugins: every node given is offered. Source:
-pkg/scheduler/extender.go and staging/src/k8s.io/kube-scheduler/extender/v1/types.go.
+Its filters are those of NodeUnschedulable, TaintToleration, NodeAffinity, NodePorts and NodeResourcesFit, in its words;
+it has no others, and scores and preempts nothing. An extender is sent what kube-scheduler 1.36 sends (Go's capitalised
+names, NodeNames with Nodes null, keep-alive), and its answers are read as kube-scheduler does: only a 200 counts, a
+name that was not asked about fails the attempt, a node that the answer does not name is unresolvable. Source:
+pkg/scheduler/framework/plugins, pkg/scheduler/extender.go and staging/src/k8s.io/kube-scheduler/extender/v1/types.go.
 
     async with SimulatedScheduler("http://127.0.0.1:12345") as scheduler:
         answer = await scheduler.filter(pod, ["worker-1", "worker-2"])
@@ -13,13 +14,14 @@ from __future__ import annotations
 
 import ssl
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import aiohttp
 import msgspec
 
+from neuron_plugin.allocation.node_rules import ANY_ADDRESS, NodeRules, NodeUse, PodRules, Taint
 from neuron_plugin.simulation.api_server_kinds import JsonObject
 
 HTTP_TIMEOUT_SECONDS = 5.0
@@ -33,6 +35,12 @@ class ExtenderCallError(Exception):
     """A call that fails the scheduling attempt, in the scheduler's words where it has some."""
 
 
+def message(nodes: int, reasons: Iterable[str]) -> str:
+    """The text of the FailedScheduling event, from what was said of each node."""
+    parts = ", ".join(sorted(f"{number} {text}" for text, number in Counter(reasons).items()))
+    return f"0/{nodes} nodes are available: {parts}."
+
+
 @dataclass(frozen=True, slots=True)
 class FilterAnswer:
     """What a filter call left over, and why not the others."""
@@ -43,9 +51,30 @@ class FilterAnswer:
 
     def message(self, asked: int) -> str:
         """The text of the FailedScheduling event."""
-        reasons = Counter([*self.failed.values(), *self.unresolvable.values()])
-        parts = ", ".join(sorted(f"{number} {text}" for text, number in reasons.items()))
-        return f"0/{asked} nodes are available: {parts}."
+        return message(asked, [*self.failed.values(), *self.unresolvable.values()])
+
+
+def why_not(pod: PodRules, name: str, node: NodeRules, use: NodeUse) -> list[str]:
+    """Why kube-scheduler's own plugins do not let a pod go to a node; empty if they do.
+
+    The first plugin that objects has the word, as in kube-scheduler. Only what is short can be several things.
+    """
+    cordon = (Taint("node.kubernetes.io/unschedulable", "NoSchedule"),) if node.cordoned else ()
+    for taints, text in ((cordon, "were unschedulable"), (node.taints, "had untolerated taint(s)")):
+        for taint in taints:
+            hard = taint.effect in {"NoSchedule", "NoExecute"}
+            if hard and not any(toleration.tolerates(taint) for toleration in pod.tolerations):
+                return [f"node(s) {text}"]
+    selected = all(node.labels.get(key) == value for key, value in pod.node_selector)
+    if not selected or (pod.terms is not None and not any(term.matches(name, node.labels) for term in pod.terms)):
+        return ["node(s) didn't match Pod's node affinity/selector"]
+    for address, protocol, number in pod.ports:
+        taken = [at for at, kind, other in use.ports if (kind, other) == (protocol, number)]
+        if any(at == address or ANY_ADDRESS in {at, address} for at in taken):
+            return ["node(s) didn't have free ports for the requested pod ports"]
+    has = dict((*node.allocatable, *node.neuron))
+    short = [key for key, asked in (*pod.needs, *pod.neuron) if asked > has.get(key, 0) - use.amounts.get(key, 0)]
+    return ["Too many pods" if key == "pods" else f"Insufficient {key}" for key in short]
 
 
 class SimulatedScheduler:

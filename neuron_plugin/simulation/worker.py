@@ -64,7 +64,7 @@ class SimulatedWorker:
 
     async def start(self, api: SimulatedApiServer, kubeconfig: Path) -> None:
         """The node joins the cluster: its object, its kubelet, its daemon."""
-        api.create_node({"metadata": {"name": self.name, "labels": {"kubernetes.io/hostname": self.name}}})
+        self.register(api)
         settings = {
             "node-name": self.name,
             "kubeconfig": kubeconfig,
@@ -84,6 +84,17 @@ class SimulatedWorker:
         self.config.write_bytes(msgspec.json.encode(settings, enc_hook=str))  # JSON is YAML
         await self.kubelet.start()
         await self.start_daemon()
+
+    def register(self, api: SimulatedApiServer) -> None:
+        """Make the node's object, with the labels that a kubelet and a cloud provider write."""
+        labels = {
+            "kubernetes.io/hostname": self.name,
+            "kubernetes.io/os": "linux",
+            "kubernetes.io/arch": "amd64",
+            "node.kubernetes.io/instance-type": self.node.description.instance_type,
+        }
+        api.create_node({"metadata": {"name": self.name, "labels": labels}})
+        self._reported = {}
 
     async def stop(self) -> None:
         """End the daemon, then the kubelet."""

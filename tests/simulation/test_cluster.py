@@ -104,6 +104,9 @@ async def test_a_pod_is_refused_while_its_silicon_is_held_and_placed_when_it_is_
         await cluster.bind("all")
     end_pod(cluster, "small")
     await cluster.worker.wait_until_offered(Resource.NEURONDEVICE, 6)
+    async with asyncio.timeout(30):  # what a deleted pod had is kept until its node has said that it is free
+        while not (await cluster.filter("all")).nodes:
+            await asyncio.sleep(0.1)
     await cluster.bind("all")
     admitted = await cluster.admit("all")
     assert admitted.container("main").envs == {"AWS_NEURON_VISIBLE_DEVICES": "0,1,2,3,4,5"}

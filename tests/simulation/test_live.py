@@ -10,13 +10,19 @@ from typing import Any
 
 import pytest
 
-from neuron_plugin.simulation import NODES, PODS, SimulatedCluster, live
+from neuron_plugin.allocation import GATE, NODE_KEY
+from neuron_plugin.simulation import NODES, PODS, PlacedBy, SimulatedCluster, live
 
 TYPES = {"inf2-1": "inf2.xlarge", "trn1-1": "trn1.2xlarge"}
 
 
 @pytest.fixture
-async def lines() -> AsyncIterator[tuple[SimulatedCluster, list[str]]]:
+def placed_by() -> PlacedBy:
+    return PlacedBy.EXTENDER
+
+
+@pytest.fixture
+async def lines(placed_by: PlacedBy) -> AsyncIterator[tuple[SimulatedCluster, list[str]]]:
     """A cluster with a node of one Inf2 and one of one Trn1, and what it says."""
     said: list[str] = []
 
@@ -25,9 +31,10 @@ async def lines() -> AsyncIterator[tuple[SimulatedCluster, list[str]]]:
             said.append(line)  # noqa: PERF401 - one by one, as they come
 
     with TemporaryDirectory(prefix="np-") as directory:
-        async with SimulatedCluster(Path(directory), TYPES) as cluster:
+        async with SimulatedCluster(Path(directory), TYPES, placed_by=placed_by) as cluster:
             for worker in cluster.workers.values():
                 await worker.wait_until_registered()
+            await cluster.wait_until_published()
             listening = asyncio.create_task(listen(cluster), name="live")
             yield cluster, said
             listening.cancel()
@@ -75,7 +82,55 @@ async def test_pods_go_where_their_selector_and_cordons_allow_and_come_and_go(
     for name in ("selected", "waiting", "nowhere"):
         assert said.count(f"pod default/{name}: deleted") == 1
     assert not any("gated" in line for line in said)
-    assert len([line for line in said if line.startswith("pod default/nowhere: waits")]) == 1
+    waits = [line for line in said if line.startswith("pod default/nowhere: waits")]
+    assert len(waits) == len(set(waits)), "a reason is said once"
+
+
+@pytest.mark.parametrize("placed_by", [PlacedBy.GATES])
+async def test_gated_pods_are_placed_before_the_scheduler_and_wait_where_nothing_fits(
+    lines: tuple[SimulatedCluster, list[str]],
+) -> None:
+    cluster, said = lines
+    api = cluster.api
+    selects = {"node.kubernetes.io/instance-type": "trn1.2xlarge"}
+    made = api.create_pod(asking("placed", nodeSelector=selects))
+    assert made["spec"]["schedulingGates"] == [{"name": GATE}]
+    await until(said, "pod default/placed: m receives --device=/dev/neuron0")
+    pod = api.get(PODS, "placed", "default")
+    assert (pod["metadata"]["labels"][NODE_KEY], pod["spec"]["nodeName"]) == ("trn1-1", "trn1-1")
+    assert "schedulingGates" not in pod["spec"]
+    api.create_pod(asking("second", nodeSelector=selects))
+    await until(said, "pod default/second: NeuronWaiting: ")
+    api.delete_pod("default", "placed")
+    await until(said, "pod default/second: bound to trn1-1, NEURON_DEVS 0")
+    by_name = api.create_pod(asking("by-name", schedulerName="neuron-scheduler"))
+    assert "schedulingGates" not in by_name["spec"]
+    await until(said, "pod default/by-name: bound to inf2-1, NEURON_DEVS 0")
+    plain = api.create_pod({"metadata": {"name": "plain"}, "spec": {"containers": [{"name": "m"}]}})
+    assert "schedulingGates" not in plain["spec"]
+    await until(said, "pod default/plain: m receives no device")
+
+
+async def test_what_no_cluster_would_schedule_waits_and_what_ends_is_brought_back(
+    lines: tuple[SimulatedCluster, list[str]],
+) -> None:
+    cluster, said = lines
+    api = cluster.api
+    api.create_pod(asking("lost", schedulerName="nobody"))
+    await until(said, "pod default/lost: waits: no scheduler is called 'nobody'")
+    container = {"name": "m", "resources": {"limits": {"aws.amazon.com/nueron": 1}}}
+    api.create_pod({"metadata": {"name": "misspelt"}, "spec": {"containers": [container]}})
+    await until(said, "pod default/misspelt: waits: 0/2 nodes are available: 2 Insufficient aws.amazon.com/nueron.")
+    assert cluster._extender
+    cluster._extender.kill()
+    await until(said, "the extender has ended with -9 and is started again")
+    cluster.workers["inf2-1"].daemon.kill()  # type: ignore[union-attr]  # it runs
+    await until(said, "node inf2-1: its plugin has ended with -9 and is started again")
+    api._objects.delete(_target("trn1-1"))
+    await until(said, "node trn1-1: its object is gone, and its kubelet makes it again")
+    await cluster.wait_until_published()
+    api.create_pod(asking("after", nodeSelector={"kubernetes.io/hostname": "trn1-1"}))
+    await until(said, "pod default/after: m receives --device=/dev/neuron0")
 
 
 @pytest.mark.parametrize("turns", [1, 10])

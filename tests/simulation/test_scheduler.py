@@ -3,13 +3,24 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from neuron_plugin.allocation import Resource
-from neuron_plugin.simulation.scheduler import ExtenderCallError
+from neuron_plugin.allocation.node_rules import (
+    ANY_ADDRESS,
+    NodeRules,
+    NodeSelectorTerm,
+    NodeUse,
+    PodRules,
+    Requirement,
+    Taint,
+    Toleration,
+)
+from neuron_plugin.simulation.scheduler import ExtenderCallError, why_not
 from tests.support.manifests import pod_manifest
 from tests.support.scheduler import StandInScheduler
 
@@ -146,3 +157,45 @@ async def test_an_extender_that_is_away_fails_the_attempt() -> None:
 async def test_it_must_be_opened_before_use() -> None:
     with pytest.raises(RuntimeError, match="not open"):
         await StandInScheduler("http://127.0.0.1:1").filter(POD, ["a"])
+
+
+# The scheduler's own filters.
+
+ZONE_A = NodeSelectorTerm(expressions=(Requirement("zone", "In", ("a",)),))
+PINNED = NodeSelectorTerm(fields=(Requirement("metadata.name", "In", ("n1",)),))
+CORE = "aws.amazon.com/neuroncore"
+
+
+@pytest.mark.parametrize(
+    ("pod", "said"),
+    [
+        (PodRules(), []),
+        (PodRules(terms=(PINNED,), node_selector=(("zone", "a"),)), []),
+        (PodRules(terms=(replace(PINNED, expressions=ZONE_A.expressions),)), []),
+        (PodRules(terms=(replace(PINNED, fields=(Requirement("metadata.name", "In", ("n2",)),)), ZONE_A)), []),
+        (PodRules(terms=(NodeSelectorTerm(),)), ["node(s) didn't match Pod's node affinity/selector"]),
+        (PodRules(node_selector=(("zone", "b"),)), ["node(s) didn't match Pod's node affinity/selector"]),
+        (PodRules(needs=(("cpu", 3000),), neuron=((CORE, 2000),)), []),
+        (PodRules(needs=(("cpu", 3001),), neuron=((CORE, 2001),)), ["Insufficient cpu", f"Insufficient {CORE}"]),
+        (PodRules(needs=(("aws.amazon.com/nueron", 1000),)), ["Insufficient aws.amazon.com/nueron"]),
+        (PodRules(needs=(("pods", 1000),)), ["Too many pods"]),
+        (
+            PodRules(ports=frozenset({(ANY_ADDRESS, "TCP", 80)})),
+            ["node(s) didn't have free ports for the requested pod ports"],
+        ),
+        (PodRules(ports=frozenset({("10.0.0.2", "TCP", 80)})), []),
+    ],
+)
+def test_a_node_is_judged_as_kube_scheduler_does(pod: PodRules, said: list[str]) -> None:
+    use = NodeUse({"cpu": 1000, "pods": 5000, CORE: 2000}, frozenset({("10.0.0.1", "TCP", 80)}))
+    node = NodeRules(labels={"zone": "a"}, allocatable=(("cpu", 4000), ("pods", 5000)), neuron=((CORE, 4000),))
+    assert why_not(pod, "n1", node, use) == said
+
+
+def test_taints_and_cordons_are_tolerated_or_close_the_node() -> None:
+    node = NodeRules(cordoned=True, taints=(Taint("gpu", "NoSchedule", "x"), Taint("soft", "PreferNoSchedule")))
+    assert why_not(PodRules(), "n1", node, NodeUse()) == ["node(s) were unschedulable"]
+    cordon = Toleration("node.kubernetes.io/unschedulable", "Exists")
+    assert why_not(PodRules(tolerations=(cordon,)), "n1", node, NodeUse()) == ["node(s) had untolerated taint(s)"]
+    tolerant = PodRules(tolerations=(cordon, Toleration("gpu", "", "x")))
+    assert why_not(tolerant, "n1", node, NodeUse()) == []
