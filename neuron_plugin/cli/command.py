@@ -158,7 +158,7 @@ def program() -> str:
     if Path(typed).name == "kubectl-neuron":
         return "kubectl neuron"
     if typed.endswith(".py"):
-        return f"{sys.executable} -m neuron_plugin.cli.main"
+        return f"{sys.executable} -m neuron_plugin"
     return Path(typed).name if shutil.which(Path(typed).name) == typed else typed
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import tempfile
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from neuron_plugin.allocation import ALLOCATED_KEY, CORES_KEY, DEVICES_KEY, Resource
 from neuron_plugin.cli.command import CommandError, Exit, UsageError, program
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from neuron_plugin.simulation import SimulatedCluster
 
 INSTANCE_TYPE = "trn1.32xlarge"
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MOST_ASKED = 9999
+_COUNT = re.compile(r"0*[1-9]\d{,3}", re.ASCII)
 LONGEST_ROOT_BYTES = 47
 """A socket's path has 107 bytes at most, and those of the plugin some 50 below the demo's directory."""
 
@@ -71,8 +75,9 @@ def _asked(text: str) -> Asked:
     resources, found = {resource.short_name: resource for resource in Resource}, []
     for part in text.split(","):
         name, _, number = part.partition("=")
-        if name not in resources or not (number.isascii() and number.isdigit() and int(number)):
-            raise ArgumentTypeError(f"{part!r} is no request: expected one of {', '.join(resources)}, =, and a count")
+        if name not in resources or not _COUNT.fullmatch(number):
+            expected = f"one of {', '.join(resources)}, =, and a count from 1 to {MOST_ASKED}"
+            raise ArgumentTypeError(f"{part!r} is no request: expected {expected}")
         found.append((resources[name], int(number)))
     return tuple(found)
 
@@ -106,7 +111,7 @@ def run(arguments: Namespace) -> int:
         raise UsageError(f"--type {arguments.type} needs pods to place: give --ask, such as --ask neuron=1")
     from neuron_plugin.simulation import SimulationError
 
-    with ExitStack() as stack:
+    with EndOnSignals() as ending, ExitStack() as stack:
         root = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="neuron-demo-")))
         root.mkdir(parents=True, exist_ok=True)
         if (length := len(os.fsencode(root))) > LONGEST_ROOT_BYTES:
@@ -115,7 +120,7 @@ def run(arguments: Namespace) -> int:
                 "too long: give --keep a shorter directory"
             )
         try:
-            asyncio.run(_play(root, arguments))
+            ending.run(lambda: _play(root, arguments))
         except asyncio.CancelledError:
             return Exit.INTERRUPTED
         except SimulationError as error:  # such as a directory in use
@@ -128,15 +133,46 @@ def run(arguments: Namespace) -> int:
     return Exit.SUCCESS
 
 
-def end_on_signals() -> None:
-    """Let signals end the present task: a closed terminal ends this process alone, not its daemons."""
-    if task := asyncio.current_task():
-        for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(ending, task.cancel)
+class EndOnSignals:
+    """A context in which the first SIGINT, SIGTERM or SIGHUP ends what ``run`` runs, and no other cuts that end short.
+
+    Enter it before anything is made that has to be cleaned up. A signal that comes before ``run`` is kept for it.
+    """
+
+    def __init__(self) -> None:
+        self._received = False
+        self._task: asyncio.Task[None] | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._receive) for number in _ENDING}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run it to its end.
+
+        Raises:
+            asyncio.CancelledError: a signal came.
+        """
+        asyncio.run(self._run(work))
+
+    async def _run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._task = asyncio.create_task(work(), name="until a signal")
+        if self._received:
+            self._task.cancel()
+        await self._task
+
+    def _receive(self, *_: object) -> None:
+        if not self._received and self._task and not self._task.done():
+            self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+        self._received = True
 
 
 async def _play(root: Path, arguments: Namespace) -> None:
-    end_on_signals()
     from neuron_plugin.simulation import NODE_NAME, SimulatedCluster
 
     instance = catalogue()[arguments.type]

@@ -24,7 +24,7 @@ import msgspec
 
 from neuron_plugin.allocation import CORES_KEY, DEVICES_KEY, GATE
 from neuron_plugin.cli.command import CommandError, Exit, Parser, UsageError, add_command, program
-from neuron_plugin.cli.demo import add_ask_flag, end_on_signals
+from neuron_plugin.cli.demo import EndOnSignals, add_ask_flag
 from neuron_plugin.cli.simulate import add_faults, known_types, run_fault
 from neuron_plugin.inspection import plural
 
@@ -111,9 +111,10 @@ def run(arguments: Namespace) -> int:
     """
     for instance_type in arguments.nodes.values():
         known_types(instance_type, flag="--nodes")
-    with _directory(arguments.directory) as root, contextlib.suppress(asyncio.CancelledError):
+    ending = EndOnSignals()
+    with ending, _directory(arguments.directory) as root, contextlib.suppress(asyncio.CancelledError):
         try:
-            asyncio.run(_play(root, arguments.nodes, arguments.placement))
+            ending.run(lambda: _play(root, arguments.nodes, arguments.placement))
         except TimeoutError as error:
             raise CommandError(f"the playground was too slow to start ({error}): is this machine very busy?") from error
     return Exit.INTERRUPTED
@@ -149,7 +150,6 @@ def _directory(path: Path) -> Iterator[Path]:
 
 
 async def _play(root: Path, nodes: Mapping[str, str], placement: str) -> None:
-    end_on_signals()
     from neuron_plugin.simulation import PlacedBy, SimulatedCluster, live
 
     number = plural(len(nodes), "node")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,15 @@ READY_SECONDS = 60.0
 _BESIDES_NEURON = {"cpu": "128", "memory": "512Gi", "pods": "247"}
 """What a kubelet says that a node has of everything else: that of a trn1.32xlarge."""
 STOP_SECONDS = 10.0
+_CHILD = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
+if os.getppid() != int(sys.argv.pop(1)):
+    sys.exit(1)
+from neuron_plugin.__main__ import entry
+entry()
+"""
+"""A process that is killed with its parent (PR_SET_PDEATHSIG), or has none any more."""
 RESCAN_SECONDS = 2.0
 """Faults are looked for five times as often as by default: someone waits for what they change."""
 
@@ -187,17 +197,27 @@ def free_port() -> int:
 
 
 async def start_process(log: Path, *arguments: str) -> asyncio.subprocess.Process:
-    """Start a command of this program, its standard error in ``log``."""
+    """Start a command of this program, its standard error in ``log``; it ends with this process, however that ends."""
     with log.open("ab") as stream:
-        return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "neuron_plugin.cli.main", *arguments, stderr=stream
-        )
+        command = (sys.executable, "-c", _CHILD, str(os.getpid()), *arguments)
+        starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*command, stderr=stream))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:  # nobody will hear of it
+            process = await starting
+            process.kill()
+            await process.wait()
+            raise
 
 
 async def end_process(process: asyncio.subprocess.Process | None) -> int | None:
-    """Ask a process to end and wait for it; its exit status, None where there is none."""
+    """Ask a process to end and wait for it, with patience; its exit status, None where there is none."""
     if process is None or process.returncode is not None:
         return process.returncode if process else None
     process.terminate()
-    async with asyncio.timeout(STOP_SECONDS):
+    try:
+        async with asyncio.timeout(STOP_SECONDS):
+            return await process.wait()
+    except TimeoutError:
+        process.kill()
         return await process.wait()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from neuron_plugin.allocation import Resource
 from neuron_plugin.cli.command import Exit
-from neuron_plugin.cli.demo import LONGEST_ROOT_BYTES
+from neuron_plugin.cli.demo import LONGEST_ROOT_BYTES, EndOnSignals
 from neuron_plugin.cli.main import main
 from neuron_plugin.kubelet.socket_watch import endpoint_path
 from neuron_plugin.simulation import NODE_NAME, SimulatedCluster
@@ -80,6 +82,8 @@ def test_holders_are_shown_at_the_end(played: Path) -> None:
         (("--ask", "neuron"), "'neuron' is no request"),
         (("--ask", "neuron=0"), "'neuron=0' is no request"),
         (("--ask", "neuron=1,"), "'' is no request"),
+        (("--ask", "neuron=999999999999999999999"), "a count from 1 to 9999"),
+        (("--ask", "neuron=" + "9" * 5000), "a count from 1 to 9999"),
     ],
 )
 def test_a_request_that_cannot_be_meant_is_reported_before_anything_starts(
@@ -122,24 +126,44 @@ def test_a_directory_that_is_kept_already_is_left_alone(cli: Cli, short_director
     assert shown.err == f"neuron-plugin: {short_directory}/node-1 is not empty: choose another directory or empty it\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_whatever_ends_the_demo_ends_its_daemons_and_leaves_no_directory(
     short_directory: Path, number: signal.Signals
 ) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(short_directory), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "neuron_plugin.cli.main", "demo"]
+    command = [sys.executable, "-m", "neuron_plugin", "demo"]
     with subprocess.Popen(  # noqa: S603 - our own program
-        command, stdout=subprocess.PIPE, env=environment, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True
     ) as process:
         assert process.stdout is not None
         while b"the plugin found the devices" not in process.stdout.readline():
             assert process.poll() is None
-        process.send_signal(number)
-        process.communicate(timeout=30)
+        for _ in range(3):  # nobody is patient, and it ends in order nevertheless
+            process.send_signal(number)
+            time.sleep(0.1)
+        _, complaints = process.communicate(timeout=30)
+    assert complaints == b""
     assert process.returncode == Exit.INTERRUPTED
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
     assert not list(short_directory.iterdir())
+
+
+def test_a_signal_before_the_work_begins_ends_it_and_handlers_are_as_before() -> None:
+    worked: list[str] = []
+    before = signal.getsignal(signal.SIGTERM)
+
+    async def work() -> None:
+        worked.append("begun")
+
+    with EndOnSignals() as ending:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(asyncio.CancelledError):
+            ending.run(work)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert worked == []
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_directory_too_long_for_sockets_is_refused_at_once(cli: Cli, tmp_path: Path) -> None:

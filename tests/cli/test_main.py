@@ -13,7 +13,7 @@ import pytest
 
 from neuron_plugin import __version__
 from neuron_plugin.cli import scheduler_config
-from neuron_plugin.cli.command import CommandError, UsageError
+from neuron_plugin.cli.command import CommandError, Exit, UsageError
 from neuron_plugin.settings import SettingsError
 from tests.cli.doubles import Cli, CliProcess
 from tests.inspection.doubles import MakeNode
@@ -161,7 +161,54 @@ def test_a_name_that_the_output_cannot_show_is_escaped(make_node: MakeNode) -> N
 
 
 def _command() -> list[str]:
-    return [sys.executable, "-m", "neuron_plugin.cli.main"]
+    return [sys.executable, "-m", "neuron_plugin"]
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        *((command, module) for command in ("demo", "playground") for module in ("msgspec", "grpc", "aiohttp")),
+        *(("nodes", module) for module in ("neuron_plugin.cli.main", "neuron_plugin.cli.nodes")),
+    ],
+)
+def test_ctrl_c_in_the_middle_of_an_import_ends_the_command_without_a_word(
+    short_directory: Path, command: str, module: str
+) -> None:
+    script = f"""
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting)
+from neuron_plugin.__main__ import entry
+entry()
+"""
+    environment = {**_environment(), "TMPDIR": str(short_directory)}
+    done = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, "-c", script, command], capture_output=True, text=True, env=environment, check=False
+    )
+    assert (done.returncode, done.stderr) == (Exit.INTERRUPTED, "")
+    assert list(short_directory.iterdir()) == []
+
+
+def test_a_shell_that_lets_ctrl_c_be_ignored_is_heeded() -> None:
+    script = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from neuron_plugin.__main__ import entry
+sys.argv = ["neuron-plugin", "--version"]
+try:
+    entry()
+finally:
+    print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
+"""
+    done = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, "-c", script], capture_output=True, text=True, env=_environment(), check=False
+    )
+    assert done.stdout.splitlines()[-1] == "True"
 
 
 @pytest.mark.parametrize("words", [["--help"], ["devices", "--help"], ["scheduler-config"]])

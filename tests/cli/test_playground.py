@@ -197,6 +197,23 @@ def test_ctrl_c_ends_its_daemons_and_leaves_nothing_not_even_what_a_killed_playg
     assert not list(short_directory.iterdir())
 
 
+def test_a_killed_playground_takes_its_daemons_with_it(short_directory: Path) -> None:
+    directory = short_directory / "p"
+    with Playground("--nodes", "trn1.2xlarge=1", directory=directory) as up:
+        assert len(_processes_of(directory)) == 3, "itself, a plugin, the extender"
+        up.process.kill()
+        up.process.wait(30)
+        ends = time.monotonic() + 30
+        while found := _processes_of(directory):
+            assert time.monotonic() < ends, found
+            time.sleep(0.1)
+
+
+def _processes_of(directory: Path) -> list[int]:
+    pids = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
+    return [pid for pid in pids if f"{directory}".encode() in _command_of(pid)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

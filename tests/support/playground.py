@@ -42,7 +42,7 @@ class Playground:
 
     def _command(self, *arguments: str) -> list[str]:
         where = ("--directory", str(self.directory))
-        return [sys.executable, "-m", "neuron_plugin.cli.main", "playground", *where, *arguments]
+        return [sys.executable, "-m", "neuron_plugin", "playground", *where, *arguments]
 
     def printed(self) -> str:
         """All that it has printed."""
