@@ -210,7 +210,9 @@ def _extender_metrics() -> Iterator[tuple[str, str, str, str]]:
     """Name, type, labels and meaning of every metric of the extender."""
     registry = ExtenderMetrics().registry
     own = [(next(iter(each.collect())), each) for each in registry._collector_to_names]  # noqa: SLF001 - the library tells labels of samples only
-    gauges = state_metrics(ClusterState(), ages={}, unseen=0, under_way=0, leading=True, endings={}, now=0.0)
+    gauges = state_metrics(
+        ClusterState(), ages={}, unseen=0, under_way=0, leading=True, endings={}, now=0.0, unix_now=0.0
+    )
     for family, labelled in (*own, *((family, family) for family in gauges)):
         suffix, kind = _EXPOSED.get(family.type, ("", family.type))
         labels = build()._asdict() if family.type == "info" else labelled._labelnames  # noqa: SLF001 - as above

@@ -24,7 +24,7 @@ columns:
   FREE-CORES    cores that are free and healthy, of all
   UNHEALTHY     ids of the devices that are unhealthy or missing, whether a pod has them or not
   DISABLED      ids of the devices that an operator has taken out of service; see: neuron-plugin cordon
-  PODS          how many pods have some of them; see: neuron-plugin pods --node NODE
+  PODS          how many pods have some of them, or were promised some; see: neuron-plugin pods --node NODE
   STATE         open, or why no new pod is placed there, such as that the node is cordoned
   RENEWED       (wide) when the node's plugin last renewed its Lease, by its own clock"""
 
@@ -42,7 +42,8 @@ class Totals(msgspec.Struct, frozen=True, rename="camel"):
     """Sums over the nodes that are shown. What is free on a closed node is not counted as free.
 
     Each device is used, free or not available; ``unhealthy_used_devices`` are a part of the used ones, and
-    ``unhealthy_devices`` are all that are unhealthy or missing, with pods and without.
+    ``unhealthy_devices`` are all that are unhealthy or missing, with pods and without. ``gated_pods`` are those of the
+    waiting ones that our scheduling gate holds back; ``promised_pods`` have their devices and are not bound yet.
     """
 
     nodes: int
@@ -57,6 +58,8 @@ class Totals(msgspec.Struct, frozen=True, rename="camel"):
     used_devices: int
     unhealthy_used_devices: int
     unavailable_devices: int
+    gated_pods: int
+    promised_pods: int
 
 
 class NodesReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +121,8 @@ def report_of(views: Views, names: Sequence[str], *, everything: bool) -> NodesR
         used_devices=used_devices,
         unhealthy_used_devices=sum(each.used_broken for each in counts),
         unavailable_devices=devices - used_devices - free_devices,
+        gated_pods=sum(pod.status.phase == "Waiting" and pod.status.gated for pod in views.pods),
+        promised_pods=sum(pod.status.phase == "Promised" for pod in views.pods),
     )
     return NodesReport(nodes=shown, totals=totals)
 
@@ -165,6 +170,6 @@ def node_lines(form: Form, report: NodesReport) -> list[Line]:
         f"{total.free_devices} free, {total.used_devices} used{broken}, {total.unavailable_devices} not available"
         f"{f' ({other} of them unhealthy)' if other else ''}; "
         f"{total.free_cores} of {plural(total.cores, 'core')} free; {plural(total.pods, 'pod')} there, "
-        f"{total.waiting_pods} waiting"
+        f"{total.waiting_pods} waiting{f' ({total.gated_pods} gated)' if total.gated_pods else ''}"
     )
     return [*table(list(cells), rows), *plain("", summary)]

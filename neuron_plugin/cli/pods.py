@@ -21,9 +21,12 @@ columns:
   REQUEST  resource and count; aws.amazon.com/ is left out
   DEVICES  ids of the devices that the container's cores are on
   CORES    ids of its logical cores, counted through the whole node
-  STATE    Waiting (not bound to a node); Bound (there without an assignment yet); Assigned (the
-           scheduler's choice); Allocated (the kubelet has recorded it); Terminating; and what is
-           wrong with the pod's request, its assignment or its devices"""
+  NODE     where the pod is bound, or where it was promised its devices
+  STATE    Waiting (it has no node); Gated (waiting, and held back by our scheduling gate); Released
+           (waiting, and handed to its scheduler without a place); Promised (it has a node and devices
+           and is not bound yet); Bound (there without an assignment yet); Assigned (the scheduler's
+           choice); Allocated (the kubelet has recorded it); Terminating; and what is wrong with the
+           pod's request, its assignment or its devices"""
 
 EXAMPLES = """
 neuron-plugin pods
@@ -34,7 +37,10 @@ neuron-plugin pods -o json | jq '.pods[] | select(.status.phase == "Waiting") | 
 
 
 class Totals(msgspec.Struct, frozen=True, rename="camel"):
-    """Sums over the pods that are shown; a core counts once, whichever containers of a pod use it."""
+    """Sums over the pods that are shown; a core counts once, whichever containers of a pod use it.
+
+    ``gated`` are those of the waiting ones that our scheduling gate holds back.
+    """
 
     pods: int
     waiting: int
@@ -42,6 +48,8 @@ class Totals(msgspec.Struct, frozen=True, rename="camel"):
     nodes: int
     devices: int
     cores: int
+    gated: int
+    promised: int
 
 
 class PodsReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,53 +82,67 @@ def run(arguments: Namespace) -> int:
 
 def report_of(views: Views, namespace: str = "", node: str = "") -> PodsReport:
     """The pods of one namespace and node; an empty name means all."""
-    shown = [
-        pod for pod in views.pods if namespace in {"", pod.metadata.namespace} and node in {"", pod.spec.node_name}
-    ]
+    shown = [pod for pod in views.pods if namespace in {"", pod.metadata.namespace} and node in {"", _place(pod)}]
     devices, cores = set[tuple[str, str]](), set[tuple[str, str]]()
     for pod in shown:
-        for each in pod.status.containers if pod.spec.node_name else ():
-            devices |= {(pod.spec.node_name, number) for number in each.devices.split(",") if number}
-            cores |= {(pod.spec.node_name, number) for number in each.cores.split(",") if number}
+        for each in pod.status.containers if (place := _place(pod)) else ():
+            devices |= {(place, number) for number in each.devices.split(",") if number}
+            cores |= {(place, number) for number in each.cores.split(",") if number}
     totals = Totals(
         pods=len(shown),
         waiting=sum(pod.status.phase == "Waiting" for pod in shown),
         allocated=sum(pod.status.allocated for pod in shown),
-        nodes=len({pod.spec.node_name for pod in shown if pod.spec.node_name}),
+        nodes=len({_place(pod) for pod in shown if _place(pod)}),
         devices=len(devices),
         cores=len(cores),
+        gated=sum(pod.status.phase == "Waiting" and pod.status.gated for pod in shown),
+        promised=sum(pod.status.phase == "Promised" for pod in shown),
     )
     return PodsReport(pods=shown, totals=totals)
+
+
+def _place(pod: PodView) -> str:
+    return pod.spec.node_name or pod.status.promised_node
+
+
+def _state(pod: PodView) -> str:
+    """What STATE says; the monitor API has its parts."""
+    status, state = pod.status, pod.status.phase
+    if state == "Bound" and status.containers:
+        state = "Allocated" if status.allocated else "Assigned"
+    elif state == "Waiting":
+        state = "Gated" if status.gated else "Released" if status.released_plainly else "Waiting"
+    return ": ".join(filter(None, (state, status.problem or status.released_plainly)))
 
 
 def pod_lines(form: Form, report: PodsReport) -> list[Line]:
     """A row for each container, and the totals."""
     rows = []
     for pod in report.pods:
-        state = pod.status.phase
-        if state == "Bound" and pod.status.containers:
-            state = "Allocated" if pod.status.allocated else "Assigned"
         has = {each.name: each for each in pod.status.containers}
         for part in pod.spec.containers or (None,):
             ids = has.get(part.name) if part else None
             cells = {
                 "POD": f"{pod.metadata.namespace}/{pod.name}",
                 "CONTAINER": part.name if part else "",
-                "NODE": pod.spec.node_name,
+                "NODE": _place(pod),
                 "REQUEST": f"{part.resource.rpartition('/')[2]}:{part.count}" if part else "",
                 "DEVICES": in_ranges(ids.devices) if ids else "",
                 "CORES": in_ranges(ids.cores) if ids else "",
             }
             if form is Form.WIDE:
                 cells |= {"KIND": part.kind if part else "", "PRIORITY": str(pod.spec.priority)}
-            cells["STATE"] = f"{state}: {pod.status.problem}" if pod.status.problem else state
-            styles = {"STATE": "bold red" if pod.status.problem else "green" if state == "Allocated" else "yellow"}
+            cells["STATE"] = _state(pod)
+            style = "bold red" if pod.status.problem else "green" if cells["STATE"] == "Allocated" else "yellow"
+            styles = {"STATE": style}
             rows.append([(text, styles.get(header, "")) for header, text in cells.items()])
     if not rows:
         return plain("no live pod asks for Neuron")
     total = report.totals
+    gated = f" ({total.gated} gated)" if total.gated else ""
+    promised = f", {total.promised} promised" if total.promised else ""
     summary = (
-        f"{plural(total.pods, 'pod')}, {total.waiting} waiting, {total.allocated} allocated: "
+        f"{plural(total.pods, 'pod')}, {total.waiting} waiting{gated}{promised}, {total.allocated} allocated: "
         f"{plural(total.devices, 'device')} and {plural(total.cores, 'core')} in use on {plural(total.nodes, 'node')}"
     )
     return [*table(list(cells), rows), *plain("", summary)]

@@ -244,6 +244,7 @@ class ExtenderDaemon:
             under_way=self.binder.under_way,
             endings=self.binder.assumptions.endings,
             now=CLOCK.now(),
+            unix_now=time.time(),
         )
 
     def decisions(self) -> bytes:

@@ -428,6 +428,8 @@ class Placer:
         self._answered[uid] = pod.version, inf
         self._state.confirm(uid)
         if reason:
+            self._state.history.released[uid] = reason
+            self._metrics.released_plainly.inc()
             _log.info("pod released without a place", extra={"pod": str(pod.reference), "uid": uid, "reason": reason})
             note = f"No node was chosen for the pod: {reason}. Its scheduler chooses the node, the plugin the devices."
             await write_event(self._api, about_pod(pod.reference), RELEASED_PLAINLY, note, self._instance)

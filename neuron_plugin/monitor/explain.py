@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from neuron_plugin.allocation import (
+    GATE,
     NO_USE,
     NOT_LOOKED_AT,
     PREFIX,
@@ -86,8 +87,8 @@ class NodeExplanation(msgspec.Struct, frozen=True, rename="camel"):
 class Explanation(msgspec.Struct, frozen=True, rename="camel"):
     """A pod's prospects. ``note`` has what holds for all nodes, such as that it is bound already.
 
-    ``scheduler`` is the pod's schedulerName. ``move`` says which move of other pods would make room, or that room is
-    being made.
+    ``scheduler`` is the pod's schedulerName. ``gate`` says what our scheduling gate, or its end, means for a pod that
+    is not bound. ``move`` says which move of other pods would make room, or that room is being made.
     """
 
     pod: str
@@ -97,12 +98,14 @@ class Explanation(msgspec.Struct, frozen=True, rename="camel"):
     scheduler: str = ""
     move: str = ""
     not_looked_at: tuple[str, ...] = NOT_LOOKED_AT
+    gate: str = ""
 
 
 class Question(msgspec.Struct, frozen=True):
     """A pod, and all that an explanation of it depends on, as of one moment.
 
-    ``bound_to`` is the node that the pod is bound to or being bound to. ``refusal`` is why no node can serve the pod.
+    ``bound_to`` is the node that the pod is bound to, being bound to or was placed on. ``released`` says why it was
+    handed to its scheduler without a place. ``refusal`` is why no node can serve the pod.
     ``move`` says that room is being made for it. ``volumes`` are those of its claims, None if they are not known.
     """
 
@@ -112,6 +115,7 @@ class Question(msgspec.Struct, frozen=True):
     refusal: Rejection | None
     move: str
     volumes: tuple[Volume, ...] | None
+    released: str = ""
 
 
 def question(state: ClusterState, pod: NeuronPod, volumes: tuple[Volume, ...] | None = ()) -> Question:
@@ -120,7 +124,8 @@ def question(state: ClusterState, pod: NeuronPod, volumes: tuple[Volume, ...] | 
     if kept := state.reserved.get(pod.uid):
         move = f"Cores {ranges(cores_in(kept.mask))} of node {kept.node} are reserved for it: others are moved away."
     cluster = state.cluster(volumes={pod.uid: volumes} if volumes else None)
-    return Question(cluster, pod, state.bound_to(pod.uid) or pod.node, state.refusal(pod), move, volumes)
+    bound_to, released = state.bound_to(pod.uid) or pod.node, state.history.released.get(pod.uid, "")
+    return Question(cluster, pod, bound_to, state.refusal(pod), move, volumes, released)
 
 
 def find_pod(state: ClusterState, namespace: str, name: str) -> NeuronPod | None:
@@ -133,12 +138,13 @@ def explain(asked: Question) -> Explanation:
     """A pod's prospects on every node, fitting ones first."""
     pod, cluster = asked.pod, asked.cluster
     name, scheduler = str(pod.reference), pod.rules.scheduler_name
+    gate = _gate_text(asked)
     if asked.refusal:
-        return Explanation(name, _request_text(pod.requests), str(asked.refusal), (), scheduler)
+        return Explanation(name, _request_text(pod.requests), str(asked.refusal), (), scheduler, gate=gate)
     if not pod.requests:
         return Explanation(name, "", "The pod asks for no Neuron resource: it fits every node.", (), scheduler)
     if asked.bound_to:
-        return Explanation(name, _request_text(pod.requests), _bound_text(asked), (), scheduler)
+        return Explanation(name, _request_text(pod.requests), _bound_text(asked), (), scheduler, gate=gate)
     (expected,) = prospects(cluster, [pod])
     nodes = [explain_node(cluster, info, pod, asked.volumes or ()) for info in cluster.nodes.values()]
     note = "" if expected.standing is Standing.FITS else expected.reason
@@ -150,18 +156,38 @@ def explain(asked: Question) -> Explanation:
     nodes.sort(key=lambda node: (not node.fits, bool(node.objections), node.node))
     unknown = NOT_LOOKED_AT if asked.volumes is not None else (VOLUMES, *NOT_LOOKED_AT)
     move = asked.move or _move_text(expected)
-    return Explanation(name, _request_text(pod.requests), note, tuple(nodes), scheduler, move, unknown)
+    return Explanation(name, _request_text(pod.requests), note, tuple(nodes), scheduler, move, unknown, gate)
 
 
 def _move_text(expected: Prospect) -> str:
     return note_of(expected.move) if expected.move else ""
 
 
+def _gate_text(asked: Question) -> str:
+    """What our gate means for a pod: why it is held back, or what its end without a place means."""
+    pod = asked.pod
+    if pod.node or pod.terminating:
+        return ""
+    if pod.gated and pod.promised:
+        return f"The gate {GATE} holds it back until all of its group have a place."
+    if others := ", ".join(gate for gate in pod.rules.gates if gate != GATE):
+        return f"It is not scheduled before this gate is lifted: {others}."
+    if pod.gated:
+        return f"The gate {GATE} holds it back until a set is free for it."
+    if asked.released and not pod.promised:
+        return f"No node was chosen for it: {asked.released}. Its scheduler chooses the node, the plugin the devices."
+    return ""
+
+
 def _bound_text(asked: Question) -> str:
-    """Where a bound pod is, and what it has there."""
+    """Where a pod is or was placed, and what it has there."""
     pod, name = asked.pod, asked.bound_to
     text = f"The pod is bound, or being bound, to {name}"
     info = asked.cluster.nodes.get(name)
+    if pod.promised and not pod.node:
+        text = f"The pod was placed on {name}, where its scheduler is to bind it"
+        if info and pod.reference in info.void:
+            return f"{text}. What it was promised there is not free any more: the plugin chooses on the node."
     if info is None or info.inventory is None or not pod.assignment:
         return f"{text}."
     allocations = assigned_allocations(pod, info.inventory.geometry)
@@ -268,6 +294,8 @@ def explain_text(explanation: Explanation, names: Collection[str] = ()) -> str:
     lines = [f"{explanation.pod} asks for {explanation.request or 'nothing'}{scheduler}"]
     if explanation.note:
         lines.append(explanation.note[0].upper() + explanation.note[1:])
+    if explanation.gate:
+        lines.append(explanation.gate)
     alike = defaultdict[object, list[NodeExplanation]](list)
     for node in explanation.nodes:
         if not names or node.node in names:

@@ -199,7 +199,11 @@ class ContainerIds(_Part, frozen=True):
 
 
 class PodStatus(_Part, frozen=True):
-    """``phase`` is Waiting, Bound or Terminating; ``containers`` is empty until there is an assignment.
+    """``phase`` is Waiting, Promised, Bound or Terminating; ``containers`` is empty until there is an assignment.
+
+    Promised: the pod was placed on ``promised_node`` with these ids, which are kept for it, and is not bound yet.
+    ``gated``: our scheduling gate holds it back. ``released_plainly`` says why it was handed to its scheduler without a
+    place, as far as this replica has done so.
 
     ``allocated``: the kubelet's checkpoint shows the assigned ids; until then they are the scheduler's choice.
     ``problem`` says why the request cannot be served, or the assignment not be followed, or which of the pod's devices
@@ -210,6 +214,9 @@ class PodStatus(_Part, frozen=True):
     allocated: bool = False
     containers: tuple[ContainerIds, ...] = ()
     problem: str = ""
+    promised_node: str = ""
+    gated: bool = False
+    released_plainly: str = ""
 
 
 class PodView(_View, frozen=True):
@@ -314,11 +321,13 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
     """A pod; its cores and devices follow from the assignment and from the geometry that its node has now."""
     namespace = pod.reference.namespace
     asked = (ContainerDemand(each.container, each.kind.value, each.resource.value, each.count) for each in pod.requests)
-    info = state.nodes.get(pod.node)
+    info = state.nodes.get(pod.place)
     inventory = info.inventory if info else None
     containers, problem = _containers(pod, inventory.geometry if inventory else None)
     if inventory and not problem:
         problem = _broken_text(inventory, containers)
+    if info and pod.reference in info.void:
+        problem = f"what it was promised on {info.name} is not free any more: the plugin chooses there"
     return PodView(
         metadata=ViewMetadata(
             pod.reference.name,
@@ -338,12 +347,21 @@ def pod_view(state: ClusterState, pod: NeuronPod, version: int = 0) -> PodView:
             group=pod.group[1] if pod.group else "",
         ),
         status=PodStatus(
-            phase="Terminating" if pod.terminating else "Bound" if pod.node else "Waiting",
+            phase=_phase(pod),
             allocated=isinstance(pod.assignment, Assignment) and pod.assignment.allocated,
             containers=containers,
             problem=problem,
+            promised_node=pod.promised,
+            gated=pod.gated,
+            released_plainly="" if pod.place else state.history.released.get(pod.uid, ""),
         ),
     )
+
+
+def _phase(pod: NeuronPod) -> str:
+    if pod.terminating:
+        return "Terminating"
+    return "Bound" if pod.node else "Promised" if pod.promised else "Waiting"
 
 
 def _containers(pod: NeuronPod, geometry: Geometry | None) -> tuple[tuple[ContainerIds, ...], str]:

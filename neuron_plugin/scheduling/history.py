@@ -57,7 +57,8 @@ class History:
 
     ``rejections`` are pods that their kubelets got no devices for, and ``without_victims`` those for which no eviction
     opens a set, until they are reported. ``moves`` says of waiting pods which move of others would give them room, as
-    of the planner's last look. ``renewals`` has by node name when its plugin last renewed its Lease, as the Lease says.
+    of the planner's last look. ``released`` says why this replica has handed live pods to their schedulers without a
+    place. ``renewals`` has by node name when its plugin last renewed its Lease, as the Lease says.
     A renewal is no change of the state: on a large cluster there are thousands a second.
     """
 
@@ -70,6 +71,7 @@ class History:
         self.rejections: deque[NeuronPod] = deque(maxlen=MOST_REPORTS)
         self.without_victims: deque[PodReference] = deque(maxlen=MOST_REPORTS)
         self.moves: Mapping[PodUid, str] = {}
+        self.released: dict[PodUid, str] = {}
         self.renewals: dict[str, str] = {}
 
     def evicted(self, cause: Cause, pod: PodReference, node: str, made_for: PodReference, target: str = "") -> None:
@@ -87,6 +89,7 @@ class History:
 
     def ended(self, pod: PodReference, node: str) -> None:
         """A pod of the cluster terminates or is gone: an eviction if it was offered lately."""
+        self.released.pop(pod.uid, None)
         until, made_for = self._offered.pop(pod.uid, (0.0, None))
         now = self._now()
         if made_for and now <= until:

@@ -12,11 +12,14 @@ from functools import lru_cache
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from neuron_plugin.allocation import NodeInfo, NodeInventory
+from neuron_plugin.allocation import ContainerKind, NeuronPod, NodeInfo, NodeInventory
 from neuron_plugin.build import build
 from neuron_plugin.scheduling.assumptions import AssumptionEnding
 from neuron_plugin.scheduling.state import ClusterState
 from neuron_plugin.topology import Geometry, Unit, valid_counts, valid_sets
+
+MOST_SIZED_DEVICES = 16
+"""Pods that ask for more devices than this are one size in metrics."""
 
 _Values = dict[tuple[str, ...], float]
 _BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -73,6 +76,11 @@ class ExtenderMetrics:
         self.evictions = Counter(
             "neuron_extender_evictions", "Pods evicted to make room for waiting ones.", registry=own
         )
+        self.released_plainly = Counter(
+            "neuron_extender_released_plainly",
+            "Gated pods that were handed to their schedulers without a place.",
+            registry=own,
+        )
         self.rejected_admissions = Counter(
             "neuron_extender_rejected_admissions",
             "Pods that a kubelet got no devices for; each closes its node until the plugin renews its Lease.",
@@ -104,11 +112,13 @@ def state_metrics(
     under_way: int,
     endings: Mapping[AssumptionEnding, int],
     now: float,
+    unix_now: float,
 ) -> Iterator[Metric]:
     """Every gauge, from one look at the state. Only the leader reports nodes, or sums would count them twice.
 
     ``ages`` are the seconds since each watch was last heard of, by kind; ``unseen`` the confirmed bindings that the
     watch should have shown; ``under_way`` the binds that have not ended; ``endings`` how assumptions of filter ended.
+    ``now`` is of the clock of assumptions, ``unix_now`` the time of day.
     """
     nodes = list(state.nodes.values()) if leading else []
     cores, scattered, closed = _Values(), _Values(), _Values()
@@ -128,7 +138,21 @@ def state_metrics(
     yield _gauge("node_fragmentation", "Share of free devices outside the largest free linked set.", scattered, "node")
     yield _gauge("closed_nodes", "Nodes that take no Neuron pod, by reason.", closed, "reason")
     yield _gauge("watch_age_seconds", "Seconds since a watch was last heard of, by kind.", heard, "kind")
-    yield _gauge("pods", "Live pods that ask for Neuron.", {(): len(state.pods)})
+    pods = list(state.pods.values())
+    yield _gauge("pods", "Live pods that ask for Neuron.", {(): len(pods)})
+    gated = [pod for pod in pods if pod.gated and not (pod.place or pod.terminating)]
+    promised = sum(bool(pod.promised and not pod.node) for pod in pods)
+    text = "Pods that our scheduling gate holds back (waiting), and pods that were placed and are not bound (promised)."
+    yield _gauge("gated_pods", text, {("waiting",): len(gated), ("promised",): promised}, "state")
+    text = "Age of the oldest pod that our scheduling gate holds back and that has no place; 0 without one."
+    yield _gauge("gated_oldest_seconds", text, {(): max((_age(pod, unix_now) for pod in gated), default=0.0)})
+    ages_by_size = _Values()
+    for pod in pods:
+        if pod.request and not (pod.place or pod.terminating or pod.uid in state.assumed):
+            size = (_size(pod),)
+            ages_by_size[size] = max(ages_by_size.get(size, 0.0), _age(pod, unix_now))
+    text = "Age of the oldest pod without a place, by the devices it asks for: 1 to 16, more, or cores."
+    yield _gauge("waiting_oldest_seconds", text, ages_by_size, "devices")
     assumed = list(state.assumed.values())
     waiting = [now - each.since for each in assumed if each.expected]
     yield _gauge("assumed_pods", "Pods placed by filter or binds that the watch has not shown yet.", {(): len(assumed)})
@@ -142,6 +166,20 @@ def state_metrics(
     yield ended
     yield _gauge("binds_under_way", "Binds that have not ended.", {(): under_way})
     yield _gauge("cache_drift", "Confirmed bindings that the watch should have shown and has not.", {(): unseen})
+
+
+def _age(pod: NeuronPod, unix_now: float) -> float:
+    return max(unix_now - pod.created, 0.0) if pod.created else 0.0
+
+
+def _size(pod: NeuronPod) -> str:
+    """How many devices a pod asks for, as one of few values; init containers take theirs before the others run."""
+    counts = [
+        (part.kind is ContainerKind.INIT, part.count) for part in pod.requests if part.resource.unit is Unit.DEVICE
+    ]
+    together = sum(count for is_init, count in counts if not is_init)
+    devices = max([together, *(count for is_init, count in counts if is_init)])
+    return "cores" if not devices else str(devices) if devices <= MOST_SIZED_DEVICES else "more"
 
 
 def _cores_by_state(info: NodeInfo, inventory: NodeInventory) -> dict[str, int]:

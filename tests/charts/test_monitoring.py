@@ -28,7 +28,9 @@ _NAME = re.compile(r"\b((?:neuron|kube|kubelet)_[a-z_]+|up)\b(?=\{|\[|\)| |$)")
 def own_series() -> set[str]:
     """The names of every series that the daemons can have."""
     families = list(ExtenderMetrics().registry.collect())
-    families += state_metrics(ClusterState(), ages={}, unseen=0, under_way=0, leading=True, endings={}, now=0.0)
+    families += state_metrics(
+        ClusterState(), ages={}, unseen=0, under_way=0, leading=True, endings={}, now=0.0, unix_now=0.0
+    )
     own = set()
     for name, (kind, _labels, _meaning) in METRICS.items():
         own |= {PREFIX + name + suffix for suffix in (["_bucket", "_sum", "_count"] if kind == "histogram" else [""])}

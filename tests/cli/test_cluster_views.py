@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from neuron_plugin.allocation import NO_ASSIGNMENT, Resource
+from neuron_plugin.allocation import NO_ASSIGNMENT, PodUid, Resource
 from neuron_plugin.cli import cluster_views as module
 from neuron_plugin.cli.cluster_views import Views, cluster_views
 from neuron_plugin.monitor.api import Monitor
 from neuron_plugin.scheduling.leadership import Readiness
 from tests.cli.doubles import Background, Cli
 from tests.support.api_server import StandInApiServer
-from tests.support.manifests import container, node_manifest, pod_manifest
+from tests.support.manifests import container, gated_manifest, node_manifest, pod_manifest
 from tests.support.world import World
 
 DEVICE, CORE = Resource.NEURON, Resource.NEURONCORE
@@ -164,6 +164,29 @@ def test_a_cordoned_node_and_devices_that_break_under_a_pod_are_named(
     assert pods[1].endswith("Assigned: device 0 missing")
 
 
+def test_gated_promised_and_plainly_released_pods_are_told_apart(
+    cli: Cli, extender: str, world: World, server: StandInApiServer, kubeconfig: Path
+) -> None:
+    released = pod_manifest("released", DEVICE, 1)
+    for pod in (gated_manifest("gated", DEVICE, 8), gated_manifest("promised", CORE, 2, promised=("trn-1", "12,13"))):
+        server.create_pod(pod)
+        world.show(pod)
+    world.show(released)
+    world.state.history.released[PodUid(released["metadata"]["uid"])] = "it has resource claims"
+
+    rows = {row[0]: row for row in cli("pods", "--extender", extender).rows if row}
+    assert rows["default/gated"][2:] == ["-", "neuron:8", "-", "-", "Gated"]
+    assert rows["default/promised"][2:] == ["trn-1", "neuroncore:2", "6", "12-13", "Promised"]
+    assert rows["default/released"][6:] == ["Released:", "it", "has", "resource", "claims"]
+    for source in (("--extender", extender), ("--kubeconfig", kubeconfig)):
+        assert "waiting (1 gated), 1 promised, 1 allocated" in cli("pods", *source).out
+        node, _, summary = cli("nodes", "trn-1", *source).out.splitlines()[1:]
+        assert re.split(" {2,}", node)[2:5] == ["8/16", "7-11,13-15", "17/32"], "a promise is taken"
+        assert "3 pods there" in summary
+        assert summary.endswith("(1 gated)")
+    assert "default/promised" in cli("pods", "--node", "trn-1", "--extender", extender).out
+
+
 def test_a_document_has_the_monitor_apis_objects_and_the_totals(cli: Cli, extender: str) -> None:
     nodes = json.loads(cli("nodes", "--extender", extender, "-o", "json").out)
     pods = json.loads(cli("pods", "--extender", extender, "-o", "json").out)
@@ -182,9 +205,20 @@ def test_a_document_has_the_monitor_apis_objects_and_the_totals(cli: Cli, extend
         "usedDevices": 6,
         "unhealthyUsedDevices": 0,
         "unavailableDevices": 13,
+        "gatedPods": 0,
+        "promisedPods": 0,
     }
     assert (pods["version"], [pod["kind"] for pod in pods["pods"]]) == (1, ["NeuronPod"] * 4)
-    assert pods["totals"] == {"pods": 4, "waiting": 1, "allocated": 1, "nodes": 2, "devices": 6, "cores": 11}
+    assert pods["totals"] == {
+        "pods": 4,
+        "waiting": 1,
+        "allocated": 1,
+        "nodes": 2,
+        "devices": 6,
+        "cores": 11,
+        "gated": 0,
+        "promised": 0,
+    }
 
 
 def test_nodes_and_pods_can_be_chosen(cli: Cli, extender: str) -> None:

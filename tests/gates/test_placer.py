@@ -236,6 +236,8 @@ async def test_what_cannot_be_judged_is_left_to_kube_scheduler(
     ((event, note),) = gated.events("train")
     assert event == RELEASED_PLAINLY
     assert reason in note
+    assert [reason in said for said in gated.state.history.released.values()] == [True]
+    assert gated.metrics.registry.get_sample_value("neuron_extender_released_plainly_total") == 1
 
 
 async def test_a_pod_goes_where_its_bound_volume_is(gated: GatesBench) -> None:

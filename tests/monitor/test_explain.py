@@ -7,11 +7,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from neuron_plugin.allocation import NOT_LOOKED_AT
+from neuron_plugin.allocation import NOT_LOOKED_AT, PodUid
 from neuron_plugin.allocation.rejection import unsupported_count
 from neuron_plugin.monitor.pages import inspection_routes
+from neuron_plugin.monitor.views import pod_view
 from neuron_plugin.topology import Unit
-from tests.support.manifests import container, shipped_geometry
+from tests.support.manifests import container, gated_manifest, shipped_geometry
 from tests.support.served import served
 from tests.support.world import CORE, DEVICE, World
 
@@ -112,6 +113,36 @@ async def test_explain_of_a_bound_or_unreadable_pod_says_so(stage: Stage) -> Non
 
     assert "is bound, or being bound, to node" in (await stage.get("/explain/default/bound"))[1]
     assert "1.5" in (await stage.get("/explain/default/odd"))[1]
+
+
+async def test_explain_knows_gated_promised_void_and_plainly_released_pods(stage: Stage) -> None:
+    stage.world.node("node", TRN1)
+    stage.world.show(gated_manifest("waits", DEVICE, 1))
+    twice = gated_manifest("twice", DEVICE, 1)
+    twice["spec"]["schedulingGates"].append({"name": "example.com/quota"})
+    stage.world.show(twice)
+    placed = gated_manifest("placed", DEVICE, 4, promised=("node", "0,1,2,3"), gates=())
+    stage.world.show(placed)
+    stage.world.show(gated_manifest("member", DEVICE, 4, promised=("node", "4,5,6,7")))
+    plain = stage.world.pod("plain", DEVICE, 1)
+    stage.world.state.history.released[PodUid(plain["metadata"]["uid"])] = "it has resource claims"
+
+    async def said(name: str) -> str:
+        return str((await stage.get(f"/explain/default/{name}"))[1])
+
+    assert "The gate neuron-plugin.io/placement holds it back until a set is free for it." in await said("waits")
+    assert "It is not scheduled before this gate is lifted: example.com/quota." in await said("twice")
+    text = await said("placed")
+    assert "placed on node, where its scheduler is to bind it. It was assigned main: devices 0-3." in text
+    assert "holds it back until all of its group have a place" in await said("member")
+    assert "No node was chosen for it: it has resource claims. Its scheduler chooses the node" in await said("plain")
+
+    stage.world.held("thief", "node", DEVICE, "0")
+    assert "What it was promised there is not free any more" in await said("placed")
+    (pod,) = [pod for pod in stage.world.state.pods.values() if pod.reference.name == "placed"]
+    assert "what it was promised on node is not free any more" in pod_view(stage.world.state, pod).status.problem
+    stage.world.gone(plain)
+    assert not stage.world.state.history.released
 
 
 async def test_nodes_that_give_the_same_answer_are_shown_once_and_counted(stage: Stage) -> None:

@@ -11,10 +11,11 @@ from neuron_plugin.build import build
 from neuron_plugin.scheduling.assumptions import AssumptionEnding
 from neuron_plugin.scheduling.metrics import ExtenderMetrics, fragmentation, state_metrics
 from neuron_plugin.scheduling.state import AssumedPod
-from tests.support.manifests import node_manifest, shipped_geometry
+from tests.support.manifests import container, gated_manifest, node_manifest, pod_manifest, shipped_geometry
 from tests.support.world import CORE, DEVICE, World, record_of
 
 TRN1 = shipped_geometry("trn1.32xlarge")
+NOW = 1_795_363_200.0  # 2026-11-22T16:00:00Z
 
 
 def gauges(world: World) -> list[str]:
@@ -22,7 +23,14 @@ def gauges(world: World) -> list[str]:
         def collect(self) -> Iterable[Metric]:
             endings = {AssumptionEnding.EXPIRED: 4}
             return state_metrics(
-                world.state, ages={"pods": 1.5}, unseen=2, under_way=3, leading=True, endings=endings, now=100.0
+                world.state,
+                ages={"pods": 1.5},
+                unseen=2,
+                under_way=3,
+                leading=True,
+                endings=endings,
+                now=100.0,
+                unix_now=NOW,
             )
 
     registry = CollectorRegistry()
@@ -86,6 +94,37 @@ def test_what_pods_have_and_what_is_broken_are_two_facts_and_cores_add_up(world:
     assert sum(found["node"].values()) == 32
     assert (found["away"]["free"], found["away"]["closed"]) == (0, 24)
     assert 'neuron_extender_closed_nodes{reason="cordoned"} 1.0' in lines
+
+
+def test_gated_promised_and_waiting_pods_are_counted_and_their_ages_known_by_size(world: World) -> None:
+    world.node("node", "trn1.32xlarge")
+    eight = pod_manifest("eight", containers=[container("a", DEVICE, 4), container("b", DEVICE, 4)])
+    init = [container("a", DEVICE, 17), container("b", CORE, 1)]
+    many = pod_manifest("many", containers=[container("c", CORE, 1)], init_containers=init)
+    promised = gated_manifest("promised", DEVICE, 4, promised=("node", "0,1,2,3"))
+    bound = pod_manifest("bound", DEVICE, 1, node="node", annotations={"NEURON_DEVS": "8"})
+    for manifest, time in (
+        (eight, "15:58:20"),
+        (many, "15:59:59"),
+        (gated_manifest("young", CORE, 2), "15:59:50"),
+        (gated_manifest("old", CORE, 2), "15:59:00"),
+        (promised, "15:50:00"),
+        (bound, "15:50:00"),
+    ):
+        manifest["metadata"]["creationTimestamp"] = f"2026-11-22T{time}Z"
+        world.show(manifest)
+
+    lines = gauges(world)
+
+    assert 'neuron_extender_gated_pods{state="waiting"} 2.0' in lines
+    assert 'neuron_extender_gated_pods{state="promised"} 1.0' in lines
+    assert "neuron_extender_gated_oldest_seconds 60.0" in lines
+    assert [line for line in lines if line.startswith("neuron_extender_waiting_oldest_seconds")] == [
+        'neuron_extender_waiting_oldest_seconds{devices="8"} 100.0',
+        'neuron_extender_waiting_oldest_seconds{devices="more"} 1.0',
+        'neuron_extender_waiting_oldest_seconds{devices="cores"} 60.0',
+    ]
+    assert 'neuron_extender_node_cores{node="node",state="used"} 10.0' in lines, "a promise is taken, too"
 
 
 def test_the_age_is_that_of_the_oldest_assumption_no_bind_has_come_for(world: World) -> None:

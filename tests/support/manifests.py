@@ -6,7 +6,16 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-from neuron_plugin.allocation import INVENTORY_KEY, ContainerKind, NodeInventory, Resource, write_inventory
+from neuron_plugin.allocation import (
+    GATE,
+    INVENTORY_KEY,
+    NODE_KEY,
+    POD_UID_KEY,
+    ContainerKind,
+    NodeInventory,
+    Resource,
+    write_inventory,
+)
 from neuron_plugin.simulation import Container, JsonObject, Pod
 from neuron_plugin.topology import Geometry, catalogue
 
@@ -75,6 +84,25 @@ def pod_manifest(
         "annotations": dict(annotations or {}),
     }
     return {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}
+
+
+def gated_manifest(
+    name: str,
+    resource: Resource,
+    amount: int,
+    *,
+    promised: tuple[str, str] = ("", ""),
+    gates: Sequence[str] = (GATE,),
+) -> JsonObject:
+    """A pod that ``gates`` hold back; ``promised`` is where it was placed, and with which ids."""
+    manifest = pod_manifest(name, resource, amount)
+    manifest["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
+    node, ids = promised
+    key = "NEURON_CORES" if resource is Resource.NEURONCORE else "NEURON_DEVS"
+    if node:
+        says = {NODE_KEY: node, POD_UID_KEY: manifest["metadata"]["uid"], key: ids}
+        manifest["metadata"]["annotations"] = says
+    return manifest
 
 
 def container(name: str, resource: Resource | str, amount: int | str, *, sidecar: bool = False) -> JsonObject:
