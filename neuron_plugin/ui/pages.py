@@ -184,8 +184,8 @@ def table_page(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> str:
             pod.metadata.namespace,
             pod.name,
             ", ".join(f"{each.name}: {each.count} {each.resource}" for each in pod.spec.containers),
-            pod.status.phase,
-            pod.spec.node_name,
+            pod.status.phase + (", gated" if pod.status.gated else ""),
+            pod.spec.node_name or pod.status.promised_node,
             pod.status.problem,
         )
         for pod in pods

@@ -17,7 +17,7 @@ from neuron_plugin.allocation import PodReference, PodUid, Reservation, Resource
 from neuron_plugin.scheduling.history import Cause
 from neuron_plugin.topology import CoreMask
 from tests.support.browser import CHROMIUM, Browser
-from tests.support.manifests import node_manifest, pod_manifest
+from tests.support.manifests import gated_manifest, node_manifest, pod_manifest
 from tests.support.playground import Playground
 from tests.support.world import World
 from tests.ui.site import site
@@ -207,6 +207,27 @@ async def test_a_cordoned_node_is_marked_and_its_devices_do_not_count_as_free(br
         assert re.search(r"free\s+21\s", text)
         assert re.search(r"on closed nodes\s+16\s", text)
         assert "Takes no pods: The node is cordoned." in await browser.value("document.body.innerText")
+
+
+async def test_gated_and_promised_pods_are_shown_as_such_until_they_are_bound(browser: Browser) -> None:
+    world = small()
+    world.show(gated_manifest("waits", DEVICE, 16))
+    promised = gated_manifest("coming", DEVICE, 4, promised=("trn1-b", "4,5,6,7"), gates=())
+    world.show(promised)
+    async with site(world) as url:
+        await browser.open(f"{url}/ui/#node/trn1-b")
+        await browser.until(f"{device('trn1-b', 4)}?.classList.contains('promised')")
+        assert await browser.value(f"{device('trn1-b', 4)}.dataset.state") == "used"
+        assert not await browser.value(f"{device('trn1-a', 0)}.classList.contains('promised')")
+        text = await browser.value("document.body.innerText")
+        assert re.search(r"pods waiting\n1 gated\s+1\s", text)
+        assert re.search(r"pods promised\s+1\s", text)
+        assert "default/waits asks for main: 16 aws.amazon.com/neuron (gated)" in text
+        assert re.search(r"default/coming\s+main\s+4-7\s+8-15\s+promised, not bound yet", text)
+        promised["spec"]["nodeName"] = "trn1-b"
+        world.show(promised)
+        await browser.until(f"!{device('trn1-b', 4)}.classList.contains('promised')")
+        assert "promised" not in await browser.value("document.body.innerText")
 
 
 async def test_no_two_pods_have_the_same_paint(browser: Browser) -> None:

@@ -41,7 +41,7 @@ export class Detail {
     }, PAUSE_MS);
   }
 
-  draw(node, pods, colours) {
+  draw(node, pods, colours, promised) {
     if (this.section.hidden) return;
     const title = html("h2", { id: "detail-title" }, `Node ${this.name}`);
     const close = html("a", { href: "#" }, "Close");
@@ -55,14 +55,14 @@ export class Detail {
     const about = `${spec.instanceType || "unknown type"}: ${spec.devices} devices of ${spec.coresPerDevice} cores${lnc}, ` +
       `${spec.topology}, driver ${spec.driverVersion || "unknown"}`;
     const state = status.open ? "Open for pods." : `Takes no pods: ${[status.reason, ...status.details].join("; ")}.`;
-    put(this.section, title, close, html("p", {}, `${about}. ${state}`), html("div", { class: "columns" }, ...this.parts(node, pods, colours)));
+    put(this.section, title, close, html("p", {}, `${about}. ${state}`), html("div", { class: "columns" }, ...this.parts(node, pods, colours, promised)));
   }
 
-  parts(node, pods, colours) {
+  parts(node, pods, colours, promised) {
     const { spec, status } = node;
     const shown = picture(node);
     complete(shown, node, true);
-    update(shown, node, colours);
+    update(shown, node, colours, promised);
     const all = devicesOf(node);
     const devices = all.map(({ id, health, why, holders, free }) => [
       id,
@@ -75,7 +75,8 @@ export class Detail {
       .map(({ id, why }) => [id, why, "no process of the pod is alive; where that cannot be seen, hold-down-seconds are over"]);
     const holders = status.holders.flatMap((holder) => {
       const pod = pods.get(holder.uid);
-      const confirmed = pod && pod.status.allocated ? "confirmed by the kubelet" : "chosen, not confirmed yet";
+      const confirmed = pod && pod.status.allocated ? "confirmed by the kubelet"
+        : promised(holder) ? "promised, not bound yet" : "chosen, not confirmed yet";
       const parts = pod && pod.status.containers.length ? pod.status.containers : [{ name: "", ...holder }];
       const name = `${holder.namespace}/${holder.name}`;
       return parts.map((part) => [name, part.name, ranges(ids(part.devices)), ranges(ids(part.cores)), confirmed]);

@@ -167,14 +167,17 @@ function linksOf({ topology, devices }) {
   return links;
 }
 
-/** Bring a picture up to date; a device that changes lights up. `colours` gives a device's fill. */
-export function update({ root, cells }, node, colours) {
+/**
+ * Bring a picture up to date; a device that changes lights up. `colours` gives a device's fill, and `promised` says
+ * whether a holder was only promised what it has.
+ */
+export function update({ root, cells }, node, colours, promised) {
   const devices = devicesOf(node);
   root.setAttribute("aria-label", described(node));
   for (const device of cells.length ? devices : []) {
     const { id, health, why, holders, free } = device;
     const { group, rectangle, title, shared, band } = cells[id];
-    const who = holders.map((each) => `${each.namespace}/${each.name}`).join(", ");
+    const who = holders.map((each) => `${each.namespace}/${each.name}${promised(each) ? " (promised)" : ""}`).join(", ");
     const text = `device ${id}: ${health}${why ? ` (${why})` : ""}, ${who || (free ? "free" : "not free")}`;
     rectangle.style.fill = colours(device);
     const two = holders.length && health !== "healthy"; // who has it above, what is wrong with it below
@@ -185,6 +188,7 @@ export function update({ root, cells }, node, colours) {
     title.textContent = text;
     rectangle.dataset.state = holders.length ? "used" : health !== "healthy" ? health : "free";
     rectangle.dataset.health = health;
+    rectangle.classList.toggle("promised", holders.length > 0 && holders.every(promised));
     for (const part of [rectangle, band]) part.classList.toggle("missing", health === "missing");
     shared.setAttribute("display", holders.length && (holders.length > 1 || !wholly(node, id, holders[0])) ? "" : "none");
     if (lit) {

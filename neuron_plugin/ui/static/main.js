@@ -45,7 +45,11 @@ const KEYS = {
 };
 const colours = () => coloursBy(at("colour").value, KEYS[at("colour").value]);
 
+const isPromised = ({ uid }) => pods.objects.get(uid)?.status.phase === "Promised";
+
 function podChanged(pod, before) {
+  const promised = [before, pod].map((each) => (each ? each.status.promisedNode : ""));
+  if (promised[0] !== promised[1]) for (const name of promised) if (name) touch(name);
   if (at("colour").value === "group") touch((pod || before).spec.nodeName); // the node may have come before its pod
   if (!pod || pod.status.phase === "Terminating") readRoom(draw);
   draw();
@@ -71,7 +75,7 @@ function draw() {
     drawWaiting();
     drawRoom(at("room"));
     drawUse([...cards.values()].map((card) => card.counts));
-    detail.draw(nodes.objects.get(detail.name), pods.objects, colours());
+    detail.draw(nodes.objects.get(detail.name), pods.objects, colours(), isPromised);
   });
 }
 
@@ -107,7 +111,7 @@ function drawCard(name) {
     observer.observe(card.item);
     ordered = false;
   }
-  update(card.drawn, node, colours());
+  update(card.drawn, node, colours(), isPromised);
   card.counts = countsOf(node);
   card.states = new Set(devicesOf(node).map((each) => each.health));
   const { free, largest, used, usedBroken, unused } = card.counts;
@@ -170,6 +174,8 @@ function drawNumbers() {
   const sum = (key) => counts.reduce((total, each) => total + each[key], 0);
   const unused = new Map();
   for (const each of counts) for (const [state, number] of each.unused) unused.set(state, (unused.get(state) || 0) + number);
+  const waiting = waitingPods();
+  const promised = [...pods.objects.values()].filter((pod) => pod.status.phase === "Promised").length;
   const numbers = {
     nodes: counts.length,
     "nodes closed": counts.length - sum("open"),
@@ -178,10 +184,11 @@ function drawNumbers() {
     free: sum("free"),
     ...Object.fromEntries(unused),
     "largest free set": Math.max(0, ...counts.map((each) => each.largest)),
-    "pods waiting": waitingPods().length,
+    "pods waiting": waiting.length,
+    ...(promised ? { "pods promised": promised } : {}),
   };
-  const broken = sum("usedBroken");
-  const below = (name) => (name === "used" && broken ? [html("small", {}, `${broken} unhealthy or missing`)] : []);
+  const parts = { used: [sum("usedBroken"), "unhealthy or missing"], "pods waiting": [waiting.filter((pod) => pod.status.gated).length, "gated"] };
+  const below = (name) => (parts[name]?.[0] ? [html("small", {}, parts[name].join(" "))] : []);
   put(at("numbers"), ...Object.entries(numbers).map(([name, number]) =>
     html("div", {}, html("dt", {}, name, ...below(name)), html("dd", {}, `${number}`))));
 }
@@ -228,7 +235,7 @@ function drawWaiting() {
   at("waiting").hidden = !waiting.length;
   put(at("waiting-pods"), ...waiting.map((pod, place) => {
     const asked = pod.spec.containers.map((each) => `${each.name}: ${each.count} ${each.resource}`).join(", ");
-    const about = html("summary", {}, html("strong", {}, nameOf(pod)), ` asks for ${asked}`);
+    const about = html("summary", {}, html("strong", {}, nameOf(pod)), ` asks for ${asked}${howOf(pod.status)}`);
     const why = pod.status.problem || reasons.get(pod.metadata.uid);
     const part = html("details", { "data-uid": pod.metadata.uid }, about, html("pre", { tabindex: "0" }, why || (place < MOST_EXPLAINED ? "..." : askYourself(pod))));
     part.open = opened.get(pod.metadata.uid) ?? place < FIRST_OPEN;
@@ -236,6 +243,8 @@ function drawWaiting() {
     return html("li", {}, part);
   }));
 }
+
+const howOf = ({ gated, releasedPlainly }) => (gated ? " (gated)" : releasedPlainly ? " (released without a place)" : "");
 
 const askYourself = (pod) =>
   `The first ${MOST_EXPLAINED} are explained here; for this one: neuron-plugin explain ${nameOf(pod)}`;
