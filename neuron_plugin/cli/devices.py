@@ -21,7 +21,6 @@ from neuron_plugin.cli.command import (
 )
 from neuron_plugin.cli.target import HOLDERS, add_node_flags, node_from
 from neuron_plugin.inspection import (
-    KUBELET_SOCKET,
     Health,
     HolderReading,
     MachineReport,
@@ -32,6 +31,7 @@ from neuron_plugin.inspection import (
     plural,
     ranges,
 )
+from neuron_plugin.kubelet_files import KUBELET_SOCKET
 
 DESCRIPTION = """\
 Show the Neuron devices of this machine.

@@ -17,7 +17,7 @@ from neuron_plugin.cluster.api import (
     send,
 )
 from neuron_plugin.cluster.client import KubernetesApi, connect
-from neuron_plugin.cluster.leases import TERMS, Change, Election, ObservedLease, Terms
+from neuron_plugin.cluster.leases import LEASE_PREFIX, TERMS, Change, Election, ObservedLease, Terms
 from neuron_plugin.cluster.nodes import NO_INVENTORY, NO_NEURON, UNKNOWN_HEALTH, UNREADABLE_INVENTORY, neuron_node
 from neuron_plugin.cluster.objects import (
     LEASES,

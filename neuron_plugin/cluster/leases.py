@@ -24,6 +24,9 @@ from neuron_plugin.cluster.writes import LeaseName, claim_lease, create_lease, r
 
 log = logging.getLogger(__name__)
 
+LEASE_PREFIX = "neuron-plugin-"
+"""How the Lease of a node's plugin is named; the node's name follows."""
+
 
 class ObservedLease:
     """When one lease was last seen to change, by the observer's clock (client-go's ``observedTime``)."""

@@ -3,7 +3,7 @@
 from neuron_plugin.allocation import ranges
 from neuron_plugin.inspection.checks import CHECKS, examine
 from neuron_plugin.inspection.findings import Finding, Level, Report, Unknown, named, plural, report_of
-from neuron_plugin.inspection.gathering import KUBELET_SOCKET, disabled_here, gather, page_of
+from neuron_plugin.inspection.gathering import disabled_here, gather, page_of
 from neuron_plugin.inspection.holders import HolderReading, Holders
 from neuron_plugin.inspection.host import gather_users
 from neuron_plugin.inspection.machine import USUAL_FILE, Machine, Node, configuration_file, look, node_of

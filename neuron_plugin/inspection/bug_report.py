@@ -24,6 +24,7 @@ import msgspec
 from neuron_plugin.allocation import INVENTORY_KEY
 from neuron_plugin.build import build
 from neuron_plugin.cluster import (
+    LEASE_PREFIX,
     LEASES,
     NODES,
     PODS,
@@ -43,7 +44,7 @@ from neuron_plugin.inspection.gathering import gather, gather_daemon, page_of
 from neuron_plugin.inspection.reports import machine_report, topology_report
 from neuron_plugin.monitor.views import node_view, pod_view
 from neuron_plugin.plugin.settings import PluginSettings
-from neuron_plugin.scheduling.informers import LEASE_PREFIX, survey
+from neuron_plugin.scheduling.informers import survey
 from neuron_plugin.settings import as_yaml
 from neuron_plugin.topology import Catalogue
 

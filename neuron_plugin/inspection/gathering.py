@@ -32,12 +32,12 @@ from neuron_plugin.inspection.holders import ask, read_recorded
 from neuron_plugin.inspection.host import gather_host, gather_users
 from neuron_plugin.inspection.machine import Node, configuration_file, look, node_of
 from neuron_plugin.instance_file import load_catalogue
+from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.plugin.settings import check
 from neuron_plugin.settings import SettingsError
 
 IN_POD = "KUBERNETES_SERVICE_HOST"
 """The kubelet sets it in every container."""
-KUBELET_SOCKET = "kubelet.sock"
 REGISTRY = "plugins_registry"
 """Beside the directory of device plugins, made by every kubelet: drivers have the sockets there that it discovers."""
 

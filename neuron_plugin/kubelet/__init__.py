@@ -1,7 +1,7 @@
 """The kubelet's sockets and files: device plugin service, registration, checkpoint, PodResources."""
 
 from neuron_plugin.kubelet.advertisement import AdvertisedDevice, Advertisement, in_numeric_order
-from neuron_plugin.kubelet.checkpoint import CHECKPOINT, Checkpoint, CheckpointEntry, CheckpointError, CheckpointFile
+from neuron_plugin.kubelet.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, CheckpointFile
 from neuron_plugin.kubelet.device_plugin import (
     AllocationRefusedError,
     ContainerAllocation,
@@ -14,7 +14,7 @@ from neuron_plugin.kubelet.pod_resources import (
     PodResourcesClient,
     PodResourcesError,
 )
-from neuron_plugin.kubelet.registration import KUBELET_SOCKET, DevicePluginServer, WatchedPluginServer, dial
+from neuron_plugin.kubelet.registration import DevicePluginServer, WatchedPluginServer, dial
 from neuron_plugin.kubelet.socket_watch import (
     DirectoryWatch,
     SocketIdentity,
@@ -23,3 +23,4 @@ from neuron_plugin.kubelet.socket_watch import (
     is_served,
     server_pid,
 )
+from neuron_plugin.kubelet_files import CHECKPOINT, KUBELET_SOCKET

@@ -20,7 +20,6 @@ from google.protobuf.message import DecodeError
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 
-CHECKPOINT = "kubelet_internal_checkpoint"
 """The file's name in the device plugin directory (``pkg/kubelet/cm/devicemanager/types.go``)."""
 MOST_BYTES = 64 << 20
 """1000 containers of 16 devices take 1.6 MB."""

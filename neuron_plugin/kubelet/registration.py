@@ -45,10 +45,10 @@ from neuron_plugin.kubelet.socket_watch import (
     endpoint_path,
     identity_of,
 )
+from neuron_plugin.kubelet_files import KUBELET_SOCKET
 
 _log = logging.getLogger(__name__)
 
-KUBELET_SOCKET = "kubelet.sock"
 REGISTER_DEADLINE_SECONDS = 15.0
 """The kubelet dials back for up to 10 s before it answers; a shorter deadline would lose its own error text."""
 STANDING = "standing"

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from neuron_plugin.cluster import (
+    LEASE_PREFIX,
     LEASES,
     MERGE_PATCH,
     NODES,
@@ -45,8 +46,6 @@ logger = logging.getLogger(__name__)
 
 GIVE_UP_SECONDS = 1.2
 """For giving up. The plugin serves meanwhile; a lost write leaves the node open for as long as the Lease lasts."""
-LEASE_PREFIX = "neuron-plugin-"
-"""The extender takes the node's name from what follows."""
 
 
 @dataclass(frozen=True, slots=True)

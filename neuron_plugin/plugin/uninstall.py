@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from neuron_plugin.cluster import (
+    LEASE_PREFIX,
     LEASES,
     NODES,
     ApiError,
@@ -23,7 +24,7 @@ from neuron_plugin.cluster import (
     remove_node_condition,
     send,
 )
-from neuron_plugin.plugin.node_lease import LEASE_PREFIX, node_lease
+from neuron_plugin.plugin.node_lease import node_lease
 from neuron_plugin.plugin.publisher import withdrawal
 
 TIMEOUT_SECONDS = 30.0

@@ -18,6 +18,7 @@ from functools import partial
 from neuron_plugin.allocation import Assignment, NeuronNode, NeuronPod, PodUid, is_movable
 from neuron_plugin.cluster import (
     CLOCK,
+    LEASE_PREFIX,
     LEASES,
     NODES,
     POD_GROUPS,
@@ -50,7 +51,6 @@ from neuron_plugin.topology import Catalogue, product_names
 
 _log = logging.getLogger(__name__)
 _NAMESPACES = ApiResource("/api/v1", "namespaces", ApiObject)
-LEASE_PREFIX = "neuron-plugin-"
 TICK_SECONDS = 2.0
 PAGE_SECONDS = 30.0
 GROUPS_SECONDS = 60.0

@@ -13,7 +13,7 @@ from neuron_plugin.simulation.api_server_kinds import (
 )
 from neuron_plugin.simulation.api_server_objects import ApiObjects
 from neuron_plugin.simulation.cluster import NODE_NAME, SCHEDULERS, PlacedBy, SimulatedCluster, pod_manifest
-from neuron_plugin.simulation.kubelet import SOCKET_NAME, SimulatedKubelet
+from neuron_plugin.simulation.kubelet import SimulatedKubelet
 from neuron_plugin.simulation.kubelet_device_manager import AllocationError
 from neuron_plugin.simulation.kubelet_plugins import PluginCallError
 from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, AdmittedPod, Container, Pod, PodRejectedError

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from neuron_plugin.allocation import parse_count
+from neuron_plugin.allocation import TERMINAL_PHASES, parse_count
 from neuron_plugin.cluster import MERGE_PATCH, DecodeError
 from neuron_plugin.cluster import NODES as NODE_RECORDS
 from neuron_plugin.cluster import PODS as POD_RECORDS
@@ -32,7 +32,6 @@ from neuron_plugin.simulation.api_server_kinds import (
 )
 from neuron_plugin.simulation.api_server_patches import PATCHES
 from neuron_plugin.simulation.api_server_pods import (
-    TERMINAL_PHASES,
     bound,
     check_change,
     disrupted,

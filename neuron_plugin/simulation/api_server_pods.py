@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from neuron_plugin.allocation import TERMINAL_PHASES
 from neuron_plugin.simulation.api_server_kinds import JsonObject, Refusal, Selector, conflict, invalid
-
-TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 
 _CHANGEABLE = (
     "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only "

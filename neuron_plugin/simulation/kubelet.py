@@ -21,6 +21,7 @@ import grpc
 
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1.api_pb2_grpc import add_RegistrationServicer_to_server
 from neuron_plugin.kubelet._proto.podresources.v1.api_pb2_grpc import add_PodResourcesListerServicer_to_server
+from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.simulation.kubelet_device_manager import AllocationError, CheckpointFile, DeviceManager
 from neuron_plugin.simulation.kubelet_plugins import Capacity, PluginCallError, PluginClients
 from neuron_plugin.simulation.kubelet_pod_resources import PodResourcesService
@@ -33,8 +34,6 @@ from neuron_plugin.simulation.kubelet_pods import (
     PodRejectedError,
     received,
 )
-
-SOCKET_NAME = "kubelet.sock"
 
 
 class SimulatedKubelet:
@@ -67,11 +66,11 @@ class SimulatedKubelet:
         """Serve."""
         registration = grpc.aio.server()
         add_RegistrationServicer_to_server(self._clients, registration)
-        await self._serve(registration, self._directory / SOCKET_NAME)
+        await self._serve(registration, self._directory / KUBELET_SOCKET)
         if self._pod_resources_directory is not None:
             pod_resources = grpc.aio.server()
             add_PodResourcesListerServicer_to_server(self._pod_resources, pod_resources)
-            await self._serve(pod_resources, self._pod_resources_directory / SOCKET_NAME)
+            await self._serve(pod_resources, self._pod_resources_directory / KUBELET_SOCKET)
 
     async def stop(self) -> None:
         """End as a kubelet does: streams end, calls are cut off."""

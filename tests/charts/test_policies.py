@@ -30,9 +30,9 @@ from neuron_plugin.allocation.assignment import VENDOR_RESOURCE_KEY
 from neuron_plugin.allocation.constraints import LONGEST_CONSTRAINT, PREFIX, SAME_DEVICE_KEY, read_constraints
 from neuron_plugin.allocation.requests import MOST_AMOUNTS, ContainerSpec, RequestError, pod_request
 from neuron_plugin.allocation.resources import Resource
+from neuron_plugin.cluster import LEASE_PREFIX
 from neuron_plugin.gates.writes import PLACEMENT_KEYS
 from neuron_plugin.plugin.publisher import LABEL_PREFIX, PUBLISHED_LABELS
-from neuron_plugin.scheduling.informers import LEASE_PREFIX
 from neuron_plugin.topology import MOST_CORES_PER_DEVICE, MOST_DEVICES, Unit
 from tests.charts import annotation_table
 from tests.charts.manifests import NAMES, embedded, of_kind

@@ -14,7 +14,7 @@ import grpc
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.socket_watch import endpoint_prefix
-from neuron_plugin.simulation import SOCKET_NAME
+from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from tests.kubelet.fakes import CORE, RunningPlugin, eventually
 from tests.support.kubelet import StandInKubelet
 
@@ -58,7 +58,7 @@ class ScriptedRegistration(pb_grpc.RegistrationServicer):
 async def scripted_kubelet(directory: Path, registration: ScriptedRegistration) -> AsyncIterator[None]:
     server = grpc.aio.server()
     pb_grpc.add_RegistrationServicer_to_server(registration, server)
-    server.add_insecure_port(f"unix:{directory / SOCKET_NAME}")
+    server.add_insecure_port(f"unix:{directory / KUBELET_SOCKET}")
     await server.start()
     yield
     await server.stop(None)

@@ -13,7 +13,7 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
 from neuron_plugin.kubelet.registration import RegistrationState
 from neuron_plugin.kubelet.socket_watch import channel_to, endpoint_path
-from neuron_plugin.simulation import SOCKET_NAME
+from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from tests.kubelet.fakes import CORE, DEVICE, QUICK, eventually, running_plugin, seeded
 from tests.kubelet.registering import ScriptedRegistration, modes_of, scripted_kubelet, sockets_of
 from tests.support.kubelet import StandInKubelet
@@ -141,7 +141,7 @@ async def test_a_kubelet_that_listens_after_the_first_attempt_is_worth_no_warnin
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(directory / SOCKET_NAME))
+        dead.bind(str(directory / KUBELET_SOCKET))
     async with running_plugin(directory) as plugin:
         await plugin.observer.until(lambda: plugin.server.failure is not None)
         async with StandInKubelet(directory):
@@ -156,7 +156,7 @@ async def test_attempts_that_fail_are_worth_a_warning_only_if_they_last(
 ) -> None:
     """A kubelet that restarts is back within some tenths of a second, and each resource of each node would say so."""
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(directory / SOCKET_NAME))
+        dead.bind(str(directory / KUBELET_SOCKET))
     async with running_plugin(directory, times=replace(QUICK, patience=patience)) as plugin:
         await plugin.observer.until(lambda: plugin.observer.counters.registrations[CORE, "failed"] >= 3)
     assert caplog.messages.count("not registered") == warnings
@@ -164,7 +164,7 @@ async def test_attempts_that_fail_are_worth_a_warning_only_if_they_last(
 
 async def test_the_reason_of_a_failure_is_readable_until_the_resource_is_advertised(directory: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(directory / SOCKET_NAME))
+        dead.bind(str(directory / KUBELET_SOCKET))
     async with running_plugin(directory) as plugin:
         await plugin.observer.until(lambda: plugin.server.failure is not None)
         assert "is the kubelet running?" in (plugin.server.failure or "")
@@ -194,7 +194,7 @@ async def test_p6_a_resource_name_the_kubelet_does_not_take_never_ends_the_proce
 
 async def test_p6_a_kubelet_sock_that_is_not_served_is_retried(directory: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(directory / SOCKET_NAME))
+        dead.bind(str(directory / KUBELET_SOCKET))
     async with running_plugin(directory) as plugin:
         await plugin.observer.until(lambda: len(plugin.observer.registrations) >= 2)
         async with StandInKubelet(directory) as kubelet:
@@ -218,7 +218,7 @@ async def test_p6_the_same_failure_is_logged_again_after_a_success(
 
 
 async def test_p6_a_regular_file_named_kubelet_sock_is_no_kubelet(directory: Path) -> None:
-    (directory / SOCKET_NAME).touch()
+    (directory / KUBELET_SOCKET).touch()
     async with running_plugin(directory) as plugin:
         await plugin.observer.until(lambda: State.WAITING in plugin.observer.states)
         assert sockets_of(directory) == []

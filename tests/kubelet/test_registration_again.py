@@ -14,7 +14,8 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet.device_plugin import DevicePluginService
 from neuron_plugin.kubelet.registration import RegistrationState, RegistrationTimes
 from neuron_plugin.kubelet.socket_watch import identity_of
-from neuron_plugin.simulation import SOCKET_NAME, Container, Pod
+from neuron_plugin.kubelet_files import KUBELET_SOCKET
+from neuron_plugin.simulation import Container, Pod
 from tests.kubelet.fakes import CORE, DEVICE, QUICK, eventually, running_plugin
 from tests.kubelet.registering import ScriptedRegistration, advertised_again, scripted_kubelet, sockets_of
 from tests.support.kubelet import KubeletOptions, StandInKubelet
@@ -45,7 +46,7 @@ async def test_p8_a_recreated_kubelet_sock_is_answered_at_once_for_every_resourc
 async def test_p8_a_new_kubelet_sock_is_not_kept_waiting_by_a_back_off(directory: Path) -> None:
     times = RegistrationTimes(settled=0, first_delay=60, longest_delay=60)
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(directory / SOCKET_NAME))
+        dead.bind(str(directory / KUBELET_SOCKET))
     async with running_plugin(directory, times=times, watch_seconds=60) as plugin:
         await plugin.observer.until(lambda: plugin.server.state is State.BACKING_OFF)
         async with StandInKubelet(directory) as kubelet:
@@ -68,7 +69,7 @@ async def test_p8_a_new_kubelet_sock_that_does_not_listen_yet_is_tried_again_soo
             self.delay = 0.01
 
     monkeypatch.setattr("neuron_plugin.kubelet.registration.Backoff", LongUnlessReset)
-    path = directory / SOCKET_NAME
+    path = directory / KUBELET_SOCKET
     with socket.socket(socket.AF_UNIX) as dead, socket.socket(socket.AF_UNIX) as not_yet:
         dead.bind(str(path))
         async with running_plugin(directory, watch_seconds=60) as plugin:
@@ -166,7 +167,7 @@ async def test_p11_a_hung_kubelet_replaced_by_another_is_not_waited_for(
 
     async with scripted_kubelet(directory, ScriptedRegistration(during=hang)), running_plugin(directory) as plugin:
         await asyncio.wait_for(waiting.wait(), 5)
-        (directory / SOCKET_NAME).unlink()
+        (directory / KUBELET_SOCKET).unlink()
         kubelet = StandInKubelet(directory)
         await kubelet.start()
         await advertised_again(kubelet, plugin, 1)
@@ -231,7 +232,7 @@ async def test_p11_a_symbolic_link_turned_to_another_directory_is_noticed_by_the
 async def test_p11_a_kubelet_sock_replaced_between_the_look_and_the_call_means_another_registration(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sock, other = directory / SOCKET_NAME, directory / "other"
+    sock, other = directory / KUBELET_SOCKET, directory / "other"
     looked = 0
 
     def replace(_directory: Path, _resource: str) -> None:

@@ -12,7 +12,8 @@ from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet.advertisement import Advertisement
 from neuron_plugin.kubelet.registration import DevicePluginServer, RegistrationState, RegistrationTimes
 from neuron_plugin.kubelet.socket_watch import DirectoryWatch
-from neuron_plugin.simulation import SOCKET_NAME, Container, Pod
+from neuron_plugin.kubelet_files import KUBELET_SOCKET
+from neuron_plugin.simulation import Container, Pod
 from tests.kubelet.fakes import CORE, FakeHandler, eventually, running_plugin
 from tests.kubelet.registering import ScriptedRegistration, scripted_kubelet, sockets_of
 from tests.support.kubelet import StandInKubelet
@@ -43,7 +44,7 @@ async def test_p13_a_second_stop_is_harmless(directory: Path) -> None:
 async def test_p13_stopping_interrupts_every_wait(directory: Path, state: State) -> None:
     if state is State.BACKING_OFF:
         with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(str(directory / SOCKET_NAME))
+            dead.bind(str(directory / KUBELET_SOCKET))
     times = RegistrationTimes(first_delay=60, longest_delay=60)
     async with running_plugin(directory, times=times, watch_seconds=60) as plugin:
         await plugin.observer.until(lambda: plugin.server.state is state)

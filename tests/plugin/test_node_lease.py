@@ -12,9 +12,8 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from neuron_plugin.cluster import LEASES, KubernetesApi, ObservedLease, connect, delete_lease, send
-from neuron_plugin.plugin.node_lease import LEASE_PREFIX, LeaseTimes, NodeLease, node_lease
-from neuron_plugin.scheduling.informers import LEASE_PREFIX as EXTENDERS_PREFIX
+from neuron_plugin.cluster import LEASE_PREFIX, LEASES, KubernetesApi, ObservedLease, connect, delete_lease, send
+from neuron_plugin.plugin.node_lease import LeaseTimes, NodeLease, node_lease
 from neuron_plugin.simulation import SimulatedApiServer, api_server
 from tests.support.api_server import Fault, Match, StandInApiServer
 
@@ -103,7 +102,6 @@ def of_node(*, serving: bool = True, times: LeaseTimes = TIMES) -> NodeLease:
 
 
 async def test_e7_the_lease_is_the_one_the_extender_looks_for(server: StandInApiServer, api: KubernetesApi) -> None:
-    assert LEASE_PREFIX == EXTENDERS_PREFIX
     async with renewing(api, of_node()):
         await until(lambda: is_held(server))
     lease = lease_of(server)

@@ -14,7 +14,7 @@ from neuron_plugin.allocation import ContainerKind
 from neuron_plugin.kubelet import channel_to
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2 as pb
 from neuron_plugin.kubelet._proto.deviceplugin.v1beta1 import api_pb2_grpc as pb_grpc
-from neuron_plugin.simulation.kubelet import SOCKET_NAME
+from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.simulation.kubelet_pods import AdmittedContainer, Container, Pod, PodRejectedError
 from tests.kubelet.fakes import CORE, seeded
 from tests.support.kubelet import KubeletOptions, StandInKubelet
@@ -115,7 +115,7 @@ class RawPlugin(pb_grpc.DevicePluginServicer):
 
 
 async def register(directory: Path, endpoint: str, resource: str = CORE, version: str = "v1beta1") -> None:
-    async with channel_to(directory / SOCKET_NAME) as channel:
+    async with channel_to(directory / KUBELET_SOCKET) as channel:
         request = pb.RegisterRequest(version=version, endpoint=endpoint, resource_name=resource)
         await pb_grpc.RegistrationStub(channel).Register(request, timeout=15)
 

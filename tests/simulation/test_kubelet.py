@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from neuron_plugin.kubelet import is_served
-from neuron_plugin.simulation.kubelet import SOCKET_NAME
+from neuron_plugin.kubelet_files import KUBELET_SOCKET
 from neuron_plugin.simulation.kubelet_plugins import Capacity
 from neuron_plugin.simulation.kubelet_pods import Container, PodRejectedError
 from tests.kubelet.fakes import CORE, eventually
@@ -139,7 +139,7 @@ def names_in(directory: Path) -> list[str]:
 async def test_a_start_wipes_sockets_directly_in_the_directory_and_nothing_else(directory: Path) -> None:
     (directory / "sub").mkdir()
     (directory / "kubelet_internal_checkpoint").write_text("{}")
-    for path in (directory / "stray.sock", directory / "sub" / "kept.sock", directory / SOCKET_NAME):
+    for path in (directory / "stray.sock", directory / "sub" / "kept.sock", directory / KUBELET_SOCKET):
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(path))
     async with StandInKubelet(directory):
@@ -151,7 +151,7 @@ async def test_a_start_wipes_sockets_directly_in_the_directory_and_nothing_else(
 async def test_a_stopped_kubelet_leaves_a_dead_socket_behind(directory: Path) -> None:
     async with StandInKubelet(directory):
         pass
-    assert (directory / SOCKET_NAME).is_socket()
+    assert (directory / KUBELET_SOCKET).is_socket()
     with pytest.raises(grpc.aio.AioRpcError, match="Connection refused"):
         await register(directory, "e")
 
@@ -202,7 +202,7 @@ async def test_a_stopped_container_whose_device_went_bad_is_refused_at_the_resta
         restart = asyncio.create_task(kubelet.start())
         async with serving(second := RawPlugin(), directory.parent / f"{directory.name}-second.sock"):
             second.devices[0].health = "Unhealthy"
-            await eventually(lambda: is_served(directory / SOCKET_NAME))
+            await eventually(lambda: is_served(directory / KUBELET_SOCKET))
             await register(directory, f"../{directory.name}-second.sock")
             await restart
     assert "previously allocated devices are no longer healthy" in str(kubelet.rejections["uid-a"])
@@ -219,7 +219,7 @@ async def test_a_stop_within_an_allocate_rejects_nothing_and_the_next_start_admi
         plugin.gate.set()
         restart = asyncio.create_task(kubelet.start())
         async with serving(again := RawPlugin(), directory.parent / f"{directory.name}-again.sock"):
-            await eventually(lambda: is_served(directory / SOCKET_NAME))
+            await eventually(lambda: is_served(directory / KUBELET_SOCKET))
             await register(directory, f"../{directory.name}-again.sock")
             await restart
             assert kubelet.rejections == {}

@@ -1,0 +1,8 @@
+"""How a kubelet names its files, for whoever looks at a node without loading gRPC."""
+
+from __future__ import annotations
+
+KUBELET_SOCKET = "kubelet.sock"
+"""In the directory of device plugins: where plugins register. In that of PodResources: where it is served."""
+CHECKPOINT = "kubelet_internal_checkpoint"
+"""In the directory of device plugins: which pod has which devices."""
