@@ -11,6 +11,8 @@ IMAGE_FLAGS ?=
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' neuron_plugin/__init__.py 2>/dev/null)
 TAGGED := $(if $(REGISTRY),$(REGISTRY)/)neuron-plugin:$(VERSION)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# The demo and many tests start daemons as processes of their own: without bytecode each would compile every library.
+unexport PYTHONDONTWRITEBYTECODE
 
 # pip is silent while it unpacks: $(call dotted,TEXT,COMMANDS) prints a dot a second until they are done. The dots end
 # with this shell, too, so that Ctrl-C leaves nothing behind.
@@ -27,7 +29,7 @@ demo: $(RUNTIME)
 	$(BIN)/neuron-plugin demo
 
 test: venv
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --dist worksteal
 
 check: venv
 	$(BIN)/nox --non-interactive --no-venv --sessions lint types layers protos-check

@@ -118,7 +118,8 @@ def test_five_commands_lead_to_a_placed_a_refused_and_a_healed_pod_on_the_playgr
 
 def test_make_test_runs_the_tests(checkout: Path) -> None:
     assert "make test" in COMMANDS
-    assert "pytest was asked to run 0 arguments" in typed("make test", checkout)
+    assert "pytest --numprocesses auto" in (shown := typed("make test", checkout))
+    assert "pytest was asked to run 4 arguments" in shown
 
 
 def test_make_demo_installs_what_the_program_runs_on_and_not_the_tools(checkout: Path) -> None:
