@@ -86,7 +86,7 @@ def bench(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """The test suite; arguments go to pytest."""
-    session.run("pytest", *session.posargs)
+    session.run("pytest", "--numprocesses", "auto", "--dist", "worksteal", *session.posargs)
 
 
 @nox.session
@@ -95,6 +95,12 @@ def soak(session: nox.Session) -> None:
     steps = session.posargs[0] if session.posargs else "1000000"
     session.run("pytest", "tests/plugin/test_node_life.py", "-q", "--timeout=600", env={"NODE_LIFE_STEPS": steps})
     session.run("pytest", "tests/gates/test_model.py", "-q", "--timeout=3600", env={"GATES_STEPS": steps})
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Faults that no test notices; arguments such as `-- --seed 1 --count 25 allocation`. Hours for the usual 300."""
+    session.run("python", "-m", "tests.mutation", *session.posargs)
 
 
 @nox.session

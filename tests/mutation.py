@@ -1,0 +1,213 @@
+"""Which faults the tests would not notice: small changes of the code, and the tests that cover it run on each.
+
+    python -m tests.mutation --seed 1 --count 300
+    python -m tests.mutation --seed 1 --count 25 allocation
+
+A mutant is one comparison, operator, condition, constant or call that is changed or left out. For each, in a copy of
+the repository, the test file of the module runs first, then its room's tests, then those of the rooms that stand on it,
+until one fails. Printed is each mutant that none of them noticed, and the share that was. A mutant may be no fault at
+all (an equal result by another way); the share of one seed before and after a change of the tests says what it cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+REPOSITORY: Final = Path(__file__).parents[1]
+PACKAGE: Final = "neuron_plugin"
+
+COVER: Final = {
+    "plugin": ("plugin", "conformance"),
+    "allocation": ("allocation", "planning", "scheduling", "plugin"),
+    "scheduling": ("scheduling", "extender", "monitor", "controller"),
+    "gates": ("gates", "controller"),
+}
+"""The rooms that are mutated, and whose tests run on a mutant of each, in this order."""
+
+SECONDS: Final = 900
+"""For the tests of one room; what takes longer was noticed."""
+
+_COMPARISONS: Final = {
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
+    ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
+}  # fmt: skip
+_OPERATORS: Final = {
+    ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.FloorDiv: "*", ast.Div: "*",
+    ast.BitAnd: "|", ast.BitOr: "&", ast.LShift: ">>", ast.RShift: "<<",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one file: the text between two offsets is replaced."""
+
+    path: Path
+    """Relative to the repository."""
+    start: int
+    end: int
+    text: str
+
+    def source(self) -> str:
+        """The whole file with the change."""
+        source = (REPOSITORY / self.path).read_text(encoding="utf-8")
+        return source[: self.start] + self.text + source[self.end :]
+
+    def __str__(self) -> str:
+        """Where, and both lines."""
+        source = (REPOSITORY / self.path).read_text(encoding="utf-8")
+        number = source.count("\n", 0, self.start)
+        lines = (source.splitlines()[number].strip(), self.source().splitlines()[number].strip())
+        return f"{self.path}:{number + 1}\n  - {lines[0]}\n  + {lines[1]}"
+
+
+class _Positions:
+    """From the line and column of a node to the offset in its source; columns count bytes."""
+
+    def __init__(self, source: str) -> None:
+        self._lines = source.splitlines(keepends=True)
+        self._offsets = [0]
+        for line in self._lines:
+            self._offsets.append(self._offsets[-1] + len(line))
+
+    def start(self, node: ast.expr | ast.stmt) -> int:
+        return self._offset(node.lineno, node.col_offset)
+
+    def end(self, node: ast.expr | ast.stmt) -> int:
+        return self._offset(node.end_lineno or node.lineno, node.end_col_offset or node.col_offset)
+
+    def _offset(self, line: int, column: int) -> int:
+        return self._offsets[line - 1] + len(self._lines[line - 1].encode()[:column].decode())
+
+
+def mutants(path: Path) -> list[Mutant]:
+    """Every mutant of a file; types and docstrings have none."""
+    source = (REPOSITORY / path).read_text(encoding="utf-8")
+    at = _Positions(source)
+    found = []
+    for node in _running(ast.parse(source)):
+        for start, end, text in _changes(node, at, source):
+            if source[start:end] != text:
+                found.append(Mutant(path, start, end, text))
+    return found
+
+
+def _running(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes below one that say what happens when the module runs."""
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "type_params", "decorator_list"):
+            continue
+        for below in value if isinstance(value, list) else [value]:
+            if isinstance(below, ast.AST) and not isinstance(below, ast.Import | ast.ImportFrom):
+                yield below
+                yield from _running(below)
+
+
+def _changes(node: ast.AST, at: _Positions, source: str) -> Iterator[tuple[int, int, str]]:
+    """Spans of the source and what to put there."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARISONS:
+        yield at.end(node.left), at.start(node.comparators[0]), f" {_COMPARISONS[type(node.ops[0])]} "
+    elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        between = source[at.end(node.left) : at.start(node.right)]
+        if not set(between) & {"(", ")"}:
+            yield at.end(node.left), at.start(node.right), f" {_OPERATORS[type(node.op)]} "
+    elif isinstance(node, ast.BoolOp):
+        between = source[at.end(node.values[0]) : at.start(node.values[1])]
+        if not set(between) & {"(", ")", "#"}:
+            swapped = "or" if isinstance(node.op, ast.And) else "and"
+            yield at.end(node.values[0]), at.start(node.values[1]), f" {swapped} "
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield at.start(node), at.start(node.operand), ""
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield at.start(node), at.end(node), str(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
+        yield at.start(node), at.end(node), str(node.value + 1)
+    elif isinstance(node, ast.If | ast.While | ast.IfExp):
+        yield at.start(node.test), at.end(node.test), f"not ({source[at.start(node.test) : at.end(node.test)]})"
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Await):
+        yield at.start(node), at.end(node), "pass"
+    elif isinstance(node, ast.Return) and node.value and not isinstance(node.value, ast.Constant):
+        yield at.start(node), at.end(node), "return None"
+
+
+def sample(rooms: list[str], seed: int, count: int) -> list[Mutant]:
+    """So many mutants of some rooms, the same ones for a seed as long as the code is the same."""
+    files = [file for room in rooms for file in sorted((REPOSITORY / PACKAGE / room).rglob("*.py"))]
+    every = [mutant for file in files for mutant in mutants(file.relative_to(REPOSITORY))]
+    return random.Random(seed).sample(every, min(count, len(every)))  # noqa: S311 - a sample, no secret
+
+
+def _tests(copy: Path, mutant: Mutant) -> Iterator[list[str]]:
+    """What to run on a mutant, the likeliest to notice first."""
+    room, module = mutant.path.parts[1], mutant.path.stem
+    mirrored = sorted(str(file.relative_to(copy)) for file in (copy / "tests" / room).rglob(f"test_{module}*.py"))
+    if mirrored:
+        yield mirrored
+    for directory in COVER[room]:
+        yield [f"tests/{directory}"]
+
+
+def is_noticed(copy: Path, tests: list[str]) -> bool:
+    """Whether some tests fail in a copy of the repository."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    try:
+        done = subprocess.run(  # noqa: S603 - our own tests
+            command, cwd=copy, env=environment, capture_output=True, check=False, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    return done.returncode != 0
+
+
+def refuse_failing_tests(copy: Path, rooms: list[str]) -> None:
+    """End with a message if tests fail without any change: then nothing that they notice would say anything."""
+    for directory in dict.fromkeys(directory for room in rooms for directory in COVER[room]):
+        if is_noticed(copy, [f"tests/{directory}"]):
+            sys.exit(f"tests/{directory} fails, or takes over {SECONDS} s, without a change: make it pass first")
+
+
+def survives(copy: Path, mutant: Mutant) -> bool:
+    """Whether all tests pass on a mutant; the copy is as before afterwards."""
+    file = copy / mutant.path
+    try:
+        file.write_text(mutant.source(), encoding="utf-8")
+        return not any(is_noticed(copy, tests) for tests in _tests(copy, mutant))
+    finally:
+        shutil.copy(REPOSITORY / mutant.path, file)
+
+
+def main() -> None:
+    """Print what survived."""
+    parser = argparse.ArgumentParser(description="Change the code and see whether a test notices.")
+    parser.add_argument("rooms", nargs="*", choices=[[], *COVER], metavar="ROOM", help=f"of {', '.join(COVER)}: all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=300)
+    options = parser.parse_args()
+    rooms = options.rooms or list(COVER)
+    chosen = sample(rooms, options.seed, options.count)
+    survivors = 0
+    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
+        copy = Path(scratch) / "copy"
+        shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "dist"))
+        refuse_failing_tests(copy, rooms)
+        for number, mutant in enumerate(chosen, 1):
+            survived = survives(copy, mutant)
+            survivors += survived
+            print(f"{number}/{len(chosen)} {'SURVIVED ' if survived else 'noticed  '}{mutant}", flush=True)  # noqa: T201
+    noticed = len(chosen) - survivors
+    print(f"seed {options.seed}: {noticed} of {len(chosen)} noticed, {noticed / len(chosen):.1%}")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
