@@ -91,10 +91,11 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """A million random steps in the lives of nodes, and of gated pods; `-- STEPS` for another number. Half an hour."""
+    """A million random steps in lives of nodes and of gated pods (`-- STEPS` for another number), 100 000 of binds."""
     steps = session.posargs[0] if session.posargs else "1000000"
     session.run("pytest", "tests/plugin/test_node_life.py", "-q", "--timeout=600", env={"NODE_LIFE_STEPS": steps})
     session.run("pytest", "tests/gates/test_model.py", "-q", "--timeout=3600", env={"GATES_STEPS": steps})
+    session.run("pytest", "tests/extender/test_interleavings.py", "-q", env={"INTERLEAVINGS_STEPS": "25000"})
 
 
 @nox.session

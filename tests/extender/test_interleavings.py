@@ -8,6 +8,7 @@ extender; at the end nothing is left.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -25,8 +26,8 @@ from tests.support.manifests import node_manifest, pod_manifest
 from tests.support.pod_server import Manifest, PodServer, lost, refused
 from tests.support.world import CORE, DEVICE, World, pod_of, record_of, request_of
 
-STEPS = 25_000
-"""Per seed; four seeds make the 10^5 that are promised."""
+STEPS = int(os.environ.get("INTERLEAVINGS_STEPS", "2500"))
+"""Per seed, of which there are four; `nox -s soak` takes 25 000."""
 
 NODE_TYPES = ("inf1.6xlarge", "inf2.24xlarge", "trn1.32xlarge", "inf1.xlarge")
 NODE_MANIFESTS = {f"node-{index}": node_manifest(f"node-{index}", NODE_TYPES[index % 4]) for index in range(100)}
@@ -37,7 +38,7 @@ MEMORY = {f"node-{index}": (8192, 32768, 32768, 8192)[index % 4] for index in ra
 MEMORY_KEY = "neuron-plugin.io/memory"
 LANDING = 5.0
 MOST_PODS = 500
-"""At one time; each seed makes and ends several thousand."""
+"""At one time; 25 000 steps make and end several thousand."""
 
 
 class Unreliable(PodServer):
@@ -307,7 +308,7 @@ async def test_t37_to_t43_no_core_has_two_live_holders_and_nothing_leaks(seed: i
     assert all(record.used_mask == 0 for record in run.world.state.nodes.values())
     endings = set(run.seen) & set(Ending)
     assert {Ending.BOUND, Ending.ADOPTED, Ending.REPEATED, Ending.UNKNOWN, Ending.NO_SET} <= endings
-    assert run.made > 1000
+    assert run.made > STEPS // 25
     assert run.seen["shared"] > 20
-    assert run.seen["restart"] > 3
-    assert run.seen["relist"] > 20
+    assert run.seen["restart"] >= STEPS // 6250
+    assert run.seen["relist"] >= STEPS // 1250

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,46 +27,30 @@ from tests.topology.oracle import (
 )
 
 
-def name_of(geometry: Geometry) -> str:
-    return f"{geometry.instance_type}-{geometry.cores_per_device}"
-
-
 def devices_of(geometry: Geometry, count: int) -> list[list[int]]:
     return [list(geometry.devices_touched(mask)) for mask in valid_sets(geometry, Unit.DEVICE, count)]
 
 
-@pytest.mark.parametrize("geometry", every_geometry(), ids=name_of)
-@pytest.mark.parametrize("unit", list(Unit))
-def test_every_count_has_exactly_the_sets_of_the_oracle(geometry: Geometry, unit: Unit) -> None:
-    for count in range(-1, geometry.core_count + 3):
-        sets = valid_sets(geometry, unit, count)
-        assert {as_cores(mask) for mask in sets} == oracle_sets(geometry, unit, count), count
-        assert len(set(sets)) == len(sets)
+def test_every_count_has_exactly_the_sets_of_the_oracle_lowest_ids_first() -> None:
+    for geometry, unit in itertools.product(every_geometry(), Unit):
+        for count in range(-1, geometry.core_count + 3):
+            sets = valid_sets(geometry, unit, count)
+            assert {as_cores(mask) for mask in sets} == oracle_sets(geometry, unit, count), (geometry, unit, count)
+            assert list(sets) == sorted(set(sets)), (geometry, unit, count)
 
 
-@pytest.mark.parametrize("geometry", every_geometry(), ids=name_of)
-@pytest.mark.parametrize("unit", list(Unit))
-def test_sets_come_lowest_ids_first(geometry: Geometry, unit: Unit) -> None:
-    for count in valid_counts(geometry, unit):
-        sets = valid_sets(geometry, unit, count)
-        assert list(sets) == sorted(sets)
-
-
-@pytest.mark.parametrize("geometry", every_geometry(), ids=name_of)
-def test_t15_every_set_is_one_ascending_window_of_consecutive_cores(geometry: Geometry) -> None:
-    for unit in Unit:
+def test_t15_every_set_is_one_ascending_window_of_consecutive_cores() -> None:
+    for geometry, unit in itertools.product(every_geometry(), Unit):
         for count in valid_counts(geometry, unit):
-            assert all(is_consecutive(as_cores(mask)) for mask in valid_sets(geometry, unit, count))
+            assert all(is_consecutive(as_cores(mask)) for mask in valid_sets(geometry, unit, count)), (geometry, count)
 
 
-@pytest.mark.parametrize("geometry", every_geometry(), ids=name_of)
-def test_t17_one_and_all_are_valid_on_every_topology(geometry: Geometry) -> None:
-    assert len(valid_sets(geometry, Unit.DEVICE, 1)) == geometry.device_count
-    assert len(valid_sets(geometry, Unit.CORE, 1)) == geometry.core_count
-    assert (
-        valid_sets(geometry, Unit.DEVICE, geometry.device_count)[-1] == geometry.all_mask or geometry.device_count == 1
-    )
-    assert geometry.all_mask in valid_sets(geometry, Unit.CORE, geometry.core_count)
+def test_t17_one_and_all_are_valid_on_every_topology() -> None:
+    for geometry in every_geometry():
+        assert len(valid_sets(geometry, Unit.DEVICE, 1)) == geometry.device_count, geometry
+        assert len(valid_sets(geometry, Unit.CORE, 1)) == geometry.core_count, geometry
+        assert geometry.all_mask in valid_sets(geometry, Unit.DEVICE, geometry.device_count), geometry
+        assert geometry.all_mask in valid_sets(geometry, Unit.CORE, geometry.core_count), geometry
 
 
 def test_t16_four_devices_on_a_torus_are_exactly_its_rows() -> None:
