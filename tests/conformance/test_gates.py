@@ -4,8 +4,9 @@ Needs no node and no kubelet, only a kubeconfig that may write policies, roles a
 
     pytest tests/conformance/test_gates.py --kubeconfig admin.conf
 
-The policies and the role of the placement controller are those of the kept rendering ``gates``. They hold for a
-namespace of this run, in which the accounts are, too.
+The policies and the role of the placement controller are those of the rendering ``gates``. They hold for a namespace
+of this run, in which the accounts are, too. Where the server has no MutatingAdmissionPolicy, the webhook of the
+rendering ``gates-webhook`` gives the gate, and this process answers for it: the server has to run on the same machine.
 """
 
 from __future__ import annotations
@@ -13,26 +14,34 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import ssl
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import pytest_asyncio
+import trustme
+from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from neuron_plugin.allocation import GATE, NODE_KEY, POD_UID_KEY, NeuronPod
 from neuron_plugin.cluster import ApiError, ApiRequest, Pod, neuron_pod
 from neuron_plugin.gates import writes
-from tests.charts.manifests import manifests
-from tests.conformance.policy_server import CORE, DEVICE, NEURON, Body, Server, opened, pod
+from neuron_plugin.gates.webhook import application
+from neuron_plugin.http_server import serving
+from tests.charts.manifests import manifests, of_kind
+from tests.conformance.policy_server import CORE, DEVICE, NEURON, REGISTRATION, Body, Server, opened, pod
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
-ACCOUNTS = ("neuron-plugin", "neuron-plugin-extender", "editor", "ungater")
+ACCOUNTS = ("neuron-plugin", "neuron-plugin-extender", "editor", "ungater", "neuron-plugin-ungate-all")
 BINDER = [{"apiGroups": [""], "resources": ["pods/binding"], "verbs": ["create"]}]
 """What the placement controller may do where a scheduler asks it, too."""
 JUDGED = ("gates", "placement", "bindings", "ungate", "decisions", "own-pods")
@@ -67,6 +76,10 @@ class Cluster:
     controller: Server
     editor: Server
     ungater: Server
+    hook: Server
+    """Who releases all pods when the release is uninstalled."""
+    reviewed: list[str] = field(default_factory=list, kw_only=True)
+    """The paths at which the API server has asked the webhook; none where a policy gives the gate."""
 
     @property
     def pods(self) -> str:
@@ -129,9 +142,18 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
         await admin.make(f"{RBAC}/clusterroles", role)
         await grant(admin, namespace, "neuron-plugin-extender", role["metadata"]["name"])
         selected = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+        served = {each["name"] for each in (await admin.ask("GET", REGISTRATION))["resources"]}
+        by_policy = "mutatingadmissionpolicies" in served
         judged = {f"neuron-plugin-{name}" for name in JUDGED}
+        ways = ("Validating", "Mutating") if by_policy else ("Validating",)
         await admin.apply(
-            (each for each in own if each["metadata"]["name"] in judged and "Admission" in each["kind"]), selected
+            (
+                each
+                for each in own
+                if each["metadata"]["name"] in judged
+                and each["kind"].startswith(tuple(f"{way}AdmissionPolicy" for way in ways))
+            ),
+            selected,
         )
         run = Cluster(
             admin,
@@ -139,8 +161,37 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
             kubeconfig,
             *[await admin.as_account(namespace, account, kubeconfig) for account in ACCOUNTS[1:]],
         )
+        if not by_policy:
+            await admin.undo.enter_async_context(webhook(run, selected))
         await in_force(run)
         yield run
+
+
+@asynccontextmanager
+async def webhook(run: Cluster, selected: Body) -> AsyncIterator[None]:
+    """Answer for the webhook of the chart, for the run's namespace."""
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+
+    @web.middleware
+    async def noted(request: web.Request, handler: Handler) -> web.StreamResponse:
+        run.reviewed.append(request.path)
+        return await handler(request)
+
+    app = application()
+    app.middlewares.append(noted)
+    configuration = json.loads(
+        json.dumps(of_kind("gates-webhook", "MutatingWebhookConfiguration")["neuron-plugin-gates"])
+    )
+    configuration["metadata"] = {"name": f"neuron-plugin-gates-{run.admin.run}"}
+    async with serving(app, "127.0.0.1", 0, tls=context) as port:
+        for hook in configuration["webhooks"]:
+            path = hook["clientConfig"]["service"]["path"]
+            trusted = b64encode(authority.cert_pem.bytes()).decode()
+            hook |= {"clientConfig": {"url": f"https://127.0.0.1:{port}{path}", "caBundle": trusted}, **selected}
+        await run.admin.make(f"{REGISTRATION}/mutatingwebhookconfigurations", configuration)
+        yield
 
 
 async def grant(admin: Server, namespace: str, account: str, role: str) -> None:
@@ -237,7 +288,14 @@ async def test_a_manifest_that_server_side_apply_would_refuse_is_gated_too(clust
     ],
 )
 async def test_every_other_pod_is_not_gated(cluster: Cluster, spec: Body, metadata: Body) -> None:
+    asked = len(cluster.reviewed)
     assert gates(await cluster.create(spec, **metadata)) == []
+    assert len(cluster.reviewed) == asked, "no webhook is asked about it"
+
+
+async def test_a_pod_of_the_second_scheduler_that_is_no_more_goes_to_the_default_one(cluster: Cluster) -> None:
+    stored = await cluster.create(pod({NEURON: "1"}, schedulerName="neuron-scheduler"))
+    assert (gates(stored), stored["spec"]["schedulerName"]) == ([GATE], "default-scheduler")
 
 
 async def test_a_namespace_that_is_left_out_keeps_its_pods_ungated(cluster: Cluster) -> None:
@@ -431,6 +489,12 @@ async def test_nobody_takes_the_gate_off_but_by_the_way_out(cluster: Cluster) ->
     )
     assert await cluster.ungater.why_not("PATCH", path, UNGATE) == ""
     assert await cluster.admin.why_not("PATCH", path, UNGATE) == "", "may do all"
+
+
+async def test_the_job_of_an_uninstallation_takes_the_gate_off(cluster: Cluster) -> None:
+    path = await cluster.made(pod({NEURON: "4"}))
+    waiting = neuron_pod(msgspec.convert(await cluster.admin.ask("GET", path), Pod, strict=False))
+    assert gates(await cluster.hook.send(writes.release_plainly(waiting))) == []
 
 
 async def test_gates_of_others_are_theirs(cluster: Cluster) -> None:
