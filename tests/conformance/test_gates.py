@@ -7,6 +7,8 @@ Needs no node and no kubelet, only a kubeconfig that may write policies, roles a
 The policies and the role of the placement controller are those of the rendering ``gates``. They hold for a namespace
 of this run, in which the accounts are, too. Where the server has no MutatingAdmissionPolicy, the webhook of the
 rendering ``gates-webhook`` gives the gate, and this process answers for it: the server has to run on the same machine.
+A server of 1.36 is one without when its ``--runtime-config`` switches ``mutatingadmissionpolicies`` and
+``mutatingadmissionpolicybindings`` of ``admissionregistration.k8s.io/v1`` off.
 """
 
 from __future__ import annotations
